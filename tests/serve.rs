@@ -35,7 +35,8 @@ impl Server {
     fn post(&self, body: &serde_json::Value) -> TcpStream {
         let mut stream = TcpStream::connect(self.url.strip_prefix("http://").unwrap()).unwrap();
         let body = body.to_string();
-        let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close";
+        let head =
+            "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close";
         write!(stream, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
         stream
     }
@@ -103,7 +104,13 @@ fn the_page_talks_in_a_browser() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(&bundle(folder.path()), &[]);
     let mut chromium = clean(Command::new("chromium"));
-    chromium.args(["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000", "--dump-dom"]);
+    chromium.args([
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=20000",
+        "--dump-dom",
+    ]);
     chromium.arg(format!("--user-data-dir={}", folder.path().join("profile").display()));
     let dom = ok(chromium.arg(format!("{}/#ask=The%20borrow%20checker", server.url)));
     let dom = String::from_utf8_lossy(&dom.stdout).into_owned();

@@ -11,6 +11,7 @@
 //! * `states`: what the slots hold of their sequences; how these begin, go back and are copied.
 //! * [`overflow`]: what becomes of tokens past an expert's capacity, where capacities are static.
 //! * [`big_little`]: tokens decoded with fewer experts where that is enough; [`mod@best_of`]: several sequences after one prompt.
+//! * [`stops`]: texts that end an answer.
 //! * [`flash`]: reads weights that are not held in memory; [`paging`]: experts that stay there, as steps see them.
 //! * [`hybrid`]: experts of a layer over a GPU, the processor and the link between them, transferred ahead and cached on three levels; decisions only.
 //! * [`assign`]: experts that several units can run, in a plan that runs; [`makespan`]: which unit computes which expert of a step, where several can; decisions only.
@@ -72,6 +73,7 @@ pub mod regular;
 pub mod sampler;
 pub mod scheduler;
 mod states;
+pub mod stops;
 pub mod store;
 pub mod text;
 pub mod timeline;

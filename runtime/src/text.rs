@@ -85,9 +85,20 @@ impl Text {
         self.tokenizer.decode(ids, true).map_err(|e| Error::Tokenizer(e.to_string()))
     }
 
-    /// A decoder that is fed id by id.
+    /// A decoder that is fed id by id. It leaves special tokens out.
     pub fn stream(&self) -> TextStream<'_> {
-        TextStream { text: self, window: Vec::new(), settled: 0, emitted: 0 }
+        TextStream { text: self, skip: true, window: Vec::new(), settled: 0, emitted: 0 }
+    }
+
+    /// As [`Text::stream`], with special tokens as they are written: for those who read what they mean.
+    pub fn stream_with_special(&self) -> TextStream<'_> {
+        TextStream { skip: false, ..self.stream() }
+    }
+
+    /// Texts of the special tokens, in no order.
+    pub fn special_tokens(&self) -> Vec<String> {
+        let added = self.tokenizer.get_added_tokens_decoder();
+        added.into_values().filter(|token| token.special).map(|token| token.content).collect()
     }
 }
 
@@ -95,6 +106,8 @@ impl Text {
 /// character.
 pub struct TextStream<'a> {
     text: &'a Text,
+    /// Whether special tokens are left out.
+    skip: bool,
     /// The last ids: those of the previous piece, for decoders that look back (a space in front of a
     /// word), then the new ones.
     window: Vec<u32>,
@@ -105,13 +118,18 @@ pub struct TextStream<'a> {
 }
 
 impl TextStream<'_> {
+    fn decode(&self) -> Result<String> {
+        let decoded = self.text.tokenizer.decode(&self.window, self.skip);
+        decoded.map_err(|e| Error::Tokenizer(e.to_string()))
+    }
+
     /// The text that is certain after one more id; often empty.
     ///
     /// # Errors
     /// [`Error::Tokenizer`].
     pub fn push(&mut self, id: u32) -> Result<String> {
         self.window.push(id);
-        let text = self.text.decode(&self.window)?;
+        let text = self.decode()?;
         // A character whose bytes have not all come decodes to a replacement character at the end.
         let certain = text.trim_end_matches('\u{fffd}');
         let piece = certain.get(self.emitted..).unwrap_or_default().to_owned();
@@ -119,7 +137,7 @@ impl TextStream<'_> {
         if certain.len() == text.len() && !piece.is_empty() {
             self.window.drain(..self.settled);
             self.settled = self.window.len();
-            self.emitted = self.text.decode(&self.window)?.len();
+            self.emitted = self.decode()?.len();
         }
         Ok(piece)
     }
@@ -129,7 +147,7 @@ impl TextStream<'_> {
     /// # Errors
     /// [`Error::Tokenizer`].
     pub fn finish(self) -> Result<String> {
-        let text = self.text.decode(&self.window)?;
+        let text = self.decode()?;
         Ok(text.get(self.emitted..).unwrap_or_default().to_owned())
     }
 }

@@ -3,12 +3,18 @@
 //! Invariant: this crate reaches `moec-ir` and `moec-runtime` and nothing else of the workspace, so that it builds beside a generated
 //! runner.
 
+pub mod chat;
+pub mod error;
+pub mod grammar;
 mod serve;
+pub mod template;
+pub mod tools;
 
+pub use error::{Error, Result};
 use moec_runtime::cli::{Front, More, Native};
 
 /// The verbs beside the runtime's own.
-const VERBS: &[More] = &[serve::VERB];
+const VERBS: &[More] = &[chat::VERB, serve::VERB];
 
 /// The verbs of a bundle, the runtime's and this crate's. `native`: what executes units that the runtime by itself does not.
 pub fn front(native: Option<Native<'static>>) -> Front<'static> {

@@ -164,8 +164,14 @@ fn serves() {
         too_many_are_sent_away(at);
     });
     assert_eq!(status, 0);
-    let key = with_server(&["--api-key", "secret", "--cors", "https://a.example", "--exact"], keys_and_origins);
+    let key =
+        with_server(&["--api-key", "secret", "--cors", "https://a.example", "--exact"], keys_and_origins);
     assert_eq!(key, 0);
+    let folder = tempfile::tempdir().unwrap();
+    let template = folder.path().join("template.jinja");
+    let source = "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools %}T{% endif %}";
+    std::fs::write(&template, source).unwrap();
+    assert_eq!(with_server(&["--template", template.to_str().unwrap()], conversations), 0);
     assert_eq!(with_server(&["--max-queue", "1000"], many_clients), 0);
 }
 
@@ -177,7 +183,10 @@ fn answers(at: &str) {
     assert_eq!(reply.status, 200, "{}", reply.body);
     let value = reply.json();
     assert_eq!(value["object"], "text_completion");
-    assert_eq!((&value["choices"][0]["text"], &value["choices"][0]["finish_reason"]), (&json!(text), &json!(finish)));
+    assert_eq!(
+        (&value["choices"][0]["text"], &value["choices"][0]["finish_reason"]),
+        (&json!(text), &json!(finish))
+    );
     assert_eq!(value["usage"]["prompt_tokens"], 3);
     // As events: the same text, in pieces.
     let mut streamed = body.clone();
@@ -203,7 +212,8 @@ fn answers(at: &str) {
             let how = Sampling { temperature: 30.0, seed: 5 + i as u64, ..Sampling::GREEDY };
             let request = Request { slot: 0, prompt, n: 6, end: &[] };
             let mut sampler = Sampler::new(how);
-            let alone = generate(engine, &request, &mut Decoder::full(), &mut sampler, &mut |_| Ok(())).unwrap();
+            let alone =
+                generate(engine, &request, &mut Decoder::full(), &mut sampler, &mut |_| Ok(())).unwrap();
             assert_eq!(choice["text"], text_of(&alone.ids), "choice {i}");
             let lists = &choice["logprobs"];
             assert_eq!(lists["tokens"].as_array().unwrap().len(), 6);
@@ -216,7 +226,10 @@ fn answers(at: &str) {
         let body = json!({"prompt": prompt, "max_tokens": 20, "temperature": 0, "stop": [c.to_string()]});
         let value = complete(at, &body).json();
         let before = &text[..text.find(c).unwrap().min(i)];
-        assert_eq!((&value["choices"][0]["text"], &value["choices"][0]["finish_reason"]), (&json!(before), &json!("stop")));
+        assert_eq!(
+            (&value["choices"][0]["text"], &value["choices"][0]["finish_reason"]),
+            (&json!(before), &json!("stop"))
+        );
     }
     let value = ask(at, "GET /v1/models HTTP/1.1", "").json();
     assert_eq!((&value["data"][0]["id"], &value["data"][0]["chat"]), (&json!("toy"), &json!(false)));
@@ -262,7 +275,11 @@ fn refusals(at: &str) {
     assert_eq!(ask(at, "GET /v1/completions HTTP/1.1", "").status, 405);
     assert_eq!(ask(at, "GET /v2 HTTP/1.1", "").status, 404);
     assert_eq!(ask(at, POST, &"x".repeat(5000)).status, 413);
-    let chat = ask(at, "POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json", r#"{"messages": [{"role": "user", "content": "hi"}]}"#);
+    let chat = ask(
+        at,
+        "POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json",
+        r#"{"messages": [{"role": "user", "content": "hi"}]}"#,
+    );
     assert!(chat.status == 400 && chat.body.contains("template"), "{}", chat.body);
 }
 
@@ -299,9 +316,16 @@ fn too_many_are_sent_away(at: &str) {
 
 fn keys_and_origins(at: &str) {
     let body = json!({"prompt": [1, 2], "max_tokens": 3, "temperature": 0});
-    for head in [POST.to_owned(), format!("{POST}\r\nAuthorization: Bearer wrong!"), format!("{POST}\r\nAuthorization: secret")] {
+    for head in [
+        POST.to_owned(),
+        format!("{POST}\r\nAuthorization: Bearer wrong!"),
+        format!("{POST}\r\nAuthorization: secret"),
+    ] {
         let reply = ask(at, &head, &body.to_string());
-        assert_eq!((reply.status, reply.json()["error"]["type"].as_str()), (401, Some("authentication_error")));
+        assert_eq!(
+            (reply.status, reply.json()["error"]["type"].as_str()),
+            (401, Some("authentication_error"))
+        );
     }
     let reply = ask(at, &format!("{POST}\r\nAuthorization: Bearer secret"), &body.to_string());
     assert_eq!(reply.json()["choices"][0]["text"], expected(&[1, 2], 3).0);
@@ -309,6 +333,75 @@ fn keys_and_origins(at: &str) {
     assert_eq!(ask(at, "OPTIONS /v1/completions HTTP/1.1", "").status, 204);
     assert_eq!(ask(at, "GET /health HTTP/1.1", "").status, 200);
     assert_eq!(ask(at, "GET /metrics HTTP/1.1", "").status, 401);
+}
+
+fn conversations(at: &str) {
+    let of = |body: &Value| {
+        ask(at, "POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json", &body.to_string())
+    };
+    assert_eq!(ask(at, "GET /v1/models HTTP/1.1", "").json()["data"][0]["chat"], true);
+    let parts = json!([{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]);
+    for content in [json!("hi"), parts] {
+        let mut body = json!({"messages": [{"role": "user", "content": content}], "max_completion_tokens": 12, "temperature": 0,
+            "logprobs": true, "top_logprobs": 2});
+        let (text, finish) = expected(&[104, 105], 12);
+        let value = of(&body).json();
+        let choice = &value["choices"][0];
+        assert_eq!(
+            (&value["object"], &choice["message"]["content"]),
+            (&json!("chat.completion"), &json!(text)),
+            "{value}"
+        );
+        assert_eq!(choice["finish_reason"], finish);
+        assert_eq!(choice["logprobs"]["content"][0]["top_logprobs"].as_array().unwrap().len(), 2);
+        body["stream"] = json!(true);
+        let events = of(&body).events();
+        assert_eq!(events[0]["choices"][0]["delta"]["role"], "assistant");
+        let joined: String =
+            events.iter().filter_map(|e| e["choices"][0]["delta"]["content"].as_str()).collect();
+        assert_eq!((joined, &events.last().unwrap()["choices"][0]["finish_reason"]), (text, &json!(finish)));
+    }
+    // Held to a schema; tools that must be called; tools that are only shown.
+    let messages = json!([{"role": "user", "content": "a"}]);
+    let schema =
+        json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["ab", "cd"]}}});
+    let body = json!({"messages": messages, "response_format": schema, "temperature": 1.0, "seed": 4});
+    let value = of(&body).json();
+    let said = value["choices"][0]["message"]["content"].as_str().unwrap_or_else(|| panic!("{value}"));
+    assert!(["\"ab\"", "\"cd\""].contains(&said), "{value}");
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": {"enum": [7]}}});
+    let mut body = json!({"messages": messages, "tools": [tool], "tool_choice": "required", "temperature": 0,
+        "logit_bias": {"9": -100, "10": -100, "13": -100, "32": -100}});
+    let value = of(&body).json();
+    let call = &value["choices"][0]["message"]["tool_calls"][0];
+    assert_eq!(call["function"], json!({"name": "f", "arguments": "7"}), "{value}");
+    assert_eq!(value["choices"][0]["finish_reason"], "tool_calls");
+    body["stream"] = json!(true);
+    let events = of(&body).events();
+    let call = events.iter().find_map(|e| e["choices"][0]["delta"].get("tool_calls"));
+    assert_eq!(call.unwrap_or_else(|| panic!("{events:?}"))[0]["function"]["name"], "f");
+    let body = json!({"messages": messages, "tools": [tool], "temperature": 0, "max_tokens": 5});
+    assert_eq!(
+        of(&body).json()["choices"][0]["message"]["content"],
+        expected(b"aT".map(u32::from).as_slice(), 5).0
+    );
+    for (body, says) in [
+        (json!({}), "at least one"),
+        (json!({"messages": [{"content": "a"}]}), "no `role`"),
+        (json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), "no text"),
+        (json!({"messages": messages, "top_logprobs": 2}), "wants `logprobs`"),
+        (json!({"messages": messages, "tools": [{"type": "x"}]}), "tools[0]"),
+        (json!({"messages": messages, "tool_choice": "required"}), "no `tools`"),
+        (json!({"messages": messages, "tool_choice": {"function": {"name": "g"}}}), "no function `g`"),
+        (json!({"messages": messages, "response_format": {"type": "xml"}}), "json_object"),
+        (
+            json!({"messages": messages, "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "q"}}}}),
+            "schema",
+        ),
+    ] {
+        let reply = of(&body);
+        assert!(reply.status == 400 && reply.body.contains(says), "{body}: {}", reply.body);
+    }
 }
 
 /// 64 clients for as many seconds as `MOEC_TORMENT_SECONDS` says, else 5: some break off, some ask for nonsense; all others get what
@@ -344,7 +437,11 @@ fn many_clients(at: &str) {
                             let reply = complete(at, &body);
                             assert_eq!(reply.status, 200, "{}", reply.body);
                             let text: String = if stream {
-                                reply.events().iter().filter_map(|e| e["choices"][0]["text"].as_str().map(str::to_owned)).collect()
+                                reply
+                                    .events()
+                                    .iter()
+                                    .filter_map(|e| e["choices"][0]["text"].as_str().map(str::to_owned))
+                                    .collect()
                             } else {
                                 reply.json()["choices"][0]["text"].as_str().unwrap().to_owned()
                             };

@@ -63,11 +63,9 @@ const COMMANDS: &[Command] = &[
         coreml::run,
     ),
     ("qnn", "install QNN and its emulator of Hexagon, and onnxruntime, in a folder of their own", qnn::run),
-    (
-        "gguf",
-        "install the gguf package, with which tests write GGUF files, in a folder of its own",
-        || venv::run(&venv::GGUF),
-    ),
+    ("gguf", "install the gguf package, with which tests write GGUF files, in a folder of its own", || {
+        venv::run(&venv::GGUF)
+    }),
     ("openai", "install OpenAI's client, with which tests ask `run serve`, in a folder of its own", || {
         venv::run(&venv::OPENAI)
     }),
@@ -174,11 +172,7 @@ const COMMANDS: &[Command] = &[
     ("torment", "a thousand damaged checkpoints and bundles; takes options, `--help` lists them", || {
         torment::run(&options())
     }),
-    (
-        "torment-serve",
-        "64 clients of a server that come and go at random; two minutes",
-        torment::serve,
-    ),
+    ("torment-serve", "64 clients of a server that come and go at random; two minutes", torment::serve),
     ("fmt-check", "check the formatting", suite::formatting),
     ("help", "this list", help),
 ];

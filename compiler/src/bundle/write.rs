@@ -7,7 +7,8 @@ use super::partial::Partial;
 use super::reuse::Reuse;
 use super::toolchain::{Missing, Route};
 use super::{
-    DECISIONS, DEVICE, GRAPH, KERNELS, PLAN, PLAN_TEXT, TOKENIZER, artifacts, cargo, device, link, runner,
+    CHAT_TEMPLATE, DECISIONS, DEVICE, GRAPH, KERNELS, PLAN, PLAN_TEXT, TOKENIZER, artifacts, cargo, device,
+    link, runner,
 };
 use crate::error::{Error, Result, io_error};
 use crate::hashing::{hex, sha256};
@@ -69,6 +70,9 @@ pub fn write(
     put(&root.join(DEVICE), device::text(c.target)?.as_bytes())?;
     if let Some(tokenizer) = c.tokenizer()? {
         put(&root.join(TOKENIZER), tokenizer)?;
+    }
+    if let Some(templates) = checkpoint.chat_templates()? {
+        put(&root.join(CHAT_TEMPLATE), &templates)?;
     }
 
     let emitted = artifacts::write(c, root, progress)?;

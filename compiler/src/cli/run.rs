@@ -18,8 +18,8 @@ use std::process::ExitCode;
 
 /// Run a bundle's own verbs in this process
 ///
-/// The same as `BUNDLE/run VERB …`, for machines without the linked program: generate, logits, bench, info. A bundle is a
-/// program: run only what you trust.
+/// The same as `BUNDLE/run VERB …`, for machines without the linked program: generate, chat, serve, logits, bench, info. A bundle
+/// is a program: run only what you trust.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// Emulate what this machine lacks, slowly: AMX instructions, or units beside the processor. Stands before the verb

@@ -2,7 +2,7 @@
 
 use super::containers::{self, Container};
 use super::encodings::{self, Encoding};
-use super::{Config, ModelSpec, tokenizer};
+use super::{Config, ModelSpec, chat, tokenizer};
 use crate::error::{Error, Result};
 use moec_ir::{Format, Leaf};
 use std::ops::Range;
@@ -72,6 +72,14 @@ impl Checkpoint {
     /// It is there and cannot be read.
     pub fn tokenizer_config(&self) -> Result<Option<Config>> {
         self.container.tokenizer_config()
+    }
+
+    /// Its chat templates, in the form that a bundle keeps them in, if it has any.
+    ///
+    /// # Errors
+    /// They are there and cannot be read.
+    pub fn chat_templates(&self) -> Result<Option<Vec<u8>>> {
+        chat::templates(self.container.chat_template()?, self.container.tokenizer_config()?.as_ref())
     }
 
     /// The text of its tokenizer, if it has one that fits the model.

@@ -197,6 +197,16 @@ impl Config {
         Ok(self.opt_keyed_text(&[key])?.map(|(_, s)| s))
     }
 
+    /// The value of a key as it is, if there.
+    pub fn value(&self, key: &str) -> Option<&Value> {
+        self.find(&[key]).map(|(_, value)| value)
+    }
+
+    /// The error for a value of another kind than `expected`.
+    pub fn unfit(&self, key: &str, expected: &str) -> Error {
+        self.wrong(key, self.value(key).unwrap_or(&Value::Null), expected)
+    }
+
     /// A list of numbers, if there.
     ///
     /// # Errors

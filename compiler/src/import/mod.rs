@@ -3,6 +3,7 @@
 //! The only place that knows Hugging Face and its containers. Model files are not trusted: whatever they say is checked
 //! before it is used, and nothing outside of the checkpoint's folder is read.
 
+mod chat;
 pub mod checkpoint;
 pub mod common;
 pub mod config;

@@ -256,9 +256,9 @@ fn bias(text: &str) -> Result<(u32, f32), String> {
         let (id, bias) = text.split_once(':')?;
         Some((id.trim().parse().ok()?, bias.trim().parse::<f32>().ok()?))
     };
-    read(text)
-        .filter(|(_, bias)| !bias.is_nan() && *bias != f32::INFINITY)
-        .ok_or_else(|| "must be a token id and a number below infinity, as in `42:1.5` or `7:-inf`".to_owned())
+    read(text).filter(|(_, bias)| !bias.is_nan() && *bias != f32::INFINITY).ok_or_else(|| {
+        "must be a token id and a number below infinity, as in `42:1.5` or `7:-inf`".to_owned()
+    })
 }
 
 /// A parser of numbers in a range, which `words` describe. NaN is in none.

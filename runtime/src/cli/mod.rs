@@ -204,6 +204,13 @@ pub fn check(context: &Context<'_>, common: &Common, notes: bool, io: &mut Io<'_
 pub enum Failure {
     /// It failed.
     Error(Error),
+    /// A verb of a crate above failed.
+    Other {
+        /// What went wrong.
+        what: String,
+        /// What to do, if there is anything.
+        hint: Option<String>,
+    },
     /// It was asked for something that makes no sense.
     Use {
         /// What, and why not.
@@ -280,6 +287,13 @@ impl Front<'_> {
             Err(Failure::Use { what, hint }) => {
                 io.note(&format!("error: {what}\nhint: {hint}"));
                 BAD_USE
+            }
+            Err(Failure::Other { what, hint }) => {
+                io.note(&format!("error: {what}"));
+                if let Some(hint) = hint {
+                    io.note(&format!("hint: {hint}"));
+                }
+                1
             }
             Err(Failure::Error(Error::Output(e))) if e.kind() == ErrorKind::BrokenPipe => 0,
             Err(Failure::Error(Error::Interrupted)) => INTERRUPTED,

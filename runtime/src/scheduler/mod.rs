@@ -230,7 +230,10 @@ impl<'j, M: Model> Inner<'j, M> {
         check_room(prompt.len(), n.saturating_sub(1), self.context)?;
         let (many, slots) = (choosers.len(), self.core.slots().len());
         if many > slots {
-            return Err(Error::FewSlots { needed: many + (of_plan as usize).saturating_sub(slots), slots: of_plan });
+            return Err(Error::FewSlots {
+                needed: many + (of_plan as usize).saturating_sub(slots),
+                slots: of_plan,
+            });
         }
         let waiting = self.core.waiting();
         // Who waits for no more than the next step takes a slot that is free now.
@@ -289,7 +292,8 @@ impl<'j, M: Model> Inner<'j, M> {
         let Self { model, live, core, .. } = self;
         let ids = core.ids(id, range.clone());
         let mut chosen = Vec::new();
-        let mut choice = |logits: &[f32]| chosen.extend(choose.iter().map(|&id| (id, pick(live, id, logits))));
+        let mut choice =
+            |logits: &[f32]| chosen.extend(choose.iter().map(|&id| (id, pick(live, id, logits))));
         match model.prompt(slot, range.start, ids, want, &mut choice) {
             Ok(()) => {
                 self.counters.prompt_tokens += range.len() as u64;

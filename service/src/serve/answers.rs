@@ -3,11 +3,11 @@
 use super::Server;
 use super::error::{Answer, ApiError};
 use super::request::Options;
-use super::stops::Stops;
 use super::worker::{Ask, Command, Ticket, Told};
 use axum::http::StatusCode;
 use moec_runtime::sampler::{Constraint, LogProbabilities};
 use moec_runtime::scheduler::{Choose, End, Event, Job};
+use moec_runtime::stops::Stops;
 use moec_runtime::text::TextStream;
 use moec_runtime::{Sampler, Sampling, Text};
 use std::collections::VecDeque;
@@ -105,7 +105,10 @@ impl<'t> Answers<'t> {
             server.worker.send(Command::Submit(ask)).map_err(|_| gone())?;
             tickets.push(Ticket { number, worker: server.worker.clone() });
         }
-        let choice = |_| Choice { text: Some(text.stream()), stops: Stops::new(&options.stop) };
+        let choice = |_| {
+            let stream = if options.special { text.stream_with_special() } else { text.stream() };
+            Choice { text: Some(stream), stops: Stops::new(options.stop.clone()) }
+        };
         let choices = (0..asked * options.n).map(choice).collect();
         let mut answers = Self { events, _tickets: tickets, choices, ready: VecDeque::new(), end, usage };
         let mut accepted = 0;
@@ -152,8 +155,8 @@ impl<'t> Answers<'t> {
                 self.usage.answers += 1;
                 piece.log_probabilities = log_probabilities;
                 let new = if self.end.contains(&id) { String::new() } else { stream.push(id)? };
-                let (text, hit) = choice.stops.push(&new);
-                piece.text = text;
+                piece.text = choice.stops.push(&new);
+                let hit = choice.stops.found().is_some();
                 if hit {
                     piece.finish = Some("stop");
                     choice.text = None;
@@ -164,14 +167,16 @@ impl<'t> Answers<'t> {
             }
             Event::Ended(End::Failed(e)) => return Err(e.into()),
             Event::Ended(End::Expired) => {
-                let message = "the time for this answer is over; hint: the server's `--timeout` says how long that is";
+                let message =
+                    "the time for this answer is over; hint: the server's `--timeout` says how long that is";
                 return Err(ApiError::new(StatusCode::GATEWAY_TIMEOUT, message).code("timeout"));
             }
             Event::Ended(end) => {
                 let rest = choice.text.take().map(TextStream::finish).transpose()?.unwrap_or_default();
-                let (mut text, hit) = choice.stops.push(&rest);
+                let mut text = choice.stops.push(&rest);
+                let hit = choice.stops.found().is_some();
                 if !hit {
-                    text += &choice.stops.finish();
+                    text += &std::mem::take(&mut choice.stops).finish();
                 }
                 let why = if matches!(end, End::Length) && !hit { "length" } else { "stop" };
                 self.ready.push_back(Piece { text, finish: Some(why), ..piece });

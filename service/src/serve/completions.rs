@@ -1,14 +1,14 @@
 //! `/v1/completions`: texts that go on.
 
+use super::Server;
 use super::answers::{Answers, Piece, encode};
 use super::error::{Answer, ApiError};
 use super::fields::{Fields, wrong};
 use super::request::Options;
-use super::Server;
 use super::stream::{Form, answer};
 use axum::response::Response;
-use moec_runtime::sampler::{LogProbabilities, MAX_LIKELIEST};
 use moec_runtime::Text;
+use moec_runtime::sampler::{LogProbabilities, MAX_LIKELIEST};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -40,7 +40,12 @@ pub(super) async fn complete(server: Arc<Server>, body: &Value) -> Answer<Respon
     // OpenAI's default for this endpoint.
     options.tokens = options.tokens.or(Some(16));
     let prompts = prompts(fields, &server, &text).await?;
-    let form = Completion { id: server.name("cmpl"), created: super::now(), model: server.model.clone(), offsets: Vec::new() };
+    let form = Completion {
+        id: server.name("cmpl"),
+        created: super::now(),
+        model: server.model.clone(),
+        offsets: Vec::new(),
+    };
     answer(server, text, prompts, options, Arc::new(|| Ok(None)), form).await
 }
 

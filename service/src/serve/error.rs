@@ -31,6 +31,12 @@ impl ApiError {
         Self { param: Some(param.to_owned()), ..Self::new(StatusCode::BAD_REQUEST, message) }
     }
 
+    /// Of a field of something that stands at `place`.
+    pub(super) fn at(self, place: &str) -> Self {
+        let param = self.param.map(|param| format!("{place}.{param}"));
+        Self { message: format!("`{place}`: {}", self.message), param, ..self }
+    }
+
     pub(super) fn code(self, code: &'static str) -> Self {
         Self { code: Some(code), ..self }
     }

@@ -35,6 +35,10 @@ impl<'v> Fields<'v> {
         self.read(name, "a string", Value::as_str)
     }
 
+    pub(super) fn array(self, name: &str) -> Answer<Option<&'v Vec<Value>>> {
+        self.read(name, "an array", Value::as_array)
+    }
+
     pub(super) fn object(self, name: &str) -> Answer<Option<Fields<'v>>> {
         self.read(name, "an object", |v| v.as_object().map(Fields))
     }

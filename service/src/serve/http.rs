@@ -83,7 +83,9 @@ fn routes(server: Arc<Server>) -> Router {
         .route("/v1/models/{id}", get(model))
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chat))
-        .fallback(|| async { ApiError::new(StatusCode::NOT_FOUND, "there is nothing at this path").code("unknown_url") })
+        .fallback(|| async {
+            ApiError::new(StatusCode::NOT_FOUND, "there is nothing at this path").code("unknown_url")
+        })
         .method_not_allowed_fallback(|| async {
             ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this path has no such method")
         })
@@ -174,7 +176,8 @@ async fn body(server: &Server, request: Request) -> Answer<Value> {
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
     let large = || {
-        let message = format!("the body is larger than {} bytes; hint: `--max-body` allows more", server.body);
+        let message =
+            format!("the body is larger than {} bytes; hint: `--max-body` allows more", server.body);
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
     };
     let length = request.headers().get(header::CONTENT_LENGTH).and_then(|l| l.to_str().ok());
@@ -185,6 +188,7 @@ async fn body(server: &Server, request: Request) -> Answer<Value> {
     let late = |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body did not come in time");
     let read = tokio::time::timeout(PATIENCE, axum::body::to_bytes(body, server.body)).await.map_err(late)?;
     let bytes = read.map_err(|_| large())?;
-    serde_json::from_slice(&bytes)
-        .map_err(|e| ApiError::new(StatusCode::BAD_REQUEST, format!("the body is no JSON: {e}")).code("invalid_json"))
+    serde_json::from_slice(&bytes).map_err(|e| {
+        ApiError::new(StatusCode::BAD_REQUEST, format!("the body is no JSON: {e}")).code("invalid_json")
+    })
 }

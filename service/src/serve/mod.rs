@@ -11,26 +11,29 @@ mod fields;
 mod http;
 mod metrics;
 mod request;
-mod stops;
 mod stream;
 mod worker;
 
+use crate::grammar::Grammars;
+use crate::template::{MAX_SOURCE, Templates};
 use axum::http::HeaderValue;
 use clap::{Args, FromArgMatches};
 use error::{Answer, ApiError};
 use metrics::Metrics;
 use moec_runtime::cli::args::Common;
 use moec_runtime::cli::{Context, Failure, Io, More, check, interrupt};
-use moec_runtime::{Decoder, Error, Scheduler, Setting, Text};
+use moec_runtime::{Decoder, Error, Scheduler, Setting, Text, regular};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, SystemTime};
 use worker::Command;
 
+/// A file of a template.
+const TEMPLATE: regular::Limit = regular::Limit { what: "a chat template", bytes: MAX_SOURCE as u64 };
 /// The variable with the key that clients must send.
 const KEY: &str = "MOEC_API_KEY";
 
@@ -49,6 +52,9 @@ struct Serve {
     /// Key that clients must send as `Authorization: Bearer KEY` [default: `MOEC_API_KEY`, else none]
     #[arg(long, value_name = "KEY")]
     api_key: Option<String>,
+    /// Chat template (Jinja) in place of the bundle's own
+    #[arg(long, value_name = "FILE")]
+    template: Option<PathBuf>,
     /// Name of the model in requests and answers [default: the name of the bundle's folder]
     #[arg(long, value_name = "NAME")]
     model_name: Option<String>,
@@ -94,6 +100,11 @@ struct Server {
     eos: Vec<u32>,
     /// The tokenizer, or why there is none.
     text: Result<Arc<Text>, String>,
+    /// Its file.
+    tokenizer: Vec<u8>,
+    grammars: OnceLock<crate::Result<Arc<Grammars>>>,
+    /// Chat templates, if the bundle has any, or why they cannot be used.
+    templates: Result<Option<Templates>, String>,
     worker: Sender<Command>,
     metrics: Arc<Metrics>,
     tickets: AtomicU64,
@@ -122,7 +133,16 @@ impl Server {
 
     /// Whether it can answer conversations.
     fn has_chat(&self) -> bool {
-        chat::is_ready(self)
+        matches!(self.templates, Ok(Some(_)))
+    }
+
+    /// What holds answers to grammars; made when it is first wanted.
+    ///
+    /// # Errors
+    /// The tokenizer cannot be held to one.
+    fn grammars(&self) -> Answer<Arc<Grammars>> {
+        let make = || Grammars::new(&self.tokenizer, self.vocab as usize, &self.eos).map(Arc::new);
+        Ok(self.grammars.get_or_init(make).clone()?)
     }
 }
 
@@ -137,6 +157,7 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
     check(context, &args.common, true, io)?;
     let at = SocketAddr::new(args.host, args.port);
     let failed = |source| Error::Io { doing: "listen at", path: PathBuf::from(at.to_string()), source };
+    let templates = templates(context, args.template.as_deref())?;
     let listener = TcpListener::bind(at).map_err(failed)?;
     let at = listener.local_addr().map_err(failed)?;
     let mut engine = context.open(&args.common)?;
@@ -160,6 +181,10 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
         vocab: program.model.vocab,
         eos: program.model.eos.clone(),
         text: Text::open(context.bundle, program.model.bos).map(Arc::new).map_err(|e| e.to_string()),
+        tokenizer: regular::read(&moec_runtime::text::path(context.bundle), regular::TOKENIZER)
+            .unwrap_or_default(),
+        grammars: OnceLock::new(),
+        templates,
         worker,
         metrics: Arc::clone(&metrics),
         tickets: AtomicU64::new(0),
@@ -172,7 +197,9 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
         io.note(&format!("warning: {why}; there is nothing to answer texts with"));
     }
     if !args.host.is_loopback() && server.key.is_none() {
-        io.note(&format!("warning: others than this machine reach {at}, and no key is wanted; `--api-key` asks for one"));
+        io.note(&format!(
+            "warning: others than this machine reach {at}, and no key is wanted; `--api-key` asks for one"
+        ));
     }
     metrics.publish(scheduler.counters(), scheduler.load());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
@@ -192,6 +219,23 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
         Ok(done) => Ok(done.map_err(failed)?),
         Err(_) => Err(Error::Plan("the server's thread ended in a panic".to_owned()).into()),
     }
+}
+
+/// The chat templates of the bundle, or the one of a file, which stands in for all of them. Why those of a bundle cannot be used is told
+/// to those who ask for a conversation.
+fn templates(
+    context: &Context<'_>,
+    file: Option<&Path>,
+) -> Result<Result<Option<Templates>, String>, Failure> {
+    let own = Templates::open(context.bundle);
+    let Some(path) = file else { return Ok(own.map_err(|e| e.what)) };
+    let read = regular::read_text(path, TEMPLATE);
+    let source = read.map_err(|source| Error::Io { doing: "read", path: path.to_owned(), source })?;
+    let tokens = own.ok().flatten().map(|t| t.tokens).unwrap_or_default();
+    let templates = Templates { templates: [("default".to_owned(), source)].into(), tokens };
+    // One that is no template is no server's.
+    templates.choose(false)?;
+    Ok(Ok(Some(templates)))
 }
 
 /// The bundle's folder, without what marks it as one.

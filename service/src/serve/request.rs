@@ -1,8 +1,8 @@
 //! What requests of all endpoints share: how tokens are chosen, how many, and what ends them.
 
+use super::Server;
 use super::error::{Answer, ApiError};
 use super::fields::{Fields, wrong};
-use super::Server;
 use moec_runtime::Sampling;
 use std::hash::{BuildHasher, RandomState};
 
@@ -23,6 +23,8 @@ pub(super) struct Options {
     pub(super) stop: Vec<String>,
     /// Whether end tokens do not.
     pub(super) ignore_eos: bool,
+    /// Whether texts have special tokens as they are written.
+    pub(super) special: bool,
     pub(super) stream: bool,
     /// Whether the last event of a stream has the usage.
     pub(super) usage: bool,
@@ -80,7 +82,7 @@ impl Options {
         }
         let usage = of_stream.map_or(Ok(false), |o| o.boolean("include_usage"))?;
         let ignore_eos = fields.boolean("ignore_eos")?;
-        Ok(Self { sampling, tokens, n, stop, ignore_eos, stream, usage })
+        Ok(Self { sampling, tokens, n, stop, ignore_eos, special: false, stream, usage })
     }
 
     /// Tokens behind a prompt.

@@ -77,9 +77,15 @@ pub(super) async fn answer(
     match refused.await {
         Ok(Ok(())) => {}
         Ok(Err(e)) => return Err(e),
-        Err(_) => return Err(super::error::ApiError::new(axum::http::StatusCode::INTERNAL_SERVER_ERROR, "the answer was given up")),
+        Err(_) => {
+            return Err(super::error::ApiError::new(
+                axum::http::StatusCode::INTERNAL_SERVER_ERROR,
+                "the answer was given up",
+            ));
+        }
     }
-    let headers = [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")];
+    let headers =
+        [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")];
     Ok((headers, Body::new(Events(body))).into_response())
 }
 

@@ -89,6 +89,14 @@ pub trait Container: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
+    /// A chat template that stands beside the configuration of the tokenizer, and goes before the one inside of it.
+    ///
+    /// # Errors
+    /// It is there and cannot be read.
+    fn chat_template(&self) -> Result<Option<String>> {
+        Ok(None)
+    }
+
     /// The tokenizer, in the form of `tokenizer.json`.
     ///
     /// # Errors

@@ -126,6 +126,12 @@ impl Container for Safetensors {
         config(&self.dir, "tokenizer_config.json")
     }
 
+    fn chat_template(&self) -> Result<Option<String>> {
+        let name = "chat_template.jinja";
+        let read = read(&self.dir, name, regular::CONFIG)?.map(String::from_utf8);
+        read.transpose().map_err(|e| Error::input(format!("`{name}` is no text in UTF-8")).because(e))
+    }
+
     fn tokenizer(&self) -> Result<Option<Vec<u8>>> {
         read(&self.dir, "tokenizer.json", regular::TOKENIZER)
     }

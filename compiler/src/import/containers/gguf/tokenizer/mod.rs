@@ -16,6 +16,13 @@ const TOKENS: &str = "tokenizer.ggml.tokens";
 const TYPES: &str = "tokenizer.ggml.token_type";
 const BOS: &str = "tokenizer.ggml.add_bos_token";
 const TEMPLATE: &str = "tokenizer.chat_template";
+/// Special tokens as `tokenizer_config.json` calls them, and where their ids are.
+const SPECIAL: [(&str, &str); 4] = [
+    ("bos_token", "tokenizer.ggml.bos_token_id"),
+    ("eos_token", "tokenizer.ggml.eos_token_id"),
+    ("unk_token", "tokenizer.ggml.unknown_token_id"),
+    ("pad_token", "tokenizer.ggml.padding_token_id"),
+];
 /// Types of tokens that stand for themselves in a text.
 const UNKNOWN: u64 = 2;
 const CONTROL: u64 = 3;
@@ -32,6 +39,14 @@ pub(super) fn config(keys: &Keys<'_>) -> Result<Map<String, Value>> {
     map.insert("add_bos_token".to_owned(), begins.into());
     if let Some(template) = keys.text(TEMPLATE)? {
         map.insert("chat_template".to_owned(), template.into());
+        // Templates name special tokens by their texts.
+        let texts = keys.texts(TOKENS)?.unwrap_or_default();
+        for (key, id) in SPECIAL {
+            let id = keys.count(id)?.and_then(|id| usize::try_from(id).ok());
+            if let Some(text) = id.and_then(|id| texts.get(id)) {
+                map.insert(key.to_owned(), (*text).into());
+            }
+        }
     }
     Ok(map)
 }

@@ -1,0 +1,143 @@
+//! What begins with `/` in a chat.
+
+use super::{Conversation, FILE, json_or_text};
+use crate::error::{Error, Result};
+use crate::template::Message;
+use moec_runtime::Sampling;
+use moec_runtime::cli::{Failure, Io};
+use moec_runtime::regular;
+use serde_json::json;
+use std::path::Path;
+
+/// What a command does with what stands behind it.
+type Do = fn(&mut Conversation<'_, '_, '_>, &str, &mut Io<'_>) -> Result<(), Failure>;
+
+/// Name, what stands behind it, what it does, and how.
+const COMMANDS: &[(&str, &str, &str, Do)] = &[
+    ("help", "", "this list", help),
+    ("reset", "", "begin anew, with the same system message", reset),
+    ("system", "TEXT", "begin anew with another system message, or with none", system),
+    ("regenerate", "", "answer the last message anew, with the next seed", regenerate),
+    ("set", "NAME VALUE", "set an option of sampling, or a variable of the template", set),
+    ("save", "FILE", "write the conversation to a file, as JSON", save),
+    ("load", "FILE", "go on with a conversation from a file", load),
+    ("quit", "", "end; so does the end of the input", |_, _, _| Ok(())),
+];
+
+/// Runs a command, without its `/`.
+pub(super) fn run(
+    chat: &mut Conversation<'_, '_, '_>,
+    command: &str,
+    io: &mut Io<'_>,
+) -> Result<(), Failure> {
+    let (name, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
+    match COMMANDS.iter().find(|(known, ..)| *known == name) {
+        Some((.., run)) => run(chat, rest.trim(), io),
+        None => Err(Error::new(format!("there is no command `/{name}`")).hint("`/help` lists them").into()),
+    }
+}
+
+fn help(_: &mut Conversation<'_, '_, '_>, _: &str, io: &mut Io<'_>) -> Result<(), Failure> {
+    for (name, takes, what, _) in COMMANDS {
+        io.note(&format!("{:20} {what}", format!("/{name} {takes}")));
+    }
+    let names: Vec<&str> = OPTIONS.iter().map(|(name, _)| *name).collect();
+    io.note(&format!("options of sampling: {}", names.join(", ")));
+    Ok(())
+}
+
+fn reset(chat: &mut Conversation<'_, '_, '_>, _: &str, _: &mut Io<'_>) -> Result<(), Failure> {
+    chat.reset(chat.system());
+    Ok(())
+}
+
+fn system(chat: &mut Conversation<'_, '_, '_>, text: &str, _: &mut Io<'_>) -> Result<(), Failure> {
+    chat.reset(Some(text.to_owned()).filter(|t| !t.is_empty()));
+    Ok(())
+}
+
+fn regenerate(chat: &mut Conversation<'_, '_, '_>, _: &str, io: &mut Io<'_>) -> Result<(), Failure> {
+    let Some(last) = chat.messages.pop_if(|m| m.role == "assistant") else {
+        return Err(Error::new("there is no answer yet").hint("say something first").into());
+    };
+    let done = chat.answer(io);
+    if done.is_err() {
+        chat.messages.push(last);
+    }
+    done
+}
+
+/// Sets an option of sampling; whether the text is a value of its kind.
+type Set = fn(&mut Sampling, &str) -> bool;
+
+/// Puts a value into a place, if the text is one.
+fn put<T: std::str::FromStr>(place: &mut T, text: &str) -> bool {
+    text.parse().map(|value| *place = value).is_ok()
+}
+
+/// Options of sampling that `/set` knows.
+const OPTIONS: &[(&str, Set)] = &[
+    ("temperature", |s, v| put(&mut s.temperature, v)),
+    ("top_p", |s, v| put(&mut s.top_p, v)),
+    ("top_k", |s, v| put(&mut s.top_k, v)),
+    ("min_p", |s, v| put(&mut s.min_p, v)),
+    ("typical_p", |s, v| put(&mut s.typical_p, v)),
+    ("repetition_penalty", |s, v| put(&mut s.repetition_penalty, v)),
+    ("presence_penalty", |s, v| put(&mut s.presence_penalty, v)),
+    ("frequency_penalty", |s, v| put(&mut s.frequency_penalty, v)),
+    ("seed", |s, v| put(&mut s.seed, v)),
+];
+
+fn set(chat: &mut Conversation<'_, '_, '_>, text: &str, _: &mut Io<'_>) -> Result<(), Failure> {
+    let Some((name, value)) = text.split_once([' ', '=']) else {
+        return Err(Error::new("`/set` takes a name and a value")
+            .hint("as in `/set temperature 0.7`")
+            .into());
+    };
+    let value = value.trim();
+    let Some((_, put)) = OPTIONS.iter().find(|(known, _)| *known == name) else {
+        chat.vars.insert(name.to_owned(), json_or_text(value));
+        return Ok(());
+    };
+    let mut how = chat.how.clone();
+    if !put(&mut how, value) {
+        return Err(Error::new(format!("`{value}` is no value of {name}")).into());
+    }
+    how.check()?;
+    if name == "seed" {
+        chat.seed = how.seed;
+    }
+    chat.how = how;
+    Ok(())
+}
+
+fn file(text: &str) -> Result<&Path> {
+    if text.is_empty() {
+        Err(Error::new("a file is to be named").hint("as in `/save talk.json`"))
+    } else {
+        Ok(Path::new(text))
+    }
+}
+
+fn save(chat: &mut Conversation<'_, '_, '_>, text: &str, io: &mut Io<'_>) -> Result<(), Failure> {
+    let path = file(text)?;
+    let whole = format!("{:#}\n", json!({ "messages": chat.messages }));
+    std::fs::write(path, whole).map_err(|e| Error::new(format!("cannot write `{}`: {e}", path.display())))?;
+    io.note(&format!("wrote {} messages to `{}`", chat.messages.len(), path.display()));
+    Ok(())
+}
+
+fn load(chat: &mut Conversation<'_, '_, '_>, text: &str, io: &mut Io<'_>) -> Result<(), Failure> {
+    #[derive(serde::Deserialize)]
+    struct File {
+        messages: Vec<Message>,
+    }
+    let path = file(text)?;
+    let failed =
+        |why: String| Error::new(format!("cannot read a conversation from `{}`: {why}", path.display()));
+    let text = regular::read_text(path, FILE).map_err(|e| failed(e.to_string()))?;
+    let file: File = serde_json::from_str(&text).map_err(|e| failed(e.to_string()))?;
+    chat.messages = file.messages;
+    io.note(&format!("read {} messages", chat.messages.len()));
+    Ok(())
+}

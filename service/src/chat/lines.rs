@@ -1,0 +1,104 @@
+//! Where lines come from: a terminal with history, or standard input.
+
+use crate::error::{Error, Result};
+use moec_runtime::Error as Failed;
+use moec_runtime::cli::Io;
+use rustyline::DefaultEditor;
+use rustyline::error::ReadlineError;
+use std::path::PathBuf;
+
+/// Most bytes of a line from standard input.
+const LONGEST: usize = 16 << 20;
+
+/// One line.
+pub(super) enum Line {
+    /// What was written.
+    Text(String),
+    /// An empty one, or an interrupt while it was written.
+    Nothing,
+    /// There are no more.
+    End,
+}
+
+/// A source of lines.
+pub(super) enum Lines {
+    /// A terminal, with where its history is kept.
+    Terminal(Box<DefaultEditor>, Option<PathBuf>),
+    /// Standard input; the bytes of it that were read and not taken.
+    Piped(Vec<u8>),
+}
+
+impl Lines {
+    /// Those of a terminal where standard input is one.
+    pub(super) fn open(io: &Io<'_>) -> Result<Self> {
+        if io.input.is_some() {
+            return Ok(Self::Piped(Vec::new()));
+        }
+        let mut editor =
+            DefaultEditor::new().map_err(|e| Error::new(format!("cannot use the terminal: {e}")))?;
+        let path = history();
+        if let Some(path) = &path {
+            // There is none yet, or it cannot be read: then the history begins here.
+            let _ = editor.load_history(path);
+        }
+        Ok(Self::Terminal(Box::new(editor), path))
+    }
+
+    /// Whether an error ends nothing: somebody is there who can go on.
+    pub(super) fn goes_on(&self) -> bool {
+        matches!(self, Self::Terminal(..))
+    }
+
+    /// The next line.
+    pub(super) fn next(&mut self, io: &mut Io<'_>) -> Result<Line> {
+        match self {
+            Self::Terminal(editor, path) => match editor.readline("> ") {
+                Ok(line) if line.trim().is_empty() => Ok(Line::Nothing),
+                Ok(line) => {
+                    let _ = editor.add_history_entry(&line);
+                    if let Some(path) = path {
+                        // A history that cannot be kept is no reason to stop.
+                        let _ = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+                        let _ = editor.save_history(path);
+                    }
+                    Ok(Line::Text(line))
+                }
+                Err(ReadlineError::Interrupted) => Ok(Line::Nothing),
+                Err(ReadlineError::Eof) => Ok(Line::End),
+                Err(e) => Err(Error::new(format!("cannot read from the terminal: {e}"))),
+            },
+            Self::Piped(read) => piped(read, io),
+        }
+    }
+}
+
+/// The next line of standard input.
+fn piped(read: &mut Vec<u8>, io: &mut Io<'_>) -> Result<Line> {
+    let mut piece = [0; 4096];
+    let line = loop {
+        if let Some(end) = read.iter().position(|&b| b == b'\n') {
+            break read.drain(..=end).collect::<Vec<_>>();
+        }
+        if read.len() > LONGEST {
+            return Err(Error::new(format!("a line has more than {LONGEST} bytes")));
+        }
+        let n = io.input.as_mut().map_or(Ok(0), |i| i.read(&mut piece)).map_err(Failed::Input)?;
+        if n == 0 {
+            break std::mem::take(read);
+        }
+        read.extend_from_slice(&piece[..n]);
+    };
+    if line.is_empty() {
+        return Ok(Line::End);
+    }
+    let text = String::from_utf8(line).map_err(|_| Failed::NotUtf8)?;
+    let text = text.trim_end_matches(['\r', '\n']);
+    Ok(if text.trim().is_empty() { Line::Nothing } else { Line::Text(text.to_owned()) })
+}
+
+/// Where the history is kept: the user's folder for state (XDG).
+fn history() -> Option<PathBuf> {
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")))?;
+    Some(state.join("moec").join("chat_history"))
+}

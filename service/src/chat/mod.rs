@@ -1,0 +1,348 @@
+//! `chat`: a conversation in the terminal, or line by line from standard input.
+
+mod commands;
+mod lines;
+pub mod session;
+
+use crate::error::{Error, Result};
+use crate::grammar::{Grammar, GrammarArgs, Grammars};
+use crate::template::{Message, Render, Template, Templates};
+use crate::tools::{Event, Parser, Syntax};
+use clap::{Args, FromArgMatches as _};
+use lines::{Line, Lines};
+use moec_runtime::cli::args::{Common, SamplingArgs};
+use moec_runtime::cli::{self, Context, Failure, Io, More, interrupt};
+use moec_runtime::generate::rate;
+use moec_runtime::stops::Stops;
+use moec_runtime::text::TextStream;
+use moec_runtime::{Decoder, Sampler, Sampling, Text, regular};
+use serde_json::{Map, Value, json};
+use session::{Answer, End, Session};
+use std::path::{Path, PathBuf};
+
+/// The verb.
+pub(crate) const VERB: More = More { command, run };
+
+/// Most messages of a conversation that is loaded.
+const FILE: regular::Limit = regular::Limit { what: "a conversation", bytes: 64 << 20 };
+
+/// Options of the verb.
+#[derive(Args)]
+struct Chat {
+    /// What the model is told first
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    system: Option<String>,
+    /// Chat template (Jinja) in place of the bundle's own
+    #[arg(long, value_name = "FILE")]
+    template: Option<PathBuf>,
+    /// Variable of the template, as in `enable_thinking=false`; the value is JSON, or else a text
+    #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
+    var: Vec<(String, Value)>,
+    /// Tokens of an answer at most [default: what the context leaves]
+    #[arg(short = 'n', long = "tokens", value_name = "N")]
+    n: Option<std::num::NonZeroU32>,
+    /// End an answer at this text, which is not printed; may be given several times
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    stop: Vec<String>,
+    /// Print one JSON object for each answer
+    #[arg(long)]
+    json: bool,
+    /// Do not print the rates
+    #[arg(long, short)]
+    quiet: bool,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    grammar: GrammarArgs,
+    #[command(flatten)]
+    common: Common,
+}
+
+fn command() -> clap::Command {
+    Chat::augment_args(clap::Command::new("chat").about("Talk with the model"))
+}
+
+/// Reads a variable of the template.
+fn variable(text: &str) -> Result<(String, Value), String> {
+    let (name, value) =
+        text.split_once('=').ok_or("must be a name and a value, as in `enable_thinking=false`")?;
+    Ok((name.to_owned(), json_or_text(value)))
+}
+
+fn json_or_text(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|_| text.into())
+}
+
+fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Result<(), Failure> {
+    let args = Chat::from_arg_matches(matches).map_err(|e| Failure::Use {
+        what: e.to_string(),
+        hint: format!("see `{} help chat`", context.name),
+    })?;
+    cli::check(context, &args.common, !args.quiet, io)?;
+    let template = template(context, args.template.as_deref())?;
+    let text = Text::open(context.bundle, context.program.model.bos)?;
+    let grammar = args.grammar.read()?;
+    let grammars = grammar.as_ref().map(|_| Grammars::open(context.bundle, context.program)).transpose()?;
+    if let (Some(grammars), Some(grammar)) = (&grammars, &grammar) {
+        // One that cannot be used is refused before weights are opened.
+        grammars.constraint(grammar)?;
+    }
+    let mut engine = context.open(&args.common)?;
+    let decoder = Decoder::of(context.program)?;
+    let session = Session::new(&mut engine, 0, decoder)?;
+    let how = args.sampling.sampling();
+    let mut chat = Conversation {
+        ends: &context.program.model.eos,
+        max: context.program.model.max_context as usize,
+        syntax: Syntax::of(template.source()),
+        template,
+        text: &text,
+        grammar: grammars.as_ref().zip(grammar.as_ref()),
+        session,
+        seed: how.seed,
+        how,
+        stop: args.stop,
+        n: args.n.map(|n| n.get() as usize),
+        vars: args.var.into_iter().collect(),
+        messages: Vec::new(),
+        json: args.json,
+        quiet: args.quiet,
+    };
+    chat.reset(args.system);
+    let mut lines = Lines::open(io)?;
+    loop {
+        let done = match lines.next(io)? {
+            Line::End => return Ok(()),
+            Line::Nothing => Ok(()),
+            Line::Text(line) => match line.strip_prefix('/') {
+                Some("quit" | "exit") => return Ok(()),
+                Some(command) => commands::run(&mut chat, command, io),
+                None => chat.say(line, io),
+            },
+        };
+        match done {
+            Ok(()) => {}
+            Err(Failure::Other { what, hint }) if lines.goes_on() => {
+                io.note(&format!("error: {what}"));
+                hint.iter().for_each(|hint| io.note(&format!("hint: {hint}")));
+            }
+            Err(Failure::Error(e)) if lines.goes_on() && !matches!(e, moec_runtime::Error::Output(_)) => {
+                io.note(&format!("error: {e}"));
+                e.hint().iter().for_each(|hint| io.note(&format!("hint: {hint}")));
+            }
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// The template that is asked for, or the bundle's own.
+fn template(context: &Context<'_>, file: Option<&Path>) -> Result<Template> {
+    let own = Templates::open(context.bundle)?;
+    let Some(path) = file else {
+        return own.map(|own| own.choose(false)).transpose()?.ok_or_else(|| {
+            Error::new(
+                "the bundle has no chat template: its model continues texts, or was published without one",
+            )
+            .hint(format!(
+                "continue a text with `{} generate --prompt TEXT`, or give a template with `--template FILE`",
+                context.name
+            ))
+        });
+    };
+    let source = regular::read_text(path, FILE)
+        .map_err(|e| Error::new(format!("cannot read `{}`: {e}", path.display())))?;
+    Template::new(&source, &own.unwrap_or_default().tokens)
+}
+
+/// A conversation, and what answers it.
+struct Conversation<'a, 'e, 'p> {
+    template: Template,
+    syntax: &'static Syntax,
+    text: &'a Text,
+    grammar: Option<(&'a Grammars, &'a Grammar)>,
+    session: Session<'e, 'p>,
+    ends: &'a [u32],
+    max: usize,
+    how: Sampling,
+    /// Of the next answer: each has one of its own.
+    seed: u64,
+    stop: Vec<String>,
+    n: Option<usize>,
+    vars: Map<String, Value>,
+    messages: Vec<Message>,
+    json: bool,
+    quiet: bool,
+}
+
+impl Conversation<'_, '_, '_> {
+    /// Begins anew.
+    fn reset(&mut self, system: Option<String>) {
+        self.messages.clear();
+        self.messages.extend(system.map(|text| Message::new("system", text)));
+    }
+
+    /// What the model is told first.
+    fn system(&self) -> Option<String> {
+        self.messages.first().filter(|m| m.role == "system").map(|m| m.content.clone())
+    }
+
+    /// Says something, and prints the answer. What is not answered is not said.
+    fn say(&mut self, line: String, io: &mut Io<'_>) -> Result<(), Failure> {
+        self.messages.push(Message::new("user", line));
+        let done = self.answer(io);
+        if done.is_err() {
+            self.messages.pop();
+        }
+        done
+    }
+
+    /// Answers the last message.
+    fn answer(&mut self, io: &mut Io<'_>) -> Result<(), Failure> {
+        let messages: Vec<Value> = self.messages.iter().map(|m| json!(m)).collect();
+        let request = Render {
+            messages: &messages,
+            add_generation_prompt: true,
+            more: Some(&self.vars),
+            ..Render::default()
+        };
+        let prompt = self.template.prompt(self.text, &request)?;
+        let left = self.max.saturating_sub(prompt.ids.len());
+        if left == 0 {
+            let what = format!(
+                "the conversation has {} tokens, and the context holds {}",
+                prompt.ids.len(),
+                self.max
+            );
+            return Err(Error::new(what).hint("begin anew with `/reset`").into());
+        }
+        let mut sampler = Sampler::new(Sampling { seed: self.seed, ..self.how.clone() });
+        if let Some((grammars, grammar)) = self.grammar {
+            sampler = sampler.constrained(grammars.constraint(grammar)?);
+        }
+        let stream =
+            if self.syntax.is_text_alone() { self.text.stream() } else { self.text.stream_with_special() };
+        let mut said = Said {
+            stream: Some(stream),
+            stops: Stops::new(self.stop.iter().cloned()),
+            parser: Some(Parser::new(self.syntax, &prompt.text)),
+            message: Message::new("assistant", ""),
+            calls: Vec::new(),
+            quiet: self.json,
+        };
+        let interrupt = interrupt::guard();
+        let n = self.n.unwrap_or(left).min(left);
+        let done = self.session.answer(&prompt.ids, n, self.ends, &mut sampler, &mut |id| said.push(id, io));
+        drop(interrupt);
+        let done = done?;
+        said.finish(io)?;
+        self.seed = self.seed.wrapping_add(1);
+        self.report(&said, &done, io)?;
+        self.messages.push(said.message);
+        Ok(())
+    }
+
+    fn report(&self, said: &Said<'_>, done: &Answer, io: &mut Io<'_>) -> Result<()> {
+        if self.json {
+            let report = json!({
+                "text": said.message.content,
+                "reasoning": said.message.reasoning_content,
+                "tool_calls": said.calls,
+                "ids": done.ids,
+                "end": done.end.name(),
+                "prompt_tokens": done.prompt,
+                "kept_tokens": done.kept,
+                "prefilled_tokens": done.prompt - done.kept,
+                "prefill_tokens_per_s": rate(done.prompt - done.kept, done.prefill),
+                "decode_tokens_per_s": rate(done.ids.len().saturating_sub(1), done.decode),
+            });
+            return Ok(io.say(&format!("{report}\n"))?);
+        }
+        if done.end == End::Interrupted {
+            io.note("note: interrupted");
+        }
+        if !self.quiet {
+            let shown = |r: Option<f64>| r.map_or("–".to_owned(), |r| format!("{r:.1} tokens/s"));
+            io.note(&format!(
+                "prompt: {} tokens, {} of them kept, {}; answer: {} tokens, {}",
+                done.prompt,
+                done.kept,
+                shown(rate(done.prompt - done.kept, done.prefill)),
+                done.ids.len(),
+                shown(rate(done.ids.len().saturating_sub(1), done.decode)),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// An answer as it is said: from tokens to text, up to a stop string, and what the text means.
+struct Said<'a> {
+    stream: Option<TextStream<'a>>,
+    stops: Stops,
+    parser: Option<Parser>,
+    message: Message,
+    calls: Vec<Value>,
+    /// Whether nothing is printed as it comes.
+    quiet: bool,
+}
+
+impl Said<'_> {
+    /// One more token; whether more are wanted.
+    fn push(&mut self, id: u32, io: &mut Io<'_>) -> moec_runtime::Result<bool> {
+        let piece = self.stream.as_mut().map(|s| s.push(id)).transpose()?.unwrap_or_default();
+        self.say(&piece, io)?;
+        Ok(self.stops.found().is_none())
+    }
+
+    fn say(&mut self, piece: &str, io: &mut Io<'_>) -> moec_runtime::Result<()> {
+        let text = self.stops.push(piece);
+        let events = self.parser.as_mut().map(|p| p.push(&text)).unwrap_or_default();
+        self.show(events, io)
+    }
+
+    /// What was held back.
+    fn finish(&mut self, io: &mut Io<'_>) -> moec_runtime::Result<()> {
+        let rest = self.stream.take().map(TextStream::finish).transpose()?.unwrap_or_default();
+        self.say(&rest, io)?;
+        let rest = if self.stops.found().is_none() {
+            std::mem::take(&mut self.stops).finish()
+        } else {
+            String::new()
+        };
+        let mut events = self.parser.as_mut().map(|p| p.push(&rest)).unwrap_or_default();
+        events.extend(self.parser.take().map(Parser::finish).unwrap_or_default());
+        self.show(events, io)?;
+        if self.quiet { Ok(()) } else { io.say("\n") }
+    }
+
+    /// Prints the answer; what is thought before it goes where notes go.
+    fn show(&mut self, events: Vec<Event>, io: &mut Io<'_>) -> moec_runtime::Result<()> {
+        for event in events {
+            match event {
+                Event::Content(text) => {
+                    self.message.content.push_str(&text);
+                    if !self.quiet {
+                        io.say(&text)?;
+                    }
+                }
+                Event::Reasoning(text) => {
+                    if !self.quiet {
+                        let _ = write!(io.err, "{text}");
+                    }
+                    self.message.reasoning_content.get_or_insert_default().push_str(&text);
+                }
+                Event::Call(call) => {
+                    io.note(&format!(
+                        "note: the model calls `{}` with {}, which a chat has not",
+                        call.name, call.arguments
+                    ));
+                    self.calls.push(json!({"name": call.name, "arguments": call.arguments}));
+                }
+                Event::Broken { text, why } => {
+                    io.note(&format!("note: a call that cannot be read ({why}): {text}"))
+                }
+            }
+        }
+        Ok(())
+    }
+}

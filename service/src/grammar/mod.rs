@@ -1,0 +1,223 @@
+//! Answers that keep to a grammar, a JSON schema or a regular expression: a constraint of the sampler, by `llguidance`.
+//!
+//! What may come next is asked in front of every token. Grammars may come from others: what they may take is bounded by the
+//! library's own limits.
+
+mod words;
+
+use crate::error::{Error, Result};
+use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory};
+use moec_runtime::error::Error as Failed;
+use moec_runtime::{Constraint, Program, regular, text};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Files of grammars: written by hand.
+const FILE: regular::Limit = regular::Limit { what: "a grammar", bytes: 4 << 20 };
+
+/// What an answer must be.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Grammar {
+    /// A grammar in llguidance's variant of Lark.
+    Lark(String),
+    /// JSON that fits a schema.
+    Schema(serde_json::Value),
+    /// All of it matches a regular expression, in the syntax of Rust's.
+    Regex(String),
+}
+
+/// Options for a grammar.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Grammar")]
+pub struct GrammarArgs {
+    /// Hold answers to the grammar in this file, in llguidance's variant of Lark
+    #[arg(long, value_name = "FILE", group = "held")]
+    pub grammar: Option<std::path::PathBuf>,
+    /// Hold answers to the JSON schema in this file
+    #[arg(long, value_name = "FILE", group = "held")]
+    pub json_schema: Option<std::path::PathBuf>,
+    /// Hold answers to this regular expression
+    #[arg(long, value_name = "REGEX", group = "held", allow_hyphen_values = true)]
+    pub regex: Option<String>,
+}
+
+impl GrammarArgs {
+    /// The grammar that they name, if any.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or is no JSON where a schema is wanted.
+    pub fn read(&self) -> Result<Option<Grammar>> {
+        let text = |path: &Path| {
+            regular::read_text(path, FILE)
+                .map_err(|e| Error::new(format!("cannot read `{}`: {e}", path.display())))
+        };
+        match (&self.grammar, &self.json_schema, &self.regex) {
+            (Some(path), ..) => text(path).map(|lark| Some(Grammar::Lark(lark))),
+            (_, Some(path), _) => {
+                let schema = serde_json::from_str(&text(path)?);
+                let schema =
+                    schema.map_err(|e| Error::new(format!("`{}` is no JSON: {e}", path.display())))?;
+                Ok(Some(Grammar::Schema(schema)))
+            }
+            (.., regex) => Ok(regex.clone().map(Grammar::Regex)),
+        }
+    }
+}
+
+/// Makes constraints for a vocabulary. It is built once, which takes some milliseconds for each thousand tokens.
+pub struct Grammars {
+    factory: ParserFactory,
+}
+
+impl Grammars {
+    /// For the vocabulary of a bundle.
+    ///
+    /// # Errors
+    /// No tokenizer, or one whose tokens are not known byte by byte; a model without an end token.
+    pub fn open(bundle: &Path, program: &Program) -> Result<Self> {
+        let path = text::path(bundle);
+        let bytes = regular::read(&path, regular::TOKENIZER)
+            .map_err(|e| Error::new(format!("cannot read `{}`: {e}", path.display())))?;
+        Self::new(&bytes, program.model.vocab as usize, &program.model.eos)
+    }
+
+    /// For the vocabulary of a `tokenizer.json`. `vocab`: logits of the model; `ends`: its end tokens.
+    ///
+    /// # Errors
+    /// As [`Grammars::open`].
+    pub fn new(tokenizer: &[u8], vocab: usize, ends: &[u32]) -> Result<Self> {
+        let unfit = |why: String| Error::new(format!("the tokenizer cannot be held to a grammar: {why}"));
+        let json: serde_json::Value = serde_json::from_slice(tokenizer).map_err(|e| unfit(e.to_string()))?;
+        let words = words::words(&json, vocab)?;
+        let first = *ends.first().ok_or_else(|| unfit("the model has no end token".to_owned()))?;
+        if ends.iter().any(|&id| id as usize >= vocab) {
+            return Err(unfit("an end token is not in the vocabulary".to_owned()));
+        }
+        let trie = TokTrie::from(&TokRxInfo::new(vocab as u32, first), &words).with_eos_tokens(ends);
+        let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let mut factory = ParserFactory::new_simple(&env).map_err(|e| unfit(e.to_string()))?;
+        factory.quiet();
+        factory.limits_mut().verbose_errors = false;
+        Ok(Self { factory })
+    }
+
+    /// A constraint for one answer.
+    ///
+    /// # Errors
+    /// A grammar that cannot be read, or is too large.
+    pub fn constraint(&self, grammar: &Grammar) -> Result<Box<dyn Constraint>> {
+        let (what, top) = match grammar {
+            Grammar::Lark(text) => ("grammar", TopLevelGrammar::from_lark(text.clone())),
+            Grammar::Schema(schema) => ("JSON schema", TopLevelGrammar::from_json_schema(schema.clone())),
+            Grammar::Regex(regex) => ("regular expression", TopLevelGrammar::from_regex(regex)),
+        };
+        let mut matcher = Matcher::new(self.factory.create_parser(top));
+        match matcher.get_error() {
+            Some(why) => Err(Error::new(format!("the {what} cannot be used: {}", why.trim()))),
+            None => {
+                // What is wrong shows with the first mask.
+                matcher
+                    .compute_mask_or_eos()
+                    .map_err(|e| Error::new(format!("the {what} cannot be used: {e}")))?;
+                Ok(Box::new(Held(matcher)))
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Grammars {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Grammars").finish_non_exhaustive()
+    }
+}
+
+/// An answer that is held to a grammar.
+struct Held(Matcher);
+
+impl Constraint for Held {
+    fn mask(&mut self, logits: &mut [f32]) -> moec_runtime::Result<()> {
+        let mask = self.0.compute_mask_or_eos().map_err(|e| Failed::Constraint(e.to_string()))?;
+        for (id, logit) in logits.iter_mut().enumerate() {
+            if id >= mask.len() || !mask.get(id) {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, id: u32) -> moec_runtime::Result<()> {
+        self.0.consume_token(id).map_err(|e| Failed::Constraint(e.to_string()))
+    }
+
+    fn ended(&self) -> bool {
+        self.0.is_stopped()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use moec_runtime::{Sampler, Sampling};
+    use serde_json::json;
+
+    /// A tokenizer of bytes, with `</s>` behind them.
+    fn bytes() -> (Grammars, u32) {
+        let spelled = |b: u32| {
+            char::from_u32(b).filter(char::is_ascii_graphic).map_or(format!("<0x{b:02X}>"), String::from)
+        };
+        let vocab: serde_json::Map<String, serde_json::Value> =
+            (0..128u32).map(|b| (spelled(b), b.into())).collect();
+        let tokenizer = json!({
+            "added_tokens": [{"id": 128, "content": "</s>", "special": true}],
+            "decoder": {"type": "ByteFallback"},
+            "model": {"type": "BPE", "vocab": vocab, "merges": []},
+        });
+        let grammars = Grammars::new(tokenizer.to_string().as_bytes(), 130, &[128]).unwrap();
+        (grammars, 128)
+    }
+
+    /// What is drawn from logits that wish for something else.
+    fn drawn(grammar: &Grammar, seed: u64) -> String {
+        let (grammars, end) = bytes();
+        let how = Sampling { temperature: 1.0, seed, ..Sampling::GREEDY };
+        let mut sampler = Sampler::new(how).constrained(grammars.constraint(grammar).unwrap());
+        let mut text = String::new();
+        while !sampler.ended() && text.len() < 400 {
+            match sampler.sample(&[0.0; 130]).unwrap() {
+                id if id == end => break,
+                id => text.push(char::from_u32(id).unwrap()),
+            }
+        }
+        text
+    }
+
+    #[test]
+    fn answers_are_what_they_must_be() {
+        for seed in 0..5 {
+            let text = drawn(&Grammar::Regex("[a-c]{3}-[0-9]{2}".to_owned()), seed);
+            assert!(text.len() == 6 && text.as_bytes()[3] == b'-', "{text}");
+            let text = drawn(&Grammar::Lark("start: \"yes\" | \"no\"".to_owned()), seed);
+            assert!(["yes", "no"].contains(&&*text), "{text}");
+            let schema = json!({"type": "object", "properties": {"n": {"enum": [1, 20]}, "ok": {"type": "boolean"}},
+                "required": ["n", "ok"], "additionalProperties": false});
+            let text = drawn(&Grammar::Schema(schema), seed);
+            let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+            assert!(value["ok"].is_boolean() && [1, 20].contains(&value["n"].as_i64().unwrap()), "{text}");
+        }
+    }
+
+    #[test]
+    fn grammars_that_are_none_are_refused() {
+        let (grammars, _) = bytes();
+        for (grammar, what) in [
+            (Grammar::Regex("(".to_owned()), "regular expression"),
+            (Grammar::Lark("start: nothing".to_owned()), "grammar"),
+            (Grammar::Schema(json!({"type": "no such"})), "JSON schema"),
+        ] {
+            let e = grammars.constraint(&grammar).err().unwrap();
+            assert!(e.what.contains(what), "{e}");
+        }
+    }
+}

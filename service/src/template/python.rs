@@ -1,0 +1,264 @@
+//! Values as Python spells them: `json.dumps` and `str`.
+
+use minijinja::value::ValueKind;
+use minijinja::{Error, ErrorKind, Value};
+
+/// Deepest nesting that is written out.
+const MAX_DEPTH: usize = 128;
+
+/// How [`json`] writes.
+#[derive(Clone, Debug)]
+pub(super) struct Style {
+    /// Whether what is not ASCII becomes `\uXXXX`.
+    pub ensure_ascii: bool,
+    /// What a level is indented by; none: all in one line.
+    pub indent: Option<String>,
+    /// Between items, and between a key and its value.
+    pub separators: (String, String),
+    /// Whether keys are sorted.
+    pub sort_keys: bool,
+}
+
+/// A value as `json.dumps` writes it.
+///
+/// # Errors
+/// Values that JSON has not, and nesting that is too deep.
+pub(super) fn json(value: &Value, style: &Style) -> Result<String, Error> {
+    let mut out = String::new();
+    write_json(value, style, 0, &mut out)?;
+    Ok(out)
+}
+
+fn write_json(value: &Value, style: &Style, depth: usize, out: &mut String) -> Result<(), Error> {
+    if depth > MAX_DEPTH {
+        return Err(Error::new(ErrorKind::InvalidOperation, "a value is nested too deep for JSON"));
+    }
+    let fail = || {
+        let what = format!("{} is not JSON serializable", value.kind());
+        Err(Error::new(ErrorKind::BadSerialization, what))
+    };
+    match value.kind() {
+        ValueKind::None => out.push_str("null"),
+        ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
+        ValueKind::Number => out.push_str(&number(value)?),
+        ValueKind::String => quote(value.as_str().unwrap_or_default(), style.ensure_ascii, out),
+        ValueKind::Seq | ValueKind::Iterable => {
+            let items: Vec<Value> = value.try_iter()?.collect();
+            between(['[', ']'], items.len(), style, depth, out, |i, out| {
+                write_json(&items[i], style, depth + 1, out)
+            })?;
+        }
+        ValueKind::Map => {
+            let mut keys: Vec<Value> = value.try_iter()?.collect();
+            if style.sort_keys {
+                keys.sort();
+            }
+            between(['{', '}'], keys.len(), style, depth, out, |i, out| {
+                match keys[i].as_str() {
+                    Some(key) => quote(key, style.ensure_ascii, out),
+                    None => quote(&json(&keys[i], style)?, style.ensure_ascii, out),
+                }
+                out.push_str(&style.separators.1);
+                write_json(&value.get_item(&keys[i])?, style, depth + 1, out)
+            })?;
+        }
+        _ => return fail(),
+    }
+    Ok(())
+}
+
+/// Writes items between brackets.
+fn between(
+    brackets: [char; 2],
+    count: usize,
+    style: &Style,
+    depth: usize,
+    out: &mut String,
+    mut item: impl FnMut(usize, &mut String) -> Result<(), Error>,
+) -> Result<(), Error> {
+    out.push(brackets[0]);
+    let line = |depth: usize, out: &mut String| {
+        if let Some(indent) = &style.indent {
+            out.push('\n');
+            (0..depth).for_each(|_| out.push_str(indent));
+        }
+    };
+    for i in 0..count {
+        if i > 0 {
+            out.push_str(&style.separators.0);
+        }
+        line(depth + 1, out);
+        item(i, out)?;
+    }
+    if count > 0 {
+        line(depth, out);
+    }
+    out.push(brackets[1]);
+    Ok(())
+}
+
+/// A string in JSON, with the escapes that Python chooses.
+fn quote(text: &str, ensure_ascii: bool, out: &mut String) {
+    out.push('"');
+    for c in text.chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            '\u{8}' => out.push_str("\\b"),
+            '\u{c}' => out.push_str("\\f"),
+            c if c < ' ' || (ensure_ascii && c > '~') => {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    out.push_str(&format!("\\u{unit:04x}"));
+                }
+            }
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+}
+
+/// A number as Python's `repr` spells it.
+fn number(value: &Value) -> Result<String, Error> {
+    if value.is_integer() {
+        return Ok(value.to_string());
+    }
+    f64::try_from(value.clone()).map(float)
+}
+
+/// A float as Python's `repr` spells it: the shortest digits that give it back, with an exponent below 1e-4 and from 1e16 on.
+fn float(x: f64) -> String {
+    if x.is_nan() {
+        return "NaN".to_owned();
+    }
+    if x.is_infinite() {
+        return if x > 0.0 { "Infinity".to_owned() } else { "-Infinity".to_owned() };
+    }
+    let scientific = format!("{x:e}");
+    let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+    let exponent: i32 = exponent.parse().unwrap_or(0);
+    if x != 0.0 && !(-4..16).contains(&exponent) {
+        let sign = if exponent < 0 { '-' } else { '+' };
+        return format!("{digits}e{sign}{:02}", exponent.abs());
+    }
+    let plain = format!("{x}");
+    if plain.contains('.') { plain } else { format!("{plain}.0") }
+}
+
+/// A value as Python's `str` gives it.
+///
+/// # Errors
+/// Nesting that is too deep.
+pub(super) fn text(value: &Value) -> Result<String, Error> {
+    match value.kind() {
+        ValueKind::String => Ok(value.as_str().unwrap_or_default().to_owned()),
+        ValueKind::Undefined => Ok(String::new()),
+        _ => {
+            let mut out = String::new();
+            write_repr(value, 0, &mut out)?;
+            Ok(out)
+        }
+    }
+}
+
+fn write_repr(value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
+    if depth > MAX_DEPTH {
+        return Err(Error::new(ErrorKind::InvalidOperation, "a value is nested too deep to be written"));
+    }
+    match value.kind() {
+        ValueKind::None => out.push_str("None"),
+        ValueKind::Undefined => out.push_str("Undefined"),
+        ValueKind::Bool => out.push_str(if value.is_true() { "True" } else { "False" }),
+        ValueKind::Number => match &*number(value)? {
+            "NaN" => out.push_str("nan"),
+            "Infinity" => out.push_str("inf"),
+            "-Infinity" => out.push_str("-inf"),
+            number => out.push_str(number),
+        },
+        ValueKind::String => repr(value.as_str().unwrap_or_default(), out),
+        ValueKind::Seq => {
+            let tuple = value.is_tuple();
+            out.push(if tuple { '(' } else { '[' });
+            for (i, item) in value.try_iter()?.enumerate() {
+                out.push_str(if i > 0 { ", " } else { "" });
+                write_repr(&item, depth + 1, out)?;
+            }
+            out.push_str(if tuple && value.len() == Some(1) { "," } else { "" });
+            out.push(if tuple { ')' } else { ']' });
+        }
+        ValueKind::Map => {
+            out.push('{');
+            for (i, key) in value.try_iter()?.enumerate() {
+                out.push_str(if i > 0 { ", " } else { "" });
+                write_repr(&key, depth + 1, out)?;
+                out.push_str(": ");
+                write_repr(&value.get_item(&key)?, depth + 1, out)?;
+            }
+            out.push('}');
+        }
+        _ => out.push_str(&value.to_string()),
+    }
+    Ok(())
+}
+
+/// A string as Python's `repr` quotes it.
+fn repr(text: &str, out: &mut String) {
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    out.push(quote);
+    for c in text.chars() {
+        match c {
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            c if c == quote => {
+                out.push('\\');
+                out.push(c);
+            }
+            c if c < ' ' || ('\u{7f}'..='\u{a0}').contains(&c) || c == '\u{ad}' => {
+                out.push_str(&format!("\\x{:02x}", c as u32));
+            }
+            c => out.push(c),
+        }
+    }
+    out.push(quote);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_pythons() {
+        // What `repr` of Python 3 gives.
+        for (x, found) in [
+            (1.0, "1.0"),
+            (-0.0, "-0.0"),
+            (0.1, "0.1"),
+            (1e-4, "0.0001"),
+            (1e-5, "1e-05"),
+            (1.5e-7, "1.5e-07"),
+            (1e15, "1000000000000000.0"),
+            (1e16, "1e+16"),
+            (-2.5e300, "-2.5e+300"),
+        ] {
+            assert_eq!(float(x), found);
+        }
+    }
+
+    #[test]
+    fn strings_are_pythons() {
+        let of = |text: &str| {
+            let mut out = String::new();
+            repr(text, &mut out);
+            out
+        };
+        assert_eq!(of("a'b"), "\"a'b\"");
+        assert_eq!(of("a'b\"\n\u{1}é"), "'a\\'b\"\\n\\x01é'");
+        let mut out = String::new();
+        quote("é😀\u{7f}\u{1}\"", true, &mut out);
+        assert_eq!(out, "\"\\u00e9\\ud83d\\ude00\\u007f\\u0001\\\"\"");
+    }
+}

@@ -1,0 +1,89 @@
+//! What templates may do, and what not. Equality with transformers is `tests/templates.rs`.
+
+use super::*;
+use serde_json::json;
+
+fn render(source: &str, messages: &[Json]) -> Result<String> {
+    let tokens = [("bos_token".to_owned(), "<s>".to_owned())].into();
+    Template::new(source, &tokens)?.render(&Render {
+        messages,
+        add_generation_prompt: true,
+        ..Render::default()
+    })
+}
+
+#[test]
+fn the_engine_is_transformers() {
+    let messages = [json!({"role": "user", "content": "<é> 'q'\n", "n": 1.0, "flag": true, "none": null})];
+    let of = |source: &str| render(source, &messages).unwrap();
+    assert_eq!(of("{{ bos_token }}{% if add_generation_prompt %}x{% endif %}\n"), "<s>x");
+    assert_eq!(
+        of("{{ messages[0] | tojson }}"),
+        r#"{"role": "user", "content": "<é> 'q'\n", "n": 1.0, "flag": true, "none": null}"#
+    );
+    assert_eq!(of("{{ messages[0].flag }} {{ messages[0].none }} {{ messages[0].n }}"), "True None 1.0");
+    assert_eq!(of("{{ [1, 'a', {'b': false}] }}"), "[1, 'a', {'b': False}]");
+    assert_eq!(of("{{ {'a': [1, []]} | tojson(indent=2) }}"), "{\n  \"a\": [\n    1,\n    []\n  ]\n}");
+    assert_eq!(
+        of("{{ {'b': 1, 'a': 'é'} | tojson(separators=(',', ':'), sort_keys=true, ensure_ascii=true) }}"),
+        r#"{"a":"\u00e9","b":1}"#
+    );
+    assert_eq!(of("  {% for m in messages %}\n  {{- m.role }}\n  {% endfor %}\nend"), "user\nend");
+    assert_eq!(of("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"), "01");
+    assert_eq!(of("a\n{%- generation %}b{% endgeneration -%}\n c"), "abc");
+    assert_eq!(of("{{ messages[0].content.strip().split()[0] }}{{ nothing }}"), "<é>");
+}
+
+#[test]
+fn a_clock_that_is_given() {
+    use chrono::TimeZone as _;
+    let template = Template::new("{{ strftime_now('%d %B %Y') }}", &BTreeMap::new()).unwrap();
+    let now = Local.with_ymd_and_hms(2024, 7, 26, 12, 0, 0).single();
+    assert_eq!(template.render(&Render { now, ..Render::default() }).unwrap(), "26 July 2024");
+    let bad = Template::new("{{ strftime_now('%!') }}", &BTreeMap::new()).unwrap();
+    assert!(bad.render(&Render::default()).unwrap_err().what.contains("no format of a time"));
+}
+
+#[test]
+fn what_cannot_be_is_named() {
+    let says = |source: &str, words: &[&str]| {
+        let e = render(source, &[]).unwrap_err();
+        assert!(words.iter().all(|w| e.what.contains(w)), "{e}");
+    };
+    says("a\n{% if %}", &["line 2"]);
+    says("{{ raise_exception('roles must alternate') }}", &["roles must alternate", "line 1"]);
+    says("{{ nothing.inside }}", &["undefined"]);
+    says("{{ missing | tojson }}", &["not JSON serializable"]);
+    says(&"x".repeat(MAX_SOURCE + 1), &["1048577 bytes"]);
+}
+
+#[test]
+fn no_template_takes_the_machine() {
+    let says = |source: &str| {
+        let e = render(source, &[]).unwrap_err();
+        assert!(e.what.contains("in time") || e.what.contains("line"), "{e}");
+    };
+    says("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}");
+    says("{% set n = namespace(s='x') %}{% for a in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}");
+    says("{{ 'x' * 9999999999 }}");
+    says("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}");
+    // Nested as deep as fuel goes: what it leaves is let go without an overflow.
+    let deep = "{% set n = namespace(a=[]) %}{% for i in range(99999) %}{% set n.a = [n.a] %}{% endfor %}";
+    render(deep, &[]).unwrap();
+    says(&format!("{deep}{{{{ n.a | tojson }}}}"));
+    says(&format!("{deep}{{{{ n.a }}}}"));
+}
+
+#[test]
+fn messages_are_continued() {
+    let source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}</s>{% endfor %}";
+    let messages =
+        [json!({"role": "user", "content": "a"}), json!({"role": "assistant", "content": "to be "})];
+    let request = Render { messages: &messages, continue_final_message: true, ..Render::default() };
+    let of = |source: &str| Template::new(source, &BTreeMap::new()).unwrap().render(&request);
+    assert_eq!(of(source).unwrap(), "[user]a</s>[assistant]to be ");
+    assert_eq!(of(&source.replace("m.content", "m.content.strip()")).unwrap(), "[user]a</s>[assistant]to be");
+    assert!(of("nothing").unwrap_err().what.contains("cannot be continued"));
+    let both = Render { add_generation_prompt: true, ..request };
+    assert!(Template::new(source, &BTreeMap::new()).unwrap().render(&both).is_err());
+}

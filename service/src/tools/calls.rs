@@ -1,0 +1,93 @@
+//! Calls as families write them.
+
+use super::{Event, ToolCall};
+use serde_json::{Map, Value};
+
+/// `{"name": …, "arguments": {…}}` (Qwen).
+pub(super) fn json(text: &str) -> Result<Vec<ToolCall>, String> {
+    Ok(vec![call(&parse(text)?)?])
+}
+
+/// A list of such objects, or `name[ARGS]{…}` one after the other (Mistral).
+pub(super) fn list(text: &str) -> Result<Vec<ToolCall>, String> {
+    if text.contains("[ARGS]") {
+        return text.split("[TOOL_CALLS]").map(str::trim).filter(|t| !t.is_empty()).map(named).collect();
+    }
+    // What a model says behind the list is no part of it.
+    let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
+    let value = values.next().ok_or("there is no call")?.map_err(|e| e.to_string())?;
+    value.as_array().ok_or("the calls are no list")?.iter().map(call).collect()
+}
+
+fn named(text: &str) -> Result<ToolCall, String> {
+    let (name, arguments) = text.split_once("[ARGS]").ok_or("a call has no `[ARGS]`")?;
+    Ok(ToolCall { name: name.trim().to_owned(), arguments: object(arguments)? })
+}
+
+/// `NAME<｜tool▁sep｜>{…}` (DeepSeek-V3.1), or `function<｜tool▁sep｜>NAME` and a fence of JSON (DeepSeek-V3).
+pub(super) fn separated(text: &str) -> Result<Vec<ToolCall>, String> {
+    let (first, rest) = text.split_once("<｜tool▁sep｜>").ok_or("the call has no `<｜tool▁sep｜>`")?;
+    let (name, arguments) = match rest.split_once("```json") {
+        Some((name, fenced)) => (name, fenced.trim_end().strip_suffix("```").unwrap_or(fenced)),
+        None => (first, rest),
+    };
+    Ok(vec![ToolCall { name: name.trim().to_owned(), arguments: object(arguments)? }])
+}
+
+/// `NAME`, and `<arg_key>…</arg_key><arg_value>…</arg_value>` for each argument (GLM-4.5). A value that is JSON is taken for it,
+/// any other for a text.
+pub(super) fn keys_and_values(text: &str) -> Result<Vec<ToolCall>, String> {
+    let (name, mut rest) = text.split_at(text.find("<arg_key>").unwrap_or(text.len()));
+    let mut arguments = Map::new();
+    while !rest.trim().is_empty() {
+        let (key, after) = inside(rest.trim_start(), "<arg_key>", "</arg_key>")?;
+        let (value, after) = inside(after.trim_start(), "<arg_value>", "</arg_value>")?;
+        let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
+        arguments.insert(key.trim().to_owned(), value);
+        rest = after;
+    }
+    let name = name.trim();
+    if name.is_empty() {
+        return Err("the call has no name".to_owned());
+    }
+    Ok(vec![ToolCall { name: name.to_owned(), arguments: Value::Object(arguments).to_string() }])
+}
+
+/// What stands between two marks at the beginning, and what follows.
+fn inside<'t>(text: &'t str, open: &str, close: &str) -> Result<(&'t str, &'t str), String> {
+    let missing = |mark: &str| format!("`{mark}` is missing");
+    let rest = text.strip_prefix(open).ok_or_else(|| missing(open))?;
+    rest.split_once(close).ok_or_else(|| missing(close))
+}
+
+/// The call of a message to a function (gpt-oss).
+pub(super) fn arguments(name: String, text: String) -> Event {
+    match object(&text) {
+        Ok(arguments) => Event::Call(ToolCall { name, arguments }),
+        Err(why) => Event::Broken { text, why },
+    }
+}
+
+fn parse(text: &str) -> Result<Value, String> {
+    serde_json::from_str(text.trim()).map_err(|e| e.to_string())
+}
+
+/// A JSON object, as it is written.
+fn object(text: &str) -> Result<String, String> {
+    match parse(text)? {
+        Value::Object(_) => Ok(text.trim().to_owned()),
+        _ => Err("the arguments are no JSON object".to_owned()),
+    }
+}
+
+/// An object with name and arguments, which may be given as text.
+fn call(value: &Value) -> Result<ToolCall, String> {
+    let name = value.get("name").and_then(Value::as_str).ok_or("the call has no name")?;
+    let arguments = match value.get("arguments").or_else(|| value.get("parameters")) {
+        None => "{}".to_owned(),
+        Some(Value::String(text)) => object(text)?,
+        Some(object @ Value::Object(_)) => object.to_string(),
+        Some(_) => return Err("the arguments are no JSON object".to_owned()),
+    };
+    Ok(ToolCall { name: name.to_owned(), arguments })
+}

@@ -1,0 +1,306 @@
+//! What models say beside their answer: what they think, and which tools they call, parsed while it comes.
+//!
+//! Families write it in ways of their own, which [`SYNTAXES`] tells apart by what their chat templates write.
+
+mod calls;
+
+use moec_runtime::stops::begun;
+
+/// A tool that the model calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ToolCall {
+    /// Name of the function.
+    pub name: String,
+    /// Its arguments: a JSON object.
+    pub arguments: String,
+}
+
+/// A piece of what a model says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A piece of the answer.
+    Content(String),
+    /// A piece of what it thinks before.
+    Reasoning(String),
+    /// A call, whole.
+    Call(ToolCall),
+    /// What was to be a call and is none.
+    Broken {
+        /// As it was written.
+        text: String,
+        /// Why it is none.
+        why: String,
+    },
+}
+
+/// Reads a call, or several.
+type Read = fn(&str) -> Result<Vec<ToolCall>, String>;
+
+/// What stands between two marks.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    /// Thoughts.
+    Reasoning,
+    /// Calls, and whether they may end with the text.
+    Calls(Read, bool),
+    /// Nothing: the mark alone.
+    Nothing,
+    /// A header that says what follows (harmony).
+    Header,
+}
+
+/// A mark that begins something, and the one that ends it; empty: the end of the text.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    open: &'static str,
+    close: &'static str,
+    kind: Kind,
+}
+
+const fn span(open: &'static str, close: &'static str, kind: Kind) -> Span {
+    Span { open, close, kind }
+}
+
+/// How a family writes thoughts and calls.
+#[derive(Debug)]
+pub struct Syntax {
+    /// Of whom.
+    pub name: &'static str,
+    /// What its templates write, all of it.
+    marks: &'static [&'static str],
+    spans: &'static [Span],
+}
+
+const THINK: Span = span("<think>", "</think>", Kind::Reasoning);
+/// What ends a message of harmony.
+const ENDS: [&str; 3] = ["<|end|>", "<|call|>", "<|return|>"];
+
+/// All that are known; the first whose marks a template has counts.
+pub const SYNTAXES: &[Syntax] = &[
+    Syntax {
+        name: "gpt-oss",
+        marks: &["<|channel|>", "<|message|>"],
+        spans: &[
+            span("<|start|>", "<|message|>", Kind::Header),
+            span("<|channel|>", "<|message|>", Kind::Header),
+        ],
+    },
+    Syntax {
+        name: "GLM-4.5",
+        marks: &["<tool_call>", "<arg_key>"],
+        spans: &[THINK, span("<tool_call>", "</tool_call>", Kind::Calls(calls::keys_and_values, false))],
+    },
+    Syntax {
+        name: "Qwen",
+        marks: &["<tool_call>"],
+        spans: &[THINK, span("<tool_call>", "</tool_call>", Kind::Calls(calls::json, false))],
+    },
+    Syntax {
+        name: "DeepSeek",
+        marks: &["<｜tool▁call▁begin｜>"],
+        spans: &[
+            THINK,
+            span("<｜tool▁calls▁begin｜>", "", Kind::Nothing),
+            span("<｜tool▁calls▁end｜>", "", Kind::Nothing),
+            span("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", Kind::Calls(calls::separated, false)),
+        ],
+    },
+    Syntax {
+        name: "Mistral",
+        marks: &["[TOOL_CALLS]"],
+        spans: &[span("[TOOL_CALLS]", "", Kind::Calls(calls::list, true))],
+    },
+    Syntax { name: "thoughts alone", marks: &["</think>"], spans: &[THINK] },
+    Syntax { name: "text alone", marks: &[], spans: &[] },
+];
+
+impl Syntax {
+    /// The one that a chat template writes.
+    pub fn of(template: &str) -> &'static Self {
+        let has = |s: &&Self| s.marks.iter().all(|mark| template.contains(mark));
+        SYNTAXES.iter().find(has).unwrap_or(&SYNTAXES[SYNTAXES.len() - 1])
+    }
+
+    /// Whether it tells anything from text: only then are special tokens part of what [`Parser::push`] takes.
+    pub fn is_text_alone(&self) -> bool {
+        self.spans.is_empty()
+    }
+}
+
+/// What the text that comes belongs to.
+#[derive(Clone, Debug)]
+enum State {
+    Content,
+    /// What is between marks: what it is, and what ends it.
+    In(Kind, &'static [&'static str]),
+    /// The arguments of a call to this function (harmony).
+    Arguments(String),
+}
+
+/// Parses what a model says, piece by piece.
+#[derive(Clone, Debug)]
+pub struct Parser {
+    syntax: &'static Syntax,
+    state: State,
+    held: String,
+    /// Whether line ends are skipped: behind a mark of thoughts.
+    fresh: bool,
+}
+
+impl Parser {
+    /// A parser of an answer. `prompt`: what it follows; where that ends in the mark of thoughts, they come first.
+    pub fn new(syntax: &'static Syntax, prompt: &str) -> Self {
+        let thinks =
+            |span: &&Span| matches!(span.kind, Kind::Reasoning) && prompt.trim_end().ends_with(span.open);
+        let state = match syntax.spans.iter().find(thinks) {
+            Some(span) => State::In(span.kind, std::slice::from_ref(&span.close)),
+            None => State::Content,
+        };
+        Self { syntax, fresh: matches!(state, State::In(..)), state, held: String::new() }
+    }
+
+    /// What is certain after one more piece of text, special tokens included.
+    pub fn push(&mut self, piece: &str) -> Vec<Event> {
+        self.held.push_str(piece);
+        let mut events = Vec::new();
+        while self.step(&mut events) {}
+        events
+    }
+
+    /// What was held back, when all text has come.
+    pub fn finish(mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        let text = std::mem::take(&mut self.held);
+        match std::mem::replace(&mut self.state, State::Content) {
+            State::In(Kind::Calls(read, true), _) => self.calls(read, text, &mut events),
+            State::Arguments(name) => events.push(calls::arguments(name, text)),
+            State::In(Kind::Calls(..), _) => {
+                events.push(Event::Broken { text, why: "the call has no end".to_owned() });
+            }
+            State::In(Kind::Header | Kind::Nothing, _) => {}
+            State::In(Kind::Reasoning, _) => self.say(text, true, &mut events),
+            State::Content => self.say(text, false, &mut events),
+        }
+        events
+    }
+
+    /// Goes on to the next mark; whether there was one.
+    fn step(&mut self, events: &mut Vec<Event>) -> bool {
+        match self.state.clone() {
+            State::Content => {
+                let opens = self.syntax.spans.iter();
+                let found =
+                    opens.filter_map(|s| Some((self.held.find(s.open)?, s))).min_by_key(|(at, _)| *at);
+                // Harmony ends its messages with marks of their own.
+                let ends: &[&str] = if self.syntax.has_headers() { &ENDS } else { &[] };
+                let end = ends.iter().filter_map(|e| Some((self.held.find(e)?, e.len()))).min();
+                if let Some((at, len)) = end.filter(|(at, _)| found.is_none_or(|(open, _)| *at < open)) {
+                    let text = self.take(at, len);
+                    self.say(text, false, events);
+                    return true;
+                }
+                let Some((at, span)) = found else {
+                    let marks = self.syntax.spans.iter().map(|s| s.open).chain(ends.iter().copied());
+                    let text = self.certain(marks);
+                    self.say(text, false, events);
+                    return false;
+                };
+                let text = self.take(at, span.open.len());
+                self.say(text, false, events);
+                self.enter(span);
+                true
+            }
+            State::In(kind, closes) => {
+                let found = closes.iter().filter(|c| !c.is_empty());
+                let found = found.filter_map(|c| Some((self.held.find(c)?, c.len()))).min();
+                let Some((at, len)) = found else {
+                    if matches!(kind, Kind::Reasoning) {
+                        let text = self.certain(closes.iter().copied());
+                        self.say(text, true, events);
+                    }
+                    return false;
+                };
+                let text = self.take(at, len);
+                self.state = State::Content;
+                match kind {
+                    Kind::Reasoning => {
+                        self.say(text, true, events);
+                        self.fresh = true;
+                    }
+                    Kind::Calls(read, _) => self.calls(read, text, events),
+                    Kind::Header => self.state = after_header(&text),
+                    Kind::Nothing => {}
+                }
+                true
+            }
+            State::Arguments(name) => {
+                let Some((at, len)) = ENDS.iter().filter_map(|e| Some((self.held.find(e)?, e.len()))).min()
+                else {
+                    return false;
+                };
+                let text = self.take(at, len);
+                self.state = State::Content;
+                events.push(calls::arguments(name, text));
+                true
+            }
+        }
+    }
+
+    fn enter(&mut self, span: &'static Span) {
+        self.state = match span.kind {
+            Kind::Nothing => State::Content,
+            kind => State::In(kind, std::slice::from_ref(&span.close)),
+        };
+        self.fresh = true;
+    }
+
+    /// Takes the text in front of a mark, and lets the mark go.
+    fn take(&mut self, at: usize, mark: usize) -> String {
+        let text = self.held[..at].to_owned();
+        self.held.drain(..at + mark);
+        text
+    }
+
+    /// Takes what cannot be the beginning of a mark.
+    fn certain<'m>(&mut self, marks: impl Iterator<Item = &'m str>) -> String {
+        let keep = marks.map(|mark| begun(&self.held, mark)).max().unwrap_or(0);
+        let certain = self.held.len() - keep;
+        self.held.drain(..certain).collect()
+    }
+
+    fn say(&mut self, text: String, thought: bool, events: &mut Vec<Event>) {
+        let text = if self.fresh { text.trim_start_matches('\n').to_owned() } else { text };
+        if !text.is_empty() {
+            self.fresh = false;
+            events.push(if thought { Event::Reasoning(text) } else { Event::Content(text) });
+        }
+    }
+
+    fn calls(&mut self, read: Read, text: String, events: &mut Vec<Event>) {
+        self.fresh = true;
+        match read(text.trim()) {
+            Ok(calls) => events.extend(calls.into_iter().map(Event::Call)),
+            Err(why) => events.push(Event::Broken { text, why }),
+        }
+    }
+}
+
+impl Syntax {
+    fn has_headers(&self) -> bool {
+        self.spans.iter().any(|s| matches!(s.kind, Kind::Header))
+    }
+}
+
+/// What follows a header of harmony, such as `assistant<|channel|>commentary to=functions.f <|constrain|>json`.
+fn after_header(header: &str) -> State {
+    let words = || {
+        header.split([' ', '\n']).flat_map(|w| w.split("<|channel|>")).flat_map(|w| w.split("<|constrain|>"))
+    };
+    if let Some(name) = words().find_map(|w| w.strip_prefix("to=")) {
+        return State::Arguments(name.strip_prefix("functions.").unwrap_or(name).to_owned());
+    }
+    if words().any(|w| w == "analysis") { State::In(Kind::Reasoning, &ENDS) } else { State::Content }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,137 @@
+//! What each family writes, cut everywhere.
+
+use super::*;
+
+/// The text in pieces of `n` characters. Pieces of the same kind are joined.
+fn parsed(syntax: &'static Syntax, prompt: &str, text: &str, n: usize) -> Vec<Event> {
+    let mut parser = Parser::new(syntax, prompt);
+    let chars: Vec<char> = text.chars().collect();
+    let mut events: Vec<Event> = Vec::new();
+    let pieces = chars.chunks(n).flat_map(|piece| parser.push(&piece.iter().collect::<String>()));
+    let mut all: Vec<Event> = pieces.collect();
+    all.extend(parser.finish());
+    for event in all {
+        match (events.last_mut(), event) {
+            (Some(Event::Content(text)), Event::Content(more))
+            | (Some(Event::Reasoning(text)), Event::Reasoning(more)) => text.push_str(&more),
+            (_, event) => events.push(event),
+        }
+    }
+    events
+}
+
+fn call(name: &str, arguments: &str) -> Event {
+    Event::Call(ToolCall { name: name.to_owned(), arguments: arguments.to_owned() })
+}
+
+fn content(text: &str) -> Event {
+    Event::Content(text.to_owned())
+}
+
+fn thought(text: &str) -> Event {
+    Event::Reasoning(text.to_owned())
+}
+
+fn check(name: &str, prompt: &str, text: &str, expected: &[Event]) {
+    let syntax = SYNTAXES.iter().find(|s| s.name == name).unwrap();
+    for n in [1, 2, 3, 7, 1000] {
+        assert_eq!(parsed(syntax, prompt, text, n), expected, "{name}, {n}: {text}");
+    }
+}
+
+#[test]
+fn qwen() {
+    let text = "<think>\nhm\n</think>\n\nLook:\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"<x>\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"g\"}\n</tool_call>";
+    check(
+        "Qwen",
+        "",
+        text,
+        &[thought("hm\n"), content("Look:\n"), call("f", r#"{"a":"<x>"}"#), call("g", "{}")],
+    );
+    check("Qwen", "<think>\n", "so\n</think>\n\n4 < 5 <", &[thought("so\n"), content("4 < 5 <")]);
+    check("Qwen", "", "<think>cut short", &[thought("cut short")]);
+}
+
+#[test]
+fn mistral() {
+    let list =
+        "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"a\": [1]}}, {\"name\": \"g\", \"arguments\": {}}]";
+    check("Mistral", "", list, &[call("f", r#"{"a":[1]}"#), call("g", "{}")]);
+    check(
+        "Mistral",
+        "",
+        "[TOOL_CALLS]f[ARGS]{\"a\": 1}[TOOL_CALLS]g[ARGS]{}",
+        &[call("f", r#"{"a": 1}"#), call("g", "{}")],
+    );
+    check("Mistral", "", "[TOOL, [x]", &[content("[TOOL, [x]")]);
+}
+
+#[test]
+fn deepseek() {
+    let v3 = "ok<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"a\": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
+    check("DeepSeek", "", v3, &[content("ok"), call("f", r#"{"a": 1}"#)]);
+    let v31 = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"a\": 1}<｜tool▁call▁end｜><｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
+    check(
+        "DeepSeek",
+        "<think>",
+        &format!("hm</think>{v31}"),
+        &[thought("hm"), call("f", r#"{"a": 1}"#), call("g", "{}")],
+    );
+}
+
+#[test]
+fn glm() {
+    let text = "<think>a</think>\n<tool_call>f\n<arg_key>city</arg_key>\n<arg_value>Bad Tölz</arg_value>\n<arg_key>n</arg_key>\n<arg_value>3</arg_value>\n</tool_call>";
+    check("GLM-4.5", "", text, &[thought("a"), call("f", r#"{"city":"Bad Tölz","n":3}"#)]);
+    check("GLM-4.5", "", "<tool_call>now</tool_call>", &[call("now", "{}")]);
+}
+
+#[test]
+fn harmony() {
+    let text = "<|channel|>analysis<|message|>think<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\": 1}<|call|>";
+    check("gpt-oss", "<|start|>assistant", text, &[thought("think"), call("f", r#"{"a": 1}"#)]);
+    // The end tokens do not come as text.
+    check(
+        "gpt-oss",
+        "",
+        text.strip_suffix("<|call|>").unwrap(),
+        &[thought("think"), call("f", r#"{"a": 1}"#)],
+    );
+    let text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Hello!<|return|>";
+    check("gpt-oss", "", text, &[thought("hm"), content("Hello!")]);
+    let to = "<|start|>assistant to=functions.g<|channel|>commentary<|message|>{}<|call|>";
+    check("gpt-oss", "", to, &[call("g", "{}")]);
+}
+
+#[test]
+fn broken_calls_are_named() {
+    let broken = |name: &str, text: &str, words: &str| {
+        let syntax = SYNTAXES.iter().find(|s| s.name == name).unwrap();
+        for n in [1, 5, 1000] {
+            match parsed(syntax, "", text, n).as_slice() {
+                [Event::Broken { why, .. }] => assert!(why.contains(words), "{why}"),
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    broken("Qwen", "<tool_call>{\"name\": \"f\", </tool_call>", "line 1 column");
+    broken("Qwen", "<tool_call>{\"name\": 1}</tool_call>", "no name");
+    broken("Qwen", "<tool_call>{\"name\": \"f\"", "no end");
+    broken("Qwen", "<tool_call>{\"name\": \"f\", \"arguments\": [1]}</tool_call>", "no JSON object");
+    broken("Mistral", "[TOOL_CALLS] {\"name\": \"f\"}", "no list");
+    broken("DeepSeek", "<｜tool▁call▁begin｜>f {}<｜tool▁call▁end｜>", "tool▁sep");
+    broken("GLM-4.5", "<tool_call>f<arg_key>a</arg_key>3</tool_call>", "<arg_value>");
+    broken("gpt-oss", "<|channel|>commentary to=functions.f<|message|>[]<|call|>", "no JSON object");
+}
+
+#[test]
+fn templates_tell_their_family() {
+    for (template, name) in [
+        ("… '<tool_call>' … '<arg_key>' …", "GLM-4.5"),
+        ("<tool_call> <think>", "Qwen"),
+        ("content.split('</think>')", "thoughts alone"),
+        ("{{ message.content }}", "text alone"),
+    ] {
+        assert_eq!(Syntax::of(template).name, name);
+    }
+}

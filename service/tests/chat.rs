@@ -1,0 +1,229 @@
+//! `chat` as a user meets it, over the small model of the runtime's tests.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
+
+#[path = "../../runtime/tests/common/mod.rs"]
+mod common;
+
+use common::*;
+use moec_runtime::cli::Io;
+use serde_json::{Value, json};
+use std::ffi::OsString;
+use std::io::Read;
+use std::path::Path;
+
+const TEMPLATE: &str = "{% for m in messages %}[{{ m.role[0] }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[a]{% endif %}";
+
+struct Done {
+    status: u8,
+    out: String,
+    err: String,
+}
+
+impl Done {
+    /// One object for each answer.
+    fn answers(&self) -> Vec<Value> {
+        self.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+}
+
+/// A bundle with a tokenizer and a template.
+fn talking() -> tempfile::TempDir {
+    let dir = bundle();
+    add_tokenizer(dir.path());
+    let templates = json!({"templates": {"default": TEMPLATE}, "tokens": {"bos_token": "<s>"}});
+    std::fs::write(dir.path().join("artifacts/chat_template.json"), templates.to_string()).unwrap();
+    dir
+}
+
+fn chat(bundle: &Path, args: &str, input: &str) -> Done {
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let mut input = input.as_bytes();
+    let io = Io { input: Some(&mut input as &mut dyn Read), out: &mut out, err: &mut err };
+    let args = format!("chat {args}");
+    let args = args.split_whitespace().map(OsString::from);
+    let status = moec_service::front(None).run_with(&program(&ENTRIES), bundle, args, io);
+    let text = |b| String::from_utf8(b).unwrap();
+    Done { status, out: text(out), err: text(err) }
+}
+
+fn ids(text: &str) -> Vec<u32> {
+    text.bytes().map(u32::from).collect()
+}
+
+#[test]
+fn three_turns_prefill_what_is_new() {
+    let dir = talking();
+    let done = chat(dir.path(), "--json -n 4 --regex [a-d]{9} --temperature 1", "hi\nho\n\nhe\n");
+    assert_eq!((done.status, &*done.err), (0, ""));
+    let answers = done.answers();
+    assert_eq!(answers.len(), 3);
+    let mut prompt = String::new();
+    let mut before = 0;
+    for (answer, said) in answers.iter().zip(["hi", "ho", "he"]) {
+        prompt.push_str(&format!("[u]{said}[a]"));
+        assert_eq!(answer["prompt_tokens"], prompt.len());
+        // All that was there before but the last token of the answer, which no call has taken in.
+        assert_eq!(answer["kept_tokens"], before);
+        assert_eq!(answer["prefilled_tokens"], prompt.len() - before);
+        let text = answer["text"].as_str().unwrap();
+        assert!(text.len() == 4 && text.bytes().all(|b| (b'a'..=b'd').contains(&b)), "{text}");
+        assert_eq!(answer["end"], "length");
+        prompt.push_str(text);
+        before = prompt.len() - 1;
+    }
+}
+
+#[test]
+fn answers_are_those_of_whole_prompts() {
+    let dir = talking();
+    let done = chat(dir.path(), "--json -n 3 --system s", "hi\nho\n");
+    let answers = done.answers();
+    let first = ids("[s]s[u]hi[a]");
+    assert_eq!(answers[0]["ids"], json!(continuation(&first, 3)));
+    // What the answer was decoded to is what the next prompt has.
+    let second = format!("[s]s[u]hi[a]{}[u]ho[a]", answers[0]["text"].as_str().unwrap());
+    assert_eq!(answers[1]["ids"], json!(continuation(&ids(&second), 3)));
+    assert!(answers[1]["kept_tokens"].as_u64().unwrap() >= first.len() as u64);
+}
+
+#[test]
+fn commands() {
+    let dir = talking();
+    let file = dir.path().join("talk.json");
+    let script = format!(
+        "/set temperature 2\n/set seed 3\nhi\n/regenerate\n/save {0}\n/reset\n/load {0}\n/system be brief\nhi\n/help\n/quit\nnever",
+        file.display()
+    );
+    let done = chat(dir.path(), "--json -n 2 --regex [a-d]{2}", &script);
+    assert_eq!(done.status, 0, "{}", done.err);
+    let answers = done.answers();
+    assert_eq!(answers.len(), 3);
+    // The same prompt, of which all but the last token is there; another seed.
+    assert_eq!(answers[1]["kept_tokens"], 7);
+    assert_eq!(answers[2]["prompt_tokens"], "[s]be brief[u]hi[a]".len());
+    let saved: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!(saved["messages"][0], json!({"role": "user", "content": "hi"}));
+    assert_eq!(saved["messages"][1]["content"], answers[1]["text"]);
+    assert!(
+        done.err.contains("wrote 2 messages")
+            && done.err.contains("read 2 messages")
+            && done.err.contains("/regenerate")
+    );
+    for (line, words) in [
+        ("/nothing", "no command `/nothing`"),
+        ("/set temperature hot", "`hot` is no value of temperature"),
+        ("/set top_p 2", "top_p must be above 0, up to 1"),
+        ("/load /nowhere", "cannot read a conversation from `/nowhere`"),
+        ("/regenerate", "no answer yet"),
+        ("/save", "a file is to be named"),
+    ] {
+        let done = chat(dir.path(), "", line);
+        assert!(done.status != 0 && done.err.contains(words), "{line}: {}", done.err);
+    }
+}
+
+#[test]
+fn stop_strings_are_not_printed() {
+    let dir = talking();
+    let whole = chat(dir.path(), "-n 8 --quiet --regex [a-d]{8} --temperature 3", "hi\n").out;
+    let stop = &whole[3..5];
+    let at = whole.find(stop).unwrap();
+    let done =
+        chat(dir.path(), &format!("-n 8 --quiet --regex [a-d]{{8}} --temperature 3 --stop {stop}"), "hi\n");
+    assert_eq!(done.out, format!("{}\n", &whole[..at]));
+    assert_eq!(done.err, "");
+}
+
+#[test]
+fn special_tokens_are_the_templates_alone() {
+    let dir = talking();
+    let template = dir.path().join("template");
+    std::fs::write(&template, "{{ bos_token }}{{ messages[-1].content }}").unwrap();
+    let of = |said: &str| {
+        let done = chat(dir.path(), &format!("--json -n 1 --template {}", template.display()), said);
+        done.answers()[0]["prompt_tokens"].as_u64().unwrap()
+    };
+    // One token, and five letters.
+    assert_eq!(of("hello"), 1 + 5);
+    // What is written like one is characters.
+    assert_eq!(of("a<s>b</s>"), 1 + 9);
+}
+
+#[test]
+fn what_cannot_be_is_said() {
+    let dir = talking();
+    std::fs::remove_file(dir.path().join("artifacts/chat_template.json")).unwrap();
+    let done = chat(dir.path(), "", "hi\n");
+    assert_eq!(done.status, 1);
+    assert!(
+        done.err.contains("no chat template") && done.err.contains("run generate --prompt TEXT"),
+        "{}",
+        done.err
+    );
+    let dir = talking();
+    let done = chat(dir.path(), "", &"x".repeat(80));
+    assert!(done.err.contains("the context holds 64") && done.err.contains("/reset"), "{}", done.err);
+    let done = chat(dir.path(), "--regex (", "hi\n");
+    assert!(done.err.contains("the regular expression cannot be used"), "{}", done.err);
+    std::fs::write(dir.path().join("artifacts/chat_template.json"), "[]").unwrap();
+    assert!(chat(dir.path(), "", "hi\n").err.contains("`templates` is no table of texts"));
+}
+
+/// The process that [`in_a_terminal`] starts.
+#[test]
+#[ignore = "is started by another test, in a terminal"]
+fn child() {
+    let bundle = std::env::var_os("MOEC_CHAT_BUNDLE").unwrap();
+    let args = ["chat", "-n", "3", "--regex", "[a-d]{3}", "--quiet"].map(OsString::from);
+    let status = moec_service::front(None).run(&program(&ENTRIES), Path::new(&bundle), args.into_iter());
+    assert_eq!(status, 0);
+}
+
+/// In a pseudo-terminal: an answer, an interrupt at the prompt, a mistake, another answer, the end; and the history is kept.
+#[test]
+#[cfg(unix)]
+fn in_a_terminal() {
+    let dir = talking();
+    let script = r#"
+import os, pty, re, select, sys, time
+exe, wanted = sys.argv[1], [(b"hi\r", rb"[a-d]{3}\r\n"), (b"\x03", rb"> "), (b"/nothing\r", rb"no command"), (b"ho\r", rb"[a-d]{3}\r\n")]
+pid, fd = pty.fork()
+if pid == 0:
+    os.execv(exe, [exe, "--ignored", "--exact", "child", "--nocapture", "--test-threads", "1"])
+seen = b""
+def until(pattern, start):
+    global seen
+    end = time.time() + 60
+    while not re.search(pattern, seen[start:]):
+        if time.time() > end: sys.exit("no %r in %r" % (pattern, seen[start:]))
+        if select.select([fd], [], [], 1)[0]:
+            try: seen += os.read(fd, 4096)
+            except OSError: sys.exit("it ended: %r" % seen)
+until(rb"> ", 0)
+for keys, pattern in wanted:
+    start = len(seen)
+    os.write(fd, keys)
+    until(pattern, start)
+    until(rb"> ", start)
+os.write(fd, b"\x04")
+end = time.time() + 60
+while time.time() < end:
+    try: seen += os.read(fd, 4096)
+    except OSError: break
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"#;
+    if !moec_testing::PYTHON.here() {
+        return;
+    }
+    let done = std::process::Command::new("python3")
+        .args(["-c", script])
+        .arg(std::env::current_exe().unwrap())
+        .env("MOEC_CHAT_BUNDLE", dir.path())
+        .env("XDG_STATE_HOME", dir.path())
+        .env("TERM", "xterm")
+        .output()
+        .unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let history = std::fs::read_to_string(dir.path().join("moec/chat_history")).unwrap();
+    assert!(history.contains("hi\n") && history.contains("ho\n"), "{history}");
+}
