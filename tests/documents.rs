@@ -57,12 +57,17 @@ const ROWS: &[(&str, &str)] = &[
     ),
     ("moec sign BUNDLE --key F", "moec sign demo.moec --key demo.key"),
     ("moec simulate BUNDLE", "moec simulate --help"),
+    (
+        "BUNDLE/run serve --port 8080",
+        "sh -c 'demo.moec/run serve --port 0 & sleep 2; kill -TERM $!; wait $!'",
+    ),
     ("run bench --json --no-verify-reads", "moec run budget.moec bench --json --no-verify-reads"),
     ("run generate --budget 3GiB", "moec run budget.moec generate --budget 3GiB -n 8"),
 ];
 
 /// What is run nowhere here, by its first words, and why. Options are looked for in the help of the same command.
 const ELSEWHERE: &[(&str, &str)] = &[
+    ("curl", "asks a server; tests/serve.rs does"),
     ("cargo xtask", "installs, measures or builds for minutes to hours"),
     ("cargo run", "compiles everything once more"),
     ("cargo test", "a test of its own"),

@@ -142,7 +142,8 @@ fn draw(
         sampler.begin(prompt);
         Box::new(sampler) as Box<dyn Choose>
     });
-    let job = Job { prompt: prompt.to_vec(), choosers: choosers.collect(), n, end: end.to_vec(), deadline: None };
+    let job =
+        Job { prompt: prompt.to_vec(), choosers: choosers.collect(), n, end: end.to_vec(), deadline: None };
     let setting = Setting { slots: first..first.saturating_add(many as u32), ..Setting::default() };
     let mut scheduler = Scheduler::new(engine, decoder, &setting)?;
     let ids = scheduler.submit(job)?;
@@ -150,7 +151,9 @@ fn draw(
     // One that fails ends all: what is left would not be the best of so many.
     let failed = RefCell::new(None);
     let mut sink = |id, event| {
-        let Some(c) = ids.iter().position(|&x| x == id).and_then(|i| candidates.get_mut(i)) else { return false };
+        let Some(c) = ids.iter().position(|&x| x == id).and_then(|i| candidates.get_mut(i)) else {
+            return false;
+        };
         match event {
             Event::Began { .. } => {}
             Event::Token { id, log_probabilities } => {

@@ -230,7 +230,9 @@ pub enum Error {
         waiting: usize,
     },
     /// Answers that do not depend on what ran before were asked for.
-    #[error("experts are assigned to units while the plan runs, so answers depend in their last bits on what ran before")]
+    #[error(
+        "experts are assigned to units while the plan runs, so answers depend in their last bits on what ran before"
+    )]
     NotExact,
     /// Nothing to work on.
     #[error("the prompt is empty")]

@@ -4,6 +4,7 @@ use crate::big_little::{Decoder, Fallbacks};
 use crate::engine::{Engine, Want};
 use crate::error::{Error, Result};
 use crate::sampler::{LogProbabilities, Sampler};
+pub use crate::scheduler::check_room;
 use crate::scheduler::{Done, End, Event, Job, Scheduler, Setting};
 use std::time::{Duration, Instant};
 
@@ -41,19 +42,6 @@ impl Generation {
 /// Per second; none of nothing.
 pub fn rate(tokens: usize, time: Duration) -> Option<f64> {
     (tokens > 0 && !time.is_zero()).then(|| tokens as f64 / time.as_secs_f64())
-}
-
-/// Refuses a prompt and a number of tokens that do not fit the context together.
-///
-/// # Errors
-/// [`Error::EmptyPrompt`], [`Error::Context`], [`Error::Room`].
-pub fn check_room(prompt: usize, n: usize, max: usize) -> Result<()> {
-    match prompt.saturating_add(n) {
-        _ if prompt == 0 => Err(Error::EmptyPrompt),
-        _ if prompt > max => Err(Error::Context { what: "the prompt has", needed: prompt, max }),
-        needed if needed > max => Err(Error::Room { prompt, n, max }),
-        _ => Ok(()),
-    }
 }
 
 /// What to generate.
@@ -116,7 +104,7 @@ pub fn begin(
 /// said. `on_token` gets each id as it is chosen; its error ends the work.
 ///
 /// # Errors
-/// Before any work: what [`check_room`] and [`Engine::prefill`] refuse. Then: [`Error::Interrupted`],
+/// Before any work: what [`check_room`] and [`Engine::prefill`] refuse. Then: [`crate::Error::Interrupted`],
 /// logits that are no numbers, and what `on_token` returns.
 pub fn generate(
     engine: &mut Engine<'_>,

@@ -446,9 +446,12 @@ fn bench_by_turns() {
     let asked = |a: &Value| ["prompt", "gen", "batch"].map(|k| a[k].as_u64().unwrap());
     assert_eq!(answers.iter().map(asked).collect::<Vec<_>>(), [[20, 3, 1], [5, 2, 2]]);
     assert!(answers.iter().all(|a| a["decode_tokens_per_s"].as_f64().unwrap() > 0.0));
-    for (input, word) in
-        [("5 2\n", "`5 2`"), ("5 0 1\n", "from 1 up"), ("60 10 1\n", "context"), ("1 1 99\n", "KV cache holds 3")]
-    {
+    for (input, word) in [
+        ("5 2\n", "`5 2`"),
+        ("5 0 1\n", "from 1 up"),
+        ("60 10 1\n", "context"),
+        ("1 1 99\n", "KV cache holds 3"),
+    ] {
         let done = run_in(dir.path(), "bench --stdin", Some(input));
         assert!(done.status != 0 && done.err.contains(word), "{input}: {}", done.err);
     }

@@ -6,6 +6,7 @@
 pub mod chat;
 pub mod error;
 pub mod grammar;
+mod serve;
 pub mod template;
 pub mod tools;
 
@@ -13,7 +14,7 @@ pub use error::{Error, Result};
 use moec_runtime::cli::{Front, More, Native};
 
 /// The verbs beside the runtime's own.
-const VERBS: &[More] = &[chat::VERB];
+const VERBS: &[More] = &[chat::VERB, serve::VERB];
 
 /// The verbs of a bundle, the runtime's and this crate's. `native`: what executes units that the runtime by itself does not.
 pub fn front(native: Option<Native<'static>>) -> Front<'static> {

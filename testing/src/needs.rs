@@ -60,6 +60,20 @@ pub static GGUF: Need = Need {
     help: Help::Command("cargo xtask gguf"),
     find: || gguf().is_some_and(|python| starts(python, &["-c", "import gguf, numpy, safetensors"])),
 };
+/// OpenAI's client.
+pub static OPENAI: Need = Need {
+    name: "openai",
+    what: "a Python with OpenAI's client",
+    help: Help::Command("cargo xtask openai"),
+    find: || openai().is_some_and(|python| starts(python, &["-c", "import openai"])),
+};
+/// A browser without a window.
+pub static CHROMIUM: Need = Need {
+    name: "chromium",
+    what: "Chromium",
+    help: Help::Packages(&["chromium"]),
+    find: || starts("chromium", &["--version"]),
+};
 /// NVIDIA's assembler of PTX.
 pub static PTXAS: Need = Need {
     name: "ptxas",
@@ -181,11 +195,13 @@ pub static PYTHON: Need = Need {
 };
 
 /// All of them.
-pub static NEEDS: [&Need; 21] = [
+pub static NEEDS: [&Need; 23] = [
     &COREML,
     &QNN,
     &ONNXRUNTIME,
     &GGUF,
+    &OPENAI,
+    &CHROMIUM,
     &PTXAS,
     &AARCH64,
     &STRACE,
@@ -237,6 +253,11 @@ pub fn onnxruntime() -> Option<PathBuf> {
 /// The Python that writes GGUF files for tests: `MOEC_GGUF`, or the one that `cargo xtask gguf` installs.
 pub fn gguf() -> Option<PathBuf> {
     from("MOEC_GGUF").or_else(|| Some(cache()?.join("gguf/bin/python")))
+}
+
+/// The Python with OpenAI's client: `MOEC_OPENAI`, or the one that `cargo xtask openai` installs.
+pub fn openai() -> Option<PathBuf> {
+    from("MOEC_OPENAI").or_else(|| Some(cache()?.join("openai/bin/python")))
 }
 
 /// Whether the helper and the environment lie where moec looks for them.

@@ -17,7 +17,6 @@ mod debian;
 mod demo;
 mod dist;
 mod docs;
-mod gguf;
 mod gpu_check;
 mod hit_rates;
 mod llvm;
@@ -36,6 +35,7 @@ mod skip;
 mod suite;
 mod tools;
 mod torment;
+mod venv;
 
 use shell::Failed;
 use std::process::ExitCode;
@@ -64,11 +64,12 @@ const COMMANDS: &[Command] = &[
         coreml::run,
     ),
     ("qnn", "install QNN and its emulator of Hexagon, and onnxruntime, in a folder of their own", qnn::run),
-    (
-        "gguf",
-        "install the gguf package, with which tests write GGUF files, in a folder of its own",
-        gguf::run,
-    ),
+    ("gguf", "install the gguf package, with which tests write GGUF files, in a folder of its own", || {
+        venv::run(&venv::GGUF)
+    }),
+    ("openai", "install OpenAI's client, with which tests ask `run serve`, in a folder of its own", || {
+        venv::run(&venv::OPENAI)
+    }),
     (
         "cuda",
         "install NVIDIA's assembler of PTX, for machine code in bundles, in moec's cache folder",
@@ -184,6 +185,7 @@ const COMMANDS: &[Command] = &[
     ("torment", "a thousand damaged checkpoints and bundles; takes options, `--help` lists them", || {
         torment::run(&options())
     }),
+    ("torment-serve", "64 clients of a server that come and go at random; two minutes", torment::serve),
     ("fmt-check", "check the formatting", suite::formatting),
     ("help", "this list", help),
 ];

@@ -1,15 +1,20 @@
 //! Tools that tests need, from the table of `moec-testing`.
 
 use crate::shell::Failed;
-use crate::{apt, coreml, cuda, gguf, qnn};
-use moec_testing::{COREML, GGUF, Help, NEEDS, Need, PTXAS, QNN};
+use crate::{apt, coreml, cuda, qnn, venv};
+use moec_testing::{COREML, GGUF, Help, NEEDS, Need, OPENAI, PTXAS, QNN};
 
 /// What a test needs, and the command of this program that installs it.
 type Installer = (&'static Need, fn() -> Result<(), Failed>);
 
 /// Every such command.
-const INSTALLERS: &[Installer] =
-    &[(&COREML, coreml::run), (&QNN, qnn::run), (&GGUF, gguf::run), (&PTXAS, cuda::run)];
+const INSTALLERS: &[Installer] = &[
+    (&COREML, coreml::run),
+    (&QNN, qnn::run),
+    (&GGUF, || venv::run(&venv::GGUF)),
+    (&OPENAI, || venv::run(&venv::OPENAI)),
+    (&PTXAS, cuda::run),
+];
 
 /// Installs what is missing and can be installed here. Gives what could not be; tests that need it say so, too.
 pub(crate) fn run() -> Vec<String> {

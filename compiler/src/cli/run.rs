@@ -18,7 +18,7 @@ use std::process::ExitCode;
 
 /// Run a bundle's own verbs in this process
 ///
-/// The same as `BUNDLE/run VERB …`, for machines without the linked program: generate, chat, logits, bench, info. A bundle
+/// The same as `BUNDLE/run VERB …`, for machines without the linked program: generate, chat, serve, logits, bench, info. A bundle
 /// is a program: run only what you trust.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {

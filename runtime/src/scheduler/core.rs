@@ -14,10 +14,7 @@ pub(super) enum Action {
     /// Nobody wants anything.
     Idle,
     /// Bring a slot to where a sequence begins.
-    Place {
-        id: Id,
-        place: Place,
-    },
+    Place { id: Id, place: Place },
     /// Compute these tokens of a prompt.
     Prompt {
         id: Id,
@@ -116,7 +113,8 @@ impl Core {
     /// prompts, the oldest prompt first, up to the budget and at least one; then one step of decoding of all that run.
     pub(super) fn next(&mut self) -> Action {
         // One after the other: what a slot is said to hold is there when the next sequence looks for its prompt.
-        if let Some((id, place)) = self.unplaced().or_else(|| self.admit().then(|| self.unplaced()).flatten()) {
+        if let Some((id, place)) = self.unplaced().or_else(|| self.admit().then(|| self.unplaced()).flatten())
+        {
             return Action::Place { id, place };
         }
         let prompt = self.live.iter().find(|s| matches!(s.stage, Stage::Prompt { .. }));

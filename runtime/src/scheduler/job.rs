@@ -4,6 +4,19 @@ use crate::error::{Error, Result};
 use crate::sampler::{LogProbabilities, Sampler};
 use std::time::Instant;
 
+/// Refuses a prompt and a number of tokens that do not fit the context together.
+///
+/// # Errors
+/// [`Error::EmptyPrompt`], [`Error::Context`], [`Error::Room`].
+pub fn check_room(prompt: usize, n: usize, max: usize) -> Result<()> {
+    match prompt.saturating_add(n) {
+        _ if prompt == 0 => Err(Error::EmptyPrompt),
+        _ if prompt > max => Err(Error::Context { what: "the prompt has", needed: prompt, max }),
+        needed if needed > max => Err(Error::Room { prompt, n, max }),
+        _ => Ok(()),
+    }
+}
+
 /// Names a sequence of a scheduler.
 pub type Id = u64;
 

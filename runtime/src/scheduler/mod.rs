@@ -26,9 +26,8 @@ use self::core::{Action, Core};
 use crate::big_little::Decoder;
 use crate::engine::{Engine, Want};
 use crate::error::{Error, Result};
-use crate::generate::check_room;
 use crate::sampler::LogProbabilities;
-pub use job::{Choose, End, Event, Id, Job};
+pub use job::{Choose, End, Event, Id, Job, check_room};
 use model::{Model, Served};
 pub use slots::Sharing;
 use std::collections::BTreeMap;
@@ -230,11 +229,14 @@ impl<'j, M: Model> Inner<'j, M> {
         check_room(prompt.len(), n.saturating_sub(1), self.context)?;
         let (many, slots) = (choosers.len(), self.core.slots().len());
         if many > slots {
-            return Err(Error::FewSlots { needed: many + (of_plan as usize).saturating_sub(slots), slots: of_plan });
+            return Err(Error::FewSlots {
+                needed: many + (of_plan as usize).saturating_sub(slots),
+                slots: of_plan,
+            });
         }
         let waiting = self.core.waiting();
-        let enter = self.core.slots().free() >= many && waiting == 0;
-        if !enter && waiting + many > self.queue {
+        // Who waits for no more than the next step takes a slot that is free now.
+        if waiting + many > self.queue.saturating_add(self.core.slots().free()) {
             return Err(Error::Busy { waiting });
         }
         if many == 0 || n == 0 {
@@ -289,7 +291,8 @@ impl<'j, M: Model> Inner<'j, M> {
         let Self { model, live, core, .. } = self;
         let ids = core.ids(id, range.clone());
         let mut chosen = Vec::new();
-        let mut choice = |logits: &[f32]| chosen.extend(choose.iter().map(|&id| (id, pick(live, id, logits))));
+        let mut choice =
+            |logits: &[f32]| chosen.extend(choose.iter().map(|&id| (id, pick(live, id, logits))));
         match model.prompt(slot, range.start, ids, want, &mut choice) {
             Ok(()) => {
                 self.counters.prompt_tokens += range.len() as u64;

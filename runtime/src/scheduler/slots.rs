@@ -94,7 +94,9 @@ impl Slots {
             .map(|i| (usable(i), i))
             .filter(|(keep, _)| *keep > 0)
             // Of equal ones a free slot that loses least, and the first of these.
-            .min_by_key(|&(keep, i)| (std::cmp::Reverse(keep), self.all[i].owner.is_some(), lost(i, keep), i));
+            .min_by_key(|&(keep, i)| {
+                (std::cmp::Reverse(keep), self.all[i].owner.is_some(), lost(i, keep), i)
+            });
         let place = match best {
             None => Place { slot: victim as u32, from: None, keep: 0 },
             Some((keep, i)) => {

@@ -130,9 +130,8 @@ struct Asked {
 fn asked() -> impl Strategy<Value = Asked> {
     // Prompts of few tokens, so that prefixes are often equal.
     let prompt = prop::collection::vec(0..3u32, 1..20);
-    (0..60usize, prompt, 1..=SLOTS as usize, 1..12usize, prop::option::of(0..10usize)).prop_map(
-        |(at, prompt, many, n, cancel)| Asked { at, prompt, many, n, cancel },
-    )
+    (0..60usize, prompt, 1..=SLOTS as usize, 1..12usize, prop::option::of(0..10usize))
+        .prop_map(|(at, prompt, many, n, cancel)| Asked { at, prompt, many, n, cancel })
 }
 
 fn scheduler(toy: Toy, budget: usize, queue: usize) -> Inner<'static, Toy> {
@@ -230,7 +229,8 @@ proptest! {
 
 #[test]
 fn prompts_and_decoding_take_turns() {
-    let mut s = scheduler(Toy { fork: true, rewind: true, sharing: Some(Sharing::None), ..Toy::default() }, 4, 9);
+    let mut s =
+        scheduler(Toy { fork: true, rewind: true, sharing: Some(Sharing::None), ..Toy::default() }, 4, 9);
     let mut quiet = |_, _| true;
     let endless = |prompt: &[u32], n| Job { end: Vec::new(), ..job(prompt, 1, n) };
     s.submit(endless(&[1], 20), SLOTS).unwrap();
@@ -268,7 +268,8 @@ fn equal_prefixes_are_computed_once() {
         turn.push(2);
     }
     // Several after one prompt: once, whatever they share.
-    let mut s = scheduler(Toy { fork: true, rewind: true, sharing: Some(Sharing::None), ..Toy::default() }, 99, 9);
+    let mut s =
+        scheduler(Toy { fork: true, rewind: true, sharing: Some(Sharing::None), ..Toy::default() }, 99, 9);
     s.submit(job(&system, 3, 5), SLOTS).unwrap();
     while s.step(&mut |_, _| true).unwrap().done != Done::Idle {}
     assert_eq!(s.counters.prompt_tokens, 10);
@@ -293,9 +294,14 @@ fn time_ends_a_sequence() {
     let mut s = scheduler(Toy { fork: true, rewind: true, ..Toy::default() }, 4, 2);
     s.submit(Job { deadline: Some(Instant::now()), ..job(&[1], 1, 30) }, SLOTS).unwrap();
     let mut end = None;
-    while s.step(&mut |_, event| {
-        end = Some(format!("{event:?}"));
-        true
-    }).unwrap().done != Done::Idle {}
+    while s
+        .step(&mut |_, event| {
+            end = Some(format!("{event:?}"));
+            true
+        })
+        .unwrap()
+        .done
+        != Done::Idle
+    {}
     assert_eq!((end.as_deref(), s.core.slots().free()), (Some("Ended(Expired)"), 3));
 }

@@ -1,0 +1,202 @@
+//! What becomes of a request: text, piece by piece, of each of its answers.
+
+use super::Server;
+use super::error::{Answer, ApiError};
+use super::request::Options;
+use super::worker::{Ask, Command, Ticket, Told};
+use axum::http::StatusCode;
+use moec_runtime::sampler::{Constraint, LogProbabilities};
+use moec_runtime::scheduler::{Choose, End, Event, Job};
+use moec_runtime::stops::Stops;
+use moec_runtime::text::TextStream;
+use moec_runtime::{Sampler, Sampling, Text};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+/// A piece of an answer.
+#[derive(Debug, Default)]
+pub(super) struct Piece {
+    /// Which answer.
+    pub(super) choice: usize,
+    /// Text that is certain by now.
+    pub(super) text: String,
+    /// Of the token that it came with.
+    pub(super) log_probabilities: Option<LogProbabilities>,
+    /// Why nothing follows.
+    pub(super) finish: Option<&'static str>,
+}
+
+/// Tokens of a request.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Usage {
+    pub(super) prompt: usize,
+    pub(super) answers: usize,
+    /// Tokens of prompts that lay in a slot already.
+    pub(super) shared: usize,
+}
+
+impl Usage {
+    pub(super) fn json(self) -> serde_json::Value {
+        serde_json::json!({
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.answers,
+            "total_tokens": self.prompt + self.answers,
+            "prompt_tokens_details": {"cached_tokens": self.shared},
+        })
+    }
+}
+
+/// One answer that is being made.
+struct Choice<'t> {
+    text: Option<TextStream<'t>>,
+    stops: Stops,
+}
+
+/// All answers to a request. What is not done when it is dropped is cancelled.
+pub(super) struct Answers<'t> {
+    events: UnboundedReceiver<Told>,
+    _tickets: Vec<Ticket>,
+    choices: Vec<Choice<'t>>,
+    ready: VecDeque<Piece>,
+    /// Tokens that end an answer.
+    end: Vec<u32>,
+    pub(super) usage: Usage,
+}
+
+/// Makes the constraint of an answer, where there is one.
+pub(super) type MakeConstraint<'c> = dyn Fn() -> Answer<Option<Box<dyn Constraint>>> + Send + Sync + 'c;
+
+impl<'t> Answers<'t> {
+    /// Asks for `options.n` answers to each prompt, and waits until all are taken in.
+    ///
+    /// # Errors
+    /// What does not fit, and what the scheduler refuses.
+    pub(super) async fn ask(
+        server: &Server,
+        text: &'t Text,
+        prompts: Vec<Vec<u32>>,
+        options: &Options,
+        constraint: &MakeConstraint<'_>,
+    ) -> Answer<Self> {
+        let (tell, events) = unbounded_channel();
+        let end = if options.ignore_eos { Vec::new() } else { server.eos.clone() };
+        let (mut tickets, mut usage) = (Vec::new(), Usage::default());
+        let asked = prompts.len();
+        for (p, prompt) in prompts.into_iter().enumerate() {
+            let n = options.room(prompt.len(), server.context)?;
+            usage.prompt += prompt.len();
+            let mut choosers: Vec<Box<dyn Choose>> = Vec::new();
+            for i in 0..options.n {
+                let seed = options.sampling.seed.wrapping_add((p * options.n + i) as u64);
+                let mut sampler = Sampler::new(Sampling { seed, ..options.sampling.clone() });
+                if let Some(constraint) = constraint()? {
+                    sampler = sampler.constrained(constraint);
+                }
+                sampler.begin(&prompt);
+                choosers.push(Box::new(sampler));
+            }
+            let deadline = Some(Instant::now() + server.limit);
+            let job = Job { prompt, choosers, n, end: end.clone(), deadline };
+            let number = server.tickets.fetch_add(1, Ordering::Relaxed);
+            let ask = Ask { ticket: number, job, first: p * options.n, tell: tell.clone() };
+            server.worker.send(Command::Submit(ask)).map_err(|_| gone())?;
+            tickets.push(Ticket { number, worker: server.worker.clone() });
+        }
+        let choice = |_| {
+            let stream = if options.special { text.stream_with_special() } else { text.stream() };
+            Choice { text: Some(stream), stops: Stops::new(options.stop.clone()) }
+        };
+        let choices = (0..asked * options.n).map(choice).collect();
+        let mut answers = Self { events, _tickets: tickets, choices, ready: VecDeque::new(), end, usage };
+        let mut accepted = 0;
+        while accepted < asked {
+            match answers.events.recv().await {
+                Some(Told::Accepted) => accepted += 1,
+                Some(Told::Refused(e)) => return Err(e.into()),
+                Some(Told::Of(choice, event)) => answers.take(choice, event)?,
+                None => return Err(gone()),
+            }
+        }
+        Ok(answers)
+    }
+
+    /// The next piece of any answer; `None` when all are done.
+    ///
+    /// # Errors
+    /// An answer that cannot go on; the others are given up with it.
+    pub(super) async fn next(&mut self) -> Answer<Option<Piece>> {
+        loop {
+            if let Some(piece) = self.ready.pop_front() {
+                return Ok(Some(piece));
+            }
+            if self.choices.iter().all(|c| c.text.is_none()) {
+                return Ok(None);
+            }
+            match self.events.recv().await {
+                Some(Told::Of(choice, event)) => self.take(choice, event)?,
+                Some(Told::Refused(e)) => return Err(e.into()),
+                Some(Told::Accepted) => {}
+                None => return Err(gone()),
+            }
+        }
+    }
+
+    /// Makes pieces of what became of a choice.
+    fn take(&mut self, index: usize, event: Event) -> Answer<()> {
+        let Some(choice) = self.choices.get_mut(index) else { return Ok(()) };
+        let Some(stream) = &mut choice.text else { return Ok(()) };
+        let mut piece = Piece { choice: index, ..Piece::default() };
+        match event {
+            Event::Began { shared } => self.usage.shared += shared,
+            Event::Token { id, log_probabilities } => {
+                self.usage.answers += 1;
+                piece.log_probabilities = log_probabilities;
+                let new = if self.end.contains(&id) { String::new() } else { stream.push(id)? };
+                piece.text = choice.stops.push(&new);
+                let hit = choice.stops.found().is_some();
+                if hit {
+                    piece.finish = Some("stop");
+                    choice.text = None;
+                }
+                if hit || !piece.text.is_empty() || piece.log_probabilities.is_some() {
+                    self.ready.push_back(piece);
+                }
+            }
+            Event::Ended(End::Failed(e)) => return Err(e.into()),
+            Event::Ended(End::Expired) => {
+                let message =
+                    "the time for this answer is over; hint: the server's `--timeout` says how long that is";
+                return Err(ApiError::new(StatusCode::GATEWAY_TIMEOUT, message).code("timeout"));
+            }
+            Event::Ended(end) => {
+                let rest = choice.text.take().map(TextStream::finish).transpose()?.unwrap_or_default();
+                let mut text = choice.stops.push(&rest);
+                let hit = choice.stops.found().is_some();
+                if !hit {
+                    text += &std::mem::take(&mut choice.stops).finish();
+                }
+                let why = if matches!(end, End::Length) && !hit { "length" } else { "stop" };
+                self.ready.push_back(Piece { text, finish: Some(why), ..piece });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn gone() -> ApiError {
+    ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the server stops")
+}
+
+/// Ids of a text.
+///
+/// # Errors
+/// It cannot be encoded, or has more tokens than the context.
+pub(super) async fn encode(text: &Arc<Text>, prompt: String) -> Answer<Vec<u32>> {
+    let text = Arc::clone(text);
+    // A long one takes a while, and others are waiting.
+    let ids = tokio::task::spawn_blocking(move || text.encode(&prompt)).await;
+    ids.map_err(|e| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))?.map_err(ApiError::from)
+}

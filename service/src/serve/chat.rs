@@ -1,0 +1,435 @@
+//! `/v1/chat/completions`: conversations, by the model's chat template; tools, and answers that are JSON.
+
+use super::Server;
+use super::answers::{Answers, MakeConstraint, Piece};
+use super::error::{Answer, ApiError};
+use super::fields::{Fields, wrong};
+use super::request::Options;
+use super::stream::{Form, answer};
+use crate::grammar::Grammar;
+use crate::template::{Prompt, Render, Template};
+use crate::tools::{Event, Parser, Syntax, ToolCall};
+use axum::http::StatusCode;
+use axum::response::Response;
+use moec_runtime::Text;
+use moec_runtime::sampler::{LogProbabilities, MAX_LIKELIEST};
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// Variables of templates that stand at the top of requests.
+const VARIABLES: [&str; 2] = ["reasoning_effort", "enable_thinking"];
+
+impl Server {
+    /// The template of a conversation.
+    fn template(&self, tools: bool) -> Answer<Template> {
+        let refused = |why: String| ApiError::new(StatusCode::BAD_REQUEST, why).code("no_chat_template");
+        match &self.templates {
+            Ok(Some(templates)) => Ok(templates.choose(tools)?),
+            Ok(None) => Err(refused(
+                "this model has no chat template; hint: start the server with `--template FILE`, or use `/v1/completions`".to_owned(),
+            )),
+            Err(why) => Err(refused(why.clone())),
+        }
+    }
+}
+
+impl From<crate::Error> for ApiError {
+    fn from(e: crate::Error) -> Self {
+        let hint = e.hint.map_or_else(String::new, |hint| format!("; hint: {hint}"));
+        Self::new(StatusCode::BAD_REQUEST, format!("{}{hint}", e.what))
+    }
+}
+
+/// Answers a request.
+///
+/// # Errors
+/// What cannot be read, or does not fit; a model without a template.
+pub(super) async fn complete(server: Arc<Server>, body: &Value) -> Answer<Response> {
+    let fields = Fields::of(body, "the body")?;
+    let text = server.text()?;
+    let messages = messages(fields)?;
+    let tools = Tools::read(fields)?;
+    let template = server.template(tools.shown().is_some())?;
+    let mut options = Options::read(fields, &server)?;
+    let likeliest = fields.integer("top_logprobs", 0, MAX_LIKELIEST as u64)?;
+    if fields.boolean("logprobs")? {
+        options.sampling.log_probabilities = Some(likeliest.unwrap_or(0) as usize);
+    } else if likeliest.is_some() {
+        let message = "`top_logprobs` wants `logprobs`; hint: set `logprobs` to true";
+        return Err(ApiError::bad("top_logprobs", message));
+    }
+    let syntax = Syntax::of(template.source());
+    options.special = !syntax.is_text_alone();
+    let forced = tools.forced()?;
+    let grammar = match &forced {
+        Some(schema) => Some(Grammar::Schema(schema.clone())),
+        None => response_format(fields)?,
+    };
+    let constraint = constraint(&server, grammar).await?;
+    let more = variables(fields)?;
+    let shown = tools.shown().map(<[Value]>::to_vec);
+    let encoder = Arc::clone(&text);
+    // Templates and long conversations take a while, and others are waiting.
+    let rendered = tokio::task::spawn_blocking(move || {
+        template.prompt(
+            &encoder,
+            &Render {
+                messages: &messages,
+                tools: shown.as_deref(),
+                add_generation_prompt: true,
+                more: Some(&more),
+                ..Render::default()
+            },
+        )
+    });
+    let Prompt { ids, text: rendered } =
+        rendered.await.map_err(|e| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))??;
+    let choices =
+        (0..options.n).map(|_| Choice { parser: Some(Parser::new(syntax, &rendered)), ..Choice::default() });
+    let form = Chat {
+        id: server.name("chatcmpl"),
+        created: super::now(),
+        model: server.model.clone(),
+        forced: forced.is_some(),
+        choices: choices.collect(),
+    };
+    answer(server, text, vec![ids], options, constraint, form).await
+}
+
+/// Messages as templates take them: texts whole, arguments of calls as objects.
+fn messages(fields: Fields<'_>) -> Answer<Vec<Value>> {
+    let missing = || ApiError::bad("messages", "`messages` must be an array of messages, at least one");
+    let list = fields.array("messages")?.filter(|m| !m.is_empty()).ok_or_else(missing)?;
+    list.iter().enumerate().map(|(i, m)| message(m, &format!("messages[{i}]"))).collect()
+}
+
+fn message(value: &Value, at: &str) -> Answer<Value> {
+    let fields = Fields::of(value, at)?;
+    let mut out = value.clone();
+    if fields.string("role").map_err(|e| e.at(at))?.is_none() {
+        return Err(ApiError::bad(at, format!("`{at}` has no `role`")));
+    }
+    match fields.get("content") {
+        None => {
+            out["content"] = json!("");
+        }
+        Some(Value::String(_)) => {}
+        Some(Value::Array(parts)) => {
+            let mut text = String::new();
+            for part in parts {
+                let piece = (part["type"] == "text").then(|| part["text"].as_str()).flatten();
+                let refused = || {
+                    let message = format!(
+                        "`{at}.content` has a part that is no text; hint: this model reads text alone"
+                    );
+                    ApiError::bad(at, message).code("unsupported_content")
+                };
+                text += piece.ok_or_else(refused)?;
+            }
+            out["content"] = json!(text);
+        }
+        Some(other) => return Err(wrong(&format!("{at}.content"), "a string or an array of parts", other)),
+    }
+    for call in out["tool_calls"].as_array_mut().into_iter().flatten() {
+        let arguments = &mut call["function"]["arguments"];
+        if let Some(parsed) = arguments.as_str().and_then(|a| serde_json::from_str::<Value>(a).ok()) {
+            *arguments = parsed;
+        }
+    }
+    if out["tool_calls"].is_null()
+        && let Some(object) = out.as_object_mut()
+    {
+        object.remove("tool_calls");
+    }
+    Ok(out)
+}
+
+/// Variables for the template.
+fn variables(fields: Fields<'_>) -> Answer<Map<String, Value>> {
+    let mut more = Map::new();
+    if let Some(given) = fields.object("chat_template_kwargs")? {
+        more.extend(given.entries().map(|(k, v)| (k.clone(), v.clone())));
+    }
+    more.extend(VARIABLES.iter().filter_map(|&name| Some((name.to_owned(), fields.get(name)?.clone()))));
+    Ok(more)
+}
+
+/// What the model may call.
+struct Tools {
+    all: Vec<Value>,
+    choice: ToolChoice,
+}
+
+/// Whether it does.
+enum ToolChoice {
+    None,
+    Auto,
+    Required,
+    Named(String),
+}
+
+impl Tools {
+    fn read(fields: Fields<'_>) -> Answer<Self> {
+        let all = fields.array("tools")?.cloned().unwrap_or_default();
+        for (i, tool) in all.iter().enumerate() {
+            let name = tool["function"]["name"].as_str().filter(|n| !n.is_empty());
+            if tool["type"] != "function" || name.is_none() {
+                let message =
+                    format!("`tools[{i}]` must have `type` \"function\", and a `function` with a `name`");
+                return Err(ApiError::bad("tools", message));
+            }
+        }
+        let bad = |value| wrong("tool_choice", "\"none\", \"auto\", \"required\" or a function", value);
+        let choice = match fields.get("tool_choice") {
+            None => ToolChoice::Auto,
+            Some(value) => match value.as_str() {
+                Some("none") => ToolChoice::None,
+                Some("auto") => ToolChoice::Auto,
+                Some("required") => ToolChoice::Required,
+                Some(_) => return Err(bad(value)),
+                None => {
+                    let name = value["function"]["name"].as_str().ok_or_else(|| bad(value))?;
+                    if all.iter().all(|t| t["function"]["name"] != name) {
+                        return Err(ApiError::bad(
+                            "tool_choice",
+                            format!("`tools` has no function `{name}`"),
+                        ));
+                    }
+                    ToolChoice::Named(name.to_owned())
+                }
+            },
+        };
+        if matches!(choice, ToolChoice::Required) && all.is_empty() {
+            return Err(ApiError::bad(
+                "tool_choice",
+                "`tool_choice` is \"required\", but there are no `tools`",
+            ));
+        }
+        Ok(Self { all, choice })
+    }
+
+    /// Those that the template is given.
+    fn shown(&self) -> Option<&[Value]> {
+        (!self.all.is_empty() && !matches!(self.choice, ToolChoice::None)).then_some(&*self.all)
+    }
+
+    /// The schema of a call that must be: an object with `name` and `arguments`.
+    fn forced(&self) -> Answer<Option<Value>> {
+        let wanted = |tool: &&Value| match &self.choice {
+            ToolChoice::Named(name) => tool["function"]["name"] == **name,
+            _ => true,
+        };
+        if matches!(self.choice, ToolChoice::None | ToolChoice::Auto) {
+            return Ok(None);
+        }
+        let call = |tool: &Value| {
+            let function = &tool["function"];
+            let arguments = match &function["parameters"] {
+                Value::Null => json!({"type": "object"}),
+                schema => schema.clone(),
+            };
+            json!({
+                "type": "object",
+                "properties": {"name": {"const": function["name"]}, "arguments": arguments},
+                "required": ["name", "arguments"],
+                "additionalProperties": false,
+            })
+        };
+        let calls: Vec<Value> = self.all.iter().filter(wanted).map(call).collect();
+        Ok(Some(json!({"anyOf": calls})))
+    }
+}
+
+/// What an answer must be.
+fn response_format(fields: Fields<'_>) -> Answer<Option<Grammar>> {
+    let Some(format) = fields.object("response_format")? else { return Ok(None) };
+    match format.string("type")? {
+        Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(Grammar::Schema(json!({"type": "object"})))),
+        Some("json_schema") => {
+            let schema = format.object("json_schema")?.and_then(|s| s.get("schema"));
+            let missing =
+                || ApiError::bad("response_format", "`response_format.json_schema` has no `schema`");
+            Ok(Some(Grammar::Schema(schema.ok_or_else(missing)?.clone())))
+        }
+        _ => Err(ApiError::bad(
+            "response_format",
+            "`response_format.type` must be \"text\", \"json_object\" or \"json_schema\"",
+        )),
+    }
+}
+
+/// Makes the constraints of answers. The first one reads the vocabulary, which takes a while.
+async fn constraint(server: &Arc<Server>, grammar: Option<Grammar>) -> Answer<Arc<MakeConstraint<'static>>> {
+    let Some(grammar) = grammar else { return Ok(Arc::new(|| Ok(None))) };
+    let server = Arc::clone(server);
+    let ready = tokio::task::spawn_blocking(move || {
+        let grammars = server.grammars()?;
+        // What cannot be used is refused before anything is asked of the engine.
+        grammars.constraint(&grammar)?;
+        Ok::<_, ApiError>((grammars, grammar))
+    });
+    let (grammars, grammar) =
+        ready.await.map_err(|e| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))??;
+    Ok(Arc::new(move || Ok(Some(grammars.constraint(&grammar)?))))
+}
+
+/// One answer.
+#[derive(Default)]
+struct Choice {
+    parser: Option<Parser>,
+    calls: usize,
+    /// Text of a call that must be.
+    forced: String,
+}
+
+/// What a piece adds to an answer.
+#[derive(Default)]
+struct Delta {
+    content: String,
+    reasoning: String,
+    calls: Vec<Value>,
+}
+
+/// The form of its answers.
+struct Chat {
+    id: String,
+    created: u64,
+    model: String,
+    forced: bool,
+    choices: Vec<Choice>,
+}
+
+impl Chat {
+    fn object(&self, kind: &str, choices: Vec<Value>) -> Value {
+        json!({"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices})
+    }
+
+    /// What a piece adds, and why nothing follows.
+    fn delta(&mut self, piece: &Piece) -> (Delta, Option<&'static str>) {
+        let mut delta = Delta::default();
+        let Some(choice) = self.choices.get_mut(piece.choice) else { return (delta, piece.finish) };
+        let mut events = Vec::new();
+        if self.forced {
+            choice.forced += &piece.text;
+            if piece.finish.is_some() {
+                events.push(forced_call(std::mem::take(&mut choice.forced)));
+            }
+        } else {
+            if let Some(parser) = &mut choice.parser {
+                events = parser.push(&piece.text);
+            }
+            if piece.finish.is_some() {
+                events.extend(choice.parser.take().into_iter().flat_map(Parser::finish));
+            }
+        }
+        for event in events {
+            match event {
+                Event::Content(text) | Event::Broken { text, .. } => delta.content += &text,
+                Event::Reasoning(text) => delta.reasoning += &text,
+                Event::Call(ToolCall { name, arguments }) => {
+                    let index = choice.calls;
+                    choice.calls += 1;
+                    let id = format!("call_{}_{}_{index}", self.id, piece.choice);
+                    let function = json!({"name": name, "arguments": arguments});
+                    delta
+                        .calls
+                        .push(json!({"index": index, "id": id, "type": "function", "function": function}));
+                }
+            }
+        }
+        let finish = match piece.finish {
+            Some("stop") if choice.calls > 0 => Some("tool_calls"),
+            other => other,
+        };
+        (delta, finish)
+    }
+}
+
+/// The call that an answer had to be. One that was cut short is text.
+fn forced_call(text: String) -> Event {
+    let value: Value = serde_json::from_str(&text).unwrap_or_default();
+    match value["name"].as_str() {
+        Some(name) => {
+            Event::Call(ToolCall { name: name.to_owned(), arguments: value["arguments"].to_string() })
+        }
+        None => Event::Content(text),
+    }
+}
+
+impl Form for Chat {
+    fn first(&mut self, choice: usize) -> Option<Value> {
+        let delta = json!({"role": "assistant", "content": ""});
+        let choice = json!({"index": choice, "delta": delta, "logprobs": null, "finish_reason": null});
+        Some(self.object("chat.completion.chunk", vec![choice]))
+    }
+
+    fn piece(&mut self, piece: &Piece, text: &Text) -> Value {
+        let (delta, finish) = self.delta(piece);
+        let mut object = json!({});
+        if !delta.content.is_empty() {
+            object["content"] = json!(delta.content);
+        }
+        if !delta.reasoning.is_empty() {
+            object["reasoning_content"] = json!(delta.reasoning);
+        }
+        if !delta.calls.is_empty() {
+            object["tool_calls"] = json!(delta.calls);
+        }
+        let content = piece.log_probabilities.as_ref().map(|l| json!({"content": [of_token(l, text)]}));
+        let choice =
+            json!({"index": piece.choice, "delta": object, "logprobs": content, "finish_reason": finish});
+        self.object("chat.completion.chunk", vec![choice])
+    }
+
+    fn whole(&mut self, pieces: Vec<Vec<Piece>>, answers: &Answers<'_>, text: &Text) -> Value {
+        let mut choices = Vec::new();
+        for (index, pieces) in pieces.into_iter().enumerate() {
+            let (mut all, mut finish, mut tokens) = (Delta::default(), None, Vec::new());
+            for piece in &pieces {
+                let (delta, why) = self.delta(piece);
+                all.content += &delta.content;
+                all.reasoning += &delta.reasoning;
+                all.calls.extend(delta.calls);
+                finish = finish.or(why);
+                tokens.extend(piece.log_probabilities.as_ref().map(|l| of_token(l, text)));
+            }
+            let only_calls = all.content.is_empty() && !all.calls.is_empty();
+            let content = if only_calls { Value::Null } else { json!(all.content) };
+            let mut message = json!({"role": "assistant", "content": content, "refusal": null});
+            if !all.reasoning.is_empty() {
+                message["reasoning_content"] = json!(all.reasoning);
+            }
+            if !all.calls.is_empty() {
+                for call in &mut all.calls {
+                    call.as_object_mut().map(|c| c.shift_remove("index"));
+                }
+                message["tool_calls"] = json!(all.calls);
+            }
+            let logprobs = if tokens.is_empty() { Value::Null } else { json!({"content": tokens}) };
+            choices.push(
+                json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}),
+            );
+        }
+        let mut object = self.object("chat.completion", choices);
+        object["usage"] = answers.usage.json();
+        object
+    }
+
+    fn last(&mut self, answers: &Answers<'_>) -> Value {
+        let mut object = self.object("chat.completion.chunk", Vec::new());
+        object["usage"] = answers.usage.json();
+        object
+    }
+}
+
+/// Log-probabilities of a token.
+fn of_token(l: &LogProbabilities, text: &Text) -> Value {
+    let one = |id: u32, p: f64| {
+        let word = text.decode(&[id]).unwrap_or_default();
+        json!({"token": word, "logprob": p, "bytes": word.as_bytes()})
+    };
+    let mut object = one(l.id, l.chosen);
+    object["top_logprobs"] = l.likeliest.iter().map(|&(id, p)| one(id, p)).collect();
+    object
+}

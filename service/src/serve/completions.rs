@@ -1,0 +1,167 @@
+//! `/v1/completions`: texts that go on.
+
+use super::Server;
+use super::answers::{Answers, Piece, encode};
+use super::error::{Answer, ApiError};
+use super::fields::{Fields, wrong};
+use super::request::Options;
+use super::stream::{Form, answer};
+use axum::response::Response;
+use moec_runtime::Text;
+use moec_runtime::sampler::{LogProbabilities, MAX_LIKELIEST};
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// Most prompts of a request.
+const MAX_PROMPTS: usize = 64;
+
+/// Answers a request.
+///
+/// # Errors
+/// What cannot be read, or does not fit.
+pub(super) async fn complete(server: Arc<Server>, body: &Value) -> Answer<Response> {
+    let fields = Fields::of(body, "the body")?;
+    let text = server.text()?;
+    for (name, absent) in [("echo", Value::Bool(false)), ("suffix", Value::String(String::new()))] {
+        if fields.get(name).is_some_and(|v| *v != absent) {
+            let message = format!("`{name}` is not supported; hint: leave it out");
+            return Err(ApiError::bad(name, message).code("unsupported_parameter"));
+        }
+    }
+    let mut options = Options::read(fields, &server)?;
+    options.sampling.log_probabilities =
+        fields.integer("logprobs", 0, MAX_LIKELIEST as u64)?.map(|n| n as usize);
+    if let Some(best_of) = fields.integer("best_of", 1, server.slots as u64)?
+        && best_of != options.n as u64
+    {
+        let message = "`best_of` must be what `n` is; hint: `run generate --best-of` chooses among several";
+        return Err(ApiError::bad("best_of", message).code("unsupported_parameter"));
+    }
+    // OpenAI's default for this endpoint.
+    options.tokens = options.tokens.or(Some(16));
+    let prompts = prompts(fields, &server, &text).await?;
+    let form = Completion {
+        id: server.name("cmpl"),
+        created: super::now(),
+        model: server.model.clone(),
+        offsets: Vec::new(),
+    };
+    answer(server, text, prompts, options, Arc::new(|| Ok(None)), form).await
+}
+
+/// The prompts: a text, ids, or several of either.
+async fn prompts(fields: Fields<'_>, server: &Server, text: &Arc<Text>) -> Answer<Vec<Vec<u32>>> {
+    let kind = "a string, an array of token ids, or an array of either";
+    let value = fields.get("prompt").ok_or_else(|| ApiError::bad("prompt", "`prompt` is missing"))?;
+    let single = |value: &Value| match value {
+        Value::String(_) => true,
+        Value::Array(ids) => ids.first().is_none_or(Value::is_number),
+        _ => false,
+    };
+    let all: Vec<&Value> = match value {
+        Value::Array(many) if !single(value) => many.iter().collect(),
+        one => vec![one],
+    };
+    if all.len() > MAX_PROMPTS {
+        return Err(ApiError::bad("prompt", format!("a request has at most {MAX_PROMPTS} prompts")));
+    }
+    let mut out = Vec::new();
+    for value in all {
+        out.push(match value {
+            Value::String(one) => encode(text, one.clone()).await?,
+            Value::Array(ids) => {
+                let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
+                let ids: Option<Vec<u32>> = ids.iter().map(id).collect();
+                ids.ok_or_else(|| wrong("prompt", kind, value))?
+            }
+            other => return Err(wrong("prompt", kind, other)),
+        });
+    }
+    match out.iter().flatten().find(|&&id| id >= server.vocab) {
+        Some(&id) => Err(moec_runtime::Error::BadId { id, vocab: server.vocab }.into()),
+        None => Ok(out),
+    }
+}
+
+/// The form of its answers.
+struct Completion {
+    id: String,
+    created: u64,
+    model: String,
+    /// Characters that each answer has so far.
+    offsets: Vec<usize>,
+}
+
+impl Completion {
+    fn object(&self, choices: Vec<Value>) -> Value {
+        json!({"id": self.id, "object": "text_completion", "created": self.created, "model": self.model, "choices": choices})
+    }
+}
+
+impl Form for Completion {
+    fn piece(&mut self, piece: &Piece, text: &Text) -> Value {
+        if self.offsets.len() <= piece.choice {
+            self.offsets.resize(piece.choice + 1, 0);
+        }
+        let offset = &mut self.offsets[piece.choice];
+        let at = *offset;
+        *offset += piece.text.chars().count();
+        let log_probabilities = piece.log_probabilities.as_ref().map(|l| of_token(l, at, text));
+        let choice = json!({
+            "index": piece.choice,
+            "text": piece.text,
+            "logprobs": log_probabilities,
+            "finish_reason": piece.finish,
+        });
+        self.object(vec![choice])
+    }
+
+    fn whole(&mut self, pieces: Vec<Vec<Piece>>, answers: &Answers<'_>, text: &Text) -> Value {
+        let choice = |(index, pieces): (usize, Vec<Piece>)| {
+            let all: String = pieces.iter().map(|p| p.text.as_str()).collect();
+            let mut at = 0;
+            let mut lists: Option<Value> = None;
+            for piece in &pieces {
+                if let Some(l) = &piece.log_probabilities {
+                    join(lists.get_or_insert_with(|| json!({})), of_token(l, at, text));
+                }
+                at += piece.text.chars().count();
+            }
+            let finish = pieces.last().and_then(|p| p.finish);
+            json!({"index": index, "text": all, "logprobs": lists, "finish_reason": finish})
+        };
+        let choices = pieces.into_iter().enumerate().map(choice).collect();
+        let mut object = self.object(choices);
+        object["usage"] = answers.usage.json();
+        object
+    }
+
+    fn last(&mut self, answers: &Answers<'_>) -> Value {
+        let mut object = self.object(Vec::new());
+        object["usage"] = answers.usage.json();
+        object
+    }
+}
+
+/// Log-probabilities of a token, as lists of one.
+fn of_token(l: &LogProbabilities, offset: usize, text: &Text) -> Value {
+    let word = |id| text.decode(&[id]).unwrap_or_default();
+    let top: Map<String, Value> = l.likeliest.iter().map(|&(id, p)| (word(id), json!(p))).collect();
+    json!({
+        "tokens": [word(l.id)],
+        "token_logprobs": [l.chosen],
+        "top_logprobs": [top],
+        "text_offset": [offset],
+    })
+}
+
+/// Puts lists behind lists of the same names.
+fn join(lists: &mut Value, more: Value) {
+    let (Some(lists), Value::Object(more)) = (lists.as_object_mut(), more) else { return };
+    for (name, mut list) in more {
+        let to = lists.entry(name).or_insert_with(|| json!([]));
+        if let (Some(to), Some(list)) = (to.as_array_mut(), list.as_array_mut()) {
+            to.append(list);
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Errors as OpenAI's clients read them: a status, and an object `error` with message, type, parameter and code.
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use moec_runtime::{Error, Fault};
+use serde_json::{Value, json};
+
+/// Seconds after which a client that was sent away may ask again.
+const RETRY_AFTER: &str = "1";
+
+/// An answer that is none.
+#[derive(Debug)]
+pub(super) struct ApiError {
+    pub(super) status: StatusCode,
+    pub(super) message: String,
+    /// The field of the request that it is about.
+    pub(super) param: Option<String>,
+    pub(super) code: Option<&'static str>,
+}
+
+/// Result of a request.
+pub(super) type Answer<T> = Result<T, ApiError>;
+
+impl ApiError {
+    pub(super) fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), param: None, code: None }
+    }
+
+    /// A request that cannot be answered as it stands.
+    pub(super) fn bad(param: &str, message: impl Into<String>) -> Self {
+        Self { param: Some(param.to_owned()), ..Self::new(StatusCode::BAD_REQUEST, message) }
+    }
+
+    /// Of a field of something that stands at `place`.
+    pub(super) fn at(self, place: &str) -> Self {
+        let param = self.param.map(|param| format!("{place}.{param}"));
+        Self { message: format!("`{place}`: {}", self.message), param, ..self }
+    }
+
+    pub(super) fn code(self, code: &'static str) -> Self {
+        Self { code: Some(code), ..self }
+    }
+
+    /// The object that a body, or an event of a stream, holds.
+    pub(super) fn json(&self) -> Value {
+        let kind = match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            s if s.is_server_error() => "server_error",
+            _ => "invalid_request_error",
+        };
+        json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
+    }
+}
+
+impl From<Error> for ApiError {
+    fn from(e: Error) -> Self {
+        let hint = e.hint().map_or_else(String::new, |hint| format!("; hint: {hint}"));
+        let (status, code) = match &e {
+            Error::Busy { .. } => (StatusCode::TOO_MANY_REQUESTS, Some("queue_full")),
+            Error::Interrupted => (StatusCode::SERVICE_UNAVAILABLE, None),
+            Error::Room { .. } | Error::Context { .. } => {
+                (StatusCode::BAD_REQUEST, Some("context_length_exceeded"))
+            }
+            e if e.fault() == Fault::Request => (StatusCode::BAD_REQUEST, None),
+            _ => (StatusCode::INTERNAL_SERVER_ERROR, None),
+        };
+        Self { code, ..Self::new(status, format!("{e}{hint}")) }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, axum::Json(self.json())).into_response();
+        if matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER));
+        }
+        response
+    }
+}

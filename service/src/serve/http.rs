@@ -1,0 +1,194 @@
+//! Connections, routes, and who may ask.
+
+use super::Server;
+use super::error::{Answer, ApiError};
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::{get, post};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use serde_json::{Value, json};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+
+/// Connections at a time.
+const CONNECTIONS: usize = 1024;
+/// How long a client may take for the head of a request, and for its body.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The page to talk to the model.
+const PAGE: &str = include_str!("page.html");
+/// What the page may load: nothing but itself.
+const PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; \
+                           img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// Serves until `stop` comes, and what has begun until it is done.
+///
+/// # Errors
+/// The listener cannot be used.
+pub(super) async fn serve(
+    listener: std::net::TcpListener,
+    server: Arc<Server>,
+    stop: impl Future<Output = ()>,
+) -> io::Result<()> {
+    listener.set_nonblocking(true)?;
+    let listener = TcpListener::from_std(listener)?;
+    let app = TowerToHyperService::new(routes(server));
+    let mut http = hyper::server::conn::http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(PATIENCE);
+    let graceful = GracefulShutdown::new();
+    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    let mut stop = std::pin::pin!(stop);
+    loop {
+        let Ok(permit) = Arc::clone(&room).acquire_owned().await else { break };
+        let stream = tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => stream,
+                // Such as too many open files: others may end meanwhile.
+                Err(_) => {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    continue;
+                }
+            },
+            () = &mut stop => break,
+        };
+        // Tokens are small and wanted at once. Without it they come all the same.
+        let _ = stream.set_nodelay(true);
+        let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), app.clone()));
+        tokio::spawn(async move {
+            // A client that breaks off is no concern of others.
+            let _ = connection.await;
+            drop(permit);
+        });
+    }
+    drop(listener);
+    graceful.shutdown().await;
+    Ok(())
+}
+
+fn routes(server: Arc<Server>) -> Router {
+    let guarded = from_fn_with_state(Arc::clone(&server), guard);
+    Router::new()
+        .route("/", get(page))
+        .route("/health", get(|| async { axum::Json(json!({"status": "ok"})) }))
+        .route("/metrics", get(metrics))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{id}", get(model))
+        .route("/v1/completions", post(completions))
+        .route("/v1/chat/completions", post(chat))
+        .fallback(|| async {
+            ApiError::new(StatusCode::NOT_FOUND, "there is nothing at this path").code("unknown_url")
+        })
+        .method_not_allowed_fallback(|| async {
+            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this path has no such method")
+        })
+        .layer(guarded)
+        .with_state(server)
+}
+
+/// Who may ask, and from where.
+async fn guard(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
+    let asks = request.method() == Method::OPTIONS && server.cors.is_some();
+    let path = request.uri().path();
+    let open = asks || path == "/" || path == "/health";
+    let mut response = if !open && !is_allowed(&server, request.headers()) {
+        let message = "a key is wanted; hint: send `Authorization: Bearer KEY`";
+        ApiError::new(StatusCode::UNAUTHORIZED, message).code("invalid_api_key").into_response()
+    } else if asks {
+        StatusCode::NO_CONTENT.into_response()
+    } else {
+        next.run(request).await
+    };
+    if let Some(origin) = &server.cors {
+        let headers = response.headers_mut();
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
+        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
+        let allowed = HeaderValue::from_static("authorization, content-type");
+        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, allowed);
+        headers.insert(header::VARY, HeaderValue::from_static("origin"));
+    }
+    response
+}
+
+/// Whether a request has the key, where one is wanted. How long it takes says nothing about where keys differ.
+fn is_allowed(server: &Server, headers: &HeaderMap) -> bool {
+    let Some(key) = &server.key else { return true };
+    let found = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
+    let Some(found) = found.and_then(|f| f.strip_prefix(b"Bearer ")) else { return false };
+    let differ = found.iter().zip(key.bytes()).fold(0, |d, (a, b)| d | (a ^ b));
+    found.len() == key.len() && differ == 0
+}
+
+async fn page() -> impl IntoResponse {
+    ([(header::CONTENT_SECURITY_POLICY, PAGE_POLICY)], Html(PAGE))
+}
+
+async fn metrics(State(server): State<Arc<Server>>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], server.metrics.text())
+}
+
+async fn models(State(server): State<Arc<Server>>) -> axum::Json<Value> {
+    axum::Json(json!({"object": "list", "data": [described(&server)]}))
+}
+
+async fn model(State(server): State<Arc<Server>>, Path(id): Path<String>) -> Answer<axum::Json<Value>> {
+    if id == server.model {
+        return Ok(axum::Json(described(&server)));
+    }
+    let message = format!("there is no model `{id}` here; hint: this is `{}`", server.model);
+    Err(ApiError::new(StatusCode::NOT_FOUND, message).code("model_not_found"))
+}
+
+/// The model, as OpenAI's list has it; `max_model_len` as vLLM's.
+fn described(server: &Server) -> Value {
+    json!({
+        "id": server.model,
+        "object": "model",
+        "created": server.started,
+        "owned_by": "moec",
+        "max_model_len": server.context,
+        "chat": server.has_chat(),
+    })
+}
+
+async fn completions(State(server): State<Arc<Server>>, request: Request) -> Answer<Response> {
+    let body = body(&server, request).await?;
+    super::completions::complete(server, &body).await
+}
+
+async fn chat(State(server): State<Arc<Server>>, request: Request) -> Answer<Response> {
+    let body = body(&server, request).await?;
+    super::chat::complete(server, &body).await
+}
+
+/// Reads a body of JSON. What a page of another origin can send without asking is no JSON by its type.
+async fn body(server: &Server, request: Request) -> Answer<Value> {
+    let kind = request.headers().get(header::CONTENT_TYPE).and_then(|t| t.to_str().ok()).unwrap_or_default();
+    if kind.split(';').next().unwrap_or_default().trim() != "application/json" {
+        let message = "the body must be JSON; hint: send `Content-Type: application/json`";
+        return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+    }
+    let large = || {
+        let message =
+            format!("the body is larger than {} bytes; hint: `--max-body` allows more", server.body);
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+    };
+    let length = request.headers().get(header::CONTENT_LENGTH).and_then(|l| l.to_str().ok());
+    if length.and_then(|l| l.parse::<u64>().ok()).is_some_and(|l| l > server.body as u64) {
+        return Err(large());
+    }
+    let body: Body = request.into_body();
+    let late = |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body did not come in time");
+    let read = tokio::time::timeout(PATIENCE, axum::body::to_bytes(body, server.body)).await.map_err(late)?;
+    let bytes = read.map_err(|_| large())?;
+    serde_json::from_slice(&bytes).map_err(|e| {
+        ApiError::new(StatusCode::BAD_REQUEST, format!("the body is no JSON: {e}")).code("invalid_json")
+    })
+}

@@ -1,0 +1,292 @@
+//! `serve`: answers requests of OpenAI's form over HTTP.
+//!
+//! One thread owns the engine ([`worker`]): it steps the scheduler and takes requests from a channel. Everything else, connections,
+//! text and JSON, is asynchronous on another one ([`http`]), and never waits for a kernel.
+
+mod answers;
+mod chat;
+mod completions;
+mod error;
+mod fields;
+mod http;
+mod metrics;
+mod request;
+mod stream;
+mod worker;
+
+use crate::grammar::Grammars;
+use crate::template::{MAX_SOURCE, Templates};
+use axum::http::HeaderValue;
+use clap::{Args, FromArgMatches};
+use error::{Answer, ApiError};
+use metrics::Metrics;
+use moec_runtime::cli::args::Common;
+use moec_runtime::cli::{Context, Failure, Io, More, check, interrupt};
+use moec_runtime::{Decoder, Error, Scheduler, Setting, Text, regular};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, SystemTime};
+use worker::Command;
+
+/// A file of a template.
+const TEMPLATE: regular::Limit = regular::Limit { what: "a chat template", bytes: MAX_SOURCE as u64 };
+/// The variable with the key that clients must send.
+const KEY: &str = "MOEC_API_KEY";
+
+/// Answer requests of OpenAI's form over HTTP, and serve a page to talk to the model.
+///
+/// `POST /v1/completions` and `/v1/chat/completions`, `GET /v1/models`, `/health`, `/metrics` and `/`. Sequences of all clients are
+/// decoded together, as many as the KV cache has slots: the largest number of `decode_batch` in `model.toml`.
+#[derive(Args)]
+struct Serve {
+    /// Address to listen at; others than this machine reach it where this is not a loopback address
+    #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    host: IpAddr,
+    /// Port to listen at; 0 takes a free one
+    #[arg(long, value_name = "N", default_value_t = 8080)]
+    port: u16,
+    /// Key that clients must send as `Authorization: Bearer KEY` [default: `MOEC_API_KEY`, else none]
+    #[arg(long, value_name = "KEY")]
+    api_key: Option<String>,
+    /// Chat template (Jinja) in place of the bundle's own
+    #[arg(long, value_name = "FILE")]
+    template: Option<PathBuf>,
+    /// Name of the model in requests and answers [default: the name of the bundle's folder]
+    #[arg(long, value_name = "NAME")]
+    model_name: Option<String>,
+    /// Sequences that may wait for a slot; more are sent away with status 429
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    max_queue: usize,
+    /// Seconds after which an answer that is not done ends
+    #[arg(long, value_name = "S", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    timeout: u64,
+    /// Bytes that the body of a request may have
+    #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1 << 30))]
+    max_body: usize,
+    /// Origin whose pages may ask, or `*`: without it browsers let none but the server's own
+    #[arg(long, value_name = "ORIGIN")]
+    cors: Option<HeaderValue>,
+    /// Tokens of prompts between two steps of decoding, at least one chunk [default: the largest chunk that was compiled]
+    #[arg(long, value_name = "N")]
+    prompt_tokens: Option<usize>,
+    /// Give every answer to the bit as in a run by itself: rows decode one by one, and only whole chunks of prompts are shared
+    #[arg(long)]
+    exact: bool,
+    /// Decode every token with all experts
+    #[arg(long)]
+    no_big_little: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// The verb.
+pub(crate) const VERB: More = More { command, run };
+
+fn command() -> clap::Command {
+    Serve::augment_args(clap::Command::new("serve"))
+}
+
+/// What all requests see.
+struct Server {
+    model: String,
+    started: u64,
+    context: usize,
+    slots: usize,
+    vocab: u32,
+    eos: Vec<u32>,
+    /// The tokenizer, or why there is none.
+    text: Result<Arc<Text>, String>,
+    /// Its file.
+    tokenizer: Vec<u8>,
+    grammars: OnceLock<crate::Result<Arc<Grammars>>>,
+    /// Chat templates, if the bundle has any, or why they cannot be used.
+    templates: Result<Option<Templates>, String>,
+    worker: Sender<Command>,
+    metrics: Arc<Metrics>,
+    tickets: AtomicU64,
+    key: Option<String>,
+    cors: Option<HeaderValue>,
+    /// Bytes of a body.
+    body: usize,
+    /// Time of an answer.
+    limit: Duration,
+}
+
+impl Server {
+    /// The tokenizer.
+    ///
+    /// # Errors
+    /// There is none.
+    fn text(&self) -> Answer<Arc<Text>> {
+        let missing = |why: &String| ApiError::new(axum::http::StatusCode::BAD_REQUEST, why.clone());
+        self.text.as_ref().map(Arc::clone).map_err(missing)
+    }
+
+    /// A name for an answer.
+    fn name(&self, kind: &str) -> String {
+        format!("{kind}-{:x}-{:x}", self.started, self.tickets.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Whether it can answer conversations.
+    fn has_chat(&self) -> bool {
+        matches!(self.templates, Ok(Some(_)))
+    }
+
+    /// What holds answers to grammars; made when it is first wanted.
+    ///
+    /// # Errors
+    /// The tokenizer cannot be held to one.
+    fn grammars(&self) -> Answer<Arc<Grammars>> {
+        let make = || Grammars::new(&self.tokenizer, self.vocab as usize, &self.eos).map(Arc::new);
+        Ok(self.grammars.get_or_init(make).clone()?)
+    }
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}
+
+fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Result<(), Failure> {
+    let args = Serve::from_arg_matches(matches)
+        .map_err(|e| Failure::Use { what: e.to_string(), hint: "see `serve --help`".to_owned() })?;
+    check(context, &args.common, true, io)?;
+    let at = SocketAddr::new(args.host, args.port);
+    let failed = |source| Error::Io { doing: "listen at", path: PathBuf::from(at.to_string()), source };
+    let templates = templates(context, args.template.as_deref())?;
+    let listener = TcpListener::bind(at).map_err(failed)?;
+    let at = listener.local_addr().map_err(failed)?;
+    let mut engine = context.open(&args.common)?;
+    let program = context.program;
+    let mut decoder = if args.no_big_little { Decoder::full() } else { Decoder::of(program)? };
+    let (worker, commands) = channel();
+    let metrics = Arc::new(Metrics::new(engine.memory()));
+    let setting = Setting {
+        queue: args.max_queue,
+        budget: args.prompt_tokens,
+        exact: args.exact,
+        ..Setting::default()
+    };
+    let mut scheduler = Scheduler::new(&mut engine, &mut decoder, &setting)?;
+    let key = args.api_key.or_else(|| std::env::var(KEY).ok()).filter(|key| !key.is_empty());
+    let server = Arc::new(Server {
+        model: args.model_name.unwrap_or_else(|| name(context)),
+        started: now(),
+        context: program.model.max_context as usize,
+        slots: scheduler.load().slots,
+        vocab: program.model.vocab,
+        eos: program.model.eos.clone(),
+        text: Text::open(context.bundle, program.model.bos).map(Arc::new).map_err(|e| e.to_string()),
+        tokenizer: regular::read(&moec_runtime::text::path(context.bundle), regular::TOKENIZER)
+            .unwrap_or_default(),
+        grammars: OnceLock::new(),
+        templates,
+        worker,
+        metrics: Arc::clone(&metrics),
+        tickets: AtomicU64::new(0),
+        key,
+        cors: args.cors,
+        body: args.max_body,
+        limit: Duration::from_secs(args.timeout),
+    });
+    if let Err(why) = &server.text {
+        io.note(&format!("warning: {why}; there is nothing to answer texts with"));
+    }
+    if !args.host.is_loopback() && server.key.is_none() {
+        io.note(&format!(
+            "warning: others than this machine reach {at}, and no key is wanted; `--api-key` asks for one"
+        ));
+    }
+    metrics.publish(scheduler.counters(), scheduler.load());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    let stop = {
+        let _inside = runtime.enter();
+        Signals::new().map_err(failed)?
+    };
+    let model = server.model.clone();
+    let web = thread::Builder::new()
+        .name("http".to_owned())
+        .spawn(move || runtime.block_on(http::serve(listener, server, stop.first())))
+        .map_err(failed)?;
+    io.note(&format!("serving {model}, {} sequences at a time; Ctrl-C ends it", scheduler.load().slots));
+    io.say(&format!("http://{at}\n"))?;
+    worker::work(&mut scheduler, &commands, &metrics)?;
+    match web.join() {
+        Ok(done) => Ok(done.map_err(failed)?),
+        Err(_) => Err(Error::Plan("the server's thread ended in a panic".to_owned()).into()),
+    }
+}
+
+/// The chat templates of the bundle, or the one of a file, which stands in for all of them. Why those of a bundle cannot be used is told
+/// to those who ask for a conversation.
+fn templates(
+    context: &Context<'_>,
+    file: Option<&Path>,
+) -> Result<Result<Option<Templates>, String>, Failure> {
+    let own = Templates::open(context.bundle);
+    let Some(path) = file else { return Ok(own.map_err(|e| e.what)) };
+    let read = regular::read_text(path, TEMPLATE);
+    let source = read.map_err(|source| Error::Io { doing: "read", path: path.to_owned(), source })?;
+    let tokens = own.ok().flatten().map(|t| t.tokens).unwrap_or_default();
+    let templates = Templates { templates: [("default".to_owned(), source)].into(), tokens };
+    // One that is no template is no server's.
+    templates.choose(false)?;
+    Ok(Ok(Some(templates)))
+}
+
+/// The bundle's folder, without what marks it as one.
+fn name(context: &Context<'_>) -> String {
+    let folder = context.bundle.canonicalize().unwrap_or_else(|_| context.bundle.to_owned());
+    let name = folder.file_name().map_or_else(|| "moec".to_owned(), |n| n.to_string_lossy().into_owned());
+    name.strip_suffix(".moec").unwrap_or(&name).to_owned()
+}
+
+/// What asks the server to stop: SIGINT and, on Unix, SIGTERM.
+struct Signals {
+    #[cfg(unix)]
+    both: [tokio::signal::unix::Signal; 2],
+}
+
+impl Signals {
+    /// Takes them from now on, inside of a runtime.
+    #[cfg(unix)]
+    fn new() -> std::io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self { both: [signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?] })
+    }
+
+    /// Takes it from now on.
+    #[cfg(not(unix))]
+    #[expect(clippy::unnecessary_wraps, reason = "as on Unix")]
+    fn new() -> std::io::Result<Self> {
+        Ok(Self {})
+    }
+
+    async fn next(&mut self) {
+        #[cfg(unix)]
+        {
+            let [a, b] = &mut self.both;
+            tokio::select! {
+                _ = a.recv() => {}
+                _ = b.recv() => {}
+            }
+        }
+        #[cfg(not(unix))]
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Waits for the first signal; the second one ends what runs between two calls of the engine.
+    async fn first(mut self) {
+        self.next().await;
+        tokio::spawn(async move {
+            self.next().await;
+            interrupt::flag().store(true, Ordering::Relaxed);
+        });
+    }
+}

@@ -1,0 +1,114 @@
+//! What requests of all endpoints share: how tokens are chosen, how many, and what ends them.
+
+use super::Server;
+use super::error::{Answer, ApiError};
+use super::fields::{Fields, wrong};
+use moec_runtime::Sampling;
+use std::hash::{BuildHasher, RandomState};
+
+/// Most strings that may end an answer.
+const MAX_STOPS: usize = 16;
+/// Most tokens with a bias.
+const MAX_BIASES: usize = 1024;
+
+/// How answers are made.
+#[derive(Clone, Debug)]
+pub(super) struct Options {
+    pub(super) sampling: Sampling,
+    /// Tokens of an answer at most; `None`: what the context leaves.
+    pub(super) tokens: Option<usize>,
+    /// Answers to each prompt.
+    pub(super) n: usize,
+    /// Strings that end an answer.
+    pub(super) stop: Vec<String>,
+    /// Whether end tokens do not.
+    pub(super) ignore_eos: bool,
+    /// Whether texts have special tokens as they are written.
+    pub(super) special: bool,
+    pub(super) stream: bool,
+    /// Whether the last event of a stream has the usage.
+    pub(super) usage: bool,
+}
+
+/// Numbers of [`Sampling`] by the names of requests, OpenAI's first.
+type Number = (&'static str, fn(&mut Sampling) -> &mut f32);
+const NUMBERS: [Number; 7] = [
+    ("temperature", |s| &mut s.temperature),
+    ("top_p", |s| &mut s.top_p),
+    ("presence_penalty", |s| &mut s.presence_penalty),
+    ("frequency_penalty", |s| &mut s.frequency_penalty),
+    ("min_p", |s| &mut s.min_p),
+    ("typical_p", |s| &mut s.typical_p),
+    ("repetition_penalty", |s| &mut s.repetition_penalty),
+];
+
+impl Options {
+    /// Reads them.
+    ///
+    /// # Errors
+    /// What has a wrong type, or is out of its range.
+    pub(super) fn read(fields: Fields<'_>, server: &Server) -> Answer<Self> {
+        if let Some(model) = fields.string("model")?.filter(|m| *m != server.model) {
+            let message = format!("there is no model `{model}` here; hint: this is `{}`", server.model);
+            let mut e = ApiError::new(axum::http::StatusCode::NOT_FOUND, message).code("model_not_found");
+            e.param = Some("model".to_owned());
+            return Err(e);
+        }
+        // As OpenAI's own: a draw from all that the model says.
+        let mut sampling = Sampling { temperature: 1.0, ..Sampling::GREEDY };
+        for (name, of) in NUMBERS {
+            if let Some(x) = fields.number(name)? {
+                *of(&mut sampling) = x;
+            }
+        }
+        sampling.top_k = fields.integer("top_k", 0, u64::from(u32::MAX))?.unwrap_or(0) as usize;
+        sampling.bias = biases(fields)?;
+        let random = || RandomState::new().hash_one(std::process::id());
+        sampling.seed = fields.bits("seed")?.unwrap_or_else(random);
+        sampling.check()?;
+        let n = fields.integer("n", 1, server.slots as u64)?.unwrap_or(1) as usize;
+        let stop = fields.strings("stop")?;
+        if stop.len() > MAX_STOPS || stop.iter().any(String::is_empty) {
+            let message = format!("`stop` must be at most {MAX_STOPS} strings, none of them empty");
+            return Err(ApiError::bad("stop", message));
+        }
+        let tokens = |name| fields.integer(name, 1, u64::from(u32::MAX));
+        let tokens = tokens("max_completion_tokens")?.or(tokens("max_tokens")?).map(|n| n as usize);
+        let stream = fields.boolean("stream")?;
+        let of_stream = fields.object("stream_options")?;
+        if of_stream.is_some() && !stream {
+            let message = "`stream_options` is for streams; hint: set `stream` to true";
+            return Err(ApiError::bad("stream_options", message));
+        }
+        let usage = of_stream.map_or(Ok(false), |o| o.boolean("include_usage"))?;
+        let ignore_eos = fields.boolean("ignore_eos")?;
+        Ok(Self { sampling, tokens, n, stop, ignore_eos, special: false, stream, usage })
+    }
+
+    /// Tokens behind a prompt.
+    ///
+    /// # Errors
+    /// There is no room for one.
+    pub(super) fn room(&self, prompt: usize, context: usize) -> Answer<usize> {
+        let n = self.tokens.unwrap_or_else(|| context.saturating_sub(prompt).max(1));
+        moec_runtime::generate::check_room(prompt, n, context)?;
+        Ok(n)
+    }
+}
+
+/// `logit_bias`: from token ids, as strings, to −100 … 100. −100 forbids a token, as OpenAI has it.
+fn biases(fields: Fields<'_>) -> Answer<Vec<(u32, f32)>> {
+    let name = "logit_bias";
+    let Some(biases) = fields.object(name)? else { return Ok(Vec::new()) };
+    let mut out = Vec::new();
+    for (id, value) in biases.entries() {
+        let kind = "an object from token ids to numbers from -100 to 100";
+        let bias = value.as_f64().filter(|b| (-100.0..=100.0).contains(b));
+        let (Ok(id), Some(bias)) = (id.parse(), bias) else { return Err(wrong(name, kind, value)) };
+        out.push((id, if bias <= -100.0 { f32::NEG_INFINITY } else { bias as f32 }));
+    }
+    if out.len() > MAX_BIASES {
+        return Err(ApiError::bad(name, format!("`{name}` may name at most {MAX_BIASES} tokens")));
+    }
+    Ok(out)
+}

@@ -1,0 +1,140 @@
+//! Answers as they go out: whole, or as events.
+
+use super::Server;
+use super::answers::{Answers, MakeConstraint, Piece};
+use super::error::Answer;
+use super::request::Options;
+use axum::body::Body;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use hyper::body::{Bytes, Frame};
+use moec_runtime::Text;
+use serde_json::Value;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+
+/// Events that wait for a client that reads slowly.
+const EVENTS: usize = 64;
+
+/// The form that an endpoint gives its answers.
+pub(super) trait Form: Send + 'static {
+    /// An event in front of all others of an answer, where the form has one.
+    fn first(&mut self, _choice: usize) -> Option<Value> {
+        None
+    }
+
+    /// The event of a piece.
+    fn piece(&mut self, piece: &Piece, text: &Text) -> Value;
+
+    /// All answers at once, by their pieces.
+    fn whole(&mut self, pieces: Vec<Vec<Piece>>, answers: &Answers<'_>, text: &Text) -> Value;
+
+    /// The event with the usage.
+    fn last(&mut self, answers: &Answers<'_>) -> Value;
+}
+
+/// Answers prompts.
+///
+/// # Errors
+/// As [`Answers::ask`]; of what is not streamed, also what goes wrong later.
+pub(super) async fn answer(
+    server: Arc<Server>,
+    text: Arc<Text>,
+    prompts: Vec<Vec<u32>>,
+    options: Options,
+    constraint: Arc<MakeConstraint<'static>>,
+    mut form: impl Form,
+) -> Answer<Response> {
+    let choices = prompts.len() * options.n;
+    if !options.stream {
+        let mut answers = Answers::ask(&server, &text, prompts, &options, &*constraint).await?;
+        let mut pieces: Vec<Vec<Piece>> = (0..choices).map(|_| Vec::new()).collect();
+        while let Some(piece) = answers.next().await? {
+            pieces[piece.choice].push(piece);
+        }
+        return Ok(axum::Json(form.whole(pieces, &answers, &text)).into_response());
+    }
+    let (events, body) = channel(EVENTS);
+    // A stream that was refused has a status of its own.
+    let (taken, refused) = tokio::sync::oneshot::channel();
+    tokio::spawn(async move {
+        let mut answers = match Answers::ask(&server, &text, prompts, &options, &*constraint).await {
+            Ok(answers) => answers,
+            Err(e) => return drop(taken.send(Err(e))),
+        };
+        if taken.send(Ok(())).is_err() {
+            return;
+        }
+        tokio::select! {
+            // Who has gone away waits for nothing: what is dropped here is cancelled.
+            () = events.closed() => {}
+            _ = send(&events, &mut answers, &text, &mut form, choices, options.usage) => {}
+        }
+    });
+    match refused.await {
+        Ok(Ok(())) => {}
+        Ok(Err(e)) => return Err(e),
+        Err(_) => {
+            return Err(super::error::ApiError::new(
+                axum::http::StatusCode::INTERNAL_SERVER_ERROR,
+                "the answer was given up",
+            ));
+        }
+    }
+    let headers =
+        [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")];
+    Ok((headers, Body::new(Events(body))).into_response())
+}
+
+/// Nobody listens.
+struct Gone;
+
+/// Sends all events of a stream.
+async fn send(
+    events: &Sender<Bytes>,
+    answers: &mut Answers<'_>,
+    text: &Text,
+    form: &mut impl Form,
+    choices: usize,
+    usage: bool,
+) -> Result<(), Gone> {
+    for choice in 0..choices {
+        if let Some(first) = form.first(choice) {
+            event(events, &first).await?;
+        }
+    }
+    loop {
+        match answers.next().await {
+            Ok(Some(piece)) => event(events, &form.piece(&piece, text)).await?,
+            Ok(None) => break,
+            // Its status has gone out long before.
+            Err(e) => return event(events, &e.json()).await,
+        }
+    }
+    if usage {
+        event(events, &form.last(answers)).await?;
+    }
+    events.send(Bytes::from_static(b"data: [DONE]\n\n")).await.map_err(|_| Gone)
+}
+
+async fn event(events: &Sender<Bytes>, value: &Value) -> Result<(), Gone> {
+    events.send(format!("data: {value}\n\n").into()).await.map_err(|_| Gone)
+}
+
+/// A body of events.
+struct Events(Receiver<Bytes>);
+
+impl hyper::body::Body for Events {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.0.poll_recv(context).map(|event| event.map(|bytes| Ok(Frame::data(bytes))))
+    }
+}

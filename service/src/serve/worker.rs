@@ -1,0 +1,142 @@
+//! The thread that owns the engine: it takes requests from a channel, steps the scheduler, and tells what comes of them.
+
+use super::metrics::Metrics;
+use moec_runtime::scheduler::{Done, Event, Id, Job, Scheduler};
+use moec_runtime::{Error, Result};
+use std::collections::BTreeMap;
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::Instant;
+use tokio::sync::mpsc::UnboundedSender;
+
+/// What the engine's thread is asked for.
+pub(super) enum Command {
+    /// Sequences after a prompt.
+    Submit(Ask),
+    /// Nobody waits for these any longer.
+    Cancel(u64),
+}
+
+/// Sequences that somebody waits for.
+pub(super) struct Ask {
+    /// Names it.
+    pub(super) ticket: u64,
+    pub(super) job: Job<'static>,
+    /// The choice of the answer that its first sequence is.
+    pub(super) first: usize,
+    pub(super) tell: UnboundedSender<Told>,
+}
+
+/// What comes of it.
+pub(super) enum Told {
+    /// It will be computed.
+    Accepted,
+    /// It will not.
+    Refused(Error),
+    /// Something became of a choice.
+    Of(usize, Event),
+}
+
+/// Cancels what was asked for when nobody waits any longer.
+pub(super) struct Ticket {
+    pub(super) number: u64,
+    pub(super) worker: Sender<Command>,
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        // A worker that is gone has nothing to cancel.
+        let _ = self.worker.send(Command::Cancel(self.number));
+    }
+}
+
+/// A sequence, and who waits for it.
+struct Waiter {
+    ticket: u64,
+    choice: usize,
+    tell: UnboundedSender<Told>,
+    asked: Instant,
+    /// When its last token came.
+    last: Option<Instant>,
+}
+
+/// Works until nobody can ask any longer and all is answered.
+///
+/// # Errors
+/// As [`Scheduler::step`].
+pub(super) fn work(
+    scheduler: &mut Scheduler<'_, '_, 'static>,
+    commands: &Receiver<Command>,
+    metrics: &Metrics,
+) -> Result<()> {
+    let mut waiters: BTreeMap<Id, Waiter> = BTreeMap::new();
+    let mut idle = true;
+    loop {
+        let first = if idle {
+            match commands.recv() {
+                Ok(command) => Some(command),
+                Err(_) => return Ok(()),
+            }
+        } else {
+            None
+        };
+        for command in first.into_iter().chain(commands.try_iter()) {
+            match command {
+                Command::Submit(ask) => submit(scheduler, ask, &mut waiters, metrics),
+                Command::Cancel(ticket) => {
+                    let gone: Vec<Id> =
+                        waiters.iter().filter(|(_, w)| w.ticket == ticket).map(|(id, _)| *id).collect();
+                    for id in gone {
+                        scheduler.cancel(id);
+                        waiters.remove(&id);
+                    }
+                }
+            }
+        }
+        let step = scheduler.step(&mut |id, event| {
+            let Some(waiter) = waiters.get_mut(&id) else { return false };
+            let now = Instant::now();
+            match &event {
+                Event::Began { .. } => metrics.waited(now - waiter.asked),
+                Event::Token { .. } => {
+                    match waiter.last.replace(now) {
+                        None => metrics.first_token(now - waiter.asked),
+                        Some(last) => metrics.next_token(now - last),
+                    };
+                }
+                Event::Ended(_) => metrics.answered(now - waiter.asked),
+            }
+            let over = matches!(event, Event::Ended(_));
+            let heard = waiter.tell.send(Told::Of(waiter.choice, event)).is_ok();
+            if over || !heard {
+                waiters.remove(&id);
+            }
+            heard
+        })?;
+        idle = step.done == Done::Idle;
+        metrics.publish(scheduler.counters(), scheduler.load());
+    }
+}
+
+fn submit(
+    scheduler: &mut Scheduler<'_, '_, 'static>,
+    ask: Ask,
+    waiters: &mut BTreeMap<Id, Waiter>,
+    metrics: &Metrics,
+) {
+    let Ask { ticket, job, first, tell } = ask;
+    match scheduler.submit(job) {
+        Ok(ids) => {
+            let asked = Instant::now();
+            for (i, id) in ids.into_iter().enumerate() {
+                let waiter = Waiter { ticket, choice: first + i, tell: tell.clone(), asked, last: None };
+                waiters.insert(id, waiter);
+            }
+            // Who does not listen cancels.
+            let _ = tell.send(Told::Accepted);
+        }
+        Err(e) => {
+            metrics.refused();
+            let _ = tell.send(Told::Refused(e));
+        }
+    }
+}

@@ -1,0 +1,459 @@
+//! The server over the runtime's toy model, whose logits are exact: every answer is the one of a run by itself, whoever asks beside it.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
+
+#[path = "../../runtime/tests/common/mod.rs"]
+mod common;
+
+use common::*;
+use moec_runtime::cli::Io;
+use moec_runtime::{Decoder, Request, Sampler, Sampling, generate};
+use serde_json::{Value, json};
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::sync::mpsc::{Sender, channel};
+use std::time::{Duration, Instant};
+
+/// Gives every line on.
+struct Lines(Sender<String>, Vec<u8>);
+
+impl Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.1.extend_from_slice(bytes);
+        while let Some(end) = self.1.iter().position(|&b| b == b'\n') {
+            let line: Vec<u8> = self.1.drain(..=end).collect();
+            let _ = self.0.send(String::from_utf8(line).unwrap().trim().to_owned());
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Runs a test against a server with these options, and ends the server with SIGTERM. Gives its status.
+fn with_server(options: &[&str], test: impl FnOnce(&str)) -> u8 {
+    let dir = bundle();
+    add_tokenizer(dir.path());
+    let program = program(&ENTRIES);
+    let (lines, said) = channel();
+    std::thread::scope(|scope| {
+        let server = scope.spawn(|| {
+            let args = ["serve", "--port", "0", "--model-name", "toy", "--threads", "1"];
+            let args = args.iter().chain(options).map(OsString::from).collect::<Vec<_>>();
+            let (mut out, mut err) = (Lines(lines, Vec::new()), Vec::new());
+            let io = Io { input: None, out: &mut out, err: &mut err };
+            let status = moec_service::front(None).run_with(&program, dir.path(), args.into_iter(), io);
+            (status, String::from_utf8(err).unwrap())
+        });
+        let url = said.recv_timeout(Duration::from_secs(60)).unwrap();
+        let address = url.strip_prefix("http://").unwrap().to_owned();
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(&address)));
+        let pid = std::process::id().to_string();
+        assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        let (status, err) = server.join().unwrap();
+        if let Err(panic) = result {
+            eprintln!("{err}");
+            std::panic::resume_unwind(panic);
+        }
+        status
+    })
+}
+
+/// Status, headers and body of an answer.
+struct Reply {
+    status: u16,
+    headers: String,
+    body: String,
+}
+
+impl Reply {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.body))
+    }
+
+    /// The events of a stream, without the last one, which is `[DONE]`.
+    fn events(&self) -> Vec<Value> {
+        let mut events: Vec<&str> = self.body.split("\n\n").filter(|e| !e.is_empty()).collect();
+        assert_eq!(events.pop(), Some("data: [DONE]"), "{}", self.body);
+        events.iter().map(|e| serde_json::from_str(e.strip_prefix("data: ").unwrap()).unwrap()).collect()
+    }
+}
+
+/// Sends a request, without reading the answer.
+fn send(address: &str, head: &str, body: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let length = body.len();
+    let text = format!("{head}\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}");
+    // A server that refuses need not read all.
+    let _ = stream.write_all(text.as_bytes());
+    stream
+}
+
+fn ask(address: &str, head: &str, body: &str) -> Reply {
+    let mut reader = BufReader::new(send(address, head, body));
+    let mut headers = String::new();
+    while !headers.ends_with("\r\n\r\n") {
+        assert!(reader.read_line(&mut headers).unwrap() > 0, "{headers}");
+    }
+    let mut rest = Vec::new();
+    // A connection that is cut behind an answer is no concern here.
+    let _ = reader.read_to_end(&mut rest);
+    let status = headers.split(' ').nth(1).unwrap().parse().unwrap();
+    let chunked = headers.to_lowercase().contains("transfer-encoding: chunked");
+    let body = String::from_utf8(if chunked { dechunk(&rest) } else { rest }).unwrap();
+    Reply { status, headers: headers.to_lowercase(), body }
+}
+
+fn dechunk(mut bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    loop {
+        let end = bytes.windows(2).position(|w| w == b"\r\n").unwrap();
+        let size = usize::from_str_radix(std::str::from_utf8(&bytes[..end]).unwrap(), 16).unwrap();
+        if size == 0 {
+            return out;
+        }
+        out.extend_from_slice(&bytes[end + 2..end + 2 + size]);
+        bytes = &bytes[end + 4 + size..];
+    }
+}
+
+const POST: &str = "POST /v1/completions HTTP/1.1\r\nContent-Type: application/json";
+
+fn complete(address: &str, body: &Value) -> Reply {
+    ask(address, POST, &body.to_string())
+}
+
+fn metric(address: &str, name: &str) -> u64 {
+    let text = ask(address, "GET /metrics HTTP/1.1", "").body;
+    let line = text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' ')).map(str::to_owned);
+    line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
+}
+
+/// Waits until no sequence waits or runs.
+fn settled(address: &str) {
+    let start = Instant::now();
+    while metric(address, "moec_sequences_running") + metric(address, "moec_sequences_waiting") > 0 {
+        assert!(start.elapsed() < Duration::from_secs(30), "a slot is never freed");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn text_of(ids: &[u32]) -> String {
+    let bytes: Vec<u8> = ids.iter().filter(|&&id| id < 256).map(|&id| id as u8).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The ids that are expected: up to an end token.
+fn expected(prompt: &[u32], n: usize) -> (String, &'static str) {
+    let mut ids = continuation(prompt, n);
+    let end = ids.iter().position(|&id| id == EOS);
+    ids.truncate(end.unwrap_or(n));
+    (text_of(&ids), if end.is_some_and(|at| at < n) { "stop" } else { "length" })
+}
+
+/// One after the other, since a signal is for the whole process.
+#[test]
+fn serves() {
+    let status = with_server(&["--max-queue", "2", "--max-body", "4096"], |at| {
+        answers(at);
+        refusals(at);
+        who_goes_away_frees_the_slot(at);
+        too_many_are_sent_away(at);
+    });
+    assert_eq!(status, 0);
+    let key =
+        with_server(&["--api-key", "secret", "--cors", "https://a.example", "--exact"], keys_and_origins);
+    assert_eq!(key, 0);
+    let folder = tempfile::tempdir().unwrap();
+    let template = folder.path().join("template.jinja");
+    let source = "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools %}T{% endif %}";
+    std::fs::write(&template, source).unwrap();
+    assert_eq!(with_server(&["--template", template.to_str().unwrap()], conversations), 0);
+    assert_eq!(with_server(&["--max-queue", "1000"], many_clients), 0);
+}
+
+fn answers(at: &str) {
+    let prompt = [72, 105, 32];
+    let (text, finish) = expected(&prompt, 20);
+    let body = json!({"model": "toy", "prompt": prompt, "max_tokens": 20, "temperature": 0, "user": "unknown fields pass"});
+    let reply = complete(at, &body);
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    let value = reply.json();
+    assert_eq!(value["object"], "text_completion");
+    assert_eq!(
+        (&value["choices"][0]["text"], &value["choices"][0]["finish_reason"]),
+        (&json!(text), &json!(finish))
+    );
+    assert_eq!(value["usage"]["prompt_tokens"], 3);
+    // As events: the same text, in pieces.
+    let mut streamed = body.clone();
+    streamed["stream"] = json!(true);
+    streamed["stream_options"] = json!({"include_usage": true});
+    let reply = complete(at, &streamed);
+    assert!(reply.headers.contains("content-type: text/event-stream"), "{}", reply.headers);
+    let events = reply.events();
+    let joined: String = events.iter().filter_map(|e| e["choices"][0]["text"].as_str()).collect();
+    assert_eq!(joined, text);
+    let last = events.last().unwrap();
+    assert_eq!((&last["usage"]["prompt_tokens"], last["choices"].as_array().unwrap().len()), (&json!(3), 0));
+    assert_eq!(last["usage"]["prompt_tokens_details"]["cached_tokens"], 2, "the prompt lay in a slot");
+    // Several prompts, several answers, a seed, log-probabilities: those of the library.
+    let body = json!({"prompt": [[1, 2, 3], [9, 8]], "n": 2, "max_tokens": 6, "temperature": 30.0, "seed": 5, "logprobs": 2,
+        "ignore_eos": true});
+    let value = complete(at, &body).json();
+    let choices = value["choices"].as_array().unwrap().clone();
+    assert_eq!(choices.len(), 4, "{value}");
+    with_engine(&ENTRIES, 1, |engine| {
+        for (i, choice) in choices.iter().enumerate() {
+            let prompt: &[u32] = [&[1, 2, 3][..], &[9, 8]][i / 2];
+            let how = Sampling { temperature: 30.0, seed: 5 + i as u64, ..Sampling::GREEDY };
+            let request = Request { slot: 0, prompt, n: 6, end: &[] };
+            let mut sampler = Sampler::new(how);
+            let alone =
+                generate(engine, &request, &mut Decoder::full(), &mut sampler, &mut |_| Ok(())).unwrap();
+            assert_eq!(choice["text"], text_of(&alone.ids), "choice {i}");
+            let lists = &choice["logprobs"];
+            assert_eq!(lists["tokens"].as_array().unwrap().len(), 6);
+            assert_eq!(lists["top_logprobs"][0].as_object().unwrap().len(), 2, "{lists}");
+            assert!(lists["token_logprobs"][0].as_f64().unwrap() <= 0.0);
+        }
+    });
+    // A string ends it, and nothing of that string is there.
+    if let Some((i, c)) = text.char_indices().nth(3) {
+        let body = json!({"prompt": prompt, "max_tokens": 20, "temperature": 0, "stop": [c.to_string()]});
+        let value = complete(at, &body).json();
+        let before = &text[..text.find(c).unwrap().min(i)];
+        assert_eq!(
+            (&value["choices"][0]["text"], &value["choices"][0]["finish_reason"]),
+            (&json!(before), &json!("stop"))
+        );
+    }
+    let value = ask(at, "GET /v1/models HTTP/1.1", "").json();
+    assert_eq!((&value["data"][0]["id"], &value["data"][0]["chat"]), (&json!("toy"), &json!(false)));
+    assert_eq!(ask(at, "GET /v1/models/toy HTTP/1.1", "").status, 200);
+    assert_eq!(ask(at, "GET /health HTTP/1.1", "").json(), json!({"status": "ok"}));
+    let page = ask(at, "GET / HTTP/1.1", "");
+    assert!(page.body.contains("<title>moec</title>") && page.headers.contains("content-security-policy"));
+    assert!(metric(at, "moec_tokens_total") > 0 && metric(at, "moec_slots") == SLOTS as u64);
+}
+
+fn refusals(at: &str) {
+    let of = |body: Value| {
+        let reply = complete(at, &body);
+        (reply.status, reply.json()["error"].clone())
+    };
+    let cases = [
+        (json!({"prompt": "a", "temperature": "hot"}), 400, "temperature", "must be a number"),
+        (json!({"prompt": "a", "temperature": 101}), 400, "", "temperature must be from 0 to 100"),
+        (json!({"prompt": "a", "n": 4}), 400, "n", "from 1 to 3"),
+        (json!({"prompt": "a", "stop": 3}), 400, "stop", "array of strings"),
+        (json!({"prompt": "a", "echo": true}), 400, "echo", "not supported"),
+        (json!({"prompt": "a", "suffix": "b"}), 400, "suffix", "not supported"),
+        (json!({"prompt": "a", "logprobs": 21}), 400, "logprobs", "from 0 to 20"),
+        (json!({"prompt": "a", "logit_bias": {"x": 1}}), 400, "logit_bias", "token ids"),
+        (json!({"prompt": "a", "stream_options": {}}), 400, "stream_options", "for streams"),
+        (json!({"prompt": {"a": 1}}), 400, "prompt", "an object"),
+        (json!({"prompt": [300]}), 400, "", "outside of the vocabulary"),
+        (json!({"prompt": []}), 400, "", "the prompt is empty"),
+        (json!({"prompt": "a", "max_tokens": 64}), 400, "", "the context holds 64"),
+        (json!({}), 400, "prompt", "missing"),
+        (json!([]), 400, "the body", "an object"),
+        (json!({"prompt": "a", "model": "gpt-9"}), 404, "model", "this is `toy`"),
+    ];
+    for (body, status, param, says) in cases {
+        let (found, error) = of(body.clone());
+        assert_eq!(found, status, "{body} {error}");
+        assert!(error["message"].as_str().unwrap().contains(says), "{body} {error}");
+        assert_eq!(error["param"].as_str().unwrap_or_default(), param, "{body} {error}");
+        assert_eq!(error["type"], "invalid_request_error");
+    }
+    assert_eq!(ask(at, POST, "{").status, 400);
+    assert_eq!(ask(at, "POST /v1/completions HTTP/1.1\r\nContent-Type: text/plain", "{}").status, 415);
+    assert_eq!(ask(at, "GET /v1/completions HTTP/1.1", "").status, 405);
+    assert_eq!(ask(at, "GET /v2 HTTP/1.1", "").status, 404);
+    assert_eq!(ask(at, POST, &"x".repeat(5000)).status, 413);
+    let chat = ask(
+        at,
+        "POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json",
+        r#"{"messages": [{"role": "user", "content": "hi"}]}"#,
+    );
+    assert!(chat.status == 400 && chat.body.contains("template"), "{}", chat.body);
+}
+
+/// A request that takes all slots for as long as it can.
+fn long() -> Value {
+    json!({"prompt": [5, 6], "max_tokens": 60, "n": SLOTS, "temperature": 50.0, "stream": true, "ignore_eos": true})
+}
+
+fn who_goes_away_frees_the_slot(at: &str) {
+    for _ in 0..10 {
+        drop(send(at, POST, &long().to_string()));
+    }
+    settled(at);
+    assert_eq!(complete(at, &json!({"prompt": "a", "max_tokens": 1})).status, 200);
+}
+
+fn too_many_are_sent_away(at: &str) {
+    let before = metric(at, "moec_refused_total");
+    let clients: Vec<_> = (0..24).map(|_| send(at, POST, &long().to_string())).collect();
+    let mut sent_away = 0;
+    for client in clients {
+        let mut head = String::new();
+        let mut reader = BufReader::new(client);
+        while !head.ends_with("\r\n\r\n") && reader.read_line(&mut head).unwrap_or(0) > 0 {}
+        let away = head.starts_with("HTTP/1.1 429");
+        assert!(away || head.starts_with("HTTP/1.1 200"), "{head}");
+        assert!(!away || head.to_lowercase().contains("retry-after: 1"), "{head}");
+        sent_away += usize::from(away);
+    }
+    assert!(sent_away > 0, "all of 24 were taken in");
+    assert_eq!(metric(at, "moec_refused_total") - before, sent_away as u64);
+    settled(at);
+}
+
+fn keys_and_origins(at: &str) {
+    let body = json!({"prompt": [1, 2], "max_tokens": 3, "temperature": 0});
+    for head in [
+        POST.to_owned(),
+        format!("{POST}\r\nAuthorization: Bearer wrong!"),
+        format!("{POST}\r\nAuthorization: secret"),
+    ] {
+        let reply = ask(at, &head, &body.to_string());
+        assert_eq!(
+            (reply.status, reply.json()["error"]["type"].as_str()),
+            (401, Some("authentication_error"))
+        );
+    }
+    let reply = ask(at, &format!("{POST}\r\nAuthorization: Bearer secret"), &body.to_string());
+    assert_eq!(reply.json()["choices"][0]["text"], expected(&[1, 2], 3).0);
+    assert!(reply.headers.contains("access-control-allow-origin: https://a.example"), "{}", reply.headers);
+    assert_eq!(ask(at, "OPTIONS /v1/completions HTTP/1.1", "").status, 204);
+    assert_eq!(ask(at, "GET /health HTTP/1.1", "").status, 200);
+    assert_eq!(ask(at, "GET /metrics HTTP/1.1", "").status, 401);
+}
+
+fn conversations(at: &str) {
+    let of = |body: &Value| {
+        ask(at, "POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json", &body.to_string())
+    };
+    assert_eq!(ask(at, "GET /v1/models HTTP/1.1", "").json()["data"][0]["chat"], true);
+    let parts = json!([{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]);
+    for content in [json!("hi"), parts] {
+        let mut body = json!({"messages": [{"role": "user", "content": content}], "max_completion_tokens": 12, "temperature": 0,
+            "logprobs": true, "top_logprobs": 2});
+        let (text, finish) = expected(&[104, 105], 12);
+        let value = of(&body).json();
+        let choice = &value["choices"][0];
+        assert_eq!(
+            (&value["object"], &choice["message"]["content"]),
+            (&json!("chat.completion"), &json!(text)),
+            "{value}"
+        );
+        assert_eq!(choice["finish_reason"], finish);
+        assert_eq!(choice["logprobs"]["content"][0]["top_logprobs"].as_array().unwrap().len(), 2);
+        body["stream"] = json!(true);
+        let events = of(&body).events();
+        assert_eq!(events[0]["choices"][0]["delta"]["role"], "assistant");
+        let joined: String =
+            events.iter().filter_map(|e| e["choices"][0]["delta"]["content"].as_str()).collect();
+        assert_eq!((joined, &events.last().unwrap()["choices"][0]["finish_reason"]), (text, &json!(finish)));
+    }
+    // Held to a schema; tools that must be called; tools that are only shown.
+    let messages = json!([{"role": "user", "content": "a"}]);
+    let schema =
+        json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["ab", "cd"]}}});
+    let body = json!({"messages": messages, "response_format": schema, "temperature": 1.0, "seed": 4});
+    let value = of(&body).json();
+    let said = value["choices"][0]["message"]["content"].as_str().unwrap_or_else(|| panic!("{value}"));
+    assert!(["\"ab\"", "\"cd\""].contains(&said), "{value}");
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": {"enum": [7]}}});
+    let mut body = json!({"messages": messages, "tools": [tool], "tool_choice": "required", "temperature": 0,
+        "logit_bias": {"9": -100, "10": -100, "13": -100, "32": -100}});
+    let value = of(&body).json();
+    let call = &value["choices"][0]["message"]["tool_calls"][0];
+    assert_eq!(call["function"], json!({"name": "f", "arguments": "7"}), "{value}");
+    assert_eq!(value["choices"][0]["finish_reason"], "tool_calls");
+    body["stream"] = json!(true);
+    let events = of(&body).events();
+    let call = events.iter().find_map(|e| e["choices"][0]["delta"].get("tool_calls"));
+    assert_eq!(call.unwrap_or_else(|| panic!("{events:?}"))[0]["function"]["name"], "f");
+    let body = json!({"messages": messages, "tools": [tool], "temperature": 0, "max_tokens": 5});
+    assert_eq!(
+        of(&body).json()["choices"][0]["message"]["content"],
+        expected(b"aT".map(u32::from).as_slice(), 5).0
+    );
+    for (body, says) in [
+        (json!({}), "at least one"),
+        (json!({"messages": [{"content": "a"}]}), "no `role`"),
+        (json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), "no text"),
+        (json!({"messages": messages, "top_logprobs": 2}), "wants `logprobs`"),
+        (json!({"messages": messages, "tools": [{"type": "x"}]}), "tools[0]"),
+        (json!({"messages": messages, "tool_choice": "required"}), "no `tools`"),
+        (json!({"messages": messages, "tool_choice": {"function": {"name": "g"}}}), "no function `g`"),
+        (json!({"messages": messages, "response_format": {"type": "xml"}}), "json_object"),
+        (
+            json!({"messages": messages, "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "q"}}}}),
+            "schema",
+        ),
+    ] {
+        let reply = of(&body);
+        assert!(reply.status == 400 && reply.body.contains(says), "{body}: {}", reply.body);
+    }
+}
+
+/// 64 clients for as many seconds as `MOEC_TORMENT_SECONDS` says, else 5: some break off, some ask for nonsense; all others get what
+/// a run by itself gives.
+fn many_clients(at: &str) {
+    let seconds = std::env::var("MOEC_TORMENT_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(5);
+    let end = Instant::now() + Duration::from_secs(seconds);
+    std::thread::scope(|scope| {
+        for client in 0..64_u32 {
+            scope.spawn(move || {
+                let mut x = client.wrapping_mul(2_654_435_761) | 1;
+                let mut random = move |n: u32| {
+                    x ^= x << 13;
+                    x ^= x >> 17;
+                    x ^= x << 5;
+                    x % n
+                };
+                while Instant::now() < end {
+                    // A few beginnings, so that prefixes are shared.
+                    let mut prompt = vec![random(3), 77, 78, 79, 80, 81];
+                    prompt.extend((0..random(20)).map(|_| random(4)));
+                    let n = 1 + random(30) as usize;
+                    let stream = random(2) == 0;
+                    let body = json!({"prompt": prompt, "max_tokens": n, "temperature": 0, "stream": stream});
+                    match random(8) {
+                        0 => drop(send(at, POST, &long().to_string())),
+                        1 => {
+                            let mut stream = send(at, POST, &long().to_string());
+                            let _ = stream.read(&mut [0; 300]);
+                        }
+                        2 => assert!(ask(at, POST, r#"{"prompt": 3}"#).status == 400),
+                        _ => {
+                            let reply = complete(at, &body);
+                            assert_eq!(reply.status, 200, "{}", reply.body);
+                            let text: String = if stream {
+                                reply
+                                    .events()
+                                    .iter()
+                                    .filter_map(|e| e["choices"][0]["text"].as_str().map(str::to_owned))
+                                    .collect()
+                            } else {
+                                reply.json()["choices"][0]["text"].as_str().unwrap().to_owned()
+                            };
+                            assert_eq!(text, expected(&prompt, n).0, "{prompt:?}");
+                        }
+                    }
+                }
+            });
+        }
+    });
+    settled(at);
+    assert!(metric(at, "moec_shared_tokens_total") > 0);
+    let rows = metric(at, "moec_decode_rows_total") as f64 / metric(at, "moec_decode_steps_total") as f64;
+    assert!(rows > 1.5, "{rows} rows in a step: sequences were not decoded together");
+}

@@ -1,0 +1,72 @@
+//! `cargo xtask gguf` and `cargo xtask openai`: Python packages that tests use, each in a virtual environment in moec's cache folder.
+//!
+//! moec itself wants none of them.
+
+use crate::apt;
+use crate::shell::{self, Failed, cache_dir, output, program, stage};
+use std::fs;
+use std::path::Path;
+
+/// An environment.
+pub(crate) struct Environment {
+    /// Its folder.
+    name: &'static str,
+    /// What it is, for people.
+    what: &'static str,
+    packages: &'static [&'static str],
+    /// A program that succeeds where all of it is there, and says which version.
+    check: &'static str,
+}
+
+/// llama.cpp's own package, which writes the GGUF files of tests.
+pub(crate) const GGUF: Environment = Environment {
+    name: "gguf",
+    what: "the gguf package",
+    packages: &["gguf==0.19.0", "safetensors==0.8.0", "numpy"],
+    check: "import gguf, numpy, safetensors, importlib.metadata as m; print(m.version('gguf'))",
+};
+/// OpenAI's client, with which tests ask `run serve`.
+pub(crate) const OPENAI: Environment = Environment {
+    name: "openai",
+    what: "OpenAI's client",
+    packages: &["openai==3.54.0"],
+    check: "import openai; print(openai.__version__)",
+};
+/// Succeeds in a Python that has virtual environments.
+const FITS: &str = "import ensurepip, sys; assert sys.version_info >= (3, 10)";
+
+/// Installs an environment, and imports what is in it.
+pub(crate) fn run(of: &Environment) -> Result<(), Failed> {
+    let venv = cache_dir()?.join(of.name);
+    if check(of, &venv).is_none() {
+        install(of, &venv).inspect_err(|_| {
+            // Half of it would be taken for all.
+            let _ = fs::remove_dir_all(&venv);
+        })?;
+    }
+    let version = check(of, &venv).ok_or_else(|| {
+        Failed::new(format!("{} is installed and cannot be used", of.what))
+            .hint(format!("it lies in `{}`; remove that folder to install it anew", venv.display()))
+    })?;
+    stage("Installed", &format!("{} {version} in {}", of.name, venv.display()));
+    Ok(())
+}
+
+fn check(of: &Environment, venv: &Path) -> Option<String> {
+    output(program(venv.join("bin/python")).args(["-c", of.check]))
+}
+
+fn install(of: &Environment, venv: &Path) -> Result<(), Failed> {
+    let names = ["python3", "/usr/bin/python3", "python3.13", "python3.12", "python3.11"];
+    let python = names.into_iter().find(|name| output(program(name).args(["-c", FITS])).is_some());
+    let python = python.ok_or_else(|| {
+        Failed::new("no Python of 3.10 or later with virtual environments")
+            .hint(apt::as_root(&["python3-venv"]))
+    })?;
+    stage("Installing", &format!("{} in {}", of.packages.join(", "), venv.display()));
+    shell::run(program(python).args(["-m", "venv", "--clear"]).arg(venv))?;
+    let mut pip = program(venv.join("bin/python"));
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]).args(of.packages);
+    shell::run(&mut pip)
+        .map_err(|e| e.hint("pip says above why; it asks pypi.org, or what its own settings name"))
+}
