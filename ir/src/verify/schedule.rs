@@ -133,7 +133,7 @@ fn check_layer(plan: &Plan, s: &Schedule, layer: &ScheduledLayer) -> Result<(), 
         own.zip(other).is_some_and(|(a, b)| (&a.shape, a.format) == (&b.shape, b.format))
     };
     let pairs = brought.len() == segments.len() && segments.iter().zip(brought).all(alike);
-    if !brought.is_empty() && !(pairs && s.hybrid.is_some()) {
+    if !(brought.is_empty() || pairs && s.hybrid.is_some()) {
         return Err(format!("segments {brought:?} are not those of its experts"));
     }
     // What moves when an expert does is what its streams read.

@@ -307,19 +307,16 @@ impl Director {
                     }
                     return;
                 }
-                match vacant(experts, frames, free, passing, &used) {
-                    Some(frame) => {
-                        give(experts, frames, key, frame);
-                        division.brings.push(Bring { key, frame });
-                        counts.fetched += 1;
-                        passing.extend((!stays).then_some(key));
-                    }
-                    None => {
-                        division.on_gpu[usize::from(key.expert)] = false;
-                        counts.turned_away += 1;
-                        missed.push(key.expert);
-                        *span += scheduler.costs().cpu.table.at(loads[usize::from(key.expert)].into());
-                    }
+                if let Some(frame) = vacant(experts, frames, free, passing, &used) {
+                    give(experts, frames, key, frame);
+                    division.brings.push(Bring { key, frame });
+                    counts.fetched += 1;
+                    passing.extend((!stays).then_some(key));
+                } else {
+                    division.on_gpu[usize::from(key.expert)] = false;
+                    counts.turned_away += 1;
+                    missed.push(key.expert);
+                    *span += scheduler.costs().cpu.table.at(loads[usize::from(key.expert)].into());
                 }
             }
         })?;
