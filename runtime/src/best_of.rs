@@ -178,7 +178,6 @@ fn draw(
         }
         failed.borrow().is_none()
     })?;
-    drop(sink);
     failed.into_inner().map_or(Ok(()), Err)
 }
 

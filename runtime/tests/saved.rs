@@ -5,8 +5,8 @@ mod common;
 
 use common::*;
 use moec_runtime::generate::begin;
-use moec_runtime::speculate::go_on;
 use moec_runtime::saved::{Saved, save};
+use moec_runtime::speculate::go_on;
 use moec_runtime::{Decoder, Engine, Error, Program, Request, Sampler, Sampling, Want};
 use proptest::prelude::*;
 use std::path::Path;

@@ -374,14 +374,24 @@ fn saved_states_of_every_kind_go_on() {
         save(&engine, 1, &seq[..30], &path).unwrap();
         let mut want = Vec::new();
         for (at, &id) in seq.iter().enumerate().skip(30) {
-            engine.decode(&[(1, at, id)], &mut |_, l| Ok(want.push(l.to_vec()))).unwrap();
+            engine
+                .decode(&[(1, at, id)], &mut |_, l| {
+                    want.push(l.to_vec());
+                    Ok(())
+                })
+                .unwrap();
         }
         let mut engine = common::open(&program, dir.path(), 1);
         fill(&mut engine, 2, 0, &sequence(9, 1)).unwrap();
         Saved::open(&path, &program).unwrap().restore(&mut engine, 2).unwrap();
         let mut got = Vec::new();
         for (at, &id) in seq.iter().enumerate().skip(30) {
-            engine.decode(&[(2, at, id)], &mut |_, l| Ok(got.push(l.to_vec()))).unwrap();
+            engine
+                .decode(&[(2, at, id)], &mut |_, l| {
+                    got.push(l.to_vec());
+                    Ok(())
+                })
+                .unwrap();
         }
         assert!(got == want && got.len() == 3);
         // What a ring has overwritten is not there in the file either; a recurrence goes back nowhere.

@@ -1,5 +1,5 @@
 //! The server over the runtime's toy model, whose logits are exact: every answer is the one of a run by itself, whoever asks beside it.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "what fails here fails the test")]
 
 #[path = "../../runtime/tests/common/mod.rs"]
 mod common;
@@ -47,7 +47,7 @@ fn with_server(options: &[&str], test: impl FnOnce(&str)) -> u8 {
             let status = moec_service::front(None).run_with(&program, dir.path(), args.into_iter(), io);
             (status, String::from_utf8(err).unwrap())
         });
-        let url = said.recv_timeout(Duration::from_secs(60)).unwrap();
+        let url = said.recv_timeout(Duration::from_mins(1)).unwrap();
         let address = url.strip_prefix("http://").unwrap().to_owned();
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(&address)));
         let pid = std::process::id().to_string();
@@ -84,7 +84,7 @@ impl Reply {
 /// Sends a request, without reading the answer.
 fn send(address: &str, head: &str, body: &str) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    stream.set_read_timeout(Some(Duration::from_mins(1))).unwrap();
     let length = body.len();
     let text = format!("{head}\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}");
     // A server that refuses need not read all.

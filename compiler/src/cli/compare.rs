@@ -8,6 +8,7 @@ use moec_ir::EntryKind;
 use moec_ir::plan::Plan;
 use serde_json::json;
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 /// Say in what two bundles differ: shapes, formats, places, memory, expected speed, measured quality, plans
@@ -56,7 +57,7 @@ pub fn run(args: &Args) -> Result<()> {
     for (of, what, a, b) in &rows {
         if *of != part {
             text += &output::table(&std::mem::take(&mut table));
-            text += &format!("\n{of}\n");
+            let _ = writeln!(text, "\n{of}");
             part = of;
         }
         let mark = if a == b { " " } else { "*" };
@@ -128,7 +129,9 @@ fn rows(plan: &Plan, s: &Summary) -> Vec<Row> {
     for w in &s.weights {
         formats.entry(w.class).or_default().push(format!("{} {}", w.format, human::bytes(w.bytes)));
     }
-    formats.iter().for_each(|(class, of)| add("formats", class, of.join(", ")));
+    for (class, of) in &formats {
+        add("formats", class, of.join(", "));
+    }
     for (name, value) in placed(s) {
         add("places", &name, value);
     }

@@ -662,7 +662,7 @@ mod tests {
     fn the_range_of_policies_lists_every_system() {
         let names: Vec<String> = ["none".to_owned()]
             .into_iter()
-            .chain(moec_runtime::hybrid::SYSTEMS.iter().map(|s| s.key()))
+            .chain(moec_runtime::hybrid::SYSTEMS.iter().map(moec_runtime::hybrid::System::key))
             .collect();
         assert_eq!(super::SYSTEMS, listed(names.iter().map(String::as_str)));
     }

@@ -72,7 +72,9 @@ pub fn verify(bundle: &Bundle, source: Option<&Checkpoint>, progress: &Progress)
             .hint("build the bundle again")
     })?;
     let (functions, unverified) = super::artifacts::read(bundle, &module)?;
-    unverified.iter().for_each(|what| progress.warn(what));
+    for what in &unverified {
+        progress.warn(what);
+    }
     let weights = source.map(|s| compare(bundle, &mut module, s, progress)).transpose()?;
     Ok(StaticReport {
         files,

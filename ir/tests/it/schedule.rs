@@ -95,7 +95,7 @@ fn streams_belong_to_their_unit() {
 
 #[test]
 fn who_may_be_given_an_expert_holds_it() {
-    let schedule = |p: &mut Plan, f: &dyn Fn(&mut moec_ir::plan::Schedule)| f(p.schedule.as_mut().unwrap());
+    let schedule = |p: &mut Plan, f: &dyn Fn(&mut Schedule)| f(p.schedule.as_mut().unwrap());
     refused("schedule.layers[0]", "unit 1 does not hold", |p| p.memories[1].residents[0].matrices = vec![1]);
     refused("schedule.layers[0]", "unit 2 does not hold", |p| p.memories[2].residents[1].matrices = vec![1]);
     refused("schedule.layers[0]", "2 experts in 1 frames", |p| {

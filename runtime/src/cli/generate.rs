@@ -90,7 +90,8 @@ fn check_speculation(context: &Context<'_>, args: &Generate) -> Result<(), Failu
     let how = args.sampling.sampling();
     if how != (Sampling { seed: how.seed, ..Sampling::default() }) {
         return Err(Failure::Use {
-            what: "`--speculate` takes the likeliest tokens, and there are other options of sampling".to_owned(),
+            what: "`--speculate` takes the likeliest tokens, and there are other options of sampling"
+                .to_owned(),
             hint: "leave `--speculate` or them out".to_owned(),
         });
     }

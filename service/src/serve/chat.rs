@@ -60,7 +60,7 @@ pub(super) async fn complete(server: Arc<Server>, body: &Value) -> Answer<Respon
     }
     let syntax = Syntax::of(template.source());
     options.special = !syntax.is_text_alone();
-    let forced = tools.forced()?;
+    let forced = tools.forced();
     let grammar = match &forced {
         Some(schema) => Some(Grammar::Schema(schema.clone())),
         None => response_format(fields)?,
@@ -214,13 +214,13 @@ impl Tools {
     }
 
     /// The schema of a call that must be: an object with `name` and `arguments`.
-    fn forced(&self) -> Answer<Option<Value>> {
+    fn forced(&self) -> Option<Value> {
         let wanted = |tool: &&Value| match &self.choice {
             ToolChoice::Named(name) => tool["function"]["name"] == **name,
             _ => true,
         };
         if matches!(self.choice, ToolChoice::None | ToolChoice::Auto) {
-            return Ok(None);
+            return None;
         }
         let call = |tool: &Value| {
             let function = &tool["function"];
@@ -236,7 +236,7 @@ impl Tools {
             })
         };
         let calls: Vec<Value> = self.all.iter().filter(wanted).map(call).collect();
-        Ok(Some(json!({"anyOf": calls})))
+        Some(json!({"anyOf": calls}))
     }
 }
 

@@ -49,14 +49,14 @@ pub(super) async fn serve(
     loop {
         let Ok(permit) = Arc::clone(&room).acquire_owned().await else { break };
         let stream = tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => stream,
-                // Such as too many open files: others may end meanwhile.
-                Err(_) => {
+            accepted = listener.accept() => {
+                let Ok((stream, _)) = accepted else {
+                    // Such as too many open files: others may end meanwhile.
                     tokio::time::sleep(Duration::from_millis(50)).await;
                     continue;
-                }
-            },
+                };
+                stream
+            }
             () = &mut stop => break,
         };
         // Tokens are small and wanted at once. Without it they come all the same.

@@ -97,12 +97,10 @@ pub(super) fn work(
             let now = Instant::now();
             match &event {
                 Event::Began { .. } => metrics.waited(now - waiter.asked),
-                Event::Token { .. } => {
-                    match waiter.last.replace(now) {
-                        None => metrics.first_token(now - waiter.asked),
-                        Some(last) => metrics.next_token(now - last),
-                    };
-                }
+                Event::Token { .. } => match waiter.last.replace(now) {
+                    None => metrics.first_token(now - waiter.asked),
+                    Some(last) => metrics.next_token(now - last),
+                },
                 Event::Ended(_) => metrics.answered(now - waiter.asked),
             }
             let over = matches!(event, Event::Ended(_));

@@ -1,9 +1,9 @@
 //! The page: tiles, bars, maps and tables, drawn as SVG of our own.
 
-use super::summary::{Cell, Part, Stored, Summary};
+use super::summary::{Cell, Part, Stored, Summary, Tiers};
 use crate::cli::heat::{self, begin, end, escaped, heat_map};
 use crate::human;
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 /// Width of what is drawn.
@@ -154,9 +154,9 @@ fn memory(out: &mut String, parts: &[Part]) {
     let sum = |parts: &[&Part]| parts.iter().map(|p| p.bytes).fold(0, u64::saturating_add);
     let most = of.iter().map(|(_, parts)| sum(parts)).max().unwrap_or(0).max(1) as f64;
     let mut colours = Colours::default();
-    parts.iter().for_each(|p| {
-        colours.of(&p.what);
-    });
+    for part in parts {
+        colours.of(&part.what);
+    }
     colours.legend(out);
     let h = 46.0;
     begin(out, of.len() as f64 * h, "bytes of each memory");
@@ -251,7 +251,7 @@ fn tiers(out: &mut String, s: &Summary) {
     }
     *out += "<h2>Capacities</h2>\n<p>Rows that an expert takes in a call, by tier, and what the profile lets expect.</p>\n";
     let share = |x: Option<f32>| x.map_or("–".to_owned(), |x| format!("{:.2} %", 100.0 * x));
-    let row = |(layer, tiers, expected): &(u32, Vec<u32>, Option<(f32, f32)>)| {
+    let row = |(layer, tiers, expected): &Tiers| {
         let tiers: Vec<String> = tiers.iter().map(ToString::to_string).collect();
         vec![layer.to_string(), tiers.join(", "), share(expected.map(|e| e.0)), share(expected.map(|e| e.1))]
     };
@@ -288,8 +288,8 @@ fn expected(out: &mut String, s: &Summary) {
 fn decisions(out: &mut String, s: &Summary) {
     *out += "<h2>Decisions</h2>\n";
     // The same reason for many places is said once.
-    let mut said: BTreeMap<(&str, &str), ()> = BTreeMap::new();
-    let rows = s.decisions.iter().filter(|(name, what)| said.insert((name, what), ()).is_none());
+    let mut said: BTreeSet<(&str, &str)> = BTreeSet::new();
+    let rows = s.decisions.iter().filter(|(name, what)| said.insert((name, what)));
     table(out, &["what", "how and why"], rows.map(|(name, what)| vec![name.clone(), what.clone()]).collect());
 }
 

@@ -63,6 +63,9 @@ pub(in crate::cli) struct Loads {
     pub(in crate::cli) few: (usize, usize),
 }
 
+/// A layer, its capacities, and the shares of expected overflow and padding.
+pub(in crate::cli) type Tiers = (u32, Vec<u32>, Option<(f32, f32)>);
+
 /// A bundle.
 #[derive(Clone, Debug)]
 pub(in crate::cli) struct Summary {
@@ -77,8 +80,7 @@ pub(in crate::cli) struct Summary {
     pub(in crate::cli) expected: Vec<Expected>,
     /// Kernels whose schedules were measured, and all.
     pub(in crate::cli) timed: (usize, usize),
-    /// Layer, its capacities, and the shares of expected overflow and padding.
-    pub(in crate::cli) tiers: Vec<(u32, Vec<u32>, Option<(f32, f32)>)>,
+    pub(in crate::cli) tiers: Vec<Tiers>,
     pub(in crate::cli) decisions: Vec<(String, String)>,
     pub(in crate::cli) files: Vec<(String, u64)>,
 }
@@ -190,7 +192,9 @@ fn experts(plan: &Plan, kind: EntryKind, layer: u32) -> Option<Cell> {
         _ => return None,
     };
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    names.iter().for_each(|n| *counts.entry(n).or_default() += 1);
+    for name in &names {
+        *counts.entry(name).or_default() += 1;
+    }
     let units = counts.into_iter().map(|(n, c)| (n.to_owned(), c as f64 / names.len() as f64)).collect();
     Some(Cell { units, of: "experts" })
 }
@@ -198,7 +202,7 @@ fn experts(plan: &Plan, kind: EntryKind, layer: u32) -> Option<Cell> {
 /// What every memory holds: weights by class, those on flash apart, then what a run needs beside them.
 fn memory(plan: &Plan, module: &Module) -> Vec<Part> {
     let classes = classes(module);
-    let on_flash: Vec<u32> = plan.paging.iter().flat_map(|p| p.segments()).collect();
+    let on_flash: Vec<u32> = plan.paging.iter().flat_map(moec_ir::paging::Paging::segments).collect();
     let mut sums: BTreeMap<(usize, &str), u64> = BTreeMap::new();
     let name = |m: usize| plan.memories.get(m).map_or("memory", |m| &m.name);
     let class = |segment: usize| {
@@ -339,7 +343,9 @@ fn decided(plan: &Plan, decisions: &Decisions, bundle: &Bundle) -> Vec<(String, 
         ("thresholds", decisions.thresholds.as_ref().map(explain::silenced)),
         ("on flash", decisions.on_flash.as_ref().map(crate::decisions::FlashDecision::shown)),
     ] {
-        what.into_iter().for_each(|what| add(name, what));
+        if let Some(what) = what {
+            add(name, what);
+        }
     }
     for row in plan.paging.iter().flat_map(paging::rows) {
         if let [name, what] = row.as_slice() {

@@ -15,7 +15,7 @@ const HOPS: usize = 5;
 /// How long a connection, and the beginning of an answer, may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long a piece may take, of [`PIECE`] bytes at most.
-const PIECE_PATIENCE: Duration = Duration::from_secs(600);
+const PIECE_PATIENCE: Duration = Duration::from_mins(10);
 /// Bytes that one request asks for: a line that stalls is noticed behind it, and what has come stays.
 pub(super) const PIECE: u64 = 256 << 20;
 

@@ -17,6 +17,7 @@ use crate::{disk, human};
 use cache::Repo;
 use client::{Client, Listed};
 pub use name::Name;
+use name::is_gguf;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -55,15 +56,14 @@ pub fn fetch(name: &Name, offline: bool, progress: &Progress) -> Result<PathBuf>
     let listing = client.list(name)?;
     let commit = &listing.commit;
     let get = |files: &[&Listed]| download::all(&client, name, &repo, commit, files, progress);
-    let wanted = match &name.file {
-        Some(file) => parts_of(name, file, &listing.files)?,
-        None => {
-            let (small, index) = checkpoint(name, &listing.files)?;
-            check_space(name, &repo, &small)?;
-            get(&small)?;
-            let weights = weights(name, &repo.snapshot(commit), index, &listing.files)?;
-            [small, weights].concat()
-        }
+    let wanted = if let Some(file) = &name.file {
+        parts_of(name, file, &listing.files)?
+    } else {
+        let (small, index) = checkpoint(name, &listing.files)?;
+        check_space(name, &repo, &small)?;
+        get(&small)?;
+        let weights = weights(name, &repo.snapshot(commit), index, &listing.files)?;
+        [small, weights].concat()
     };
     check_space(name, &repo, &wanted)?;
     get(&wanted)?;
@@ -117,18 +117,16 @@ fn checkpoint<'a>(name: &Name, files: &'a [Listed]) -> Result<(Vec<&'a Listed>, 
     let find = |wanted: &str| files.iter().find(|f| f.name == wanted);
     let index = find(INDEX);
     if find("config.json").is_none() || (index.is_none() && find(WEIGHTS).is_none()) {
-        let mut ggufs: Vec<String> =
-            files.iter().map(|f| &f.name).filter(|n| n.ends_with(".gguf")).cloned().collect();
+        let mut ggufs: Vec<String> = files.iter().map(|f| &f.name).filter(|n| is_gguf(n)).cloned().collect();
         ggufs.sort();
         let more = ggufs.len().saturating_sub(NAMED);
         ggufs.truncate(NAMED);
-        let hint = match ggufs.first() {
-            None => "moec reads safetensors and GGUF".to_owned(),
-            Some(_) => {
-                let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-                let names: Vec<String> = ggufs.iter().map(|file| format!("{}:{file}", name.id())).collect();
-                format!("it has GGUF files; name one of them: {}{more}", quoted(&names))
-            }
+        let hint = if ggufs.is_empty() {
+            "moec reads safetensors and GGUF".to_owned()
+        } else {
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            let names: Vec<String> = ggufs.iter().map(|file| format!("{}:{file}", name.id())).collect();
+            format!("it has GGUF files; name one of them: {}{more}", quoted(&names))
         };
         return Err(Error::input(format!("`{name}` has no checkpoint of safetensors")).hint(hint));
     }
@@ -177,7 +175,7 @@ fn parts_of<'a>(name: &Name, file: &str, files: &'a [Listed]) -> Result<Vec<&'a 
     let find = |wanted: &String| {
         files.iter().find(|f| f.name == *wanted).ok_or_else(|| {
             let ggufs: Vec<String> =
-                files.iter().map(|f| &f.name).filter(|n| n.ends_with(".gguf")).take(NAMED).cloned().collect();
+                files.iter().map(|f| &f.name).filter(|n| is_gguf(n)).take(NAMED).cloned().collect();
             let hint = if ggufs.is_empty() {
                 "it has no GGUF files".to_owned()
             } else {

@@ -27,7 +27,7 @@ impl Name {
         let good = is_plain(owner)
             && is_plain(model)
             && is_path(revision)
-            && file.is_none_or(|f| is_path(f) && f.ends_with(".gguf"));
+            && file.is_none_or(|f| is_path(f) && is_gguf(f));
         let owned = str::to_owned;
         good.then(|| Self {
             owner: owned(owner),
@@ -67,6 +67,11 @@ pub(super) fn is_plain(word: &str) -> bool {
 /// Whether a text is a path of plain names, downwards.
 pub(super) fn is_path(text: &str) -> bool {
     text.split('/').count() <= 8 && text.split('/').all(is_plain)
+}
+
+/// Whether a file's name is one of GGUF's.
+pub(super) fn is_gguf(file: &str) -> bool {
+    std::path::Path::new(file).extension().is_some_and(|e| e == "gguf")
 }
 
 /// Whether a text is a hash in hexadecimal with so many digits.

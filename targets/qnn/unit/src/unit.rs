@@ -4,7 +4,7 @@ use crate::attention::{Caches, Shape};
 use crate::chip::{self, Ports, Refused};
 use crate::queue::{Memory, Queue};
 use half::f16;
-use moec_ir::plan::{GraphDecl, UnitRef};
+use moec_ir::plan::GraphDecl;
 use moec_qnn_sys::{Error as Qnn, Installation, VARIABLE};
 use moec_runtime::beside::Executor;
 use moec_runtime::cli::Native;
@@ -197,8 +197,8 @@ fn refused(refused: Refused) -> Error {
 }
 
 /// This crate's unit, for the `run` of a bundle whose static graphs are executed here.
-pub const NATIVE: Native<'static> = Native { family: FAMILY, executor: &executor };
+pub const NATIVE: Native<'static> = Native { family: FAMILY, executor: &|_| Some(Ok(executor())) };
 
-fn executor(_: &UnitRef) -> Option<Result<Executor>> {
-    Some(Ok(Executor::Graphs(Box::new(Hexagon::default()))))
+fn executor() -> Executor {
+    Executor::Graphs(Box::new(Hexagon::default()))
 }
