@@ -197,8 +197,8 @@ fn machine_code_goes_first_where_the_card_runs_it() {
     fs::write(&code, &head).unwrap();
     assert_eq!(loads([9, 0]), "cuModuleLoadDataEx code");
     assert_eq!(loads([10, 0]), "cuModuleLoadDataEx 7 lines");
-    // Sections that are not there, a table that is not, and no head at all.
-    for (at, bytes) in [(40, [200_u8, 0]), (60, [1, 0]), (0, [0, 0])] {
+    // Tables of sections and of segments that are not there, and no head at all.
+    for (at, bytes) in [(40, [200_u8, 0]), (32, [200, 0]), (0, [0, 0])] {
         let mut broken = head.clone();
         broken[at..at + 2].copy_from_slice(&bytes);
         broken[58] = 64;
