@@ -96,6 +96,7 @@ fn built(source: &Path, format: &str, activations: &str, folder: &Path) -> Bundl
         config: &toml,
         target: "native",
         output: Some(&bundle),
+        gpu_experts: None,
         tune: None,
         link: false,
         from_source: false,

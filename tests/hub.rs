@@ -218,7 +218,7 @@ fn a_named_model_is_fetched_checked_and_built_from() {
     // What no build reads is not fetched, and what is there is not fetched again.
     let asked = hub.asked();
     assert!(
-        !asked.iter().any(|(path, ..)| path.ends_with(".bin") || path.ends_with("README.md")),
+        !asked.iter().any(|(path, ..)| path.ends_with("_model.bin") || path.ends_with("README.md")),
         "{asked:?}"
     );
     // The token is for the hub, not for where it sends us.

@@ -32,7 +32,7 @@ fn text(page: &str) -> String {
         let tag = &rest[at + 1..end];
         rest = &rest[end + 1..];
         let name: String =
-            tag.trim_start_matches('/').chars().take_while(|c| c.is_ascii_alphanumeric()).collect();
+            tag.trim_start_matches('/').chars().take_while(char::is_ascii_alphanumeric).collect();
         if tag.starts_with('/') {
             assert_eq!(open.pop(), Some(name), "in front of {rest:.60}");
         } else if !tag.starts_with('!') && !tag.ends_with('/') && name != "meta" {
