@@ -78,6 +78,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("sh runner/build.sh", "needs a Mac"),
     ("moec synth --like olmoe --layers 8", "writes seven gigabytes"),
     ("moec run --emulate", "an option, without a bundle"),
+    ("moec profile-device --gpu", "wants a card of NVIDIA's; a test of its own plays one"),
     ("moec init allenai/OLMoE-1B-7B-0924", "asks a hub; a test of its own plays one"),
     ("moec init model.gguf", "wants a file that Python writes; a test of its own does the same"),
 ];

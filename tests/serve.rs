@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use support::{built, clean, ferris, moec, ok, root};
+use support::{Setup, built, clean, ferris, moec, ok, root};
 
 /// A server that ends with the test.
 struct Server {
@@ -52,7 +52,8 @@ impl Drop for Server {
 
 fn bundle(folder: &Path) -> PathBuf {
     let bundle = folder.join("ferris.moec");
-    built(&ferris().join("model.toml"), &[], &bundle);
+    let setup = Setup { format: "bf16", chunk: 64, batch: &[1, 2, 4], context: 1024 };
+    built(&setup.write(&ferris(), folder), &[], &bundle);
     bundle
 }
 
@@ -62,9 +63,14 @@ fn openais_client_is_answered() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(&bundle(folder.path()), &[]);
-    let mut python = clean(Command::new(moec_testing::openai().unwrap()));
-    ok(python.arg(root().join("golden/openai/ask.py")).args([&*server.url, "0"]));
+    let bundle = bundle(folder.path());
+    let template = root().join("golden/plain.jinja");
+    // Ferris is a base model: without a template it continues texts, with one it also talks.
+    for (options, talks) in [(&[][..], "0"), (&["--template", template.to_str().unwrap()], "1")] {
+        let server = Server::start(&bundle, options);
+        let mut python = clean(Command::new(moec_testing::openai().unwrap()));
+        ok(python.arg(root().join("golden/openai/ask.py")).args([&*server.url, talks]));
+    }
 }
 
 #[test]

@@ -213,7 +213,7 @@ mod tests {
         assert!(region.part_mut(99, 2).is_none() && region.part_mut(usize::MAX, 2).is_none());
         // SAFETY: as above.
         let bytes = unsafe { std::slice::from_raw_parts(region.base().ptr(), 100) };
-        assert_eq!(bytes[90..], [7, 7, 0, 0, 7, 0, 0, 0, 0, 0]);
+        assert_eq!(bytes[90..], [7, 7, 0, 0, 7, 0, 0, 0, 0, 7]);
         for (from, to, bytes) in [(0, 91, 10), (91, 0, 10), (0, 1, 100), (usize::MAX, 0, 2)] {
             assert_eq!(region.copy(from, to, bytes), None);
         }

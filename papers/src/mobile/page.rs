@@ -174,7 +174,7 @@ fn with_processor(report: &Report) -> String {
 fn accuracy() -> String {
     "## Accuracy\n\n\
      Tables II to IV print accuracy on GSM8K and Humaneval. It is a property of trained models that are not at hand, and none of it is computed\n\
-     here. `moec eval --big-little` measures a bundle's own: of golden/models/ferris, perplexity, answers, fallback ratios and speed by γ are\n\
+     here. `moec eval --big-little --gamma 0,0.7,1` measures a bundle's own: of golden/models/ferris, perplexity, answers, fallback ratios and speed by γ are\n\
      [in the benchmarks](benchmarks.md#big-little-decoding).\n"
         .to_owned()
 }
