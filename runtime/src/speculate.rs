@@ -50,7 +50,7 @@ impl Speculated {
 }
 
 /// The tokens that followed the last place where the end of `seq` has stood before, `most` of them at most. The longest end
-/// counts, of [`LONGEST`] tokens down to [`SHORTEST`].
+/// counts, of `LONGEST` tokens down to `SHORTEST`.
 pub fn guess(seq: &[u32], most: usize) -> &[u32] {
     for n in (SHORTEST..=LONGEST).rev() {
         let Some(body) = seq.len().checked_sub(n).filter(|&body| body > 0) else { continue };
