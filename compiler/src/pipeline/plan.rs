@@ -3,6 +3,7 @@
 use super::Compilation;
 use crate::error::{Error, Result};
 use crate::passes::{barriers, cross, frames, fuse, layout, memory, page, schedule, tune};
+use moec_ir::Op;
 
 /// 10⁹ bytes per second of a disk that nobody has measured.
 const FLASH_GB_PER_S: f64 = 2.0;
@@ -11,7 +12,11 @@ pub(super) fn layout(c: &mut Compilation<'_>) -> Result<()> {
     let artifacts = c.artifacts()?;
     let cache = c.config.kv_format();
     let (statics, homes) = (&c.statics, &c.homes);
-    let paged = c.config.memory.budget.is_some();
+    // A twin has no budget of its own: its Graph says what asks flash. Frames hear of scores without any.
+    let asks_flash = |op: &Op| matches!(op, Op::Fetch { .. } | Op::NeuronFfn { paged: Some(_), .. });
+    let asks = || c.module.entries.iter().flat_map(|e| &e.nodes).any(|n| asks_flash(&n.op));
+    let framed = homes.schedule.as_ref().is_some_and(|s| s.hybrid.is_some());
+    let paged = c.config.memory.budget.is_some() || (!framed && asks());
     let draft =
         layout::layout(&c.module, c.model_info()?, c.target, cache, &artifacts, statics, homes, paged)?;
     let mut plan = draft.plan;

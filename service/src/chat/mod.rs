@@ -26,7 +26,7 @@ pub(crate) const VERB: More = More { command, run };
 /// A conversation that is loaded.
 const FILE: regular::Limit = regular::Limit { what: "a conversation", bytes: 64 << 20 };
 
-/// Options of the verb.
+/// Hold a conversation, in the terminal or line by line
 #[derive(Args)]
 struct Chat {
     /// What the model is told first
@@ -59,7 +59,7 @@ struct Chat {
 }
 
 fn command() -> clap::Command {
-    Chat::augment_args(clap::Command::new("chat").about("Talk with the model"))
+    Chat::augment_args(clap::Command::new("chat"))
 }
 
 /// Reads a variable of the template.
