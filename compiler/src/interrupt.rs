@@ -122,6 +122,19 @@ pub fn install() {
     }
 }
 
+/// Listens no longer: who takes signals by itself gets them alone.
+#[cfg(unix)]
+pub fn release() {
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        // SAFETY: `signal` takes two numbers; the second is the action of a process that has asked for none.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+}
+
+/// As where there are signals.
+#[cfg(not(unix))]
+pub fn release() {}
+
 /// Listens for interrupts; without signals there is nothing to hear.
 #[cfg(not(unix))]
 pub fn install() {}

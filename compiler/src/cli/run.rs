@@ -3,6 +3,7 @@
 use super::trust;
 use crate::bundle::read::Bundle;
 use crate::families;
+use crate::interrupt;
 use crate::passes::units::Units;
 use crate::progress::Progress;
 use crate::tools;
@@ -60,6 +61,9 @@ pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
         bundle.manifest.check(&bundle.folder, true)?;
     }
     let name = format!("moec run {}", args.bundle.display());
+    if args.args.first().is_some_and(|verb| verb == SERVE) {
+        interrupt::release();
+    }
     let words = std::iter::once(name.clone().into()).chain(args.args.iter().cloned()).skip(1);
     if let Some(whose @ (Emulator::Library | Emulator::Device)) = args.emulate {
         return run_on_library(&bundle, whose, words, &name, progress);
@@ -85,6 +89,9 @@ pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
 fn front<'a>(name: &'a str, beside: Option<Beside<'a>>) -> Front<'a> {
     Front { name, beside, ..moec_service::front(None) }
 }
+
+/// The verb that finishes its answers when a signal comes.
+const SERVE: &str = "serve";
 
 /// The verb that tells of units that are missing, and needs none.
 const INFO: &str = "info";

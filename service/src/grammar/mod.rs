@@ -110,7 +110,15 @@ impl Grammars {
     pub fn constraint(&self, grammar: &Grammar) -> Result<Box<dyn Constraint>> {
         let (what, top) = match grammar {
             Grammar::Lark(text) => ("grammar", TopLevelGrammar::from_lark(text.clone())),
-            Grammar::Schema(schema) => ("JSON schema", TopLevelGrammar::from_json_schema(schema.clone())),
+            Grammar::Schema(schema) => {
+                let mut schema = schema.clone();
+                // Space between tokens that may be of any length is where small models stay.
+                if let Some(of) = schema.as_object_mut() {
+                    of.entry("x-guidance")
+                        .or_insert_with(|| serde_json::json!({"whitespace_flexible": false}));
+                }
+                ("JSON schema", TopLevelGrammar::from_json_schema(schema))
+            }
             Grammar::Regex(regex) => ("regular expression", TopLevelGrammar::from_regex(regex)),
         };
         let mut matcher = Matcher::new(self.factory.create_parser(top));
