@@ -99,9 +99,11 @@ fn every_system_gives_the_bits_of_the_processor() {
     let prompt = expected(&source).ids;
     let home = build(&source, folder.path(), "home", "[placement]\nexperts = \"cpu\"\n");
     let want = compute(&home, threads(2), &prompt);
-    for system in &SYSTEMS {
+    for (i, system) in SYSTEMS.iter().enumerate() {
         let key = system.key();
-        let more = format!("[placement]\npolicy = \"{key}\"\nexperts = \"mirror:30%\"\n");
+        // With the processor, and with all but experts on the unit.
+        let rest = ["", "attention = \"mirror\"\nrest = \"mirror\"\n"][i % 2];
+        let more = format!("[placement]\npolicy = \"{key}\"\nexperts = \"mirror:30%\"\n{rest}");
         let bundle = build(&source, folder.path(), &key, &more);
         let [one, two] = [1, 2].map(|n| compute(&bundle, threads(n), &prompt));
         for got in [&one, &two] {

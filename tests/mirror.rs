@@ -128,15 +128,18 @@ fn beside(plan: &Plan) -> [usize; 3] {
     })
 }
 
-const PLACES: [(&str, &str); 5] = [
+const PLACES: [(&str, &str); 7] = [
     ("all", "[placement]\nexperts = \"mirror\"\n"),
     ("half", "[placement]\nexperts = \"mirror:50%\"\n"),
     ("attention", "[placement]\nattention = \"mirror\"\n"),
     ("both", "[placement]\nattention = \"gpu\"\nexperts = \"mirror:30%\"\n"),
     ("budget", "[placement]\nexperts = \"mirror:50%\"\n[memory]\nbudget = \"1 GiB\"\nthreads = 2\n"),
+    ("rest", "[placement]\nattention = \"mirror\"\nexperts = \"mirror:30%\"\nrest = \"mirror\"\n"),
+    ("model", "[placement]\nattention = \"mirror\"\nexperts = \"mirror\"\nrest = \"mirror\"\n"),
 ];
 
-/// Every family with experts, half of the experts, attention, both, and half of the experts beside a memory budget.
+/// Every family with experts, half of the experts, attention, both, half of the experts beside a memory budget, all but experts, and the
+/// whole model.
 #[test]
 fn what_lives_elsewhere_computes_the_same_bits() {
     for family in MIXTURES {
@@ -151,9 +154,14 @@ fn what_lives_elsewhere_computes_the_same_bits() {
             let bundle = build(&source, folder.path(), name, more);
             let [kernels, rows, slots] = beside(&bundle.plan);
             assert!(kernels > 0 && rows > 0, "{family}, {name}");
-            assert_eq!(slots > 0, name != "attention", "{family}, {name}");
+            // Nothing comes home of experts where all else is there, too.
+            assert_eq!(slots > 0, !["attention", "model"].contains(&name), "{family}, {name}");
+            let kernels =
+                |step: &&moec_ir::plan::Step| step.unit == 0 && matches!(step.code, Code::Kernel(_));
+            let home = bundle.plan.entries.iter().flat_map(|e| &e.steps).filter(kernels).count();
+            assert_eq!(home == 0, name == "model", "{family}, {name}: {home} kernels at home");
             let states = bundle.plan.states.iter().filter(|s| s.memory == 1).count();
-            let away = ["attention", "both"].contains(&name);
+            let away = ["attention", "both", "rest", "model"].contains(&name);
             assert_eq!(states, if away { bundle.plan.states.len() } else { 0 }, "{family}, {name}");
             for threads in [1, 2] {
                 let seen = Arc::new(Seen::default());

@@ -25,12 +25,17 @@ pub const FAMILIES: &[&dyn Family] = &[
 /// One that nobody has written.
 pub fn of(unit: &Unit, device: &Device) -> Result<&'static dyn Family> {
     let name = device.family_of(unit);
-    FAMILIES.iter().find(|f| f.name() == name).copied().ok_or_else(|| {
+    named(name).ok_or_else(|| {
         let known: Vec<_> = FAMILIES.iter().map(|f| format!("`{}`", f.name())).collect();
         Error::input(format!("unit `{}` of `{}` is of the family `{name}`", unit.name, device.name))
             .because(format!("there are {}", known.join(", ")))
             .hint("correct `family` in the device file")
     })
+}
+
+/// The family of a name.
+pub fn named(family: &str) -> Option<&'static dyn Family> {
+    FAMILIES.iter().find(|f| f.name() == family).copied()
 }
 
 /// The static graphs of a unit; `None` where its shapes are dynamic.
@@ -40,12 +45,12 @@ pub fn graphs(unit: &Unit, device: &Device) -> Option<&'static dyn StaticGraphs>
 
 /// The streams of a family, by its name; `None` where its units compute in another way.
 pub fn streams(family: &str) -> Option<&'static dyn Streams> {
-    FAMILIES.iter().find(|f| f.name() == family)?.streams()
+    named(family)?.streams()
 }
 
 /// The kernels of threads of a family, by its name; `None` where its units launch none.
 pub fn threads(family: &str) -> Option<&'static dyn Threads> {
-    FAMILIES.iter().find(|f| f.name() == family)?.threads()
+    named(family)?.threads()
 }
 
 /// An artifact of streams as text, by whichever family reads it.
@@ -65,7 +70,7 @@ pub fn print_streams(bytes: &[u8]) -> Result<String, String> {
 
 /// What executes the units of a family on this machine.
 pub fn host(family: &str, unit: &str) -> Option<Executor> {
-    FAMILIES.iter().find(|f| f.name() == family)?.host(unit)
+    named(family)?.host(unit)
 }
 
 /// What drives the units of a family that this machine has; `None` where a run finds none by itself.
@@ -73,7 +78,7 @@ pub fn host(family: &str, unit: &str) -> Option<Executor> {
 /// # Errors
 /// Why the machine has no such unit.
 pub fn attached(family: &str, unit: &str) -> Option<Result<Executor>> {
-    let found = FAMILIES.iter().find(|f| f.name() == family)?.attached(unit)?;
+    let found = named(family)?.attached(unit)?;
     Some(found.map_err(Error::from))
 }
 
@@ -95,7 +100,7 @@ pub fn runner(plan: &Plan) -> Result<Option<Runner>> {
     let mut brings = None;
     for step in plan.entries.iter().flat_map(|e| &e.steps) {
         let Some(unit) = plan.units.get(step.unit as usize) else { continue };
-        let Some(found) = FAMILIES.iter().find(|f| f.name() == unit.family).and_then(|f| f.runner()) else {
+        let Some(found) = named(&unit.family).and_then(|f| f.runner()) else {
             continue;
         };
         if brings.replace(found).is_some_and(|other| other != found) {

@@ -6,7 +6,8 @@
 //! | bundles | logits and tokens of nine families, and of every format, held against their references |
 //! | a program | `run` of a bundle, linked, without moec |
 //! | figures | launches, the memory, the link, experts by rows, beside what the card's maker states |
-//! | models | four layers of OLMoE-1B-7B's shapes: tokens a second of a prompt and of decoding, all on the card |
+//! | models | four layers of OLMoE-1B-7B's shapes: tokens a second of a prompt and of decoding, all on the card, with graphs of launches and without |
+//! | shares | the same with a quarter, a half and three quarters of the experts on the card, the others with the processor |
 //!
 //! A part that fails does not keep the next from running. Everything that was said goes into a report beside the build.
 
@@ -21,6 +22,10 @@ use std::process::{Command, Stdio};
 const ON_CARD: (&str, &str) = ("MOEC_CUDA", "card");
 /// Formats of the models that are timed.
 const FORMATS: [&str; 3] = ["bf16", "q8", "q4"];
+/// Shares of the experts that have frames.
+const SHARES: [&str; 3] = ["25%", "50%", "75%"];
+/// What has every launch made by itself.
+const NO_GRAPHS: (&str, &str) = ("MOEC_CUDA_GRAPHS", "off");
 /// Name of the device file that is measured.
 const DEVICE: &str = "gpu-check-device";
 
@@ -113,14 +118,27 @@ fn models(report: &mut Report, moec: &Path, folder: &Path, device: &Path) -> Res
         let toml = folder.join(format!("{format}.toml"));
         fs::write(&toml, text).map_err(failed)?;
         let bundle = folder.join(format!("{format}.moec"));
-        let mut build = program(moec);
-        build.args(["build", "--quiet", "--target"]).arg(device).arg("-o").arg(&bundle).arg(&toml);
-        if report.part(&format!("a bundle in {format}"), &mut build) {
+        let build = |share: Option<&str>| {
+            let mut build = program(moec);
+            build.args(["build", "--quiet", "--target"]).arg(device).arg("-o").arg(&bundle).arg(&toml);
+            build.args(share.into_iter().flat_map(|share| ["--gpu-experts", share]));
+            build
+        };
+        let bench = || {
             let mut bench = program(bundle.join("run"));
-            report.part(
-                &format!("a program in {format}"),
-                bench.args(["bench", "--prompt", "512", "--gen", "64"]),
-            );
+            bench.args(["bench", "--prompt", "512", "--gen", "64"]);
+            bench
+        };
+        if report.part(&format!("a bundle in {format}"), &mut build(None)) {
+            report.part(&format!("a program in {format}"), &mut bench());
+            let name = format!("a program in {format}, launch by launch");
+            report.part(&name, bench().env(NO_GRAPHS.0, NO_GRAPHS.1));
+        }
+        for share in SHARES {
+            let name = format!("{format} with {share} of the experts");
+            if report.part(&format!("a bundle in {name}"), &mut build(Some(share))) {
+                report.part(&format!("a program in {name}"), &mut bench());
+            }
         }
         let _ = fs::remove_dir_all(&bundle);
     }

@@ -49,6 +49,7 @@ pub(crate) fn kernels() -> Vec<(String, Kernel)> {
     let mut all: Vec<(String, Kernel)> = all.into_iter().map(|(name, spec)| (name, spec.into())).collect();
     let layout = DispatchLayout { rows: 512, k: 8, experts: 128 };
     all.push(("dispatch".to_owned(), Kernel::Dispatch(layout)));
+    all.push(("angles".to_owned(), Kernel::Angles { half: 64, scale: 1.0 }));
     all.push(("argmax".to_owned(), Kernel::Argmax { cols: 151_936, x_ld: 151_936 }));
     all
 }

@@ -34,6 +34,8 @@ const BLOCKS: [&str; 3] =
 /// The barrier; the second name is what it was up to LLVM 20.
 const BARRIER: [&str; 2] = ["llvm.nvvm.barrier.cta.sync.aligned.all", "llvm.nvvm.barrier0"];
 const SHUFFLE: &str = "llvm.nvvm.shfl.sync.bfly.i32";
+const BALLOT: &str = "llvm.nvvm.vote.ballot.sync";
+const COUNT_ONES: &str = "llvm.ctpop";
 pub(super) const COPY_16: &str = "llvm.nvvm.cp.async.cg.shared.global.16";
 pub(super) const COMMIT: &str = "llvm.nvvm.cp.async.commit.group";
 pub(super) const WAIT: &str = "llvm.nvvm.cp.async.wait.group";
@@ -88,11 +90,13 @@ impl<'c> Kb<'c> {
             intrinsics.insert((name, Elem::F32, 1), function);
         }
         let mut instructions = Instructions::new();
-        let plain = [SHUFFLE, COPY_16, COMMIT, WAIT, MMA_BF16, MMA_F16, THREAD];
+        let plain = [SHUFFLE, BALLOT, COPY_16, COMMIT, WAIT, MMA_BF16, MMA_F16, THREAD];
         for name in plain.into_iter().chain(BLOCKS) {
             let function = find(name, &[]).ok_or_else(|| Error::bug(format!("LLVM has no {name}")))?;
             instructions.insert(name, function);
         }
+        let ones = find(COUNT_ONES, &[ctx.i32_type().into()]);
+        instructions.insert(COUNT_ONES, ones.ok_or_else(|| Error::bug("LLVM has no llvm.ctpop"))?);
         let in_shared = ctx.ptr_type(AddressSpace::from(SHARED)).into();
         let matrices = find(LOAD_MATRICES, &[in_shared]);
         instructions.insert(LOAD_MATRICES, matrices.ok_or_else(|| Error::bug("LLVM has no ldmatrix"))?);
@@ -188,6 +192,22 @@ impl<'k> Kb<'k> {
         let _ = self.thread_value(BARRIER[0], &[zero][..count as usize]);
     }
 
+    /// The lanes of the warp for which the condition holds, a bit each; every lane must come here.
+    pub(crate) fn ballot(&'k self, condition: I<'k>) -> I<'k> {
+        let none = self.i32(0);
+        let args = [self.i32(-1).v.into(), condition.v.into()];
+        self.thread_value(BALLOT, &args).map_or(none, |v| I { k: self, v })
+    }
+
+    /// A bit for every lane of the warp before this one.
+    pub(crate) fn lanes_before(&'k self) -> I<'k> {
+        let one = self.i32(1);
+        let BasicValueEnum::IntValue(lane) = self.lane_index().narrow().v else { return one };
+        let BasicValueEnum::IntValue(bit) = one.v else { return one };
+        let own = I { k: self, v: self.keep(self.b.build_left_shift(bit, lane, "").map(Into::into), one.v) };
+        own - one
+    }
+
     fn shuffle_word(&'k self, v: BasicValueEnum<'k>, by: usize) -> BasicValueEnum<'k> {
         let word = |x: i32| BasicMetadataValueEnum::from(self.i32(x).v.into_int_value());
         // All lanes take part, and segments are whole warps.
@@ -226,6 +246,11 @@ impl F<'_> {
 }
 
 impl I<'_> {
+    /// How many bits are 1, of 32.
+    pub(crate) fn ones(self) -> Self {
+        self.k.thread_value(COUNT_ONES, &[self.v.into()]).map_or(self, |v| Self { k: self.k, v })
+    }
+
     /// As [`F::lane_xor`], of 32 bits.
     pub(crate) fn lane_xor(self, by: usize) -> Self {
         Self { k: self.k, v: self.k.shuffle_word(self.v, by) }

@@ -1,37 +1,49 @@
-//! Token rows grouped by expert: the table that [`DispatchLayout`] describes, by one block. A thread has some experts: it
-//! counts the choices of each, places it among the others, the busiest first, and gives its slots in the order of rows.
+//! Token rows grouped by expert: the table that [`DispatchLayout`] describes, by one block. A warp has some experts: it counts the
+//! choices of each, thirty-two at a time; a thread places each expert among the others, the busiest first; then its warp gives its slots
+//! in the order of rows.
 //!
 //! A choice that is no expert has no slot.
 
 use super::launch::{Extent, Launch};
-use crate::dsl::{I, Kb, P};
+use crate::dsl::{I, Kb, P, WARP};
 use moec_ir::op::DispatchLayout;
 
-const THREADS: usize = 256;
-/// Most experts: counts in shared memory.
-const MOST: usize = 8192;
+/// A block as large as there is: of 128 experts a warp then has four, and every warp reads all choices for each.
+const THREADS: usize = 1024;
+const WARPS: usize = THREADS / WARP;
+/// Most experts: their counts and first slots in shared memory.
+const MOST: usize = 4096;
 
 pub(super) fn launch(layout: DispatchLayout) -> Option<Launch> {
     let grid = [Extent::fixed(1); 3];
     let fits = layout.experts > 0 && layout.experts <= MOST && layout.k > 0;
-    fits.then_some(Launch { grid, block: THREADS as u32, shared: 4 * layout.experts as u32 })
+    fits.then_some(Launch { grid, block: THREADS as u32, shared: 8 * layout.experts as u32 })
 }
 
 pub(super) fn write<'k>(k: &'k Kb<'k>, layout: DispatchLayout) {
     let (ids, out) = (k.arg(0), k.arg(1));
     let experts = layout.experts;
     let slots = k.row_count().min(k.i(layout.rows as i64)) * layout.k;
-    let id = |choice: I<'k>| ids.words(choice).load_int();
     let count = |expert: I<'k>| -> P<'k> { k.shared(expert * 4) };
+    let first = |expert: I<'k>| -> P<'k> { k.shared(expert * 4 + 4 * experts) };
     let one = |yes: I<'k>| yes.pick_int(k.i(1), k.i(0));
+    let first_lane = k.lane_index().equals(k.i(0));
+    // The lanes of a warp whose choices, from `at` on, are the expert; and whether this lane's is.
+    let choosing = |at: I<'k>, expert: I<'k>| {
+        let choice = at + k.lane_index();
+        let there = choice.lt(slots);
+        let id = ids.words(there.pick_int(choice, k.i(0))).load_int();
+        let mine = there.and(id.equals(expert));
+        (k.ballot(mine), mine, choice)
+    };
     // What the layout leaves open is −1.
     k.each(k.thread(), layout.words(), THREADS, |word| {
         let header = word.lt(k.i(layout.expert() as i64));
         out.words(word).store_int(header.pick_int(k.i32(0), k.i32(-1)));
     });
-    k.each(k.thread(), experts, THREADS, |expert| {
-        let own = k.fold(0, slots, 1, &[k.i(0)], |choice, own| vec![own[0] + one(id(choice).equals(expert))]);
-        count(expert).store_int(own[0].narrow());
+    k.each(k.warp_index(), experts, WARPS, |expert| {
+        let own = k.fold(0, slots, WARP, &[k.i32(0)], |at, own| vec![own[0] + choosing(at, expert).0.ones()]);
+        k.when(first_lane, || count(expert).store_int(own[0]));
     });
     k.barrier();
     k.each(k.thread(), experts, THREADS, |expert| {
@@ -47,14 +59,21 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, layout: DispatchLayout) {
             let [rank, start] = [place[0], place[1]];
             out.words(layout.expert()).words(rank).store_int(expert.narrow());
             out.words(layout.start()).words(rank).store_int(start.narrow());
-            k.fold(0, slots, 1, &[start], |choice, next| {
-                let mine = id(choice).equals(expert);
+            first(expert).store_int(start.narrow());
+        });
+    });
+    k.barrier();
+    k.each(k.warp_index(), experts, WARPS, |expert| {
+        k.when(count(expert).load_int().equals(k.i(0)).not(), || {
+            k.fold(0, slots, WARP, &[first(expert).load_int()], |at, next| {
+                let (lanes, mine, choice) = choosing(at, expert);
                 k.when(mine, || {
+                    let slot = next[0] + (lanes & k.lanes_before()).ones().wide();
                     let row = choice.div(k.i(layout.k as i64));
-                    out.words(layout.token()).words(next[0]).store_int(row.narrow());
-                    out.words(layout.slot()).words(choice).store_int(next[0].narrow());
+                    out.words(layout.token()).words(slot).store_int(row.narrow());
+                    out.words(layout.slot()).words(choice).store_int(slot.narrow());
                 });
-                vec![next[0] + one(mine)]
+                vec![next[0] + lanes.ones().wide()]
             });
         });
     });

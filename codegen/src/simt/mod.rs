@@ -11,6 +11,7 @@
 //!
 //! Each file is a kernel family, as in `kernels`, and reads like what a thread does.
 
+mod angles;
 mod argmax;
 mod attention;
 mod combine;
@@ -94,6 +95,13 @@ pub enum Kernel {
     Spec(KernelSpec),
     /// `[ids i32 [T, k], table out]`: the dispatch table. Choices that are no expert have no slot.
     Dispatch(DispatchLayout),
+    /// `[pos i32 [T], freqs [half], out [T, 2·half]]`: cosines, then sines, of `pos · freqs`, times `scale`.
+    Angles {
+        /// Frequencies.
+        half: usize,
+        /// Factor of the results.
+        scale: f32,
+    },
     /// `[x, id out i32 [T]]`: the lowest number of the largest column of each row; −1 where that is not finite.
     Argmax {
         /// Columns.
@@ -123,6 +131,7 @@ impl Kernel {
             Self::Dispatch(DispatchLayout { rows, k, experts }) => {
                 format!("moec_dispatch_t{rows}_k{k}_e{experts}")
             }
+            Self::Angles { half, scale } => format!("moec_angles_h{half}_s{:08x}", scale.to_bits()),
             Self::Argmax { cols, x_ld } => format!("moec_argmax_c{cols}_x{x_ld}"),
         }
     }
@@ -141,6 +150,7 @@ impl Kernel {
                 family(spec).map(|(launch, _)| launch)
             }
             Self::Dispatch(layout) => dispatch::launch(*layout),
+            Self::Angles { half, .. } => Some(angles::launch(*half)),
             Self::Argmax { .. } => Some(argmax::launch()),
         };
         launch.ok_or_else(|| Error::Target {
@@ -154,6 +164,7 @@ impl Kernel {
         match self {
             Self::Spec(spec) => spec.args(),
             Self::Dispatch(_) | Self::Argmax { .. } => 2,
+            Self::Angles { .. } => 3,
         }
     }
 
@@ -161,7 +172,7 @@ impl Kernel {
     pub fn layout(&self) -> Option<Layout> {
         match self {
             Self::Spec(spec) => spec.layout(&Isa::THREAD).map(|_| Layout::Rows),
-            Self::Dispatch(_) | Self::Argmax { .. } => None,
+            Self::Dispatch(_) | Self::Angles { .. } | Self::Argmax { .. } => None,
         }
     }
 
@@ -172,6 +183,7 @@ impl Kernel {
                 None => k.fail("no such kernel"),
             },
             Self::Dispatch(layout) => dispatch::write(k, *layout),
+            Self::Angles { half, scale } => angles::write(k, *half, *scale),
             Self::Argmax { cols, x_ld } => argmax::write(k, *cols, *x_ld),
         }
     }

@@ -189,23 +189,25 @@ fn bytes(words: impl Iterator<Item = u32>) -> Vec<u8> {
     words.flat_map(u32::to_le_bytes).collect()
 }
 
-/// Runs a kernel of two operands, the second of `words` words, which it writes.
-fn run_pair(kernel: &Kernel, n: usize, input: &[u8], words: usize) -> Vec<i32> {
+/// Runs a kernel whose last operand, of `words` words, it writes.
+fn run(kernel: &Kernel, n: usize, inputs: &[&[u8]], words: usize) -> Vec<i32> {
     let sm = card::generation().unwrap_or(Sm::Sm80);
     let text = compile(sm, std::slice::from_ref(kernel)).unwrap_or_else(|e| panic!("{e}"));
     let module = moec_ptx::parse(&text).unwrap_or_else(|e| panic!("{e}"));
     let program = Program::new(&module, &kernel.symbol()).unwrap_or_else(|e| panic!("{e}"));
     let mut memory = Memory::new(&module).unwrap_or_else(|e| panic!("{e}"));
-    let input = memory.add_read_only("input", input);
+    let mut operands: Vec<Buffer> = inputs.iter().map(|bytes| memory.add_read_only("input", bytes)).collect();
     let output = memory.add("output", &vec![7; 4 * words]);
     let launch = kernel.launch().unwrap_or_else(|e| panic!("{e}"));
     let grid = launch.blocks(n as u32).expect("few rows");
     let start = Launch::new(grid, [launch.block, 1, 1]);
-    let arguments = [Argument::Buffer(input), Argument::Buffer(output), Argument::U32(n as u32)];
+    operands.push(output);
+    let mut arguments: Vec<Argument> = operands.iter().map(|&b| Argument::Buffer(b)).collect();
+    arguments.push(Argument::U32(n as u32));
     if card::generation().is_some() {
         let run =
             card::Run { text: &text, symbol: &kernel.symbol(), grid, block: launch.block, rows: n as u32 };
-        run.on_card(&memory, &[input, output], &[], &[]);
+        run.on_card(&memory, &operands, &[], &[]);
     } else {
         program.launch(&memory, &arguments, &start).unwrap_or_else(|e| panic!("{e}"));
     }
@@ -216,13 +218,15 @@ fn run_pair(kernel: &Kernel, n: usize, input: &[u8], words: usize) -> Vec<i32> {
 #[test]
 fn tokens_are_grouped_by_expert() {
     let mut rng = Rng::new(3);
-    for (rows, n, k, experts) in [(1, 1, 1, 1), (4, 3, 2, 5), (40, 40, 4, 16), (9, 7, 3, 300)] {
+    for (rows, n, k, experts) in
+        [(1, 1, 1, 1), (4, 3, 2, 5), (40, 40, 4, 16), (9, 7, 3, 300), (3, 3, 2, 2000)]
+    {
         let layout = DispatchLayout { rows, k, experts };
         // Some choices are served elsewhere.
         let mut id = || if rng.below(7) == 0 { -1 } else { rng.below(experts) as i32 };
         let ids: Vec<i32> = (0..rows * k).map(|_| id()).collect();
         let input = bytes(ids.iter().map(|v| v.cast_unsigned()));
-        let found = run_pair(&Kernel::Dispatch(layout), n, &input, layout.words());
+        let found = run(&Kernel::Dispatch(layout), n, &[&input], layout.words());
         assert_eq!(found, table(layout, &ids[..n * k]), "{layout:?} n={n} {ids:?}");
     }
 }
@@ -260,7 +264,29 @@ fn the_lowest_of_the_largest_is_found() {
     (x[cols], x[3], x[x_ld + 1]) = (1e9, f32::NAN, 2000.0);
     x[2 * x_ld..3 * x_ld].fill(f32::NAN);
     x[3 * x_ld + 9] = f32::INFINITY;
-    let found = run_pair(&Kernel::Argmax { cols, x_ld }, 4, &bytes(x.iter().map(|v| v.to_bits())), 4);
+    let found = run(&Kernel::Argmax { cols, x_ld }, 4, &[&bytes(x.iter().map(|v| v.to_bits()))], 4);
     // 999 = 857 · 7 mod 1000.
     assert_eq!(found, [857, 1, -1, -1]);
+}
+
+/// Within what f32 can say of the angle itself, up to the longest context that a model may have.
+#[test]
+fn positions_become_cosines_and_sines() {
+    let (half, scale) = (33, 1.5_f32);
+    let pos = [0, 1, 2, 77, 4095, 131_071, (1 << 20) - 1];
+    let freqs: Vec<f32> = (0..half).map(|i| 10_000_f32.powf(-(i as f32) / half as f32)).collect();
+    let [input, table] =
+        [bytes(pos.iter().map(|p: &i32| p.cast_unsigned())), bytes(freqs.iter().map(|f| f.to_bits()))];
+    let kernel = Kernel::Angles { half, scale };
+    let found = run(&kernel, pos.len(), &[&input, &table], pos.len() * 2 * half);
+    for (row, &pos) in found.chunks(2 * half).zip(&pos) {
+        for (i, &freq) in freqs.iter().enumerate() {
+            let angle = f64::from(pos as f32 * freq);
+            for (at, want) in [(i, angle.cos()), (half + i, angle.sin())] {
+                let found = f64::from(f32::from_bits(row[at].cast_unsigned()));
+                let off = (found - want * f64::from(scale)).abs();
+                assert!(off <= 4e-7, "position {pos}, frequency {freq}: off by {off}");
+            }
+        }
+    }
 }

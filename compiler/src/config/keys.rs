@@ -448,8 +448,8 @@ pub const KEYS: &[Key] = &[
             "Where attention, dense feed-forward networks and the head run, on targets with more than one unit. `auto`",
             "simulates a request of `prompt` and `generate` tokens with attention on either and takes what ends first: the KV",
             "cache has one home. Dense networks and the head go where a call costs less. What cannot be a graph stays on the",
-            "CPU; the name of a unit refuses such a model by name. What a unit cannot run never goes there. A unit that takes",
-            "shapes as they come takes attention alone. Where graphs keep no state (Hexagon), `auto` is the CPU for attention.",
+            "CPU; the name of a unit refuses such a model by name. What a unit cannot run never goes there. Of a unit that takes",
+            "shapes as they come this is attention alone. Where graphs keep no state (Hexagon), `auto` is the CPU for attention.",
         ],
         set: |c, v| {
             let home = Home::parse(v.text()?).filter(|h| !matches!(h, Home::Share(..)));
@@ -488,6 +488,21 @@ pub const KEYS: &[Key] = &[
             "shapes as they come that share of the experts of each layer, those that calibration saw most.",
         ],
         set: |c, v| Home::parse(v.text()?).map(|h| c.placement.experts = h).ok_or(Wrong::Range),
+    },
+    Key {
+        section: "placement",
+        name: "rest",
+        default: "\"auto\"",
+        range: UNITS,
+        help: &[
+            "Where all else runs, on targets with a unit that takes shapes as they come: embeddings, norms, routers, dense and",
+            "shared networks, sums, the head. `auto` goes with attention where all experts are there, too, and the unit's memory",
+            "holds the model; else it is the CPU. A layer whose experts are divided has its dispatch and its sum on the CPU.",
+        ],
+        set: |c, v| {
+            let home = Home::parse(v.text()?).filter(|h| !matches!(h, Home::Share(..)));
+            home.map(|h| c.placement.rest = h).ok_or(Wrong::Range)
+        },
     },
     Key {
         section: "placement",
@@ -614,7 +629,7 @@ fn paths(c: &Config, v: &Value<'_>) -> Result<Vec<PathBuf>, Wrong> {
     Ok(texts.into_iter().map(|t| super::beside(&c.path, t)).collect())
 }
 
-/// Range of `placement.attention`.
+/// Range of `placement.attention` and `placement.rest`.
 const UNITS: &str = "\"auto\", or the name or kind of a unit of the target (\"cpu\", \"npu\")";
 /// Range of `placement.hot`.
 const HOT: &str = "the name or kind of a unit of the target (\"cpu\", \"npu\")";

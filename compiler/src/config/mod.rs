@@ -308,6 +308,8 @@ pub struct Homes {
     pub attention: Home,
     /// Experts.
     pub experts: Home,
+    /// What is neither.
+    pub rest: Home,
     /// Where experts' hot neurons are computed beside the processor.
     pub hot: Home,
     /// Who divides experts between the processor and a unit with frames; `None`: they have homes.
@@ -326,6 +328,7 @@ impl Homes {
         Self {
             attention: Home::Auto,
             experts: Home::Auto,
+            rest: Home::Auto,
             hot: Home::Unit("cpu".to_owned()),
             policy: None,
             cached: None,

@@ -10,6 +10,11 @@
 //!
 //! **Attention** has one home in all entry points, that of the KV cache. It goes to such a unit where the user says so.
 //!
+//! **The rest** (embeddings, norms, routers, dense networks, sums, the head) goes where the user says, or with attention where all
+//! experts are there, too, and the memory holds the model: then nothing crosses a link but tokens and logits. A dispatch and its
+//! combine stand with the rest where one unit has all of a layer's experts, else with the processor, where the rows of several units
+//! meet; so do angles that hang on the length of a prompt.
+//!
 //! No result changes: every expert computes the same rows, wherever it lives, and `combine` adds them in the order of the
 //! router's choices.
 
@@ -21,7 +26,7 @@ use crate::profile::loads::Loads;
 use moec_family::Streams;
 use moec_ir::placement::{ExpertGroup, ExpertRow, OpPlace, Placement};
 use moec_ir::plan::{Arg, Code, ExpertHomes, ExpertTable, Memory, MemoryLink, Plan, Schedule, UnitRef};
-use moec_ir::{Graph, Module, Node, Op, Operand, Part, ValueId, WeightId};
+use moec_ir::{Graph, Module, Node, Op, Operand, Part, ValueId, Weight, WeightId};
 use moec_runtime::hybrid::Keeps;
 use std::collections::BTreeMap;
 
@@ -39,6 +44,8 @@ pub struct Homes {
     pub links: Vec<MemoryLink>,
     /// Unit of attention.
     pub attention: u32,
+    /// Unit of what is neither attention nor experts.
+    pub rest: u32,
     /// Layers with experts beside the processor.
     pub experts: Vec<ExpertHomes>,
     /// How experts are assigned while the plan runs, where they are; its layers have no segments before `layout`.
@@ -54,6 +61,7 @@ impl Default for Homes {
             memories: vec![memory],
             links: Vec::new(),
             attention: 0,
+            rest: 0,
             experts: Vec::new(),
             schedule: None,
         }
@@ -71,14 +79,17 @@ impl Homes {
     pub fn of_plan(plan: &Plan) -> Self {
         let bare = |m: &Memory| Memory { name: m.name.clone(), capacity: m.capacity, ..Memory::default() };
         let kernels =
-            plan.entries.iter().flat_map(|e| &e.steps).filter(|s| matches!(s.code, Code::Kernel(_)));
+            || plan.entries.iter().flat_map(|e| &e.steps).filter(|s| matches!(s.code, Code::Kernel(_)));
         let attends = |args: &[Arg]| args.iter().any(|a| matches!(a, Arg::State(_)));
-        let attention = kernels.filter(|s| attends(&s.args)).map(|s| s.unit).next();
+        let attention = kernels().filter(|s| attends(&s.args)).map(|s| s.unit).next();
+        // The first that computes something embeds tokens.
+        let rest = kernels().next().map(|s| s.unit);
         Self {
             units: plan.units.clone(),
             memories: plan.memories.iter().map(bare).collect(),
             links: plan.links.clone(),
             attention: attention.unwrap_or(0),
+            rest: rest.unwrap_or(0),
             experts: plan.homes.clone(),
             schedule: plan.schedule.clone(),
         }
@@ -97,7 +108,30 @@ impl Homes {
 
     /// The unit of a node that is no static graph. Experts are those of [`Homes::of_layer`].
     pub fn of_node(&self, node: &Node) -> u32 {
-        if node.scope.layer.is_some() && node.scope.part == Part::ATTN { self.attention } else { 0 }
+        match node.op {
+            Op::ExpertFfn { .. } | Op::NeuronFfn { .. } | Op::Fetch { .. } | Op::Admit(_) => 0,
+            Op::Dispatch { .. } | Op::Combine { .. } if self.whole(node.scope.layer).is_none() => 0,
+            // Where a unit has no kernel for what the runtime does, the runtime does it.
+            Op::Dispatch { .. } | Op::RopeAngles { .. } if !self.takes(self.rest, &node.op) => 0,
+            _ if node.scope.layer.is_some() && node.scope.part == Part::ATTN => self.attention,
+            _ => self.rest,
+        }
+    }
+
+    /// The unit that has all experts of a layer for good, where the rest of the layer is there, too.
+    pub fn whole(&self, layer: Option<u32>) -> Option<u32> {
+        let (index, of) = self.of_layer(layer)?;
+        let assigned = self.schedule.iter().flat_map(|s| &s.layers).any(|l| l.homes == index);
+        match of.units[..] {
+            [unit] if unit != 0 && unit == self.rest && !assigned => Some(unit),
+            _ => None,
+        }
+    }
+
+    /// Whether the family of a unit runs an operator.
+    fn takes(&self, unit: u32, op: &Op) -> bool {
+        let family = self.units.get(unit as usize).and_then(|u| families::named(&u.family));
+        family.is_some_and(|f| f.takes(op))
     }
 
     /// Where the experts of a layer live, with the index, if any lives beside the processor.
@@ -224,8 +258,54 @@ pub fn home(
         }
         take(placed, layer, &chosen, &mut homes);
     }
+    let rest = match list.named("rest", &wanted.rest)? {
+        None => attention.filter(|&free| follows(module, &homes, free)).map(|f| (f, "with all of the model")),
+        Some(0) => None,
+        Some(index) => {
+            let free = list.free(index).ok_or_else(|| {
+                let name = &homes.units[index as usize].name;
+                Error::input(format!("`rest` under `[placement]` is `{name}`, whose graphs are static"))
+                    .hint("what of it such a unit runs goes with `attention`")
+            })?;
+            Some((free, "asked for by `placement.rest`"))
+        }
+    };
+    if let Some((free, why)) = rest {
+        homes.rest = free.index;
+        for (graph, node) in of_rest(module, &homes) {
+            runs(free, node)?;
+            place(placed, graph, node, free, why);
+        }
+    }
     expert_rows(module, placed, &homes);
     Ok(homes)
+}
+
+/// Nodes of the rest that its unit computes.
+fn of_rest<'m>(module: &'m Module, homes: &Homes) -> impl Iterator<Item = (&'m Graph, &'m Node)> {
+    let nodes = module.entries.iter().flat_map(|g| g.nodes.iter().map(move |n| (g, n)));
+    let attends = |n: &Node| n.scope.layer.is_some() && n.scope.part == Part::ATTN;
+    nodes.filter(move |(_, n)| homes.rest != 0 && !attends(n) && homes.of_node(n) == homes.rest)
+}
+
+/// Whether the rest goes with attention: the unit has all experts, its memory holds the model, and it runs all of it.
+fn follows(module: &Module, homes: &Homes, free: Free<'_>) -> bool {
+    let there = Homes { rest: free.index, ..homes.clone() };
+    let layers = module.entries.iter().flat_map(|g| &g.nodes);
+    let mut experts = layers.filter(|n| matches!(n.op, Op::ExpertFfn { .. } | Op::NeuronFfn { .. }));
+    let weights: u64 = module.weights.iter().map(stored).sum();
+    let states: u64 = module.states.iter().map(|s| s.ty.bytes() as u64).sum();
+    experts.all(|n| there.whole(n.scope.layer).is_some())
+        && weights.saturating_add(states) <= most(homes, free.index)
+        && of_rest(module, &there).all(|(_, node)| runs(free, node).is_ok())
+        && families::threads(free.family.name()).is_some()
+}
+
+/// Bytes of a weight as it is stored.
+fn stored(weight: &Weight) -> u64 {
+    let cols = weight.shape.last().copied().unwrap_or(1).max(1);
+    let rows = weight.shape.iter().product::<usize>() / cols;
+    (weight.format.row_bytes(cols) * rows) as u64
 }
 
 /// Takes no more than `budget` bytes of the memory of a unit beside the processor, the first where none is named.
@@ -400,22 +480,16 @@ fn attend(module: &Module, placed: &mut Placement, free: Free<'_>) -> Result<()>
         let own = |n: &&Node| n.scope.layer.is_some() && n.scope.part == Part::ATTN;
         for node in graph.nodes.iter().filter(own) {
             runs(free, node)?;
-            let (scope, op) = (node.scope.any_layer(), node.op.name());
-            let why = "asked for by `placement.attention`";
-            list(
-                placed,
-                OpPlace {
-                    entry: graph.kind,
-                    scope,
-                    op: op.to_owned(),
-                    unit: free.index,
-                    nodes: 0,
-                    why: why.to_owned(),
-                },
-            );
+            place(placed, graph, node, free, "asked for by `placement.attention`");
         }
     }
     Ok(())
+}
+
+/// Says where a node runs, and why.
+fn place(placed: &mut Placement, graph: &Graph, node: &Node, free: Free<'_>, why: &str) {
+    let (entry, scope, op) = (graph.kind, node.scope.any_layer(), node.op.name().to_owned());
+    list(placed, OpPlace { entry, scope, op, unit: free.index, nodes: 0, why: why.to_owned() });
 }
 
 /// Whether a unit runs the experts of a layer.

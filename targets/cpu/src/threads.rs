@@ -3,11 +3,12 @@
 //! Few rows meet weights in f32: what a unit computes then differs from the processor's in the order of sums alone. Many rows
 //! become bf16 for tensor cores, unless activations are exact (`arithmetic`).
 
-use crate::select::{NodeView, Selection, Unsupported};
+use crate::select::{NodeView, Selection, Unsupported, Work};
 use crate::{CodegenError, CpuTarget, KernelSpec, Schedule};
 use moec_codegen::Isa;
 use moec_codegen::simt;
-use moec_ir::plan::{CacheOrder, Grid, Launch, Layout};
+use moec_ir::op::DispatchLayout;
+use moec_ir::plan::{Builtin, CacheOrder, Grid, Launch, Layout};
 
 pub use moec_codegen::simt::{Kernel, Sm};
 
@@ -53,6 +54,22 @@ impl ThreadTarget {
         Kernel::from(spec.with_schedule(Schedule { rows, ..Schedule::default() }))
     }
 
+    /// The kernel of some work. What the runtime does on the processor is one, too; `None` where it hangs on more than the step's
+    /// operands: on homes of experts, or on the length of a prompt.
+    pub fn kernel_of(&self, work: &Work, rows: usize) -> Option<Kernel> {
+        match *work {
+            Work::Kernel(ref spec) => Some(self.kernel(spec, rows)),
+            Work::Builtin(Builtin::Dispatch { rows, k, experts, homes: None, .. }) => {
+                let [rows, k, experts] = [rows, k, experts].map(|n| n as usize);
+                Some(Kernel::Dispatch(DispatchLayout { rows, k, experts }))
+            }
+            Work::Builtin(Builtin::RopeAngles { half, scale, long: None }) => {
+                Some(Kernel::Angles { half: half as usize, scale: f32::from_bits(scale) })
+            }
+            Work::Builtin(_) => None,
+        }
+    }
+
     /// How a kernel is launched.
     ///
     /// # Errors
@@ -62,9 +79,9 @@ impl ThreadTarget {
     }
 
     /// What a plan says of its work: where the dispatch table of experts stands. Into how many blocks it is cut its launch says.
-    pub fn grid(&self, spec: &KernelSpec) -> Grid {
-        match spec {
-            KernelSpec::ExpertGateUp { .. } | KernelSpec::ExpertDown { .. } => {
+    pub fn grid(&self, kernel: &Kernel) -> Grid {
+        match kernel {
+            Kernel::Spec(KernelSpec::ExpertGateUp { .. } | KernelSpec::ExpertDown { .. }) => {
                 Grid::Experts { table: 1, tiles: 1 }
             }
             _ => Grid::One,

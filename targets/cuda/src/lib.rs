@@ -66,16 +66,14 @@ impl Family for Cuda {
         Some(self)
     }
 
-    /// What there are kernels of threads for. Whom the router has chosen, and angles of positions, the processor finds; neurons
-    /// one by one are its own, too.
+    /// What there are kernels of threads for. Angles that hang on the length of a prompt are the processor's, as are neurons one by
+    /// one.
     fn takes(&self, op: &Op) -> bool {
         !matches!(
             op,
-            Op::Dispatch { .. }
-                | Op::Fetch { .. }
+            Op::Fetch { .. }
                 | Op::Admit(_)
-                | Op::RopeAngles { .. }
-                | Op::Router(_)
+                | Op::RopeAngles { switch: Some(_), .. }
                 | Op::NeuronFfn { .. }
                 | Op::Conv1x1 { .. }
                 | Op::ToNchw

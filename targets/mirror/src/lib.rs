@@ -38,10 +38,7 @@ impl Family for Mirror {
 
     /// Everything that is a kernel. Whom the router has chosen, and angles of positions, the processor finds.
     fn takes(&self, op: &Op) -> bool {
-        !matches!(
-            op,
-            Op::Dispatch { .. } | Op::Fetch { .. } | Op::Admit(_) | Op::RopeAngles { .. } | Op::Router(_)
-        )
+        !matches!(op, Op::Dispatch { .. } | Op::Fetch { .. } | Op::Admit(_) | Op::RopeAngles { .. })
     }
 
     fn host(&self, _unit: &str) -> Option<Executor> {

@@ -14,8 +14,8 @@ use moec_cpu::{
 };
 use moec_ir::graph::INPUTS;
 use moec_ir::plan::{
-    ALIGN, Arg, Builtin, Code, Entry, ExpertHomes, Grid, Layout, Paging, Place, RowSpace, Segment, Step,
-    StreamSet, ThreadKernel,
+    ALIGN, Arg, Builtin, Code, Entry, ExpertHomes, Layout, Paging, Place, RowSpace, Segment, Step, StreamSet,
+    ThreadKernel,
 };
 use moec_ir::{Format, Graph, Module, Node, Op, Operand, StateId, ValueId, WeightClass, WeightId};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -265,8 +265,11 @@ impl Builder<'_> {
         for unit in units {
             each.push((unit, self.select(unit, &view, node)?));
         }
-        // What several units compute together lies where the processor finds it.
-        let memory = if let Op::ExpertFfn { .. } = node.op { 0 } else { homes.memory(unit) };
+        // What several units compute together lies where the processor finds it, unless nobody but one of them reads it.
+        let memory = match node.op {
+            Op::ExpertFfn { .. } => homes.whole(node.scope.layer).map_or(0, |unit| homes.memory(unit)),
+            _ => homes.memory(unit),
+        };
         for &v in &node.outputs {
             let home = match &producer.op {
                 Op::CacheWrite => written_state(producer)?,
@@ -369,10 +372,7 @@ impl Builder<'_> {
                     }
                 });
             }
-            let (code, grid) = match work {
-                Work::Kernel(spec) => self.code(unit, spec, place, frame.graph)?,
-                Work::Builtin(b) => (Code::Builtin(*b), Grid::One),
-            };
+            let (code, grid) = self.code(unit, work, place, frame.graph)?;
             let step = Step {
                 unit,
                 code,

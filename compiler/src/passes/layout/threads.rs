@@ -4,7 +4,7 @@ use super::entry::{Builder, Placed};
 use super::int;
 use crate::error::{Error, Result};
 use crate::passes::memory::aligned;
-use moec_cpu::{KernelSpec, NodeView, Selection};
+use moec_cpu::{NodeView, Selection, Work};
 use moec_ir::plan::{Builtin, CacheOrder, Code, Grid, ThreadKernel};
 use moec_ir::{Graph, Module, Node, Op, Operand};
 
@@ -34,30 +34,37 @@ impl Builder<'_> {
         })
     }
 
-    /// The code of a kernel on a unit, and its work items.
+    /// The code of some work on a unit, and its work items.
     ///
     /// # Errors
     /// A kernel that there is none of for the threads of the unit.
     pub(super) fn code(
         &mut self,
         unit: u32,
-        spec: &KernelSpec,
+        work: &Work,
         place: &Placed<'_>,
         graph: &Graph,
     ) -> Result<(Code, Grid)> {
         let Some(threads) = self.threads.get(&unit) else {
-            self.scratch = self.scratch.max(aligned(self.target.scratch_bytes(spec) as u64));
-            return Ok((Code::Kernel(self.kernel(spec)?), self.target.grid(spec)));
+            return match work {
+                Work::Kernel(spec) => {
+                    self.scratch = self.scratch.max(aligned(self.target.scratch_bytes(spec) as u64));
+                    Ok((Code::Kernel(self.kernel(spec)?), self.target.grid(spec)))
+                }
+                Work::Builtin(builtin) => Ok((Code::Builtin(*builtin), Grid::One)),
+            };
         };
-        let kernel = threads.kernel(spec, rows(self.module, graph, place.node));
         let name = &self.homes.units[unit as usize].name;
+        let refused = || {
+            Error::limit(format!("`{name}` cannot run `{}` in `{}`", place.node.op.name(), place.node.scope))
+        };
+        let kernel = threads.kernel_of(work, rows(self.module, graph, place.node)).ok_or_else(refused)?;
         let launch = threads.launch(&kernel).map_err(|e| {
-            let refused = format!("`{name}` cannot run `{}` in `{}`", place.node.op.name(), place.node.scope);
-            Error::limit(refused).because(e).hint(
+            refused().because(e).hint(
                 "leave it to the processor under `[placement]`, or choose another format for what it reads",
             )
         })?;
-        let grid = threads.grid(spec);
+        let grid = threads.grid(&kernel);
         let artifact = format!("artifacts/{name}.ptx");
         let symbol = kernel.symbol();
         let known = self.launches.iter().position(|k| (k.unit, &k.symbol) == (unit, &symbol));

@@ -200,8 +200,28 @@ driver! {
             let at = *parameters.add(i);
             if bytes == 8 { at.cast::<u64>().read() } else { at.cast::<u32>().read().into() }
         };
-        done(status, |s| s.launch(index, [x, y, z], [bx, by, bz], parameter))
+        done(status, |s| {
+            let launch = s.parameters(index, [x, y, z], [bx, by, bz], parameter)?;
+            s.captured(launch)
+        })
     }
+    cuStreamBeginCapture_v2(_stream: Handle, _mode: c_uint) {
+        done(note("cuStreamBeginCapture", ""), State::begin)
+    }
+    cuStreamEndCapture(_stream: Handle, graph: *mut Handle) {
+        let Some(made) = with(State::end) else { return INVALID_VALUE };
+        // SAFETY: as above.
+        unsafe { give("cuStreamEndCapture", "", graph, handle(made + 1)) }
+    }
+    cuGraphInstantiateWithFlags(made: *mut Handle, graph: Handle, _flags: u64) {
+        // SAFETY: as above.
+        unsafe { give("cuGraphInstantiateWithFlags", "", made, graph) }
+    }
+    cuGraphLaunch(graph: Handle, _stream: Handle) {
+        done(note("cuGraphLaunch", ""), |s| s.replay(graph.addr().wrapping_sub(1)))
+    }
+    cuGraphDestroy(_graph: Handle) { note("cuGraphDestroy", "") }
+    cuGraphExecDestroy(_graph: Handle) { note("cuGraphExecDestroy", "") }
     cuStreamCreate(stream: *mut Handle, _flags: c_uint) {
         // SAFETY: as above.
         unsafe { give("cuStreamCreate", "", stream, handle(48)) }

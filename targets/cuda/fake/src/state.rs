@@ -18,10 +18,29 @@ pub(crate) struct State {
     memory: Option<Memory>,
     kernels: Vec<(String, Program)>,
     module: Option<Module>,
+    /// Launches of the capture that has begun, and those of every graph.
+    capture: Option<Vec<Launched>>,
+    graphs: Vec<Vec<Launched>>,
 }
 
-static STATE: Mutex<State> =
-    Mutex::new(State { taken: Vec::new(), next: FIRST, memory: None, kernels: Vec::new(), module: None });
+/// A launch with the values of its parameters.
+#[derive(Clone)]
+pub(crate) struct Launched {
+    kernel: usize,
+    grid: [u32; 3],
+    block: [u32; 3],
+    arguments: Vec<Argument>,
+}
+
+static STATE: Mutex<State> = Mutex::new(State {
+    taken: Vec::new(),
+    next: FIRST,
+    memory: None,
+    kernels: Vec::new(),
+    module: None,
+    capture: None,
+    graphs: Vec::new(),
+});
 
 /// Uses it.
 pub(crate) fn with<T>(work: impl FnOnce(&mut State) -> T) -> T {
@@ -105,29 +124,58 @@ impl State {
         self.kernels.get(kernel).map(|(name, _)| name.clone())
     }
 
-    /// Executes a kernel; `parameter` gives one of so many bytes.
-    pub(crate) fn launch(
+    /// A launch of a kernel; `parameter` gives one of so many bytes.
+    pub(crate) fn parameters(
         &mut self,
         kernel: usize,
         grid: [u32; 3],
         block: [u32; 3],
         parameter: impl Fn(usize, u32) -> u64,
-    ) -> Option<()> {
+    ) -> Option<Launched> {
         let (_, program) = self.kernels.get(kernel)?;
         let sizes = program.parameters().map(|(_, bytes)| bytes);
-        let arguments: Vec<Argument> = sizes
-            .enumerate()
-            .map(|(i, bytes)| match parameter(i, bytes) {
-                x if bytes == 8 => Argument::U64(x),
-                x => Argument::U32(x as u32),
-            })
-            .collect();
-        let how = Launch { unwritten: true, ..Launch::new(grid, block) };
-        let done = program.launch(self.memory.as_ref()?, &arguments, &how);
+        let arguments = sizes.enumerate().map(|(i, bytes)| match parameter(i, bytes) {
+            x if bytes == 8 => Argument::U64(x),
+            x => Argument::U32(x as u32),
+        });
+        Some(Launched { kernel, grid, block, arguments: arguments.collect() })
+    }
+
+    /// Executes a launch, or writes it down where a capture has begun.
+    pub(crate) fn captured(&mut self, launch: Launched) -> Option<()> {
+        if let Some(capture) = &mut self.capture {
+            capture.push(launch);
+            return Some(());
+        }
+        self.launch(&launch)
+    }
+
+    fn launch(&self, of: &Launched) -> Option<()> {
+        let (_, program) = self.kernels.get(of.kernel)?;
+        let how = Launch { unwritten: true, ..Launch::new(of.grid, of.block) };
+        let done = program.launch(self.memory.as_ref()?, &of.arguments, &how);
         done.inspect_err(|e| {
             note("stopped", &e.to_string());
         })
         .ok()
         .map(|_| ())
+    }
+
+    /// Begins a capture; there is one at a time.
+    pub(crate) fn begin(&mut self) -> Option<()> {
+        self.capture.replace(Vec::new()).is_none().then_some(())
+    }
+
+    /// Ends it. Gives the number of the graph.
+    pub(crate) fn end(&mut self) -> Option<usize> {
+        let graph = self.capture.take()?;
+        self.graphs.push(graph);
+        Some(self.graphs.len() - 1)
+    }
+
+    /// Executes the launches of a graph.
+    pub(crate) fn replay(&mut self, graph: usize) -> Option<()> {
+        let launches = self.graphs.get(graph)?.clone();
+        launches.iter().try_for_each(|launch| self.launch(launch))
     }
 }

@@ -1,7 +1,7 @@
 //! The functions of NVIDIA's driver that are called, as its public documentation declares them (CUDA Driver API, 12.x), found in
 //! the library when a unit is first used: moec itself links to nothing of NVIDIA's.
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
 /// What a function gives: 0, or the number of an error.
 pub(crate) type Status = c_int;
@@ -9,7 +9,7 @@ pub(crate) type Status = c_int;
 pub(crate) type Device = c_int;
 /// An address in the memory of a device.
 pub(crate) type DevicePtr = u64;
-/// A context, module, function, stream or event.
+/// A context, module, function, stream, event or graph.
 pub(crate) type Handle = *mut c_void;
 
 /// The library's name.
@@ -97,6 +97,12 @@ functions! {
     launch = c"cuLaunchKernel": fn(
         Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void
     );
+    capture_begin = c"cuStreamBeginCapture_v2": fn(Handle, c_uint);
+    capture_end = c"cuStreamEndCapture": fn(Handle, *mut Handle);
+    graph_make = c"cuGraphInstantiateWithFlags": fn(*mut Handle, Handle, c_ulonglong);
+    graph_launch = c"cuGraphLaunch": fn(Handle, Handle);
+    graph_destroy = c"cuGraphDestroy": fn(Handle);
+    graph_free = c"cuGraphExecDestroy": fn(Handle);
     stream_create = c"cuStreamCreate": fn(*mut Handle, c_uint);
     stream_destroy = c"cuStreamDestroy_v2": fn(Handle);
     stream_query = c"cuStreamQuery": fn(Handle);

@@ -5,8 +5,10 @@
 //! the card may be changed as soon as [`Card::put`] returns, and is still on its way then.
 
 mod copies;
+mod graphs;
 
 use crate::api::{self, Api, Device, DevicePtr, Handle, Status, code};
+use graphs::Graphs;
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::ptr;
@@ -36,6 +38,8 @@ pub struct Refusal {
     pub status: i32,
     /// The name of the error with the driver's words for it, and what the assembler says.
     pub said: String,
+    /// The kernel that was to be launched.
+    pub kernel: Option<Kernel>,
 }
 
 impl std::fmt::Display for Refusal {
@@ -66,6 +70,7 @@ pub struct Card {
     module: Handle,
     memory: Option<(DevicePtr, usize)>,
     staged: [Buffer; BUFFERS],
+    graphs: Graphs,
     /// A kernel did not end: whatever waits for it would not either.
     hangs: Cell<bool>,
 }
@@ -108,6 +113,7 @@ impl Card {
             module: ptr::null_mut(),
             memory: None,
             staged: [Buffer { at: ptr::null_mut(), done: ptr::null_mut() }; BUFFERS],
+            graphs: Graphs::of_environment(),
             hangs: Cell::new(false),
         };
         // SAFETY: as above; the context is this card's until it is dropped.
@@ -260,7 +266,7 @@ impl Card {
         at.checked_sub(base).is_some_and(|offset| offset.saturating_add(bytes as u64) <= all as u64)
     }
 
-    /// Launches a kernel.
+    /// Launches a kernel at once.
     ///
     /// # Safety
     /// The addresses are those that it takes.
@@ -313,6 +319,7 @@ impl Card {
     /// What the driver refuses.
     pub fn within(&mut self, from: DevicePtr, to: DevicePtr, bytes: usize) -> Result<()> {
         self.current()?;
+        self.flush()?;
         // SAFETY: the driver checks both ends.
         let status = unsafe { (self.api.copy_within)(to, from, bytes, self.compute) };
         check(&self.api, "cuMemcpyDtoDAsync", status)
@@ -322,8 +329,9 @@ impl Card {
     ///
     /// # Errors
     /// What stopped one; `CUDA_ERROR_NOT_READY` where one takes longer than `limit`.
-    pub fn wait(&self, limit: Duration) -> Result<()> {
+    pub fn wait(&mut self, limit: Duration) -> Result<()> {
         self.current()?;
+        self.flush()?;
         self.ended(self.compute, limit)
     }
 
@@ -374,6 +382,7 @@ impl Drop for Card {
         }
         // SAFETY: everything is this card's own and used no more; what was not made is not given back.
         unsafe {
+            self.graphs.free(&self.api);
             for stream in [self.compute, self.copies] {
                 if !stream.is_null() {
                     (self.api.stream_destroy)(stream);
@@ -411,7 +420,7 @@ pub enum Image<'a> {
 }
 
 /// A kernel of a card's module.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernel(Handle);
 
 // SAFETY: a handle of the driver is a number; it is used under the card's context.
@@ -436,5 +445,5 @@ fn check(api: &Api, function: &'static str, status: Status) -> Result<()> {
         [Some(one), None] | [None, Some(one)] => one,
         [None, None] => format!("error {status}"),
     };
-    Err(Refusal { function, status, said })
+    Err(Refusal { function, status, said, kernel: None })
 }

@@ -1,6 +1,7 @@
 //! A unit that is there: its kernels are assembled and run by NVIDIA's driver.
 //!
-//! Kernels are launched one after the other and waited for where somebody needs what they give; copies wait for them. Machine code
+//! Kernels are launched in their order, those between two copies together, and waited for where somebody needs what they give;
+//! copies wait for them. Machine code
 //! of the bundle is taken where the card is of its generation and the driver accepts it, else its text. What is refused is said by
 //! name, with what helps.
 
@@ -114,6 +115,11 @@ impl Gpu {
 
     /// What a kernel, or a copy, that was waited for says.
     fn stopped(&self, refusal: &Refusal, limit: Duration) -> Error {
+        let named = |wanted| self.kernels.iter().flatten().find(|(kernel, _)| *kernel == wanted);
+        if let Some((_, of)) = refusal.kernel.and_then(named) {
+            let (unit, kernel) = (self.name.clone(), of.symbol.clone());
+            return Error::Launch { unit, kernel, why: refusal.to_string() };
+        }
         let why = match refusal.status {
             code::NOT_READY => format!("its kernels have not ended within {} s", limit.as_secs_f64()),
             _ if refusal.function.starts_with("cuMemcpy") => format!("a copy failed: {refusal}"),
@@ -179,9 +185,9 @@ impl Gpu {
         if let Some(at) = addresses.iter().position(|&at| !card.holds(at, 1)) {
             return Err(failed(format!("operand {at} of step {} lies outside of its memory", launch.step)));
         }
-        // SAFETY: the plan is verified, and the kernel takes as many addresses, which lie in the card's memory.
-        unsafe { card.launch(*kernel, blocks, of.launch.block, &addresses, rows) }
-            .map_err(|e| failed(e.to_string()))
+        // SAFETY: the plan is verified, and the kernel takes as many addresses, which lie in the card's memory as long as the unit has it.
+        unsafe { card.queue(*kernel, blocks, of.launch.block, &addresses, rows) };
+        Ok(())
     }
 }
 

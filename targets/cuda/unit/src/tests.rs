@@ -175,6 +175,52 @@ fn steps_reach_the_card_in_their_order() {
     );
 }
 
+/// What a run of launches asks of the driver, each time that it comes.
+fn runs(gpu: &Gpu, base: Addr, times: usize) -> Vec<Vec<String>> {
+    let fault = OnceLock::new();
+    let run = |_| {
+        for _ in 0..8 {
+            step(gpu, Builtin::Launch { kernel: 0 }, &[base, base.plus(64)], &fault);
+        }
+        gpu.wait(&fault);
+        assert!(fault.get().is_none(), "{fault:?}");
+        let mut asked = asked();
+        asked.iter_mut().filter(|a| a.starts_with("cuLaunchKernel")).for_each(|a| *a = "launch".to_owned());
+        asked.dedup();
+        asked
+    };
+    (0..times).map(run).collect()
+}
+
+/// Launches that come again are captured, and a graph from then on; a driver that makes none gets them one by one.
+#[test]
+fn launches_that_come_again_are_a_graph() {
+    const ONCE: [&str; 2] = ["launch", "cuStreamQuery compute"];
+    const CAPTURED: [&str; 3] = ["cuStreamBeginCapture 1 on compute", "launch", "cuStreamEndCapture compute"];
+    let _turn = turn(|_| {});
+    let folder = Folder::new(PTX);
+    let mut gpu = Gpu::with(fake(), "gpu", LIMIT).unwrap();
+    gpu.load(&program(), 1, &folder.0).unwrap();
+    let base = gpu.take(128).unwrap().unwrap();
+    asked();
+    let made = ["cuGraphInstantiateWithFlags", "cuGraphDestroy", "cuGraphLaunch 51 on compute", ONCE[1]];
+    let again = vec!["cuGraphLaunch 51 on compute", ONCE[1]];
+    let second: Vec<&str> = CAPTURED.into_iter().chain(made).collect();
+    assert_eq!(runs(&gpu, base, 4), [ONCE.to_vec(), second, again.clone(), again]);
+    // Another place is another run.
+    assert_eq!(runs(&gpu, base.plus(4), 1), [ONCE]);
+    drop(gpu);
+    assert_eq!(asked().iter().filter(|a| *a == "cuGraphExecDestroy").count(), 1);
+
+    let mut gpu = Gpu::with(fake(), "gpu", LIMIT).unwrap();
+    gpu.load(&program(), 1, &folder.0).unwrap();
+    let base = gpu.take(128).unwrap().unwrap();
+    FAKE.lock().unwrap().refuses = Some(("cuGraphInstantiateWithFlags", 801));
+    asked();
+    let tried = CAPTURED.into_iter().chain(["cuGraphInstantiateWithFlags", "cuGraphDestroy"]).chain(ONCE);
+    assert_eq!(runs(&gpu, base, 3), [ONCE.to_vec(), tried.collect(), ONCE.to_vec()]);
+}
+
 /// Machine code is taken where the card is of its first digit and it is whole; else the driver gets the text.
 #[test]
 fn machine_code_goes_first_where_the_card_runs_it() {
@@ -343,6 +389,12 @@ fn what_stops_a_step_is_named() {
     step(&gpu, Builtin::Launch { kernel: 0 }, &[base, base.plus(128)], &fault);
     let why = message(fault);
     assert!(why.contains("kernel `k` on `gpu`: operand 1 of step 5 lies outside of its memory"), "{why}");
+    FAKE.lock().unwrap().refuses = Some(("cuLaunchKernel", 719));
+    let fault = OnceLock::new();
+    step(&gpu, Builtin::Launch { kernel: 0 }, &[base, base.plus(64)], &fault);
+    gpu.wait(&fault);
+    let why = message(fault);
+    assert!(why.contains("kernel `k` on `gpu`: cuLaunchKernel gives CUDA_ERROR_LAUNCH_FAILED"), "{why}");
     FAKE.lock().unwrap().refuses = Some(("cuStreamQuery", 719));
     let fault = OnceLock::new();
     gpu.wait(&fault);

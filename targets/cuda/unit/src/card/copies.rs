@@ -21,6 +21,7 @@ impl Card {
         limit: Duration,
     ) -> Result<()> {
         self.current()?;
+        self.flush()?;
         // What kernels still read there.
         self.behind(self.copies, self.compute)?;
         for (i, at) in (0..bytes).step_by(STAGED).enumerate() {
@@ -46,6 +47,7 @@ impl Card {
     /// As [`Self::put`].
     pub unsafe fn get(&mut self, from: DevicePtr, to: *mut u8, bytes: usize, limit: Duration) -> Result<()> {
         self.current()?;
+        self.flush()?;
         self.behind(self.copies, self.compute)?;
         let pieces: Vec<usize> = (0..bytes).step_by(STAGED).collect();
         let count = |at: usize| STAGED.min(bytes - at);

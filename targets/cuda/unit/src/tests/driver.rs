@@ -1,7 +1,7 @@
 //! The driver that is made up: what it was asked, and how it answers.
 
 use crate::api::{Api, Handle, Status, code};
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A driver: what it was asked, and how it answers.
@@ -235,6 +235,26 @@ pub(super) fn fake() -> Api {
     unsafe extern "C" fn event_query(_: Handle) -> Status {
         note("cuEventQuery", String::new())
     }
+    unsafe extern "C" fn capture_begin(of: Handle, mode: c_uint) -> Status {
+        note("cuStreamBeginCapture_v2", format!("{mode} on {}", stream(of)))
+    }
+    unsafe extern "C" fn capture_end(of: Handle, graph: *mut Handle) -> Status {
+        // SAFETY: as above.
+        unsafe { give(note("cuStreamEndCapture", stream(of).to_owned()), graph, handle(0x50)) }
+    }
+    unsafe extern "C" fn graph_make(made: *mut Handle, _: Handle, _: c_ulonglong) -> Status {
+        // SAFETY: as above.
+        unsafe { give(note("cuGraphInstantiateWithFlags", String::new()), made, handle(0x51)) }
+    }
+    unsafe extern "C" fn graph_launch(graph: Handle, of: Handle) -> Status {
+        note("cuGraphLaunch", format!("{:x} on {}", graph.addr(), stream(of)))
+    }
+    unsafe extern "C" fn graph_destroy(_: Handle) -> Status {
+        note("cuGraphDestroy", String::new())
+    }
+    unsafe extern "C" fn graph_free(_: Handle) -> Status {
+        note("cuGraphExecDestroy", String::new())
+    }
     unsafe extern "C" fn error_text(status: Status, text: *mut *const c_char) -> Status {
         let known = match status {
             code::OUT_OF_MEMORY => c"out of memory",
@@ -281,6 +301,12 @@ pub(super) fn fake() -> Api {
         module_unload,
         module_function,
         launch,
+        capture_begin,
+        capture_end,
+        graph_make,
+        graph_launch,
+        graph_destroy,
+        graph_free,
         stream_create,
         stream_destroy,
         stream_query,
