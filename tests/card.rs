@@ -102,10 +102,18 @@ fn run_drives_a_card() {
     assert_eq!(loads, all[usize::from(!code)..].repeat(2));
     let prompt = want.greedy.len() - 24;
     let ids = list(&want.greedy[..prompt]);
-    let said = ok(run.alone().args(["generate", "--ids", &ids, "-n", "4", "--json"]));
-    let said: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
-    let ids: Vec<u32> = serde_json::from_value(said["ids"].clone()).unwrap();
-    assert_eq!(ids, want.greedy[prompt..prompt + 4]);
+    // Of three tokens that are decoded the first is launched kernel by kernel, and the others are a graph.
+    for (graphs, launched) in [("on", 2), ("off", 0)] {
+        fs::remove_file(&log).unwrap();
+        let mut generate = run.alone();
+        generate.args(["generate", "--ids", &ids, "-n", "4", "--json"]);
+        let said = ok(generate.env("MOEC_FAKE_LOG", &log).env("MOEC_CUDA_GRAPHS", graphs));
+        let said: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
+        let ids: Vec<u32> = serde_json::from_value(said["ids"].clone()).unwrap();
+        assert_eq!(ids, want.greedy[prompt..prompt + 4]);
+        let calls = fs::read_to_string(&log).unwrap();
+        assert_eq!(calls.lines().filter(|l| *l == "cuGraphLaunch").count(), launched, "{calls}");
+    }
 
     run.refused("MOEC_FAKE_CARDS", "0", &["the unit `gpu` cannot be used", "there is no card"]);
     run.refused("MOEC_FAKE_SM", "80", &["its kernels are for sm_90", "is of sm_80", "sm = \"sm_80\""]);
