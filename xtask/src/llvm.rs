@@ -70,6 +70,12 @@ impl Llvm {
         ]
     }
 
+    /// Features of the package `moec` with this version as a part of the program.
+    pub(crate) fn archived(&self) -> Vec<String> {
+        let features = format!("moec/llvm{}-static,moec/prebuilt", self.major);
+        vec!["--no-default-features".into(), "--features".into(), features]
+    }
+
     /// Where the binding finds it. Nothing is set where nothing is needed, so that cargo called by hand
     /// shares what was built.
     pub(crate) fn environment(&self) -> Option<(String, PathBuf)> {
