@@ -1,6 +1,7 @@
 //! Static archives of the libraries that LLVM asks for, so that a program which is handed out needs none of them where it runs.
 
 use crate::apt;
+use crate::llvm::Llvm;
 use crate::shell::{Failed, output, program, target_dir};
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -19,12 +20,18 @@ const ARCHIVES: [(&str, &str, &str); 4] = [
 pub(crate) const VARIABLE: &str = "LLVM_SYS_SYSTEM_LIBRARY_DIRS";
 
 /// A folder with these archives and no shared library, which a linker takes what it is asked for from if it looks there first.
-/// What is missing is installed on Debian and Ubuntu, by root.
-pub(crate) fn folder() -> Result<PathBuf, Failed> {
-    let missing: Vec<_> = ARCHIVES.into_iter().filter(|(_, archive, _)| find(archive).is_none()).collect();
-    if !missing.is_empty() {
-        let names: Vec<&str> = missing.iter().map(|(_, archive, _)| *archive).collect();
-        let packages: Vec<&str> = missing.iter().map(|(_, _, package)| *package).collect();
+/// What is missing of them and of LLVM's own is installed on Debian and Ubuntu, by root.
+pub(crate) fn folder(llvm: &Llvm) -> Result<PathBuf, Failed> {
+    let missing = ARCHIVES.iter().filter(|(_, archive, _)| find(archive).is_none());
+    let (mut names, mut packages): (Vec<String>, Vec<String>) =
+        missing.map(|(_, archive, package)| ((*archive).to_owned(), (*package).to_owned())).unzip();
+    let own = llvm.missing_archives();
+    if !own.is_empty() {
+        packages.extend(["llvm", "libpolly"].map(|name| format!("{name}-{}-dev", llvm.major)));
+        names.extend(own.iter().map(|path| path.display().to_string()));
+    }
+    if !names.is_empty() {
+        let packages: Vec<&str> = packages.iter().map(String::as_str).collect();
         apt::install(&format!("not found: {}", names.join(", ")), &packages)?;
     }
     let folder = target_dir().join("archives");

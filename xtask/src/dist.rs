@@ -96,7 +96,7 @@ fn absolute(path: &str) -> Result<PathBuf, Failed> {
 /// Builds moec for release, with LLVM and what that asks for as a part of it.
 fn built() -> Result<PathBuf, Failed> {
     let llvm = setup::run()?;
-    let archives = archives::folder()?;
+    let archives = archives::folder(&llvm)?;
     stage("Building", "moec, with LLVM as a part of it");
     let mut build = cargo("build", None);
     build.args(["--release", "--locked", "--package", "moec"]).args(llvm.archived());

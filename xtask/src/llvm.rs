@@ -70,6 +70,13 @@ impl Llvm {
         ]
     }
 
+    /// Its static archives that are not installed: those of Polly may be a package of their own.
+    pub(crate) fn missing_archives(&self) -> Vec<PathBuf> {
+        let config = self.prefix.join("bin/llvm-config");
+        let files = output(program(config).args(["--link-static", "--libfiles"])).unwrap_or_default();
+        files.split_whitespace().map(PathBuf::from).filter(|file| !file.is_file()).collect()
+    }
+
     /// Features of the package `moec` with this version as a part of the program.
     pub(crate) fn archived(&self) -> Vec<String> {
         let features = format!("moec/llvm{}-static,moec/prebuilt", self.major);
