@@ -214,28 +214,32 @@ fn an_earlier_bundle_stays_until_the_new_one_is_whole() {
 }
 
 #[test]
-fn a_full_disk() {
+fn a_disk_that_is_full_or_read_only() {
     let case = Case::of(&ferris());
-    let small = case.folder.path().join("small");
-    fs::create_dir(&small).unwrap();
-    let mounted = Command::new("mount")
-        .args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"])
-        .arg(&small)
-        .stderr(Stdio::null())
-        .status()
-        .is_ok_and(|s| s.success());
-    if !MOUNT.by(mounted) {
-        return;
+    let disk = case.folder.path().join("disk");
+    fs::create_dir(&disk).unwrap();
+    for (options, doing, hint) in
+        [("size=1m", "cannot write", "the disk is full"), ("ro", "cannot create", "nothing can be written")]
+    {
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", options, "tmpfs"])
+            .arg(&disk)
+            .stderr(Stdio::null())
+            .status()
+            .is_ok_and(|s| s.success());
+        if !MOUNT.by(mounted) {
+            return;
+        }
+        let mut build = moec();
+        build.arg("build").arg(&case.toml).args(["--quiet", "--no-run", "-o"]).arg(disk.join("out.moec"));
+        let output = build.output().unwrap();
+        let left = fs::read_dir(&disk).unwrap().count();
+        Command::new("umount").arg(&disk).status().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(doing) && said.contains(hint) && said.contains("`-o`"), "{said}");
+        assert_eq!(left, 0, "something was left on the disk");
     }
-    let mut build = moec();
-    build.arg("build").arg(&case.toml).args(["--quiet", "--no-run", "-o"]).arg(small.join("out.moec"));
-    let output = build.output().unwrap();
-    let left = fs::read_dir(&small).unwrap().count();
-    Command::new("umount").arg(&small).status().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("the disk is full") && said.contains("cannot write"), "{said}");
-    assert_eq!(left, 0, "something was left on the full disk");
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn a_template_travels_with_its_model() {
     let held = answers(&bundle, &["--regex", "(yes|no)"], "Is it sound?\n");
     assert!(["yes", "no"].contains(&held[0]["text"].as_str().unwrap()), "{held:?}");
     // Another one in its place gives another prompt.
-    symlink(root().join("golden/templates/Qwen-Qwen3-0.6B.jinja"), at("qwen.jinja")).unwrap();
+    symlink(root().join("golden/templates/Qwen-Qwen3-30B-A3B.jinja"), at("qwen.jinja")).unwrap();
     let other = answers(&bundle, &["--template", at("qwen.jinja").to_str().unwrap()], "Is it sound?\n");
     assert_ne!(other[0]["prompt_tokens"], held[0]["prompt_tokens"]);
 }

@@ -71,6 +71,7 @@ fn pages_say_what_a_bundle_is() {
             assert!(said.contains(word), "{name}: `{word}` is not in:\n{said}");
         }
         assert!(!html.contains("NaN") && !html.contains("=\"-"), "{name}: a place that is none");
+        assert!(!said.contains('`'), "{name}: code that is not marked up");
     }
     // A page takes the place of another, or of nothing.
     let (code, said) = fails(moec().arg("report").arg(folder.path()));

@@ -246,7 +246,8 @@ fn windows<'a>(ids: &'a [u32], bundle: &Bundle, tasks: &Tasks) -> Result<Vec<&'a
     let of = (0..last).step_by(window).map(|start| &ids[start..=(start + window).min(last)]);
     let windows: Vec<_> = of.take(tasks.windows.unwrap_or(usize::MAX)).collect();
     if windows.is_empty() {
-        return Err(Error::input("the text is shorter than two tokens"));
+        return Err(Error::input("the text is shorter than two tokens")
+            .hint("a perplexity wants some thousand tokens of the text that the model is for"));
     }
     Ok(windows)
 }

@@ -6,7 +6,7 @@ use crate::kind::Kind;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The first four bytes are others.
-    #[error("it begins with {0:?}, not with `GGUF`")]
+    #[error("{}", magic(.0))]
     Magic(Vec<u8>),
     /// Its numbers have their highest byte first.
     #[error("its numbers are big-endian")]
@@ -139,5 +139,25 @@ impl Error {
             Self::Type { .. } => "quantise the model to a type that is read, such as Q8_0 or Q4_K",
             _ => "the file is damaged; download it again",
         }
+    }
+}
+
+/// What it begins with in place of `GGUF`.
+fn magic(bytes: &[u8]) -> String {
+    match bytes {
+        [] => "it is empty".to_owned(),
+        bytes => format!("it begins with `{}`, not with `GGUF`", bytes.escape_ascii()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_it_begins_with_can_be_read() {
+        let of = |bytes: &[u8]| Error::Magic(bytes.to_vec()).to_string();
+        assert_eq!(of(b""), "it is empty");
+        assert_eq!(of(b"PK\x03\x04"), "it begins with `PK\\x03\\x04`, not with `GGUF`");
     }
 }

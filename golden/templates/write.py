@@ -15,9 +15,15 @@ from transformers.utils import chat_template_utils
 HERE = pathlib.Path(__file__).parent
 # Special tokens of the models, as far as their templates name them.
 TOKENS = {
+    "allenai-OLMoE-1B-7B-0125-Instruct": {"bos_token": "|||IP_ADDRESS|||", "eos_token": "|||IP_ADDRESS|||"},
+    "allenai-OLMoE-1B-7B-0924-Instruct": {"bos_token": "|||IP_ADDRESS|||", "eos_token": "|||IP_ADDRESS|||"},
+    "deepseek-ai-DeepSeek-V2-Lite-Chat": {"bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>"},
     "deepseek-ai-DeepSeek-V3.1": {"bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>"},
-    "microsoft-Phi-3.5-mini-instruct": {"bos_token": "<s>", "eos_token": "<|endoftext|>"},
+    "microsoft-Phi-3.5-MoE-instruct": {"bos_token": "<s>", "eos_token": "<|endoftext|>"},
+    "microsoft-Phi-tiny-MoE-instruct": {"bos_token": "<s>", "eos_token": "<|endoftext|>"},
     "mistralai-Mistral-Nemo-Instruct-2407": {"bos_token": "<s>", "eos_token": "</s>"},
+    "mistralai-Mixtral-8x22B-Instruct-v0.1": {"bos_token": "<s>", "eos_token": "</s>"},
+    "mistralai-Mixtral-8x7B-Instruct-v0.1": {"bos_token": "<s>", "eos_token": "</s>"},
 }
 
 

@@ -3,6 +3,7 @@
 //! Both are the same bytes for the same program: names in order, one time for all files (`SOURCE_DATE_EPOCH`, else that of the last
 //! commit), no owner. What was packed is unpacked into a folder of its own and has to pass `moec self-test` there.
 
+use crate::archives;
 use crate::setup;
 use crate::shell::{self, Failed, cargo, program, root, stage, target_dir};
 use std::collections::BTreeSet;
@@ -12,7 +13,7 @@ use std::process::Command;
 
 const HELP: &str = "Usage: cargo xtask dist [OPTIONS]
 
-Builds moec for release and packs it into target/dist.
+Builds moec for release, with LLVM as a part of it, and packs it into target/dist.
 
   --binary FILE  pack this moec in place of building one
   --out DIR      where to (default: target/dist)
@@ -24,6 +25,8 @@ const COMPLETIONS: [(&str, &str); 3] = [
     ("zsh", "zsh/site-functions/_moec"),
     ("fish", "fish/vendor_completions.d/moec.fish"),
 ];
+/// Debian's package of the C library, which every program needs.
+const GLIBC: &str = "libc6";
 /// What is packed beside the program.
 const DOCUMENTS: [&str; 4] = ["README.md", "CHANGELOG.md", "LICENSE-MIT", "LICENSE-APACHE"];
 
@@ -90,11 +93,14 @@ fn absolute(path: &str) -> Result<PathBuf, Failed> {
     std::path::absolute(path).map_err(|e| failed("find", Path::new(path), &e))
 }
 
-/// Builds moec for release.
+/// Builds moec for release, with LLVM and what that asks for as a part of it.
 fn built() -> Result<PathBuf, Failed> {
     let llvm = setup::run()?;
-    stage("Building", "moec");
-    shell::run(cargo("build", Some(&llvm)).args(["--release", "--locked", "--package", "moec"]))?;
+    let archives = archives::folder(&llvm)?;
+    stage("Building", "moec, with LLVM as a part of it");
+    let mut build = cargo("build", None);
+    build.args(["--release", "--locked", "--package", "moec"]).args(llvm.archived());
+    shell::run(build.envs(llvm.environment()).env(archives::VARIABLE, archives))?;
     Ok(target_dir().join("release/moec"))
 }
 
@@ -171,6 +177,7 @@ fn pack(parent: &Path, name: &str, tarball: &Path, epoch: &str) -> Result<(), Fa
 /// What a program is linked to.
 struct Needs {
     libraries: Vec<String>,
+    /// With the version that is the least of them, where one is known.
     packages: BTreeSet<String>,
 }
 
@@ -197,7 +204,20 @@ fn needs(binary: &Path) -> Result<Needs, Failed> {
         let said = [whole, without].iter().find_map(|p| shell::output(program("dpkg").arg("-S").arg(p)))?;
         Some(said.split(':').next()?.to_owned())
     };
-    Ok(Needs { packages: places.filter_map(owner).collect(), libraries })
+    let least = glibc(&listed);
+    let bounded = |package: String| match least {
+        Some((major, minor)) if package == GLIBC => format!("{package} (>= {major}.{minor})"),
+        _ => package,
+    };
+    Ok(Needs { packages: places.filter_map(owner).map(bounded).collect(), libraries })
+}
+
+/// The newest version of glibc whose symbols a program asks for, of what `objdump -p` says of it.
+fn glibc(listed: &str) -> Option<(u32, u32)> {
+    let asked = listed.lines().filter_map(|line| line.rsplit_once(" GLIBC_")?.1.split_once('.'));
+    asked
+        .filter_map(|(major, minor)| Some((major.parse().ok()?, minor.split('.').next()?.parse().ok()?)))
+        .max()
 }
 
 /// Debian's name of an architecture.
@@ -293,6 +313,15 @@ mod tests {
         }
         fs::remove_dir_all(&folder).unwrap();
         assert!(packed[0] == packed[1] && !packed[0].is_empty());
+    }
+
+    #[test]
+    fn the_newest_symbols_of_the_c_library_count() {
+        let listed = "Version References:\n  required from libm.so.6:\n    0x06969189 0x00 03 GLIBC_2.29\n  \
+                      required from libc.so.6:\n    0x09691a75 0x00 02 GLIBC_2.2.5\n    \
+                      0x0d696917 0x00 04 GLIBC_2.7\n    0x00 0x00 05 GLIBC_PRIVATE\n  NEEDED  libc.so.6";
+        assert_eq!(glibc(listed), Some((2, 29)));
+        assert_eq!(glibc("NEEDED  libc.so.6"), None);
     }
 
     #[test]

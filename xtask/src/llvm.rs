@@ -70,6 +70,19 @@ impl Llvm {
         ]
     }
 
+    /// Its static archives that are not installed: those of Polly may be a package of their own.
+    pub(crate) fn missing_archives(&self) -> Vec<PathBuf> {
+        let config = self.prefix.join("bin/llvm-config");
+        let files = output(program(config).args(["--link-static", "--libfiles"])).unwrap_or_default();
+        files.split_whitespace().map(PathBuf::from).filter(|file| !file.is_file()).collect()
+    }
+
+    /// Features of the package `moec` with this version as a part of the program.
+    pub(crate) fn archived(&self) -> Vec<String> {
+        let features = format!("moec/llvm{}-static,moec/prebuilt", self.major);
+        vec!["--no-default-features".into(), "--features".into(), features]
+    }
+
     /// Where the binding finds it. Nothing is set where nothing is needed, so that cargo called by hand
     /// shares what was built.
     pub(crate) fn environment(&self) -> Option<(String, PathBuf)> {

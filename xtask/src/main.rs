@@ -7,6 +7,7 @@ mod accuracy;
 mod amx;
 mod apple;
 mod apt;
+mod archives;
 mod bench_build;
 mod big_little;
 mod circles;

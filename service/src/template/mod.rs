@@ -221,6 +221,8 @@ fn environment(fuel: Option<u64>) -> Environment<'static> {
     env.set_formatter(|out, _, value| {
         out.write_str(&python::text(value)?).map_err(|_| invalid("the output cannot be written"))
     });
+    env.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
+    env.add_test("sequence", python::is_sequence);
     env.add_filter("string", |value: &Value| python::text(value));
     env.add_filter("tojson", tojson);
     env.add_function("raise_exception", |message: &str| -> Result<Value, minijinja::Error> {

@@ -1,4 +1,4 @@
-//! Values as Python spells them: `json.dumps` and `str`.
+//! Values as Python sees and spells them: sequences, `json.dumps` and `str`.
 
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
@@ -146,6 +146,12 @@ fn float(x: f64) -> String {
     }
     let plain = format!("{x}");
     if plain.contains('.') { plain } else { format!("{plain}.0") }
+}
+
+/// Whether Python finds a length and items in a value, which is all that Jinja asks of a sequence: texts and mappings have both.
+pub(super) fn is_sequence(value: &Value) -> bool {
+    use ValueKind::{Map, Seq, String, Undefined};
+    matches!(value.kind(), Seq | Map | String | Undefined)
 }
 
 /// A value as Python's `str` gives it.

@@ -31,6 +31,9 @@ fn the_engine_is_transformers() {
     assert_eq!(of("  {% for m in messages %}\n  {{- m.role }}\n  {% endfor %}\nend"), "user\nend");
     assert_eq!(of("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"), "01");
     assert_eq!(of("a\n{%- generation %}b{% endgeneration -%}\n c"), "abc");
+    let kinds =
+        "{% for v in [none, nothing, 1, 'a', [], {}] %}{{ v is iterable }} {{ v is sequence }},{% endfor %}";
+    assert_eq!(of(kinds), "False False,True True,False False,True True,True True,True True,");
     assert_eq!(of("{{ messages[0].content.strip().split()[0] }}{{ nothing }}"), "<é>");
 }
 

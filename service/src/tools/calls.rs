@@ -31,7 +31,7 @@ pub(super) fn separated(text: &str) -> Result<Vec<ToolCall>, String> {
         Some((name, fenced)) => (name, fenced.trim_end().strip_suffix("```").unwrap_or(fenced)),
         None => (first, rest),
     };
-    Ok(vec![ToolCall { name: name.trim().to_owned(), arguments: object(arguments)? }])
+    with(name, object(arguments)?)
 }
 
 /// `NAME`, and `<arg_key>…</arg_key><arg_value>…</arg_value>` for each argument (GLM-4.5). A value that is JSON is taken for it,
@@ -46,11 +46,53 @@ pub(super) fn keys_and_values(text: &str) -> Result<Vec<ToolCall>, String> {
         arguments.insert(key.trim().to_owned(), value);
         rest = after;
     }
-    let name = name.trim();
-    if name.is_empty() {
-        return Err("the call has no name".to_owned());
+    with(name, Value::Object(arguments).to_string())
+}
+
+/// `<function=NAME>`, and `<parameter=KEY>`, a line with the value, `</parameter>` for each argument (Qwen3-Coder). The template
+/// writes values as Python does, so they are read so: JSON or one of Python's names for it, and any other for a text.
+pub(super) fn tagged(text: &str) -> Result<Vec<ToolCall>, String> {
+    let (function, after) = inside(text.trim(), "<function=", "</function>")?;
+    if !after.trim().is_empty() {
+        return Err("something follows `</function>`".to_owned());
     }
-    Ok(vec![ToolCall { name: name.to_owned(), arguments: Value::Object(arguments).to_string() }])
+    let (name, mut rest) = function.split_once('>').ok_or("`<function=` has no end")?;
+    let mut arguments = Map::new();
+    while !rest.trim().is_empty() {
+        let (parameter, after) = inside(rest.trim_start(), "<parameter=", "</parameter>")?;
+        let (key, value) = parameter.split_once('>').ok_or("`<parameter=` has no end")?;
+        let value = value.strip_prefix('\n').unwrap_or(value);
+        arguments.insert(key.trim().to_owned(), python(value.strip_suffix('\n').unwrap_or(value)));
+        rest = after;
+    }
+    with(name, Value::Object(arguments).to_string())
+}
+
+/// A value as Python's `str` spells it, except that a text is as it is.
+fn python(value: &str) -> Value {
+    match value {
+        "True" => Value::Bool(true),
+        "False" => Value::Bool(false),
+        "None" => Value::Null,
+        _ => serde_json::from_str(value).unwrap_or_else(|_| Value::from(value)),
+    }
+}
+
+/// `functions.NAME:N<|tool_call_argument_begin|>{…}`, the N-th call of a conversation (Kimi-K2).
+pub(super) fn numbered(text: &str) -> Result<Vec<ToolCall>, String> {
+    const MARK: &str = "<|tool_call_argument_begin|>";
+    let (id, arguments) = text.split_once(MARK).ok_or_else(|| format!("the call has no `{MARK}`"))?;
+    let id = id.trim();
+    let name = id.rsplit_once(':').map_or(id, |(name, _)| name);
+    with(name.strip_prefix("functions.").unwrap_or(name), object(arguments)?)
+}
+
+/// The one call of a function with this name.
+fn with(name: &str, arguments: String) -> Result<Vec<ToolCall>, String> {
+    match name.trim() {
+        "" => Err("the call has no name".to_owned()),
+        name => Ok(vec![ToolCall { name: name.to_owned(), arguments }]),
+    }
 }
 
 /// What stands between two marks at the beginning, and what follows.

@@ -72,6 +72,8 @@ pub struct Syntax {
 }
 
 const THINK: Span = span("<think>", "</think>", Kind::Reasoning);
+/// What ends a header of harmony.
+const MESSAGE: &str = "<|message|>";
 /// What ends a message of harmony.
 const ENDS: [&str; 3] = ["<|end|>", "<|call|>", "<|return|>"];
 
@@ -79,16 +81,18 @@ const ENDS: [&str; 3] = ["<|end|>", "<|call|>", "<|return|>"];
 pub const SYNTAXES: &[Syntax] = &[
     Syntax {
         name: "gpt-oss",
-        marks: &["<|channel|>", "<|message|>"],
-        spans: &[
-            span("<|start|>", "<|message|>", Kind::Header),
-            span("<|channel|>", "<|message|>", Kind::Header),
-        ],
+        marks: &["<|channel|>", MESSAGE],
+        spans: &[span("<|start|>", MESSAGE, Kind::Header), span("<|channel|>", MESSAGE, Kind::Header)],
     },
     Syntax {
         name: "GLM-4.5",
         marks: &["<tool_call>", "<arg_key>"],
         spans: &[THINK, span("<tool_call>", "</tool_call>", Kind::Calls(calls::keys_and_values, false))],
+    },
+    Syntax {
+        name: "Qwen3-Coder",
+        marks: &["<tool_call>", "<function="],
+        spans: &[THINK, span("<tool_call>", "</tool_call>", Kind::Calls(calls::tagged, false))],
     },
     Syntax {
         name: "Qwen",
@@ -103,6 +107,16 @@ pub const SYNTAXES: &[Syntax] = &[
             span("<｜tool▁calls▁begin｜>", "", Kind::Nothing),
             span("<｜tool▁calls▁end｜>", "", Kind::Nothing),
             span("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", Kind::Calls(calls::separated, false)),
+        ],
+    },
+    Syntax {
+        name: "Kimi-K2",
+        marks: &["<|tool_calls_section_begin|>"],
+        spans: &[
+            THINK,
+            span("<|tool_calls_section_begin|>", "", Kind::Nothing),
+            span("<|tool_calls_section_end|>", "", Kind::Nothing),
+            span("<|tool_call_begin|>", "<|tool_call_end|>", Kind::Calls(calls::numbered, false)),
         ],
     },
     Syntax {
@@ -131,6 +145,8 @@ impl Syntax {
 #[derive(Clone, Debug)]
 enum State {
     Content,
+    /// The header of an answer that may name a recipient (harmony).
+    Addressed,
     /// What is between marks: what it is, and what ends it.
     In(Kind, &'static [&'static str]),
     /// The arguments of a call to this function (harmony).
@@ -148,11 +164,16 @@ pub struct Parser {
 }
 
 impl Parser {
-    /// A parser of an answer. `prompt`: what it follows; where that ends in the mark of thoughts, they come first.
+    /// A parser of an answer. `prompt`: what it follows; where that ends in the mark of thoughts, or in a header that is still
+    /// open, the answer goes on with it.
     pub fn new(syntax: &'static Syntax, prompt: &str) -> Self {
-        let thinks =
-            |span: &&Span| matches!(span.kind, Kind::Reasoning) && prompt.trim_end().ends_with(span.open);
-        let state = match syntax.spans.iter().find(thinks) {
+        let goes_on = |span: &&Span| match span.kind {
+            Kind::Reasoning => prompt.trim_end().ends_with(span.open),
+            Kind::Header => prompt.rfind(span.open) > prompt.rfind(span.close),
+            Kind::Calls(..) | Kind::Nothing => false,
+        };
+        let state = match syntax.spans.iter().find(goes_on) {
+            Some(Span { kind: Kind::Header, .. }) => State::Addressed,
             Some(span) => State::In(span.kind, std::slice::from_ref(&span.close)),
             None => State::Content,
         };
@@ -179,7 +200,7 @@ impl Parser {
             }
             State::In(Kind::Header | Kind::Nothing, _) => {}
             State::In(Kind::Reasoning, _) => self.say(text, true, &mut events),
-            State::Content => self.say(text, false, &mut events),
+            State::Content | State::Addressed => self.say(text, false, &mut events),
         }
         events
     }
@@ -208,6 +229,16 @@ impl Parser {
                 let text = self.take(at, span.open.len());
                 self.say(text, false, events);
                 self.enter(span);
+                true
+            }
+            State::Addressed => {
+                const TO: &str = "to=";
+                let header = self.held.trim_start();
+                if TO.starts_with(header) {
+                    return false;
+                }
+                let header = header.starts_with(TO);
+                self.state = if header { State::In(Kind::Header, &[MESSAGE]) } else { State::Content };
                 true
             }
             State::In(kind, closes) => {

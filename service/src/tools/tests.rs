@@ -87,6 +87,23 @@ fn glm() {
 }
 
 #[test]
+fn qwen_coder() {
+    let text = "Look:\n<tool_call>\n<function=f>\n<parameter=a>\n<x>\n\ny\n</parameter>\n<parameter=n>\n3\n</parameter>\n<parameter=yes>\nTrue\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=g>\n</function>\n</tool_call>";
+    check(
+        "Qwen3-Coder",
+        "",
+        text,
+        &[content("Look:\n"), call("f", r#"{"a":"<x>\n\ny","n":3,"yes":true}"#), call("g", "{}")],
+    );
+}
+
+#[test]
+fn kimi() {
+    let text = "So.<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"a\": 1}<|tool_call_end|><|tool_call_begin|>functions.a.b:11<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>";
+    check("Kimi-K2", "", text, &[content("So."), call("f", r#"{"a": 1}"#), call("a.b", "{}")]);
+}
+
+#[test]
 fn harmony() {
     let text = "<|channel|>analysis<|message|>think<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\": 1}<|call|>";
     check("gpt-oss", "<|start|>assistant", text, &[thought("think"), call("f", r#"{"a": 1}"#)]);
@@ -101,6 +118,11 @@ fn harmony() {
     check("gpt-oss", "", text, &[thought("hm"), content("Hello!")]);
     let to = "<|start|>assistant to=functions.g<|channel|>commentary<|message|>{}<|call|>";
     check("gpt-oss", "", to, &[call("g", "{}")]);
+    // The prompt has begun the header.
+    let (begun, rest) = to.split_at("<|start|>assistant".len());
+    check("gpt-oss", begun, rest, &[call("g", "{}")]);
+    check("gpt-oss", begun, " Tomorrow", &[content(" Tomorrow")]);
+    check("gpt-oss", begun, " t", &[content(" t")]);
 }
 
 #[test]
@@ -121,17 +143,8 @@ fn broken_calls_are_named() {
     broken("Mistral", "[TOOL_CALLS] {\"name\": \"f\"}", "no list");
     broken("DeepSeek", "<｜tool▁call▁begin｜>f {}<｜tool▁call▁end｜>", "tool▁sep");
     broken("GLM-4.5", "<tool_call>f<arg_key>a</arg_key>3</tool_call>", "<arg_value>");
+    broken("Qwen3-Coder", "<tool_call><function=f><parameter=a>3</function></tool_call>", "</parameter>");
+    broken("Qwen3-Coder", "<tool_call><function=>\n</function></tool_call>", "no name");
+    broken("Kimi-K2", "<|tool_call_begin|>functions.f:0 {}<|tool_call_end|>", "argument_begin");
     broken("gpt-oss", "<|channel|>commentary to=functions.f<|message|>[]<|call|>", "no JSON object");
-}
-
-#[test]
-fn templates_tell_their_family() {
-    for (template, name) in [
-        ("… '<tool_call>' … '<arg_key>' …", "GLM-4.5"),
-        ("<tool_call> <think>", "Qwen"),
-        ("content.split('</think>')", "thoughts alone"),
-        ("{{ message.content }}", "text alone"),
-    ] {
-        assert_eq!(Syntax::of(template).name, name);
-    }
 }

@@ -111,6 +111,9 @@ pub fn io_error(action: &str, path: &Path, e: &io::Error) -> Error {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             error.hint("the disk is full: free some space, or write elsewhere with `-o`")
         }
+        io::ErrorKind::ReadOnlyFilesystem => {
+            error.hint("nothing can be written to that file system: write elsewhere with `-o`")
+        }
         io::ErrorKind::PermissionDenied => error.hint("check who may write there"),
         _ => error,
     }

@@ -4,8 +4,9 @@ mod page;
 pub(super) mod summary;
 
 use crate::bundle::read::Bundle;
+use crate::error::io_error;
 use crate::progress::Progress;
-use crate::{Error, Result, disk, human};
+use crate::{Result, disk, human};
 use std::path::PathBuf;
 
 /// Write a page about a bundle: what runs where, memory, hot experts, formats, expected speed, decisions
@@ -28,9 +29,8 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     let bundle = Bundle::open(&args.bundle)?;
     let summary = summary::of(&bundle)?;
     let page = page::page(&summary);
-    let shown = args.output.display();
-    disk::write_whole(&args.output, page.as_bytes())
-        .map_err(|e| Error::environment(format!("`{shown}` cannot be written")).because(e))?;
-    progress.stage("Wrote", &format!("`{shown}`, {}", human::bytes(page.len() as u64)));
+    disk::write_whole(&args.output, page.as_bytes()).map_err(|e| io_error("write", &args.output, &e))?;
+    let size = human::bytes(page.len() as u64);
+    progress.stage("Wrote", &format!("`{}`, {size}", args.output.display()));
     Ok(())
 }

@@ -318,9 +318,18 @@ fn table(out: &mut String, head: &[&str], rows: Vec<Vec<String>>) {
     for row in rows {
         *out += "<tr>";
         for (j, cell) in row.iter().enumerate() {
-            let _ = write!(out, "<td{}>{}</td>", class(j), escaped(cell));
+            let _ = write!(out, "<td{}>{}</td>", class(j), marked(cell));
         }
         *out += "</tr>\n";
     }
     *out += "</table></div>\n";
+}
+
+/// A text, with what stands in backquotes as code.
+fn marked(text: &str) -> String {
+    let text = escaped(text);
+    let pieces = text.split('`').enumerate();
+    pieces
+        .map(|(i, piece)| if i % 2 == 1 { format!("<code>{piece}</code>") } else { piece.to_owned() })
+        .collect()
 }

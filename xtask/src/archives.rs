@@ -1,0 +1,57 @@
+//! Static archives of the libraries that LLVM asks for, so that a program which is handed out needs none of them where it runs.
+
+use crate::apt;
+use crate::llvm::Llvm;
+use crate::shell::{Failed, output, program, target_dir};
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+
+/// The library that the linker is asked for, the archive that has it, and Debian's package of that.
+const ARCHIVES: [(&str, &str, &str); 4] = [
+    ("stdc++", "libstdc++.a", "g++"),
+    // Rust asks for the shared one, to unwind stacks.
+    ("gcc_s", "libgcc_eh.a", "gcc"),
+    ("z", "libz.a", "zlib1g-dev"),
+    ("zstd", "libzstd.a", "libzstd-dev"),
+];
+
+/// Where the binding to LLVM has the linker look before all of the system's folders.
+pub(crate) const VARIABLE: &str = "LLVM_SYS_SYSTEM_LIBRARY_DIRS";
+
+/// A folder with these archives and no shared library, which a linker takes what it is asked for from if it looks there first.
+/// What is missing of them and of LLVM's own is installed on Debian and Ubuntu, by root.
+pub(crate) fn folder(llvm: &Llvm) -> Result<PathBuf, Failed> {
+    let missing = ARCHIVES.iter().filter(|(_, archive, _)| find(archive).is_none());
+    let (mut names, mut packages): (Vec<String>, Vec<String>) =
+        missing.map(|(_, archive, package)| ((*archive).to_owned(), (*package).to_owned())).unzip();
+    let own = llvm.missing_archives();
+    if !own.is_empty() {
+        packages.extend(["llvm", "libpolly"].map(|name| format!("{name}-{}-dev", llvm.major)));
+        names.extend(own.iter().map(|path| path.display().to_string()));
+    }
+    if !names.is_empty() {
+        let packages: Vec<&str> = packages.iter().map(String::as_str).collect();
+        apt::install(&format!("not found: {}", names.join(", ")), &packages)?;
+    }
+    let folder = target_dir().join("archives");
+    let failed = |e: std::io::Error| Failed::new(format!("`{}` cannot be written: {e}", folder.display()));
+    fs::create_dir_all(&folder).map_err(failed)?;
+    for (library, archive, package) in ARCHIVES {
+        let place = find(archive)
+            .ok_or_else(|| Failed::new(format!("`{archive}` is not found")).hint(apt::as_root(&[package])))?;
+        let link = folder.join(format!("lib{library}.a"));
+        if fs::read_link(&link).ok().as_ref() != Some(&place) {
+            let _ = fs::remove_file(&link);
+            symlink(&place, &link).map_err(failed)?;
+        }
+    }
+    Ok(folder)
+}
+
+/// Where the C compiler's linker finds an archive.
+fn find(archive: &str) -> Option<PathBuf> {
+    // The compiler gives back the name alone where there is none.
+    let said = PathBuf::from(output(program("cc").arg(format!("-print-file-name={archive}")))?);
+    said.is_absolute().then(|| said.canonicalize().ok()).flatten()
+}
