@@ -108,6 +108,51 @@ fn the_demo_model_from_init_to_text() {
     assert!(distance(&logits_file(&out).1, &want.logits) <= 2e-3);
 }
 
+/// What `init` writes takes codes and scales over: such a bundle says what the same file says in f32, and what `inspect`, `verify` and
+/// `report` find is what was stored.
+#[test]
+fn codes_stay_what_they_are() {
+    if !GGUF.here() {
+        return;
+    }
+    let source = checkpoint("mixtral");
+    let want = expected(&source);
+    for (kind, format) in [("Q8_0", "q8h"), ("Q4_0", "q4h"), ("MXFP4", "mxfp4")] {
+        let folder = tempfile::tempdir().unwrap();
+        let model = write(&source, folder.path(), &["--type", kind]);
+        let toml = folder.path().join("model.toml");
+        ok(moec().arg("init").arg(&model).arg("-o").arg(&toml));
+        let text = fs::read_to_string(&toml).unwrap();
+        for class in ["experts", "attention", "embeddings"] {
+            assert!(text.contains(&format!("\n{class} = \"{format}\"")), "{kind}: {text}");
+        }
+        let inspected = ok(moec().args(["inspect", "--json"]).arg(&model));
+        let said: serde_json::Value = serde_json::from_slice(&inspected.stdout).unwrap();
+        assert_eq!(said["model"]["stored_by_class"]["experts"], format, "{kind}");
+        // Exact activations, and as init has them.
+        let exact = text.replace("activations = \"auto\"", "activations = \"f32\"");
+        assert_ne!(exact, text);
+        let plain = exact.replace(&format!(" = \"{format}\""), " = \"f32\"");
+        let logits = |name: &str, text: &str| {
+            fs::write(&toml, text).unwrap();
+            let bundle = folder.path().join(name);
+            ok(moec().arg("build").arg(&toml).args(["--quiet", "--no-run", "-o"]).arg(&bundle));
+            let out = folder.path().join("logits.safetensors");
+            ok(moec().arg("run").arg(&bundle).args(["logits", "--ids", &list(&want.ids), "--out"]).arg(&out));
+            (logits_file(&out).1, bundle)
+        };
+        let (as_f32, _) = logits("plain", &plain);
+        let (taken, bundle) = logits("taken", &exact);
+        assert!(distance(&taken, &as_f32) < 1e-5, "{kind}: {}", distance(&taken, &as_f32));
+        ok(moec().arg("verify").arg(&bundle).arg("--source").arg(&model));
+        let (rounded, bundle) = logits("rounded", &text);
+        assert!(distance(&rounded, &as_f32) < 0.1, "{kind}: {}", distance(&rounded, &as_f32));
+        let inspected = ok(moec().args(["inspect", "--json"]).arg(&bundle));
+        let said = String::from_utf8(inspected.stdout).unwrap();
+        assert!(said.contains(&format!("\"{format}\"")), "{said}");
+    }
+}
+
 #[test]
 fn a_damaged_file_is_refused() {
     let folder = tempfile::tempdir().unwrap();

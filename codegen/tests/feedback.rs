@@ -7,7 +7,7 @@ use moec_codegen::pack::{
     Feedback, Geometry, Scratch, Weighting, groups, pack, pack_block, round_as_packed, unpack_rows,
 };
 use moec_ir::plan::Layout;
-use moec_ir::types::{Format, GROUP};
+use moec_ir::types::{E2M1, Format, GROUP};
 use std::io;
 use std::ops::Range;
 use std::thread;
@@ -104,7 +104,7 @@ fn codes_are_those_of_gptq() {
     for (row, groups) in rows.chunks(n).zip(found.chunks(n / GROUP)) {
         let mut w: Vec<f64> = row.iter().map(|&x| f64::from(x)).collect();
         for i in 0..n {
-            let scale = f64::from(groups[i / GROUP].scale.to_f32());
+            let scale = f64::from(groups[i / GROUP].scale);
             let code = (w[i] / scale).round_ties_even().clamp(-8.0, 7.0);
             let error = (w[i] - code * scale) / u[i * n + i];
             for j in i..n {
@@ -256,11 +256,25 @@ fn stored_numbers_are_stored_again() {
         assert_eq!(Group::again(Format::Q4, &group.values()).values(), group.values());
     }
     for top in 1..=7_i8 {
-        let group =
-            Group { scale: half::bf16::from_f32(0.37), codes: std::array::from_fn(|i| i as i8 % (top + 1)) };
-        for format in [Format::Q4, Format::Q8] {
+        let group = Group {
+            scale: half::bf16::from_f32(0.37).to_f32(),
+            codes: std::array::from_fn(|i| i as i8 % (top + 1)),
+        };
+        for format in [Format::Q4, Format::Q8, Format::Q4h, Format::Q8h] {
             assert_eq!(Group::again(format, &group.values()).values(), group.values(), "{top}");
         }
+    }
+    // As a checkpoint has them: a code of −128, a scale of f16 that is subnormal, and the ends of the range of powers of two.
+    let group = Group {
+        scale: half::f16::from_bits(37).to_f32(),
+        codes: std::array::from_fn(|i| (i as i16 - 128) as i8),
+    };
+    assert_eq!(Group::again(Format::Q8h, &group.values()), group);
+    for exponent in [-128, -127, -126, -3, 123] {
+        let codes = std::array::from_fn(|i| E2M1[(i * 7 + 5) % 16]);
+        let group = Group { scale: 2.0_f64.powi(exponent) as f32, codes };
+        assert_eq!(Group::again(Format::Mxfp4, &group.values()), group, "{exponent}");
+        assert_eq!(Group::with_scale(Format::Mxfp4, &group.values(), group.scale), group, "{exponent}");
     }
 }
 

@@ -4,11 +4,11 @@
 use half::{bf16, f16};
 use moec_codegen::pack::quantise::{Group, LARGEST};
 use moec_codegen::pack::{
-    Geometry, Rows, Scratch, Weighting, holds, outliers, pack, pack_block, pack_slice, packed_bytes, past,
-    round_as_packed, round_rows, unpack_rows,
+    Geometry, Rows, Scratch, Weighting, groups, holds, outliers, pack, pack_block, pack_slice, packed_bytes,
+    past, round_as_packed, round_rows, unpack_rows,
 };
 use moec_ir::plan::{Layout, Segment};
-use moec_ir::types::{Format, GROUP};
+use moec_ir::types::{Coding, E2M1, Format, GROUP};
 use proptest::prelude::*;
 use std::io;
 use std::ops::Range;
@@ -92,6 +92,10 @@ impl Rows<io::Error> for Numbers<'_> {
         let mut values = vec![0.0; rows.len() * self.g.cols];
         self.read(lead, rows, &mut values)?;
         let size = out.len() / values.len().max(1);
+        if self.g.format.is_published() {
+            coded(self.g.format, self.g.cols / self.g.layout.parts(), &values, out);
+            return Ok(true);
+        }
         for (cell, x) in out.chunks_exact_mut(size.max(1)).zip(values) {
             match self.g.format {
                 Format::F32 => cell.copy_from_slice(&x.to_le_bytes()),
@@ -101,6 +105,25 @@ impl Rows<io::Error> for Numbers<'_> {
         }
         Ok(true)
     }
+}
+
+/// Rows of `cols` numbers as a checkpoint has codes: each with the scale of its group.
+fn coded(format: Format, cols: usize, values: &[f32], out: &mut [u8]) {
+    let groups = groups(format, values, cols, Weighting::default());
+    let per_row = cols.div_ceil(GROUP);
+    for (i, cell) in out.chunks_exact_mut(3).enumerate() {
+        let group = &groups[i / cols * per_row + i % cols / GROUP];
+        cell.copy_from_slice(&stored_as(format, group.codes[i % cols % GROUP], group.scale));
+    }
+}
+
+/// A number as a checkpoint has it.
+fn stored_as(format: Format, code: i8, scale: f32) -> [u8; 3] {
+    let bits = match format.scales() {
+        Format::F16 => f16::from_f32(scale).to_le_bytes(),
+        _ => bf16::from_f32(scale).to_le_bytes(),
+    };
+    [code.cast_unsigned(), bits[0], bits[1]]
 }
 
 /// What the blocks of a weight hold, one after the other; their memory is used again.
@@ -118,6 +141,98 @@ fn by_blocks(g: &Geometry, values: &[f32], stored: usize) -> Vec<u8> {
         all.extend(&block_bytes[5..]);
     }
     all
+}
+
+/// Codes and scales that no rounding would choose, which are at hand as such.
+struct Codes<'a> {
+    format: Format,
+    cols: usize,
+    codes: &'a dyn Fn(usize) -> i8,
+    /// Of a row and a column.
+    scale: &'a dyn Fn(usize, usize) -> f32,
+}
+
+impl Rows<io::Error> for &Codes<'_> {
+    fn read(&mut self, _: usize, rows: Range<usize>, out: &mut [f32]) -> io::Result<()> {
+        let first = rows.start * self.cols;
+        for (i, x) in out.iter_mut().enumerate() {
+            let at = first + i;
+            *x = f32::from((self.codes)(at)) * (self.scale)(at / self.cols, at % self.cols);
+        }
+        Ok(())
+    }
+
+    fn stored(&mut self, _: usize, rows: Range<usize>, out: &mut [u8]) -> io::Result<bool> {
+        let first = rows.start * self.cols;
+        for (i, cell) in out.chunks_exact_mut(3).enumerate() {
+            let at = first + i;
+            let scale = (self.scale)(at / self.cols, at % self.cols);
+            cell.copy_from_slice(&stored_as(self.format, (self.codes)(at), scale));
+        }
+        Ok(true)
+    }
+}
+
+/// Packs and reads back; what was read, and what `read` gives.
+fn there_and_back(codes: &Codes<'_>, layout: Layout, rows: usize) -> [Vec<f32>; 2] {
+    let mut source = codes;
+    let g = Geometry { layout, format: codes.format, lead: 1, rows, cols: codes.cols };
+    let (mut scratch, mut packed) = (Scratch::default(), Vec::new());
+    for block in g.blocks() {
+        pack_block(&g, &block, Weighting::default(), &mut source, &mut scratch, &mut packed).unwrap();
+    }
+    let [mut back, mut want] = [(); 2].map(|()| vec![0.0; rows * codes.cols]);
+    unpack_rows(&g, &packed, 0, 0..rows, &mut back).unwrap();
+    source.read(0, 0..rows, &mut want).unwrap();
+    // What verifies a bundle finds them, too.
+    let mut again = want.clone();
+    round_as_packed(&g, &packed, 0, 0..rows, false, &mut again).unwrap();
+    assert_eq!(again, back, "{g:?}");
+    [back, want]
+}
+
+#[test]
+fn codes_of_a_checkpoint_are_taken_over() {
+    // Every code, none of them where rounding would have its scale: groups whose largest code is small.
+    let all = |at: usize| (at * 7 + at / 300) as i8;
+    let small = |at: usize| (at % 5) as i8 - 2;
+    let nibbles = |at: usize| (at * 11 % 16) as i8 - 8;
+    let e2m1 = |at: usize| E2M1[(at * 11 + at / 64) % 16];
+    let cases: [(Format, &dyn Fn(usize) -> i8); 5] = [
+        (Format::Q8h, &all),
+        (Format::Q8h, &small),
+        (Format::Q4h, &nibbles),
+        (Format::Q4h, &small),
+        (Format::Mxfp4, &e2m1),
+    ];
+    for (format, codes) in cases {
+        let scale = |row: usize, column: usize| match format {
+            Format::Mxfp4 => 2.0_f64.powi((row * 9 + column / GROUP * 5) as i32 % 250 - 128) as f32,
+            // Subnormal ones, too, of either sign.
+            _ => {
+                f16::from_bits((row * 700 + column / GROUP * 31 + 1) as u16 | (row as u16 % 2) << 15).to_f32()
+            }
+        };
+        for cols in [64, 96 + 8] {
+            let codes = Codes { format, cols, codes, scale: &scale };
+            for layout in [Layout::Rows, Layout::Panels { nr: 16 }, Layout::GluPanels { nr: 32 }] {
+                let [back, want] = there_and_back(&codes, layout, 38);
+                assert_eq!(back, want, "{format} in {layout:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn numbers_that_share_no_scale_are_rounded() {
+    for format in [Format::Q8h, Format::Q4h, Format::Mxfp4] {
+        let scale = |_, column: usize| if column < 40 { 0.25 } else { 0.5 };
+        let codes = Codes { format, cols: 64, codes: &|at| [1, 2, 3, -4][at % 4], scale: &scale };
+        let [back, want] = there_and_back(&codes, Layout::Panels { nr: 16 }, 3);
+        let mut rounded = want.clone();
+        round_rows(format, 64, &mut rounded);
+        assert_eq!(back, rounded, "{format}");
+    }
 }
 
 proptest! {
@@ -326,14 +441,18 @@ fn errors_of_the_source_come_back() {
     assert!(unpack_rows(&g, &[0; 35], 0, 0..2, &mut out).is_err());
 }
 
-const GROUPED: [Format; 2] = [Format::Q8, Format::Q4];
+const GROUPED: [Format; 4] = [Format::Q8, Format::Q4, Format::Q8h, Format::Q4h];
 
 /// What the largest magnitude alone says: `q8` puts it at 127, `q4` at −8.
 fn plain(format: Format, x: &[f32; GROUP]) -> [f32; GROUP] {
     let extreme = x.iter().fold(0.0_f32, |a, &x| if x.abs() > a.abs() { x } else { a });
-    let scale = if format == Format::Q8 { extreme.abs() / 127.0 } else { extreme / -8.0 };
-    let scale = bf16::from_f32(scale).to_f32();
-    let (low, high) = if format == Format::Q8 { (-127.0, 127.0) } else { (-8.0, 7.0) };
+    let bytes = format.coding() == Some(Coding::Bytes);
+    let scale = if bytes { extreme.abs() / 127.0 } else { extreme / -8.0 };
+    let scale = match format.scales() {
+        Format::F16 => f16::from_f32(scale).to_f32(),
+        _ => bf16::from_f32(scale).to_f32(),
+    };
+    let (low, high) = if bytes { (-127.0, 127.0) } else { (-8.0, 7.0) };
     x.map(|x| if scale == 0.0 { 0.0 } else { (x / scale).round_ties_even().clamp(low, high) * scale })
 }
 
@@ -364,8 +483,13 @@ proptest! {
         ],
         exponent in -25..30_i32,
     ) {
-        let x = x.map(|x| x * 10.0_f32.powi(exponent));
         for format in GROUPED {
+            // Scales of f16 have fewer exponents, and those below the smallest normal number fewer digits.
+            let f16s = format.scales() == Format::F16;
+            let x = x.map(|x| x * 10.0_f32.powi(if f16s { exponent.max(0) / 8 } else { exponent }));
+            if f16s && x.iter().all(|x| x.abs() < 127.0 * f16::MIN_POSITIVE.to_f32()) {
+                continue;
+            }
             let found = Group::nearest(format, &x, &w);
             let (ours, theirs) = (error(&x, &found.values(), &w), error(&x, &plain(format, &x), &w));
             prop_assert!(ours <= theirs * (1.0 + 1e-4), "{format}: {ours} against {theirs} of {x:?}");
@@ -380,7 +504,7 @@ proptest! {
         let floats = |bits: &[u32]| -> [f32; GROUP] {
             bits.iter().map(|&b| f32::from_bits(b)).collect::<Vec<_>>().try_into().unwrap()
         };
-        for format in GROUPED {
+        for format in GROUPED.into_iter().chain([Format::Mxfp4]) {
             let g = Group::nearest(format, &floats(x), &floats(w));
             prop_assert!(g.values().iter().all(|x| x.is_finite()), "{g:?}");
         }
@@ -410,13 +534,18 @@ fn zeros_and_the_ends_of_the_range() {
         assert_eq!(Group::nearest(format, &[0.0; GROUP], &one), Group::ZERO);
         assert_eq!(Group::nearest(format, &[-0.0; GROUP], &one), Group::ZERO);
         assert_eq!(Group::nearest(format, &[f32::from_bits(1); GROUP], &one), Group::ZERO);
-        let ends = std::array::from_fn(|i| if i % 2 == 0 { LARGEST } else { -LARGEST });
+        let largest = match format {
+            Format::Q8h => 8e6,
+            Format::Q4h => 3.9e5,
+            _ => LARGEST,
+        };
+        let ends = std::array::from_fn(|i| if i % 2 == 0 { largest } else { -largest });
         let stored = Group::nearest(format, &ends, &one).values();
         assert!(stored.iter().zip(ends).all(|(s, x)| (s / x - 1.0).abs() < 0.1), "{format}: {stored:?}");
         // Weights of zero are as good as none.
         let x = std::array::from_fn(|i| i as f32);
         assert_eq!(Group::nearest(format, &x, &[0.0; GROUP]), Group::nearest(format, &x, &one));
-        assert!(holds(format, LARGEST) && holds(format, 0.0));
+        assert!(holds(format, largest) && !holds(format, largest * 1.1) && holds(format, 0.0));
         assert!(!holds(format, f32::MAX) && !holds(format, f32::INFINITY) && !holds(format, f32::NAN));
     }
     assert!(holds(Format::Bf16, f32::INFINITY) && !holds(Format::F16, 1e5) && !holds(Format::Bf16, f32::MAX));

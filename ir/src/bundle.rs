@@ -126,10 +126,9 @@ impl Bundle {
     /// Bytes of the codes of a part without its scales: whole cache lines. Of formats without scales, the part.
     const fn part_codes(self) -> usize {
         let groups = self.hidden.div_ceil(GROUP);
-        match self.format {
-            Format::Q8 => (groups * GROUP).next_multiple_of(LINE),
-            Format::Q4 => (groups * (GROUP / 2)).next_multiple_of(LINE),
-            _ => self.part_bytes(),
+        match self.format.group_bytes() {
+            Some(bytes) => (groups * (bytes - 2)).next_multiple_of(LINE),
+            None => self.part_bytes(),
         }
     }
 

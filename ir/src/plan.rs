@@ -149,13 +149,15 @@ pub struct FileRef {
 /// * `q8`: per group of 32 input channels `[8][nr][4]` codes (i8), then `nr` bf16 scales.
 /// * `q4`: per group `[4][nr][4]` bytes, then `nr` bf16 scales. Byte `(i, column, j)` holds the codes of the
 ///   group's channels `4i + j` (low nibble) and `16 + 4i + j` (high nibble), each plus 8.
+/// * `q8h`, `q4h`: as `q8` and `q4`, with scales of f16.
+/// * `mxfp4`: as `q4`, a code being its place in [`E2M1`](crate::types::E2M1).
 /// * `q4c`: as `q4` without the groups' scales; behind the last group, `nr` f32 scales.
 /// * `q4o`: as `q4c`, where the code of an outlier is 0 throughout. Behind the last panel of a matrix stand its outliers,
 ///   in the order of panels and columns: for each panel and once more, how many come before it (u32); for each outlier its
 ///   column in the panel (u32); for each outlier its codes (i8, whole groups); zeros up to a multiple of [`ALIGN`]. Its
 ///   scale stands in the panel.
 ///
-/// A row of a row-major grouped weight holds its codes in order (`q4`: per group 16 bytes, byte `j` the codes
+/// A row of a row-major grouped weight holds its codes in order (half a byte each: per group 16 bytes, byte `j` the codes
 /// of `j` and `16 + j`), then its scales. What pads a panel, a pair or a group is zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 pub enum Layout {

@@ -126,7 +126,7 @@ impl WeightExpr {
         self.walk(lead, rows, cols, &Decoded(source), out).map(drop)
     }
 
-    /// Copies the rectangle into `out`, row-major, as the checkpoint stores it: numbers of `format`, little-endian. `false`
+    /// Copies the rectangle into `out`, row-major, as the checkpoint stores it: numbers of `format`, as [`Source::stored`] has them. `false`
     /// where it stores others, where the expression computes, and where a number is not finite; `out` then holds anything,
     /// and [`Self::read`] gives the numbers. What this gives is what `read` gives, rounded to `format`.
     ///
@@ -141,12 +141,11 @@ impl WeightExpr {
         source: &dyn Source,
         out: &mut [u8],
     ) -> Result<bool, ReadError> {
-        match format {
-            Format::F32 => self.walk(lead, rows, cols, &Stored::<4>(source, format), whole(out)),
-            Format::Bf16 | Format::F16 => {
-                self.walk(lead, rows, cols, &Stored::<2>(source, format), whole(out))
-            }
-            Format::Q8 | Format::Q4 | Format::Q4o | Format::Q4c => Ok(false),
+        match format.stored_bytes() {
+            4 => self.walk(lead, rows, cols, &Stored::<4>(source, format), whole(out)),
+            3 => self.walk(lead, rows, cols, &Stored::<3>(source, format), whole(out)),
+            2 => self.walk(lead, rows, cols, &Stored::<2>(source, format), whole(out)),
+            _ => Ok(false),
         }
     }
 

@@ -27,7 +27,7 @@ impl DType {
     }
 }
 
-/// Numbers of a row that share a scale in [`Format::Q8`] and [`Format::Q4`].
+/// Numbers of a row that share a scale in formats of groups ([`Format::is_grouped`]).
 pub const GROUP: usize = 32;
 
 /// Output channels of which [`Format::Q4o`] stores one in INT8.
@@ -52,11 +52,44 @@ pub enum Format {
     /// Output channels that share one f32 scale each, all of them with codes in −8..=7: what [`Format::Q4o`] is without
     /// its outliers.
     Q4c,
+    /// As [`Format::Q8`] with a scale of f16 and codes from −128 on: GGUF's Q8_0.
+    Q8h,
+    /// As [`Format::Q4`] with a scale of f16: GGUF's Q4_0.
+    Q4h,
+    /// Groups of [`GROUP`] numbers of a row: numbers of [`E2M1`] times a power of two (OCP Microscaling Formats 1.0, MXFP4). The scale
+    /// is half of that power, as bf16.
+    Mxfp4,
 }
+
+/// How the codes of a format lie, and what they stand for in multiples of the scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Coding {
+    /// A byte each: the code.
+    Bytes,
+    /// Half a byte each: the code, and 8.
+    Nibbles,
+    /// Half a byte each: the place of the code in [`E2M1`].
+    E2m1,
+}
+
+/// The numbers of E2M1 by their bits (sign, two of exponent, one of mantissa), each twice itself: whole ones, whose scale is half of
+/// the numbers'.
+pub const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 impl Format {
     /// Every format, in the order that messages list them.
-    pub const ALL: [Self; 7] = [Self::F32, Self::Bf16, Self::F16, Self::Q8, Self::Q4, Self::Q4o, Self::Q4c];
+    pub const ALL: [Self; 10] = [
+        Self::F32,
+        Self::Bf16,
+        Self::F16,
+        Self::Q8,
+        Self::Q4,
+        Self::Q8h,
+        Self::Q4h,
+        Self::Mxfp4,
+        Self::Q4o,
+        Self::Q4c,
+    ];
 
     /// Name in the text form and in `model.toml`.
     pub const fn name(self) -> &'static str {
@@ -68,6 +101,9 @@ impl Format {
             Self::Q4 => "q4",
             Self::Q4o => "q4o",
             Self::Q4c => "q4c",
+            Self::Q8h => "q8h",
+            Self::Q4h => "q4h",
+            Self::Mxfp4 => "mxfp4",
         }
     }
 
@@ -78,7 +114,7 @@ impl Format {
 
     /// Whether numbers are stored in groups of [`GROUP`] with a common scale.
     pub const fn is_grouped(self) -> bool {
-        matches!(self, Self::Q8 | Self::Q4)
+        self.group_bytes().is_some()
     }
 
     /// Whether the numbers of a row share one scale.
@@ -89,6 +125,46 @@ impl Format {
     /// Whether numbers are codes that have a scale in common, of a group or of a row.
     pub const fn is_quantised(self) -> bool {
         self.is_grouped() || self.is_by_channel()
+    }
+
+    /// How its codes lie; `None` where numbers stand alone.
+    pub const fn coding(self) -> Option<Coding> {
+        match self {
+            Self::F32 | Self::Bf16 | Self::F16 => None,
+            Self::Q8 | Self::Q8h => Some(Coding::Bytes),
+            Self::Q4 | Self::Q4h | Self::Q4o | Self::Q4c => Some(Coding::Nibbles),
+            Self::Mxfp4 => Some(Coding::E2m1),
+        }
+    }
+
+    /// The format of the scales of its codes; where it has none, it is itself.
+    pub const fn scales(self) -> Self {
+        match self {
+            Self::F32 | Self::Q4o | Self::Q4c => Self::F32,
+            Self::Bf16 | Self::Q8 | Self::Q4 | Self::Mxfp4 => Self::Bf16,
+            Self::F16 | Self::Q8h | Self::Q4h => Self::F16,
+        }
+    }
+
+    /// Whether it is there for the codes and scales of a published form, which it holds as they are.
+    pub const fn is_published(self) -> bool {
+        matches!(self, Self::Q8h | Self::Q4h | Self::Mxfp4)
+    }
+
+    /// Whether neurons can lie in it, each by itself.
+    pub const fn holds_neurons(self) -> bool {
+        !self.is_by_channel() && !self.is_published()
+    }
+
+    /// Bytes of a number as a checkpoint has it, [`crate::Source::stored`]: of groups its code and the scale of its group. 0 where no
+    /// checkpoint has any.
+    pub const fn stored_bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 | Self::F16 => 2,
+            Self::Q8h | Self::Q4h | Self::Mxfp4 => 3,
+            Self::Q8 | Self::Q4 | Self::Q4o | Self::Q4c => 0,
+        }
     }
 
     /// How many of a matrix's `rows` are stored as INT8 beside the others.
@@ -103,8 +179,8 @@ impl Format {
     pub const fn group_bytes(self) -> Option<usize> {
         match self {
             Self::F32 | Self::Bf16 | Self::F16 | Self::Q4o | Self::Q4c => None,
-            Self::Q8 => Some(GROUP + 2),
-            Self::Q4 => Some(GROUP / 2 + 2),
+            Self::Q8 | Self::Q8h => Some(GROUP + 2),
+            Self::Q4 | Self::Q4h | Self::Mxfp4 => Some(GROUP / 2 + 2),
         }
     }
 
@@ -114,8 +190,8 @@ impl Format {
         match self {
             Self::F32 => cols * 4,
             Self::Bf16 | Self::F16 => cols * 2,
-            Self::Q8 => cols.div_ceil(GROUP) * (GROUP + 2),
-            Self::Q4 => cols.div_ceil(GROUP) * (GROUP / 2 + 2),
+            Self::Q8 | Self::Q8h => cols.div_ceil(GROUP) * (GROUP + 2),
+            Self::Q4 | Self::Q4h | Self::Mxfp4 => cols.div_ceil(GROUP) * (GROUP / 2 + 2),
             Self::Q4o | Self::Q4c => cols.div_ceil(GROUP) * (GROUP / 2) + 4,
         }
     }

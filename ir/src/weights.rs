@@ -145,7 +145,8 @@ pub trait Source: Sync {
     ) -> Result<(), Box<dyn Error + Send + Sync>>;
 
     /// Copies one rectangle of a leaf as it is stored into `out`, row-major and little-endian, if it is stored in
-    /// `format` (f32, bf16 or f16) and every number is finite. `false` where it is not: `out` then holds anything, and
+    /// `format` and every number is finite. Of formats of groups each number is its code, a signed byte in multiples of the scale, and
+    /// then the scale of its group, in the format of scales. `false` where it is not: `out` then holds anything, and
     /// [`Source::read`] gives the numbers, or says what is wrong with them.
     ///
     /// # Errors

@@ -5,7 +5,7 @@
 use super::value::width;
 use super::{Elem, F, I, Kb, P, Span, elem_type};
 use crate::error::{Error, Result};
-use crate::machine::{ByteDot, Isa};
+use crate::machine::{ByteDot, Machine};
 use inkwell::context::Context;
 use inkwell::intrinsics::Intrinsic;
 use inkwell::module::Module;
@@ -15,6 +15,9 @@ use std::collections::HashMap;
 
 /// Instructions of the machine, by name.
 pub(super) type Instructions<'c> = HashMap<&'static str, FunctionValue<'c>>;
+
+/// An instruction by name, and the types that it is declared for.
+pub(super) type Wanted<'c> = (&'static str, Vec<BasicTypeEnum<'c>>);
 
 const BF16_X86: &str = "llvm.x86.avx512bf16.dpbf16ps.512";
 const BF16_ARM: &str = "llvm.aarch64.neon.bfdot";
@@ -32,7 +35,12 @@ const BOTH_BF16: &str = "llvm.x86.avx512bf16.cvtne2ps2bf16.512";
 const RINT: &str = "llvm.rint";
 
 /// Declares what the machine has.
-pub(super) fn declare<'c>(ctx: &'c Context, module: &Module<'c>, isa: &Isa) -> Result<Instructions<'c>> {
+pub(super) fn declare<'c>(
+    ctx: &'c Context,
+    module: &Module<'c>,
+    machine: &Machine,
+) -> Result<Instructions<'c>> {
+    let isa = machine.isa();
     let vector = |t: BasicTypeEnum<'c>, n: usize| -> BasicTypeEnum<'c> {
         match t {
             BasicTypeEnum::FloatType(t) => t.vec_type(n as u32).into(),
@@ -43,7 +51,8 @@ pub(super) fn declare<'c>(ctx: &'c Context, module: &Module<'c>, isa: &Isa) -> R
     let (byte, int) = (ctx.i8_type().as_basic_type_enum(), ctx.i32_type().as_basic_type_enum());
     let (float, half) = (ctx.f32_type().as_basic_type_enum(), ctx.bf16_type().as_basic_type_enum());
     let lanes = isa.lanes;
-    let mut wanted: Vec<(&'static str, Vec<BasicTypeEnum<'c>>)> = vec![(RINT, vec![vector(float, lanes)])];
+    let mut wanted: Vec<Wanted<'c>> = vec![(RINT, vec![vector(float, lanes)])];
+    wanted.extend(super::lookup::wanted(machine, vector(byte, 4 * lanes)));
     if isa.bf16 {
         wanted.push(match lanes {
             16 => (BF16_X86, vec![]),
@@ -85,7 +94,7 @@ pub(super) fn declare<'c>(ctx: &'c Context, module: &Module<'c>, isa: &Isa) -> R
 
 impl<'k> Kb<'k> {
     /// Calls an instruction of the machine. Operands are reread as the types that it wants.
-    fn instruction(
+    pub(super) fn instruction(
         &'k self,
         name: &'static str,
         args: &[BasicValueEnum<'k>],
@@ -125,7 +134,8 @@ impl<'k> Kb<'k> {
     }
 
     /// `sum + Σ wᵢ·xᵢ` in every lane, of four bytes each; `x` is signed. What `w` must be follows from
-    /// [`Isa::bytes`]: `code + 128` for VNNI, the signed code otherwise.
+    /// [`Isa::bytes`](crate::machine::Isa::bytes): `code + 128` for VNNI, the signed code otherwise, −127 or more
+    /// ([`Self::dot_any_bytes`]).
     pub(crate) fn dot_bytes(&'k self, sum: I<'k>, w: I<'k>, x: I<'k>) -> I<'k> {
         let v = match self.isa.bytes {
             ByteDot::Vnni => {
@@ -139,6 +149,15 @@ impl<'k> Kb<'k> {
             ByteDot::None => self.mismatch(sum.v),
         };
         I { k: self, v }
+    }
+
+    /// As [`Self::dot_bytes`] where signed codes may be −128, which has no opposite in a byte: of AVX2 `x`, which is never that,
+    /// takes the signs.
+    pub(crate) fn dot_any_bytes(&'k self, sum: I<'k>, w: I<'k>, x: I<'k>) -> I<'k> {
+        match self.isa.bytes {
+            ByteDot::Maddubs => sum + self.add_pairs(self.pairs_signed(self.abs_bytes(w), w, x)),
+            _ => self.dot_bytes(sum, w, x),
+        }
     }
 
     /// `sum + a·bᵀ` of signed bytes: `a` holds eight of two rows, `b` eight of two columns, `sum` their four
@@ -168,8 +187,8 @@ impl<'k> Kb<'k> {
         I { k: self, v: self.instruction(MADD_BYTES, &[unsigned.v, signed.v], signed.v) }
     }
 
-    /// As [`Self::pairs`], of signed bytes: `|a|` by `b` with the sign of `a`. Two products of numbers in −127 ..= 127
-    /// do not overflow 16 bits.
+    /// As [`Self::pairs`], of signed bytes: `|a|` by `b` with the sign of `a`. Two products do not overflow 16 bits as long as
+    /// `b` is −127 or more; `a` may be −128, whose magnitude is an unsigned byte.
     pub(crate) fn pairs_signed(&'k self, magnitude: I<'k>, a: I<'k>, b: I<'k>) -> I<'k> {
         let signed = I { k: self, v: self.instruction(SIGN, &[b.v, a.v], b.v) };
         self.pairs(magnitude, signed)

@@ -115,7 +115,7 @@ impl<'k> P<'k> {
         match format {
             Format::F32 => self.words(n),
             Format::Bf16 | Format::F16 => self.step(n.int(self.k), self.k.ctx.i16_type().into()),
-            Format::Q8 | Format::Q4 | Format::Q4o | Format::Q4c => {
+            _ => {
                 self.k.fail("codes have no address of their own");
                 self
             }
@@ -185,11 +185,18 @@ impl<'k> P<'k> {
                 }
             }
             Format::F16 => f16_by_bits(I { k, v: self.load_elems(Elem::I16, span) }.zext16()),
-            Format::Q8 | Format::Q4 | Format::Q4o | Format::Q4c => {
+            _ => {
                 k.fail("codes have no address of their own");
                 k.fv(0.0)
             }
         }
+    }
+
+    /// One f16, as f32.
+    pub(crate) fn load_f16(self) -> F<'k> {
+        let k = self.k;
+        let bits = I { k, v: self.load_as(k.ctx.i16_type().into(), 2) }.zext16();
+        if k.converts_f16 { bits.f16() } else { f16_by_bits(bits) }
     }
 
     /// As many bytes as a vector has lanes, widened by zeros.

@@ -9,6 +9,7 @@ mod dot;
 mod float;
 mod flow;
 mod int;
+mod lookup;
 mod math;
 mod memory;
 mod narrow;
@@ -128,7 +129,7 @@ impl<'c> Kb<'c> {
         let b = ctx.create_builder();
         b.position_at_end(ctx.append_basic_block(func, "entry"));
         let converts_f16 = machine.converts_f16();
-        let instructions = dot::declare(ctx, module, &isa)?;
+        let instructions = dot::declare(ctx, module, machine)?;
         let (past_caches, error) = (Cell::new(false), RefCell::new(None));
         let shared = None;
         Ok(Self {

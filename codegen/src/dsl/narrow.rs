@@ -4,6 +4,7 @@ use super::value::width;
 use super::{Elem, F, I, Kb, P, Span, elem_type};
 use inkwell::types::BasicTypeEnum;
 use inkwell::values::BasicValueEnum;
+use moec_ir::types::Format;
 
 impl<'k> F<'k> {
     /// Lanes rounded to bf16, which then stands in the low half of every 32-bit lane; the upper is zero.
@@ -66,6 +67,14 @@ impl<'k> P<'k> {
     pub(crate) fn load_bf16(self) -> F<'k> {
         let k = self.k;
         I { k, v: self.load_as(k.ctx.i16_type().into(), 2) }.zext16().shl(16).as_float()
+    }
+
+    /// One scale of a format, as f32.
+    pub(crate) fn load_scale(self, format: Format) -> F<'k> {
+        match format.scales() {
+            Format::F16 => self.load_f16(),
+            _ => self.load_bf16(),
+        }
     }
 
     /// A vector of signed bytes in 32-bit lanes.

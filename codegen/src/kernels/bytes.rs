@@ -1,4 +1,4 @@
-//! Rows of bytes times a panel of q8, q4 or its kin: integer dot products within a group of 32 channels, joined in
+//! Rows of bytes times a panel of codes: integer dot products within a group of 32 channels, joined in
 //! f32 by the group's two scales. Where columns have one scale each, it is taken when all groups are joined, and the
 //! outliers of the panel are added before.
 //!
@@ -16,11 +16,11 @@
 use super::outliers;
 use super::panel::{Panel, fetch, group_bytes, is_nibbles};
 use super::quantise::{CORRECTION, ROW_GROUP, SCALE};
-use super::unpack::{codes, high_nibbles, plain_scale, scale};
+use super::unpack::{codes, high_nibbles, low_nibbles, plain_scale, scale};
 use crate::dsl::{F, I, Kb, P, Span};
 use crate::machine::{ByteDot, Isa};
 use crate::schedule::Schedule;
-use moec_ir::types::{Format, GROUP};
+use moec_ir::types::{Coding, Format, GROUP};
 
 /// Words of four channels in a group.
 const QUADS: usize = GROUP / 4;
@@ -71,8 +71,9 @@ pub(super) fn multiply<'k>(
                     let rows: Vec<P<'k>> = (0..several).map(|j| x(i + j)).collect();
                     let found = match (&columns, rows.as_slice()) {
                         (Some(columns), &[a, b]) => two_rows(k, columns, [a, b]).to_vec(),
-                        _ if panel.format == Format::Q8 => code_rows(k, from, &rows),
-                        _ => nibble_rows(k, from, &rows),
+                        _ if is_nibbles(panel.format) => nibble_rows(k, from, &rows),
+                        _ if panel.format.coding() == Some(Coding::E2m1) => e2m1_rows(k, from, &rows),
+                        _ => code_rows(k, from, &rows),
                     };
                     for (j, (x, found)) in rows.into_iter().zip(found).enumerate() {
                         add(i + j, x, found);
@@ -113,10 +114,7 @@ fn operand<'k>(k: &'k Kb<'k>, format: Format, group: P<'k>, quad: usize, column:
     match (k.isa.bytes, format) {
         (ByteDot::Vnni, _) if is_nibbles(format) => high_nibbles(group, k.isa.nr, quad, column),
         (ByteDot::Vnni, _) => codes(format, group, k.isa.nr, quad, column) ^ 0x8080_8080,
-        _ if nibbles(k, format) => {
-            let packed = group.words(quad % 4 * k.isa.nr + column).load_ints();
-            (if quad < 4 { packed } else { packed.shr(4) }) & 0x0f0f_0f0f
-        }
+        _ if nibbles(k, format) => low_nibbles(group, k.isa.nr, quad, column),
         _ => codes(format, group, k.isa.nr, quad, column),
     }
 }
@@ -144,8 +142,12 @@ fn dots<'k>(k: &'k Kb<'k>, format: Format, weights: &[[I<'k>; 2]], x: P<'k>) -> 
             // Two chains: one alone would be twice as long as the machine can look ahead.
             let (w, v) = weights.split_at(QUADS / 2);
             let (x, y) = words.split_at(QUADS / 2);
+            let dot = |sum, w, x| {
+                // Codes of q8h begin at −128.
+                if format == Format::Q8h { k.dot_any_bytes(sum, w, x) } else { k.dot_bytes(sum, w, x) }
+            };
             let chain = |start, w: &[[I<'k>; 2]], x: &[I<'k>]| {
-                w.iter().zip(x).fold(start, |sum, (w, &x)| k.dot_bytes(sum, w[half], x))
+                w.iter().zip(x).fold(start, |sum, (w, &x)| dot(sum, w[half], x))
             };
             chain(start, w, x) + chain(k.i32v(0), v, y)
         }
@@ -182,7 +184,31 @@ fn nibble_rows<'k>(k: &'k Kb<'k>, group: P<'k>, x: &[P<'k>]) -> Vec<[I<'k>; 2]> 
     .collect()
 }
 
-/// As [`nibble_rows`], of q8.
+/// As [`nibble_rows`], of E2M1: codes up to 12 with signs of their own. Sixteen products of 12 · 127 do not overflow 16 bits.
+fn e2m1_rows<'k>(k: &'k Kb<'k>, group: P<'k>, x: &[P<'k>]) -> Vec<[I<'k>; 2]> {
+    let (nr, lanes) = (k.isa.nr, k.lanes());
+    let none = k.pairs(k.i32v(0), k.i32v(0));
+    let sums = k.fold(0, QUADS / 2, 1, &vec![none; 2 * x.len()], |quad, sums| {
+        let packed = [0, lanes].map(|c| group.words(quad * nr + c).load_ints());
+        let halves = [packed, packed.map(|w| w.shr(4))];
+        let codes = halves.map(|half| half.map(|w| (w & 0x0f0f_0f0f).e2m1()));
+        let magnitudes = codes.map(|half| half.map(|w| k.abs_bytes(w)));
+        let rows = x.iter().zip(sums.chunks_exact(2));
+        rows.flat_map(|(x, sums)| {
+            let words = [word(k, *x, quad), word(k, *x, quad + QUADS / 2)];
+            [0, 1].map(|column| {
+                let pairs =
+                    |half: usize| k.pairs_signed(magnitudes[half][column], codes[half][column], words[half]);
+                sums[column] + pairs(0) + pairs(1)
+            })
+        })
+        .collect()
+    });
+    let rows = sums.chunks_exact(2);
+    rows.map(|sums| [0, 1].map(|half| k.add_pairs(sums[half]))).collect()
+}
+
+/// As [`nibble_rows`], of bytes.
 fn code_rows<'k>(k: &'k Kb<'k>, group: P<'k>, x: &[P<'k>]) -> Vec<[I<'k>; 2]> {
     let (nr, lanes) = (k.isa.nr, k.lanes());
     let sums = k.fold(0, QUADS, 1, &vec![k.i32v(0); 2 * x.len()], |quad, sums| {

@@ -58,6 +58,7 @@ pub(crate) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
 
 /// What is wrong with formats that have a scale for each column of a panel.
 const BY_CHANNEL: &str = "rows by themselves in a format of panels alone";
+const NO_NEURONS: &str = "neurons in a format that does not hold them";
 const NO_SKETCH: &str = "a sketch that is no smaller than the gate, or does not bound it";
 
 /// Contradictions in a specification that would make the kernel read or write out of bounds.
@@ -148,17 +149,17 @@ pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
             (neuron::neurons_meet(isa, *format, *hidden, *compute), "neurons that meet no rows in that form"),
             (glu.skips(), "a gate that makes no neuron 0"),
             (!sketch || neuron::neurons_sketched(*format, *glu), NO_SKETCH),
-            (!format.is_by_channel(), BY_CHANNEL),
+            (format.holds_neurons(), NO_NEURONS),
         ],
         KernelSpec::NeuronPredict { hidden, inter, rank, format, x_ld, .. } => vec![
             (*hidden > 0 && *inter > 0 && *rank != Some(0), "an extent is zero"),
             (x_ld >= hidden, "rows overlap"),
-            (!format.is_by_channel(), BY_CHANNEL),
+            (format.holds_neurons(), NO_NEURONS),
         ],
         KernelSpec::NeuronDown { hidden, inter, format, sketch, .. } => vec![
             (*hidden > 0 && *inter > 0, "an extent is zero"),
             (!sketch || !format.is_grouped(), NO_SKETCH),
-            (!format.is_by_channel(), BY_CHANNEL),
+            (format.holds_neurons(), NO_NEURONS),
         ],
         KernelSpec::NeuronGate { hidden, inter, format, compute, x_ld, glu, .. }
         | KernelSpec::NeuronUpAt { hidden, inter, format, compute, x_ld, glu, .. } => vec![
@@ -166,10 +167,10 @@ pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
             (*x_ld >= packed_words(*hidden, *compute), "rows overlap"),
             (neuron::neurons_meet(isa, *format, *hidden, *compute), "neurons that meet no rows in that form"),
             (glu.skips(), "a gate that makes no neuron 0"),
-            (!format.is_by_channel(), BY_CHANNEL),
+            (format.holds_neurons(), NO_NEURONS),
         ],
         KernelSpec::NeuronDownAt { hidden, inter, format, .. } => {
-            vec![(*hidden > 0 && *inter > 0, "an extent is zero"), (!format.is_by_channel(), BY_CHANNEL)]
+            vec![(*hidden > 0 && *inter > 0, "an extent is zero"), (format.holds_neurons(), NO_NEURONS)]
         }
         KernelSpec::Combine { hidden, out_ld, .. } => vec![(out_ld >= hidden, "rows overlap")],
         KernelSpec::Map { cols, a_ld, out_ld, .. } => {
@@ -210,7 +211,7 @@ fn multiplies(
             (compute != Compute::I8, "panels of bytes out of neurons"),
             (!bias, "neurons with biases"),
             (!order.sketch() || !format.is_grouped(), NO_SKETCH),
-            (!format.is_by_channel(), BY_CHANNEL),
+            (format.holds_neurons(), NO_NEURONS),
         ],
     }
 }

@@ -5,7 +5,7 @@ use crate::machine::Isa;
 use crate::schedule::Schedule;
 use crate::spec::{Compute, panels};
 use moec_ir::plan::Layout;
-use moec_ir::types::{Format, GROUP};
+use moec_ir::types::{Coding, Format, GROUP};
 
 /// A packed matrix.
 #[derive(Clone, Copy)]
@@ -104,9 +104,9 @@ pub(super) const fn group_bytes(format: Format, nr: usize) -> usize {
     }
 }
 
-/// Whether the codes of a panel are nibbles.
-pub(super) const fn is_nibbles(format: Format) -> bool {
-    matches!(format, Format::Q4 | Format::Q4o | Format::Q4c)
+/// Whether the codes of a panel are plain nibbles.
+pub(super) fn is_nibbles(format: Format) -> bool {
+    format.coding() == Some(Coding::Nibbles)
 }
 
 /// Rows that meet a panel.

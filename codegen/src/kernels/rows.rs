@@ -2,7 +2,7 @@
 
 use crate::dsl::{I, Kb, P};
 use crate::spec::{EMBED_ROWS, KernelSpec, ROWS};
-use moec_ir::types::{Format, GROUP};
+use moec_ir::types::{Coding, Format, GROUP};
 
 pub(super) fn embed<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     let KernelSpec::Embed { hidden, format, out_ld, .. } = *spec else {
@@ -24,18 +24,20 @@ pub(super) fn embed<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
 
 /// A row of codes, then of scales, as f32. Vectors of codes are read whole: the last group is padded.
 fn grouped<'k>(k: &'k Kb<'k>, format: Format, from: P<'k>, hidden: usize, out: P<'k>) {
-    let bytes = format.row_bytes(GROUP) - 2;
+    let (bytes, kind) = (format.row_bytes(GROUP) - 2, format.coding());
     let scales = from.bytes(hidden.div_ceil(GROUP) * bytes);
     let group = |g: I<'k>, count: usize| {
         let (scale, from, out) =
-            (scales.bytes(g * 2).load_bf16(), from.bytes(g * bytes), out.words(g * GROUP));
+            (scales.bytes(g * 2).load_scale(format), from.bytes(g * bytes), out.words(g * GROUP));
         for at in (0..count).step_by(k.lanes()) {
             let codes = from.bytes(at % bytes).load_bytes();
-            let codes = match format {
-                Format::Q4 if at < bytes => (codes & 15) - 8,
-                Format::Q4 => codes.shr(4) - 8,
-                // The sign of a byte, in all of its lane.
-                _ => codes.shl(24).shr(24),
+            let nibble = |codes: I<'k>| if at < bytes { codes & 15 } else { codes.shr(4) };
+            // The sign of a byte, in all of its lane.
+            let signed = |codes: I<'k>| codes.shl(24).shr(24);
+            let codes = match kind {
+                Some(Coding::Nibbles) => nibble(codes) - 8,
+                Some(Coding::E2m1) => signed(nibble(codes).e2m1()),
+                _ => signed(codes),
             };
             out.words(at).store_vec(codes.to_float() * scale, k.span(count - at));
         }

@@ -1,4 +1,4 @@
-//! Panels of q8, q4 and its kin: their codes, and the panel unpacked once into scratch as f32 or bf16 for all rows that meet them.
+//! Panels of codes: their codes, and the panel unpacked once into scratch as f32 or bf16 for all rows that meet them.
 
 use super::outliers;
 use super::panel::{Panel, fetch, group_bytes, is_nibbles};
@@ -6,7 +6,7 @@ use crate::dsl::{F, I, Kb, P, Span};
 use crate::schedule::Schedule;
 use crate::spec::Compute;
 use inkwell::values::VectorValue;
-use moec_ir::types::{Format, GROUP};
+use moec_ir::types::{Coding, Format, GROUP};
 
 /// Format of the unpacked panel.
 pub(super) fn format(compute: Compute) -> Format {
@@ -109,16 +109,23 @@ pub(super) fn plain_scale<'k>(k: &'k Kb<'k>, panel: &Panel<'k>, group: P<'k>, co
         return panel.channel_scales(k).words(column).load_vec(Span::Full);
     }
     let scales = group.bytes(group_bytes(panel.format, k.isa.nr) - 2 * k.isa.nr);
-    scales.bytes(2 * column).load_weights(Format::Bf16, Span::Full)
+    scales.bytes(2 * column).load_weights(panel.format.scales(), Span::Full)
 }
 
 /// Signed codes of one quad, four bytes a lane, for the columns from `column` on.
 pub(super) fn codes(format: Format, group: P<'_>, nr: usize, quad: usize, column: usize) -> I<'_> {
-    if format == Format::Q8 {
-        return group.words(quad * nr + column).load_ints();
+    match format.coding() {
+        // In the upper nibble `16 · (code + 8)`, a sign bit away from `16 · code`: [`scale`] takes the 16 out.
+        Some(Coding::Nibbles) => high_nibbles(group, nr, quad, column) ^ 0x8080_8080,
+        Some(Coding::E2m1) => low_nibbles(group, nr, quad, column).e2m1(),
+        _ => group.words(quad * nr + column).load_ints(),
     }
-    // In the upper nibble `16 · (code + 8)`, a sign bit away from `16 · code`: [`scale`] takes the 16 out.
-    high_nibbles(group, nr, quad, column) ^ 0x8080_8080
+}
+
+/// The nibbles of one quad, four bytes a lane.
+pub(super) fn low_nibbles(group: P<'_>, nr: usize, quad: usize, column: usize) -> I<'_> {
+    let packed = group.words(quad % 4 * nr + column).load_ints();
+    (if quad < 4 { packed } else { packed.shr(4) }) & 0x0f0f_0f0f
 }
 
 /// `16 · (code + 8)` of one quad of q4, four bytes a lane.

@@ -1,5 +1,6 @@
 //! Packing a weight block by block.
 
+use super::order::Lane;
 use super::quantise::Group;
 use super::{Geometry, Importance, Weighting, columns, order, place, q4o, sketch, vectors};
 use moec_ir::types::{Format, GROUP};
@@ -62,8 +63,8 @@ pub trait Rows<E> {
     /// Whatever keeps them from being read.
     fn read(&mut self, lead: usize, rows: Range<usize>, out: &mut [f32]) -> Result<(), E>;
 
-    /// As [`Rows::read`], but as bytes in the format of the packed weight, little-endian, if they are at hand so: what
-    /// `read` gives, rounded. `false`: they are not, and `out` holds anything.
+    /// As [`Rows::read`], but as bytes in the format of the packed weight ([`Format::stored_bytes`] each), little-endian, if they are at
+    /// hand so: what `read` gives, rounded. `false`: they are not, and `out` holds anything.
     ///
     /// # Errors
     /// As [`Rows::read`].
@@ -88,7 +89,8 @@ pub struct Scratch {
 /// Packs a block behind what `out` holds. The bytes of all blocks, one after the other, are the weight's.
 ///
 /// Numbers are rounded to the nearest, ties to even; those of grouped formats as [`super::quantise`] says, by
-/// `weighting`, that of the block's matrix; where rows have a scale each, it names the [`outliers`]. Padding is zero.
+/// `weighting`, that of the block's matrix; where rows have a scale each, it names the [`outliers`]. What is at hand as codes and scales
+/// keeps them. Padding is zero.
 ///
 /// # Errors
 /// Those of `rows`.
@@ -109,7 +111,7 @@ pub fn pack_block<E>(
             columns::pack_panels(g, block.panels.clone(), weighting, read, out)
         };
     }
-    let size = if g.format.is_grouped() { 0 } else { g.format.row_bytes(1) };
+    let size = g.format.stored_bytes();
     for p in block.panels.clone() {
         let ranges = g.panel_rows(p);
         let numbers = ranges.iter().map(|(rows, _)| rows.len() * g.cols).sum::<usize>();
@@ -121,22 +123,30 @@ pub fn pack_block<E>(
         if size > 0
             && each(g, &ranges, size, &mut scratch.stored, |range, out| rows.stored(block.lead, range, out))?
         {
-            place::place(g, &ranges, &scratch.stored, panel);
-            sketch::add(g, &mut scratch.numbers, panel);
-            continue;
+            if !g.format.is_grouped() {
+                place::place(g, &ranges, &scratch.stored, panel);
+                sketch::add(g, &mut scratch.numbers, panel);
+                continue;
+            }
+            if let Some(groups) = order::taken(g.format, g.part_cols(), &scratch.stored) {
+                put_groups(g, &ranges, &groups, panel);
+                continue;
+            }
         }
         scratch.numbers.resize(numbers, 0.0);
         each(g, &ranges, 1, &mut scratch.numbers, |range, out| {
             rows.read(block.lead, range, out).map(|()| true)
         })?;
-        if size > 0 {
+        if g.format.is_grouped() {
+            let (rows, importance) = (scratch.numbers.as_slice(), weighting.importance);
+            match weighting.rounded(g.format, g.part_cols(), rows) {
+                Some(groups) => put_groups(g, &ranges, &groups, panel),
+                None => vectors::widest(Quantise { g, ranges: &ranges, rows, importance, panel }),
+            }
+        } else {
             place::narrow(g.format, &scratch.numbers, &mut scratch.stored);
             place::place(g, &ranges, &scratch.stored, panel);
             sketch::add(g, &mut scratch.numbers, panel);
-        } else {
-            let (rows, importance) = (scratch.numbers.as_slice(), weighting.importance);
-            let rounded = weighting.rounded(g.format, g.part_cols(), rows);
-            vectors::widest(Quantise { g, ranges: &ranges, rows, importance, rounded, panel });
         }
     }
     Ok(())
@@ -207,8 +217,6 @@ struct Quantise<'a> {
     /// Row-major.
     rows: &'a [f32],
     importance: Option<&'a [f32]>,
-    /// Groups of the rows, where they are known already.
-    rounded: Option<Vec<Group>>,
     panel: &'a mut [u8],
 }
 
@@ -218,26 +226,39 @@ impl vectors::Work for Quantise<'_> {
     #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
     #[inline(always)]
     fn run(self) {
-        let Self { g, ranges, rows, importance, rounded, panel } = self;
-        let (parts, cols) = (g.parts(), g.part_cols());
-        let mut rows = rows.chunks_exact(cols.max(1));
-        let per_row = cols.div_ceil(GROUP).max(1);
-        let mut rounded = rounded.iter().flat_map(|groups| groups.chunks_exact(per_row));
-        let mut first = 0;
-        for (range, columns) in ranges {
-            for column in 0..columns * parts {
-                let (at, lane) = g.lane(first + column, *columns);
-                let bytes = panel.get_mut(at..).unwrap_or_default();
-                match if column < range.len() * parts { rows.next() } else { None } {
-                    Some(row) => match rounded.next() {
-                        Some(groups) => lane.put_groups(groups, bytes),
-                        None => lane.put(row, importance, bytes),
-                    },
-                    None => lane.pad(cols, bytes),
-                }
+        let Self { g, ranges, rows, importance, panel } = self;
+        let rows = rows.chunks_exact(g.part_cols().max(1));
+        each_lane(g, ranges, rows, panel, |lane, row, bytes| lane.put(row, importance, bytes));
+    }
+}
+
+/// Writes the groups of the rows of a panel, which are known already, into its bytes.
+fn put_groups(g: &Geometry, ranges: &[(Range<usize>, usize)], groups: &[Group], panel: &mut [u8]) {
+    let rows = groups.chunks_exact(g.part_cols().div_ceil(GROUP).max(1));
+    each_lane(g, ranges, rows, panel, |lane, row, bytes| lane.put_groups(row, bytes));
+}
+
+/// Gives every row of a panel of a grouped format to `put`, with the bytes that it lies in; pads where there is none.
+#[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+#[inline(always)]
+fn each_lane<T>(
+    g: &Geometry,
+    ranges: &[(Range<usize>, usize)],
+    mut rows: impl Iterator<Item = T>,
+    panel: &mut [u8],
+    put: impl Fn(Lane, T, &mut [u8]),
+) {
+    let (parts, mut first) = (g.parts(), 0);
+    for (range, columns) in ranges {
+        for column in 0..columns * parts {
+            let (at, lane) = g.lane(first + column, *columns);
+            let bytes = panel.get_mut(at..).unwrap_or_default();
+            match if column < range.len() * parts { rows.next() } else { None } {
+                Some(row) => put(lane, row, bytes),
+                None => lane.pad(g.part_cols(), bytes),
             }
-            first += columns * parts;
         }
+        first += columns * parts;
     }
 }
 

@@ -293,9 +293,9 @@ impl Strip {
         }
         for (g, (scale, codes)) in scales.iter().zip(codes.chunks(GROUP)).enumerate() {
             for l in 0..LANES {
-                let scale = bf16::from_f32(scale[l] * self.size[l]);
+                let scale = bf16::from_f32(scale[l] * self.size[l]).to_f32();
                 let codes = std::array::from_fn(|i| codes.get(i).map_or(0, |c| c[l] as i8));
-                let group = if scale == bf16::ZERO { Group::ZERO } else { Group { scale, codes } };
+                let group = if scale == 0.0 { Group::ZERO } else { Group { scale, codes } };
                 put(l, block.cols.start / GROUP + g, group);
             }
         }
@@ -393,7 +393,8 @@ pub(super) fn may_be(exact: &[f32], stored: &[f32], share: f64) -> bool {
     missed <= exact.iter().map(|&x| energy(x)).sum::<f64>() * share
 }
 
-/// Whether a format is rounded with feedback, but for outliers. q8 errs three hundred times less: there is nothing to gain.
+/// Whether a format is rounded with feedback, but for outliers. q8 errs three hundred times less: there is nothing to gain. Formats
+/// that are there for what a checkpoint has are seldom rounded to.
 pub const fn gains(format: Format) -> bool {
     matches!(format, Format::Q4 | Format::Q4o | Format::Q4c)
 }

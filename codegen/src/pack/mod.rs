@@ -8,12 +8,14 @@ mod blocks;
 pub mod channel;
 mod columns;
 mod descent;
+mod e2m1;
 pub mod feedback;
 mod lanes;
 mod order;
 mod place;
 pub mod q4o;
 pub mod quantise;
+mod scale;
 mod sketch;
 mod vectors;
 mod weighting;
@@ -214,7 +216,7 @@ pub fn round_rows(format: Format, cols: usize, values: &mut [f32]) {
 /// Whether a format holds something near a number: neither an infinity nor, if it is grouped, none at all.
 pub fn holds(format: Format, x: f32) -> bool {
     if format.is_quantised() {
-        x.abs() <= quantise::LARGEST
+        x.abs() <= scale::largest(format)
     } else {
         !x.is_finite() || round(format, x).is_finite()
     }
@@ -224,7 +226,7 @@ pub fn holds(format: Format, x: f32) -> bool {
 pub fn past(format: Format, values: &[f32]) -> Option<f32> {
     // The largest number that any of them holds is seldom reached. As an integer: a loop that vectorises.
     let largest = values.iter().fold(0, |m: i32, x| m.max(x.to_bits().cast_signed() & i32::MAX));
-    let safe = if format == Format::F16 { f16::MAX.to_f32() } else { quantise::LARGEST };
+    let safe = if format == Format::F16 { f16::MAX.to_f32() } else { scale::largest(format) };
     if largest <= safe.to_bits().cast_signed() {
         return None;
     }
@@ -236,7 +238,7 @@ fn round(format: Format, x: f32) -> f32 {
     match format {
         Format::Bf16 => bf16::from_f32(x).to_f32(),
         Format::F16 => f16::from_f32(x).to_f32(),
-        Format::F32 | Format::Q8 | Format::Q4 | Format::Q4o | Format::Q4c => x,
+        _ => x,
     }
 }
 
@@ -331,7 +333,7 @@ pub fn round_as_packed(
         for (i, x) in values.chunks_mut(GROUP).enumerate() {
             let scale = lane.group(i, bytes).ok_or(io::ErrorKind::UnexpectedEof)?.scale;
             let all = order::filled(x);
-            if scale == bf16::ZERO && Group::nearest(g.format, &all, &[1.0; GROUP]) != Group::ZERO {
+            if scale == 0.0 && Group::nearest(g.format, &all, &[1.0; GROUP]) != Group::ZERO {
                 continue;
             }
             let stored = Group::with_scale(g.format, &all, scale).values();

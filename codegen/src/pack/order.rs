@@ -3,8 +3,9 @@
 //! Writing and reading take the same places, so that one undoes the other.
 
 use super::quantise::Group;
+use super::{e2m1, scale};
 use half::{bf16, f16};
-use moec_ir::types::{Format, GROUP};
+use moec_ir::types::{Coding, E2M1, Format, GROUP};
 
 /// Codes that lie together: an input of the dot-product instructions.
 const QUAD: usize = 4;
@@ -34,7 +35,7 @@ impl Lane {
             Format::F32 => (1, 4),
             Format::Bf16 => (2, 4),
             Format::F16 => (1, 2),
-            Format::Q8 | Format::Q4 | Format::Q4o | Format::Q4c => (1, QUAD),
+            _ => (1, QUAD),
         };
         let group = format.column_bytes(GROUP) * nr;
         let codes = group - 2 * nr;
@@ -44,11 +45,11 @@ impl Lane {
 
     /// A row of `cols` numbers by itself.
     pub(super) const fn of_row(format: Format, cols: usize) -> Self {
-        let (step, group) = match format {
-            Format::F32 => (4, 0),
-            Format::Bf16 | Format::F16 => (2, 0),
-            Format::Q8 => (QUAD, GROUP),
-            Format::Q4 | Format::Q4o | Format::Q4c => (QUAD, GROUP / 2),
+        let (step, group) = match (format.coding(), format) {
+            (None, Format::F32) => (4, 0),
+            (None, _) => (2, 0),
+            (Some(Coding::Bytes), _) => (QUAD, GROUP),
+            (Some(Coding::Nibbles | Coding::E2m1), _) => (QUAD, GROUP / 2),
         };
         let scale = cols.div_ceil(GROUP) * group;
         Self { format, side: 1, first: 0, step, group, scale, scale_step: 2 }
@@ -93,23 +94,29 @@ impl Lane {
     #[inline(always)]
     fn put_group(&self, g: usize, group: &Group, bytes: &mut [u8]) {
         let first = self.first + g * self.group;
-        let byte = |code: usize| group.codes[code].cast_unsigned();
-        let quads = if self.format == Format::Q8 { GROUP / QUAD } else { GROUP / 2 / QUAD };
+        let kind = self.format.coding();
+        let whole = kind == Some(Coding::Bytes);
+        // As they are stored, a byte each or half a one.
+        let mut stored = group.codes.map(i8::cast_unsigned);
+        match kind {
+            Some(Coding::Nibbles) => stored.iter_mut().for_each(|code| *code = code.wrapping_add(8)),
+            Some(Coding::E2m1) => {
+                stored.iter_mut().zip(&group.codes).for_each(|(to, code)| *to = e2m1::bits(*code));
+            }
+            _ => {}
+        }
+        let quads = if whole { GROUP / QUAD } else { GROUP / 2 / QUAD };
         for i in 0..quads {
             let at = first + i * self.step;
             let Some(quad) = bytes.get_mut(at..at + QUAD) else { continue };
             for (j, cell) in quad.iter_mut().enumerate() {
                 let code = i * QUAD + j;
-                *cell = if self.format == Format::Q8 {
-                    byte(code)
-                } else {
-                    byte(code).wrapping_add(8) | byte(code + GROUP / 2).wrapping_add(8) << 4
-                };
+                *cell = if whole { stored[code] } else { stored[code] | stored[code + GROUP / 2] << 4 };
             }
         }
         let at = self.scale + g * self.scale_step;
         if let Some(cell) = bytes.get_mut(at..at + 2) {
-            cell.copy_from_slice(&group.scale.to_le_bytes());
+            cell.copy_from_slice(&scale::bits(self.format, group.scale).to_le_bytes());
         }
     }
 
@@ -119,15 +126,15 @@ impl Lane {
             Format::F32 => self.get_cells(bytes, out, f32::from_le_bytes),
             Format::Bf16 => self.get_cells(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
             Format::F16 => self.get_cells(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
-            Format::Q8 | Format::Q4 => {
+            // Rows with a scale each lie otherwise.
+            Format::Q4o | Format::Q4c => None,
+            Format::Q8 | Format::Q4 | Format::Q8h | Format::Q4h | Format::Mxfp4 => {
                 for (g, out) in out.chunks_mut(GROUP).enumerate() {
                     let values = self.group(g, bytes)?.values();
                     out.copy_from_slice(&values[..out.len()]);
                 }
                 Some(())
             }
-            // Rows with a scale each lie otherwise.
-            Format::Q4o | Format::Q4c => None,
         }
     }
 
@@ -147,8 +154,12 @@ impl Lane {
     pub(super) fn group(&self, g: usize, bytes: &[u8]) -> Option<Group> {
         let first = self.first + g * self.group;
         let mut codes = [0; GROUP];
-        let nibble = |b: u8| (b & 15).cast_signed() - 8;
-        if self.format == Format::Q8 {
+        let kind = self.format.coding();
+        let nibble = |b: u8| match kind {
+            Some(Coding::E2m1) => E2M1[usize::from(b & 15)],
+            _ => (b & 15).cast_signed() - 8,
+        };
+        if kind == Some(Coding::Bytes) {
             for (i, quad) in codes.chunks_exact_mut(QUAD).enumerate() {
                 let stored: &[u8; QUAD] = bytes.get(first + i * self.step..)?.first_chunk()?;
                 quad.copy_from_slice(&stored.map(u8::cast_signed));
@@ -162,9 +173,25 @@ impl Lane {
                 high.copy_from_slice(&stored.map(|b| nibble(b >> 4)));
             }
         }
-        let scale = bytes.get(self.scale + g * self.scale_step..)?.first_chunk()?;
-        Some(Group { scale: bf16::from_le_bytes(*scale), codes })
+        let stored = bytes.get(self.scale + g * self.scale_step..)?.first_chunk()?;
+        Some(Group { scale: scale::of_bits(self.format, u16::from_le_bytes(*stored)), codes })
     }
+}
+
+/// Groups of rows of `cols` numbers of a grouped format as a checkpoint has them, [`Format::stored_bytes`] each: scale and codes as they
+/// are. `None` where numbers that share a scale here do not there.
+pub(super) fn taken(format: Format, cols: usize, stored: &[u8]) -> Option<Vec<Group>> {
+    let numbers = stored.as_chunks::<3>().0;
+    let group = |numbers: &[[u8; 3]]| {
+        let &[[_, low, high], ..] = numbers else { return Some(Group::ZERO) };
+        let mut codes = [0; GROUP];
+        for (to, [code, ..]) in codes.iter_mut().zip(numbers) {
+            *to = code.cast_signed();
+        }
+        let one = numbers.iter().all(|[_, l, h]| (l, h) == (&low, &high));
+        one.then(|| Group { scale: scale::of_bits(format, u16::from_le_bytes([low, high])), codes })
+    };
+    numbers.chunks(cols.max(1)).flat_map(|row| row.chunks(GROUP)).map(group).collect()
 }
 
 /// Group `g` of a row: up to [`GROUP`] numbers, filled up with zeros, and the weights of the row's columns.

@@ -1,13 +1,13 @@
 //! Groups of numbers as whole codes times a scale.
 //!
 //! A group's scale and codes are chosen so that the weighted squared error `Σ wᵢ (xᵢ − s·qᵢ)²` is small, with
-//! `s` the scale as it is stored, in bf16. The codes of [`Group::nearest`] are the nearest ones to that scale, which
-//! [`Group::with_scale`] can thus repeat; those of [`super::Feedback`] are not.
+//! `s` the scale as it is stored, in bf16 or f16. The codes of [`Group::nearest`] are the nearest ones to that scale, which
+//! [`Group::with_scale`] can thus repeat; those of [`super::Feedback`] are not. Groups of E2M1 have a way of their own (`e2m1`).
 //!
 //! Everything here is written as loops over fixed arrays, which the compiler turns into vector code, and uses
 //! no operation whose result depends on the machine: two builds give the same bytes.
 
-use half::bf16;
+use super::{e2m1, scale};
 use moec_ir::types::{Format, GROUP};
 use std::hint::black_box;
 
@@ -27,8 +27,8 @@ pub const LARGEST: f32 = 1e38;
 /// A group as it is stored.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Group {
-    /// Scale.
-    pub scale: bf16,
+    /// Scale: a number that scales of the format hold.
+    pub scale: f32,
     /// Codes.
     pub codes: [i8; GROUP],
 }
@@ -42,11 +42,14 @@ pub(super) struct Codes {
 
 impl Codes {
     const Q8: Self = Self { lowest: -127.0, highest: 127.0 };
+    /// As a checkpoint may have them.
+    const Q8H: Self = Self { lowest: -128.0, highest: 127.0 };
     pub(super) const Q4: Self = Self { lowest: -8.0, highest: 7.0 };
 
     const fn of(format: Format) -> Self {
         match format {
-            Format::Q4 => Self::Q4,
+            Format::Q4 | Format::Q4h => Self::Q4,
+            Format::Q8h => Self::Q8H,
             _ => Self::Q8,
         }
     }
@@ -64,7 +67,7 @@ impl Codes {
 
 impl Group {
     /// All zeros.
-    pub const ZERO: Self = Self { scale: bf16::ZERO, codes: [0; GROUP] };
+    pub const ZERO: Self = Self { scale: 0.0, codes: [0; GROUP] };
 
     /// The group that stands for `x` in a grouped format. `weights` says how much an error in each number
     /// matters; finite and not negative, all of them zero is as all of them one. Numbers of `x` are at most
@@ -74,36 +77,47 @@ impl Group {
     pub fn nearest(format: Format, x: &[f32; GROUP], weights: &[f32; GROUP]) -> Self {
         let extreme = extreme(x);
         let size = extreme.abs();
-        if size.is_nan() || !(SMALLEST..=LARGEST).contains(&size) {
+        if size.is_nan() || !(SMALLEST..=scale::largest(format)).contains(&size) {
             return Self::ZERO;
+        }
+        let total = weights.iter().sum::<f32>();
+        let even = total.is_nan() || !(1e-30..=1e30).contains(&total);
+        let w = if even { [1.0; GROUP] } else { *weights };
+        if format == Format::Mxfp4 {
+            return e2m1::nearest(x, size, &w);
         }
         // Divided by a power of two: products neither overflow nor lose digits.
         let power = size.to_bits() & 0x7f80_0000;
         let (up, down) = (f32::from_bits(power), f32::from_bits(0x7f00_0000 - power));
-        let total = weights.iter().sum::<f32>();
-        let even = total.is_nan() || !(1e-30..=1e30).contains(&total);
-        let w = if even { [1.0; GROUP] } else { *weights };
         // Loops: `map` is called, and not vectorised.
         let mut near = *x;
         for x in &mut near {
             *x *= down;
         }
-        let fit = Fit::new(near, w, Codes::of(format));
+        let fit = Fit::new(near, w, format);
         let extreme = extreme * down;
-        let (scale, codes) = match format {
-            Format::Q4 => fit.q4(extreme),
+        let (short, codes) = match format {
+            Format::Q4 | Format::Q4h => fit.q4(extreme),
             _ => fit.q8(extreme),
         };
         let mut whole = [0; GROUP];
         for i in 0..GROUP {
             whole[i] = (codes[i] + WHOLE).to_bits() as i8;
         }
-        Self { scale: bf16::from_f32(scale * up), codes: whole }
+        let scale = scale::nearest(format, short * up);
+        if scale == short * up {
+            return Self { scale, codes: whole };
+        }
+        // Below the smallest normal number of f16 a scale has fewer digits.
+        Self::with_scale(format, x, scale)
     }
 
     /// The nearest codes to a scale that is given.
-    pub fn with_scale(format: Format, x: &[f32; GROUP], scale: bf16) -> Self {
-        let by = 1.0 / scale.to_f32();
+    pub fn with_scale(format: Format, x: &[f32; GROUP], scale: f32) -> Self {
+        if format == Format::Mxfp4 && scale > 0.0 && scale.is_finite() {
+            return e2m1::at(x, scale);
+        }
+        let by = 1.0 / scale;
         if !by.is_finite() {
             return Self::ZERO;
         }
@@ -115,7 +129,7 @@ impl Group {
     /// what [`Group::nearest`] says of numbers that all matter the same.
     pub fn again(format: Format, x: &[f32; GROUP]) -> Self {
         let largest = extreme(x);
-        if (SMALLEST..=LARGEST).contains(&largest.abs()) {
+        if largest.is_finite() && largest != 0.0 {
             let codes = Codes::of(format);
             let top = if largest < 0.0 { codes.lowest } else { codes.highest };
             // The largest number has the largest code, most often that at the end of the range; scales have either sign.
@@ -124,7 +138,7 @@ impl Group {
                 .map(|c| c as f32)
                 .flat_map(|c| [c.copysign(top), c.copysign(-top)])
             {
-                let found = Self::with_scale(format, x, bf16::from_f32(largest / top));
+                let found = Self::with_scale(format, x, scale::nearest(format, largest / top));
                 if found.values() == *x {
                     return found;
                 }
@@ -135,8 +149,7 @@ impl Group {
 
     /// The numbers that are stored.
     pub fn values(&self) -> [f32; GROUP] {
-        let scale = self.scale.to_f32();
-        self.codes.map(|q| f32::from(q) * scale)
+        self.codes.map(|q| f32::from(q) * self.scale)
     }
 }
 
@@ -173,6 +186,7 @@ struct Fit {
     w: [f32; GROUP],
     wx: [f32; GROUP],
     range: Codes,
+    format: Format,
     /// Whether errors matter differently.
     uneven: bool,
 }
@@ -188,13 +202,14 @@ struct Trial {
 impl Fit {
     #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
     #[inline(always)]
-    fn new(x: [f32; GROUP], w: [f32; GROUP], range: Codes) -> Self {
+    fn new(x: [f32; GROUP], w: [f32; GROUP], format: Format) -> Self {
+        let range = Codes::of(format);
         let uneven = w != [w[0]; GROUP];
         let mut wx = [0.0; GROUP];
         for i in 0..GROUP {
             wx[i] = w[i] * x[i];
         }
-        Self { x, w, wx, range, uneven }
+        Self { x, w, wx, range, format, uneven }
     }
 
     /// `Σ w x q` and `Σ w q²` of the codes at `1 / scale`. The best scale for those codes is their quotient,
@@ -213,11 +228,11 @@ impl Fit {
         (total(xq), total(qq))
     }
 
-    /// Codes and error of a scale, rounded to bf16.
+    /// Codes and error of a scale, rounded to the digits of the format's.
     #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
     #[inline(always)]
     fn at(&self, scale: f32) -> Trial {
-        let scale = bf16::from_f32(scale).to_f32();
+        let scale = scale::short(self.format, scale);
         let by = 1.0 / scale;
         let mut codes = [0.0; GROUP];
         let mut error = [0.0_f32; LANES];
@@ -279,11 +294,11 @@ impl Fit {
     #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
     #[inline(always)]
     fn q8(&self, extreme: f32) -> (f32, [f32; GROUP]) {
-        let plain = bf16::from_f32(extreme.abs() / 127.0);
-        let mut best = self.at(plain.to_f32());
-        for step in [-2_i16, -1, 1, 2] {
-            let near = bf16::from_bits(plain.to_bits().wrapping_add_signed(step));
-            let trial = self.at(near.to_f32());
+        let plain = scale::short(self.format, extreme.abs() / 127.0);
+        let mut best = self.at(plain);
+        for step in [-2, -1, 1, 2] {
+            let near = plain.to_bits().wrapping_add_signed(step << scale::cut(self.format));
+            let trial = self.at(f32::from_bits(near));
             if trial.error < best.error {
                 best = trial;
             }

@@ -134,6 +134,7 @@ fn by_codes<'k>(
     if shape.whole() != cols {
         k.fail("codes that end within a group, or that are not aligned to words");
     }
+    let plain = format.coding() == Some(moec_ir::types::Coding::Nibbles);
     let zero = vec![k.f(0.0); weights.len() * rows.at.len()];
     k.fold(k.lane_index(), shape.parts(), WARP, &zero, |part, sums| {
         let read: Vec<Codes<'k>> = weights.iter().map(|w| w.codes(part)).collect();
@@ -142,14 +143,14 @@ fn by_codes<'k>(
             for (&at, sum) in rows.at.iter().zip(own) {
                 // Eight words of codes, the scale, −128 times the sum of the codes.
                 let x = at.words(w.group * (GROUP / 4 + 2));
-                let start = if format == Format::Q8 {
-                    k.i32(0)
-                } else {
+                let start = if plain {
                     // Codes of the weight stand with 8 added.
                     w.first.pick_int(x.words(GROUP / 4 + 1).load_words(1)[0].shr(4), k.i32(0))
+                } else {
+                    k.i32(0)
                 };
                 let dot = w.words.iter().fold(start, |dot, &(byte, w)| {
-                    dot.dot_of_bytes(w, x.bytes(byte).load_words(1)[0], format == Format::Q8)
+                    dot.dot_of_bytes(w, x.bytes(byte).load_words(1)[0], !plain)
                 });
                 let scale = w.scale * x.words(GROUP / 4).load();
                 *sum = dot.to_float().fma(scale, *sum);

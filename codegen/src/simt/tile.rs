@@ -43,8 +43,7 @@ pub(super) fn multiplies(format: Format, depth: usize, ld: usize) -> bool {
     sixteen
         && match format {
             Format::Bf16 | Format::F16 => whole(16),
-            Format::Q8 | Format::Q4 => whole(4),
-            _ => false,
+            _ => format.is_grouped() && whole(4),
         }
 }
 

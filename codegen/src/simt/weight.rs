@@ -1,7 +1,7 @@
 //! A row of a weight in [`Layout::Rows`](moec_ir::plan::Layout), as a lane of a warp reads it.
 
 use crate::dsl::{F, Halves, I, Kb, P, widest};
-use moec_ir::types::{Format, GROUP};
+use moec_ir::types::{Coding, Format, GROUP};
 
 /// Bytes that a lane reads at once, at most.
 const WIDE: usize = 16;
@@ -42,7 +42,7 @@ impl Part<'_> {
 
 /// Whether rows by themselves come in that format.
 pub(super) const fn by_rows(format: Format) -> bool {
-    matches!(format, Format::F32 | Format::Bf16 | Format::F16 | Format::Q8 | Format::Q4)
+    !format.is_by_channel()
 }
 
 /// Bytes of a row of `cols` numbers that a lane reads at once: as many as rows are aligned to, none if that is less than
@@ -54,11 +54,11 @@ fn bytes_at_once(format: Format, cols: usize) -> usize {
 
 /// Numbers in so many bytes.
 const fn numbers(format: Format, bytes: usize) -> usize {
-    match format {
-        Format::F32 => bytes / 4,
-        Format::Bf16 | Format::F16 => bytes / 2,
-        Format::Q8 => bytes,
-        Format::Q4 | Format::Q4o | Format::Q4c => bytes * 2,
+    match (format, format.coding()) {
+        (Format::F32, _) => bytes / 4,
+        (_, None) => bytes / 2,
+        (_, Some(Coding::Bytes)) => bytes,
+        (_, Some(Coding::Nibbles | Coding::E2m1)) => bytes * 2,
     }
 }
 
@@ -90,7 +90,7 @@ impl<'k> WeightRow<'k> {
 
     fn scale(&self, group: I<'k>) -> F<'k> {
         let codes = self.cols.div_ceil(GROUP) * code_bytes(self.format);
-        self.at.bytes(group * 2 + codes).load_half().shl(16).as_float()
+        half(self.at.bytes(group * 2 + codes), self.format.scales())
     }
 
     /// Group of a part of codes, and the byte of the part in its group.
@@ -105,45 +105,41 @@ impl<'k> WeightRow<'k> {
         let words = self.words(part);
         let count = numbers(self.format, words.len() * 4);
         let halves = |kind| words.iter().flat_map(|w| w.unpack(kind)).collect();
-        match self.format {
-            Format::F32 => {
-                let values = words.iter().map(|w| w.as_float()).collect();
-                Part { runs: vec![(part * count, values)], scale: None }
-            }
-            Format::Bf16 => Part { runs: vec![(part * count, halves(Halves::Bf16))], scale: None },
-            Format::F16 => Part { runs: vec![(part * count, halves(Halves::F16))], scale: None },
-            Format::Q8 => {
+        let plain = |values| Part { runs: vec![(part * count, values)], scale: None };
+        match (self.format.coding(), self.format) {
+            (None, Format::Bf16) => plain(halves(Halves::Bf16)),
+            (None, Format::F16) => plain(halves(Halves::F16)),
+            (None, _) => plain(words.iter().map(|w| w.as_float()).collect()),
+            (Some(Coding::Bytes), _) => {
                 let codes = words.iter().flat_map(|w| (0..4).map(|i| w.signed_byte(i).to_float()));
                 let scale = Some(self.scale(self.group(part).0));
                 Part { runs: vec![(part * count, codes.collect())], scale }
             }
-            Format::Q4 | Format::Q4o | Format::Q4c => {
+            (Some(kind @ (Coding::Nibbles | Coding::E2m1)), _) => {
                 let (group, byte) = self.group(part);
                 let first = group * GROUP + byte;
-                let codes = |upper: bool| {
-                    let nibble = move |w: &I<'k>, i: usize| {
-                        let at = 8 * i as i64 + if upper { 4 } else { 0 };
-                        ((w.logical_shr(at) & 15) - 8_usize).to_float()
-                    };
-                    words.iter().flat_map(move |w| (0..4).map(move |i| nibble(w, i))).collect()
-                };
+                let codes = |upper: bool| words.iter().flat_map(|&w| nibbles(w, upper, kind)).collect();
                 let runs = vec![(first, codes(false)), (first + GROUP / 2, codes(true))];
                 Part { runs, scale: Some(self.scale(group)) }
             }
         }
     }
 
-    /// Part `part` as codes: q8 signed, of q4 the code plus 8.
+    /// Part `part` as codes: signed, of plain nibbles the code plus 8.
     pub(super) fn codes(&self, part: I<'k>) -> Codes<'k> {
         let (group, byte) = self.group(part);
         let read = self.words(part);
+        let kind = self.format.coding();
         let of = |upper: bool| {
             let first = byte + if upper { GROUP / 2 } else { 0 };
-            let nibbles = move |w: I<'k>| (if upper { w.logical_shr(4) } else { w }) & 0x0f0f_0f0f;
-            read.iter().enumerate().map(move |(i, &w)| (first + 4 * i, nibbles(w)))
+            let codes = move |w: I<'k>| {
+                let nibbles = (if upper { w.logical_shr(4) } else { w }) & 0x0f0f_0f0f;
+                if kind == Some(Coding::E2m1) { nibbles.e2m1() } else { nibbles }
+            };
+            read.iter().enumerate().map(move |(i, &w)| (first + 4 * i, codes(w)))
         };
-        let words = match self.format {
-            Format::Q8 => read.iter().enumerate().map(|(i, &w)| (byte + 4 * i, w)).collect(),
+        let words = match kind {
+            Some(Coding::Bytes) => read.iter().enumerate().map(|(i, &w)| (byte + 4 * i, w)).collect(),
             _ => of(false).chain(of(true)).collect(),
         };
         Codes { words, group, scale: self.scale(group), first: byte.equals(self.k.i(0)) }
@@ -188,17 +184,19 @@ impl<'k> WeightRow<'k> {
     pub(super) fn one(&self, c: I<'k>) -> F<'k> {
         let k = self.k;
         let group = || c.div(k.i(GROUP as i64));
-        match self.format {
-            Format::F32 => self.at.words(c).load(),
-            Format::Bf16 => self.at.bytes(c * 2).load_half().shl(16).as_float(),
-            Format::F16 => self.at.bytes(c * 2).load_half().f16(),
-            Format::Q8 => self.at.bytes(c).load_byte().signed_byte(0).to_float() * self.scale(group()),
-            Format::Q4 | Format::Q4o | Format::Q4c => {
+        match (self.format.coding(), self.format) {
+            (None, Format::F32) => self.at.words(c).load(),
+            (None, format) => half(self.at.bytes(c * 2), format),
+            (Some(Coding::Bytes), _) => {
+                self.at.bytes(c).load_byte().signed_byte(0).to_float() * self.scale(group())
+            }
+            (Some(kind), _) => {
                 let within = c & (GROUP - 1);
                 let upper = within.ge(k.i(GROUP as i64 / 2));
                 let byte = self.at.bytes(group() * (GROUP / 2) + (within & (GROUP / 2 - 1))).load_byte();
                 let nibble = upper.pick_int(byte.logical_shr(4), byte & 15);
-                (nibble - 8_usize).to_float() * self.scale(group())
+                let code = if kind == Coding::E2m1 { nibble.e2m1().signed_byte(0) } else { nibble - 8_usize };
+                code.to_float() * self.scale(group())
             }
         }
     }
@@ -206,10 +204,32 @@ impl<'k> WeightRow<'k> {
 
 /// Bytes of the codes of a group.
 const fn code_bytes(format: Format) -> usize {
-    match format {
-        Format::Q8 => GROUP,
+    match format.coding() {
+        Some(Coding::Bytes) => GROUP,
         _ => GROUP / 2,
     }
+}
+
+/// One number of bf16 or f16.
+fn half<'k>(at: P<'k>, format: Format) -> F<'k> {
+    let bits = at.load_half();
+    if format == Format::F16 { bits.f16() } else { bits.shl(16).as_float() }
+}
+
+/// The lower or the upper nibbles of four bytes as codes.
+fn nibbles<'k>(w: I<'k>, upper: bool, kind: Coding) -> [F<'k>; 4] {
+    let first = if upper { 4 } else { 0 };
+    if kind == Coding::Nibbles {
+        return std::array::from_fn(|i| ((w.logical_shr(8 * i as i64 + first) & 15) - 8_usize).to_float());
+    }
+    // Sign, exponent and mantissa as those of f16, whose exponents begin 14 lower; and a code is twice its number.
+    let pair = |at: i64| {
+        let bits = w.logical_shr(at + first);
+        let number = (bits & 0x0007_0007).shl(9) | (bits & 0x0008_0008).shl(12);
+        number.unpack(Halves::F16).map(|x| x * 32_768.0)
+    };
+    let ([a, c], [b, d]) = (pair(0), pair(8));
+    [a, b, c, d]
 }
 
 /// Floats of one access to a row whose first lies at a multiple of `aligned` floats.

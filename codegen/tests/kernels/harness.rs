@@ -4,13 +4,14 @@ use crate::cache::Cache;
 use crate::machines::{machines, wanted};
 use half::bf16;
 use moec_codegen::jit::{KernelFn, Loaded};
-use moec_codegen::pack::{Geometry, pack_slice, round_rows};
+use moec_codegen::pack::{Geometry, Weighting, pack, pack_slice, round_rows};
 use moec_codegen::{
     ByteDot, Compute, Isa, KernelSpec, Machine, Schedule, compile, neurons_meet, packed_words,
 };
 use moec_ir::bundle::Bundle;
 use moec_ir::plan::{Grid, Layout};
 use moec_ir::types::{Format, GROUP};
+use std::ops::Range;
 use std::ptr;
 
 /// An operand.
@@ -179,7 +180,7 @@ pub(crate) fn same_bits(cases: &[(Case, Vec<Schedule>)]) {
 }
 
 /// Formats and the forms that they are multiplied in.
-pub(crate) const PRODUCTS: [(Format, Compute); 14] = [
+pub(crate) const PRODUCTS: [(Format, Compute); 20] = [
     (Format::F32, Compute::F32),
     (Format::Bf16, Compute::F32),
     (Format::F16, Compute::F32),
@@ -194,6 +195,12 @@ pub(crate) const PRODUCTS: [(Format, Compute); 14] = [
     (Format::Q4o, Compute::Bf16),
     (Format::Q4o, Compute::I8),
     (Format::Q4c, Compute::I8),
+    (Format::Q8h, Compute::F32),
+    (Format::Q8h, Compute::I8),
+    (Format::Q4h, Compute::I8),
+    (Format::Mxfp4, Compute::F32),
+    (Format::Mxfp4, Compute::Bf16),
+    (Format::Mxfp4, Compute::I8),
 ];
 
 /// The numbers that packed matrices of `rows` × `cols` hold, with what unpacking to `compute` rounds.
@@ -313,6 +320,18 @@ pub(crate) fn compare_numbers(got: &[u32], expect: &Expect, what: impl Fn() -> S
     }
 }
 
+/// A packed weight. Numbers of groups of a format that is there for a checkpoint's codes become these codes again.
+pub(crate) fn packed(geometry: &Geometry, values: &[f32]) -> Vec<u8> {
+    let weighting = Weighting { stored: geometry.format.is_published(), ..Weighting::default() };
+    let mut bytes = Vec::new();
+    let read = |lead: usize, rows: Range<usize>, out: &mut [f32]| {
+        out.copy_from_slice(&values[(lead * geometry.rows + rows.start) * geometry.cols..][..out.len()]);
+        Ok::<(), std::io::Error>(())
+    };
+    pack(geometry, &|_| weighting, read, &mut bytes).expect("packs");
+    bytes
+}
+
 /// Bytes of an operand, or the number of the one that it is again.
 pub(crate) fn bytes(operand: &Operand, case: &Case, isa: &Isa) -> Result<Vec<u8>, usize> {
     match operand {
@@ -321,7 +340,7 @@ pub(crate) fn bytes(operand: &Operand, case: &Case, isa: &Isa) -> Result<Vec<u8>
         Operand::Weight(format, [lead, rows, cols], values) => {
             let layout = case.spec.layout(isa).expect("a weight");
             let geometry = Geometry { layout, format: *format, lead: *lead, rows: *rows, cols: *cols };
-            Ok(pack_slice(&geometry, values).expect("packs"))
+            Ok(packed(&geometry, values))
         }
         Operand::Rests(format, shape, values) => Ok(pieces(*format, *shape, values)),
         Operand::Cache(cache) => Ok(cache.pack(isa)),

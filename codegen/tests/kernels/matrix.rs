@@ -2,9 +2,10 @@
 
 use crate::harness::{Case, Expect, Operand, PRODUCTS, Rng, check, random, rows_as, stored, strided};
 use crate::simple::glu;
+use half::{bf16, f16};
 use moec_codegen::{Compute, KernelSpec, Schedule};
 use moec_ir::op::{Activation, Glu};
-use moec_ir::types::Format;
+use moec_ir::types::{E2M1, Format, GROUP};
 
 pub(crate) struct Shape {
     pub(crate) n_rows: usize,
@@ -24,12 +25,17 @@ pub(crate) fn case(rng: &mut Rng, s: &Shape) -> Case {
 
 /// As [`case`], with so many numbers between two rows of results.
 fn spaced(rng: &mut Rng, s: &Shape, space: Option<usize>) -> Case {
+    let w = rng.floats(s.groups * s.n * s.k);
+    let held = stored(s.format, s.compute, [s.n, s.k], &w);
+    of_weights(rng, s, space, w, &held)
+}
+
+/// As [`spaced`], of weights and the numbers that are held of them.
+fn of_weights(rng: &mut Rng, s: &Shape, space: Option<usize>, w: Vec<f32>, held: &[f32]) -> Case {
     let columns = if s.glu.is_some() { s.n / 2 } else { s.n };
     let (x_ld, space) = (s.k * s.groups + rng.below(3), space.unwrap_or_else(|| rng.below(5)));
     let out_ld = columns * s.groups + space;
     let x = random(rng, s.n_rows, s.k * s.groups, x_ld);
-    let w = rng.floats(s.groups * s.n * s.k);
-    let held = stored(s.format, s.compute, [s.n, s.k], &w);
     let (rows, row_words, x) = rows_as(s.compute, &x, [s.groups, s.k, x_ld]);
     let bias = s.bias.then(|| rng.floats(s.groups * s.n));
     let residual = s.residual.then(|| random(rng, s.n_rows, columns * s.groups, out_ld));
@@ -105,6 +111,62 @@ fn linear_equals_plain_loops() {
     check(&cases);
 }
 
+/// Codes that a checkpoint may have, and no rounding gives: −128 has no opposite in a byte, and two of its products with ±127 are the most
+/// that 16 bits must hold.
+#[test]
+fn every_code_of_a_checkpoint_is_multiplied() {
+    let mut rng = Rng::new(6);
+    let mut cases = Vec::new();
+    for (format, lowest, highest) in [(Format::Q8h, -128, 127), (Format::Q4h, -8, 7), (Format::Mxfp4, 0, 15)]
+    {
+        for compute in [Compute::F32, Compute::Bf16, Compute::I8] {
+            for n_rows in [1, 2, 4, 7, 33] {
+                let (k, n) = (96, rng.pick(&[33, 64]));
+                // Rows of every code, of the lowest alone, and of both ends in turn.
+                let code = |row: usize, c: usize| match row % 3 {
+                    0 => lowest + (row + c * 5) as i32 % (highest - lowest + 1),
+                    1 => lowest,
+                    _ => [lowest, highest][c % 2],
+                };
+                let number = |row: usize, c: usize| match format {
+                    Format::Mxfp4 => f32::from(E2M1[code(row, c) as usize]) * 0.125 * (1 << (row % 3)) as f32,
+                    _ => {
+                        code(row, c) as f32 * f16::from_f32(0.001 * (1 + row % 7 + c / GROUP) as f32).to_f32()
+                    }
+                };
+                let w: Vec<f32> = (0..n * k).map(|i| number(i / k, i % k)).collect();
+                let round = |x: &f32| if compute == Compute::Bf16 { bf16::from_f32(*x).to_f32() } else { *x };
+                let held: Vec<f32> = w.iter().map(round).collect();
+                let (bias, residual, glu, groups) = (false, false, None, 1);
+                let shape = Shape { n_rows, k, n, groups, format, compute, bias, residual, glu };
+                let mut case = of_weights(&mut rng, &shape, None, w, &held);
+                if compute == Compute::I8 && n_rows % 2 == 1 {
+                    case = with_ends(case, &held, &shape);
+                }
+                cases.push(case);
+            }
+        }
+    }
+    check(&cases);
+}
+
+/// The same with rows of bytes that are all 127, or in turn −127.
+fn with_ends(mut case: Case, held: &[f32], s: &Shape) -> Case {
+    let value = |row: usize, c: usize| if row % 2 == 1 && c % 4 < 2 { -1.0 } else { 1.0 };
+    let x = strided(s.n_rows, s.k, s.k, value);
+    let (rows, x_ld, x) = rows_as(s.compute, &x, [1, s.k, s.k]);
+    let KernelSpec::Linear { x_ld: ld, out_ld, .. } = &mut case.spec else { panic!("no matrix: {case:?}") };
+    *ld = x_ld;
+    let dot = |row: usize, j: usize| -> f32 {
+        let terms = x[row * s.k..].iter().zip(&held[j * s.k..][..s.k]);
+        terms.map(|(x, w)| f64::from(*x) * f64::from(*w)).sum::<f64>() as f32
+    };
+    let expected = strided(s.n_rows, s.n, *out_ld, dot);
+    case.operands[0] = rows;
+    case.expect = vec![(2, Expect::Floats(expected, 3e-5))];
+    case
+}
+
 /// On tiles such results go past the caches.
 #[test]
 fn results_are_whole_lines() {
@@ -131,7 +193,7 @@ fn rows_and_channels_that_fill_no_block() {
     let mut cases = Vec::new();
     for (i, n_rows) in [1, 15, 16, 17, 33].into_iter().enumerate() {
         for (j, k) in [80, 56, 24, 64].into_iter().enumerate() {
-            for format in [Format::Bf16, Format::Q8, Format::Q4, Format::Q4o] {
+            for format in [Format::Bf16, Format::Q8, Format::Q4, Format::Q4o, Format::Mxfp4] {
                 let (bias, residual, glu) = (false, (i + j) % 2 == 0, None);
                 let (n, compute) = (rng.pick(&[24, 32, 56, 80]), Compute::Bf16);
                 cases.push(case(

@@ -5,9 +5,9 @@
 mod card;
 
 use crate::experts;
-use crate::harness::{Case, Expect, Operand, Rng, compare_numbers, matrices};
+use crate::harness::{Case, Expect, Operand, Rng, compare_numbers, matrices, packed};
 use crate::matrix;
-use moec_codegen::pack::{Geometry, pack_slice};
+use moec_codegen::pack::Geometry;
 use moec_codegen::simt::{CACHE_ORDER, Kernel, Sm, compile};
 use moec_codegen::{Compute, Error, KernelSpec};
 use moec_ir::op::{Activation, DispatchLayout, Glu};
@@ -59,7 +59,8 @@ fn aligned(case: &Case) -> Case {
 fn tensor_cores_multiply_what_plain_loops_do() {
     let mut rng = Rng::new(71);
     let mut cases = Vec::new();
-    for format in [Format::Bf16, Format::F16, Format::Q8, Format::Q4] {
+    for format in [Format::Bf16, Format::F16, Format::Q8, Format::Q4, Format::Q8h, Format::Q4h, Format::Mxfp4]
+    {
         let compute = Compute::Bf16;
         for (n_rows, k, n, groups, glu) in [
             (70, 128, 150, 1, None),
@@ -153,7 +154,7 @@ fn operands(case: &Case, kernel: &Kernel, memory: &mut Memory) -> Held {
             Operand::Weight(format, [lead, rows, cols], values) => {
                 let layout = kernel.layout().expect("a weight");
                 let geometry = Geometry { layout, format: *format, lead: *lead, rows: *rows, cols: *cols };
-                let packed = pack_slice(&geometry, values).expect("packs");
+                let packed = packed(&geometry, values);
                 weights(&case.spec, operand, &packed, memory, &name, &mut held)
             }
         };

@@ -3,26 +3,42 @@
 use crate::config::Facts;
 use crate::import::ModelSpec;
 use crate::import::spec::{Attention, LayerSpec, Mixer, Mlp, Norm, Projection};
-use moec_ir::{WeightClass, WeightExpr};
+use moec_ir::{Format, Leaf, WeightClass, WeightExpr};
 
 /// Parameters by class, while they are counted.
-#[derive(Default)]
-struct Count {
-    experts: u64,
-    attention: u64,
-    embeddings: u64,
-    exact: u64,
+struct Count<'a> {
+    classes: [Class; WeightClass::ALL.len()],
+    /// The format that holds the numbers of a leaf as the checkpoint stores them, if there is one.
+    format: &'a dyn Fn(&Leaf) -> Option<Format>,
 }
 
-/// Elements of a weight. The importer has checked every shape.
-fn elements(w: &WeightExpr) -> u64 {
-    w.shape().map_or(0, |s| s.iter().map(|&d| d as u64).product())
+/// What is known of a class.
+#[derive(Clone, Copy, Default)]
+struct Class {
+    parameters: u64,
+    /// The format of all of its matrices; `None` within: they differ, or none holds them.
+    stored: Option<Option<Format>>,
 }
 
-impl Count {
+impl Count<'_> {
+    /// Counts a weight. The importer has checked every shape.
+    fn add(&mut self, class: WeightClass, w: &WeightExpr) {
+        let Ok(shape) = w.shape() else { return };
+        let of = &mut self.classes[class as usize];
+        of.parameters += shape.iter().map(|&d| d as u64).product::<u64>();
+        for leaf in w.leaves() {
+            let format = (self.format)(leaf);
+            of.stored = Some(of.stored.map_or(format, |all| all.filter(|all| Some(*all) == format)));
+        }
+    }
+
+    fn exact<'w>(&mut self, all: impl IntoIterator<Item = &'w WeightExpr>) {
+        all.into_iter().for_each(|w| self.add(WeightClass::Exact, w));
+    }
+
     fn projection(&mut self, p: &Projection) {
-        self.attention += elements(&p.weight);
-        self.exact += p.bias.as_ref().map_or(0, elements);
+        self.add(WeightClass::Attention, &p.weight);
+        self.exact(&p.bias);
     }
 
     fn mlp(&mut self, m: &Mlp) {
@@ -32,10 +48,10 @@ impl Count {
     }
 
     fn norm(&mut self, n: &Norm) {
-        self.exact += match n {
-            Norm::Rms { weight, .. } => elements(weight),
-            Norm::Layer { weight, bias, .. } => elements(weight) + elements(bias),
-        };
+        match n {
+            Norm::Rms { weight, .. } => self.exact([weight]),
+            Norm::Layer { weight, bias, .. } => self.exact([weight, bias]),
+        }
     }
 
     fn layer(&mut self, l: &LayerSpec) {
@@ -51,14 +67,16 @@ impl Count {
                 for p in [&a.q, &a.k, &a.v, &a.o] {
                     self.projection(p);
                 }
-                self.exact += a.qk_norm.as_ref().map_or(0, |n| elements(&n.q) + elements(&n.k));
-                self.exact += a.sinks.as_ref().map_or(0, elements);
+                self.exact(a.qk_norm.iter().flat_map(|n| [&n.q, &n.k]));
+                self.exact(&a.sinks);
             }
             Mixer::Attention(Attention::Mla(a)) => {
                 for p in [&a.q, &a.kv_down, &a.o] {
                     self.projection(p);
                 }
-                self.attention += elements(&a.k_up) + elements(&a.v_up);
+                for up in [&a.k_up, &a.v_up] {
+                    self.add(WeightClass::Attention, up);
+                }
                 self.norm(&a.kv_norm);
                 if let Some((down, norm)) = &a.q_down {
                     self.projection(down);
@@ -67,13 +85,15 @@ impl Count {
             }
             Mixer::Dense(m) => self.mlp(m),
             Mixer::Moe(m) => {
-                self.experts += elements(&m.experts.gate_up) + elements(&m.experts.down);
-                self.exact += m.experts.bias.as_ref().map_or(0, |(a, b)| elements(a) + elements(b));
-                self.exact += elements(&m.logits.weight) + m.logits.bias.as_ref().map_or(0, elements);
-                self.exact += m.select_bias.as_ref().map_or(0, elements);
+                for half in [&m.experts.gate_up, &m.experts.down] {
+                    self.add(WeightClass::Experts, half);
+                }
+                self.exact(m.experts.bias.iter().flat_map(|(a, b)| [a, b]));
+                self.exact([&m.logits.weight]);
+                self.exact(m.logits.bias.iter().chain(&m.select_bias));
                 if let Some(shared) = &m.shared {
                     self.mlp(&shared.mlp);
-                    self.exact += shared.gate.as_ref().map_or(0, elements);
+                    self.exact(&shared.gate);
                 }
             }
         }
@@ -89,14 +109,15 @@ fn kv_numbers(l: &LayerSpec) -> u64 {
     channels as u64
 }
 
-/// The figures of a model.
-pub fn of(spec: &ModelSpec) -> Facts {
-    let mut c = Count::default();
+/// The figures of a model. `format` says which format holds the numbers of a leaf as the checkpoint stores them, if there is one.
+pub fn of(spec: &ModelSpec, format: &dyn Fn(&Leaf) -> Option<Format>) -> Facts {
+    let mut c = Count { classes: Default::default(), format };
     spec.layers.iter().for_each(|l| c.layer(l));
     c.norm(&spec.final_norm);
-    c.embeddings += elements(&spec.embed) + spec.head.as_ref().map_or(0, elements);
-    c.exact += spec.head_bias.as_ref().map_or(0, elements);
+    spec.head.iter().chain([&spec.embed]).for_each(|w| c.add(WeightClass::Embeddings, w));
+    c.exact(&spec.head_bias);
     let moe = || spec.layers.iter().filter_map(LayerSpec::moe);
+    let by_class = WeightClass::ALL.into_iter().zip(c.classes);
     Facts {
         family: spec.family.to_owned(),
         parameters: spec.params,
@@ -107,12 +128,8 @@ pub fn of(spec: &ModelSpec) -> Facts {
         experts_per_token: moe().map(|m| m.router.k).max().unwrap_or(0),
         max_context: spec.max_positions,
         kv_numbers_per_token: spec.layers.iter().map(kv_numbers).sum(),
-        by_class: vec![
-            (WeightClass::Experts, c.experts),
-            (WeightClass::Attention, c.attention),
-            (WeightClass::Embeddings, c.embeddings),
-            (WeightClass::Exact, c.exact),
-        ],
+        by_class: by_class.clone().map(|(class, of)| (class, of.parameters)).collect(),
+        stored: by_class.filter_map(|(class, of)| Some((class, of.stored??))).collect(),
         tied_embeddings: spec.head.is_none(),
     }
 }

@@ -34,11 +34,11 @@ pub struct Args {
 /// The folder is no checkpoint that this version reads, or the file is there already.
 pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     let source = source(&args.source, args.offline, progress)?;
-    let (_, spec) = import::open(&source, &ImportOptions::default())?;
+    let (checkpoint, spec) = import::open(&source, &ImportOptions::default())?;
     for warning in &spec.warnings {
         progress.warn(warning);
     }
-    let facts = facts::of(&spec);
+    let facts = facts::of(&spec, &|leaf| checkpoint.format(leaf));
     let text = config::template(&seen_from(&args.output, &source)?, &facts);
     let shown = args.output.display();
     let opened = OpenOptions::new()

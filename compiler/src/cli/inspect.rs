@@ -3,10 +3,10 @@
 use super::{bundle, caches, facts, output, trace};
 use crate::bundle::MANIFEST;
 use crate::bundle::workspace;
-use crate::config::{Config, sizes};
+use crate::config::{Config, Facts, sizes};
 use crate::import::{self, ImportOptions, ModelSpec, containers};
 use crate::{Error, Result, families, human};
-use moec_ir::{Format, WeightClass};
+use moec_ir::Format;
 use moec_runtime::regular;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -46,8 +46,10 @@ pub fn run(args: &Args) -> Result<()> {
     if path.join(MANIFEST).is_file() {
         bundle::inspect(path, args.json)
     } else if containers::find(path).is_some() {
-        let (_, spec) = import::open(path, &ImportOptions::default())?;
-        print(args, &json!({"kind": "checkpoint", "model": model(&spec)}), model_rows(path, &spec))
+        let (checkpoint, spec) = import::open(path, &ImportOptions::default())?;
+        let facts = facts::of(&spec, &|leaf| checkpoint.format(leaf));
+        let value = json!({"kind": "checkpoint", "model": model(&spec, &facts)});
+        print(args, &value, model_rows(path, &spec, &facts))
     } else if trace::is_one(path) {
         match args.cache.as_slice() {
             [] => trace::inspect(path, &args.profile, args.json),
@@ -79,9 +81,9 @@ fn streams(args: &Args) -> Result<()> {
 /// What a `model.toml` asks for.
 fn config(args: &Args, config: &Config) -> Result<()> {
     let options = ImportOptions { allow_nonfinite: config.model.allow_nonfinite };
-    let (_, spec) = import::open(&config.model.source, &options)?;
+    let (checkpoint, spec) = import::open(&config.model.source, &options)?;
     let shapes = config.shapes_for(spec.max_positions)?;
-    let facts = facts::of(&spec);
+    let facts = facts::of(&spec, &|leaf| checkpoint.format(leaf));
     let bytes = facts.bundle_bytes(&config.weights);
     let slots = shapes.decode_batch.last().copied().unwrap_or(1) as u64;
     let cache = facts.kv_bytes_per_token(config.kv_format()) * shapes.max_context as u64 * slots;
@@ -89,7 +91,7 @@ fn config(args: &Args, config: &Config) -> Result<()> {
     let mut value = json!({
         "kind": "model.toml",
         "source": config.model.source,
-        "model": model(&spec),
+        "model": model(&spec, &facts),
         "shapes": {
             "max_context": shapes.max_context,
             "prefill_chunk": shapes.prefill_chunk,
@@ -104,7 +106,7 @@ fn config(args: &Args, config: &Config) -> Result<()> {
         },
         "estimate": {"weight_bytes": bytes, "kv_cache_bytes": cache},
     });
-    let mut rows = model_rows(&config.model.source, &spec);
+    let mut rows = model_rows(&config.model.source, &spec, &facts);
     let row = |a: &str, b: String| vec![a.to_owned(), b];
     let batch: Vec<String> = shapes.decode_batch.iter().map(ToString::to_string).collect();
     rows.extend([
@@ -145,15 +147,17 @@ fn print(args: &Args, value: &Value, rows: Vec<Vec<String>>) -> Result<()> {
 }
 
 /// A model as JSON.
-fn model(spec: &ModelSpec) -> Value {
-    let facts = facts::of(spec);
+fn model(spec: &ModelSpec, facts: &Facts) -> Value {
+    let stored: serde_json::Map<_, _> =
+        facts.stored.iter().map(|(class, f)| (class.name().to_owned(), json!(f.name()))).collect();
     let by_class: serde_json::Map<_, _> =
-        facts.by_class.iter().map(|(class, n)| (class_name(*class).to_owned(), json!(n))).collect();
+        facts.by_class.iter().map(|(class, n)| (class.name().to_owned(), json!(n))).collect();
     json!({
         "family": facts.family,
         "parameters": facts.parameters,
         "active_parameters": facts.active_parameters,
         "parameters_by_class": by_class,
+        "stored_by_class": stored,
         "layers": facts.layers,
         "moe_layers": facts.moe_layers,
         "experts": facts.experts,
@@ -166,21 +170,13 @@ fn model(spec: &ModelSpec) -> Value {
     })
 }
 
-const fn class_name(class: WeightClass) -> &'static str {
-    match class {
-        WeightClass::Experts => "experts",
-        WeightClass::Attention => "attention",
-        WeightClass::Embeddings => "embeddings",
-        WeightClass::Exact => "exact",
-    }
-}
-
 /// A model in words.
-fn model_rows(source: &Path, spec: &ModelSpec) -> Vec<Vec<String>> {
-    let f = facts::of(spec);
+fn model_rows(source: &Path, spec: &ModelSpec, f: &Facts) -> Vec<Vec<String>> {
     let row = |a: &str, b: String| vec![a.to_owned(), b];
     let classes: Vec<String> =
-        f.by_class.iter().map(|(c, n)| format!("{} {}", class_name(*c), human::count(*n))).collect();
+        f.by_class.iter().map(|(c, n)| format!("{} {}", c.name(), human::count(*n))).collect();
+    let stored: Vec<String> =
+        f.stored.iter().map(|(class, format)| format!("{} {format}", class.name())).collect();
     let mut rows = vec![
         row("checkpoint", source.display().to_string()),
         row("family", format!("{} ({})", spec.title, spec.family)),
@@ -189,6 +185,10 @@ fn model_rows(source: &Path, spec: &ModelSpec) -> Vec<Vec<String>> {
             format!("{}, {} used per token", human::count(f.parameters), human::count(f.active_parameters)),
         ),
         row("", classes.join(", ")),
+        row(
+            "stored",
+            if stored.is_empty() { "in no format of bundles".to_owned() } else { stored.join(", ") },
+        ),
         row(
             "layers",
             format!(
@@ -205,7 +205,7 @@ fn model_rows(source: &Path, spec: &ModelSpec) -> Vec<Vec<String>> {
                 human::bytes(f.kv_bytes_per_token(Format::Bf16))
             ),
         ),
-        row("sizes", sizes(&f)),
+        row("sizes", sizes(f)),
     ];
     rows.extend(spec.warnings.iter().map(|w| row("warning", w.clone())));
     rows

@@ -107,7 +107,10 @@ pub const KEYS: &[Key] = &[
         name: "experts",
         default: "\"bf16\"",
         range: FORMATS,
-        help: &["Storage of the routed experts."],
+        help: &[
+            "Storage of the routed experts. \"q8h\", \"q4h\" and \"mxfp4\" hold what checkpoints store as Q8_0, Q4_0 and MXFP4,",
+            "codes and scales as they are; whatever is stored otherwise is rounded.",
+        ],
         set: |c, v| format(v).map(|f| c.weights.experts = f),
     },
     Key {
@@ -640,9 +643,10 @@ const SYSTEMS: &str =
 const HOMES: &str = "\"auto\", the name or kind of a unit of the target (\"cpu\", \"npu\"), or one with a share (\"gpu:50%\")";
 
 /// Range of the storage keys of matrices; a test holds it against [`Format::ALL`].
-const FORMATS: &str = "\"f32\", \"bf16\", \"f16\", \"q8\", \"q4\", \"q4o\" or \"q4c\"";
+const FORMATS: &str =
+    "\"f32\", \"bf16\", \"f16\", \"q8\", \"q4\", \"q8h\", \"q4h\", \"mxfp4\", \"q4o\" or \"q4c\"";
 /// Range of the storage of tables that are read by rows.
-const TABLE_FORMATS: &str = "\"f32\", \"bf16\", \"f16\", \"q8\" or \"q4\"";
+const TABLE_FORMATS: &str = "\"f32\", \"bf16\", \"f16\", \"q8\", \"q4\", \"q8h\", \"q4h\" or \"mxfp4\"";
 
 fn format(v: &Value<'_>) -> Result<Format, Wrong> {
     Format::parse(v.text()?).ok_or(Wrong::Range)

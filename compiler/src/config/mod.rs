@@ -471,9 +471,9 @@ impl KvCache {
     /// The one that stores numbers so, whatever else is configured.
     pub const fn of(format: Format) -> Self {
         match format {
-            Format::Q8 | Format::Q4 | Format::Q4o | Format::Q4c => Self::Q8,
             Format::Bf16 | Format::F16 => Self::Bf16,
             Format::F32 => Self::F32,
+            _ => Self::Q8,
         }
     }
 }

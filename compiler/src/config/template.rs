@@ -30,12 +30,20 @@ pub struct Facts {
     pub kv_numbers_per_token: u64,
     /// Parameters by class.
     pub by_class: Vec<(WeightClass, u64)>,
+    /// The format that holds all matrices of a class as the checkpoint stores them, where there is one.
+    pub stored: Vec<(WeightClass, Format)>,
     /// Whether the embedding table serves as head, too. A bundle then stores it twice, in the order of
     /// either use.
     pub tied_embeddings: bool,
 }
 
 impl Facts {
+    /// The format that takes codes and scales of a class over, if the checkpoint has such.
+    fn taken(&self, class: WeightClass) -> Option<Format> {
+        let of = self.stored.iter().find(|(c, _)| *c == class);
+        of.map(|(_, format)| *format).filter(|format| format.is_published())
+    }
+
     /// Parameters of a class.
     fn of(&self, class: WeightClass) -> u64 {
         self.by_class.iter().filter(|(c, _)| *c == class).map(|(_, n)| n).sum()
@@ -58,15 +66,20 @@ impl Facts {
 }
 
 /// The text of a `model.toml` for the checkpoint in `source`, a path seen from the file's folder. It builds
-/// as it stands and says nothing but defaults.
+/// as it stands and says nothing but defaults, and the formats that hold what the checkpoint stores in codes.
 pub fn template(source: &Path, facts: &Facts) -> String {
     let mut out = String::new();
+    let all = if WeightClass::ALL.into_iter().any(|class| facts.taken(class).is_some()) {
+        "Keys below stand at their defaults and may be left out, but for formats of weights that are taken over."
+    } else {
+        "Every key below stands at its default and may be left out."
+    };
     let _ = writeln!(
         out,
         "# {}: {} parameters, {} used per token; {} layers, {} of them with {} experts, {} per token.\n#\n\
          # What moec is to build from this checkpoint:\n\
          #     moec build model.toml\n\
-         # Every key below stands at its default and may be left out.",
+         # {all}",
         comment(&facts.family),
         human::count(facts.parameters),
         human::count(facts.active_parameters),
@@ -94,6 +107,10 @@ pub fn template(source: &Path, facts: &Facts) -> String {
             ("model", "source") => toml::Value::from(source.to_string_lossy().as_ref()).to_string(),
             ("shapes", "max_context") => facts.max_context.min(DEFAULT_MAX_CONTEXT).to_string(),
             ("decode", "little") => facts.experts_per_token.div_ceil(2).max(1).to_string(),
+            ("weights", name) => match class(name).and_then(|class| facts.taken(class)) {
+                Some(format) => format!("\"{format}\""),
+                None => key.default.to_owned(),
+            },
             _ => key.default.to_owned(),
         };
         let _ = writeln!(out, "{} = {value}  # {}", key.name, key.range);
@@ -101,12 +118,21 @@ pub fn template(source: &Path, facts: &Facts) -> String {
     out
 }
 
+/// The class whose storage a key of `[weights]` sets.
+fn class(key: &str) -> Option<WeightClass> {
+    WeightClass::ALL.into_iter().find(|class| class.name() == key && *class != WeightClass::Exact)
+}
+
 /// Lines with the model's own figures for a key.
 fn figures(section: &str, key: &str, facts: &Facts) -> Vec<String> {
     let parameters = |class| {
         let n = facts.of(class);
         let share = 100.0 * n as f64 / facts.parameters.max(1) as f64;
-        vec![format!("{} parameters, {share:.0}% of the model.", human::count(n))]
+        let mut lines = vec![format!("{} parameters, {share:.0}% of the model.", human::count(n))];
+        lines.extend(facts.taken(class).map(|format| {
+            format!("\"{format}\" holds all of them as the checkpoint stores them; the default is \"bf16\".")
+        }));
+        lines
     };
     match (section, key) {
         ("shapes", "max_context") => vec![
@@ -116,9 +142,7 @@ fn figures(section: &str, key: &str, facts: &Facts) -> Vec<String> {
                 human::bytes(facts.kv_bytes_per_token(Format::Bf16))
             ),
         ],
-        ("weights", "experts") => parameters(WeightClass::Experts),
-        ("weights", "attention") => parameters(WeightClass::Attention),
-        ("weights", "embeddings") => parameters(WeightClass::Embeddings),
+        ("weights", key) => class(key).map(parameters).unwrap_or_default(),
         _ => Vec::new(),
     }
 }

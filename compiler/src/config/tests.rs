@@ -30,6 +30,7 @@ fn facts() -> Facts {
             (WeightClass::Embeddings, 393_216),
             (WeightClass::Exact, 38_152),
         ],
+        stored: vec![(WeightClass::Experts, Format::Bf16), (WeightClass::Attention, Format::F32)],
         tied_embeddings: true,
     }
 }
@@ -274,11 +275,11 @@ fn wrong_files_are_refused_by_line_and_key() {
         ),
         (
             "[weights]\nembeddings = \"q4o\"",
-            "`dir/model.toml:2:14`: `weights.embeddings` is `\"q4o\"`, which this version does not support | it may be \"f32\", \"bf16\", \"f16\", \"q8\" or \"q4\"",
+            "`dir/model.toml:2:14`: `weights.embeddings` is `\"q4o\"`, which this version does not support | it may be \"f32\", \"bf16\", \"f16\", \"q8\", \"q4\", \"q8h\", \"q4h\" or \"mxfp4\"",
         ),
         (
             "[weights]\nexperts = \"int4\"",
-            "`dir/model.toml:2:11`: `weights.experts` is `\"int4\"`, expected \"f32\", \"bf16\", \"f16\", \"q8\", \"q4\", \"q4o\" or \"q4c\" | the default is \"bf16\"",
+            "`dir/model.toml:2:11`: `weights.experts` is `\"int4\"`, expected \"f32\", \"bf16\", \"f16\", \"q8\", \"q4\", \"q8h\", \"q4h\", \"mxfp4\", \"q4o\" or \"q4c\" | the default is \"bf16\"",
         ),
         (
             "[weights]\nactivations = \"f16\"",
@@ -319,6 +320,17 @@ fn the_template_says_the_defaults() {
     plain.decode.little = read.decode.little;
     assert_eq!(read, plain);
     insta::assert_snapshot!(text);
+}
+
+#[test]
+fn the_template_takes_over_what_is_stored_in_codes() {
+    let stored = vec![(WeightClass::Experts, Format::Mxfp4), (WeightClass::Embeddings, Format::Q8h)];
+    let text = template(Path::new("."), &Facts { stored, ..facts() });
+    let read = parse(&text).unwrap().weights;
+    assert_eq!((read.experts, read.attention, read.embeddings), (Format::Mxfp4, Format::Bf16, Format::Q8h));
+    let said: Vec<&str> =
+        text.lines().filter(|line| line.contains("stores them") || line.contains("Keys")).collect();
+    insta::assert_snapshot!(said.join("\n"));
 }
 
 #[test]

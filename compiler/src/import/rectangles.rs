@@ -1,7 +1,7 @@
 //! Rectangles of a checkpoint's tensors: decoded, as they are stored, or soon.
 
 use super::checkpoint::{Checkpoint, Tensor};
-use super::encodings::{self, Encoding};
+use super::encodings::{self, Encoding, Taken};
 use crate::error::{Error, Result};
 use moec_ir::{Format, Leaf, Source};
 use std::ops::Range;
@@ -94,13 +94,9 @@ impl Checkpoint {
     fn decode(&self, leaf: &Leaf, at: &Rect, numbers: &Numbers<'_>, out: &mut [f32]) -> Result<()> {
         let encoding = numbers.encoding;
         let mut scales = self.scales(leaf, encoding, at.extent)?;
-        let cols = at.cols.start / encoding.block..at.cols.end.div_ceil(encoding.block);
-        let cols = cols.start * encoding.bytes..cols.end * encoding.bytes;
         let first_row = at.lead * at.extent.0 + at.rows.start;
         for (out, row) in out.chunks_exact_mut(at.cols.len()).zip(first_row..) {
-            let from = row * numbers.pitch;
-            let stored = numbers.bytes.get(from + cols.start..from + cols.end);
-            let stored = stored.ok_or_else(|| self.mismatch(leaf, numbers.tensor))?;
+            let stored = self.blocks(leaf, at, numbers, row)?;
             let scales = match &mut scales {
                 Some(scales) => scales.of_row(row, at),
                 None => &[],
@@ -108,6 +104,65 @@ impl Checkpoint {
             (encoding.decode)(stored, scales, at.cols.start, out);
         }
         Ok(())
+    }
+}
+
+impl Checkpoint {
+    /// Copies a rectangle of numbers that are taken as they are stored; `false` where one is not finite.
+    fn copy(
+        &self,
+        leaf: &Leaf,
+        at: &Rect,
+        numbers: &Numbers<'_>,
+        all_finite: fn(&[u8]) -> bool,
+        out: &mut [u8],
+    ) -> Result<bool> {
+        let (size, pitch) = (numbers.encoding.bytes, numbers.pitch);
+        let from = (at.lead * at.extent.0 + at.rows.start) * pitch + at.cols.start * size;
+        let mut all = numbers.bytes.get(from..).ok_or_else(|| self.mismatch(leaf, numbers.tensor))?;
+        // Rows of the whole width lie together.
+        let row = if at.cols.len() == at.extent.1 { out.len() } else { at.cols.len() * size };
+        for out in out.chunks_mut(row) {
+            for out in out.chunks_mut(CHECKED) {
+                let stored = all.split_off(..out.len()).ok_or_else(|| self.mismatch(leaf, numbers.tensor))?;
+                out.copy_from_slice(stored);
+                if !all_finite(out) {
+                    return Ok(false);
+                }
+            }
+            all = all.get(pitch - row.min(pitch)..).unwrap_or_default();
+        }
+        Ok(true)
+    }
+
+    /// Takes codes and scales of a rectangle; `false` where a number is not finite.
+    fn take(
+        &self,
+        leaf: &Leaf,
+        at: &Rect,
+        numbers: &Numbers<'_>,
+        take: encodings::coded::Take,
+        out: &mut [u8],
+    ) -> Result<bool> {
+        let scales = self.scales(leaf, numbers.encoding, at.extent)?;
+        for (i, out) in out.as_chunks_mut().0.chunks_exact_mut(at.cols.len()).enumerate() {
+            let row = at.lead * at.extent.0 + at.rows.start + i;
+            let stored = self.blocks(leaf, at, numbers, row)?;
+            let scales = scales.as_ref().map_or(&[][..], |scales| scales.stored_of_row(row, at));
+            if !take(stored, scales, at.cols.start, out) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The blocks of a row that a rectangle's columns lie in; rows of all leads are counted.
+    fn blocks<'a>(&self, leaf: &Leaf, at: &Rect, numbers: &Numbers<'a>, row: usize) -> Result<&'a [u8]> {
+        let Encoding { block, bytes, .. } = *numbers.encoding;
+        let blocks = at.cols.start / block..at.cols.end.div_ceil(block);
+        let from = row * numbers.pitch;
+        let stored = numbers.bytes.get(from + blocks.start * bytes..from + blocks.end * bytes);
+        stored.ok_or_else(|| self.mismatch(leaf, numbers.tensor))
     }
 }
 
@@ -133,14 +188,21 @@ struct Scales<'a> {
 }
 
 impl Scales<'_> {
-    /// The scales of one row, over the columns of a rectangle; rows of all leads are counted.
-    fn of_row(&mut self, row: usize, at: &Rect) -> &[f32] {
+    /// The scales of one row as they are stored, over the columns of a rectangle; rows of all leads are counted.
+    fn stored_of_row(&self, row: usize, at: &Rect) -> &[u8] {
         let cols = at.cols.start / self.block[1]..at.cols.end.div_ceil(self.block[1]);
         let first =
             (row / at.extent.0 * self.high + row % at.extent.0 / self.block[0]) * self.wide + cols.start;
-        self.row.resize(cols.len(), 0.0);
-        let stored = self.bytes.get(first * self.of.bytes..(first + cols.len()) * self.of.bytes);
-        (self.of.decode)(stored.unwrap_or_default(), &[], 0, &mut self.row);
+        self.bytes.get(first * self.of.bytes..(first + cols.len()) * self.of.bytes).unwrap_or_default()
+    }
+
+    /// As [`Self::stored_of_row`], as numbers.
+    fn of_row(&mut self, row: usize, at: &Rect) -> &[f32] {
+        let count = at.cols.end.div_ceil(self.block[1]) - at.cols.start / self.block[1];
+        let mut numbers = std::mem::take(&mut self.row);
+        numbers.resize(count, 0.0);
+        (self.of.decode)(self.stored_of_row(row, at), &[], 0, &mut numbers);
+        self.row = numbers;
         &self.row
     }
 }
@@ -188,29 +250,17 @@ impl Source for Checkpoint {
         cols: Range<usize>,
         out: &mut [u8],
     ) -> Result<bool, Failed> {
-        let Ok(Numbers { tensor, encoding, bytes, pitch }) = self.numbers(leaf) else { return Ok(false) };
-        let Some(same) = encoding.same.filter(|same| same.format == format) else { return Ok(false) };
-        let size = encoding.bytes;
-        let at = Self::rect(leaf, lead, rows, cols, out.len() / size)?;
+        let Ok(numbers) = self.numbers(leaf) else { return Ok(false) };
+        let Some(same) = numbers.encoding.same.filter(|same| same.format == format) else { return Ok(false) };
+        let at = Self::rect(leaf, lead, rows, cols, out.len() / format.stored_bytes().max(1))?;
         if out.is_empty() {
             return Ok(true);
         }
-        let from = (at.lead * at.extent.0 + at.rows.start) * pitch + at.cols.start * size;
-        self.touch(at.rows.len().saturating_mul(pitch));
-        let mut all = bytes.get(from..).ok_or_else(|| self.mismatch(leaf, tensor))?;
-        // Rows of the whole width lie together.
-        let row = if at.cols.len() == at.extent.1 { out.len() } else { at.cols.len() * size };
-        for out in out.chunks_mut(row) {
-            for out in out.chunks_mut(CHECKED) {
-                let stored = all.split_off(..out.len()).ok_or_else(|| self.mismatch(leaf, tensor))?;
-                out.copy_from_slice(stored);
-                if !(same.all_finite)(out) {
-                    return Ok(false);
-                }
-            }
-            all = all.get(pitch - row.min(pitch)..).unwrap_or_default();
-        }
-        Ok(true)
+        self.touch(at.rows.len().saturating_mul(numbers.pitch));
+        Ok(match same.taken {
+            Taken::Whole(all_finite) => self.copy(leaf, &at, &numbers, all_finite, out)?,
+            Taken::Coded(take) => self.take(leaf, &at, &numbers, take, out)?,
+        })
     }
 
     fn expect(&self, leaf: &Leaf, lead: usize, rows: Range<usize>, cols: Range<usize>) {

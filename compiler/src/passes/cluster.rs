@@ -139,7 +139,7 @@ pub fn cluster(module: &mut Module, skip: Skip, seen: &dyn Activity, paged: bool
     module.entries = entries;
     if bundled.is_empty() && skip == Skip::On {
         return Err(Error::input("`skip = \"on\"`, but no expert and no dense network of this model can be skipped neuron by neuron")
-            .because("that takes gates which leave exact zeros (ReLU, dReLU, FATReLU, or SiLU with a `threshold`), no biases, and one format for all matrices of an expert; with a memory budget dense networks stay whole")
+            .because("that takes gates which leave exact zeros (ReLU, dReLU, FATReLU, or SiLU with a `threshold`), no biases, and one format for all matrices of an expert, none of q8h, q4h and mxfp4; with a memory budget dense networks stay whole")
             .hint("leave `skip` under `[experts]` at `\"auto\"`"));
     }
     if paged && left > 0 && !bundled.is_empty() {
@@ -157,8 +157,10 @@ fn turned(module: &Module, node: &Node) -> Option<(Glu, Halves)> {
     let &[_, _, Operand::Weight(gate_up), Operand::Weight(down)] = node.inputs.as_slice() else {
         return None;
     };
-    let one_format = module.weight(gate_up).format == module.weight(down).format;
-    (glu.skips() && one_format).then_some((glu, [gate_up, down]))
+    // Formats of a checkpoint's codes share scales along rows of the weights as they are, and down's would run across.
+    let format = module.weight(gate_up).format;
+    let suits = format == module.weight(down).format && !format.is_published();
+    (glu.skips() && suits).then_some((glu, [gate_up, down]))
 }
 
 /// Gate and up, and down, of experts that can become neurons; `None`: they stay whole.

@@ -22,10 +22,9 @@ pub(super) fn threshold(c: &mut Compilation<'_>) -> Result<()> {
     Ok(())
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "a pass may fail; this one does not")]
 pub(super) fn format(c: &mut Compilation<'_>) -> Result<()> {
     format::format(&mut c.module, &c.config.weights, &c.formats);
-    Ok(())
+    c.units.as_ref().map_or(Ok(()), |units| format::suits_graphs(&c.module, &units.npu.name))
 }
 
 pub(super) fn rewrite(c: &mut Compilation<'_>) -> Result<()> {

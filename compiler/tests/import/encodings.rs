@@ -1,8 +1,11 @@
 //! Quantised checkpoints: what is read is what the published rules say.
 
-use super::support::{Folder, Tensor, distance, logits, refusal, refusal_with, spec};
-use moec::import::{Checkpoint, ImportOptions};
-use moec_ir::{Encoding, Leaf, Source};
+use super::support::{
+    Folder, Tensor, distance, logits, numbers, packed as held, refusal, refusal_with, shapes, spec,
+};
+use moec::import::{self, Checkpoint, ImportOptions};
+use moec::passes::lower::lower;
+use moec_ir::{Encoding, Format, Leaf, Source, WeightClass};
 use safetensors::tensor::Dtype;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -88,6 +91,16 @@ fn gpt_oss_as_mxfp4() {
     }
     let ids: Vec<u32> = (0..24).map(|i| i * 37 % 320).collect();
     let (packed, plain) = (packed.write(), plain.write());
+    let (checkpoint, spec_of) = import::open(packed.path(), &ImportOptions::default()).unwrap();
+    let module = lower(&spec_of, &shapes(64, 10)).unwrap();
+    let experts = || module.weights.iter().filter(|w| w.class == WeightClass::Experts);
+    // Gate and up of two layers, and down: as they are. What is rounded to another format is not.
+    for weight in experts() {
+        let want = numbers(weight, &checkpoint);
+        assert_eq!(held(weight, Format::Mxfp4, &checkpoint), want, "{}", weight.name);
+        assert_ne!(held(weight, Format::Q4, &checkpoint), want, "{}", weight.name);
+    }
+    assert_eq!(experts().count(), 4);
     assert_eq!(distance(&logits(packed.path(), &ids, 10), &logits(plain.path(), &ids, 10)), 0.0);
     let (packed, plain) = (spec(packed.path()), spec(plain.path()));
     assert_eq!((packed.params, packed.active_params), (plain.params, plain.active_params));
@@ -156,7 +169,7 @@ fn fp8_blocks_of_128_by_128() {
         for (i, x) in got.iter().enumerate() {
             let (e, r, c) = (i / (rows * cols), i / cols % rows, i % cols);
             let factor = factors[(e * 2 + r / 128) * 3 + c / 128];
-            assert_eq!(*x, moec::import::encodings::fp8::e4m3(stored[i]) * factor);
+            assert_eq!(*x, import::encodings::fp8::e4m3(stored[i]) * factor);
         }
     }
 }
@@ -235,7 +248,7 @@ fn fp8_checkpoints() {
     for name in names {
         let t = folder.take(&name);
         let factor = 1.0 / 1024.0;
-        let table: Vec<f32> = (0..=255).map(moec::import::encodings::fp8::e4m3).collect();
+        let table: Vec<f32> = (0..=255).map(import::encodings::fp8::e4m3).collect();
         let nearest = |x: f32| {
             let off = |b: &u8| (table[usize::from(*b)] * factor - x).abs();
             let known = (0..=254_u8).filter(|b| b & 0x7f != 0x7f);

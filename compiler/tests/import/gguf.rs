@@ -4,12 +4,13 @@
 #[allow(dead_code, reason = "other tests use the rest of it")]
 mod builder;
 
-use super::support::{Folder, distance, expected, golden, logits, refusal};
+use super::support::{Folder, distance, expected, golden, logits, numbers, packed, refusal, shapes};
 use builder::{Builder, F32, TEXT, U32, text};
 use moec::import::{self, ImportOptions};
+use moec::passes::lower::lower;
 use moec_cpu::Weighting;
-use moec_ir::Format;
 use moec_ir::types::GROUP;
+use moec_ir::{Format, WeightClass};
 use moec_runtime::text::Text;
 use moec_testing::GGUF;
 use serde_json::{Value, json};
@@ -76,6 +77,44 @@ fn quantised_weights_mean_what_the_package_says() {
             let got = logits(&folder.path().join("model.gguf"), &ids[..20], 16);
             assert_eq!(got, logits(&folder.path().join("decoded"), &ids[..20], 16), "{family} in {kind}");
         }
+    }
+}
+
+/// What a bundle holds of weights that are stored in blocks of 32 codes is what the package makes of them, number for number.
+#[test]
+fn codes_of_blocks_are_taken_over() {
+    if !GGUF.here() {
+        return;
+    }
+    for (family, kind, format) in [
+        ("mixtral", "Q8_0", Format::Q8h),
+        ("qwen3_moe", "Q4_0", Format::Q4h),
+        ("olmoe", "MXFP4", Format::Mxfp4),
+        ("gpt_oss", "MXFP4", Format::Mxfp4),
+    ] {
+        let folder = write(&of(family), &["--type", kind, "--decoded", "decoded"]);
+        let open = |name: &str| {
+            let (checkpoint, spec) = import::open(&folder.path().join(name), &ImportOptions::default())
+                .unwrap_or_else(|e| panic!("{e}"));
+            (checkpoint, lower(&spec, &shapes(64, 16)).unwrap_or_else(|e| panic!("{e}")))
+        };
+        let ((ours, module), (package, decoded)) = (open("model.gguf"), open("decoded"));
+        let mut taken = [0; WeightClass::ALL.len()];
+        for (weight, same) in module.weights.iter().zip(&decoded.weights) {
+            // Rows that are no whole blocks are stored as f16.
+            if !weight.expr.leaves().all(|leaf| ours.format(leaf) == Some(format)) {
+                continue;
+            }
+            assert_eq!(weight.name, same.name);
+            let want = numbers(same, &package);
+            assert_eq!(packed(weight, format, &ours), want, "{family}: {}", weight.name);
+            assert_ne!(packed(weight, Format::Q4, &ours), want, "{family}: {}", weight.name);
+            taken[weight.class as usize] += 1;
+        }
+        assert!(taken[WeightClass::Experts as usize] > 0, "{family}: {taken:?}");
+        assert!(taken[WeightClass::Attention as usize] > 0, "{family}: {taken:?}");
+        assert!(taken[WeightClass::Embeddings as usize] > 0, "{family}: {taken:?}");
+        assert_eq!(taken[WeightClass::Exact as usize], 0, "{family}: {taken:?}");
     }
 }
 

@@ -2,7 +2,10 @@
 
 use moec::import::{self, Checkpoint, ImportOptions, ModelSpec};
 use moec::passes::lower::{Shapes, lower};
+use moec_cpu::{Packer, Scratch};
 use moec_ir::eval::Evaluator;
+use moec_ir::plan::{Layout, Segment};
+use moec_ir::{Format, Source, Weight};
 use safetensors::tensor::{Dtype, SafeTensors, View};
 use serde_json::Value;
 use std::borrow::Cow;
@@ -189,6 +192,43 @@ pub(crate) fn logits_of(checkpoint: &Checkpoint, ids: &[u32], chunk: usize) -> V
     let rest = evaluator.logits_from(2, 1, prompt.len(), rest).unwrap();
     out.extend_from_slice(rest.as_f32());
     out
+}
+
+/// Numbers of a matrix, or of several.
+pub(crate) fn numbers(weight: &Weight, source: &dyn Source) -> Vec<f32> {
+    let (rows, cols) = (weight.rows(), weight.cols());
+    let mut all = vec![0.0; weight.lead() * rows * cols];
+    for (lead, out) in all.chunks_mut(rows * cols).enumerate() {
+        weight.expr.read(lead, 0..rows, 0..cols, source, out).unwrap_or_else(|e| panic!("{e}"));
+    }
+    all
+}
+
+/// As [`numbers`], packed in panels of a format as a build does it, and read back.
+pub(crate) fn packed(weight: &Weight, format: Format, source: &dyn Source) -> Vec<f32> {
+    let layout = Layout::Panels { nr: 16 };
+    let (rows, cols, lead) = (weight.rows(), weight.cols(), weight.lead());
+    let bytes = moec_cpu::packed_bytes(layout, format, &weight.shape).unwrap();
+    let segment = Segment {
+        name: weight.name.clone(),
+        file: 0,
+        offset: 0,
+        bytes,
+        pitch: bytes / lead as u64,
+        shape: weight.shape.iter().map(|&d| d as u32).collect(),
+        format,
+        layout,
+    };
+    let packer = Packer::new(&segment, weight, source, None, 0..lead).unwrap_or_else(|e| panic!("{e}"));
+    let (mut scratch, mut held) = (Scratch::default(), Vec::new());
+    for block in packer.blocks() {
+        packer.pack(&block, &mut scratch, &mut held).unwrap_or_else(|e| panic!("{e}"));
+    }
+    let mut all = vec![0.0; lead * rows * cols];
+    for (lead, out) in all.chunks_mut(rows * cols).enumerate() {
+        moec_cpu::unpack(&segment, &held, lead, 0..rows, 0..cols, out).unwrap();
+    }
+    all
 }
 
 /// Prompt and logits that transformers gave.

@@ -8,7 +8,7 @@ use moec_ir::Format;
 /// What the user asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Activations {
-    /// What suits the machine: bf16 where it multiplies pairs of bf16, bytes for codes (q8, q4, q4o, q4c) where it
+    /// What suits the machine: bf16 where it multiplies pairs of bf16, bytes for codes where it
     /// multiplies bytes, else f32. Tile registers multiply pairs of bf16 so fast that many rows meet every
     /// format on them.
     #[default]
@@ -62,12 +62,15 @@ impl Activations {
 
 /// Forms in which threads multiply, by the format of the weight: few rows ([`simt::FEW_ROWS`]), which wait for the weights
 /// and so are not rounded, and many, which meet them on tensor cores.
-const OF_THREADS: [(Format, [Compute; 2]); 5] = [
+const OF_THREADS: [(Format, [Compute; 2]); 8] = [
     (Format::F32, [Compute::F32, Compute::F32]),
     (Format::F16, [Compute::F32, Compute::Bf16]),
     (Format::Bf16, [Compute::F32, Compute::Bf16]),
     (Format::Q8, [Compute::F32, Compute::Bf16]),
     (Format::Q4, [Compute::F32, Compute::Bf16]),
+    (Format::Q8h, [Compute::F32, Compute::Bf16]),
+    (Format::Q4h, [Compute::F32, Compute::Bf16]),
+    (Format::Mxfp4, [Compute::F32, Compute::Bf16]),
 ];
 
 impl CpuTarget {

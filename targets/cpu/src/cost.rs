@@ -18,8 +18,8 @@
 use crate::{CpuTarget, KernelSpec};
 use moec_codegen::{ByteDot, Compute, Isa, Knob, Schedule, WeightOrder, evenly_from, least};
 use moec_device::Device;
-use moec_ir::Format;
 use moec_ir::plan::Grid;
+use moec_ir::types::{Coding, Format};
 
 /// Rows that a register group, or a block of tiles, costs beside its own.
 const PER_GROUP: f64 = 1.0;
@@ -304,7 +304,8 @@ impl CpuTarget {
             // Sums of a row, and the cache line of it that a group of weights meets.
             let held = (block * (4 * self.isa.nr + 64)) as f64;
             let spilt = if held > 0.75 * l1 { rows as f64 / 8.0 } else { 0.0 };
-            return rows.div_ceil(schedule.block) as f64 * PER_BLOCK[usize::from(format != Format::Q8)]
+            return rows.div_ceil(schedule.block) as f64
+                * PER_BLOCK[usize::from(format.coding() != Some(Coding::Bytes))]
                 + spilt;
         }
         if compute == Compute::Bf16 && self.isa.tiles {

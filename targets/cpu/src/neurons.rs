@@ -33,7 +33,7 @@ impl CpuTarget {
         let (table, _) = node.value(1)?;
         let (gates, format) = node.weight(2)?;
         let (rests, rest_format) = node.weight(3)?;
-        if format.is_by_channel() || rest_format != format {
+        if !format.holds_neurons() || rest_format != format {
             return Err(Unsupported(format!(
                 "neurons cannot be {format} and {rest_format}; q4 and q8 they can"
             )));
@@ -136,7 +136,7 @@ impl CpuTarget {
         let (x, x_ld) = node.value(0)?;
         let (table, _) = node.value(1)?;
         let (neurons, format) = node.weight(2)?;
-        if format.is_by_channel() {
+        if !format.holds_neurons() {
             return Err(Unsupported(format!("bundles of neurons cannot hold {format}; q4 and q8 they can")));
         }
         let (rows, hidden) = (x.rows(), x.cols());

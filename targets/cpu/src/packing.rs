@@ -232,8 +232,8 @@ impl Rows<PackError> for &Packer<'_> {
     }
 }
 
-/// Groups of rows of `cols` numbers in a grouped format, as packing rounds them: scale and codes. The scale is a bf16
-/// number.
+/// Groups of rows of `cols` numbers in a grouped format, as packing rounds them: scale and codes. The scale is a
+/// number of [`Format::scales`].
 ///
 /// # Errors
 /// The first number that is past what the format holds.
@@ -245,9 +245,7 @@ pub fn groups(
 ) -> Result<impl Iterator<Item = (f32, [i8; GROUP])>, f32> {
     match pack::past(format, rows) {
         Some(x) => Err(x),
-        None => {
-            Ok(pack::groups(format, rows, cols, weighting).into_iter().map(|g| (g.scale.to_f32(), g.codes)))
-        }
+        None => Ok(pack::groups(format, rows, cols, weighting).into_iter().map(|g| (g.scale, g.codes))),
     }
 }
 

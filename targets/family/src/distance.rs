@@ -66,9 +66,11 @@ pub fn stored(format: Format) -> f64 {
         Format::Bf16 => 2.0_f64.powi(-9),
         Format::F16 => 2.0_f64.powi(-12),
         // Half a step of a group whose other numbers are small beside its largest.
-        Format::Q8 => 0.5 / 127.0 * 32.0_f64.sqrt(),
+        Format::Q8 | Format::Q8h => 0.5 / 127.0 * 32.0_f64.sqrt(),
         // Of long rows the largest is cut off, so that no more is lost than in such a group.
-        Format::Q4 | Format::Q4o | Format::Q4c => 0.5 / 7.0 * 32.0_f64.sqrt(),
+        Format::Q4 | Format::Q4h | Format::Q4o | Format::Q4c => 0.5 / 7.0 * 32.0_f64.sqrt(),
+        // Half of the widest step, between 4 and 6.
+        Format::Mxfp4 => 1.0 / 6.0 * 32.0_f64.sqrt(),
     }
 }
 

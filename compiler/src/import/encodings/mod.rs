@@ -1,5 +1,6 @@
 //! Encodings: how checkpoints store numbers, one row each, and what decodes them to `f32`.
 
+pub mod coded;
 pub mod fp8;
 pub mod mxfp4;
 pub mod plain;
@@ -54,8 +55,17 @@ pub struct Scales {
 pub struct Same {
     /// The format.
     pub format: Format,
-    /// Whether stored numbers are all finite.
-    pub all_finite: fn(&[u8]) -> bool,
+    /// How they become its numbers.
+    pub taken: Taken,
+}
+
+/// How stored numbers are taken over.
+#[derive(Clone, Copy, Debug)]
+pub enum Taken {
+    /// As they are, if this says of their bytes that all are finite.
+    Whole(fn(&[u8]) -> bool),
+    /// As codes and scales.
+    Coded(coded::Take),
 }
 
 /// Every encoding that is read.
@@ -127,6 +137,7 @@ mod tests {
             let mut whole = vec![f32::NAN; cols];
             (row.decode)(&stored, &scales, 0, &mut whole);
             assert!(whole.iter().all(|x| x.is_finite()), "{}", row.title);
+            assert!(row.same.is_none_or(|same| same.format.stored_bytes() > 0), "{}", row.title);
             for from in 0..cols {
                 let mut part = vec![f32::NAN; cols - from];
                 (row.decode)(&stored[from / row.block * row.bytes..], &scales, from, &mut part);

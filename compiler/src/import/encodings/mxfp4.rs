@@ -1,8 +1,9 @@
 //! MXFP4 (OCP Microscaling Formats 1.0): blocks of 32 E2M1 numbers that share an E8M0 scale.
 
+use super::coded::{Block, e2m1, half_power, take};
 use super::plain::PLAIN;
-use super::{Encoding, Scales};
-use moec_ir::Encoding as Stored;
+use super::{Encoding, Same, Scales, Taken};
+use moec_ir::{Encoding as Stored, Format};
 
 /// Numbers in a block (section 5.2 of the specification).
 pub const BLOCK: usize = 32;
@@ -24,6 +25,7 @@ pub const MXFP4: Encoding = Encoding {
         of: &[&E8M0],
         known: "as gpt-oss stores it",
     }),
+    same: Some(Same { format: Format::Mxfp4, taken: Taken::Coded(take_row) }),
     decode: decode_row,
     ..PLAIN
 };
@@ -75,9 +77,34 @@ fn decode_row(blocks: &[u8], scales: &[f32], from: usize, out: &mut [f32]) {
     }
 }
 
+fn take_row(blocks: &[u8], scales: &[u8], from: usize, out: &mut [[u8; 3]]) -> bool {
+    let block = |i: usize| {
+        let bytes = blocks.get(i * BYTES..(i + 1) * BYTES)?;
+        // 255 is not a number.
+        let (bits, scale) = half_power(*scales.get(i).filter(|&&s| s < 255)?);
+        Some(Block { codes: std::array::from_fn(|c| e2m1(bytes[c / 2] >> (4 * (c % 2)))), bits, scale })
+    };
+    take(block, from, out)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn codes_and_scales_are_what_is_decoded() {
+        let blocks: Vec<u8> = (0..254 * BYTES).map(|i| (i * 37 % 256) as u8).collect();
+        let stored: Vec<u8> = (0..254).collect();
+        let scales: Vec<f32> = stored.iter().map(|&s| scale(s)).collect();
+        let (mut numbers, mut taken) = (vec![0.0; 254 * BLOCK], vec![[0; 3]; 254 * BLOCK]);
+        decode_row(&blocks, &scales, 0, &mut numbers);
+        assert!(take_row(&blocks, &stored, 0, &mut taken));
+        for (x, [code, low, high]) in numbers.into_iter().zip(taken) {
+            let scale = half::bf16::from_le_bytes([low, high]).to_f32();
+            assert_eq!(f32::from(code.cast_signed()) * scale, x);
+        }
+        assert!(!take_row(&blocks, &[255], 0, &mut [[0; 3]; 1]));
+    }
 
     #[test]
     fn the_table_is_that_of_the_specification() {

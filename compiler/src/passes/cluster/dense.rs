@@ -46,7 +46,7 @@ fn network(module: &Module, graph: &Graph, at: usize) -> Option<Network> {
     let &[_, Operand::Weight(down)] = joins.inputs.as_slice() else { return None };
     let alone = matches!(joins.op, Op::Linear { bias: false }) && readers.next().is_none();
     let format = module.weight(gate_up).format;
-    let fits = format == module.weight(down).format && !format.is_by_channel();
+    let fits = format == module.weight(down).format && format.holds_neurons();
     (alone && fits).then_some(Network { nodes: [at, reader], glu, halves: [gate_up, down], layer })
 }
 

@@ -113,7 +113,7 @@ pub fn code_bits(npu: &Unit, weight: &Weight) -> Option<u8> {
     let (bits, format) = match weight.format {
         Format::Q8 => (8, StoredFormat::Q8),
         Format::Q4 => (4, StoredFormat::Q4),
-        Format::F32 | Format::Bf16 | Format::F16 | Format::Q4o | Format::Q4c => return None,
+        _ => return None,
     };
     let whole = weight.shape.len() > 1 && weight.cols().is_multiple_of(GROUP);
     (whole && npu.graph.stores(format)).then_some(bits)

@@ -33,7 +33,7 @@ impl Form {
         match format {
             Format::Q4 | Format::Q4o => Self::Mixed,
             Format::Q4c => Self::Four,
-            Format::F32 | Format::Bf16 | Format::F16 | Format::Q8 => Self::Eight,
+            _ => Self::Eight,
         }
     }
 

@@ -1,0 +1,104 @@
+//! Scales of groups as formats hold them: 16 bits of f32, or of f16.
+
+use half::{bf16, f16};
+use moec_ir::types::{Coding, Format};
+
+/// What a format holds of a scale. Of E2M1 it is a power of two, the nearest one.
+#[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+#[inline(always)]
+pub(super) fn nearest(format: Format, scale: f32) -> f32 {
+    if format.coding() == Some(Coding::E2m1) {
+        return power(scale);
+    }
+    of_bits(format, bits(format, scale))
+}
+
+/// A scale in the bits of a format's scales.
+#[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+#[inline(always)]
+pub(super) fn bits(format: Format, scale: f32) -> u16 {
+    match format.scales() {
+        Format::F16 => f16::from_f32(scale).to_bits(),
+        _ => bf16::from_f32(scale).to_bits(),
+    }
+}
+
+/// The scale of these bits.
+#[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+#[inline(always)]
+pub(super) fn of_bits(format: Format, bits: u16) -> f32 {
+    match format.scales() {
+        Format::F16 => f16::from_bits(bits).to_f32(),
+        _ => bf16::from_bits(bits).to_f32(),
+    }
+}
+
+/// Bits of f32 that a scale does without.
+#[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+#[inline(always)]
+pub(super) const fn cut(format: Format) -> u32 {
+    if matches!(format.scales(), Format::F16) { 13 } else { 16 }
+}
+
+/// A number with as many digits as a format's scales, in a range of exponents that they all have.
+#[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+#[inline(always)]
+pub(super) fn short(format: Format, scale: f32) -> f32 {
+    // To the nearest, ties to even.
+    let (bits, cut) = (scale.to_bits(), cut(format));
+    let half = (1 << (cut - 1)) - 1 + (bits >> cut & 1);
+    f32::from_bits(bits.wrapping_add(half) >> cut << cut)
+}
+
+/// Largest magnitude of a number of a format: the largest code times a scale that was rounded up must still be finite.
+pub(super) fn largest(format: Format) -> f32 {
+    match (format.scales(), format.coding()) {
+        (Format::F16, Some(Coding::Bytes)) => 8e6,
+        (Format::F16, Some(_)) => 3.9e5,
+        _ => super::quantise::LARGEST,
+    }
+}
+
+/// The nearest power of two, halfway the larger one, as bf16 has it; 0 below.
+fn power(scale: f32) -> f32 {
+    // What is subnormal is made normal first.
+    let (x, by) = if scale.abs() < f32::MIN_POSITIVE {
+        (scale * 16_777_216.0, 1.0 / 16_777_216.0)
+    } else {
+        (scale, 1.0)
+    };
+    let power = f32::from_bits((x.abs().to_bits() + 0x0040_0000) & 0x7f80_0000) * by;
+    if power < LEAST { 0.0 } else { power }
+}
+
+/// The smallest scale that MXFP4 has: half of 2⁻¹²⁷.
+pub(super) const LEAST: f32 = f32::from_bits(1 << 21);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_is_what_is_stored() {
+        for x in (0..100_000_u32).map(|i| f32::from_bits(0x3f00_0000 + i * 613)) {
+            for format in [Format::Q8, Format::Q4, Format::Q8h, Format::Q4h] {
+                assert_eq!(short(format, x), nearest(format, x), "{format} {x}");
+                assert_eq!(short(format, -x), nearest(format, -x), "{format} {x}");
+            }
+        }
+    }
+
+    #[test]
+    fn powers_of_two_down_to_the_smallest() {
+        for e in -128..=126 {
+            let x = 2.0_f64.powi(e) as f32;
+            for near in [0.76, 1.0, 1.49] {
+                assert_eq!(nearest(Format::Mxfp4, x * near), x, "{e} {near}");
+            }
+            // bf16 holds it.
+            assert_eq!(of_bits(Format::Mxfp4, bits(Format::Mxfp4, x)), x);
+        }
+        assert_eq!(nearest(Format::Mxfp4, 0.0), 0.0);
+        assert_eq!(nearest(Format::Mxfp4, LEAST / 4.0), 0.0);
+    }
+}

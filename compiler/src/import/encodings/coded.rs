@@ -1,0 +1,94 @@
+//! Blocks of 32 codes and a scale, as formats of weights hold them: taken over as they are.
+
+use moec_ir::types::{E2M1, GROUP};
+
+/// Writes consecutive numbers of a row, the first being column `from`, as [`moec_ir::Source::stored`] has them: `take(stored, scales,
+/// from, out)`. `stored` are the row's blocks and `scales` the bytes of its scales, both from the one of column `from` on. `false`
+/// where a number is not finite, or blocks are missing.
+pub type Take = fn(&[u8], &[u8], usize, &mut [[u8; 3]]) -> bool;
+
+/// A block: codes, and the scale in 16 bits and as what it stands for.
+pub struct Block {
+    /// Codes in multiples of the scale.
+    pub codes: [i8; GROUP],
+    /// The scale as the format stores it.
+    pub bits: u16,
+    /// The scale.
+    pub scale: f32,
+}
+
+/// Takes numbers of blocks, `block(i)` being the one of column `from` and so on.
+pub fn take(block: impl Fn(usize) -> Option<Block>, from: usize, mut out: &mut [[u8; 3]]) -> bool {
+    let mut first = from % GROUP;
+    for i in 0.. {
+        if out.is_empty() {
+            break;
+        }
+        let Some(Block { codes, bits, scale }) = block(i) else { return false };
+        if !codes.iter().all(|&code| (f32::from(code) * scale).is_finite()) {
+            return false;
+        }
+        let count = (GROUP - first).min(out.len());
+        let now = out.split_off_mut(..count).unwrap_or_default();
+        let [low, high] = bits.to_le_bytes();
+        for (to, code) in now.iter_mut().zip(&codes[first..]) {
+            *to = [code.cast_unsigned(), low, high];
+        }
+        first = 0;
+    }
+    true
+}
+
+/// Half of `2^(s − 127)`, as bf16 and as f32: every one is a number of bf16.
+pub fn half_power(s: u8) -> (u16, f32) {
+    let bits = match s {
+        // Subnormal.
+        small @ 0..=1 => 0x0020_0000 << small,
+        s => u32::from(s - 1) << 23,
+    };
+    ((bits >> 16) as u16, f32::from_bits(bits))
+}
+
+/// Nibbles as whole codes of E2M1. Zeros lose their sign, which no sum sees.
+pub fn e2m1(nibble: u8) -> i8 {
+    E2M1[usize::from(nibble & 15)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_powers_are_exact() {
+        for s in 0..=255_u8 {
+            let (bits, scale) = half_power(s);
+            assert_eq!(f64::from(scale), 2.0_f64.powi(i32::from(s) - 128));
+            assert_eq!(half::bf16::from_bits(bits).to_f32(), scale);
+        }
+    }
+
+    #[test]
+    fn any_range_of_columns() {
+        let block = |i: usize| {
+            let codes = std::array::from_fn(|c| (i * GROUP + c) as i8);
+            (i < 3).then_some(Block { codes, bits: 0x0100 + i as u16, scale: 1.0 })
+        };
+        let mut whole = [[0; 3]; 3 * GROUP];
+        assert!(take(block, 0, &mut whole));
+        assert_eq!(whole[70], [70, 2, 1]);
+        for (from, to) in [(0, 1), (31, 33), (5, 90), (95, 96)] {
+            let mut part = vec![[0; 3]; to - from];
+            assert!(take(|i| block(i + from / GROUP), from, &mut part));
+            assert_eq!(part, whole[from..to]);
+        }
+        assert!(!take(block, 0, &mut [[0; 3]; 3 * GROUP + 1]), "a block is missing");
+    }
+
+    #[test]
+    fn what_is_not_finite_is_not_taken() {
+        let of =
+            |code, scale| take(|_| Some(Block { codes: [code; GROUP], bits: 0, scale }), 0, &mut [[0; 3]; 5]);
+        assert!(of(1, f32::MAX) && of(-128, 1.0) && of(0, 1.0));
+        assert!(!of(2, f32::MAX) && !of(0, f32::NAN) && !of(0, f32::INFINITY) && !of(1, f32::NEG_INFINITY));
+    }
+}
