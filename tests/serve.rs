@@ -103,7 +103,7 @@ const KINDS: [Kind; 4] = [
     ("capacities", CAPACITIES, "m2-ultra", &["--emulate"], true),
 ];
 const CAPACITIES: &str =
-    "[placement]\nexperts = \"npu\"\n[calibrate]\nprofile = \"p.trace\"\n[experts]\noverflow = \"prune\"\n";
+    "[placement]\nexperts = \"npu\"\n[calibrate]\nprofile = \"PROFILE\"\n[experts]\noverflow = \"prune\"\n";
 
 /// Several clients at once get what each gets by itself, whatever the bundle's experts are: to the bit with `--exact`, else up to
 /// rounding, and where `--exact` cannot be, that is said.
@@ -161,19 +161,29 @@ fn kind(folder: &Path, more: &str, target: &str) -> PathBuf {
     let setup = Setup { format: "bf16", chunk: 16, batch: &[1, 2, 4], context: 128 };
     let toml = setup.write(&ferris(), folder);
     let shapes = fs::read_to_string(&toml).unwrap();
-    fs::write(&toml, format!("{shapes}{more}")).unwrap();
-    if more.contains("p.trace") {
-        fs::write(&toml, &shapes).unwrap();
+    if more.contains("PROFILE") {
         let text = ferris().join("eval/calibration.txt");
         let mut calibrate = moec();
         calibrate.args(["calibrate", "--quiet", "--tokens", "512", "--text"]).arg(text).arg(&toml);
         ok(calibrate.arg("-o").arg(at("p.trace")));
-        fs::write(&toml, format!("{shapes}{more}")).unwrap();
     }
-    // A device file by its path, others by their name.
-    let file = root().join(target);
-    let target = if file.is_file() { file.to_str().unwrap() } else { target };
-    built(&toml, &["--target", target], &at("b"));
+    let more = more.replace("PROFILE", at("p.trace").to_str().unwrap());
+    fs::write(&toml, format!("{shapes}{more}")).unwrap();
+    let mut target = target.to_owned();
+    if root().join(&target).is_file() {
+        // A modelled unit says where its memory is, and here what an expert costs.
+        let mut device = fs::read_to_string(root().join(&target)).unwrap();
+        for (memory, ms) in [("ram", 2.0), ("vram", 0.2)] {
+            let line = format!("memory = \"{memory}\"\n");
+            let costs =
+                format!("matmul = [{{ rows = 1, weights = 1000000, ms = {ms}, source = \"assumed\" }}]\n");
+            assert!(device.contains(&line));
+            device = device.replacen(&line, &format!("{line}{costs}"), 1);
+        }
+        fs::write(at("device.toml"), device).unwrap();
+        target = at("device.toml").to_str().unwrap().to_owned();
+    }
+    built(&toml, &["--target", &target], &at("b"));
     at("b")
 }
 

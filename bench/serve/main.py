@@ -92,13 +92,16 @@ class Bench:
         folder = self.models.checkpoint("olmoe", args.layers, args.context)
         self.shape = self.models.shape(folder)
         tokenizer = padded(folder, self.shape.vocab)
-        bundle = self.cache / "serve" / f"olmoe-{args.layers}-{args.format}.moec"
-        bundle.parent.mkdir(parents=True, exist_ok=True)
-        toml = bundle.with_suffix(".toml")
         batches = sorted({1, *args.clients})
-        toml.write_text(TOML.format(source=folder, context=args.context, batches=batches, fmt=args.format))
-        log("  building the bundle")
-        self.models.run([args.moec, "build", "--quiet", "--no-run", toml, "-o", bundle], "serve-build")
+        name = f"serve-{args.layers}-{args.format}-{args.context}-{max(batches)}"
+        bundle = self.cache / "bundles" / self.models.stamp / f"{name}.moec"
+        # A bundle is there whole or not at all, and is of this very compiler.
+        if not bundle.exists():
+            log(f"  building {name}")
+            bundle.parent.mkdir(parents=True, exist_ok=True)
+            toml = bundle.with_suffix(".toml")
+            toml.write_text(TOML.format(source=folder, context=args.context, batches=batches, fmt=args.format))
+            self.models.run([args.moec, "build", "--quiet", toml, "-o", bundle], "serve-build")
         gguf = self.cache / "gguf" / f"{folder.name}-{args.format}-words.gguf"
         if not args.alone and not gguf.exists():
             log(f"  converting {gguf.name}")
@@ -173,7 +176,7 @@ class Bench:
         start, load = time.perf_counter(), os.getloadavg()[0]
         bundle, gguf = self.prepare()
         args = self.args
-        with Moec(args.moec, bundle, args.threads, self.cache) as moec:
+        with Moec(bundle, args.threads, self.cache) as moec:
             try:
                 if args.alone:
                     raise Failed("left out")

@@ -15,10 +15,14 @@ def conditions(results):
         f"Written by `cargo xtask bench-serve`. Machine: {m['description'].split(', measured')[0]}; {m['read_gb_per_s']:.1f} GB/s of memory "
         f"read, the median of what was measured between the turns; the load before was {c['load_before']:.1f}.", "",
         f"Random weights in the shapes of OLMoE-1B-7B, {c['layers']} layers, every matrix in {FORMAT[c['format']]} (routers and norms f32), "
-        f"{c['threads']} threads. Each client asks for {c['answers']} answers, one after the other, with a prompt of {c['prompt']} token ids "
+        f"{c['threads']} threads. Each client asks {times(c['answers'])}, with a prompt of {c['prompt']} token ids "
         f"that nobody else has, and gets {c['gen']} tokens at temperature 0 as a stream. {c['repeat']} turns of each server, alternating: medians of "
         f"rates, percentiles of all times of all turns. {peer}.",
     ]
+
+
+def times(n):
+    return "once" if n == 1 else f"{n} times, one after the other"
 
 
 def speeds(rows):

@@ -104,8 +104,8 @@ class Server:
 class Moec(Server):
     title = "moec"
 
-    def __init__(self, moec, bundle, threads, cache):
-        words = [moec, "run", bundle, "serve", "--port", 0, "--max-queue", 1000, "--threads", threads]
+    def __init__(self, bundle, threads, cache):
+        words = [bundle / "run", "serve", "--port", 0, "--max-queue", 1000, "--threads", threads]
         super().__init__(words, cache / "log" / "serve-moec.log")
         line = self.child.stdout.readline().strip()
         if not line.startswith("http://"):

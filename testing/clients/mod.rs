@@ -65,7 +65,7 @@ type Act = (&'static str, u32, fn(&Clients<'_>, &mut Random) -> Result<(), Strin
 
 /// Everything that clients do.
 const ACTS: &[Act] = &[
-    ("answered", 12, answered),
+    ("awaited", 12, awaited),
     ("left before the answer", 2, |clients, _| clients.send(COMPLETIONS, &clients.model.long()).map(drop)),
     ("left in a stream", 3, left),
     ("cancelled", 2, cancelled),
@@ -81,7 +81,7 @@ pub(crate) struct Clients<'a> {
     /// Who knows what is right.
     pub(crate) model: &'a dyn Model,
     /// How many.
-    pub(crate) clients: u32,
+    pub(crate) many: u32,
     /// How long they go on.
     pub(crate) time: Duration,
     /// Requests that were sent away since too many waited.
@@ -99,8 +99,8 @@ pub(crate) struct Done {
 
 impl<'a> Clients<'a> {
     /// Those of a server.
-    pub(crate) fn new(address: &'a str, model: &'a dyn Model, clients: u32, time: Duration) -> Self {
-        Self { address, model, clients, time, sent_away: AtomicU64::new(0) }
+    pub(crate) fn new(address: &'a str, model: &'a dyn Model, many: u32, time: Duration) -> Self {
+        Self { address, model, many, time, sent_away: AtomicU64::new(0) }
     }
 
     /// Has all of them ask. One that fails stops.
@@ -124,7 +124,7 @@ impl<'a> Clients<'a> {
         };
         let failures = std::thread::scope(|scope| {
             let client = &client;
-            let all: Vec<_> = (0..self.clients).map(|i| scope.spawn(move || client(i))).collect();
+            let all: Vec<_> = (0..self.many).map(|i| scope.spawn(move || client(i))).collect();
             let ends =
                 all.into_iter().map(|c| c.join().unwrap_or_else(|_| Err("a client panicked".to_owned())));
             ends.filter_map(Result::err).collect()
@@ -161,7 +161,7 @@ impl<'a> Clients<'a> {
 }
 
 /// Awaits an answer, whole or as events, and has it judged.
-fn answered(clients: &Clients<'_>, random: &mut Random) -> Result<(), String> {
+fn awaited(clients: &Clients<'_>, random: &mut Random) -> Result<(), String> {
     let mut case = clients.model.case(random);
     let stream = random.below(2) == 0;
     case.body["stream"] = json!(stream);

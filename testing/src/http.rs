@@ -95,10 +95,10 @@ impl Incoming {
         Ok(Self { status, headers, body: BufReader::new(Body { from, left }) })
     }
 
-    /// What the next event of a stream says; `None` behind the last one.
+    /// What the next event of a stream says; `None` behind the last one, which is `[DONE]`.
     ///
     /// # Errors
-    /// The connection ends inside of an answer.
+    /// The connection or the answer ends before that.
     pub fn event(&mut self) -> io::Result<Option<String>> {
         let mut line = String::new();
         while self.body.read_line(&mut line)? > 0 {
@@ -108,7 +108,7 @@ impl Incoming {
             }
             line.clear();
         }
-        Ok(None)
+        Err(ErrorKind::UnexpectedEof.into())
     }
 
     /// Reads the rest. A connection that is cut behind an answer is no error.
@@ -166,13 +166,12 @@ impl Read for Body {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         let left = match &mut self.left {
             Left::All => return self.from.read(to),
-            Left::Bytes(left) => left,
             Left::Chunk(0) => {
                 let size = self.next_chunk()?;
                 self.left = if size == 0 { Left::Bytes(0) } else { Left::Chunk(size) };
                 return self.read(to);
             }
-            Left::Chunk(left) => left,
+            Left::Bytes(left) | Left::Chunk(left) => left,
         };
         let most = to.len().min(*left);
         if most == 0 {

@@ -134,7 +134,7 @@ impl Model for Known {
 
     fn long(&self) -> Value {
         // As many sequences as there are slots, each to the end of the context.
-        json!({"prompt": "The borrow checker", "n": 8, "temperature": 1.0, "stream": true, "ignore_eos": true})
+        json!({"prompt": "The borrow checker", "n": 8, "max_tokens": 1000, "temperature": 1.0, "stream": true, "ignore_eos": true})
     }
 
     fn too_large(&self) -> usize {

@@ -10,7 +10,7 @@ use std::time::Duration;
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(100);
 /// What the server has beside what `run info` names, as docs/serve.md says: the program, the tokenizer, and what 64 clients say and hear.
-const OWN: u64 = 64 << 20;
+const OWN: u64 = 48 << 20;
 /// What the last quarter may have more than the first: what allocators keep for threads that come and go.
 const GROWTH: u64 = 4 << 20;
 
