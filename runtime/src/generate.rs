@@ -59,6 +59,9 @@ pub struct Request<'a> {
     pub end: &'a [u32],
 }
 
+/// What looks at an engine.
+pub type Read<'r> = dyn FnMut(&Engine<'_>) -> Result<()> + 'r;
+
 /// How a request is met beside what it asks for.
 #[derive(Default)]
 pub struct Way<'w> {
@@ -67,7 +70,7 @@ pub struct Way<'w> {
     /// Tokens that are guessed and checked in a call at most; with any, the sampler takes the likeliest.
     pub guesses: usize,
     /// Gets the engine when the prompt is read, in front of any other token.
-    pub read: Option<&'w mut dyn FnMut(&Engine<'_>) -> Result<()>>,
+    pub read: Option<&'w mut Read<'w>>,
 }
 
 /// Generates up to `n` tokens after the prompt; fewer if an end token comes up, or a constraint says that all is

@@ -20,7 +20,7 @@ pub(super) struct Cli {
 #[derive(Subcommand)]
 pub(super) enum Verb {
     /// Continue a text.
-    Generate(Generate),
+    Generate(Box<Generate>),
     /// Write the logits of every position to a file.
     Logits(Logits),
     /// Measure speed and memory.

@@ -94,13 +94,17 @@ pub struct More {
 /// Makes what holds one answer to a form.
 pub type MakeConstraint = dyn Fn() -> Result<Box<dyn Constraint>>;
 
+/// Reads such options, before weights are opened; `None` where none is given.
+pub type ReadForm =
+    for<'a, 'p> fn(&'a Context<'p>, &ArgMatches) -> Result<Option<Box<MakeConstraint>>, Failure>;
+
 /// Options of `generate` that a crate above this one brings: forms that answers are held to.
 #[derive(Clone, Copy)]
 pub struct Forms {
     /// Adds them to the verb.
     pub options: fn(clap::Command) -> clap::Command,
-    /// Reads them, before weights are opened; `None` where none is given.
-    pub read: for<'a, 'p> fn(&'a Context<'p>, &ArgMatches) -> Result<Option<Box<MakeConstraint>>, Failure>,
+    /// Reads them.
+    pub read: ReadForm,
 }
 
 /// How the verbs are called: what [`Front::run`] needs beside a program and its bundle.

@@ -84,11 +84,15 @@ impl Model for Toy {
         let held = &mut self.slots[slot as usize];
         let mark = self.marks.as_mut().map(|marks| &mut marks[slot as usize]);
         if from.is_some() {
-            mark.into_iter().for_each(|mark| *mark = None);
+            if let Some(mark) = mark {
+                *mark = None;
+            }
         } else {
             let back = mark.as_ref().is_some_and(|mark| **mark == Some(keep));
             assert!(keep <= held.len() && (keep == 0 || self.rewind || back || keep == held.len()));
-            mark.into_iter().for_each(|mark| *mark = mark.filter(|&at| at <= keep));
+            if let Some(mark) = mark {
+                *mark = mark.filter(|&at| at <= keep);
+            }
         }
         assert!(keep <= held.len() && (from.is_none() || keep == 0 || self.rewind || keep == held.len()));
         held.truncate(keep);

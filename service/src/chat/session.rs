@@ -126,7 +126,9 @@ impl<'e, 'p> Session<'e, 'p> {
                 Ok(step) if matches!(step.done, Done::Decode(_)) => out.decode += step.took,
                 Ok(step) => out.prefill += step.took,
                 Err(e) => {
-                    names.iter().for_each(|&name| self.scheduler.cancel(name));
+                    for &name in &names {
+                        self.scheduler.cancel(name);
+                    }
                     let read = matches!(e, Error::Interrupted) && !out.ids.is_empty();
                     over = Some(if read { Ok(End::Interrupted) } else { Err(e) });
                 }
