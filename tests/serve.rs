@@ -1,53 +1,43 @@
 //! `run serve` on the demo model: OpenAI's own client, a browser, signals, and the answers of `run generate`.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+#[path = "../testing/clients/answer.rs"]
+mod answer;
 mod support;
 
-use moec_testing::{CHROMIUM, OPENAI};
-use std::io::{BufRead, BufReader, Read, Write};
+use answer::Answer;
+use moec_ir::plan::{Paging, Plan};
+use moec_testing::http::{self, Incoming, post};
+use moec_testing::server::Server;
+use moec_testing::{CHROMIUM, COREML, OPENAI};
+use serde_json::{Value, json};
+use std::fs;
+use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use support::{Setup, built, clean, ferris, moec, ok, root};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use support::{Setup, built, clean, fails, ferris, moec, ok, root};
 
-/// A server that ends with the test.
-struct Server {
-    child: Child,
-    url: String,
+/// `moec run BUNDLE serve`, as `run` says it.
+fn serve(run: &[&str], bundle: &Path, options: &[&str]) -> Command {
+    let mut command = moec();
+    command.arg("run").args(run).arg(bundle).args(["serve", "--port", "0", "--threads", "1"]).args(options);
+    command
 }
 
-impl Server {
-    fn start(bundle: &Path, options: &[&str]) -> Self {
-        let mut command = moec();
-        command.arg("run").arg(bundle).args(["serve", "--port", "0", "--threads", "1"]).args(options);
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let mut url = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut url).unwrap();
-        assert!(url.starts_with("http://127.0.0.1:"), "{url}");
-        Self { child, url: url.trim().to_owned() }
-    }
-
-    fn signal(&self, name: &str) {
-        ok(clean(Command::new("kill")).arg(name).arg(self.child.id().to_string()));
-    }
-
-    /// Sends a request of JSON.
-    fn post(&self, body: &serde_json::Value) -> TcpStream {
-        let mut stream = TcpStream::connect(self.url.strip_prefix("http://").unwrap()).unwrap();
-        let body = body.to_string();
-        let head =
-            "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close";
-        write!(stream, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
-        stream
-    }
+fn start(bundle: &Path, options: &[&str]) -> Server {
+    Server::start(&mut serve(&[], bundle, options)).unwrap()
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        // One that has ended is gone already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Sends a request of JSON.
+fn send(server: &Server, body: &Value) -> TcpStream {
+    http::send(server.address(), &post("/v1/completions"), &body.to_string()).unwrap()
+}
+
+/// What comes of it.
+fn answered(stream: TcpStream) -> Answer {
+    Answer::of(&Incoming::of(stream).unwrap().whole().unwrap(), false).unwrap()
 }
 
 fn bundle(folder: &Path) -> PathBuf {
@@ -67,9 +57,10 @@ fn openais_client_is_answered() {
     let template = root().join("golden/plain.jinja");
     // Ferris is a base model: without a template it continues texts, with one it also talks.
     for (options, talks) in [(&[][..], "0"), (&["--template", template.to_str().unwrap()], "1")] {
-        let server = Server::start(&bundle, options);
+        let server = start(&bundle, options);
         let mut python = clean(Command::new(moec_testing::openai().unwrap()));
-        ok(python.arg(root().join("golden/openai/ask.py")).args([&*server.url, talks]));
+        let url = format!("http://{}", server.address());
+        ok(python.arg(root().join("golden/openai/ask.py")).args([&*url, talks]));
     }
 }
 
@@ -81,25 +72,126 @@ fn answers_are_those_of_generate_and_a_signal_lets_them_end() {
     let args = ["generate", "--prompt", prompt, "-n", "40", "--ignore-eos", "--json"];
     let alone = ok(moec().arg("run").arg(&bundle).args(args));
     let alone: serde_json::Value = serde_json::from_slice(&alone.stdout).unwrap();
-    let mut server = Server::start(&bundle, &["--exact"]);
-    let body = serde_json::json!({"prompt": prompt, "max_tokens": 40, "temperature": 0, "ignore_eos": true});
-    let streams: Vec<TcpStream> = (0..6).map(|_| server.post(&body)).collect();
-    let mut replies = streams.into_iter().map(|mut stream| {
-        let mut reply = String::new();
-        stream.read_to_string(&mut reply).unwrap();
-        let body = reply.split_once("\r\n\r\n").unwrap().1;
-        serde_json::from_str::<serde_json::Value>(body).unwrap_or_else(|e| panic!("{e}: {reply}"))
-    });
-    assert!(replies.all(|reply| reply["choices"][0]["text"] == alone["text"]));
+    let mut server = start(&bundle, &["--exact"]);
+    let body = json!({"prompt": prompt, "max_tokens": 40, "temperature": 0, "ignore_eos": true});
+    let streams: Vec<TcpStream> = (0..6).map(|_| send(&server, &body)).collect();
+    assert!(streams.into_iter().all(|stream| answered(stream).text == alone["text"]));
     // What has begun is finished; then it ends without an error.
-    let mut last = server.post(&serde_json::json!({"prompt": prompt, "max_tokens": 400, "temperature": 0, "stream": true, "ignore_eos": true}));
-    let mut first = [0; 64];
-    last.read_exact(&mut first).unwrap();
-    server.signal("-TERM");
-    let mut rest = String::new();
-    last.read_to_string(&mut rest).unwrap();
+    let body =
+        json!({"prompt": prompt, "max_tokens": 400, "temperature": 0, "stream": true, "ignore_eos": true});
+    let mut last = Incoming::of(send(&server, &body)).unwrap();
+    assert!(last.event().unwrap().is_some());
+    server.signal("-TERM").unwrap();
+    let rest = last.whole().unwrap().body;
     assert!(rest.contains("data: [DONE]"), "{rest}");
-    assert_eq!(server.child.wait().unwrap().code(), Some(0));
+    assert_eq!(server.ended(Duration::from_mins(1)).unwrap().code(), Some(0));
+}
+
+/// Bundles whose experts are not simply in memory: a name, what `model.toml` says beside the shapes, the target, options of `moec run`, and
+/// whether answers can be those of single runs to the bit.
+type Kind = (&'static str, &'static str, &'static str, &'static [&'static str], bool);
+const KINDS: [Kind; 4] = [
+    ("big-little", "[decode]\nbig_little = true\n", "native", &[], true),
+    ("flash", "[memory]\nbudget = \"1 GiB\"\nthreads = 1\n", "native", &[], true),
+    (
+        "policy",
+        "[placement]\npolicy = \"moec\"\nexperts = \"mirror:30%\"\n",
+        "targets/mirror/mirror.toml",
+        &["--emulate"],
+        false,
+    ),
+    ("capacities", CAPACITIES, "m2-ultra", &["--emulate"], true),
+];
+const CAPACITIES: &str =
+    "[placement]\nexperts = \"npu\"\n[calibrate]\nprofile = \"PROFILE\"\n[experts]\noverflow = \"prune\"\n";
+
+/// Several clients at once get what each gets by itself, whatever the bundle's experts are: to the bit with `--exact`, else up to
+/// rounding, and where `--exact` cannot be, that is said.
+#[test]
+fn clients_of_every_kind_of_bundle_get_what_single_runs_give() {
+    for (name, more, target, run, exact) in KINDS {
+        if target == "m2-ultra" && !COREML.here() {
+            continue;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let bundle = kind(folder.path(), more, target);
+        let budget = budget(&bundle);
+        let serve = |options: &[&str]| {
+            let mut command = serve(run, &bundle, options);
+            command.args(&budget);
+            command
+        };
+        let prompts = [
+            "The borrow checker",
+            "The borrow checker says",
+            "A trait is",
+            "Each value in Rust has",
+            "fn main() {",
+        ];
+        let body = |prompt: &str| json!({"prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": true, "logprobs": 5});
+        let server = Server::start(&mut serve(&[])).unwrap();
+        let alone: Vec<Answer> = prompts.iter().map(|p| answered(send(&server, &body(p)))).collect();
+        let together = |server: &Server| -> Vec<Answer> {
+            let streams: Vec<TcpStream> = prompts.iter().map(|p| send(server, &body(p))).collect();
+            streams.into_iter().map(answered).collect()
+        };
+        for (found, alone) in together(&server).iter().zip(&alone) {
+            found.leaves(alone).unwrap_or_else(|e| panic!("{name}: {e}"));
+        }
+        drop(server);
+        if !exact {
+            let (_, said) = fails(&mut serve(&["--exact"]));
+            assert!(said.contains("assigned to units"), "{name}: {said}");
+            continue;
+        }
+        let server = Server::start(&mut serve(&["--exact"])).unwrap();
+        for (found, prompt) in together(&server).iter().zip(prompts) {
+            let mut single = moec();
+            single.arg("run").args(run).arg(&bundle).args(["generate", "--json", "--ignore-eos", "-n", "12"]);
+            let single = ok(single.args(["--threads", "1", "--prompt", prompt]).args(&budget));
+            let single: Value = serde_json::from_slice(&single.stdout).unwrap();
+            assert_eq!(single["text"], found.text, "{name}");
+        }
+    }
+}
+
+/// Builds the demo model for four sequences at once, with what `more` says.
+fn kind(folder: &Path, more: &str, target: &str) -> PathBuf {
+    let at = |name: &str| folder.join(name);
+    let setup = Setup { format: "bf16", chunk: 16, batch: &[1, 2, 4], context: 128 };
+    let toml = setup.write(&ferris(), folder);
+    let shapes = fs::read_to_string(&toml).unwrap();
+    if more.contains("PROFILE") {
+        let text = ferris().join("eval/calibration.txt");
+        let mut calibrate = moec();
+        calibrate.args(["calibrate", "--quiet", "--tokens", "512", "--text"]).arg(text).arg(&toml);
+        ok(calibrate.arg("-o").arg(at("p.trace")));
+    }
+    let more = more.replace("PROFILE", at("p.trace").to_str().unwrap());
+    fs::write(&toml, format!("{shapes}{more}")).unwrap();
+    let mut target = target.to_owned();
+    if root().join(&target).is_file() {
+        // A modelled unit says where its memory is, and here what an expert costs.
+        let mut device = fs::read_to_string(root().join(&target)).unwrap();
+        for (memory, ms) in [("ram", 2.0), ("vram", 0.2)] {
+            let line = format!("memory = \"{memory}\"\n");
+            let costs =
+                format!("matmul = [{{ rows = 1, weights = 1000000, ms = {ms}, source = \"assumed\" }}]\n");
+            assert!(device.contains(&line));
+            device = device.replacen(&line, &format!("{line}{costs}"), 1);
+        }
+        fs::write(at("device.toml"), device).unwrap();
+        target = at("device.toml").to_str().unwrap().to_owned();
+    }
+    built(&toml, &["--target", &target], &at("b"));
+    at("b")
+}
+
+/// The option that leaves room for what must lie in memory and for some of the experts, where they are on flash.
+fn budget(bundle: &Path) -> Vec<String> {
+    let plan = Plan::decode(&fs::read(bundle.join("plan.bin")).unwrap()).unwrap();
+    let least = |p: &Paging| p.resident + p.process + (u64::from(p.spare) + 12) * p.frame_bytes;
+    plan.paging.iter().flat_map(|p| ["--budget".to_owned(), least(p).to_string()]).collect()
 }
 
 #[test]
@@ -108,13 +200,13 @@ fn the_page_talks_in_a_browser() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(&bundle(folder.path()), &[]);
+    let server = start(&bundle(folder.path()), &[]);
     let mut chromium = clean(Command::new("chromium"));
     chromium.args(["--headless", "--no-sandbox", "--disable-gpu"]);
     // With a port it stays until it is ended, and what the page logs comes at standard error.
     chromium.args(["--remote-debugging-port=0", "--enable-logging=stderr"]);
     chromium.arg(format!("--user-data-dir={}", folder.path().join("profile").display()));
-    chromium.arg(format!("{}/#ask=The%20borrow%20checker", server.url));
+    chromium.arg(format!("http://{}/#ask=The%20borrow%20checker", server.address()));
     let mut browser = chromium.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     let lines = BufReader::new(browser.stderr.take().unwrap()).lines();
     let logged = lines.map_while(Result::ok).filter(|line| line.contains("CONSOLE"));

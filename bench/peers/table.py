@@ -174,14 +174,14 @@ def markdown(results, peers):
     return "\n".join(parts) + "\n"
 
 
-def insert(path, text):
+def insert(path, text, start=START, end=END):
     """Puts the text between the markers; false where there are none."""
     if not path.exists():
         return False
     old = path.read_text()
-    before, found, rest = old.partition(START)
-    _, closed, after = rest.partition(END)
+    before, found, rest = old.partition(start)
+    _, closed, after = rest.partition(end)
     if not (found and closed):
         return False
-    path.write_text(f"{before}{START}\n{text}{END}{after}")
+    path.write_text(f"{before}{start}\n{text}{end}{after}")
     return True

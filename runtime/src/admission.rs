@@ -5,28 +5,44 @@ use crate::memory::Addr;
 use crate::overflow::{Choices, Decider, Fate, Misrouted, Tally, saliency};
 use crate::unit::{BadExpert, Launch, StepFault};
 use moec_ir::plan::ExpertSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What became of (token, expert) pairs, by set, with the layer; none of hot neurons, past whose capacity there is nothing.
+/// What is counted while the steps of a plan run.
 #[derive(Debug, Default)]
-pub(crate) struct Tallies(Mutex<Vec<(u32, Option<Tally>)>>);
+pub(crate) struct Tallies {
+    /// What became of (token, expert) pairs, by set, with the layer; none of hot neurons, past whose capacity there is nothing.
+    sets: Mutex<Vec<(u32, Option<Tally>)>>,
+    /// Experts that layers of decoding calls computed with, each once for all of a call's rows.
+    decoded: AtomicU64,
+}
 
 impl Tallies {
     /// Nothing yet of these sets.
     pub(crate) fn of(sets: &[ExpertSet]) -> Self {
         let tally = |s: &ExpertSet| (s.layer, s.hot.is_none().then(Tally::default));
-        Self(Mutex::new(sets.iter().map(tally).collect()))
+        Self { sets: Mutex::new(sets.iter().map(tally).collect()), ..Self::default() }
     }
 
     /// By layer.
     pub(crate) fn all(&self) -> Vec<(u32, Tally)> {
-        lock(&self.0).iter().filter_map(|(layer, tally)| Some((*layer, (*tally)?))).collect()
+        lock(&self.sets).iter().filter_map(|(layer, tally)| Some((*layer, (*tally)?))).collect()
     }
 
     pub(crate) fn add(&self, set: usize, tally: &Tally) {
-        if let Some((_, Some(sum))) = lock(&self.0).get_mut(set) {
+        if let Some((_, Some(sum))) = lock(&self.sets).get_mut(set) {
             sum.add(tally);
         }
+    }
+
+    /// A layer of a decoding call computes with so many experts.
+    pub(crate) fn decode(&self, experts: u64) {
+        self.decoded.fetch_add(experts, Ordering::Relaxed);
+    }
+
+    /// Experts of all decoding calls, summed over layers and calls.
+    pub(crate) fn decoded(&self) -> u64 {
+        self.decoded.load(Ordering::Relaxed)
     }
 }
 

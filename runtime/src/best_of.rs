@@ -87,21 +87,24 @@ pub fn best_of(
     how: &Sampling,
 ) -> Result<BestOf> {
     let mut out = BestOf::default();
-    best_of_into(engine, request, many, decoder, how, &mut out)?;
+    best_of_into(engine, request, many, decoder, (how, &mut |sampler| Ok(sampler)), &mut out)?;
     Ok(out)
 }
 
-/// As [`best_of`]. What was drawn before an error, an interrupt among them, is in `out`; without a logit of the prompt
-/// there is no candidate.
+/// What is made of the sampler of a sequence before it draws, such as one with constraints.
+pub type Made<'m> = dyn FnMut(Sampler) -> Result<Sampler> + 'm;
+
+/// As [`best_of`], with what `made` makes of each sampler. What was drawn before an error, an interrupt among them, is in `out`; without a
+/// logit of the prompt there is no candidate.
 ///
 /// # Errors
-/// As [`best_of`].
+/// As [`best_of`], and those of `made`.
 pub fn best_of_into(
     engine: &mut Engine<'_>,
     request: &Request<'_>,
     many: usize,
     decoder: &mut Decoder,
-    how: &Sampling,
+    (how, made): (&Sampling, &mut Made<'_>),
     out: &mut BestOf,
 ) -> Result<()> {
     let Request { slot: first, prompt, n, .. } = *request;
@@ -118,7 +121,7 @@ pub fn best_of_into(
         return Err(Error::Range { what: "temperature", range, found });
     }
     let before = decoder.fallbacks();
-    let done = draw(engine, request, many, decoder, how, out);
+    let done = draw(engine, request, many, decoder, (how, made), out);
     out.candidates.retain(|c| !c.ids.is_empty());
     out.fallbacks = decoder.fallbacks().zip(before).map(|(after, before)| after.since(before));
     done
@@ -130,7 +133,7 @@ fn draw(
     request: &Request<'_>,
     many: usize,
     decoder: &mut Decoder,
-    how: &Sampling,
+    (how, made): (&Sampling, &mut Made<'_>),
     out: &mut BestOf,
 ) -> Result<()> {
     let Request { slot: first, prompt, n, end } = *request;
@@ -138,12 +141,12 @@ fn draw(
     out.candidates = seeds.map(|seed| Candidate { seed, ..Candidate::default() }).collect();
     let choosers = out.candidates.iter().map(|c| {
         let how = Sampling { seed: c.seed, log_probabilities: Some(0), ..how.clone() };
-        let mut sampler = Sampler::new(how);
+        let mut sampler = made(Sampler::new(how))?;
         sampler.begin(prompt);
-        Box::new(sampler) as Box<dyn Choose>
+        Ok(Box::new(sampler) as Box<dyn Choose>)
     });
-    let job =
-        Job { prompt: prompt.to_vec(), choosers: choosers.collect(), n, end: end.to_vec(), deadline: None };
+    let choosers = choosers.collect::<Result<_>>()?;
+    let job = Job { prompt: prompt.to_vec(), choosers, n, end: end.to_vec(), deadline: None, guesses: 0 };
     let setting = Setting { slots: first..first.saturating_add(many as u32), ..Setting::default() };
     let mut scheduler = Scheduler::new(engine, decoder, &setting)?;
     let ids = scheduler.submit(job)?;

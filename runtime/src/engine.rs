@@ -208,6 +208,12 @@ impl<'p> Engine<'p> {
         self.tallies.all()
     }
 
+    /// Experts that calls which decode have computed with since the engine was opened: each once for all rows of a call, summed over
+    /// layers and calls.
+    pub fn decoded_experts(&self) -> u64 {
+        self.tallies.decoded()
+    }
+
     /// What became of experts that are assigned while the plan runs; `None` where none are.
     pub fn assigned(&self) -> Option<Assigned> {
         self.assigner.as_ref().map(|a| a.done())

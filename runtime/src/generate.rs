@@ -1,12 +1,14 @@
 //! Prompt in, tokens out.
 
 use crate::big_little::{Decoder, Fallbacks};
-use crate::engine::{Engine, Want};
-use crate::error::{Error, Result};
+use crate::engine::Engine;
+use crate::error::Result;
 use crate::sampler::{LogProbabilities, Sampler};
 pub use crate::scheduler::check_room;
-use crate::scheduler::{Done, End, Event, Job, Scheduler, Setting};
-use std::time::{Duration, Instant};
+use crate::scheduler::{Done, End, Event, Job, Scheduler, Setting, Sharing};
+use crate::speculate::Speculated;
+use crate::states::most_guesses;
+use std::time::Duration;
 
 /// What a generation has produced and how long it took.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -57,47 +59,18 @@ pub struct Request<'a> {
     pub end: &'a [u32],
 }
 
-/// A prompt that has been read: the first token behind it is known.
-#[derive(Debug)]
-pub struct Begun {
-    out: Generation,
-    first: Result<u32>,
-}
+/// What looks at an engine.
+pub type Read<'r> = dyn FnMut(&Engine<'_>) -> Result<()> + 'r;
 
-impl Begun {
-    /// What has been done so far, and the first token.
-    pub(crate) fn split(self) -> (Generation, Result<u32>) {
-        (self.out, self.first)
-    }
-}
-
-/// Reads the prompt of a request, of which the slot holds the first `held` tokens already; without any it is reset. Chooses the
-/// token that follows. What comes behind it is [`crate::speculate::go_on`]'s.
-///
-/// # Errors
-/// As [`generate`], before the first token.
-pub fn begin(
-    engine: &mut Engine<'_>,
-    request: &Request<'_>,
-    held: usize,
-    sampler: &mut Sampler,
-) -> Result<Begun> {
-    let Request { slot, prompt, n, .. } = *request;
-    check_room(prompt.len(), n, engine.program().model.max_context as usize)?;
-    if held == 0 {
-        engine.reset(slot)?;
-    }
-    sampler.begin(prompt);
-    let fresh = prompt.get(held..).unwrap_or_default();
-    let mut out = Generation { prompt: prompt.len(), held, ..Generation::default() };
-    let mut first = Err(Error::NotFinite);
-    let start = Instant::now();
-    engine.prefill(slot, held, fresh, Want::Last, &mut |_, logits| {
-        first = sampler.sample(logits);
-        Ok(())
-    })?;
-    out.prefill = start.elapsed();
-    Ok(Begun { out, first })
+/// How a request is met beside what it asks for.
+#[derive(Default)]
+pub struct Way<'w> {
+    /// Tokens of the prompt that the slot holds already, the last one never among them.
+    pub held: usize,
+    /// Tokens that are guessed and checked in a call at most; with any, the sampler takes the likeliest.
+    pub guesses: usize,
+    /// Gets the engine when the prompt is read, in front of any other token.
+    pub read: Option<&'w mut Read<'w>>,
 }
 
 /// Generates up to `n` tokens after the prompt; fewer if an end token comes up, or a constraint says that all is
@@ -113,46 +86,77 @@ pub fn generate(
     sampler: &mut Sampler,
     on_token: &mut dyn FnMut(u32) -> Result<()>,
 ) -> Result<Generation> {
+    generate_by(engine, request, Way::default(), (decoder, sampler), on_token).map(|(done, _)| done)
+}
+
+/// As [`generate`], behind what the slot holds, and with guesses, of which it says what became.
+///
+/// # Errors
+/// As [`generate`], and what `way.read` returns. With guesses, before any work, [`crate::Error::State`] for states that cannot take
+/// tokens back.
+pub fn generate_by(
+    engine: &mut Engine<'_>,
+    request: &Request<'_>,
+    way: Way<'_>,
+    (decoder, sampler): (&mut Decoder, &mut Sampler),
+    on_token: &mut dyn FnMut(u32) -> Result<()>,
+) -> Result<(Generation, Speculated)> {
     let Request { slot, prompt, n, end } = *request;
+    let Way { held, guesses, mut read } = way;
     check_room(prompt.len(), n, engine.program().model.max_context as usize)?;
+    if guesses > 0 {
+        most_guesses(engine.program())?;
+    }
     let before = decoder.fallbacks();
     sampler.begin(prompt);
     let mut out = Generation { prompt: prompt.len(), ..Generation::default() };
-    let setting = Setting { slots: slot..slot.saturating_add(1), ..Setting::default() };
+    // Whoever has put something into the slot wants it used.
+    let sharing = (held > 0).then_some(Sharing::All);
+    let setting = Setting { slots: slot..slot.saturating_add(1), sharing, ..Setting::default() };
     let mut scheduler = Scheduler::new(engine, decoder, &setting)?;
+    scheduler.hold(slot, prompt.get(..held).unwrap_or_default());
     let job = Job {
         prompt: prompt.to_vec(),
         choosers: vec![Box::new(sampler)],
         n,
         end: end.to_vec(),
         deadline: None,
+        guesses,
     };
     scheduler.submit(job)?;
-    let (mut ids, mut chances, mut failed) = (Vec::new(), Vec::new(), None);
-    let mut sink = |_, event| match event {
-        Event::Token { id, log_probabilities } => {
-            ids.push(id);
-            chances.extend(log_probabilities);
-            failed = on_token(id).err();
-            failed.is_none()
-        }
-        Event::Ended(End::Failed(e)) => {
-            failed = Some(e);
-            false
-        }
-        Event::Began { .. } | Event::Ended(_) => true,
-    };
-    let done = scheduler.run(&mut sink, &mut |step| {
+    let mut failed = None;
+    loop {
+        let step = scheduler.step(&mut |_, event| match event {
+            Event::Token { id, log_probabilities } => {
+                out.ids.push(id);
+                out.log_probabilities.extend(log_probabilities);
+                failed = on_token(id).err();
+                failed.is_none()
+            }
+            Event::Ended(End::Failed(e)) => {
+                failed = Some(e);
+                false
+            }
+            Event::Began { shared } => {
+                out.held = shared;
+                true
+            }
+            Event::Ended(_) => true,
+        })?;
         match step.done {
+            Done::Idle => break,
             Done::Decode(_) => out.decode += step.took,
-            _ => out.prefill += step.took,
+            Done::Placed | Done::Prompt(_) => out.prefill += step.took,
         }
-        true
-    });
+        if let Some(e) = failed.take() {
+            return Err(e);
+        }
+        if let Some(read) = read.take_if(|_| !out.ids.is_empty()) {
+            read(scheduler.engine())?;
+        }
+    }
+    let did = scheduler.speculated();
     drop(scheduler);
-    done?;
-    failed.map_or(Ok(()), Err)?;
-    (out.ids, out.log_probabilities) = (ids, chances);
     out.fallbacks = decoder.fallbacks().zip(before).map(|(after, before)| after.since(before));
-    Ok(out)
+    Ok((out, did))
 }

@@ -144,6 +144,10 @@ impl Processor<'_> {
                     }
                     None => divide(homes.map(|(_, h)| h.experts.as_slice())),
                 }
+                // A call that decodes says no length. Active experts are the table's first word.
+                if let (0, Some(&active)) = (launch.seq_len, out.first()) {
+                    self.admission.tallies.decode(u64::try_from(active).unwrap_or(0));
+                }
             }
             (Builtin::Fetch { layer, rows, k, strides }, _) => {
                 let [layer, rows, k] = [layer, rows, k].map(|n| n as usize);

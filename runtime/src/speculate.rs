@@ -1,4 +1,4 @@
-//! Speculative decoding from the text itself: prompt lookup.
+//! Speculative decoding from the text itself, prompt lookup: what is guessed, and which choices count. The scheduler decodes with it.
 //!
 //! Text repeats itself: code names the same things, answers quote what was asked. Where the last tokens have stood before, the ones
 //! that followed them there are a guess of what follows now. Guesses are taken in one call with the token before them, each
@@ -11,14 +11,6 @@
 //! are summed in another order than one, which moves the last bits of logits. A choice counts only where its logit leads the
 //! second by more than [`TIE`] times the largest magnitude of the row. Where it leads by less, the token is decoded once more, alone,
 //! as plain decoding does it, and that choice counts.
-
-use crate::big_little::Decoder;
-use crate::engine::Engine;
-use crate::error::Result;
-use crate::generate::{Begun, Generation, Request};
-use crate::sampler::Sampler;
-use crate::states::most_guesses;
-use std::time::Instant;
 
 /// How far the first logit must lead the second, as a share of the largest magnitude in the row.
 pub const TIE: f32 = 1.0 / 128.0;
@@ -63,86 +55,8 @@ pub fn guess(seq: &[u32], most: usize) -> &[u32] {
     &[]
 }
 
-/// Continues a sequence behind a prompt that has been read: up to `n` tokens, fewer if an end token comes up, or a constraint says that
-/// all is said. Up to `most` guesses are checked in a call; they take the likeliest tokens, so that with any the sampler must do
-/// the same. Without any, every token is decoded by `decoder` and drawn by `sampler`. `on_token` gets each id as it is chosen; its error
-/// ends the work.
-///
-/// # Errors
-/// With guesses, before any work, [`crate::Error::State`] for states that cannot take tokens back; then as
-/// [`crate::generate::generate`].
-pub fn go_on(
-    engine: &mut Engine<'_>,
-    request: &Request<'_>,
-    begun: Begun,
-    most: usize,
-    (decoder, sampler): (&mut Decoder, &mut Sampler),
-    on_token: &mut dyn FnMut(u32) -> Result<()>,
-) -> Result<(Generation, Speculated)> {
-    let Request { slot, prompt, n, end } = *request;
-    let most = match most {
-        0 => 0,
-        most => most.min(most_guesses(engine.program())?).min(engine.most_rows().saturating_sub(1)),
-    };
-    let before = decoder.fallbacks();
-    let mut did = Speculated::default();
-    let (mut out, first) = begun.split();
-    let mut seq = prompt.to_vec();
-    let mut fresh = vec![(first?, sampler.last().cloned())];
-    let start = Instant::now();
-    let mut guesses = Vec::new();
-    loop {
-        for (id, chances) in fresh.drain(..) {
-            out.ids.push(id);
-            out.log_probabilities.extend(chances);
-            seq.push(id);
-            out.decode = start.elapsed();
-            on_token(id)?;
-            if end.contains(&id) || out.ids.len() >= n || sampler.ended() {
-                out.fallbacks = decoder.fallbacks().zip(before).map(|(after, before)| after.since(before));
-                return Ok((out, did));
-            }
-        }
-        // The last token is not in the states yet. Of what is still to come, one token needs no guess.
-        let pos = seq.len() - 1;
-        let last = seq[pos];
-        guesses.clear();
-        guesses.push(last);
-        guesses.extend_from_slice(guess(&seq, most.min(n - out.ids.len() - 1)));
-        if guesses.len() > 1 {
-            did.calls += 1;
-            did.guessed += guesses.len() - 1;
-            let mut open = true;
-            engine.extend(slot, pos, &guesses, &mut |i, logits| {
-                if !open {
-                    return Ok(());
-                }
-                if !leads(logits) {
-                    open = false;
-                    did.close += 1;
-                    return Ok(());
-                }
-                let id = sampler.sample(logits)?;
-                fresh.push((id, sampler.last().cloned()));
-                open = guesses.get(i + 1) == Some(&id);
-                did.kept += usize::from(open);
-                Ok(())
-            })?;
-            // The token behind the last one that counts is computed by the next call, which replaces what is there.
-            engine.rewind(slot, pos + fresh.len())?;
-        }
-        if fresh.is_empty() {
-            did.alone += 1;
-            decoder.decode(engine, &[(slot, pos, last)], &mut |_, logits| {
-                fresh.push((sampler.sample(logits)?, sampler.last().cloned()));
-                Ok(())
-            })?;
-        }
-    }
-}
-
 /// Whether the first logit leads the second by enough to be the first in any order of summing.
-fn leads(logits: &[f32]) -> bool {
+pub(crate) fn leads(logits: &[f32]) -> bool {
     let (mut first, mut second, mut largest) = (f32::NEG_INFINITY, f32::NEG_INFINITY, 0_f32);
     for &l in logits {
         largest = largest.max(l.abs());

@@ -1,5 +1,10 @@
 //! Texts that end an answer, wherever tokens are cut.
 
+use crate::error::Result;
+use crate::sampler::Constraint;
+use crate::text::{Text, TextStream};
+use std::sync::Arc;
+
 /// Watches a text that comes in pieces for the first of several stop strings. The pieces that it gives, joined, are the text in
 /// front of that; of what might become one, nothing is given before it is certain.
 #[derive(Clone, Debug, Default)]
@@ -45,6 +50,42 @@ impl Stops {
     }
 }
 
+/// The part of a text in front of the first of several stop strings; all of it where there is none.
+pub fn cut(text: &str, strings: &[String]) -> String {
+    let mut stops = Stops::new(strings.iter().cloned());
+    let before = stops.push(text);
+    if stops.found().is_some() { before } else { before + &stops.finish() }
+}
+
+/// Ends an answer where its text has one of several strings. It forbids no token.
+pub struct Until {
+    stream: TextStream<'static>,
+    stops: Stops,
+}
+
+impl Until {
+    /// For one answer, which is decoded by `text`.
+    pub fn new(text: &Arc<Text>, strings: &[String]) -> Self {
+        Self { stream: text.own_stream(), stops: Stops::new(strings.iter().cloned()) }
+    }
+}
+
+impl Constraint for Until {
+    fn mask(&mut self, _logits: &mut [f32]) -> Result<()> {
+        Ok(())
+    }
+
+    fn accept(&mut self, id: u32) -> Result<()> {
+        let piece = self.stream.push(id)?;
+        self.stops.push(&piece);
+        Ok(())
+    }
+
+    fn ended(&self) -> bool {
+        self.stops.found().is_some()
+    }
+}
+
 /// Bytes of the longest end of `text` with which `mark` begins, less than all of `mark`.
 pub fn begun(text: &str, mark: &str) -> usize {
     let ends = mark.char_indices().map(|(at, _)| at).rev();
@@ -77,6 +118,11 @@ mod tests {
         );
         let (given, ..) = run(&[""], &["a"]);
         assert_eq!(given, ["a"]);
+        let stops = ["END".to_owned(), "x".to_owned()];
+        assert_eq!(
+            (&*cut("a ENDx", &stops), &*cut("a EN", &stops), &*cut("ax END", &[])),
+            ("a ", "a EN", "ax END")
+        );
     }
 
     proptest! {

@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::regular;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use tokenizers::Tokenizer;
 
 /// Where a bundle keeps its tokenizer.
@@ -87,7 +88,12 @@ impl Text {
 
     /// A decoder that is fed id by id. It leaves special tokens out.
     pub fn stream(&self) -> TextStream<'_> {
-        TextStream { text: self, skip: true, window: Vec::new(), settled: 0, emitted: 0 }
+        TextStream::of(Tokens::Lent(self))
+    }
+
+    /// As [`Text::stream`], for who outlives whoever opened the tokenizer.
+    pub fn own_stream(self: &Arc<Self>) -> TextStream<'static> {
+        TextStream::of(Tokens::Shared(Arc::clone(self)))
     }
 
     /// As [`Text::stream`], with special tokens as they are written: for those who read what they mean.
@@ -105,7 +111,7 @@ impl Text {
 /// Decodes ids as they come. The pieces, joined, are the text of all ids; no piece ends inside of a
 /// character.
 pub struct TextStream<'a> {
-    text: &'a Text,
+    text: Tokens<'a>,
     /// Whether special tokens are left out.
     skip: bool,
     /// The last ids: those of the previous piece, for decoders that look back (a space in front of a
@@ -117,9 +123,23 @@ pub struct TextStream<'a> {
     emitted: usize,
 }
 
-impl TextStream<'_> {
+/// Whose tokenizer a stream decodes with.
+enum Tokens<'a> {
+    Lent(&'a Text),
+    Shared(Arc<Text>),
+}
+
+impl<'a> TextStream<'a> {
+    fn of(text: Tokens<'a>) -> Self {
+        Self { text, skip: true, window: Vec::new(), settled: 0, emitted: 0 }
+    }
+
     fn decode(&self) -> Result<String> {
-        let decoded = self.text.tokenizer.decode(&self.window, self.skip);
+        let text = match &self.text {
+            Tokens::Lent(text) => text,
+            Tokens::Shared(text) => &**text,
+        };
+        let decoded = text.tokenizer.decode(&self.window, self.skip);
         decoded.map_err(|e| Error::Tokenizer(e.to_string()))
     }
 

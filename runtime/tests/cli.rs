@@ -156,6 +156,40 @@ fn generate_from_text() {
 }
 
 #[test]
+fn a_text_ends_generation() {
+    let dir = bundle();
+    add_tokenizer(dir.path());
+    // An answer in which two letters come from two tokens.
+    let letter = |id: &u32| char::from_u32(*id).is_some_and(|c| c.is_ascii_alphanumeric());
+    let found = ('a'..='z').flat_map(|a| ('a'..='z').map(move |b| format!("{a}{b}"))).find_map(|prompt| {
+        let ids = continuation(&bytes(&prompt), 9);
+        let at = (1..8).find(|&at| ids[at - 1..=at].iter().all(letter))?;
+        Some((
+            prompt,
+            ids[at - 1..=at].iter().filter_map(|&id| char::from_u32(id)).collect::<String>(),
+            at + 1,
+        ))
+    });
+    let (prompt, stop, tokens) = found.unwrap();
+    let run = |more: &str| {
+        run_in(dir.path(), &format!("generate --prompt {prompt} -n 9 --ignore-eos {more}"), None)
+    };
+    let whole: Value = serde_json::from_str(&run("--json").out).unwrap();
+    let whole = whole["text"].as_str().unwrap();
+    let before = &whole[..whole.find(&stop).unwrap()];
+    for more in ["", "--stop never", "--speculate 2"] {
+        assert_eq!(run(&format!("--quiet --stop {stop} {more}")).out, format!("{before}\n"), "{more}");
+    }
+    let json: Value = serde_json::from_str(&run(&format!("--json --stop {stop}")).out).unwrap();
+    assert_eq!((&json["text"], json["ids"].as_array().unwrap().len()), (&before.into(), tokens));
+    let several = run(&format!("--quiet --stop {stop} --best-of 2 --temperature 0.01"));
+    assert_eq!(several.out, format!("{before}\n"));
+    assert_eq!(run("--quiet --stop never").out, format!("{whole}\n"));
+    let done = run_in(bundle().path(), "generate --ids 7,8 -n 5 --stop x", None);
+    assert!(done.status == 1 && done.err.contains("has no tokenizer"), "{}", done.err);
+}
+
+#[test]
 fn an_end_token_ends_text_but_not_ids() {
     // A prompt after which greedy decoding soon comes to the end token.
     let found = (1..256u32).flat_map(|a| (1..256).map(move |b| vec![a, b])).find_map(|prompt| {

@@ -4,9 +4,8 @@
 mod common;
 
 use common::*;
-use moec_runtime::generate::begin;
+use moec_runtime::generate::{Way, generate_by};
 use moec_runtime::saved::{Saved, save};
-use moec_runtime::speculate::go_on;
 use moec_runtime::{Decoder, Engine, Error, Program, Request, Sampler, Sampling, Want};
 use proptest::prelude::*;
 use std::path::Path;
@@ -38,9 +37,9 @@ fn continued(p: &Program, folder: &Path, path: &Path, prompt: &[u32]) -> (Vec<u3
     engine.rewind(0, held).unwrap();
     let request = Request { slot: 0, prompt, n: 10, end: &[] };
     let mut sampler = Sampler::new(Sampling::default());
-    let begun = begin(&mut engine, &request, held, &mut sampler).unwrap();
+    let way = Way { held, ..Way::default() };
     let by = (&mut Decoder::full(), &mut sampler);
-    let (done, _) = go_on(&mut engine, &request, begun, 0, by, &mut |_| Ok(())).unwrap();
+    let (done, _) = generate_by(&mut engine, &request, way, by, &mut |_| Ok(())).unwrap();
     (done.ids, done.held)
 }
 

@@ -6,8 +6,8 @@ mod common;
 use common::*;
 use moec_ir::EntryKind::{Decode, Prefill};
 use moec_runtime::big_little::Decoder;
-use moec_runtime::generate::begin;
-use moec_runtime::speculate::{Speculated, go_on};
+use moec_runtime::generate::{Way, generate_by};
+use moec_runtime::speculate::Speculated;
 use moec_runtime::{Generation, Request, Sampler, Sampling};
 use proptest::prelude::*;
 
@@ -19,9 +19,9 @@ fn guessed(
     let mut done = None;
     with_engine(entries, 2, |engine| {
         let (mut decoder, mut sampler) = (Decoder::full(), Sampler::new(Sampling::default()));
-        let begun = begin(engine, request, 0, &mut sampler).unwrap();
         let mut heard = Vec::new();
-        let made = go_on(engine, request, begun, most, (&mut decoder, &mut sampler), &mut |id| {
+        let way = Way { guesses: most, ..Way::default() };
+        let made = generate_by(engine, request, way, (&mut decoder, &mut sampler), &mut |id| {
             heard.push(id);
             Ok(())
         });

@@ -8,9 +8,8 @@ use moec_ir::EntryKind::{self, Decode, Little, Prefill};
 use moec_ir::plan::*;
 use moec_ir::{DType, Format};
 use moec_runtime::abi::KernelFn;
-use moec_runtime::generate::begin;
+use moec_runtime::generate::{Way, generate_by};
 use moec_runtime::saved::{Saved, save};
-use moec_runtime::speculate;
 use moec_runtime::{
     Decoder, Engine, Error, Fallbacks, Program, Request, Row, Sampler, Sampling, Want, best_of, generate,
 };
@@ -406,9 +405,9 @@ fn what_cannot_be_taken_back_is_not_guessed() {
     let mut engine = common::open(&program, dir.path(), 1);
     let request = Request { slot: 0, prompt: &[1, 2, 1, 2], n: 3, end: &[] };
     let mut sampler = Sampler::new(Sampling::default());
-    let begun = begin(&mut engine, &request, 0, &mut sampler).unwrap();
     let by = (&mut Decoder::full(), &mut sampler);
-    let e = speculate::go_on(&mut engine, &request, begun, 4, by, &mut |_| Ok(())).unwrap_err();
+    let way = Way { guesses: 4, ..Way::default() };
+    let e = generate_by(&mut engine, &request, way, by, &mut |_| Ok(())).unwrap_err();
     assert_eq!(
         said(&e),
         "state `layers.0.s` (recurrent) cannot take back tokens that were only guessed | leave out `--speculate`"

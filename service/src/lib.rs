@@ -16,7 +16,8 @@ use moec_runtime::cli::{Front, More, Native};
 /// The verbs beside the runtime's own.
 const VERBS: &[More] = &[chat::VERB, serve::VERB];
 
-/// The verbs of a bundle, the runtime's and this crate's. `native`: what executes units that the runtime by itself does not.
+/// The verbs of a bundle, the runtime's and this crate's, and grammars for those of the runtime. `native`: what executes units that
+/// the runtime by itself does not.
 pub fn front(native: Option<Native<'static>>) -> Front<'static> {
-    Front { more: VERBS, native, ..Front::default() }
+    Front { more: VERBS, forms: Some(grammar::FORMS), native, ..Front::default() }
 }

@@ -1,15 +1,19 @@
 //! The server over the runtime's toy model, whose logits are exact: every answer is the one of a run by itself, whoever asks beside it.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "what fails here fails the test")]
 
+#[path = "../../testing/clients/mod.rs"]
+mod clients;
 #[path = "../../runtime/tests/common/mod.rs"]
 mod common;
 
+use clients::{Answer, COMPLETIONS, Case, Clients, Model, Random};
 use common::*;
 use moec_runtime::cli::Io;
 use moec_runtime::{Decoder, Request, Sampler, Sampling, generate};
+use moec_testing::http::{self, Incoming, Reply};
 use serde_json::{Value, json};
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Write;
 use std::net::TcpStream;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
@@ -61,63 +65,31 @@ fn with_server(options: &[&str], test: impl FnOnce(&str)) -> u8 {
     })
 }
 
-/// Status, headers and body of an answer.
-struct Reply {
-    status: u16,
-    headers: String,
-    body: String,
+/// What replies say.
+trait Said {
+    fn json(&self) -> Value;
+    fn said(&self) -> Vec<Value>;
 }
 
-impl Reply {
+impl Said for Reply {
     fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.body))
     }
 
-    /// The events of a stream, without the last one, which is `[DONE]`.
-    fn events(&self) -> Vec<Value> {
-        let mut events: Vec<&str> = self.body.split("\n\n").filter(|e| !e.is_empty()).collect();
-        assert_eq!(events.pop(), Some("data: [DONE]"), "{}", self.body);
-        events.iter().map(|e| serde_json::from_str(e.strip_prefix("data: ").unwrap()).unwrap()).collect()
+    /// The events of a stream.
+    fn said(&self) -> Vec<Value> {
+        let events = self.events().unwrap_or_else(|| panic!("{}", self.body));
+        events.iter().map(|event| serde_json::from_str(event).unwrap()).collect()
     }
 }
 
 /// Sends a request, without reading the answer.
 fn send(address: &str, head: &str, body: &str) -> TcpStream {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_mins(1))).unwrap();
-    let length = body.len();
-    let text = format!("{head}\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}");
-    // A server that refuses need not read all.
-    let _ = stream.write_all(text.as_bytes());
-    stream
+    http::send(address, head, body).unwrap()
 }
 
 fn ask(address: &str, head: &str, body: &str) -> Reply {
-    let mut reader = BufReader::new(send(address, head, body));
-    let mut headers = String::new();
-    while !headers.ends_with("\r\n\r\n") {
-        assert!(reader.read_line(&mut headers).unwrap() > 0, "{headers}");
-    }
-    let mut rest = Vec::new();
-    // A connection that is cut behind an answer is no concern here.
-    let _ = reader.read_to_end(&mut rest);
-    let status = headers.split(' ').nth(1).unwrap().parse().unwrap();
-    let chunked = headers.to_lowercase().contains("transfer-encoding: chunked");
-    let body = String::from_utf8(if chunked { dechunk(&rest) } else { rest }).unwrap();
-    Reply { status, headers: headers.to_lowercase(), body }
-}
-
-fn dechunk(mut bytes: &[u8]) -> Vec<u8> {
-    let mut out = Vec::new();
-    loop {
-        let end = bytes.windows(2).position(|w| w == b"\r\n").unwrap();
-        let size = usize::from_str_radix(std::str::from_utf8(&bytes[..end]).unwrap(), 16).unwrap();
-        if size == 0 {
-            return out;
-        }
-        out.extend_from_slice(&bytes[end + 2..end + 2 + size]);
-        bytes = &bytes[end + 4 + size..];
-    }
+    http::ask(address, head, body).unwrap()
 }
 
 const POST: &str = "POST /v1/completions HTTP/1.1\r\nContent-Type: application/json";
@@ -172,7 +144,7 @@ fn serves() {
     let source = "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools %}T{% endif %}";
     std::fs::write(&template, source).unwrap();
     assert_eq!(with_server(&["--template", template.to_str().unwrap()], conversations), 0);
-    assert_eq!(with_server(&["--max-queue", "1000"], many_clients), 0);
+    assert_eq!(with_server(&["--max-queue", "1000", "--max-body", "4096"], many_clients), 0);
 }
 
 fn answers(at: &str) {
@@ -194,7 +166,7 @@ fn answers(at: &str) {
     streamed["stream_options"] = json!({"include_usage": true});
     let reply = complete(at, &streamed);
     assert!(reply.headers.contains("content-type: text/event-stream"), "{}", reply.headers);
-    let events = reply.events();
+    let events = reply.said();
     let joined: String = events.iter().filter_map(|e| e["choices"][0]["text"].as_str()).collect();
     assert_eq!(joined, text);
     let last = events.last().unwrap();
@@ -301,12 +273,10 @@ fn too_many_are_sent_away(at: &str) {
     let clients: Vec<_> = (0..24).map(|_| send(at, POST, &long().to_string())).collect();
     let mut sent_away = 0;
     for client in clients {
-        let mut head = String::new();
-        let mut reader = BufReader::new(client);
-        while !head.ends_with("\r\n\r\n") && reader.read_line(&mut head).unwrap_or(0) > 0 {}
-        let away = head.starts_with("HTTP/1.1 429");
-        assert!(away || head.starts_with("HTTP/1.1 200"), "{head}");
-        assert!(!away || head.to_lowercase().contains("retry-after: 1"), "{head}");
+        let Incoming { status, headers, .. } = Incoming::of(client).unwrap();
+        let away = status == 429;
+        assert!(away || status == 200, "{headers}");
+        assert!(!away || headers.contains("retry-after: 1"), "{headers}");
         sent_away += usize::from(away);
     }
     assert!(sent_away > 0, "all of 24 were taken in");
@@ -355,7 +325,7 @@ fn conversations(at: &str) {
         assert_eq!(choice["finish_reason"], finish);
         assert_eq!(choice["logprobs"]["content"][0]["top_logprobs"].as_array().unwrap().len(), 2);
         body["stream"] = json!(true);
-        let events = of(&body).events();
+        let events = of(&body).said();
         assert_eq!(events[0]["choices"][0]["delta"]["role"], "assistant");
         let joined: String =
             events.iter().filter_map(|e| e["choices"][0]["delta"]["content"].as_str()).collect();
@@ -377,7 +347,7 @@ fn conversations(at: &str) {
     assert_eq!(call["function"], json!({"name": "f", "arguments": "7"}), "{value}");
     assert_eq!(value["choices"][0]["finish_reason"], "tool_calls");
     body["stream"] = json!(true);
-    let events = of(&body).events();
+    let events = of(&body).said();
     let call = events.iter().find_map(|e| e["choices"][0]["delta"].get("tool_calls"));
     assert_eq!(call.unwrap_or_else(|| panic!("{events:?}"))[0]["function"]["name"], "f");
     let body = json!({"messages": messages, "tools": [tool], "temperature": 0, "max_tokens": 5});
@@ -404,54 +374,42 @@ fn conversations(at: &str) {
     }
 }
 
-/// 64 clients for as many seconds as `MOEC_TORMENT_SECONDS` says, else 5: some break off, some ask for nonsense; all others get what
-/// a run by itself gives.
+/// The toy, whose answers follow from its prompts.
+struct Toy;
+
+impl Model for Toy {
+    fn case(&self, random: &mut Random) -> Case {
+        // A few beginnings, so that prefixes are shared.
+        let mut prompt = vec![random.below(3), 77, 78, 79, 80, 81];
+        prompt.extend((0..random.below(20)).map(|_| random.below(4)));
+        let body = json!({"prompt": prompt, "max_tokens": 1 + random.below(30), "temperature": 0});
+        Case { path: COMPLETIONS, body, key: 0 }
+    }
+
+    fn judge(&self, case: &Case, answer: &Answer) -> Result<(), String> {
+        let number = |value: &Value| value.as_u64().unwrap() as usize;
+        let prompt: Vec<u32> =
+            case.body["prompt"].as_array().unwrap().iter().map(|id| number(id) as u32).collect();
+        let (text, finish) = expected(&prompt, number(&case.body["max_tokens"]));
+        let right = (&*answer.text, &*answer.finish) == (&*text, finish);
+        if right { Ok(()) } else { Err(format!("{answer:?} in place of {text:?}")) }
+    }
+
+    fn long(&self) -> Value {
+        long()
+    }
+
+    fn too_large(&self) -> usize {
+        5000
+    }
+}
+
+/// 64 clients for five seconds: some break off, some ask for nonsense; all others get what a run by itself gives. `cargo xtask
+/// torment-serve` has them ask a real model for two minutes.
 fn many_clients(at: &str) {
-    let seconds = std::env::var("MOEC_TORMENT_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(5);
-    let end = Instant::now() + Duration::from_secs(seconds);
-    std::thread::scope(|scope| {
-        for client in 0..64_u32 {
-            scope.spawn(move || {
-                let mut x = client.wrapping_mul(2_654_435_761) | 1;
-                let mut random = move |n: u32| {
-                    x ^= x << 13;
-                    x ^= x >> 17;
-                    x ^= x << 5;
-                    x % n
-                };
-                while Instant::now() < end {
-                    // A few beginnings, so that prefixes are shared.
-                    let mut prompt = vec![random(3), 77, 78, 79, 80, 81];
-                    prompt.extend((0..random(20)).map(|_| random(4)));
-                    let n = 1 + random(30) as usize;
-                    let stream = random(2) == 0;
-                    let body = json!({"prompt": prompt, "max_tokens": n, "temperature": 0, "stream": stream});
-                    match random(8) {
-                        0 => drop(send(at, POST, &long().to_string())),
-                        1 => {
-                            let mut stream = send(at, POST, &long().to_string());
-                            let _ = stream.read(&mut [0; 300]);
-                        }
-                        2 => assert!(ask(at, POST, r#"{"prompt": 3}"#).status == 400),
-                        _ => {
-                            let reply = complete(at, &body);
-                            assert_eq!(reply.status, 200, "{}", reply.body);
-                            let text: String = if stream {
-                                reply
-                                    .events()
-                                    .iter()
-                                    .filter_map(|e| e["choices"][0]["text"].as_str().map(str::to_owned))
-                                    .collect()
-                            } else {
-                                reply.json()["choices"][0]["text"].as_str().unwrap().to_owned()
-                            };
-                            assert_eq!(text, expected(&prompt, n).0, "{prompt:?}");
-                        }
-                    }
-                }
-            });
-        }
-    });
+    let done = Clients::new(at, &Toy, 64, Duration::from_secs(5)).run();
+    assert!(done.failures.is_empty(), "{:#?}", done.failures);
+    assert!(done.acts.iter().all(|(_, n)| *n > 0), "{:?}", done.acts);
     settled(at);
     assert!(metric(at, "moec_shared_tokens_total") > 0);
     let rows = metric(at, "moec_decode_rows_total") as f64 / metric(at, "moec_decode_steps_total") as f64;

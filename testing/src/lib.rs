@@ -12,8 +12,12 @@
 //!
 //! What was missed is a line of the file that `MOEC_SKIPPED` names, which `cargo xtask test` sums up, or a line on stderr where
 //! there is none. Needs that `MOEC_REQUIRE` lists (`coreml,aarch64`) fail the test instead.
+//!
+//! Tests of servers start them as [`server::Server`]s and ask them by [`http`].
 
+pub mod http;
 mod needs;
+pub mod server;
 
 pub use needs::*;
 

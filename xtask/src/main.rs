@@ -29,6 +29,7 @@ mod qnn;
 mod quality;
 mod rounding;
 mod rust;
+mod serve;
 mod setup;
 mod shapes;
 mod shell;
@@ -164,6 +165,11 @@ const COMMANDS: &[Command] = &[
         || peers::run(peers::NEURONS, &options()),
     ),
     (
+        "bench-serve",
+        "compare `run serve` with llama.cpp's server, by number of clients; takes options, `--help` lists them",
+        || serve::bench(&options()),
+    ),
+    (
         "amx-bench",
         "matrix kernels on tile registers beside what the machine can do; a minute, on a machine with AMX",
         amx::run,
@@ -186,7 +192,11 @@ const COMMANDS: &[Command] = &[
     ("torment", "a thousand damaged checkpoints and bundles; takes options, `--help` lists them", || {
         torment::run(&options())
     }),
-    ("torment-serve", "64 clients of a server that come and go at random; two minutes", torment::serve),
+    (
+        "torment-serve",
+        "64 clients of a server that come and go at random, for two minutes; takes options, `--help` lists them",
+        || serve::torment(&options()),
+    ),
     ("fmt-check", "check the formatting", suite::formatting),
     ("help", "this list", help),
 ];
@@ -218,6 +228,7 @@ fn main() -> ExitCode {
                 "bench-peers"
                     | "bench-flash"
                     | "bench-neurons"
+                    | "bench-serve"
                     | "dist"
                     | "hybrimoe"
                     | "mobile"
@@ -226,6 +237,7 @@ fn main() -> ExitCode {
                     | "skip"
                     | "test"
                     | "torment"
+                    | "torment-serve"
                     | "trimoe"
             ) =>
         {

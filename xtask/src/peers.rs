@@ -1,6 +1,6 @@
-//! `cargo xtask bench-peers`, `cargo xtask bench-flash` and `cargo xtask bench-neurons`: moec beside other engines on this machine.
+//! `cargo xtask bench-peers`, `bench-flash`, `bench-neurons` and `bench-serve`: moec beside other engines on this machine.
 //!
-//! The comparisons themselves are Python (`bench/peers`, `bench/flash`), as the peers are; nothing of it is needed to
+//! The comparisons themselves are Python (`bench/peers`, `bench/flash`, `bench/serve`), as the peers are; nothing of it is needed to
 //! build or to run a model.
 
 use crate::setup;
@@ -14,6 +14,8 @@ pub(crate) const PEERS: &str = "bench/peers/main.py";
 pub(crate) const FLASH: &str = "bench/flash/main.py";
 /// One that does not, whose gates leave zeros.
 pub(crate) const NEURONS: &str = "bench/flash/neurons.py";
+/// One that several clients ask.
+pub(crate) const SERVE: &str = "bench/serve/main.py";
 
 /// Builds moec, then hands over to a script with the arguments of this command.
 pub(crate) fn run(script: &str, args: &[String]) -> Result<(), Failed> {
@@ -57,7 +59,12 @@ mod tests {
     #[test]
     fn the_scripts_own_tests_pass() {
         let Some(python) = moec_testing::PYTHON.of(python()) else { return };
-        for tests in ["bench/peers/tests.py", "bench/flash/tests.py", "bench/flash/neuron_tests.py"] {
+        for tests in [
+            "bench/peers/tests.py",
+            "bench/flash/tests.py",
+            "bench/flash/neuron_tests.py",
+            "bench/serve/tests.py",
+        ] {
             let out = program(&python).current_dir(root()).arg(tests).output().expect("Python starts");
             assert!(out.status.success(), "{tests}:\n{}", String::from_utf8_lossy(&out.stderr));
         }

@@ -38,15 +38,6 @@ pub(crate) fn run(args: &[String]) -> Result<(), Failed> {
     shell::run(&mut test)
 }
 
-/// Two minutes of 64 clients that come and go, by way of the test that takes five seconds (`service/tests/serve.rs`).
-pub(crate) fn serve() -> Result<(), Failed> {
-    let mut test = cargo("test", None);
-    test.args(["--locked", "--package", "moec-service", "--test", "serve"])
-        .env("MOEC_TORMENT_SECONDS", "120");
-    stage("Running", &shown(&test));
-    shell::run(&mut test)
-}
-
 /// Variables and values of the options.
 fn values(args: &[String]) -> Result<Vec<(&'static str, String)>, Failed> {
     let mut words = args.iter();

@@ -1,9 +1,10 @@
 """Writes a checkpoint as GGUF, in bf16, and quantises it with llama.cpp's own quantiser.
 
-    to_gguf.py CHECKPOINT OUT FORMAT [--exact-ends] [--direct [--consume]]
+    to_gguf.py CHECKPOINT OUT FORMAT [--exact-ends] [--direct [--consume]] [--tokenizer FILE]
 
 `FORMAT` is bf16, q8 (Q8_0) or q4 (Q4_0), for every matrix alike, as moec stores them; norms, biases and routers are
-f32. `--exact-ends` keeps embedding and head in f32. There is no tokenizer: ids go in, logits come out.
+f32. `--exact-ends` keeps embedding and head in f32. There is no tokenizer, ids go in and logits come out, unless `--tokenizer` names
+one of bytes with merges (GPT-2's kind), for engines that speak in text.
 
 q8 and q4 are made of the bf16 file beside OUT. With `--direct` they are made of the checkpoint, matrix by matrix, by
 gguf-py's quantisers, whose bits are those of llama.cpp's: for models that the disk holds once only. `--consume` gives
@@ -118,7 +119,22 @@ def packed(checkpoint, names, kind):
     return out
 
 
-def write(checkpoint, out, fmt, exact_ends, consume=False):
+def vocabulary(writer, path, config):
+    """The words and merges of a `tokenizer.json`."""
+    tokenizer = json.loads(Path(path).read_text())
+    special = {token["id"] for token in tokenizer["added_tokens"] if token["special"]}
+    words = sorted(tokenizer["model"]["vocab"].items(), key=lambda word: word[1])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([word for word, _ in words])
+    control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
+    writer.add_token_types([control if i in special else normal for _, i in words])
+    writer.add_token_merges([" ".join(merge) for merge in tokenizer["model"]["merges"]])
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_add_bos_token(False)
+
+
+def write(checkpoint, out, fmt, exact_ends, consume=False, tokenizer=None):
     check(checkpoint.config)
     c = checkpoint.config
     writer = gguf.GGUFWriter(str(out), ARCHITECTURES[c["architectures"][0]])
@@ -143,7 +159,10 @@ def write(checkpoint, out, fmt, exact_ends, consume=False):
     writer.add_layer_norm_eps(c["rms_norm_eps"])
     writer.add_file_type(FILE_TYPES[fmt])
     writer.add_vocab_size(c["vocab_size"])
-    writer.add_tokenizer_model("no_vocab")
+    if tokenizer:
+        vocabulary(writer, tokenizer, c)
+    else:
+        writer.add_tokenizer_model("no_vocab")
 
     kind, names = STORED[fmt], plan(checkpoint)
     for name, source in names.items():
@@ -208,13 +227,14 @@ def main():
     parser.add_argument("--exact-ends", action="store_true")
     parser.add_argument("--direct", action="store_true")
     parser.add_argument("--consume", action="store_true")
+    parser.add_argument("--tokenizer")
     args = parser.parse_args()
     # A file that is there is whole.
     hidden = args.out.with_name(f".{args.out.name}")
     if args.format == "qwen3moe":
         relabel(args.checkpoint, hidden)
     elif args.format == "bf16" or args.direct:
-        write(Checkpoint(args.checkpoint), hidden, args.format, args.exact_ends, args.direct and args.consume)
+        write(Checkpoint(args.checkpoint), hidden, args.format, args.exact_ends, args.direct and args.consume, args.tokenizer)
     else:
         bf16 = args.out.with_name(args.out.name.replace(args.format, "bf16"))
         quantise(bf16, hidden, args.format, args.exact_ends)

@@ -20,7 +20,7 @@ pub(super) struct Cli {
 #[derive(Subcommand)]
 pub(super) enum Verb {
     /// Continue a text.
-    Generate(Generate),
+    Generate(Box<Generate>),
     /// Write the logits of every position to a file.
     Logits(Logits),
     /// Measure speed and memory.
@@ -140,6 +140,9 @@ pub(super) struct Generate {
     pub(super) n: Option<usize>,
     #[command(flatten)]
     pub(super) sampling: SamplingArgs,
+    /// End at this text, which is not printed; may be given several times
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(super) stop: Vec<String>,
     /// Keep a token that was decoded with fewer experts if its largest probability exceeds this; 1 keeps none [default: what
     /// the bundle was built with]
     #[arg(long, value_name = "G", value_parser = between(0f32..=1.0, "from 0 to 1"), allow_negative_numbers = true)]

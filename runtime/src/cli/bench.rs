@@ -308,8 +308,14 @@ fn once(engine: &mut Engine<'_>, what: Task) -> Result<(Duration, Duration)> {
     for ids in &ids {
         let known: Box<dyn Choose> = Box::new(Known(ids.iter().cycle()));
         // The first token is the prompt's; each of the others is a call.
-        let job =
-            Job { prompt: ids.clone(), choosers: vec![known], n: n + 1, end: Vec::new(), deadline: None };
+        let job = Job {
+            prompt: ids.clone(),
+            choosers: vec![known],
+            n: n + 1,
+            end: Vec::new(),
+            deadline: None,
+            guesses: 0,
+        };
         scheduler.submit(job)?;
     }
     let (mut prefill, mut decode, mut failed) = (Duration::ZERO, Duration::ZERO, None);

@@ -1,4 +1,5 @@
-//! The verbs of a bundle: `generate`, `logits`, `bench`, `info`, and those that a crate above this one brings ([`More`]).
+//! The verbs of a bundle: `generate`, `logits`, `bench`, `info`, and what a crate above this one brings: verbs ([`More`]) and options
+//! ([`Forms`]).
 //!
 //! Data goes to standard output, everything else to standard error. Exit status 0; 1 if it failed; 2 for
 //! bad use; 130 after an interrupt. A reader that closes the output early has had enough: that is no error.
@@ -20,6 +21,7 @@ use crate::manifest;
 use crate::memory::size;
 use crate::paging::Paging;
 use crate::program::Program;
+use crate::sampler::Constraint;
 use crate::store::CheckLevel;
 use args::{Cli, Common, Verb};
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
@@ -28,6 +30,8 @@ use std::ffi::OsString;
 use std::io::{self, ErrorKind, IsTerminal, Read, Write};
 use std::path::Path;
 
+/// The verb that [`Forms`] are for.
+const GENERATE: &str = "generate";
 /// Exit status for bad use.
 const BAD_USE: u8 = 2;
 /// Exit status after an interrupt: 128 + SIGINT.
@@ -87,6 +91,22 @@ pub struct More {
     pub run: for<'a, 'p> fn(&'a Context<'p>, &ArgMatches, &mut Io<'_>) -> Result<(), Failure>,
 }
 
+/// Makes what holds one answer to a form.
+pub type MakeConstraint = dyn Fn() -> Result<Box<dyn Constraint>>;
+
+/// Reads such options, before weights are opened; `None` where none is given.
+pub type ReadForm =
+    for<'a, 'p> fn(&'a Context<'p>, &ArgMatches) -> Result<Option<Box<MakeConstraint>>, Failure>;
+
+/// Options of `generate` that a crate above this one brings: forms that answers are held to.
+#[derive(Clone, Copy)]
+pub struct Forms {
+    /// Adds them to the verb.
+    pub options: fn(clap::Command) -> clap::Command,
+    /// Reads them.
+    pub read: ReadForm,
+}
+
 /// How the verbs are called: what [`Front::run`] needs beside a program and its bundle.
 #[derive(Clone, Copy)]
 pub struct Front<'a> {
@@ -94,6 +114,8 @@ pub struct Front<'a> {
     pub name: &'a str,
     /// Verbs beside this crate's own.
     pub more: &'a [More],
+    /// Options beside this crate's own.
+    pub forms: Option<Forms>,
     /// Where the program does not run on its target.
     pub beside: Option<Beside<'a>>,
     /// What executes units that the runtime by itself does not.
@@ -102,7 +124,7 @@ pub struct Front<'a> {
 
 impl Default for Front<'_> {
     fn default() -> Self {
-        Self { name: "run", more: &[], beside: None, native: None }
+        Self { name: "run", more: &[], forms: None, beside: None, native: None }
     }
 }
 
@@ -282,10 +304,13 @@ impl Front<'_> {
         args: impl Iterator<Item = OsString>,
         mut io: Io<'_>,
     ) -> u8 {
-        let &Self { name, more, beside, native } = self;
+        let &Self { name, more, forms, beside, native } = self;
         let commands: Vec<clap::Command> = more.iter().map(|more| (more.command)()).collect();
         let names: Vec<String> = commands.iter().map(|c| c.get_name().to_owned()).collect();
-        let command = Cli::command().bin_name(name).subcommands(commands);
+        let mut command = Cli::command().bin_name(name).subcommands(commands);
+        if let Some(forms) = forms {
+            command = command.mut_subcommand(GENERATE, forms.options);
+        }
         let matches = match command.try_get_matches_from(args) {
             Ok(matches) => matches,
             Err(e) => return refuse(&e, name, &mut io),
@@ -297,7 +322,10 @@ impl Front<'_> {
         let done = match brought {
             Some((more, matches)) => (more.run)(&context, matches, &mut io),
             None => match Cli::from_arg_matches(&matches) {
-                Ok(cli) => own(&context, cli.verb, &mut io),
+                Ok(cli) => forms
+                    .zip(matches.subcommand_matches(GENERATE))
+                    .map_or(Ok(None), |(forms, matches)| (forms.read)(&context, matches))
+                    .and_then(|form| own(&context, cli.verb, form.as_deref(), &mut io)),
                 Err(e) => return refuse(&e, name, &mut io),
             },
         };
@@ -321,13 +349,18 @@ impl Front<'_> {
     }
 }
 
-/// Runs a verb of this crate.
-fn own(context: &Context<'_>, verb: Verb, io: &mut Io<'_>) -> Result<(), Failure> {
+/// Runs a verb of this crate. `form`: what answers of [`GENERATE`] are held to.
+fn own(
+    context: &Context<'_>,
+    verb: Verb,
+    form: Option<&MakeConstraint>,
+    io: &mut Io<'_>,
+) -> Result<(), Failure> {
     if let Some((common, notes)) = verb.common() {
         check(context, common, notes, io)?;
     }
     match verb {
-        Verb::Generate(args) => generate::run(context, &args, io),
+        Verb::Generate(args) => generate::run(context, &args, form, io),
         Verb::Logits(args) => logits::run(context, &args, io),
         Verb::Bench(args) => bench::run(context, &args, io),
         Verb::Info(args) => info::run(context, &args, io),

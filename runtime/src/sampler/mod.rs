@@ -1,6 +1,6 @@
 //! Chooses the next token.
 //!
-//! In this order: logit bias, repetition penalty, presence and frequency penalties, a constraint's mask; the largest logit where the
+//! In this order: logit bias, repetition penalty, presence and frequency penalties, the masks of constraints; the largest logit where the
 //! temperature is 0; else temperature, softmax, top-k, top-p, min-p, typical-p, one draw. Ties go to the lowest id. The same seed,
 //! options and logits give the same tokens. The stages are two tables in `stages`.
 
@@ -39,7 +39,7 @@ pub trait Constraint: Send {
 pub struct Sampler {
     how: Sampling,
     rng: SplitMix64,
-    constraint: Option<Box<dyn Constraint>>,
+    constraints: Vec<Box<dyn Constraint>>,
     /// Tokens of the prompt and of the answer.
     seen: History,
     last: Option<LogProbabilities>,
@@ -52,7 +52,7 @@ impl std::fmt::Debug for Sampler {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Sampler")
             .field("how", &self.how)
-            .field("constrained", &self.constraint.is_some())
+            .field("constraints", &self.constraints.len())
             .finish_non_exhaustive()
     }
 }
@@ -64,7 +64,7 @@ impl Sampler {
         Self {
             how,
             rng,
-            constraint: None,
+            constraints: Vec::new(),
             seen: History::new(),
             last: None,
             logits: Vec::new(),
@@ -72,10 +72,10 @@ impl Sampler {
         }
     }
 
-    /// The sampler with a constraint on all that it chooses.
+    /// The sampler with one more constraint on all that it chooses.
     #[must_use]
     pub fn constrained(mut self, constraint: Box<dyn Constraint>) -> Self {
-        self.constraint = Some(constraint);
+        self.constraints.push(constraint);
         self
     }
 
@@ -84,7 +84,7 @@ impl Sampler {
         &self.how
     }
 
-    /// Begins an answer to a prompt: penalties count from here. Random numbers go on, and so does a constraint.
+    /// Begins an answer to a prompt: penalties count from here. Random numbers go on, and so do constraints.
     pub fn begin(&mut self, prompt: &[u32]) {
         self.seen.clear();
         self.last = None;
@@ -97,9 +97,7 @@ impl Sampler {
     /// [`Error::NotFinite`] if the largest logit is not finite, [`Error::NoToken`] if no token may follow, and what a constraint says.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32> {
         let id = self.choose(logits)?;
-        if let Some(constraint) = &mut self.constraint {
-            constraint.accept(id)?;
-        }
+        self.constraints.iter_mut().try_for_each(|c| c.accept(id))?;
         self.seen.entry(id).or_default().answer += 1;
         self.last = self.how.log_probabilities.map(|n| LogProbabilities::of(logits, id, n));
         Ok(id)
@@ -112,13 +110,13 @@ impl Sampler {
 
     /// Whether a constraint says that the answer is complete.
     pub fn ended(&self) -> bool {
-        self.constraint.as_ref().is_some_and(|c| c.ended())
+        self.constraints.iter().any(|c| c.ended())
     }
 
     fn choose(&mut self, logits: &[f32]) -> Result<u32> {
-        let Self { how, rng, constraint, seen, logits: changed, candidates, .. } = self;
+        let Self { how, rng, constraints, seen, logits: changed, candidates, .. } = self;
         let wanted = ON_LOGITS.iter().filter(|stage| (stage.wanted)(how));
-        if constraint.is_none() && wanted.clone().next().is_none() {
+        if constraints.is_empty() && wanted.clone().next().is_none() {
             return draw(how, rng, candidates, logits).ok_or(Error::NotFinite);
         }
         // What the model did wrong is not to be taken for what the stages did.
@@ -126,9 +124,7 @@ impl Sampler {
         changed.clear();
         changed.extend_from_slice(logits);
         wanted.for_each(|stage| (stage.apply)(how, seen, changed));
-        if let Some(constraint) = constraint {
-            constraint.mask(changed)?;
-        }
+        constraints.iter_mut().try_for_each(|c| c.mask(changed))?;
         draw(how, rng, candidates, changed).ok_or(Error::NoToken)
     }
 }

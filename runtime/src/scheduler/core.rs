@@ -173,6 +173,19 @@ impl Core {
         found.and_then(|s| s.ids.get(range)).unwrap_or_default()
     }
 
+    /// Prompt and answer of a sequence.
+    pub(super) fn text(&self, id: Id) -> &[u32] {
+        self.ids(id, 0..self.live.iter().find(|s| s.id == id).map_or(0, |s| s.ids.len()))
+    }
+
+    /// A slot that is nobody's holds what somebody else has put there.
+    pub(super) fn hold(&mut self, slot: u32, ids: &[u32]) {
+        if let Some(slot) = self.slots.get_mut(slot).filter(|slot| slot.owner.is_none()) {
+            slot.held = ids.to_vec();
+            (slot.pure, slot.mark) = (0, None);
+        }
+    }
+
     /// A slot is what a sequence begins with: its first `kept` tokens are there.
     pub(super) fn placed(&mut self, id: Id, kept: usize) {
         let Some(s) = self.live.iter_mut().find(|s| s.id == id) else { return };
@@ -185,6 +198,7 @@ impl Core {
             slot.held.clear();
             slot.held.extend_from_slice(&s.ids[..kept]);
             slot.pure = if place.keep == kept { slot.pure } else { 0 };
+            slot.mark = slot.mark.filter(|&at| at <= kept);
         }
     }
 
@@ -216,6 +230,13 @@ impl Core {
             if let Some(slot) = self.slots.get_mut(s.slot) {
                 slot.pure = if self.fork { pure } else { 0 };
             }
+        }
+    }
+
+    /// A sequence whose prompt is there can go back to its end.
+    pub(super) fn marked(&mut self, slot: u32, at: usize) {
+        if let Some(slot) = self.slots.get_mut(slot) {
+            slot.mark = Some(at);
         }
     }
 

@@ -79,6 +79,9 @@ pub struct Job<'j> {
     pub end: Vec<u32>,
     /// When those that are not done end.
     pub deadline: Option<Instant>,
+    /// Tokens of a sequence that are guessed and checked in a call at most, where it decodes alone. Its chooser takes the likeliest
+    /// token then. Where states cannot take tokens back, none are.
+    pub guesses: usize,
 }
 
 /// What becomes of a sequence.

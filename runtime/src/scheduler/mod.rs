@@ -16,6 +16,7 @@
 //! An error of one sequence ends that sequence: a call that fails is repeated row by row.
 
 mod core;
+mod guess;
 mod job;
 mod model;
 mod slots;
@@ -27,6 +28,7 @@ use crate::big_little::Decoder;
 use crate::engine::{Engine, Want};
 use crate::error::{Error, Result};
 use crate::sampler::LogProbabilities;
+use crate::speculate::Speculated;
 pub use job::{Choose, End, Event, Id, Job, check_room};
 use model::{Model, Served};
 pub use slots::Sharing;
@@ -45,11 +47,13 @@ pub struct Setting {
     pub budget: Option<usize>,
     /// Whether each answer is to the bit that of a run by itself.
     pub exact: bool,
+    /// How much of what slots hold is taken over. `None`: as much as leaves every answer what it is by itself, but for rounding.
+    pub sharing: Option<Sharing>,
 }
 
 impl Default for Setting {
     fn default() -> Self {
-        Self { slots: 0..u32::MAX, queue: usize::MAX, budget: None, exact: false }
+        Self { slots: 0..u32::MAX, queue: usize::MAX, budget: None, exact: false, sharing: None }
     }
 }
 
@@ -131,7 +135,7 @@ impl<'e, 'p, 'j> Scheduler<'e, 'p, 'j> {
         if range.is_empty() {
             return Err(Error::BadSlot { slot: range.start, slots });
         }
-        let served = Served { engine, decoder, exact: setting.exact };
+        let served = Served { engine, decoder, exact: setting.exact, sharing: setting.sharing };
         Ok(Self { inner: Inner::new(served, setting, range, context) })
     }
 
@@ -152,6 +156,11 @@ impl<'e, 'p, 'j> Scheduler<'e, 'p, 'j> {
             return Err(Error::BadId { id, vocab });
         }
         self.inner.submit(job, slots)
+    }
+
+    /// Says that a slot that is nobody's holds these tokens: somebody has put them there. A prompt that begins so takes them over.
+    pub fn hold(&mut self, slot: u32, ids: &[u32]) {
+        self.inner.core.hold(slot, ids);
     }
 
     /// Ends a sequence, wherever it is. Its slot is free at once, and keeps the text. Nobody hears of it.
@@ -185,6 +194,11 @@ impl<'e, 'p, 'j> Scheduler<'e, 'p, 'j> {
         self.inner.counters
     }
 
+    /// What became of guesses.
+    pub fn speculated(&self) -> Speculated {
+        self.inner.speculated
+    }
+
     /// How full it is.
     pub fn load(&self) -> Load {
         self.inner.load()
@@ -197,6 +211,7 @@ struct Live<'j> {
     left: usize,
     end: std::sync::Arc<[u32]>,
     deadline: Option<Instant>,
+    guesses: usize,
 }
 
 /// A scheduler over any model.
@@ -207,14 +222,15 @@ struct Inner<'j, M> {
     context: usize,
     live: BTreeMap<Id, Live<'j>>,
     counters: Counters,
+    speculated: Speculated,
 }
 
 impl<'j, M: Model> Inner<'j, M> {
     fn new(model: M, setting: &Setting, slots: Range<u32>, context: usize) -> Self {
         let means = model.means();
         let core = Core::new(slots, means, setting.budget.unwrap_or(means.chunk));
-        let counters = Counters::default();
-        Self { model, core, queue: setting.queue, context, live: BTreeMap::new(), counters }
+        let (counters, speculated) = (Counters::default(), Speculated::default());
+        Self { model, core, queue: setting.queue, context, live: BTreeMap::new(), counters, speculated }
     }
 
     fn load(&self) -> Load {
@@ -224,7 +240,7 @@ impl<'j, M: Model> Inner<'j, M> {
     }
 
     fn submit(&mut self, job: Job<'j>, of_plan: u32) -> Result<Vec<Id>> {
-        let Job { prompt, choosers, n, end, deadline } = job;
+        let Job { prompt, choosers, n, end, deadline, guesses } = job;
         // The last token is given away and never computed with.
         check_room(prompt.len(), n.saturating_sub(1), self.context)?;
         let (many, slots) = (choosers.len(), self.core.slots().len());
@@ -245,7 +261,7 @@ impl<'j, M: Model> Inner<'j, M> {
         let ids = self.core.submit(prompt, many);
         let end: std::sync::Arc<[u32]> = end.into();
         for (&id, chooser) in ids.iter().zip(choosers) {
-            self.live.insert(id, Live { chooser, left: n, end: end.clone(), deadline });
+            self.live.insert(id, Live { chooser, left: n, end: end.clone(), deadline, guesses });
         }
         Ok(ids)
     }
@@ -272,7 +288,10 @@ impl<'j, M: Model> Inner<'j, M> {
                 Done::Prompt(range.len())
             }
             Action::Decode { rows } => {
-                self.decode(&rows, sink)?;
+                let guessed = if let [row] = *rows { self.guess(row, sink)? } else { false };
+                if !guessed {
+                    self.decode(&rows, sink)?;
+                }
                 Done::Decode(rows.len())
             }
         };
@@ -296,6 +315,12 @@ impl<'j, M: Model> Inner<'j, M> {
         match model.prompt(slot, range.start, ids, want, &mut choice) {
             Ok(()) => {
                 self.counters.prompt_tokens += range.len() as u64;
+                // Only behind the last chunk a token is chosen.
+                if let Some(at) =
+                    Some(slot).filter(|_| !choose.is_empty()).and_then(|slot| self.model.mark(slot))
+                {
+                    self.core.marked(slot, at);
+                }
                 self.core.prompted(id, range);
                 chosen.into_iter().try_for_each(|(id, choice)| self.book(id, choice, sink))
             }
@@ -347,15 +372,15 @@ impl<'j, M: Model> Inner<'j, M> {
 
     /// A sequence has its next token, or none can be chosen.
     fn book(&mut self, id: Id, choice: Choice, sink: &mut Sink<'_>) -> Result<()> {
-        let (token, log_probabilities) = match choice {
-            Choice::Token(token, log_probabilities) => (token, log_probabilities),
+        let (token, log_probabilities, ended) = match choice {
+            Choice::Token { id, log_probabilities, ended } => (id, log_probabilities, ended),
             // The call went well: what the slot holds is right.
             Choice::None(e) => return self.over(id, End::Failed(e), false, sink),
             Choice::Failed(e) => return self.fail(id, e, sink),
         };
         let Some(live) = self.live.get_mut(&id) else { return Ok(()) };
         live.left -= 1;
-        let end = if live.end.contains(&token) || live.chooser.ended() {
+        let end = if live.end.contains(&token) || ended {
             Some(End::Stop)
         } else {
             (live.left == 0).then_some(End::Length)
@@ -420,7 +445,12 @@ impl<'j, M: Model> Inner<'j, M> {
 
 /// What came of choosing a token.
 enum Choice {
-    Token(u32, Option<LogProbabilities>),
+    Token {
+        id: u32,
+        log_probabilities: Option<LogProbabilities>,
+        /// Whether its chooser says that all is said.
+        ended: bool,
+    },
     /// None can be.
     None(Error),
     /// There are no logits.
@@ -431,7 +461,9 @@ enum Choice {
 fn pick(live: &mut BTreeMap<Id, Live<'_>>, id: Id, logits: &[f32]) -> Choice {
     let Some(live) = live.get_mut(&id) else { return Choice::None(Error::NotFinite) };
     match live.chooser.choose(logits) {
-        Ok(token) => Choice::Token(token, live.chooser.last().cloned()),
+        Ok(id) => {
+            Choice::Token { id, log_probabilities: live.chooser.last().cloned(), ended: live.chooser.ended() }
+        }
         Err(e) => Choice::None(e),
     }
 }

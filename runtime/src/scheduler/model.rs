@@ -18,6 +18,9 @@ pub(super) trait Model {
     /// where its states cannot go back so far.
     fn place(&mut self, slot: u32, from: Option<u32>, keep: usize) -> Result<usize>;
 
+    /// Has a slot go back to where it is now, if its states need that and can, and gives the position.
+    fn mark(&mut self, slot: u32) -> Option<usize>;
+
     /// Appends a chunk of a prompt; `sink` gets the logits behind it, if they are wanted.
     fn prompt(
         &mut self,
@@ -31,6 +34,21 @@ pub(super) trait Model {
     /// Appends a token to each of several sequences (slot, position, token); `sink` gets the index of the row and the logits
     /// behind it, in any order.
     fn decode(&mut self, rows: &[(u32, usize, u32)], sink: &mut dyn FnMut(usize, &[f32])) -> Result<()>;
+
+    /// Tokens that [`Model::extend`] takes behind the first one at most.
+    fn guesses(&self) -> usize;
+
+    /// Appends several tokens to a sequence in one call; `sink` gets the index and the logits of each, in order.
+    fn extend(
+        &mut self,
+        slot: u32,
+        pos: usize,
+        ids: &[u32],
+        sink: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<()>;
+
+    /// Has a slot hold its first tokens alone.
+    fn rewind(&mut self, slot: u32, len: usize) -> Result<()>;
 }
 
 /// An engine, and what decodes its tokens.
@@ -38,6 +56,7 @@ pub(super) struct Served<'e, 'p> {
     pub(super) engine: &'e mut Engine<'p>,
     pub(super) decoder: &'e mut Decoder,
     pub(super) exact: bool,
+    pub(super) sharing: Option<Sharing>,
 }
 
 /// How much sequences of a program may share, and what the states can do for it.
@@ -55,12 +74,14 @@ fn means(program: &Program, exact: bool) -> Means {
     };
     let fork = states::check_fork(program).is_ok();
     let caches = |s: &moec_ir::plan::StateBuf| matches!(s.kind, StateKind::Cache | StateKind::Ring { .. });
-    Means { sharing, chunk, fork, rewind: program.states.iter().all(caches) }
+    let rewind = program.states.iter().all(caches);
+    Means { sharing, chunk, fork, rewind, marks: !rewind && states::check_snapshots(program).is_ok() }
 }
 
 impl Model for Served<'_, '_> {
     fn means(&self) -> Means {
-        means(self.engine.program(), self.exact)
+        let means = means(self.engine.program(), self.exact);
+        Means { sharing: self.sharing.unwrap_or(means.sharing), ..means }
     }
 
     fn place(&mut self, slot: u32, from: Option<u32>, keep: usize) -> Result<usize> {
@@ -74,6 +95,11 @@ impl Model for Served<'_, '_> {
         }
         self.engine.reset(slot)?;
         Ok(0)
+    }
+
+    fn mark(&mut self, slot: u32) -> Option<usize> {
+        // One that cannot be made is one that cannot be used.
+        self.means().marks.then(|| self.engine.snapshot(slot).ok()).flatten()
     }
 
     fn prompt(
@@ -99,5 +125,26 @@ impl Model for Served<'_, '_> {
             })?;
         }
         Ok(())
+    }
+    fn guesses(&self) -> usize {
+        let most = states::most_guesses(self.engine.program()).unwrap_or(0);
+        if self.exact { 0 } else { most.min(self.engine.most_rows().saturating_sub(1)) }
+    }
+
+    fn extend(
+        &mut self,
+        slot: u32,
+        pos: usize,
+        ids: &[u32],
+        sink: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<()> {
+        self.engine.extend(slot, pos, ids, &mut |i, logits| {
+            sink(i, logits);
+            Ok(())
+        })
+    }
+
+    fn rewind(&mut self, slot: u32, len: usize) -> Result<()> {
+        self.engine.rewind(slot, len)
     }
 }

@@ -25,8 +25,10 @@ pub(super) struct Means {
     pub(super) chunk: usize,
     /// Whether a sequence can be copied from slot to slot.
     pub(super) fork: bool,
-    /// Whether it can go back to any of its tokens; else only what goes on from a slot's end shares it.
+    /// Whether it can go back to any of its tokens; else only what goes on from a slot's end shares it, or from its mark.
     pub(super) rewind: bool,
+    /// Whether a sequence that cannot goes back to the end of its prompt, where a mark is made.
+    pub(super) marks: bool,
 }
 
 /// Where a sequence begins.
@@ -48,6 +50,8 @@ pub(super) struct Slot {
     pub(super) held: Vec<u32>,
     /// How many of them, from the first on, came in whole chunks of a prompt.
     pub(super) pure: usize,
+    /// Where it can go back to, if nowhere else. A copy has no mark.
+    pub(super) mark: Option<usize>,
     /// When it was last taken or left; 0: never.
     used: u64,
 }
@@ -85,11 +89,13 @@ impl Slots {
     pub(super) fn take(&mut self, owner: Id, prompt: &[u32]) -> Option<Place> {
         let free = |i: &usize| self.all[*i].owner.is_none();
         let victim = (0..self.all.len()).filter(free).min_by_key(|&i| (self.all[i].used, i))?;
-        let usable = |i: usize| {
-            let inside = self.means.fork || self.all[i].owner.is_none();
-            if inside { self.shared(&self.all[i], prompt) } else { 0 }
-        };
         let lost = |i: usize, keep: usize| self.all[i].held.len() - keep;
+        // What a mark gives is had in its own slot alone.
+        let copies = |i: usize, keep: usize| self.means.fork && (self.means.rewind || lost(i, keep) == 0);
+        let usable = |i: usize| {
+            let keep = self.shared(&self.all[i], prompt);
+            if self.all[i].owner.is_none() || copies(i, keep) { keep } else { 0 }
+        };
         let best = (0..self.all.len())
             .map(|i| (usable(i), i))
             .filter(|(keep, _)| *keep > 0)
@@ -101,7 +107,7 @@ impl Slots {
             None => Place { slot: victim as u32, from: None, keep: 0 },
             Some((keep, i)) => {
                 let cheaper = || lost(i, keep) <= self.all[victim].held.len() || victim == i;
-                let stays = self.all[i].owner.is_none() && (!self.means.fork || cheaper());
+                let stays = self.all[i].owner.is_none() && (!copies(i, keep) || cheaper());
                 if stays {
                     Place { slot: i as u32, from: None, keep }
                 } else {
@@ -118,6 +124,7 @@ impl Slots {
         slot.held.clear();
         slot.held.extend_from_slice(&prompt[..place.keep]);
         slot.pure = pure;
+        slot.mark = slot.mark.filter(|&at| place.from.is_none() && at <= place.keep);
         self.clock += 1;
         slot.used = self.clock;
         Some(Place { slot: self.first + place.slot, ..place })
@@ -138,6 +145,7 @@ impl Slots {
         if let Some(slot) = self.get_mut(slot) {
             slot.held.clear();
             slot.pure = 0;
+            slot.mark = None;
         }
     }
 
@@ -153,7 +161,12 @@ impl Slots {
             }
             Sharing::All => equal,
         };
-        if self.means.rewind || keep == slot.held.len() { keep } else { 0 }
+        if self.means.rewind || keep == slot.held.len() {
+            return keep;
+        }
+        let whole =
+            |at: usize| self.means.sharing != Sharing::Chunks || at.is_multiple_of(self.means.chunk.max(1));
+        slot.mark.filter(|&at| at <= keep && whole(at)).unwrap_or(0)
     }
 
     /// Slots that hold text of sequences that have left.

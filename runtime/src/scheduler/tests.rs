@@ -17,6 +17,8 @@ struct Toy {
     sharing: Option<Sharing>,
     fork: bool,
     rewind: bool,
+    /// Where slots can go back to, if that is what they can.
+    marks: Option<Vec<Option<usize>>>,
     /// A token behind which the model fails.
     poison: Option<u32>,
     /// Tokens that were computed of each prompt call, and rows of each decode call.
@@ -70,7 +72,8 @@ impl Toy {
 impl Model for Toy {
     fn means(&self) -> Means {
         let sharing = self.sharing.unwrap_or(Sharing::All);
-        Means { sharing, chunk: CHUNK, fork: self.fork, rewind: self.rewind }
+        let marks = self.marks.is_some();
+        Means { sharing, chunk: CHUNK, fork: self.fork, rewind: self.rewind, marks }
     }
 
     fn place(&mut self, slot: u32, from: Option<u32>, keep: usize) -> Result<usize> {
@@ -79,9 +82,27 @@ impl Model for Toy {
             self.slots[slot as usize] = self.slots[from as usize].clone();
         }
         let held = &mut self.slots[slot as usize];
-        assert!(keep <= held.len() && (keep == 0 || self.rewind || keep == held.len()));
+        let mark = self.marks.as_mut().map(|marks| &mut marks[slot as usize]);
+        if from.is_some() {
+            if let Some(mark) = mark {
+                *mark = None;
+            }
+        } else {
+            let back = mark.as_ref().is_some_and(|mark| **mark == Some(keep));
+            assert!(keep <= held.len() && (keep == 0 || self.rewind || back || keep == held.len()));
+            if let Some(mark) = mark {
+                *mark = mark.filter(|&at| at <= keep);
+            }
+        }
+        assert!(keep <= held.len() && (from.is_none() || keep == 0 || self.rewind || keep == held.len()));
         held.truncate(keep);
         Ok(keep)
+    }
+
+    fn mark(&mut self, slot: u32) -> Option<usize> {
+        let at = self.slots[slot as usize].len();
+        self.marks.as_mut()?[slot as usize] = Some(at);
+        Some(at)
     }
 
     fn prompt(
@@ -115,6 +136,35 @@ impl Model for Toy {
         }
         Ok(())
     }
+
+    fn guesses(&self) -> usize {
+        if self.rewind { 3 } else { 0 }
+    }
+
+    fn extend(
+        &mut self,
+        slot: u32,
+        pos: usize,
+        ids: &[u32],
+        sink: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<()> {
+        assert!(ids.len() > 1 && ids.len() <= 4);
+        self.calls.push((0, ids.len()));
+        if let Some(&id) = ids.iter().find(|&&id| self.poison == Some(id)) {
+            return self.append(slot, pos, id);
+        }
+        for (i, &id) in ids.iter().enumerate() {
+            self.append(slot, pos + i, id)?;
+            sink(i, &logits(&self.slots[slot as usize]));
+        }
+        Ok(())
+    }
+
+    fn rewind(&mut self, slot: u32, len: usize) -> Result<()> {
+        assert!(self.rewind && len <= self.slots[slot as usize].len());
+        self.slots[slot as usize].truncate(len);
+        Ok(())
+    }
 }
 
 /// A request of a test: when it comes, its prompt, how many sequences, their length, and after how many tokens nobody wants the first.
@@ -142,7 +192,7 @@ fn scheduler(toy: Toy, budget: usize, queue: usize) -> Inner<'static, Toy> {
 
 fn job(prompt: &[u32], many: usize, n: usize) -> Job<'static> {
     let choosers = (0..many).map(|_| Box::new(Greedy) as Box<dyn Choose>).collect();
-    Job { prompt: prompt.to_vec(), choosers, n, end: vec![7], deadline: None }
+    Job { prompt: prompt.to_vec(), choosers, n, end: vec![7], deadline: None, guesses: 0 }
 }
 
 /// What became of a sequence.
@@ -159,18 +209,20 @@ proptest! {
     fn answers_are_those_of_single_runs(
         all in prop::collection::vec(asked(), 1..14),
         sharing in prop::sample::select(vec![Sharing::None, Sharing::Chunks, Sharing::All]),
-        (fork, rewind) in any::<(bool, bool)>(),
+        (fork, rewind, marks) in any::<(bool, bool, bool)>(),
         budget in 0..20usize,
         poison in prop::option::of(0..VOCAB as u32),
+        guesses in 0..5usize,
     ) {
-        let toy = Toy { sharing: Some(sharing), fork, rewind, poison, ..Toy::default() };
+        let marks = (marks && !rewind).then(|| vec![None; SLOTS as usize]);
+        let toy = Toy { sharing: Some(sharing), fork, rewind, marks, poison, ..Toy::default() };
         let mut s = scheduler(toy, budget, usize::MAX);
         let seen: RefCell<BTreeMap<Id, Seen>> = RefCell::default();
         let (mut names, mut cancelled) = (Vec::new(), Vec::new());
         let mut steps = 0;
         loop {
             for a in all.iter().filter(|a| a.at == steps) {
-                let ids = s.submit(job(&a.prompt, a.many, a.n), SLOTS).unwrap();
+                let ids = s.submit(Job { guesses, ..job(&a.prompt, a.many, a.n) }, SLOTS).unwrap();
                 names.extend(ids.iter().enumerate().map(|(i, &id)| (id, a.clone(), i == 0)));
             }
             for (id, a, first) in &names {
@@ -266,6 +318,15 @@ fn equal_prefixes_are_computed_once() {
         assert_eq!(s.counters.shared_tokens - before, expected);
         turn.extend(alone(&turn, 4, 7));
         turn.push(2);
+    }
+    // States that cannot go back to any token go back to the end of the last prompt, or else begin anew.
+    for (marks, expected) in [(Some(vec![None; SLOTS as usize]), 10), (None, 0)] {
+        let mut s = scheduler(Toy { fork: true, marks, ..Toy::default() }, 99, 9);
+        for prompt in [&system[..], &[&system[..], &[9, 9]].concat()] {
+            s.submit(job(prompt, 1, 4), SLOTS).unwrap();
+            while s.step(&mut |_, _| true).unwrap().done != Done::Idle {}
+        }
+        assert_eq!(s.counters.shared_tokens, expected);
     }
     // Several after one prompt: once, whatever they share.
     let mut s =

@@ -88,8 +88,8 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
         grammars.constraint(grammar)?;
     }
     let mut engine = context.open(&args.common)?;
-    let decoder = Decoder::of(context.program)?;
-    let session = Session::new(&mut engine, 0, decoder)?;
+    let mut decoder = Decoder::of(context.program)?;
+    let session = Session::new(&mut engine, &mut decoder)?;
     let how = args.sampling.sampling();
     let mut chat = Conversation {
         ends: &context.program.model.eos,
@@ -227,7 +227,7 @@ impl Conversation<'_, '_, '_> {
         };
         let interrupt = interrupt::guard();
         let n = self.n.unwrap_or(left).min(left);
-        let done = self.session.answer(&prompt.ids, n, self.ends, &mut sampler, &mut |id| said.push(id, io));
+        let done = self.session.answer(&prompt.ids, n, self.ends, sampler, &mut |id| said.push(id, io));
         drop(interrupt);
         let done = done?;
         said.finish(io)?;

@@ -1,7 +1,8 @@
-//! A conversation in a slot: only what is new of each prompt is prefilled.
+//! A conversation over the scheduler, whose slots keep their text: only what is new of each prompt is prefilled.
 
-use moec_runtime::{Decoder, Engine, Error, Result, Sampler, Want};
-use std::time::{Duration, Instant};
+use moec_runtime::scheduler::{self, Choose, Done, Event, Job, Sharing};
+use moec_runtime::{Decoder, Engine, Error, Result, Sampler, Scheduler, Setting};
+use std::time::Duration;
 
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +18,16 @@ pub enum End {
 }
 
 impl End {
+    /// Of an end of the scheduler's. `token`: the last token is an end token.
+    fn of(end: scheduler::End, token: bool) -> Result<Self> {
+        match end {
+            scheduler::End::Failed(e) => Err(e),
+            scheduler::End::Length => Ok(Self::Length),
+            scheduler::End::Stop if token => Ok(Self::Token),
+            scheduler::End::Stop | scheduler::End::Cancelled | scheduler::End::Expired => Ok(Self::Enough),
+        }
+    }
+
     /// In a word, as `--json` has it.
     pub fn name(self) -> &'static str {
         match self {
@@ -44,24 +55,20 @@ pub struct Answer {
     pub end: End,
 }
 
-/// A slot of an engine, and the tokens that it holds.
+/// A conversation: a client of a scheduler that has no other.
 pub struct Session<'e, 'p> {
-    engine: &'e mut Engine<'p>,
-    slot: u32,
-    decoder: Decoder,
-    held: Vec<u32>,
-    /// Where the states were kept, for those that go back to no other place.
-    snapshot: Option<usize>,
+    scheduler: Scheduler<'e, 'p, 'static>,
 }
 
 impl<'e, 'p> Session<'e, 'p> {
-    /// An empty one.
+    /// One that has said nothing.
     ///
     /// # Errors
-    /// [`Error::BadSlot`].
-    pub fn new(engine: &'e mut Engine<'p>, slot: u32, decoder: Decoder) -> Result<Self> {
-        engine.reset(slot)?;
-        Ok(Self { engine, slot, decoder, held: Vec::new(), snapshot: None })
+    /// As [`Scheduler::new`].
+    pub fn new(engine: &'e mut Engine<'p>, decoder: &'e mut Decoder) -> Result<Self> {
+        // Of a conversation all is kept: nobody holds its answers against those of other runs.
+        let setting = Setting { sharing: Some(Sharing::All), ..Setting::default() };
+        Ok(Self { scheduler: Scheduler::new(engine, decoder, &setting)? })
     }
 
     /// Answers a prompt with up to `n` tokens. `on_token` gets each but an end token, and says whether it wants more. An interrupt
@@ -74,80 +81,60 @@ impl<'e, 'p> Session<'e, 'p> {
         prompt: &[u32],
         n: usize,
         ends: &[u32],
-        sampler: &mut Sampler,
+        mut sampler: Sampler,
         on_token: &mut dyn FnMut(u32) -> Result<bool>,
     ) -> Result<Answer> {
-        moec_runtime::generate::check_room(
-            prompt.len(),
-            n,
-            self.engine.program().model.max_context as usize,
-        )?;
         sampler.begin(prompt);
-        let start = Instant::now();
-        let kept = self.go_back(prompt)?;
-        let mut next = Err(Error::NotFinite);
-        let read = self.engine.prefill(self.slot, kept, &prompt[kept..], Want::Last, &mut |_, logits| {
-            next = sampler.sample(logits);
-            Ok(())
-        });
-        self.held.truncate(kept);
-        // What an interrupt leaves is there.
-        let there = self.engine.len(self.slot).min(prompt.len());
-        self.held.extend(prompt.get(kept..there).unwrap_or_default());
-        read?;
-        self.snapshot = self.engine.snapshot(self.slot).ok();
-        let (prefill, start) = (start.elapsed(), Instant::now());
+        let choosers: Vec<Box<dyn Choose>> = vec![Box::new(sampler)];
+        let job =
+            Job { prompt: prompt.to_vec(), choosers, n, end: ends.to_vec(), deadline: None, guesses: 0 };
+        let names = self.scheduler.submit(job)?;
         let mut out = Answer {
             ids: Vec::new(),
             prompt: prompt.len(),
-            kept,
-            prefill,
+            kept: 0,
+            prefill: Duration::ZERO,
             decode: Duration::ZERO,
             end: End::Length,
         };
-        loop {
-            let id = std::mem::replace(&mut next, Err(Error::NotFinite))?;
-            out.ids.push(id);
-            out.decode = start.elapsed();
-            if ends.contains(&id) {
-                out.end = End::Token;
-            } else if !on_token(id)? || sampler.ended() {
-                out.end = End::Enough;
-            }
-            if out.end != End::Length || out.ids.len() >= n {
-                return Ok(out);
-            }
-            let row = (self.slot, self.held.len(), id);
-            let called = self.decoder.decode(self.engine, &[row], &mut |_, logits| {
-                next = sampler.sample(logits);
-                Ok(())
-            });
-            match called {
-                Ok(()) => self.held.push(id),
-                Err(Error::Interrupted) => {
-                    out.end = End::Interrupted;
-                    return Ok(out);
+        let mut over = None;
+        while over.is_none() {
+            let step = self.scheduler.step(&mut |_, event| match event {
+                Event::Began { shared } => {
+                    out.kept = shared;
+                    true
                 }
-                Err(e) => return Err(e),
+                Event::Token { id, .. } => {
+                    out.ids.push(id);
+                    // An end token is followed by the end.
+                    let wanted = if ends.contains(&id) { Ok(true) } else { on_token(id) };
+                    over = match wanted {
+                        Ok(true) => None,
+                        Ok(false) => Some(Ok(End::Enough)),
+                        Err(e) => Some(Err(e)),
+                    };
+                    over.is_none()
+                }
+                Event::Ended(end) => {
+                    over = Some(End::of(end, out.ids.last().is_some_and(|id| ends.contains(id))));
+                    true
+                }
+            });
+            match step {
+                // No token was asked for.
+                Ok(step) if step.done == Done::Idle => over = Some(Ok(End::Length)),
+                Ok(step) if matches!(step.done, Done::Decode(_)) => out.decode += step.took,
+                Ok(step) => out.prefill += step.took,
+                Err(e) => {
+                    for &name in &names {
+                        self.scheduler.cancel(name);
+                    }
+                    let read = matches!(e, Error::Interrupted) && !out.ids.is_empty();
+                    over = Some(if read { Ok(End::Interrupted) } else { Err(e) });
+                }
             }
         }
-    }
-
-    /// Goes back to where the slot and the prompt differ, at the latest to the last token of the prompt, or as far further as the
-    /// states need. Gives the tokens that stay.
-    fn go_back(&mut self, prompt: &[u32]) -> Result<usize> {
-        let same = self.held.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-        let same = same.min(prompt.len().saturating_sub(1)).min(self.engine.len(self.slot));
-        for at in [Some(same), self.snapshot.filter(|&at| at < same)].into_iter().flatten() {
-            match self.engine.rewind(self.slot, at) {
-                Ok(()) => return Ok(at),
-                // A state that does not go back there.
-                Err(Error::State { .. }) => {}
-                Err(e) => return Err(e),
-            }
-        }
-        self.snapshot = None;
-        self.engine.reset(self.slot)?;
-        Ok(0)
+        out.end = over.unwrap_or(Ok(End::Length))?;
+        Ok(out)
     }
 }

@@ -6,9 +6,11 @@
 mod words;
 
 use crate::error::{Error, Result};
+use clap::{ArgMatches, Args as _, FromArgMatches as _};
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
+use moec_runtime::cli::{Context, Failure, Forms, MakeConstraint};
 use moec_runtime::error::Error as Failed;
 use moec_runtime::{Constraint, Program, regular, text};
 use std::path::Path;
@@ -41,6 +43,25 @@ pub struct GrammarArgs {
     /// Hold answers to this regular expression
     #[arg(long, value_name = "REGEX", group = "held", allow_hyphen_values = true)]
     pub regex: Option<String>,
+}
+
+/// The options, for the runtime's `generate`.
+pub(crate) const FORMS: Forms = Forms { options: GrammarArgs::augment_args, read: forms };
+
+fn forms(
+    context: &Context<'_>,
+    matches: &ArgMatches,
+) -> std::result::Result<Option<Box<MakeConstraint>>, Failure> {
+    let args = GrammarArgs::from_arg_matches(matches).map_err(|e| Failure::Use {
+        what: e.to_string(),
+        hint: format!("see `{} help generate`", context.name),
+    })?;
+    let Some(grammar) = args.read()? else { return Ok(None) };
+    let grammars = Grammars::open(context.bundle, context.program)?;
+    // One that cannot be used is refused before weights are opened.
+    grammars.constraint(&grammar)?;
+    let make = move || grammars.constraint(&grammar).map_err(|e| Failed::Constraint(e.what));
+    Ok(Some(Box::new(make)))
 }
 
 impl GrammarArgs {

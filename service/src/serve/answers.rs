@@ -99,7 +99,7 @@ impl<'t> Answers<'t> {
                 choosers.push(Box::new(sampler));
             }
             let deadline = Some(Instant::now() + server.limit);
-            let job = Job { prompt, choosers, n, end: end.clone(), deadline };
+            let job = Job { prompt, choosers, n, end: end.clone(), deadline, guesses: 0 };
             let number = server.tickets.fetch_add(1, Ordering::Relaxed);
             let ask = Ask { ticket: number, job, first: p * options.n, tell: tell.clone() };
             server.worker.send(Command::Submit(ask)).map_err(|_| gone())?;

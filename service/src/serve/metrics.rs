@@ -45,6 +45,7 @@ impl Histogram {
 struct State {
     counters: Counters,
     load: Option<Load>,
+    experts: u64,
     refused: u64,
     waited: Histogram,
     first_token: Histogram,
@@ -69,8 +70,9 @@ impl Metrics {
         body(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(super) fn publish(&self, counters: Counters, load: Load) {
-        self.with(|s| (s.counters, s.load) = (counters, Some(load)));
+    /// `experts`: those that steps of decoding have computed with.
+    pub(super) fn publish(&self, counters: Counters, load: Load, experts: u64) {
+        self.with(|s| (s.counters, s.load, s.experts) = (counters, Some(load), experts));
     }
 
     pub(super) fn refused(&self) {
@@ -99,7 +101,7 @@ impl Metrics {
         let c = s.counters;
         let load = s.load.unwrap_or(Load { waiting: 0, running: 0, slots: 0, kept: 0 });
         let m = self.memory;
-        let rows: [(&str, &str, &str, u64); 18] = [
+        let rows: [(&str, &str, &str, u64); 19] = [
             ("moec_sequences_waiting", "gauge", "Sequences without a slot.", load.waiting as u64),
             ("moec_sequences_running", "gauge", "Sequences with a slot.", load.running as u64),
             ("moec_slots", "gauge", "Slots of the KV cache.", load.slots as u64),
@@ -121,6 +123,12 @@ impl Metrics {
             ("moec_tokens_total", "counter", "Tokens that were chosen.", c.tokens),
             ("moec_decode_steps_total", "counter", "Steps of decoding.", c.decodes),
             ("moec_decode_rows_total", "counter", "Rows of these steps, a sequence each.", c.rows),
+            (
+                "moec_decode_experts_total",
+                "counter",
+                "Experts that these steps computed with, each once for all rows of a step, summed over layers.",
+                s.experts,
+            ),
             ("moec_memory_arena_bytes", "gauge", "Intermediate results.", m.arena),
             ("moec_memory_scratch_bytes", "gauge", "Scratch of all threads.", m.scratch),
             ("moec_memory_weight_bytes", "gauge", "Packed weights.", m.weights),

@@ -201,7 +201,7 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
             "warning: others than this machine reach {at}, and no key is wanted; `--api-key` asks for one"
         ));
     }
-    metrics.publish(scheduler.counters(), scheduler.load());
+    metrics.publish(scheduler.counters(), scheduler.load(), scheduler.engine().decoded_experts());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     let stop = {
         let _inside = runtime.enter();

@@ -111,7 +111,7 @@ pub(super) fn work(
             heard
         })?;
         idle = step.done == Done::Idle;
-        metrics.publish(scheduler.counters(), scheduler.load());
+        metrics.publish(scheduler.counters(), scheduler.load(), scheduler.engine().decoded_experts());
     }
 }
 

@@ -1,19 +1,23 @@
 //! `generate`: continue a text.
 
+mod report;
+
 use super::args::Generate;
-use super::{Context, Failure, Io, assigned, interrupt, paging};
+use super::{Context, Failure, Io, MakeConstraint, assigned, interrupt, paging};
 use crate::best_of::{BestOf, best_of_into};
-use crate::big_little::{Decoder, Fallbacks};
+use crate::big_little::Decoder;
 use crate::engine::{Engine, most_rows};
 use crate::error::{Error, Result};
-use crate::generate::{Generation, Request, begin, check_room, generate};
-use crate::sampler::{LogProbabilities, Sampler, Sampling};
+use crate::generate::{Generation, Request, Way, check_room, generate_by};
+use crate::sampler::{Sampler, Sampling};
 use crate::saved::{self, Saved};
-use crate::speculate::{self, Speculated};
+use crate::speculate::Speculated;
 use crate::states::most_guesses;
+use crate::stops::{self, Stops, Until};
 use crate::text::{self, Text, TextStream};
 use crate::timeline::Timeline;
-use serde_json::{Value, json};
+use report::{add_guesses, line_of_guesses, rates, rates_of_several, report, report_of_several};
+use serde_json::json;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
@@ -22,7 +26,13 @@ use std::sync::Arc;
 /// Tokens generated if the user does not say.
 const DEFAULT_TOKENS: usize = 128;
 
-pub(super) fn run(context: &Context<'_>, args: &Generate, io: &mut Io<'_>) -> Result<(), Failure> {
+/// `form`: what answers are held to, beside what `args` say.
+pub(super) fn run(
+    context: &Context<'_>,
+    args: &Generate,
+    form: Option<&MakeConstraint>,
+    io: &mut Io<'_>,
+) -> Result<(), Failure> {
     let model = &context.program.model;
     let max = model.max_context as usize;
     let saved = args.load_prompt.as_deref().map(|path| Saved::open(path, context.program)).transpose()?;
@@ -49,8 +59,13 @@ pub(super) fn run(context: &Context<'_>, args: &Generate, io: &mut Io<'_>) -> Re
         });
     }
     if args.speculate.is_some() {
-        check_speculation(context, args)?;
+        check_speculation(context, args, form)?;
     }
+    let tokenizer = match tokenizer {
+        // Where the answer ends is said in text.
+        None if !args.stop.is_empty() => Some(Text::open(context.bundle, model.bos)?),
+        other => other,
+    };
     let watch = Watch::create(args)?;
     let mut engine = context.open_recording(&args.common, args.json)?;
     // The ids are data of their own; without a tokenizer they are all there is.
@@ -67,7 +82,9 @@ pub(super) fn run(context: &Context<'_>, args: &Generate, io: &mut Io<'_>) -> Re
     let end = if args.ignore_eos || (args.ids.is_some() && !args.stop_at_eos) { &[] } else { &*model.eos };
     let how = Sampling { log_probabilities: args.log_probabilities, ..args.sampling.sampling() };
     let request = Request { slot: 0, prompt: &prompt, n, end };
-    let job = Job { request, decoder, how, tokenizer: tokenizer.as_ref(), args, watch, saved };
+    let tokenizer = tokenizer.map(Arc::new);
+    let held = Held { form, text: tokenizer.as_ref().filter(|_| !args.stop.is_empty()), stop: &args.stop };
+    let job = Job { request, decoder, how, held, tokenizer: tokenizer.as_deref(), args, watch, saved };
     match args.best_of {
         None => single(&mut engine, job, io),
         Some(many) => several(&mut engine, job, many, io),
@@ -79,14 +96,52 @@ struct Job<'a> {
     request: Request<'a>,
     decoder: Decoder,
     how: Sampling,
+    held: Held<'a>,
     tokenizer: Option<&'a Text>,
     args: &'a Generate,
     watch: Option<Watch>,
     saved: Option<Saved>,
 }
 
+/// What answers are held to.
+#[derive(Clone, Copy)]
+struct Held<'a> {
+    form: Option<&'a MakeConstraint>,
+    /// What makes text of them, where a text ends them.
+    text: Option<&'a Arc<Text>>,
+    stop: &'a [String],
+}
+
+impl Held<'_> {
+    /// The sampler of one answer.
+    fn sampler(&self, mut sampler: Sampler) -> Result<Sampler> {
+        if let Some(form) = self.form {
+            sampler = sampler.constrained(form()?);
+        }
+        Ok(match self.text {
+            Some(text) => sampler.constrained(Box::new(Until::new(text, self.stop))),
+            None => sampler,
+        })
+    }
+
+    /// The part of an answer that is printed.
+    fn cut(&self, text: String) -> String {
+        if self.stop.is_empty() { text } else { stops::cut(&text, self.stop) }
+    }
+}
+
 /// Refuses to guess where tokens would not be those of a plain run.
-fn check_speculation(context: &Context<'_>, args: &Generate) -> Result<(), Failure> {
+fn check_speculation(
+    context: &Context<'_>,
+    args: &Generate,
+    form: Option<&MakeConstraint>,
+) -> Result<(), Failure> {
+    if form.is_some() {
+        return Err(Failure::Use {
+            what: "`--speculate` takes the likeliest tokens, and a grammar forbids some of them".to_owned(),
+            hint: "leave one of the two out".to_owned(),
+        });
+    }
     let how = args.sampling.sampling();
     if how != (Sampling { seed: how.seed, ..Sampling::default() }) {
         return Err(Failure::Use {
@@ -140,18 +195,13 @@ fn made(
     on_token: &mut dyn FnMut(u32, &mut Io<'_>) -> Result<()>,
 ) -> Result<(Generation, Option<Speculated>)> {
     let (request, saved, decoder, sampler, args) = job;
-    if saved.is_none() && args.save_prompt.is_none() && args.speculate.is_none() {
-        let done = generate(engine, request, decoder, sampler, &mut |id| on_token(id, io))?;
-        return Ok((done, None));
-    }
     let held = saved.map_or(Ok(0), |saved| restore(engine, saved, request, io))?;
-    let begun = begin(engine, request, held, sampler)?;
-    if let Some(path) = &args.save_prompt {
-        saved::save(engine, request.slot, request.prompt, path)?;
-    }
-    let most = args.speculate.unwrap_or(0);
-    let (done, did) =
-        speculate::go_on(engine, request, begun, most, (decoder, sampler), &mut |id| on_token(id, io))?;
+    let mut save = |engine: &Engine<'_>| match &args.save_prompt {
+        Some(path) => saved::save(engine, request.slot, request.prompt, path).map(drop),
+        None => Ok(()),
+    };
+    let way = Way { held, guesses: args.speculate.unwrap_or(0), read: Some(&mut save) };
+    let (done, did) = generate_by(engine, request, way, (decoder, sampler), &mut |id| on_token(id, io))?;
     Ok((done, args.speculate.map(|_| did)))
 }
 
@@ -194,13 +244,14 @@ fn decoder(context: &Context<'_>, args: &Generate) -> Result<Decoder> {
 
 /// One sequence, printed as it comes.
 fn single(engine: &mut Engine<'_>, job: Job<'_>, io: &mut Io<'_>) -> Result<(), Failure> {
-    let Job { request, mut decoder, how, tokenizer, args, mut watch, saved } = job;
-    let mut sampler = Sampler::new(how);
+    let Job { request, mut decoder, how, held, tokenizer, args, mut watch, saved } = job;
+    let mut sampler = held.sampler(Sampler::new(how))?;
     if let Some(watch) = &mut watch {
         watch.start(engine);
     }
     let interrupt = interrupt::guard();
-    let mut printer = Printer { stream: tokenizer.map(Text::stream), first: true };
+    let stops = Stops::new(args.stop.iter().cloned());
+    let mut printer = Printer { stream: tokenizer.map(Text::stream), stops, first: true };
     let mut any = false;
     let what = (&request, saved, &mut decoder, &mut sampler, args);
     let done = made(engine, what, io, &mut |id, io| {
@@ -211,7 +262,7 @@ fn single(engine: &mut Engine<'_>, job: Job<'_>, io: &mut Io<'_>) -> Result<(), 
     let watched = watch.map_or(Ok(()), |w| w.finish(engine));
     if args.json {
         let (done, guesses) = done?;
-        let text = tokenizer.map(|t| t.decode(&done.ids)).transpose()?;
+        let text = tokenizer.map(|t| t.decode(&done.ids)).transpose()?.map(|text| held.cut(text));
         let mut report = report(&done, text, args.log_probabilities.is_some());
         if args.load_prompt.is_some() {
             report["loaded_tokens"] = json!(done.held);
@@ -251,18 +302,19 @@ fn single(engine: &mut Engine<'_>, job: Job<'_>, io: &mut Io<'_>) -> Result<(), 
 
 /// Several sequences, of which the best is printed, or all.
 fn several(engine: &mut Engine<'_>, job: Job<'_>, many: usize, io: &mut Io<'_>) -> Result<(), Failure> {
-    let Job { request, mut decoder, how, tokenizer, args, mut watch, .. } = job;
+    let Job { request, mut decoder, how, held, tokenizer, args, mut watch, .. } = job;
     if let Some(watch) = &mut watch {
         watch.start(engine);
     }
     let interrupt = interrupt::guard();
     let mut drawn = BestOf::default();
-    let done = best_of_into(engine, &request, many, &mut decoder, &how, &mut drawn);
+    let made = &mut |sampler| held.sampler(sampler);
+    let done = best_of_into(engine, &request, many, &mut decoder, (&how, made), &mut drawn);
     drop(interrupt);
     let watched = watch.map_or(Ok(()), |w| w.finish(engine));
     let ranking = drawn.ranking();
     let text = |ids: &[u32]| match tokenizer {
-        Some(t) => t.decode(ids).map(Some),
+        Some(t) => t.decode(ids).map(|text| Some(held.cut(text))),
         None => Ok(None),
     };
     if args.json {
@@ -338,6 +390,7 @@ fn prompt(context: &Context<'_>, args: &Generate, io: &mut Io<'_>) -> Result<Str
 /// Prints tokens as they come: text, or ids separated by commas.
 struct Printer<'a> {
     stream: Option<TextStream<'a>>,
+    stops: Stops,
     first: bool,
 }
 
@@ -345,126 +398,18 @@ impl Printer<'_> {
     fn push(&mut self, id: u32, io: &mut Io<'_>) -> Result<()> {
         let comma = if std::mem::replace(&mut self.first, false) { "" } else { "," };
         let piece = match &mut self.stream {
-            Some(stream) => stream.push(id)?,
+            Some(stream) => self.stops.push(&stream.push(id)?),
             None => format!("{comma}{id}"),
         };
         if piece.is_empty() { Ok(()) } else { io.say(&piece) }
     }
 
-    fn finish(self, io: &mut Io<'_>) -> Result<()> {
+    fn finish(mut self, io: &mut Io<'_>) -> Result<()> {
         let rest = self.stream.map(TextStream::finish).transpose()?.unwrap_or_default();
+        let mut rest = self.stops.push(&rest);
+        if self.stops.found().is_none() {
+            rest += &self.stops.finish();
+        }
         io.say(&format!("{rest}\n"))
     }
-}
-
-/// The object that `--json` prints.
-fn report(done: &Generation, text: Option<String>, log_probabilities: bool) -> Value {
-    let mut report = json!({
-        "ids": done.ids,
-        "text": text,
-        "prefill_tokens_per_s": done.prefill_rate(),
-        "decode_tokens_per_s": done.decode_rate(),
-    });
-    add_fallbacks(&mut report, done.fallbacks);
-    if log_probabilities {
-        report["log_probabilities"] = done.log_probabilities.iter().map(log_probabilities_of).collect();
-    }
-    report
-}
-
-/// The log-probabilities of one token.
-fn log_probabilities_of(of: &LogProbabilities) -> Value {
-    let likeliest: Vec<Value> =
-        of.likeliest.iter().map(|(id, p)| json!({ "id": id, "log_probability": p })).collect();
-    json!({ "id": of.id, "log_probability": of.chosen, "likeliest": likeliest })
-}
-
-/// The object that `--best-of` with `--json` prints: that of the best, and all of them.
-fn report_of_several(
-    done: &BestOf,
-    ranking: &[usize],
-    text: &dyn Fn(&[u32]) -> Result<Option<String>>,
-) -> Result<Value> {
-    let mut sequences = Vec::with_capacity(done.candidates.len());
-    for &i in ranking {
-        let c = &done.candidates[i];
-        sequences.push(json!({
-            "seed": c.seed,
-            "ids": c.ids,
-            "text": text(&c.ids)?,
-            "mean_log_probability": c.score(),
-        }));
-    }
-    let best = sequences.first().cloned().unwrap_or_default();
-    let mut report = json!({
-        "ids": best["ids"],
-        "text": best["text"],
-        "prefill_tokens_per_s": done.prefill_rate(),
-        "decode_tokens_per_s": done.decode_rate(),
-        "sequences": sequences,
-    });
-    add_fallbacks(&mut report, done.fallbacks);
-    Ok(report)
-}
-
-/// Of guesses.
-fn add_guesses(report: &mut Value, did: Speculated) {
-    let Speculated { guessed, kept, calls, alone, close } = did;
-    report["speculation"] = json!({
-        "guessed": guessed,
-        "kept": kept,
-        "acceptance": did.acceptance(),
-        "calls_with_guesses": calls,
-        "calls_of_one_token": alone,
-        "too_close": close,
-    });
-}
-
-fn line_of_guesses(did: Speculated) -> String {
-    let share = did.acceptance().map_or(String::new(), |a| format!(" ({:.0} %)", 100.0 * a));
-    format!(
-        "guesses: {} of {} kept{share}, in {} calls; {} calls of one token, {} choices too close to count",
-        did.kept, did.guessed, did.calls, did.alone, did.close
-    )
-}
-
-/// Of what decodes with fewer experts first.
-fn add_fallbacks(report: &mut Value, fallbacks: Option<Fallbacks>) {
-    if let Some(f) = fallbacks {
-        report["fallback_ratio"] = json!(f.ratio());
-    }
-}
-
-fn rates(done: &Generation) -> String {
-    format!(
-        "prefill: {} tokens{}, {}; decode: {} tokens, {}{}",
-        done.prompt - done.held,
-        if done.held > 0 { format!(" behind {} that were saved", done.held) } else { String::new() },
-        show(done.prefill_rate()),
-        done.ids.len(),
-        show(done.decode_rate()),
-        with_all_experts(done.fallbacks),
-    )
-}
-
-fn rates_of_several(done: &BestOf) -> String {
-    let tokens: usize = done.candidates.iter().map(|c| c.ids.len()).sum();
-    format!(
-        "prefill: {} tokens, {}; decode: {tokens} tokens in {} sequences, {}{}",
-        done.prompt,
-        show(done.prefill_rate()),
-        done.candidates.len(),
-        show(done.decode_rate()),
-        with_all_experts(done.fallbacks),
-    )
-}
-
-fn show(rate: Option<f64>) -> String {
-    rate.map_or("–".to_owned(), |r| format!("{r:.1} tokens/s"))
-}
-
-/// The fallback ratio, where there is one.
-fn with_all_experts(fallbacks: Option<Fallbacks>) -> String {
-    let ratio = fallbacks.and_then(Fallbacks::ratio);
-    ratio.map_or_else(String::new, |r| format!(", {:.1} % of them with all experts", 100.0 * r))
 }

@@ -1,0 +1,128 @@
+//! Clients that ask a server of OpenAI's form, and how long it took: `cargo xtask bench-serve` runs it against `run serve` and llama.cpp's
+//! server.
+//!
+//! Each client asks for one answer after the other, as a stream, with a prompt of its own in token ids. One JSON object says what
+//! came: tokens, seconds of the whole, and for each answer the time to its first token and between tokens, in seconds.
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for people")]
+
+use moec_testing::http::{Incoming, post, send};
+use serde_json::{Value, json};
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// What clients ask for.
+#[derive(Clone, Copy)]
+struct Load {
+    clients: u64,
+    /// Answers that each client wants.
+    answers: u64,
+    /// Tokens of a prompt.
+    prompt: u64,
+    /// Tokens of an answer.
+    tokens: u64,
+    vocab: u64,
+    /// No two runs with different ones have the same prompts.
+    seed: u64,
+}
+
+/// What came of one answer.
+struct Times {
+    tokens: u64,
+    first: f64,
+    next: Vec<f64>,
+}
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let numbers: Vec<u64> = words.iter().skip(1).filter_map(|word| word.parse().ok()).collect();
+    let ([address, ..], &[clients, answers, prompt, tokens, vocab, seed]) = (&*words, &*numbers) else {
+        eprintln!("usage: load_serve ADDRESS CLIENTS ANSWERS PROMPT TOKENS VOCABULARY SEED");
+        return ExitCode::from(2);
+    };
+    match all(address, Load { clients, answers, prompt, tokens, vocab, seed }) {
+        Ok(said) => {
+            println!("{said}");
+            ExitCode::SUCCESS
+        }
+        Err(why) => {
+            eprintln!("error: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Has all clients ask.
+fn all(address: &str, load: Load) -> Result<Value, String> {
+    let start = Instant::now();
+    let client =
+        |client: u64| (0..load.answers).map(|i| one(address, load, client * load.answers + i)).collect();
+    let all: Vec<Result<Vec<Times>, String>> = std::thread::scope(|scope| {
+        let client = &client;
+        let threads: Vec<_> = (0..load.clients).map(|i| scope.spawn(move || client(i))).collect();
+        threads
+            .into_iter()
+            .map(|t| t.join().unwrap_or_else(|_| Err("a client panicked".to_owned())))
+            .collect()
+    });
+    let seconds = start.elapsed().as_secs_f64();
+    let all: Vec<Times> = all.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+    Ok(json!({
+        "tokens": all.iter().map(|t| t.tokens).sum::<u64>(),
+        "seconds": seconds,
+        "first": all.iter().map(|t| t.first).collect::<Vec<_>>(),
+        "next": all.iter().flat_map(|t| t.next.iter().copied()).collect::<Vec<_>>(),
+    }))
+}
+
+/// Asks for one answer.
+fn one(address: &str, load: Load, nth: u64) -> Result<Times, String> {
+    let failed = |e: std::io::Error| e.to_string();
+    let body = json!({
+        "prompt": prompt(load, nth),
+        "max_tokens": load.tokens,
+        "temperature": 0,
+        "ignore_eos": true,
+        "stream": true,
+        "stream_options": {"include_usage": true},
+        // llama.cpp's: no prompt is asked for twice.
+        "cache_prompt": false,
+    });
+    let start = Instant::now();
+    let stream = send(address, &post("/v1/completions"), &body.to_string()).map_err(failed)?;
+    let mut incoming = Incoming::of(stream).map_err(failed)?;
+    if incoming.status != 200 {
+        return Err(format!("{:?}", incoming.whole()));
+    }
+    let (mut times, mut last) = (Times { tokens: 0, first: 0.0, next: Vec::new() }, start);
+    let mut first = true;
+    while let Some(event) = incoming.event().map_err(failed)? {
+        let now = Instant::now();
+        let event: Value = serde_json::from_str(&event).map_err(|e| format!("{e}: {event}"))?;
+        if let Some(n) = event["usage"]["completion_tokens"].as_u64() {
+            times.tokens = n;
+        }
+        if event["choices"][0]["text"].as_str().is_some_and(|text| !text.is_empty()) {
+            let took = (now - last).as_secs_f64();
+            last = now;
+            if std::mem::take(&mut first) {
+                times.first = took;
+            } else {
+                times.next.push(took);
+            }
+        }
+    }
+    if times.tokens == load.tokens { Ok(times) } else { Err(format!("{} tokens came", times.tokens)) }
+}
+
+/// The ids of a prompt, like nobody else's (SplitMix64).
+fn prompt(load: Load, nth: u64) -> Vec<u64> {
+    let mut x = load.seed.wrapping_mul(1 << 20).wrapping_add(nth).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let ids = std::iter::repeat_with(|| {
+        x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = x;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % load.vocab
+    });
+    ids.take(load.prompt as usize).collect()
+}
