@@ -214,7 +214,7 @@ fn an_earlier_bundle_stays_until_the_new_one_is_whole() {
 }
 
 #[test]
-fn a_disk_that_is_full_or_read_only() {
+fn a_full_disk_and_one_that_is_read_only() {
     let case = Case::of(&ferris());
     let disk = case.folder.path().join("disk");
     fs::create_dir(&disk).unwrap();

@@ -8,12 +8,14 @@ use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
 /// The library that the linker is asked for, the archive that has it, and Debian's package of that.
-const ARCHIVES: [(&str, &str, &str); 4] = [
+const ARCHIVES: [(&str, &str, &str); 5] = [
     ("stdc++", "libstdc++.a", "g++"),
     // Rust asks for the shared one, to unwind stacks.
     ("gcc_s", "libgcc_eh.a", "gcc"),
     ("z", "libz.a", "zlib1g-dev"),
     ("zstd", "libzstd.a", "libzstd-dev"),
+    // The interpreter of LLVM calls functions with it.
+    ("ffi", "libffi.a", "libffi-dev"),
 ];
 
 /// Where the binding to LLVM has the linker look before all of the system's folders.

@@ -6,8 +6,70 @@ use super::models::{BAMBOO, GROUPED, LLAMA, MISTRAL, MIXTRAL};
 use super::paper;
 use super::phone::{Cluster, Phone};
 use super::report::{Decode, Report, fits};
-use crate::claim::Claim;
 use crate::printed::Printed::{self, Is};
+
+/// How far ours may be off to agree, and to be near.
+pub const CLOSE: f64 = 0.10;
+/// Near.
+pub const NEAR: f64 = 0.25;
+
+/// A figure of the paper.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Claim {
+    /// Where it stands.
+    pub place: &'static str,
+    /// What it is.
+    pub what: String,
+    /// Its unit.
+    pub unit: &'static str,
+    /// What is printed.
+    pub paper: Printed,
+    /// What is simulated.
+    pub ours: f64,
+    /// A constant was found from it: it checks nothing.
+    pub used: bool,
+    /// Why it does not come out, if it does not.
+    pub why: &'static str,
+}
+
+impl Claim {
+    fn new(place: &'static str, what: impl Into<String>, paper: Printed, ours: f64) -> Self {
+        Self { place, what: what.into(), unit: "×", paper, ours, used: false, why: "" }
+    }
+
+    fn unit(self, unit: &'static str) -> Self {
+        Self { unit, ..self }
+    }
+
+    fn why(self, why: &'static str) -> Self {
+        Self { why, ..self }
+    }
+
+    fn used(self) -> Self {
+        Self { used: true, ..self }
+    }
+
+    /// Whether it comes out.
+    pub fn agrees(&self) -> bool {
+        self.paper.error(self.ours).abs() <= CLOSE
+    }
+
+    /// Whether it nearly does.
+    pub fn near(&self) -> bool {
+        self.paper.error(self.ours).abs() <= NEAR
+    }
+
+    /// One line.
+    pub fn verdict(&self) -> String {
+        let error = format!("{:+.0} %", 100.0 * self.paper.error(self.ours));
+        match (self.used, self.agrees(), self.why) {
+            (true, ..) => "a constant was found from it".to_owned(),
+            (_, true, _) => "agrees".to_owned(),
+            (_, _, "") => error,
+            (_, _, why) => format!("{error}: {why}"),
+        }
+    }
+}
 
 const MIXTRAL_READS: &str =
     "3B activated parameters are 124 000 neurons of 8 KB; the paper's times have room for half of them";

@@ -3,8 +3,17 @@
 use super::models::{BAMBOO, MIXTRAL, MODELS};
 use super::paper;
 use super::report::{CHAT, Ran, Report};
-use crate::claim::digits;
 use std::fmt::Write as _;
+
+/// Three digits that count.
+pub(super) fn digits(x: f64) -> String {
+    match x.abs() {
+        a if a >= 99.95 => format!("{x:.0}"),
+        a if a >= 9.995 => format!("{x:.1}"),
+        a if a >= 0.995 => format!("{x:.2}"),
+        _ => format!("{x:.3}"),
+    }
+}
 
 fn ran(out: &mut String, name: &str, ran: &Ran) {
     let _ = write!(

@@ -1,14 +1,13 @@
 //! The page of the documentation.
 
 use super::activity::{EXPONENT, SPREAD, WHITE};
-use super::claims::claims;
+use super::claims::{CLOSE, Claim, NEAR, claims};
 use super::dense::{CLUSTER, PAGED, POSITIONS};
-use super::details::{ablation, chosen, decode, energy, in_memory, latency, memory, prefill, shares};
+use super::details::{ablation, chosen, decode, digits, energy, in_memory, latency, memory, prefill, shares};
 use super::models::{BAMBOO, LLAMA, MIXTRAL, PREDICTOR};
 use super::phone::Phone;
 use super::report::Report;
 use super::systems::TOGETHER;
-use crate::claim::{CLOSE, Claim, NEAR, table};
 use std::fmt::Write as _;
 
 /// The page.
@@ -22,7 +21,7 @@ pub fn page(phone: &Phone, report: &Report) -> String {
     out.push_str(&summary(&claims));
     out.push_str(&machine(phone));
     out.push_str(&fitted());
-    out.push_str(&table(&claims, "simulated"));
+    out.push_str(&beside(&claims));
     out.push_str(&decode(report));
     out.push_str(&prefill(report));
     out.push_str(&memory(report));
@@ -190,4 +189,23 @@ pub(super) fn fitted() -> String {
     }
     out.push('\n');
     out
+}
+
+fn beside(claims: &[Claim]) -> String {
+    let mut out = String::from(
+        "## Every figure beside ours\n\n| where | what | the paper's | simulated | |\n|---|---|---|---|---|\n",
+    );
+    for c in claims {
+        let _ = writeln!(
+            out,
+            "| {} | {} | {} {} | {} | {} |",
+            c.place,
+            c.what,
+            c.paper,
+            c.unit,
+            digits(c.ours),
+            c.verdict()
+        );
+    }
+    out + "\n"
 }

@@ -5,8 +5,69 @@ use super::machine::{LINK, Machine, PCIE};
 use super::models::{DEEPSEEK, MODELS, QWEN};
 use super::paper;
 use super::report::{OUTPUTS, Report, robust};
-use crate::claim::Claim;
 use crate::printed::Printed;
+
+/// How far ours may be off to agree.
+pub const CLOSE: f64 = 0.10;
+
+/// A figure of the paper.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Claim {
+    /// Where it stands.
+    pub place: &'static str,
+    /// What it is.
+    pub what: String,
+    /// Its unit.
+    pub unit: &'static str,
+    /// What is printed.
+    pub paper: Printed,
+    /// With TriMoE's schedule.
+    pub ours: f64,
+    /// With moec's, where that makes a difference.
+    pub moec: Option<f64>,
+    /// A constant was found from it: it checks nothing.
+    pub used: bool,
+    /// Why it does not come out, if it does not.
+    pub why: &'static str,
+}
+
+impl Claim {
+    fn new(place: &'static str, what: impl Into<String>, paper: Printed, ours: f64) -> Self {
+        Self { place, what: what.into(), unit: "×", paper, ours, moec: None, used: false, why: "" }
+    }
+
+    fn moec(self, moec: f64) -> Self {
+        Self { moec: Some(moec), ..self }
+    }
+
+    fn unit(self, unit: &'static str) -> Self {
+        Self { unit, ..self }
+    }
+
+    fn why(self, why: &'static str) -> Self {
+        Self { why, ..self }
+    }
+
+    /// Whether TriMoE's schedule gives it.
+    pub fn agrees(&self) -> bool {
+        self.paper.error(self.ours).abs() <= CLOSE
+    }
+
+    /// Whether moec's gives it.
+    pub fn agrees_with_moec(&self) -> bool {
+        self.moec.is_some_and(|m| self.paper.error(m).abs() <= CLOSE)
+    }
+
+    /// One line.
+    pub fn verdict(&self) -> String {
+        match (self.used, self.agrees(), self.agrees_with_moec()) {
+            (true, ..) => "a constant was found from it".to_owned(),
+            (_, true, _) => "agrees".to_owned(),
+            (_, _, true) => format!("moec's schedule agrees; {}", self.why),
+            _ => self.why.to_owned(),
+        }
+    }
+}
 
 const FETCHES: &str =
     "fetches take the processor's bandwidth, and baselines are strong; see *What the speedup hangs on*";

@@ -5,7 +5,6 @@ use super::experiments::{ABLATION, Bench, SYSTEMS};
 use super::models::{MODELS, QWEN};
 use super::paper;
 use super::report::{OUTPUTS, PROMPT, Report, kv_gb};
-use crate::claim::digits;
 use std::fmt::Write as _;
 
 /// The scheduler's own time of a layer of Qwen3 with 16 DIMMs: tokens of a step, microseconds of a dispatch with the search
@@ -179,4 +178,14 @@ pub(super) fn added(report: &Report) -> String {
         let _ = writeln!(out, "| {batch} | {dispatch} µs | {moves} µs | {part:.2} % |");
     }
     out
+}
+
+/// Three digits.
+pub(super) fn digits(x: f64) -> String {
+    match x.abs() {
+        a if a >= 100.0 => format!("{x:.0}"),
+        a if a >= 10.0 => format!("{x:.1}"),
+        a if a >= 1.0 || a == 0.0 => format!("{x:.2}"),
+        _ => format!("{x:.3}"),
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::bench;
 use super::bench::Size;
-use super::claims::{claims, steps};
+use super::claims::{Claim, claims, steps};
 use super::experiments::{ABLATION, BARE_STILL, Bench, By, SYSTEMS};
 use super::loads::{DRIFT, Loads, Source, count};
 use super::models::{DEEPSEEK, MODELS, QWEN};
@@ -10,7 +10,6 @@ use super::page::page;
 use super::paper::{self, BATCH};
 use super::plots::plots;
 use super::report::{Report, robust};
-use crate::claim::Claim;
 use std::path::Path;
 use std::sync::LazyLock;
 
