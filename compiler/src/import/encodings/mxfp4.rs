@@ -27,7 +27,6 @@ pub const MXFP4: Encoding = Encoding {
     }),
     same: Some(Same { format: Format::Mxfp4, taken: Taken::Coded(take_row) }),
     decode: decode_row,
-    ..PLAIN
 };
 
 /// Its scales.
