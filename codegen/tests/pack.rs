@@ -144,7 +144,7 @@ fn by_blocks(g: &Geometry, values: &[f32], stored: usize) -> Vec<u8> {
 }
 
 /// Codes and scales that no rounding would choose, which are at hand as such.
-struct Codes<'a> {
+struct Held<'a> {
     format: Format,
     cols: usize,
     codes: &'a dyn Fn(usize) -> i8,
@@ -152,7 +152,7 @@ struct Codes<'a> {
     scale: &'a dyn Fn(usize, usize) -> f32,
 }
 
-impl Rows<io::Error> for &Codes<'_> {
+impl Rows<io::Error> for &Held<'_> {
     fn read(&mut self, _: usize, rows: Range<usize>, out: &mut [f32]) -> io::Result<()> {
         let first = rows.start * self.cols;
         for (i, x) in out.iter_mut().enumerate() {
@@ -174,7 +174,7 @@ impl Rows<io::Error> for &Codes<'_> {
 }
 
 /// Packs and reads back; what was read, and what `read` gives.
-fn there_and_back(codes: &Codes<'_>, layout: Layout, rows: usize) -> [Vec<f32>; 2] {
+fn there_and_back(codes: &Held<'_>, layout: Layout, rows: usize) -> [Vec<f32>; 2] {
     let mut source = codes;
     let g = Geometry { layout, format: codes.format, lead: 1, rows, cols: codes.cols };
     let (mut scratch, mut packed) = (Scratch::default(), Vec::new());
@@ -214,7 +214,7 @@ fn codes_of_a_checkpoint_are_taken_over() {
             }
         };
         for cols in [64, 96 + 8] {
-            let codes = Codes { format, cols, codes, scale: &scale };
+            let codes = Held { format, cols, codes, scale: &scale };
             for layout in [Layout::Rows, Layout::Panels { nr: 16 }, Layout::GluPanels { nr: 32 }] {
                 let [back, want] = there_and_back(&codes, layout, 38);
                 assert_eq!(back, want, "{format} in {layout:?}");
@@ -227,7 +227,7 @@ fn codes_of_a_checkpoint_are_taken_over() {
 fn numbers_that_share_no_scale_are_rounded() {
     for format in [Format::Q8h, Format::Q4h, Format::Mxfp4] {
         let scale = |_, column: usize| if column < 40 { 0.25 } else { 0.5 };
-        let codes = Codes { format, cols: 64, codes: &|at| [1, 2, 3, -4][at % 4], scale: &scale };
+        let codes = Held { format, cols: 64, codes: &|at| [1, 2, 3, -4][at % 4], scale: &scale };
         let [back, want] = there_and_back(&codes, Layout::Panels { nr: 16 }, 3);
         let mut rounded = want.clone();
         round_rows(format, 64, &mut rounded);

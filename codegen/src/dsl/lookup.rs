@@ -30,7 +30,7 @@ pub(super) fn wanted<'c>(machine: &Machine, bytes: BasicTypeEnum<'c>) -> Option<
     instruction(machine).map(|name| (name, types(name)))
 }
 
-impl<'k> I<'k> {
+impl I<'_> {
     /// Bytes in 0 ..= 15, in all lanes, as the codes of [`E2M1`], signed bytes.
     pub(crate) fn e2m1(self) -> Self {
         let k = self.k;

