@@ -71,7 +71,7 @@ fn answers_are_those_of_generate_and_a_signal_lets_them_end() {
     let prompt = "The borrow checker";
     let args = ["generate", "--prompt", prompt, "-n", "40", "--ignore-eos", "--json"];
     let alone = ok(moec().arg("run").arg(&bundle).args(args));
-    let alone: serde_json::Value = serde_json::from_slice(&alone.stdout).unwrap();
+    let alone: Value = serde_json::from_slice(&alone.stdout).unwrap();
     let mut server = start(&bundle, &["--exact"]);
     let body = json!({"prompt": prompt, "max_tokens": 40, "temperature": 0, "ignore_eos": true});
     let streams: Vec<TcpStream> = (0..6).map(|_| send(&server, &body)).collect();
@@ -181,7 +181,7 @@ fn kind(folder: &Path, more: &str, target: &str) -> PathBuf {
             device = device.replacen(&line, &format!("{line}{costs}"), 1);
         }
         fs::write(at("device.toml"), device).unwrap();
-        target = at("device.toml").to_str().unwrap().to_owned();
+        at("device.toml").to_str().unwrap().clone_into(&mut target);
     }
     built(&toml, &["--target", &target], &at("b"));
     at("b")
