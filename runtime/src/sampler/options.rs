@@ -93,4 +93,13 @@ impl Sampling {
             _ => Ok(()),
         }
     }
+
+    /// Refuses a bias for a token that a model of so many has not.
+    ///
+    /// # Errors
+    /// [`Error::BadId`], of the first one.
+    pub fn check_ids(&self, vocab: u32) -> Result<()> {
+        let id = self.bias.iter().map(|&(id, _)| id).find(|&id| id >= vocab);
+        id.map_or(Ok(()), |id| Err(Error::BadId { id, vocab }))
+    }
 }

@@ -211,4 +211,7 @@ fn options_out_of_range_are_named() {
     for (how, name) in bad {
         assert!(how.check().unwrap_err().to_string().contains(name), "{name}");
     }
+    let biased = Sampling { bias: vec![(3, 1.0), (9, 1.0)], ..hot() };
+    biased.check_ids(10).unwrap();
+    assert!(matches!(biased.check_ids(9), Err(crate::Error::BadId { id: 9, vocab: 9 })));
 }

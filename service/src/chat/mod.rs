@@ -79,6 +79,8 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
         hint: format!("see `{} help chat`", context.name),
     })?;
     cli::check(context, &args.common, !args.quiet, io)?;
+    let how = args.sampling.sampling();
+    how.check_ids(context.program.model.vocab)?;
     let template = template(context, args.template.as_deref())?;
     let text = Text::open(context.bundle, context.program.model.bos)?;
     let grammar = args.grammar.read()?;
@@ -90,7 +92,6 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
     let mut engine = context.open(&args.common)?;
     let mut decoder = Decoder::of(context.program)?;
     let session = Session::new(&mut engine, &mut decoder)?;
-    let how = args.sampling.sampling();
     let mut chat = Conversation {
         ends: &context.program.model.eos,
         max: context.program.model.max_context as usize,

@@ -66,6 +66,7 @@ impl Options {
         let random = || RandomState::new().hash_one(std::process::id());
         sampling.seed = fields.bits("seed")?.unwrap_or_else(random);
         sampling.check()?;
+        sampling.check_ids(server.vocab)?;
         let n = fields.integer("n", 1, server.slots as u64)?.unwrap_or(1) as usize;
         let stop = fields.strings("stop")?;
         if stop.len() > MAX_STOPS || stop.iter().any(String::is_empty) {

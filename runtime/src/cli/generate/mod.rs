@@ -58,6 +58,7 @@ pub(super) fn run(
             hint: "give one above 0, such as `--temperature 0.8`".to_owned(),
         });
     }
+    args.sampling.sampling().check_ids(model.vocab)?;
     if args.speculate.is_some() {
         check_speculation(context, args, form)?;
     }
