@@ -100,7 +100,7 @@ pub fn runner(plan: &Plan) -> Result<Option<Runner>> {
     let mut brings = None;
     for step in plan.entries.iter().flat_map(|e| &e.steps) {
         let Some(unit) = plan.units.get(step.unit as usize) else { continue };
-        let Some(found) = named(&unit.family).and_then(|f| f.runner()) else {
+        let Some(found) = named(&unit.family).and_then(Family::runner) else {
             continue;
         };
         if brings.replace(found).is_some_and(|other| other != found) {

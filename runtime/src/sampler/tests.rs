@@ -213,5 +213,5 @@ fn options_out_of_range_are_named() {
     }
     let biased = Sampling { bias: vec![(3, 1.0), (9, 1.0)], ..hot() };
     biased.check_ids(10).unwrap();
-    assert!(matches!(biased.check_ids(9), Err(crate::Error::BadId { id: 9, vocab: 9 })));
+    assert!(matches!(biased.check_ids(9), Err(Error::BadId { id: 9, vocab: 9 })));
 }

@@ -85,26 +85,26 @@ impl Card {
     /// # Errors
     /// There is no driver, with what the loader says; what the driver refuses, which is `CUDA_ERROR_NO_DEVICE` where there is no card.
     pub fn open() -> Result<Result<Self>, String> {
-        api::system().map(Self::with)
+        api::system().map(|api| Self::with(&api))
     }
 
     /// Opens the first card by a driver.
     ///
     /// # Errors
     /// What the driver refuses; `CUDA_ERROR_NO_DEVICE` where there is none.
-    pub(crate) fn with(api: Api) -> Result<Self> {
+    pub(crate) fn with(api: &Api) -> Result<Self> {
         let (mut count, mut device) = (0, 0);
         // SAFETY: every address is of a variable that lives as long as the call.
         unsafe {
-            check(&api, "cuInit", (api.init)(0))?;
-            check(&api, "cuDeviceGetCount", (api.device_count)(&raw mut count))?;
+            check(api, "cuInit", (api.init)(0))?;
+            check(api, "cuDeviceGetCount", (api.device_count)(&raw mut count))?;
             if count < 1 {
-                check(&api, "cuDeviceGetCount", code::NO_DEVICE)?;
+                check(api, "cuDeviceGetCount", code::NO_DEVICE)?;
             }
-            check(&api, "cuDeviceGet", (api.device_get)(&raw mut device, 0))?;
+            check(api, "cuDeviceGet", (api.device_get)(&raw mut device, 0))?;
         }
         let mut card = Self {
-            api,
+            api: *api,
             device,
             context: ptr::null_mut(),
             compute: ptr::null_mut(),
@@ -118,14 +118,14 @@ impl Card {
         };
         // SAFETY: as above; the context is this card's until it is dropped.
         unsafe {
-            check(&api, "cuDevicePrimaryCtxRetain", (api.context_retain)(&raw mut card.context, device))?;
+            check(api, "cuDevicePrimaryCtxRetain", (api.context_retain)(&raw mut card.context, device))?;
             card.current()?;
-            check(&api, "cuStreamCreate", (api.stream_create)(&raw mut card.compute, NON_BLOCKING))?;
-            check(&api, "cuStreamCreate", (api.stream_create)(&raw mut card.copies, NON_BLOCKING))?;
-            check(&api, "cuEventCreate", (api.event_create)(&raw mut card.event, NO_TIMES))?;
+            check(api, "cuStreamCreate", (api.stream_create)(&raw mut card.compute, NON_BLOCKING))?;
+            check(api, "cuStreamCreate", (api.stream_create)(&raw mut card.copies, NON_BLOCKING))?;
+            check(api, "cuEventCreate", (api.event_create)(&raw mut card.event, NO_TIMES))?;
             for buffer in &mut card.staged {
-                check(&api, "cuMemHostAlloc", (api.host_alloc)(&raw mut buffer.at, STAGED, 0))?;
-                check(&api, "cuEventCreate", (api.event_create)(&raw mut buffer.done, NO_TIMES))?;
+                check(api, "cuMemHostAlloc", (api.host_alloc)(&raw mut buffer.at, STAGED, 0))?;
+                check(api, "cuEventCreate", (api.event_create)(&raw mut buffer.done, NO_TIMES))?;
             }
         }
         Ok(card)

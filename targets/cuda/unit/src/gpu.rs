@@ -69,7 +69,7 @@ impl Gpu {
     }
 
     #[cfg(test)]
-    pub(crate) fn with(api: crate::api::Api, unit: &str, limit: Duration) -> Result<Self> {
+    pub(crate) fn with(api: &crate::api::Api, unit: &str, limit: Duration) -> Result<Self> {
         Card::with(api).map_err(|refusal| not_open(unit, &refusal)).map(|card| Self::of(card, unit, limit))
     }
 

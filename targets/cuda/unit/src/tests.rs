@@ -103,7 +103,7 @@ const COPY: Builtin = Builtin::Copy { words: 1, span: moec_ir::plan::Span::Rows 
 fn steps_reach_the_card_in_their_order() {
     let _turn = turn(|_| {});
     let folder = Folder::new(PTX);
-    let mut gpu = Gpu::with(fake(), "gpu", LIMIT).unwrap();
+    let mut gpu = Gpu::with(&fake(), "gpu", LIMIT).unwrap();
     assert_eq!(gpu.card(), "Card");
     gpu.load(&program(), 1, &folder.0).unwrap();
     let base = gpu.take(128).unwrap().unwrap();
@@ -199,7 +199,7 @@ fn launches_that_come_again_are_a_graph() {
     const CAPTURED: [&str; 3] = ["cuStreamBeginCapture 1 on compute", "launch", "cuStreamEndCapture compute"];
     let _turn = turn(|_| {});
     let folder = Folder::new(PTX);
-    let mut gpu = Gpu::with(fake(), "gpu", LIMIT).unwrap();
+    let mut gpu = Gpu::with(&fake(), "gpu", LIMIT).unwrap();
     gpu.load(&program(), 1, &folder.0).unwrap();
     let base = gpu.take(128).unwrap().unwrap();
     asked();
@@ -212,7 +212,7 @@ fn launches_that_come_again_are_a_graph() {
     drop(gpu);
     assert_eq!(asked().iter().filter(|a| *a == "cuGraphExecDestroy").count(), 1);
 
-    let mut gpu = Gpu::with(fake(), "gpu", LIMIT).unwrap();
+    let mut gpu = Gpu::with(&fake(), "gpu", LIMIT).unwrap();
     gpu.load(&program(), 1, &folder.0).unwrap();
     let base = gpu.take(128).unwrap().unwrap();
     FAKE.lock().unwrap().refuses = Some(("cuGraphInstantiateWithFlags", 801));
@@ -231,7 +231,7 @@ fn machine_code_goes_first_where_the_card_runs_it() {
     let code = folder.0.join("artifacts/gpu.cubin");
     let loads = |generation: [c_int; 2]| {
         let _turn = turn(|fake| fake.generation = generation);
-        let mut gpu = Gpu::with(fake(), "gpu", LIMIT).unwrap();
+        let mut gpu = Gpu::with(&fake(), "gpu", LIMIT).unwrap();
         gpu.load(&program, 1, &folder.0).unwrap();
         let loads: Vec<String> = asked().into_iter().filter(|a| a.starts_with("cuModuleLoad")).collect();
         assert_eq!(gpu.is_assembled(), loads == ["cuModuleLoadDataEx code"]);
@@ -253,7 +253,7 @@ fn machine_code_goes_first_where_the_card_runs_it() {
     }
     fs::remove_file(&code).unwrap();
     let _turn = turn(|_| {});
-    let (why, _) = said(Gpu::with(fake(), "gpu", LIMIT).unwrap().load(&program, 1, &folder.0));
+    let (why, _) = said(Gpu::with(&fake(), "gpu", LIMIT).unwrap().load(&program, 1, &folder.0));
     assert!(why.contains("gpu.cubin") && why.contains("is missing"), "{why}");
 }
 
@@ -268,7 +268,7 @@ fn kernels_are_those_of_the_plan() {
     ] {
         let _turn = turn(|_| {});
         let folder = Folder::new(&text);
-        let (why, _) = said(Gpu::with(fake(), "gpu", LIMIT).unwrap().load(&program(), 1, &folder.0));
+        let (why, _) = said(Gpu::with(&fake(), "gpu", LIMIT).unwrap().load(&program(), 1, &folder.0));
         assert!(why.contains(words), "{why}");
     }
 }
@@ -277,7 +277,7 @@ fn kernels_are_those_of_the_plan() {
 #[test]
 fn long_copies_take_turns() {
     let _turn = turn(|fake| fake.free = 64 << 20);
-    let mut gpu = Gpu::with(fake(), "gpu", LIMIT).unwrap();
+    let mut gpu = Gpu::with(&fake(), "gpu", LIMIT).unwrap();
     let bytes = (9 << 20) + 5;
     let base = gpu.take(bytes as u64).unwrap().unwrap();
     let numbers: Vec<u8> = (0..bytes).map(|i| (i % 251) as u8).collect();
@@ -311,7 +311,7 @@ fn what_the_driver_refuses_is_said_by_name() {
     let folder = Folder::new(PTX);
     let open = |change: &dyn Fn(&mut Fake)| {
         let turn = turn(|fake| change(fake));
-        (Gpu::with(fake(), "gpu", LIMIT), turn)
+        (Gpu::with(&fake(), "gpu", LIMIT), turn)
     };
     let (none, guard) = open(&|f| f.cards = 0);
     let (why, hint) = said(none);
@@ -358,7 +358,7 @@ fn what_the_driver_refuses_is_said_by_name() {
 fn a_kernel_that_does_not_end_is_named() {
     let _turn = turn(|_| {});
     let folder = Folder::new(PTX);
-    let mut gpu = Gpu::with(fake(), "gpu", Duration::from_millis(5)).unwrap();
+    let mut gpu = Gpu::with(&fake(), "gpu", Duration::from_millis(5)).unwrap();
     gpu.load(&program(), 1, &folder.0).unwrap();
     let base = gpu.take(128).unwrap().unwrap();
     let fault = OnceLock::new();
@@ -378,7 +378,7 @@ fn a_kernel_that_does_not_end_is_named() {
 fn what_stops_a_step_is_named() {
     let _turn = turn(|_| {});
     let folder = Folder::new(PTX);
-    let mut gpu = Gpu::with(fake(), "gpu", LIMIT).unwrap();
+    let mut gpu = Gpu::with(&fake(), "gpu", LIMIT).unwrap();
     gpu.load(&program(), 1, &folder.0).unwrap();
     let base = gpu.take(128).unwrap().unwrap();
     let message = |fault: OnceLock<StepFault>| match fault.into_inner() {

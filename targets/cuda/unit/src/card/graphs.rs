@@ -118,17 +118,15 @@ impl Card {
         }
         let graph = match self.graphs.seen.get(run).copied() {
             Some(Known::Graph(graph)) => graph,
-            Some(Known::Once) => match self.capture(run) {
-                Ok(graph) => {
-                    self.graphs.seen.insert(run.into(), Known::Graph(graph));
-                    graph
-                }
-                // It is the way that was refused, not the work; if it is the work, that says so now.
-                Err(_) => {
+            Some(Known::Once) => {
+                let Ok(graph) = self.capture(run) else {
+                    // It is the way that was refused, not the work; if it is the work, that says so now.
                     self.graphs.refused = true;
                     return self.launch_each(run);
-                }
-            },
+                };
+                self.graphs.seen.insert(run.into(), Known::Graph(graph));
+                graph
+            }
             None => {
                 if self.graphs.seen.len() >= MOST {
                     self.graphs.seen.retain(|_, known| matches!(known, Known::Graph(_)));
