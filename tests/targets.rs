@@ -138,3 +138,18 @@ fn a_mac_gets_its_code_and_a_script_that_links_there() {
     let script = fs::read_to_string(bundle.join("runner/build.sh")).unwrap();
     assert!(script.contains("MACOSX_DEPLOYMENT_TARGET=14.0\n") && !script.contains('@'), "{script}");
 }
+
+/// Formats that are there for the codes of a checkpoint are the processor's and the graphics processor's: static graphs have their own.
+#[test]
+fn codes_of_a_checkpoint_are_refused_where_graphs_are_static() {
+    let folder = tempfile::tempdir().unwrap();
+    for (format, target) in [("q8h", "m2-max"), ("q4h", "snapdragon-8-gen-3"), ("mxfp4", "m2-max")] {
+        let toml = Setup { format, ..SETUP }.write(&checkpoint("olmoe"), folder.path());
+        let mut build = moec();
+        build.arg("build").arg(&toml).args(["--quiet", "--no-run", "--target", target, "-o"]);
+        let (_, said) = fails(build.arg(folder.path().join("b")));
+        let why = format!("cannot be {format} on a target with static graphs, which `npu` has");
+        assert!(said.contains(&why) && said.contains("hint: "), "{said}");
+        assert!(!folder.path().join("b").exists());
+    }
+}
