@@ -2,6 +2,7 @@
 //!
 //! Packed numbers travel as vectors of 32-bit words ([`I`]): two bf16 or four bytes each.
 
+use super::lookup::{self, Wanted};
 use super::value::width;
 use super::{Elem, F, I, Kb, P, Span, elem_type};
 use crate::error::{Error, Result};
@@ -15,9 +16,6 @@ use std::collections::HashMap;
 
 /// Instructions of the machine, by name.
 pub(super) type Instructions<'c> = HashMap<&'static str, FunctionValue<'c>>;
-
-/// An instruction by name, and the types that it is declared for.
-pub(super) type Wanted<'c> = (&'static str, Vec<BasicTypeEnum<'c>>);
 
 const BF16_X86: &str = "llvm.x86.avx512bf16.dpbf16ps.512";
 const BF16_ARM: &str = "llvm.aarch64.neon.bfdot";
@@ -52,7 +50,7 @@ pub(super) fn declare<'c>(
     let (float, half) = (ctx.f32_type().as_basic_type_enum(), ctx.bf16_type().as_basic_type_enum());
     let lanes = isa.lanes;
     let mut wanted: Vec<Wanted<'c>> = vec![(RINT, vec![vector(float, lanes)])];
-    wanted.extend(super::lookup::wanted(machine, vector(byte, 4 * lanes)));
+    wanted.extend(lookup::wanted(machine, vector(byte, 4 * lanes)));
     if isa.bf16 {
         wanted.push(match lanes {
             16 => (BF16_X86, vec![]),

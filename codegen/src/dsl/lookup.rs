@@ -1,11 +1,13 @@
 //! Numbers that are looked up: E2M1, four bits each, as whole codes.
 
-use super::dot::Wanted;
 use super::{I, Kb};
 use crate::machine::Machine;
 use inkwell::types::{BasicTypeEnum, VectorType};
 use inkwell::values::BasicValueEnum;
 use moec_ir::types::E2M1;
+
+/// An instruction by name, and the types that it is declared for.
+pub(super) type Wanted<'c> = (&'static str, Vec<BasicTypeEnum<'c>>);
 
 const BYTES_512: &str = "llvm.x86.avx512.pshuf.b.512";
 const BYTES_256: &str = "llvm.x86.avx2.pshuf.b";

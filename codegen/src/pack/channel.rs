@@ -4,7 +4,8 @@
 //! ones; it is positive and has [`SCALE_BITS`] significant bits, so that its product with any code is exact in f32.
 //! Whoever multiplies, the processor or another unit, works with the same numbers.
 
-use super::quantise::{LARGEST, SMALLEST};
+use super::quantise::SMALLEST;
+use super::scale::LARGEST;
 use super::vectors::{Work, widest};
 use moec_ir::types::GROUP;
 

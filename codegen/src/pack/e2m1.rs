@@ -2,7 +2,7 @@
 //!
 //! Codes are twice the numbers, whole, and scales half of the power.
 
-use super::quantise::Group;
+use super::group::Group;
 use moec_ir::types::{E2M1, GROUP};
 
 /// The largest code.

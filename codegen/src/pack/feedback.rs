@@ -14,7 +14,8 @@
 
 use super::descent::Descent;
 use super::lanes::{LANES, Lanes, stored};
-use super::quantise::{Codes, Group, LARGEST, SMALLEST};
+use super::quantise::{Codes, Group, SMALLEST};
+use super::scale::LARGEST;
 use super::vectors;
 use half::bf16;
 use moec_ir::types::{Format, GROUP};

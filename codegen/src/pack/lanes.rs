@@ -1,6 +1,7 @@
 //! Rows that are rounded side by side.
 
-use super::quantise::{LARGEST, SMALLEST};
+use super::quantise::SMALLEST;
+use super::scale::LARGEST;
 use half::bf16;
 
 /// Rows that are rounded side by side.

@@ -10,6 +10,7 @@ mod columns;
 mod descent;
 mod e2m1;
 pub mod feedback;
+mod group;
 mod lanes;
 mod order;
 mod place;

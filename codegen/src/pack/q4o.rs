@@ -9,7 +9,7 @@
 use super::Weighting;
 use super::channel::{Channel, Width, best_scale};
 #[cfg(doc)]
-use super::quantise::LARGEST;
+use super::scale::LARGEST;
 #[cfg(doc)]
 use moec_ir::types::Format;
 use std::cmp::Ordering;

@@ -7,6 +7,8 @@
 //! Everything here is written as loops over fixed arrays, which the compiler turns into vector code, and uses
 //! no operation whose result depends on the machine: two builds give the same bytes.
 
+pub use super::group::Group;
+pub use super::scale::LARGEST;
 use super::{e2m1, scale};
 use moec_ir::types::{Format, GROUP};
 use std::hint::black_box;
@@ -19,19 +21,6 @@ const WHOLE: f32 = 12_582_912.0;
 
 /// Groups with no larger number are stored as zero: their scale would leave the range of bf16.
 pub(super) const SMALLEST: f32 = 1e-30;
-
-/// Largest magnitude that a grouped format takes. The largest code times a scale that was rounded up must
-/// still be finite.
-pub const LARGEST: f32 = 1e38;
-
-/// A group as it is stored.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Group {
-    /// Scale: a number that scales of the format hold.
-    pub scale: f32,
-    /// Codes.
-    pub codes: [i8; GROUP],
-}
 
 /// Codes of a grouped format.
 #[derive(Clone, Copy, Debug)]
@@ -66,9 +55,6 @@ impl Codes {
 }
 
 impl Group {
-    /// All zeros.
-    pub const ZERO: Self = Self { scale: 0.0, codes: [0; GROUP] };
-
     /// The group that stands for `x` in a grouped format. `weights` says how much an error in each number
     /// matters; finite and not negative, all of them zero is as all of them one. Numbers of `x` are at most
     /// [`LARGEST`] in magnitude.
@@ -145,11 +131,6 @@ impl Group {
             }
         }
         Self::nearest(format, x, &[1.0; GROUP])
-    }
-
-    /// The numbers that are stored.
-    pub fn values(&self) -> [f32; GROUP] {
-        self.codes.map(|q| f32::from(q) * self.scale)
     }
 }
 

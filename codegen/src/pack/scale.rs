@@ -50,12 +50,16 @@ pub(super) fn short(format: Format, scale: f32) -> f32 {
     f32::from_bits(bits.wrapping_add(half) >> cut << cut)
 }
 
-/// Largest magnitude of a number of a format: the largest code times a scale that was rounded up must still be finite.
+/// Largest magnitude that a grouped format takes. The largest code times a scale that was rounded up must
+/// still be finite.
+pub const LARGEST: f32 = 1e38;
+
+/// Largest magnitude of a number of a format.
 pub(super) fn largest(format: Format) -> f32 {
     match (format.scales(), format.coding()) {
         (Format::F16, Some(Coding::Bytes)) => 8e6,
         (Format::F16, Some(_)) => 3.9e5,
-        _ => super::quantise::LARGEST,
+        _ => LARGEST,
     }
 }
 
