@@ -4,7 +4,7 @@ use crate::cache::Cache;
 use crate::machines::{machines, wanted};
 use half::bf16;
 use moec_codegen::jit::{KernelFn, Loaded};
-use moec_codegen::pack::{Geometry, Weighting, pack, pack_slice, round_rows};
+use moec_codegen::pack::{Geometry, Weighting, pack, pack_slice, round_rows, unpack_rows};
 use moec_codegen::{
     ByteDot, Compute, Isa, KernelSpec, Machine, Schedule, compile, neurons_meet, packed_words,
 };
@@ -320,16 +320,22 @@ pub(crate) fn compare_numbers(got: &[u32], expect: &Expect, what: impl Fn() -> S
     }
 }
 
-/// A packed weight. Numbers of groups of a format that is there for a checkpoint's codes become these codes again.
+/// A packed weight. Numbers that were read back from codes and scales become these again; others are rounded.
 pub(crate) fn packed(geometry: &Geometry, values: &[f32]) -> Vec<u8> {
-    let weighting = Weighting { stored: geometry.format.is_published(), ..Weighting::default() };
+    let stored = Weighting { stored: geometry.format.is_published(), ..Weighting::default() };
     let mut bytes = Vec::new();
     let read = |lead: usize, rows: Range<usize>, out: &mut [f32]| {
         out.copy_from_slice(&values[(lead * geometry.rows + rows.start) * geometry.cols..][..out.len()]);
         Ok::<(), std::io::Error>(())
     };
-    pack(geometry, &|_| weighting, read, &mut bytes).expect("packs");
-    bytes
+    pack(geometry, &|_| stored, read, &mut bytes).expect("packs");
+    let is_again = |(lead, matrix): (usize, &[f32])| {
+        let mut back = vec![0.0; matrix.len()];
+        unpack_rows(geometry, &bytes, lead, 0..geometry.rows, &mut back).expect("unpacks");
+        back == matrix
+    };
+    let mut matrices = values.chunks(geometry.rows * geometry.cols).enumerate();
+    if stored.stored && !matrices.all(is_again) { pack_slice(geometry, values).expect("packs") } else { bytes }
 }
 
 /// Bytes of an operand, or the number of the one that it is again.
