@@ -35,6 +35,8 @@ experts = "{fmt}"
 attention = "{fmt}"
 embeddings = "{fmt}"
 """
+COUNTED = ("steps", "rows", "experts", "seconds")
+"""What moec counts of decoding: steps, their rows, experts that they computed with, and their time."""
 PAUSE = 0.5
 """Seconds between turns: threads of the one that has finished may still spin."""
 
@@ -125,13 +127,12 @@ class Bench:
         if done.returncode:
             raise Failed(f"{server.title}: {done.stderr.strip()}")
         found = json.loads(done.stdout)
-        steps, rows, experts = (b - a for a, b in zip(before, self.counted(server)))
-        return found | {"steps": steps, "rows": rows, "experts": experts}
+        after = self.counted(server)
+        return found | {what: after[what] - before[what] for what in COUNTED}
 
     def counted(self, server):
-        """What moec counts: steps of decoding, their rows, and experts that they computed with."""
-        names = ["moec_decode_steps_total", "moec_decode_rows_total", "moec_decode_experts_total"]
-        return [server.metric(name) for name in names] if isinstance(server, Moec) else [0, 0, 0]
+        """Of each of [`COUNTED`], how many so far; of another server none."""
+        return {what: server.metric(f"moec_decode_{what}_total") if isinstance(server, Moec) else 0 for what in COUNTED}
 
     def measure(self, servers):
         rows = []
@@ -156,21 +157,21 @@ class Bench:
         times = {f"{what}_p{share}": percentile(pooled(what), share) for what in ("first", "next") for share in (50, 99)}
         row = {"server": title, "clients": clients, "answers": len(pooled("first")), **times,
                "tokens_per_s": statistics.median(t["tokens"] / t["seconds"] for t in turns)}
-        steps = sum(t["steps"] for t in turns)
+        steps, counted, experts, seconds = (sum(t[what] for t in turns) for what in COUNTED)
         if steps:
-            row["rows"] = sum(t["rows"] for t in turns) / steps
-            row["experts"] = sum(t["experts"] for t in turns) / steps / self.shape.layers
-            row |= self.limit(machine, clients, row["experts"])
+            # Of an average step: the first and the last ones have fewer rows.
+            row |= {"rows": counted / steps, "experts": experts / steps / self.shape.layers, "steps_per_s": counted / seconds}
+            row |= self.limit(machine, row["rows"], row["experts"])
         return row
 
-    def limit(self, machine, clients, experts):
+    def limit(self, machine, rows, experts):
         """What the bytes allow that a step with so many sequences reads: experts that it touched, all other weights once, and each
         sequence's cache, over the bandwidth that was measured between the turns."""
         shape, fmt = self.shape, self.args.format
-        weights = shape.weight_bytes(clients, fmt)
-        weights += shape.layers * (experts - shape.touched(clients)) * shape.expert * limits.BITS[fmt] / 8
-        size = weights + clients * shape.kv_bytes(self.args.prompt + self.args.gen / 2)
-        return {"step_bytes": size, "bandwidth": machine.bandwidth, "limit": clients * machine.bandwidth / size}
+        weights = shape.weight_bytes(rows, fmt)
+        weights += shape.layers * (experts - shape.touched(rows)) * shape.expert * limits.BITS[fmt] / 8
+        size = weights + rows * shape.kv_bytes(self.args.prompt + self.args.gen / 2)
+        return {"step_bytes": size, "bandwidth": machine.bandwidth, "limit": rows * machine.bandwidth / size}
 
     def run(self):
         start, load = time.perf_counter(), os.getloadavg()[0]

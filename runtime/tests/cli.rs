@@ -239,6 +239,7 @@ fn refusals() {
         ("generate --ids 1 --top-p 0", 2, &["must be a number above 0, up to 1"]),
         ("generate --ids 1 --top-p 1.1", 2, &["must be a number above 0, up to 1"]),
         ("generate --ids 1 -n 0", 2, &["must be a number from 1 up"]),
+        ("generate --ids 1 -n 99999999999999999999", 2, &["must be 4294967295 at most"]),
         ("generate --ids 1 --threads 0", 2, &["must be a number from 1 to 1024"]),
         (
             "generate --ids 1,260",

@@ -345,6 +345,9 @@ fn conversations(at: &str) {
     let value = of(&body).json();
     let call = &value["choices"][0]["message"]["tool_calls"][0];
     assert_eq!(call["function"], json!({"name": "f", "arguments": "7"}), "{value}");
+    // As templates want it that take nothing else.
+    let id = call["id"].as_str().unwrap_or_else(|| panic!("{value}"));
+    assert!(id.len() == 9 && id.bytes().all(|b| b.is_ascii_alphanumeric()), "{id}");
     assert_eq!(value["choices"][0]["finish_reason"], "tool_calls");
     body["stream"] = json!(true);
     let events = of(&body).said();

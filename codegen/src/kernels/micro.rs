@@ -96,7 +96,10 @@ pub(crate) fn product<'k>(
     if whole > 0 {
         sums = k.fold(0, whole, unroll, &sums, |at, sums| {
             let mut sums = sums.to_vec();
-            fetch(panel.weights.bytes(at * bytes), unroll * bytes, ahead);
+            let from = panel.weights.bytes(at * bytes);
+            // One row has nothing that waits for the lines of other steps.
+            let at_once = if rows.len() == 1 { unroll } else { 0 };
+            fetch(from, at_once * bytes, ahead);
             if let Some(later) = later {
                 let quarter = later.bytes(at * (bytes / QUARTERS));
                 for line in (0..unroll * bytes / QUARTERS).step_by(LINE) {
@@ -105,6 +108,9 @@ pub(crate) fn product<'k>(
             }
             for u in 0..unroll {
                 step(at, u, per_step, &mut sums);
+                if at_once == 0 {
+                    fetch(from.bytes(u * bytes), bytes, ahead);
+                }
             }
             sums
         });

@@ -335,7 +335,11 @@ pub(crate) fn packed(geometry: &Geometry, values: &[f32]) -> Vec<u8> {
         back == matrix
     };
     let mut matrices = values.chunks(geometry.rows * geometry.cols).enumerate();
-    if stored.stored && !matrices.all(is_again) { pack_slice(geometry, values).expect("packs") } else { bytes }
+    if stored.stored && !matrices.all(is_again) {
+        pack_slice(geometry, values).expect("packs")
+    } else {
+        bytes
+    }
 }
 
 /// Bytes of an operand, or the number of the one that it is again.

@@ -5,6 +5,7 @@ use crate::sampler::{MAX_LIKELIEST, Sampling};
 use crate::weights::Weights;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Parser, Subcommand};
+use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -280,9 +281,13 @@ fn between<T>(
     words: &'static str,
 ) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
 where
-    T: FromStr + PartialOrd + Clone + Send + Sync + 'static,
+    T: FromStr + PartialOrd + Display + Clone + Send + Sync + 'static,
 {
-    move |text| {
-        text.parse().ok().filter(|n| range.contains(n)).ok_or_else(|| format!("must be a number {words}"))
+    move |text| match text.parse() {
+        Ok(n) if range.contains(&n) => Ok(n),
+        Err(_) if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) => {
+            Err(format!("must be {} at most", range.end()))
+        }
+        _ => Err(format!("must be a number {words}")),
     }
 }

@@ -94,6 +94,10 @@ pub struct Counters {
     pub decodes: u64,
     /// See `decodes`.
     pub rows: u64,
+    /// Time of calls with prompts, choosing tokens included.
+    pub prompt_time: Duration,
+    /// Time of steps of decoding, choosing tokens included.
+    pub decode_time: Duration,
     /// Sequences that have ended, in the order of [`End`].
     pub ended: [u64; 5],
 }
@@ -295,7 +299,13 @@ impl<'j, M: Model> Inner<'j, M> {
                 Done::Decode(rows.len())
             }
         };
-        Ok(Step { done, took: start.elapsed() })
+        let took = start.elapsed();
+        match done {
+            Done::Prompt(_) => self.counters.prompt_time += took,
+            Done::Decode(_) => self.counters.decode_time += took,
+            _ => {}
+        }
+        Ok(Step { done, took })
     }
 
     fn prompt(

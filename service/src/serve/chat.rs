@@ -14,6 +14,7 @@ use axum::response::Response;
 use moec_runtime::Text;
 use moec_runtime::sampler::{LogProbabilities, MAX_LIKELIEST};
 use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
 use std::sync::Arc;
 
 /// Variables of templates that stand at the top of requests.
@@ -327,10 +328,10 @@ impl Chat {
             match event {
                 Event::Content(text) | Event::Broken { text, .. } => delta.content += &text,
                 Event::Reasoning(text) => delta.reasoning += &text,
-                Event::Call(ToolCall { name, arguments }) => {
+                Event::Call(ToolCall { name, arguments, id }) => {
                     let index = choice.calls;
                     choice.calls += 1;
-                    let id = format!("call_{}_{}_{index}", self.id, piece.choice);
+                    let id = id.unwrap_or_else(|| call_id(&self.id, piece.choice, index));
                     let function = json!({"name": name, "arguments": arguments});
                     delta
                         .calls
@@ -346,12 +347,20 @@ impl Chat {
     }
 }
 
+/// An id for a call to which the model gave none: nine letters and digits. Mistral's templates take nothing else, and others take that, too.
+fn call_id(answer: &str, choice: usize, index: usize) -> String {
+    const SIGNS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
+    let hash = Sha256::digest(format!("{answer} {choice} {index}"));
+    hash.iter().take(9).map(|&byte| char::from(SIGNS[usize::from(byte) % SIGNS.len()])).collect()
+}
+
 /// The call that an answer had to be. One that was cut short is text.
 fn forced_call(text: String) -> Event {
     let value: Value = serde_json::from_str(&text).unwrap_or_default();
     match value["name"].as_str() {
         Some(name) => {
-            Event::Call(ToolCall { name: name.to_owned(), arguments: value["arguments"].to_string() })
+            let arguments = value["arguments"].to_string();
+            Event::Call(ToolCall { name: name.to_owned(), arguments, id: None })
         }
         None => Event::Content(text),
     }

@@ -151,6 +151,13 @@ impl Metrics {
         for (name, kind, help, value) in rows {
             let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
         }
+        for (name, help, time) in [
+            ("moec_prompt_seconds_total", "Time of calls with prompts.", c.prompt_time),
+            ("moec_decode_seconds_total", "Time of steps of decoding.", c.decode_time),
+        ] {
+            let time = time.as_secs_f64();
+            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {time}");
+        }
         let name = "moec_sequences_ended_total";
         let _ = writeln!(out, "# HELP {name} Sequences that are over, by why.\n# TYPE {name} counter");
         for (why, count) in End::NAMES.iter().zip(c.ended) {

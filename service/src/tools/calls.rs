@@ -21,7 +21,7 @@ pub(super) fn list(text: &str) -> Result<Vec<ToolCall>, String> {
 
 fn named(text: &str) -> Result<ToolCall, String> {
     let (name, arguments) = text.split_once("[ARGS]").ok_or("a call has no `[ARGS]`")?;
-    Ok(ToolCall { name: name.trim().to_owned(), arguments: object(arguments)? })
+    Ok(ToolCall { name: name.trim().to_owned(), arguments: object(arguments)?, id: None })
 }
 
 /// `NAME<｜tool▁sep｜>{…}` (DeepSeek-V3.1), or `function<｜tool▁sep｜>NAME` and a fence of JSON (DeepSeek-V3).
@@ -84,14 +84,16 @@ pub(super) fn numbered(text: &str) -> Result<Vec<ToolCall>, String> {
     let (id, arguments) = text.split_once(MARK).ok_or_else(|| format!("the call has no `{MARK}`"))?;
     let id = id.trim();
     let name = id.rsplit_once(':').map_or(id, |(name, _)| name);
-    with(name.strip_prefix("functions.").unwrap_or(name), object(arguments)?)
+    let mut calls = with(name.strip_prefix("functions.").unwrap_or(name), object(arguments)?)?;
+    calls.iter_mut().for_each(|call| call.id = Some(id.to_owned()));
+    Ok(calls)
 }
 
 /// The one call of a function with this name.
 fn with(name: &str, arguments: String) -> Result<Vec<ToolCall>, String> {
     match name.trim() {
         "" => Err("the call has no name".to_owned()),
-        name => Ok(vec![ToolCall { name: name.to_owned(), arguments }]),
+        name => Ok(vec![ToolCall { name: name.to_owned(), arguments, id: None }]),
     }
 }
 
@@ -105,7 +107,7 @@ fn inside<'t>(text: &'t str, open: &str, close: &str) -> Result<(&'t str, &'t st
 /// The call of a message to a function (gpt-oss).
 pub(super) fn arguments(name: String, text: String) -> Event {
     match object(&text) {
-        Ok(arguments) => Event::Call(ToolCall { name, arguments }),
+        Ok(arguments) => Event::Call(ToolCall { name, arguments, id: None }),
         Err(why) => Event::Broken { text, why },
     }
 }
@@ -131,5 +133,6 @@ fn call(value: &Value) -> Result<ToolCall, String> {
         Some(object @ Value::Object(_)) => object.to_string(),
         Some(_) => return Err("the arguments are no JSON object".to_owned()),
     };
-    Ok(ToolCall { name: name.to_owned(), arguments })
+    let id = value.get("id").and_then(Value::as_str).map(str::to_owned);
+    Ok(ToolCall { name: name.to_owned(), arguments, id })
 }

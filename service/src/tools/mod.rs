@@ -13,6 +13,8 @@ pub struct ToolCall {
     pub name: String,
     /// Its arguments: a JSON object.
     pub arguments: String,
+    /// What the model calls it, if it does: its template then wants that again.
+    pub id: Option<String>,
 }
 
 /// A piece of what a model says.

@@ -21,7 +21,12 @@ fn parsed(syntax: &'static Syntax, prompt: &str, text: &str, n: usize) -> Vec<Ev
 }
 
 fn call(name: &str, arguments: &str) -> Event {
-    Event::Call(ToolCall { name: name.to_owned(), arguments: arguments.to_owned() })
+    Event::Call(ToolCall { name: name.to_owned(), arguments: arguments.to_owned(), id: None })
+}
+
+/// As [`call`], with the id that the model gave it.
+fn called(id: &str, name: &str, arguments: &str) -> Event {
+    Event::Call(ToolCall { name: name.to_owned(), arguments: arguments.to_owned(), id: Some(id.to_owned()) })
 }
 
 fn content(text: &str) -> Event {
@@ -63,6 +68,8 @@ fn mistral() {
         "[TOOL_CALLS]f[ARGS]{\"a\": 1}[TOOL_CALLS]g[ARGS]{}",
         &[call("f", r#"{"a": 1}"#), call("g", "{}")],
     );
+    let named = r#"[TOOL_CALLS] [{"name": "f", "arguments": {}, "id": "a1b2c3d4e"}]"#;
+    check("Mistral", "", named, &[called("a1b2c3d4e", "f", "{}")]);
     check("Mistral", "", "[TOOL, [x]", &[content("[TOOL, [x]")]);
 }
 
@@ -100,7 +107,8 @@ fn qwen_coder() {
 #[test]
 fn kimi() {
     let text = "So.<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"a\": 1}<|tool_call_end|><|tool_call_begin|>functions.a.b:11<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>";
-    check("Kimi-K2", "", text, &[content("So."), call("f", r#"{"a": 1}"#), call("a.b", "{}")]);
+    let calls = [called("functions.f:0", "f", r#"{"a": 1}"#), called("functions.a.b:11", "a.b", "{}")];
+    check("Kimi-K2", "", text, &[&[content("So.")], &calls[..]].concat());
 }
 
 #[test]
