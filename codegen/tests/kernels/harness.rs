@@ -203,6 +203,13 @@ pub(crate) const PRODUCTS: [(Format, Compute); 20] = [
     (Format::Mxfp4, Compute::I8),
 ];
 
+/// Every second of cases that have every product in turn, as fields of one colour: each shape meets half of the products, and each
+/// product half of the shapes.
+pub(crate) fn every_second(cases: Vec<Case>) -> Vec<Case> {
+    let is_of_colour = |i: usize| (i / PRODUCTS.len() + i % PRODUCTS.len()).is_multiple_of(2);
+    cases.into_iter().enumerate().filter(|(i, _)| is_of_colour(*i)).map(|(_, case)| case).collect()
+}
+
 /// The numbers that packed matrices of `rows` × `cols` hold, with what unpacking to `compute` rounds.
 pub(crate) fn stored(format: Format, compute: Compute, [rows, cols]: [usize; 2], w: &[f32]) -> Vec<f32> {
     let mut w = w.to_vec();

@@ -1,7 +1,7 @@
 //! Schedules: however a matrix kernel cuts its work, every bit of its results stays.
 
 use crate::experts::{down_cases, gate_up_cases};
-use crate::harness::{Case, PRODUCTS, Rng, same_bits};
+use crate::harness::{Case, PRODUCTS, Rng, every_second, same_bits};
 use crate::matrix::{Shape, case};
 use moec_codegen::Schedule;
 use moec_ir::op::{Activation, Glu};
@@ -16,12 +16,9 @@ fn random(rng: &mut Rng) -> Schedule {
     }
 }
 
-/// Two schedules for every second case, as fields of one colour: of cases that have every product in turn, each shape meets half of
-/// the products, and each product half of the shapes.
+/// Two schedules for every second case.
 fn with_schedules(rng: &mut Rng, cases: Vec<Case>) -> Vec<(Case, Vec<Schedule>)> {
-    let is_of_colour = |i: usize| (i / PRODUCTS.len() + i % PRODUCTS.len()).is_multiple_of(2);
-    let chosen = cases.into_iter().enumerate().filter(|(i, _)| is_of_colour(*i));
-    chosen.map(|(_, c)| (c, vec![random(rng), random(rng)])).collect()
+    every_second(cases).into_iter().map(|c| (c, vec![random(rng), random(rng)])).collect()
 }
 
 #[test]
