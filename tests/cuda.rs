@@ -379,4 +379,16 @@ fn what_threads_do_not_run_is_refused() {
         let said = refused("f32", "", &other);
         assert!(said.contains("`unit.sm`") && said.contains(why), "{said}");
     }
+    // A run opens one card.
+    let unit = text.find("[[unit]]\nname = \"gpu\"").unwrap();
+    let end = text[unit + 1..].find("\n[[").map_or(text.len(), |at| unit + 1 + at);
+    let second = text[unit..end].replace("name = \"gpu\"", "name = \"gpu1\"");
+    fs::write(&other, format!("{text}\n{second}\n")).unwrap();
+    let said = refused("f32", "", &other);
+    assert!(said.contains("`unit.family`") && said.contains("the machine's first card"), "{said}");
+    // Every name is looked at, whatever the device has.
+    for key in ["attention", "experts", "rest"] {
+        let said = refused("f32", &format!("[placement]\n{key} = \"gpu\"\n"), Path::new("x86-64-v3"));
+        assert!(said.contains(&format!("`{key}` under `[placement]` is `gpu`")), "{said}");
+    }
 }

@@ -128,40 +128,39 @@ class Bench:
             raise Failed(f"{server.title}: {done.stderr.strip()}")
         found = json.loads(done.stdout)
         after = self.counted(server)
-        return found | {what: after[what] - before[what] for what in COUNTED}
+        return found | {"counted": {what: after[what] - before[what] for what in COUNTED}}
 
     def counted(self, server):
         """Of each of [`COUNTED`], how many so far; of another server none."""
         return {what: server.metric(f"moec_decode_{what}_total") if isinstance(server, Moec) else 0 for what in COUNTED}
 
     def measure(self, servers):
-        rows = []
         for server in servers:
             self.turn(server, 1, 1)
+        rows = []
         for clients in self.args.clients:
-            found, first = {s.title: [] for s in servers}, len(self.reports)
+            found = {s.title: [] for s in servers}
             for turn in range(self.args.repeat):
                 self.profile()
                 for server in servers if turn % 2 == 0 else servers[::-1]:
                     time.sleep(PAUSE)
                     found[server.title].append(self.turn(server, clients, self.args.answers))
-            machine = limits.Machine.of(limits.middle(self.reports[first:]))
             for title, turns in found.items():
-                rows.append(self.row(title, clients, turns, machine))
+                rows.append(self.row(title, clients, turns))
                 log(f"  {clients} clients, {title}: {rows[-1]['tokens_per_s']:.1f} tokens/s")
-        return rows
+        machine = limits.Machine.of(limits.middle(self.reports))
+        return [row | (self.limit(machine, row["rows"], row["experts"]) if "rows" in row else {}) for row in rows]
 
-    def row(self, title, clients, turns, machine):
+    def row(self, title, clients, turns):
         """Of all turns with so many clients: medians of rates, percentiles of all times."""
         pooled = lambda what: [t for turn in turns for t in turn[what]]
         times = {f"{what}_p{share}": percentile(pooled(what), share) for what in ("first", "next") for share in (50, 99)}
         row = {"server": title, "clients": clients, "answers": len(pooled("first")), **times,
                "tokens_per_s": statistics.median(t["tokens"] / t["seconds"] for t in turns)}
-        steps, counted, experts, seconds = (sum(t[what] for t in turns) for what in COUNTED)
+        steps, rows, experts, seconds = (sum(t["counted"][what] for t in turns) for what in COUNTED)
         if steps:
             # Of an average step: the first and the last ones have fewer rows.
-            row |= {"rows": counted / steps, "experts": experts / steps / self.shape.layers, "steps_per_s": counted / seconds}
-            row |= self.limit(machine, row["rows"], row["experts"])
+            row |= {"rows": rows / steps, "experts": experts / steps / self.shape.layers, "steps_per_s": rows / seconds}
         return row
 
     def limit(self, machine, rows, experts):

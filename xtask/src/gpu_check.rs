@@ -14,9 +14,9 @@
 use crate::setup;
 use crate::shell::{Failed, cargo, output, program, shown, stage, target_dir};
 use std::fmt::Write as _;
-use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::{fs, io};
 
 /// What has tests use the card (`tests/cuda.rs`, `codegen/tests/kernels/card.rs`).
 const ON_CARD: (&str, &str) = ("MOEC_CUDA", "card");
@@ -40,18 +40,29 @@ impl Report {
     fn part(&mut self, name: &str, command: &mut Command) -> bool {
         stage("Checking", name);
         let shown = shown(command);
-        let done = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
-        let (said, passed) = match done {
-            Ok(done) => (String::from_utf8_lossy(&done.stdout).into_owned(), done.status.success()),
-            Err(e) => (format!("it does not start: {e}"), false),
+        let (said, passed) = match command.stdin(Stdio::null()).stderr(Stdio::piped()).output() {
+            Ok(done) => {
+                let [out, err] = [done.stdout, done.stderr].map(|b| String::from_utf8_lossy(&b).into_owned());
+                // What went well is told by what was asked for alone.
+                let said = if done.status.success() { out } else { out + &err };
+                (said, done.status.success())
+            }
+            Err(e) => (format!("it does not start: {e}\n"), false),
         };
-        let verdict = if passed { "passed" } else { "FAILED" };
         // Writing to a string does not fail.
-        let _ = write!(self.text, "\n== {name}: {verdict}\n{shown}\n{said}");
+        let _ = write!(self.text, "\n== {name}: {}\n{shown}\n{said}", if passed { "passed" } else { "FAILED" });
         if !passed {
+            stage("Failed", name);
             self.failed.push(name.to_owned());
         }
         passed
+    }
+
+    /// Writes down that something could not be done, and what was not run for it.
+    fn without(&mut self, name: &str, why: &str) {
+        let _ = write!(self.text, "\n== {name}: NOT RUN\n{why}\n");
+        stage("Missing", &format!("{name}: {why}"));
+        self.failed.push(name.to_owned());
     }
 }
 
@@ -79,15 +90,8 @@ pub(crate) fn run() -> Result<(), Failed> {
         report.part(name, &mut tests);
     }
     let folder = target_dir().join("gpu-check");
-    let failed = |e: std::io::Error| Failed::new(format!("`{}`: {e}", folder.display()));
-    let _ = fs::remove_dir_all(&folder);
-    fs::create_dir_all(&folder).map_err(failed)?;
-    let mut profile = program(&moec);
-    profile.args(["profile-device", "--gpu", "--json", "--name", DEVICE]).arg(&folder);
-    if report.part("figures", &mut profile) {
-        let device = folder.join(format!("{DEVICE}.toml"));
-        report.text.push_str(&fs::read_to_string(&device).map_err(failed)?);
-        models(&mut report, &moec, &folder, &device)?;
+    if let Err(e) = measured(&mut report, &moec, &folder) {
+        report.without("the rest of the figures and models", &format!("`{}`: {e}", folder.display()));
     }
     let at = target_dir().join("gpu-check.txt");
     fs::write(&at, &report.text)
@@ -101,14 +105,29 @@ pub(crate) fn run() -> Result<(), Failed> {
         .hint(format!("`{}` has what each part said", at.display())))
 }
 
-/// Builds models of usual shapes for the card, and times them by their own `run`.
-fn models(report: &mut Report, moec: &Path, folder: &Path, device: &Path) -> Result<(), Failed> {
-    let failed = |e: std::io::Error| Failed::new(format!("`{}`: {e}", folder.display()));
+/// Measures the card, and models on it.
+fn measured(report: &mut Report, moec: &Path, folder: &Path) -> io::Result<()> {
+    let _ = fs::remove_dir_all(folder);
+    fs::create_dir_all(folder)?;
+    let mut profile = program(moec);
+    profile.args(["profile-device", "--gpu", "--json", "--name", DEVICE]).arg(folder);
+    if !report.part("figures", &mut profile) {
+        report.without("models", "there is no device file to build for");
+        return Ok(());
+    }
+    let device = folder.join(format!("{DEVICE}.toml"));
+    report.text.push_str(&fs::read_to_string(&device)?);
     let mut synth = program(moec);
     synth.args(["synth", "--quiet", "--like", "olmoe", "--layers", "4"]).arg(folder.join("hf"));
     if !report.part("a model of OLMoE's shapes", &mut synth) {
+        report.without("models", "there is no checkpoint to build");
         return Ok(());
     }
+    models(report, moec, folder, &device)
+}
+
+/// Builds models of usual shapes for the card, and times them by their own `run`.
+fn models(report: &mut Report, moec: &Path, folder: &Path, device: &Path) -> io::Result<()> {
     for format in FORMATS {
         let text = format!(
             "[model]\nsource = \"hf\"\n[shapes]\nmax_context = 1024\nprefill_chunk = 512\n[weights]\n\
@@ -116,7 +135,7 @@ fn models(report: &mut Report, moec: &Path, folder: &Path, device: &Path) -> Res
              experts = \"gpu\"\nattention = \"gpu\"\n"
         );
         let toml = folder.join(format!("{format}.toml"));
-        fs::write(&toml, text).map_err(failed)?;
+        fs::write(&toml, text)?;
         let bundle = folder.join(format!("{format}.moec"));
         let build = |share: Option<&str>| {
             let mut build = program(moec);
@@ -129,15 +148,20 @@ fn models(report: &mut Report, moec: &Path, folder: &Path, device: &Path) -> Res
             bench.args(["bench", "--prompt", "512", "--gen", "64"]);
             bench
         };
+        let names = [format!("a program in {format}"), format!("a program in {format}, launch by launch")];
         if report.part(&format!("a bundle in {format}"), &mut build(None)) {
-            report.part(&format!("a program in {format}"), &mut bench());
-            let name = format!("a program in {format}, launch by launch");
-            report.part(&name, bench().env(NO_GRAPHS.0, NO_GRAPHS.1));
+            report.part(&names[0], &mut bench());
+            report.part(&names[1], bench().env(NO_GRAPHS.0, NO_GRAPHS.1));
+        } else {
+            names.iter().for_each(|name| report.without(name, "it was not built"));
         }
         for share in SHARES {
             let name = format!("{format} with {share} of the experts");
+            let ran = format!("a program in {name}");
             if report.part(&format!("a bundle in {name}"), &mut build(Some(share))) {
-                report.part(&format!("a program in {name}"), &mut bench());
+                report.part(&ran, &mut bench());
+            } else {
+                report.without(&ran, "it was not built");
             }
         }
         let _ = fs::remove_dir_all(&bundle);

@@ -229,7 +229,8 @@ pub fn home(
                     Home::Share(_, percent) => layer < (count * usize::from(percent) + 50) / 100,
                     _ => taken.saturating_add(whole) <= most(&homes, free.index),
                 };
-                *taken += if fits { whole } else { u64::MAX / 2 };
+                // Behind the first layer that does not fit, none does.
+                *taken = if fits { taken.saturating_add(whole) } else { u64::MAX };
                 popular.iter().filter(|_| fits).map(|&e| (e, free.index)).collect()
             }
             (Home::Auto, _) => {
@@ -258,16 +259,10 @@ pub fn home(
         }
         take(placed, layer, &chosen, &mut homes);
     }
-    let rest = match list.named("rest", &wanted.rest)? {
-        None => attention.filter(|&free| follows(module, &homes, free)).map(|f| (f, "with all of the model")),
-        Some(0) => None,
-        Some(index) => {
-            let free = list.free(index).ok_or_else(|| {
-                let name = &homes.units[index as usize].name;
-                Error::input(format!("`rest` under `[placement]` is `{name}`, whose graphs are static"))
-                    .hint("what of it such a unit runs goes with `attention`")
-            })?;
-            Some((free, "asked for by `placement.rest`"))
+    let rest = match list.rest(&wanted.rest)? {
+        (true, asked) => asked.map(|free| (free, "asked for by `placement.rest`")),
+        (false, _) => {
+            attention.filter(|&free| follows(module, &homes, free)).map(|f| (f, "with all of the model"))
         }
     };
     if let Some((free, why)) = rest {

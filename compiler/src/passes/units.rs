@@ -1,6 +1,6 @@
 //! Units: all of a device, and the two that `tier`, `group` and `reside` divide a model between, with what experts cost there.
 
-use crate::config::Home;
+use crate::config::{Home, Homes};
 use crate::error::{Error, Result};
 use crate::families;
 use crate::profile::loads::LayerLoads;
@@ -85,6 +85,32 @@ impl<'a> UnitList<'a> {
             ))
             .hint(format!("its units are {known}"))
         })
+    }
+
+    /// The unit that `rest` of `[placement]` names: `None` for `auto` and for the processor, which the answer beside it tells apart.
+    ///
+    /// # Errors
+    /// As [`UnitList::named`]; a unit with static graphs.
+    pub fn rest(&self, home: &Home) -> Result<(bool, Option<Free<'a>>)> {
+        match self.named("rest", home)? {
+            None => Ok((false, None)),
+            Some(0) => Ok((true, None)),
+            Some(index) => self.free(index).map(|free| (true, Some(free))).ok_or_else(|| {
+                let name = self.device.units.get(index as usize).map_or("", |u| &u.name);
+                Error::input(format!("`rest` under `[placement]` is `{name}`, whose graphs are static"))
+                    .hint("what of it such a unit runs goes with `attention`")
+            }),
+        }
+    }
+
+    /// Looks at every unit that `[placement]` names, whether or not a pass of this device asks for it.
+    ///
+    /// # Errors
+    /// As [`UnitList::named`] and [`UnitList::rest`].
+    pub fn check(&self, homes: &Homes) -> Result<()> {
+        self.named("attention", &homes.attention)?;
+        self.named("experts", &homes.experts)?;
+        self.rest(&homes.rest).map(|_| ())
     }
 
     /// What that means for static graphs.

@@ -1,29 +1,23 @@
-//! A graphics processor as its driver shows it: a context with two streams, one for kernels and one for copies.
+//! A graphics processor as its driver shows it: a context with a stream for kernels and others for copies.
 //!
-//! Copies wait for the kernels in front of them, and kernels for copies that came before: each stream waits for an event of the
-//! other. Bytes go through two pinned buffers in turn, so that one is filled or emptied while the other is on its way; what is copied to
-//! the card may be changed as soon as [`Card::put`] returns, and is still on its way then.
+//! Copies of the steps wait for the kernels in front of them, and kernels for copies that came before: each stream waits for an event
+//! of the other. What is brought beside the steps has a [`Lane`] of its own, for which no kernel waits.
 
 mod copies;
 mod graphs;
 
 use crate::api::{self, Api, Device, DevicePtr, Handle, Status, code};
+pub(crate) use copies::Lane;
+use copies::{NO_TIMES, NON_BLOCKING};
 use graphs::Graphs;
-use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes of a pinned buffer.
-const STAGED: usize = 4 << 20;
-/// Pinned buffers.
-const BUFFERS: usize = 2;
 /// Bytes of what the assembler says.
 const LOG: usize = 16 << 10;
-/// Streams do not wait for the one that belongs to every context.
-const NON_BLOCKING: c_uint = 1;
-/// Events take no times.
-const NO_TIMES: c_uint = 2;
 /// How long a wait looks again at once: most crossings of a decoded token are shorter, and to sleep takes longer than that.
 const AT_ONCE: Duration = Duration::from_micros(200);
 /// Between two looks from then on.
@@ -51,28 +45,19 @@ impl std::fmt::Display for Refusal {
 /// What the driver gives, or refuses.
 pub type Result<T, E = Refusal> = std::result::Result<T, E>;
 
-/// A pinned buffer.
-#[derive(Clone, Copy)]
-struct Buffer {
-    at: *mut c_void,
-    /// Behind the last copy that uses it.
-    done: Handle,
-}
-
 /// A card.
 pub struct Card {
     api: Api,
     device: Device,
     context: Handle,
     compute: Handle,
-    copies: Handle,
+    copies: Lane,
     event: Handle,
     module: Handle,
     memory: Option<(DevicePtr, usize)>,
-    staged: [Buffer; BUFFERS],
     graphs: Graphs,
     /// A kernel did not end: whatever waits for it would not either.
-    hangs: Cell<bool>,
+    hangs: Arc<AtomicBool>,
 }
 
 // SAFETY: handles of the driver may be used by any thread that has made the context its own, which every function below does;
@@ -103,31 +88,27 @@ impl Card {
             }
             check(api, "cuDeviceGet", (api.device_get)(&raw mut device, 0))?;
         }
+        let hangs = Arc::new(AtomicBool::new(false));
         let mut card = Self {
             api: *api,
             device,
             context: ptr::null_mut(),
             compute: ptr::null_mut(),
-            copies: ptr::null_mut(),
+            copies: Lane::none(api, &hangs),
             event: ptr::null_mut(),
             module: ptr::null_mut(),
             memory: None,
-            staged: [Buffer { at: ptr::null_mut(), done: ptr::null_mut() }; BUFFERS],
             graphs: Graphs::of_environment(),
-            hangs: Cell::new(false),
+            hangs,
         };
         // SAFETY: as above; the context is this card's until it is dropped.
         unsafe {
             check(api, "cuDevicePrimaryCtxRetain", (api.context_retain)(&raw mut card.context, device))?;
             card.current()?;
             check(api, "cuStreamCreate", (api.stream_create)(&raw mut card.compute, NON_BLOCKING))?;
-            check(api, "cuStreamCreate", (api.stream_create)(&raw mut card.copies, NON_BLOCKING))?;
             check(api, "cuEventCreate", (api.event_create)(&raw mut card.event, NO_TIMES))?;
-            for buffer in &mut card.staged {
-                check(api, "cuMemHostAlloc", (api.host_alloc)(&raw mut buffer.at, STAGED, 0))?;
-                check(api, "cuEventCreate", (api.event_create)(&raw mut buffer.done, NO_TIMES))?;
-            }
         }
+        card.copies.open(card.context)?;
         Ok(card)
     }
 
@@ -335,70 +316,56 @@ impl Card {
         self.ended(self.compute, limit)
     }
 
-    fn record(&self, event: Handle, behind: Handle) -> Result<()> {
-        // SAFETY: stream and event are this card's own.
-        check(&self.api, "cuEventRecord", unsafe { (self.api.event_record)(event, behind) })
-    }
-
     /// Waits for a stream.
     fn ended(&self, stream: Handle, limit: Duration) -> Result<()> {
         // SAFETY: the stream is this card's own.
-        self.look("cuStreamQuery", limit, || unsafe { (self.api.stream_query)(stream) })
+        look(&self.api, "cuStreamQuery", limit, &self.hangs, || unsafe { (self.api.stream_query)(stream) })
     }
+}
 
-    /// Waits for an event; one that was never recorded has passed.
-    fn passed(&self, event: Handle, limit: Duration) -> Result<()> {
-        // SAFETY: the event is this card's own.
-        self.look("cuEventQuery", limit, || unsafe { (self.api.event_query)(event) })
-    }
-
-    /// Asks until something is there.
-    fn look(&self, function: &'static str, limit: Duration, ask: impl Fn() -> Status) -> Result<()> {
-        let start = Instant::now();
-        loop {
-            let status = ask();
-            let waited = start.elapsed();
-            if status == code::NOT_READY && waited <= limit {
-                if waited < AT_ONCE {
-                    std::thread::yield_now();
-                } else {
-                    std::thread::sleep(LOOK);
-                }
-                continue;
+/// Asks until something is there; `hangs` is set where that takes longer than `limit`.
+fn look(
+    api: &Api,
+    function: &'static str,
+    limit: Duration,
+    hangs: &AtomicBool,
+    ask: impl Fn() -> Status,
+) -> Result<()> {
+    let start = Instant::now();
+    loop {
+        let status = ask();
+        let waited = start.elapsed();
+        if status == code::NOT_READY && waited <= limit {
+            if waited < AT_ONCE {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(LOOK);
             }
-            if status == code::NOT_READY {
-                self.hangs.set(true);
-            }
-            return check(&self.api, function, status);
+            continue;
         }
+        if status == code::NOT_READY {
+            hangs.store(true, Ordering::Relaxed);
+        }
+        return check(api, function, status);
     }
 }
 
 impl Drop for Card {
     fn drop(&mut self) {
         // To free what a kernel uses waits for it.
-        if self.hangs.get() || self.context.is_null() || self.current().is_err() {
+        if self.hangs.load(Ordering::Relaxed) || self.context.is_null() || self.current().is_err() {
             return;
         }
         // SAFETY: everything is this card's own and used no more; what was not made is not given back.
         unsafe {
             self.graphs.free(&self.api);
-            for stream in [self.compute, self.copies] {
-                if !stream.is_null() {
-                    (self.api.stream_destroy)(stream);
-                }
+            if !self.compute.is_null() {
+                (self.api.stream_destroy)(self.compute);
             }
             if !self.event.is_null() {
                 (self.api.event_destroy)(self.event);
             }
-            for buffer in self.staged {
-                if !buffer.done.is_null() {
-                    (self.api.event_destroy)(buffer.done);
-                }
-                if !buffer.at.is_null() {
-                    (self.api.host_free)(buffer.at);
-                }
-            }
+            self.copies.free();
             if let Some((at, _)) = self.memory {
                 (self.api.memory_free)(at);
             }

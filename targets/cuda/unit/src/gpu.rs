@@ -1,13 +1,13 @@
 //! A unit that is there: its kernels are assembled and run by NVIDIA's driver.
 //!
 //! Kernels are launched in their order, those between two copies together, and waited for where somebody needs what they give;
-//! copies wait for them. Machine code
+//! copies wait for them. What is brought beside the steps waits for them, too, and they do not wait for it: whoever brings it does. Machine code
 //! of the bundle is taken where the card is of its generation and the driver accepts it, else its text. What is refused is said by
 //! name, with what helps.
 
 use crate::FAMILY as NAME;
 use crate::api::code;
-use crate::card::{Card, Image, Kernel, Refusal};
+use crate::card::{Card, Image, Kernel, Lane as Copies, Refusal};
 use crate::text::{self, Artifact};
 use moec_ir::plan::{Builtin, ThreadKernel};
 use moec_runtime::memory::Addr;
@@ -21,6 +21,8 @@ use std::time::Duration;
 
 /// The longest that kernels may take before somebody waits for them: a display's driver kills them after seconds.
 pub(crate) const LIMIT: Duration = Duration::from_mins(1);
+/// What is said where nothing should go wrong.
+const BUG: &str = "check the bundle with `moec verify`; if it passes, this is a bug of moec, or of the driver";
 /// What is said where the driver does not help.
 const EMULATE: &str =
     "run the bundle on a machine with such a card, or emulate the unit with `moec run BUNDLE --emulate …`";
@@ -49,13 +51,15 @@ fn not_open(unit: &str, refusal: &Refusal) -> Error {
 /// A graphics processor of this machine.
 pub struct Gpu {
     name: String,
+    /// For copies beside the steps. It is given back before the card.
+    beside: Mutex<Copies>,
     card: Mutex<Card>,
     /// By index of the plan's launches.
     kernels: Vec<Option<(Kernel, ThreadKernel)>>,
     limit: Duration,
     /// Whether the kernels are the bundle's machine code.
     assembled: bool,
-    /// What went wrong first in a copy that nobody could be told of.
+    /// What went wrong first where nobody could be told of it: in a copy between two steps, or in what it waited for.
     lost: OnceLock<String>,
 }
 
@@ -65,23 +69,26 @@ impl Gpu {
     /// # Errors
     /// [`Error::Unit`]: no driver, or no card.
     pub fn open(unit: &str) -> Result<Self> {
-        open(unit).map(|card| Self::of(card, unit, LIMIT))
+        open(unit).and_then(|card| Self::of(card, unit, LIMIT))
     }
 
     #[cfg(test)]
     pub(crate) fn with(api: &crate::api::Api, unit: &str, limit: Duration) -> Result<Self> {
-        Card::with(api).map_err(|refusal| not_open(unit, &refusal)).map(|card| Self::of(card, unit, limit))
+        let card = Card::with(api).map_err(|refusal| not_open(unit, &refusal));
+        card.and_then(|card| Self::of(card, unit, limit))
     }
 
-    fn of(card: Card, unit: &str, limit: Duration) -> Self {
-        Self {
+    fn of(card: Card, unit: &str, limit: Duration) -> Result<Self> {
+        let beside = card.lane().map_err(|refusal| not_open(unit, &refusal))?;
+        Ok(Self {
             name: unit.to_owned(),
+            beside: Mutex::new(beside),
             card: Mutex::new(card),
             kernels: Vec::new(),
             limit,
             assembled: false,
             lost: OnceLock::new(),
-        }
+        })
     }
 
     /// Name of the card, as its maker has it.
@@ -125,9 +132,7 @@ impl Gpu {
             _ if refusal.function.starts_with("cuMemcpy") => format!("a copy failed: {refusal}"),
             _ => format!("a kernel stopped: {refusal}"),
         };
-        let hint =
-            "check the bundle with `moec verify`; if it passes, this is a bug of moec, or of the driver";
-        Error::Unit { unit: self.name.clone(), why, hint: hint.to_owned() }
+        Error::Unit { unit: self.name.clone(), why, hint: BUG.to_owned() }
     }
 
     /// Refuses a card that is older than the kernels. Gives the generations: the kernels', and the card's.
@@ -170,11 +175,16 @@ impl Gpu {
         Ok(false)
     }
 
-    fn launch(&self, index: u32, launch: &Launch<'_>) -> Result<()> {
-        if let Some(why) = self.lost.get() {
+    /// Refuses everything once something was lost.
+    fn sound(&self) -> Result<()> {
+        self.lost.get().map_or(Ok(()), |why| {
             let hint = "check the card with `nvidia-smi`".to_owned();
-            return Err(Error::Unit { unit: self.name.clone(), why: format!("a copy failed: {why}"), hint });
-        }
+            Err(Error::Unit { unit: self.name.clone(), why: format!("a copy failed: {why}"), hint })
+        })
+    }
+
+    fn launch(&self, index: u32, launch: &Launch<'_>) -> Result<()> {
+        self.sound()?;
         let missing = || Error::Plan(format!("launch {index} is not of `{NAME}`"));
         let (kernel, of) = self.kernels.get(index as usize).and_then(Option::as_ref).ok_or_else(missing)?;
         let failed = |why: String| Error::Launch { unit: self.name.clone(), kernel: of.symbol.clone(), why };
@@ -238,7 +248,7 @@ impl Unit for Gpu {
 
     unsafe fn copy(&self, from: Addr, to: Addr, bytes: usize) {
         // SAFETY: the caller's promise.
-        if let Err(e) = unsafe { self.copied(from, to, bytes) } {
+        if let Err(e) = unsafe { self.copied_beside(from, to, bytes) } {
             // The next step says it.
             let _ = self.lost.set(e.to_string());
         }
@@ -269,34 +279,76 @@ impl Unit for Gpu {
     }
 
     fn wait(&self, fault: &OnceLock<StepFault>) {
-        let ended = self.lock().wait(self.limit);
-        if let Err(e) = ended {
-            let _ = fault.set(StepFault::Unit(self.stopped(&e, self.limit)));
+        let ended = self.lock().wait(self.limit).map_err(|e| self.stopped(&e, self.limit));
+        if let Err(e) = ended.and_then(|()| self.sound()) {
+            let _ = fault.set(StepFault::Unit(e));
         }
     }
 }
 
+/// Where a copy goes.
+enum Way {
+    To(u64),
+    From(u64),
+    Within([u64; 2]),
+}
+
 impl Gpu {
-    /// Copies in either direction.
+    /// Where a copy goes, which has one end in the card's memory at least.
+    fn way(&self, card: &Card, from: Addr, to: Addr, bytes: usize) -> Result<Way> {
+        // A place that was to be read from a table, and was lost, is none.
+        self.sound()?;
+        let [first, second] = [from, to].map(|at| at.ptr().addr() as u64);
+        match [first, second].map(|at| card.holds(at, bytes)) {
+            [false, true] => Ok(Way::To(second)),
+            [true, false] => Ok(Way::From(first)),
+            [true, true] => Ok(Way::Within([first, second])),
+            [false, false] => {
+                let why = format!("a copy of {bytes} bytes is to and from places outside of its memory");
+                Err(Error::Unit { unit: self.name.clone(), why, hint: BUG.to_owned() })
+            }
+        }
+    }
+
+    /// Copies as a step: behind all before it, and in front of all behind it.
     ///
     /// # Safety
     /// As [`Unit::copy`].
     unsafe fn copied(&self, from: Addr, to: Addr, bytes: usize) -> Result<()> {
         let mut card = self.lock();
-        let [first, second] = [from, to].map(|at| at.ptr().addr() as u64);
         let limit = self.limit;
-        let done = match [first, second].map(|at| card.holds(at, bytes)) {
+        let done = match self.way(&card, from, to, bytes)? {
             // SAFETY: the caller's promise; one end is the card's.
-            [false, true] => unsafe { card.put(from.ptr(), second, bytes, limit) },
+            Way::To(to) => unsafe { card.put(from.ptr(), to, bytes, limit) },
             // SAFETY: as above.
-            [true, false] => unsafe { card.get(first, to.ptr(), bytes, limit) },
-            [true, true] => card.within(first, second, bytes),
-            [false, false] => {
-                // SAFETY: the caller's promise: neither end is the card's.
-                unsafe { std::ptr::copy_nonoverlapping(from.ptr(), to.ptr(), bytes) };
-                Ok(())
-            }
+            Way::From(from) => unsafe { card.get(from, to.ptr(), bytes, limit) },
+            Way::Within([from, to]) => card.within(from, to, bytes),
         };
+        done.map_err(|e| self.stopped(&e, limit))
+    }
+
+    /// Copies beside the steps: behind the kernels until now, in front of none. It has ended when this returns, and the card is free
+    /// for others meanwhile.
+    ///
+    /// # Safety
+    /// As [`Unit::copy`].
+    unsafe fn copied_beside(&self, from: Addr, to: Addr, bytes: usize) -> Result<()> {
+        let limit = self.limit;
+        let beside = self.beside.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut card = self.lock();
+        let way = self.way(&card, from, to, bytes)?;
+        let begun = match way {
+            Way::Within([from, to]) => card.within(from, to, bytes),
+            Way::To(_) | Way::From(_) => card.in_front_of(&beside),
+        };
+        drop(card);
+        let done = begun.and_then(|()| match way {
+            // SAFETY: the caller's promise; one end is the card's.
+            Way::To(to) => unsafe { beside.put(from.ptr(), to, bytes, limit) }.and_then(|()| beside.ended(limit)),
+            // SAFETY: as above.
+            Way::From(from) => unsafe { beside.get(from, to.ptr(), bytes, limit) },
+            Way::Within(_) => Ok(()),
+        });
         done.map_err(|e| self.stopped(&e, limit))
     }
 }

@@ -116,8 +116,13 @@ fn steps_reach_the_card_in_their_order() {
             "cuDeviceGet 0",
             "cuDevicePrimaryCtxRetain 7",
             "cuStreamCreate 1",
-            "cuStreamCreate 1",
             "cuEventCreate",
+            "cuStreamCreate 1",
+            "cuMemHostAlloc",
+            "cuEventCreate",
+            "cuMemHostAlloc",
+            "cuEventCreate",
+            "cuStreamCreate 1",
             "cuMemHostAlloc",
             "cuEventCreate",
             "cuMemHostAlloc",
@@ -161,9 +166,14 @@ fn steps_reach_the_card_in_their_order() {
     assert_eq!(
         asked(),
         [
-            "cuStreamDestroy compute",
-            "cuStreamDestroy copies",
+            "cuStreamDestroy beside",
             "cuEventDestroy",
+            "cuMemFreeHost",
+            "cuEventDestroy",
+            "cuMemFreeHost",
+            "cuStreamDestroy compute",
+            "cuEventDestroy",
+            "cuStreamDestroy copies",
             "cuEventDestroy",
             "cuMemFreeHost",
             "cuEventDestroy",
@@ -273,7 +283,8 @@ fn kernels_are_those_of_the_plan() {
     }
 }
 
-/// Long copies go through two buffers in turn, whole, and none is used before the copy in front of it has passed.
+/// Long copies go through two buffers in turn, whole, and none is used before the copy in front of it has passed. Beside the steps
+/// they wait for kernels, and no kernel for them.
 #[test]
 fn long_copies_take_turns() {
     let _turn = turn(|fake| fake.free = 64 << 20);
@@ -285,12 +296,12 @@ fn long_copies_take_turns() {
     asked();
     // SAFETY: so many bytes are at both ends.
     unsafe { gpu.copy(Addr::read_only(numbers.as_ptr()), base, bytes) };
-    let piece = ["cuEventQuery", "cuMemcpyHtoDAsync", "cuEventRecord copies"];
+    let piece = ["cuEventQuery", "cuMemcpyHtoDAsync", "cuEventRecord beside"];
     let there: Vec<String> =
         asked().into_iter().map(|a| a.split(" 4194304").next().unwrap().to_owned()).collect();
     let there: Vec<&str> = there.iter().map(|a| if a.starts_with(piece[1]) { piece[1] } else { a }).collect();
-    let order = ["cuEventRecord compute", "cuStreamWaitEvent copies"].into_iter().chain(piece.repeat(3));
-    let order: Vec<&str> = order.chain(["cuEventRecord copies", "cuStreamWaitEvent compute"]).collect();
+    let order = ["cuEventRecord compute", "cuStreamWaitEvent beside"].into_iter().chain(piece.repeat(3));
+    let order: Vec<&str> = order.chain(["cuStreamQuery beside"]).collect();
     assert_eq!(there, order);
     // SAFETY: as above.
     unsafe { gpu.copy(base, Addr::read_only(back.as_mut_ptr()), bytes) };
@@ -412,4 +423,13 @@ fn what_stops_a_step_is_named() {
     step(&gpu, Builtin::Launch { kernel: 0 }, &[base, base.plus(64)], &fault);
     let why = message(fault);
     assert!(why.contains("a copy failed"), "{why}");
+    // Nothing is waited for in peace from then on, and nothing is copied: a place that a copy was to say is none.
+    let fault = OnceLock::new();
+    gpu.wait(&fault);
+    let why = message(fault);
+    assert!(why.contains("a copy failed"), "{why}");
+    asked();
+    // SAFETY: neither end is looked at.
+    unsafe { gpu.copy(base, Addr::read_only(std::ptr::null()), 12) };
+    assert!(asked().is_empty());
 }

@@ -21,8 +21,8 @@ const OF_THREAD: u32 = 1;
 enum Known {
     /// It came once.
     Once,
-    /// A graph of the driver's.
-    Graph(Handle),
+    /// A graph of the driver's, and when it was launched last.
+    Graph(Handle, u64),
 }
 
 /// Launches that wait for the next crossing, and those that were seen.
@@ -32,6 +32,8 @@ pub(super) struct Graphs {
     waiting: Vec<u64>,
     launches: usize,
     seen: HashMap<Box<[u64]>, Known>,
+    /// Graphs that were launched so far.
+    clock: u64,
     /// None is to be made: the driver has refused one, or nobody wants them.
     refused: bool,
 }
@@ -46,10 +48,27 @@ impl Graphs {
     /// Gives back what the driver has made.
     pub(super) fn free(&mut self, api: &Api) {
         for known in std::mem::take(&mut self.seen).into_values() {
-            if let Known::Graph(graph) = known {
+            if let Known::Graph(graph, _) = known {
                 // SAFETY: it is this card's own, and launched no more.
                 unsafe { (api.graph_free)(graph) };
             }
+        }
+    }
+
+    /// Has room for another run: who came once goes, else the graph that was not launched for longest.
+    fn make_room(&mut self, api: &Api) {
+        if self.seen.len() < MOST {
+            return;
+        }
+        self.seen.retain(|_, known| matches!(known, Known::Graph(..)));
+        if self.seen.len() < MOST {
+            return;
+        }
+        let launched = |known: &Known| if let Known::Graph(_, at) = known { *at } else { 0 };
+        let oldest = self.seen.iter().min_by_key(|(_, known)| launched(known)).map(|(run, _)| run.clone());
+        if let Some(Known::Graph(graph, _)) = oldest.and_then(|run| self.seen.remove(&run)) {
+            // SAFETY: it is this card's own; a launch that is on its way is not disturbed.
+            unsafe { (api.graph_free)(graph) };
         }
     }
 }
@@ -117,26 +136,25 @@ impl Card {
             return self.launch_each(run);
         }
         let graph = match self.graphs.seen.get(run).copied() {
-            Some(Known::Graph(graph)) => graph,
+            Some(Known::Graph(graph, _)) => graph,
             Some(Known::Once) => {
                 let Ok(graph) = self.capture(run) else {
                     // It is the way that was refused, not the work; if it is the work, that says so now.
                     self.graphs.refused = true;
                     return self.launch_each(run);
                 };
-                self.graphs.seen.insert(run.into(), Known::Graph(graph));
                 graph
             }
             None => {
-                if self.graphs.seen.len() >= MOST {
-                    self.graphs.seen.retain(|_, known| matches!(known, Known::Graph(_)));
-                }
-                if self.graphs.seen.len() < MOST {
-                    self.graphs.seen.insert(run.into(), Known::Once);
-                }
+                self.graphs.make_room(&self.api);
+                self.graphs.seen.insert(run.into(), Known::Once);
                 return self.launch_each(run);
             }
         };
+        self.graphs.clock += 1;
+        if let Some(known) = self.graphs.seen.get_mut(run) {
+            *known = Known::Graph(graph, self.graphs.clock);
+        }
         self.current()?;
         // SAFETY: the graph is this card's own; what it launches was promised when it waited.
         check(&self.api, "cuGraphLaunch", unsafe { (self.api.graph_launch)(graph, self.compute) })

@@ -61,6 +61,7 @@ unsafe fn give<T>(status: Status, to: *mut T, value: T) -> Status {
 
 const COMPUTE: usize = 0x11;
 const COPIES: usize = 0x12;
+const BESIDE: usize = 0x13;
 
 fn handle(number: usize) -> Handle {
     std::ptr::without_provenance_mut(number)
@@ -70,6 +71,7 @@ fn stream(of: Handle) -> &'static str {
     match of.addr() {
         COMPUTE => "compute",
         COPIES => "copies",
+        BESIDE => "beside",
         _ => "?",
     }
 }
@@ -215,7 +217,7 @@ pub(super) fn fake() -> Api {
     }
     unsafe extern "C" fn stream_create(of: *mut Handle, flags: c_uint) -> Status {
         let all = FAKE.lock().unwrap().asked.iter().filter(|a| a.starts_with("cuStreamCreate")).count();
-        let stream = if all == 0 { COMPUTE } else { COPIES };
+        let stream = [COMPUTE, COPIES, BESIDE][all % 3];
         // SAFETY: as above.
         unsafe { give(note("cuStreamCreate", flags.to_string()), of, handle(stream)) }
     }
