@@ -54,10 +54,12 @@ fn the_verdict_is_data() {
     assert!(data["verdict"] == "wrong" && !data["failures"].as_array().unwrap().is_empty(), "{data}");
 }
 
+/// Every family in f32 and in three of five other formats, each of which most families have.
 #[test]
 fn compiled_steps_agree_with_the_evaluator_layer_by_layer() {
-    for family in FAMILIES {
-        for format in ["f32", "bf16", "f16", "q8", "q4", "q4o"] {
+    for (i, family) in FAMILIES.into_iter().enumerate() {
+        let others = ["bf16", "f16", "q8", "q4", "q4o"].into_iter().cycle().skip(3 * i).take(3);
+        for format in std::iter::once("f32").chain(others) {
             let folder = tempfile::tempdir().unwrap();
             let source = checkpoint(family);
             let bundle = built(&source, format, "f32", folder.path());

@@ -225,7 +225,13 @@ impl Partial {
         hidden.push(name);
         hidden.push(format!(".{}.partial", std::process::id()));
         let path = target.with_file_name(hidden);
-        Ok(Self { file: OpenOptions::new().write(true).create_new(true).open(&path)?, path })
+        let create = || OpenOptions::new().write(true).create_new(true).open(&path);
+        let file = create().or_else(|e| match e.kind() {
+            // Of a process with this number that was killed: in containers it is always the same.
+            io::ErrorKind::AlreadyExists => fs::remove_file(&path).and_then(|()| create()),
+            _ => Err(e),
+        })?;
+        Ok(Self { file, path })
     }
 
     /// Puts it in its place.

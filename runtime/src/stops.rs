@@ -2,8 +2,7 @@
 
 use crate::error::Result;
 use crate::sampler::Constraint;
-use crate::text::{Text, TextStream};
-use std::sync::Arc;
+use crate::text::TextStream;
 
 /// Watches a text that comes in pieces for the first of several stop strings. The pieces that it gives, joined, are the text in
 /// front of that; of what might become one, nothing is given before it is certain.
@@ -64,9 +63,9 @@ pub struct Until {
 }
 
 impl Until {
-    /// For one answer, which is decoded by `text`.
-    pub fn new(text: &Arc<Text>, strings: &[String]) -> Self {
-        Self { stream: text.own_stream(), stops: Stops::new(strings.iter().cloned()) }
+    /// For one answer, whose text comes from `stream`.
+    pub fn new(stream: TextStream<'static>, strings: &[String]) -> Self {
+        Self { stream, stops: Stops::new(strings.iter().cloned()) }
     }
 }
 
@@ -88,8 +87,9 @@ impl Constraint for Until {
 
 /// Bytes of the longest end of `text` with which `mark` begins, less than all of `mark`.
 pub fn begun(text: &str, mark: &str) -> usize {
-    let ends = mark.char_indices().map(|(at, _)| at).rev();
-    ends.filter(|&at| text.ends_with(&mark[..at])).max().unwrap_or(0)
+    let most = text.len().min(mark.len().saturating_sub(1));
+    let mut ends = (1..=most).rev().filter_map(|at| mark.get(..at));
+    ends.find(|begin| text.ends_with(begin)).map_or(0, str::len)
 }
 
 #[cfg(test)]

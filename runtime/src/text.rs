@@ -101,12 +101,20 @@ impl Text {
         TextStream { skip: false, ..self.stream() }
     }
 
+    /// As [`Text::own_stream`], with special tokens as they are written.
+    pub fn own_stream_with_special(self: &Arc<Self>) -> TextStream<'static> {
+        TextStream { skip: false, ..self.own_stream() }
+    }
+
     /// Texts of the special tokens, in no order.
     pub fn special_tokens(&self) -> Vec<String> {
         let added = self.tokenizer.get_added_tokens_decoder();
         added.into_values().filter(|token| token.special).map(|token| token.content).collect()
     }
 }
+
+/// New ids of a window from which on it moves although nothing came of them: as many special tokens, or bytes of no character.
+const LONG: usize = 64;
 
 /// Decodes ids as they come. The pieces, joined, are the text of all ids; no piece ends inside of a
 /// character.
@@ -150,11 +158,12 @@ impl<'a> TextStream<'a> {
     pub fn push(&mut self, id: u32) -> Result<String> {
         self.window.push(id);
         let text = self.decode()?;
+        let long = self.window.len() >= self.settled + LONG;
         // A character whose bytes have not all come decodes to a replacement character at the end.
-        let certain = text.trim_end_matches('\u{fffd}');
+        let certain = if long { &*text } else { text.trim_end_matches('\u{fffd}') };
         let piece = certain.get(self.emitted..).unwrap_or_default().to_owned();
         self.emitted = self.emitted.max(certain.len());
-        if certain.len() == text.len() && !piece.is_empty() {
+        if certain.len() == text.len() && (long || !piece.is_empty()) {
             self.window.drain(..self.settled);
             self.settled = self.window.len();
             self.emitted = self.decode()?.len();

@@ -135,6 +135,24 @@ fn stop_strings_are_not_printed() {
 }
 
 #[test]
+fn what_a_grammar_holds_is_the_answer() {
+    let dir = talking();
+    let template = dir.path().join("template");
+    std::fs::write(&template, "{{ messages[-1].content }}<think>{# </think> #}").unwrap();
+    let schema = dir.path().join("schema");
+    std::fs::write(&schema, r#"{"const": "<think>"}"#).unwrap();
+    let of = |grammar: &str| {
+        let done = chat(dir.path(), &format!("--json --template {} {grammar}", template.display()), "hi\n");
+        let answer = done.answers().remove(0);
+        (answer["reasoning"].clone(), answer["text"].clone())
+    };
+    assert_eq!(of(&format!("--json-schema {}", schema.display())), (Value::Null, json!("\"<think>\"")));
+    assert_eq!(of("--regex ab"), (Value::Null, json!("ab")));
+    // One that writes the mark itself ends the thoughts with it.
+    assert_eq!(of("--regex ab</think>cd"), (json!("ab"), json!("cd")));
+}
+
+#[test]
 fn special_tokens_are_the_templates_alone() {
     let dir = talking();
     let template = dir.path().join("template");

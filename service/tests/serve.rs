@@ -54,8 +54,7 @@ fn with_server(options: &[&str], test: impl FnOnce(&str)) -> u8 {
         let url = said.recv_timeout(Duration::from_mins(1)).unwrap();
         let address = url.strip_prefix("http://").unwrap().to_owned();
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(&address)));
-        let pid = std::process::id().to_string();
-        assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        terminate();
         let (status, err) = server.join().unwrap();
         if let Err(panic) = result {
             eprintln!("{err}");
@@ -63,6 +62,12 @@ fn with_server(options: &[&str], test: impl FnOnce(&str)) -> u8 {
         }
         status
     })
+}
+
+/// Asks the server of this process to end.
+fn terminate() {
+    let pid = std::process::id().to_string();
+    assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
 }
 
 /// What replies say.
@@ -118,6 +123,17 @@ fn text_of(ids: &[u32]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
+/// The name that log-probabilities give a token.
+fn named(id: u32) -> String {
+    match id {
+        0..128 => char::from(id as u8).to_string(),
+        128..256 => format!("bytes:\\x{id:02x}"),
+        BOS => "<s>".to_owned(),
+        EOS => "</s>".to_owned(),
+        _ => String::new(),
+    }
+}
+
 /// The ids that are expected: up to an end token.
 fn expected(prompt: &[u32], n: usize) -> (String, &'static str) {
     let mut ids = continuation(prompt, n);
@@ -131,7 +147,9 @@ fn expected(prompt: &[u32], n: usize) -> (String, &'static str) {
 fn serves() {
     let status = with_server(&["--max-queue", "2", "--max-body", "4096"], |at| {
         answers(at);
+        stop_strings_end_at_once(at);
         refusals(at);
+        only_this_machine_is_answered(at);
         who_goes_away_frees_the_slot(at);
         too_many_are_sent_away(at);
     });
@@ -139,11 +157,14 @@ fn serves() {
     let key =
         with_server(&["--api-key", "secret", "--cors", "https://a.example", "--exact"], keys_and_origins);
     assert_eq!(key, 0);
+    a_second_signal_ends_what_waits();
     let folder = tempfile::tempdir().unwrap();
     let template = folder.path().join("template.jinja");
     let source = "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools %}T{% endif %}";
     std::fs::write(&template, source).unwrap();
     assert_eq!(with_server(&["--template", template.to_str().unwrap()], conversations), 0);
+    std::fs::write(&template, "{{ messages[0].content }}<think>{# </think> #}").unwrap();
+    assert_eq!(with_server(&["--template", template.to_str().unwrap()], thoughts), 0);
     assert_eq!(with_server(&["--max-queue", "1000", "--max-body", "4096"], many_clients), 0);
 }
 
@@ -188,11 +209,18 @@ fn answers(at: &str) {
                 generate(engine, &request, &mut Decoder::full(), &mut sampler, &mut |_| Ok(())).unwrap();
             assert_eq!(choice["text"], text_of(&alone.ids), "choice {i}");
             let lists = &choice["logprobs"];
-            assert_eq!(lists["tokens"].as_array().unwrap().len(), 6);
+            assert_eq!(lists["tokens"], alone.ids.iter().map(|&id| named(id)).collect::<Value>());
             assert_eq!(lists["top_logprobs"][0].as_object().unwrap().len(), 2, "{lists}");
             assert!(lists["token_logprobs"][0].as_f64().unwrap() <= 0.0);
         }
     });
+    // Those that copy a prompt from the first answer to it do not count.
+    let usage =
+        complete(at, &json!({"prompt": [201, 202, 203], "n": 3, "max_tokens": 2})).json()["usage"].clone();
+    assert_eq!(
+        (&usage["prompt_tokens"], &usage["prompt_tokens_details"]["cached_tokens"]),
+        (&json!(3), &json!(0))
+    );
     // A string ends it, and nothing of that string is there.
     if let Some((i, c)) = text.char_indices().nth(3) {
         let body = json!({"prompt": prompt, "max_tokens": 20, "temperature": 0, "stop": [c.to_string()]});
@@ -222,6 +250,7 @@ fn refusals(at: &str) {
         (json!({"prompt": "a", "temperature": 101}), 400, "", "temperature must be from 0 to 100"),
         (json!({"prompt": "a", "n": 4}), 400, "n", "from 1 to 3"),
         (json!({"prompt": "a", "stop": 3}), 400, "stop", "array of strings"),
+        (json!({"prompt": "a", "stop": ["b", "é".repeat(129)]}), 400, "stop", "hint: each may have 256"),
         (json!({"prompt": "a", "echo": true}), 400, "echo", "not supported"),
         (json!({"prompt": "a", "suffix": "b"}), 400, "suffix", "not supported"),
         (json!({"prompt": "a", "logprobs": 21}), 400, "logprobs", "from 0 to 20"),
@@ -255,6 +284,39 @@ fn refusals(at: &str) {
     assert!(chat.status == 400 && chat.body.contains("template"), "{}", chat.body);
 }
 
+/// Of two answers one ends early, at a letter that the other one has not, and takes no token more.
+fn stop_strings_end_at_once(at: &str) {
+    const N: usize = 40;
+    let long = [9, 8];
+    let others = continuation(&long, N);
+    let early = |i: u32| {
+        let ids = continuation(&[i, 2], N);
+        let letter = |id: &u32| (97..123).contains(id) && !others.contains(id);
+        let place = ids.iter().take(12).position(letter)?;
+        Some(([i, 2], text_of(&[ids[place]]), place + 1))
+    };
+    let (short, letter, tokens) = (1..256).find_map(early).unwrap();
+    settled(at);
+    for stream in [false, true] {
+        let before = metric(at, "moec_tokens_total");
+        let mut body = json!({"prompt": [short, long], "max_tokens": N, "temperature": 0, "ignore_eos": true, "stop": letter,
+            "stream": stream});
+        if stream {
+            body["stream_options"] = json!({"include_usage": true});
+        }
+        let reply = complete(at, &body);
+        let said = if stream { reply.said() } else { vec![reply.json()] };
+        let choices = said.iter().flat_map(|e| e["choices"].as_array().unwrap());
+        let ends = choices.filter(|c| !c["finish_reason"].is_null());
+        let mut ends: Vec<_> = ends.map(|c| (c["index"].as_u64(), c["finish_reason"].as_str())).collect();
+        ends.sort_unstable();
+        assert_eq!(ends, [(Some(0), Some("stop")), (Some(1), Some("length"))], "{}", reply.body);
+        assert_eq!(said.last().unwrap()["usage"]["completion_tokens"], tokens + N);
+        settled(at);
+        assert_eq!(metric(at, "moec_tokens_total") - before, (tokens + N) as u64);
+    }
+}
+
 /// A request that takes all slots for as long as it can.
 fn long() -> Value {
     json!({"prompt": [5, 6], "max_tokens": 60, "n": SLOTS, "temperature": 50.0, "stream": true, "ignore_eos": true})
@@ -284,6 +346,40 @@ fn too_many_are_sent_away(at: &str) {
     settled(at);
 }
 
+/// A page whose own name leads to this machine sends that name.
+fn only_this_machine_is_answered(at: &str) {
+    for (host, status) in [
+        ("Host: localhost:1\r\n", 200),
+        ("Host: [::1]\r\n", 200),
+        ("", 200),
+        ("Host: a.example\r\n", 403),
+        ("Host: 10.0.0.1:80\r\n", 403),
+    ] {
+        let mut stream = TcpStream::connect(at).unwrap();
+        write!(stream, "GET /v1/models HTTP/1.0\r\n{host}\r\n").unwrap();
+        let reply = Incoming::of(stream).unwrap().whole().unwrap();
+        assert_eq!(reply.status, status, "{host}: {}", reply.body);
+        assert!(status == 200 || reply.body.contains("hint: `--host`"), "{}", reply.body);
+    }
+}
+
+/// A client that does not send all of its request holds up the end; another signal does not wait for it.
+fn a_second_signal_ends_what_waits() {
+    let (mut held, mut since) = (None, Instant::now());
+    let status = with_server(&[], |at| {
+        let mut stream = TcpStream::connect(at).unwrap();
+        write!(stream, "{POST}\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{{").unwrap();
+        held = Some(stream);
+        assert_eq!(ask(at, "GET /health HTTP/1.1", "").status, 200);
+        terminate();
+        std::thread::sleep(Duration::from_millis(300));
+        since = Instant::now();
+    });
+    assert!(since.elapsed() < Duration::from_secs(10), "it took {:?}", since.elapsed());
+    assert_ne!(status, 0, "it ended before the second signal");
+    drop(held);
+}
+
 fn keys_and_origins(at: &str) {
     let body = json!({"prompt": [1, 2], "max_tokens": 3, "temperature": 0});
     for head in [
@@ -300,7 +396,21 @@ fn keys_and_origins(at: &str) {
     let reply = ask(at, &format!("{POST}\r\nAuthorization: Bearer secret"), &body.to_string());
     assert_eq!(reply.json()["choices"][0]["text"], expected(&[1, 2], 3).0);
     assert!(reply.headers.contains("access-control-allow-origin: https://a.example"), "{}", reply.headers);
-    assert_eq!(ask(at, "OPTIONS /v1/completions HTTP/1.1", "").status, 204);
+    for (asks, allows) in [
+        ("", "authorization, content-type"),
+        ("\r\nOrigin: https://a.example\r\nAccess-Control-Request-Headers: x-stainless-os", "x-stainless-os"),
+        ("\r\nOrigin: https://b.example\r\nAccess-Control-Request-Headers: x-stainless-os", "authorization"),
+    ] {
+        let reply = ask(at, &format!("OPTIONS /v1/completions HTTP/1.1{asks}"), "");
+        assert_eq!(reply.status, 204);
+        let allowed = format!("access-control-allow-headers: {allows}");
+        assert!(reply.headers.contains(&allowed), "{}", reply.headers);
+    }
+    // With a key, any name will do; not so any body.
+    let head = format!("{POST}\r\nAuthorization: Bearer secret");
+    let many = format!("{{\"prompt\": [{}0]}}", "0,".repeat(200_000));
+    let reply = ask(at, &head, &many);
+    assert!(reply.status == 400 && reply.body.contains("more than 200000 values"), "{}", reply.body);
     assert_eq!(ask(at, "GET /health HTTP/1.1", "").status, 200);
     assert_eq!(ask(at, "GET /metrics HTTP/1.1", "").status, 401);
 }
@@ -323,7 +433,11 @@ fn conversations(at: &str) {
             "{value}"
         );
         assert_eq!(choice["finish_reason"], finish);
-        assert_eq!(choice["logprobs"]["content"][0]["top_logprobs"].as_array().unwrap().len(), 2);
+        let of_token = &choice["logprobs"]["content"][0];
+        assert_eq!(of_token["top_logprobs"].as_array().unwrap().len(), 2);
+        let first = continuation(&[104, 105], 1)[0];
+        assert_eq!(of_token["token"], named(first));
+        assert!(first > 255 || of_token["bytes"] == json!([first]), "{of_token}");
         body["stream"] = json!(true);
         let events = of(&body).said();
         assert_eq!(events[0]["choices"][0]["delta"]["role"], "assistant");
@@ -335,10 +449,14 @@ fn conversations(at: &str) {
     let messages = json!([{"role": "user", "content": "a"}]);
     let schema =
         json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["ab", "cd"]}}});
-    let body = json!({"messages": messages, "response_format": schema, "temperature": 1.0, "seed": 4});
+    let body =
+        json!({"messages": messages, "response_format": schema, "temperature": 1.0, "seed": 4, "n": 3});
     let value = of(&body).json();
-    let said = value["choices"][0]["message"]["content"].as_str().unwrap_or_else(|| panic!("{value}"));
-    assert!(["\"ab\"", "\"cd\""].contains(&said), "{value}");
+    for choice in 0..3 {
+        let said =
+            value["choices"][choice]["message"]["content"].as_str().unwrap_or_else(|| panic!("{value}"));
+        assert!(["\"ab\"", "\"cd\""].contains(&said), "{value}");
+    }
     let tool = json!({"type": "function", "function": {"name": "f", "parameters": {"enum": [7]}}});
     let mut body = json!({"messages": messages, "tools": [tool], "tool_choice": "required", "temperature": 0,
         "logit_bias": {"9": -100, "10": -100, "13": -100, "32": -100}});
@@ -353,12 +471,29 @@ fn conversations(at: &str) {
     let events = of(&body).said();
     let call = events.iter().find_map(|e| e["choices"][0]["delta"].get("tool_calls"));
     assert_eq!(call.unwrap_or_else(|| panic!("{events:?}"))[0]["function"]["name"], "f");
+    // What a tool's references name is found although its schema is a part of another one.
+    body["stream"] = json!(false);
+    body["tool_choice"] = json!({"type": "function", "function": {"name": "g"}});
+    let parameters = json!({"type": "object", "properties": {"p": {"$ref": "#/$defs/P"}}, "required": ["p"],
+        "additionalProperties": false, "$defs": {"P": {"anyOf": [{"$ref": "#/$defs/Q"}]}, "Q": {"enum": [7]}}});
+    let nested = json!({"type": "function", "function": {"name": "g", "parameters": parameters}});
+    body["tools"] = json!([tool, nested]);
+    let value = of(&body).json();
+    let call = &value["choices"][0]["message"]["tool_calls"][0];
+    assert_eq!(call["function"], json!({"name": "g", "arguments": r#"{"p":7}"#}), "{value}");
     let body = json!({"messages": messages, "tools": [tool], "temperature": 0, "max_tokens": 5});
     assert_eq!(
         of(&body).json()["choices"][0]["message"]["content"],
         expected(b"aT".map(u32::from).as_slice(), 5).0
     );
+    let calls = |calls: Value| json!({"messages": [{"role": "assistant", "tool_calls": calls}]});
     for (body, says) in [
+        (calls(json!(7)), "`messages[0]`: `tool_calls` must be an array, not 7"),
+        (calls(json!(["x"])), "`messages[0].tool_calls[0]` must be an object"),
+        (
+            calls(json!([{}, {"function": 3}])),
+            "`messages[0].tool_calls[1]`: `function` must be an object, not 3",
+        ),
         (json!({}), "at least one"),
         (json!({"messages": [{"content": "a"}]}), "no `role`"),
         (json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), "no text"),
@@ -375,6 +510,21 @@ fn conversations(at: &str) {
         let reply = of(&body);
         assert!(reply.status == 400 && reply.body.contains(says), "{body}: {}", reply.body);
     }
+}
+
+/// The prompt begins thoughts: what a grammar holds is the answer all the same.
+fn thoughts(at: &str) {
+    let of = |body: &Value| {
+        let head = "POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json";
+        ask(at, head, &body.to_string()).json()["choices"][0]["message"].clone()
+    };
+    let mut body = json!({"messages": [{"role": "user", "content": "a"}], "temperature": 0, "max_tokens": 20, "ignore_eos": true});
+    let message = of(&body);
+    assert!(message["content"] == "" && message["reasoning_content"].is_string(), "{message}");
+    body["ignore_eos"] = json!(false);
+    body["response_format"] = json!({"type": "json_schema", "json_schema": {"schema": {"const": "<think>"}}});
+    let message = of(&body);
+    assert!(message["content"] == "\"<think>\"" && message["reasoning_content"].is_null(), "{message}");
 }
 
 /// The toy, whose answers follow from its prompts.

@@ -197,7 +197,8 @@ fn cancelled(clients: &Clients<'_>, random: &mut Random) -> Result<(), String> {
 /// Says that a body comes, and goes before all of it has.
 fn broken_off(clients: &Clients<'_>, _: &mut Random) -> Result<(), String> {
     let mut stream = TcpStream::connect(clients.address).map_err(|e| e.to_string())?;
-    let half = format!("{}\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{\"prompt\":", post(COMPLETIONS));
+    let half =
+        format!("{}\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{{\"prompt\":", post(COMPLETIONS));
     let _ = stream.write_all(half.as_bytes());
     Ok(())
 }

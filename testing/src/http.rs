@@ -17,7 +17,8 @@ pub fn send(address: &str, head: &str, body: &str) -> io::Result<TcpStream> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_nodelay(true)?;
     let length = body.len();
-    let text = format!("{head}\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}");
+    let text =
+        format!("{head}\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}");
     let _ = stream.write_all(text.as_bytes());
     Ok(stream)
 }

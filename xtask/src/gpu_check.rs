@@ -50,7 +50,8 @@ impl Report {
             Err(e) => (format!("it does not start: {e}\n"), false),
         };
         // Writing to a string does not fail.
-        let _ = write!(self.text, "\n== {name}: {}\n{shown}\n{said}", if passed { "passed" } else { "FAILED" });
+        let _ =
+            write!(self.text, "\n== {name}: {}\n{shown}\n{said}", if passed { "passed" } else { "FAILED" });
         if !passed {
             stage("Failed", name);
             self.failed.push(name.to_owned());

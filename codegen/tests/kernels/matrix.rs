@@ -1,6 +1,8 @@
 //! Linear layers in every format, with every epilogue.
 
-use crate::harness::{Case, Expect, Operand, PRODUCTS, Rng, check, every_second, random, rows_as, stored, strided};
+use crate::harness::{
+    Case, Expect, Operand, PRODUCTS, Rng, check, every_second, random, rows_as, stored, strided,
+};
 use crate::simple::glu;
 use half::{bf16, f16};
 use moec_codegen::{Compute, KernelSpec, Schedule};

@@ -95,7 +95,7 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
     let mut chat = Conversation {
         ends: &context.program.model.eos,
         max: context.program.model.max_context as usize,
-        syntax: Syntax::of(template.source()),
+        syntax: syntax(&template, grammar.as_ref()),
         template,
         text: &text,
         grammar: grammars.as_ref().zip(grammar.as_ref()),
@@ -149,6 +149,18 @@ fn template(context: &Context<'_>, file: Option<&Path>) -> Result<Template> {
     let source = regular::read_text(path, regular::CONFIG)
         .map_err(|e| Error::new(format!("cannot read `{}`: {e}", path.display())))?;
     Template::new(&source, &own.unwrap_or_default().tokens)
+}
+
+/// How answers are read. What a grammar holds is text from its first token on, whatever the prompt has begun, unless the grammar itself
+/// writes thoughts or calls.
+fn syntax(template: &Template, grammar: Option<&Grammar>) -> &'static Syntax {
+    let own = Syntax::of(template.source());
+    let writes = match grammar {
+        None => true,
+        Some(Grammar::Lark(text) | Grammar::Regex(text)) => own.is_written_by(text),
+        Some(Grammar::Schema(_)) => false,
+    };
+    if writes { own } else { Syntax::text_alone() }
 }
 
 /// A conversation, and what answers it.

@@ -3,7 +3,7 @@
 //! What may come next is asked in front of every token. Grammars may come from others: what they may take is bounded by the
 //! library's own limits.
 
-mod words;
+pub(crate) mod words;
 
 use crate::error::{Error, Result};
 use clap::{ArgMatches, Args as _, FromArgMatches as _};
@@ -15,6 +15,7 @@ use moec_runtime::error::Error as Failed;
 use moec_runtime::{Constraint, Program, regular, text};
 use std::path::Path;
 use std::sync::Arc;
+use words::Word;
 
 /// Files of grammars: written by hand.
 const FILE: regular::Limit = regular::Limit { what: "a grammar", bytes: 4 << 20 };
@@ -111,7 +112,7 @@ impl Grammars {
     pub fn new(tokenizer: &[u8], vocab: usize, ends: &[u32]) -> Result<Self> {
         let unfit = |why: String| Error::new(format!("the tokenizer cannot be held to a grammar: {why}"));
         let json: serde_json::Value = serde_json::from_slice(tokenizer).map_err(|e| unfit(e.to_string()))?;
-        let words = words::words(&json, vocab)?;
+        let words: Vec<Vec<u8>> = words::words(&json, vocab)?.into_iter().map(marked).collect();
         let first = *ends.first().ok_or_else(|| unfit("the model has no end token".to_owned()))?;
         if ends.iter().any(|&id| id as usize >= vocab) {
             return Err(unfit("an end token is not in the vocabulary".to_owned()));
@@ -151,6 +152,11 @@ impl Grammars {
         matcher.compute_mask_or_eos().map_err(|e| unusable(&e.to_string()))?;
         Ok(Box::new(Held(matcher)))
     }
+}
+
+/// A token as the trie takes it: no text has the mark in front of special ones.
+fn marked(word: Word) -> Vec<u8> {
+    word.special.then_some(TokTrie::SPECIAL_TOKEN_MARKER).into_iter().chain(word.bytes).collect()
 }
 
 impl std::fmt::Debug for Grammars {

@@ -1,8 +1,17 @@
 //! The bytes of every token, from a `tokenizer.json`.
 
 use crate::error::{Error, Result};
-use llguidance::toktrie::TokTrie;
 use serde_json::Value;
+use std::collections::BTreeSet;
+
+/// A token of a vocabulary.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Word {
+    /// What it stands for in a text; none if the tokenizer does not have it.
+    pub(crate) bytes: Vec<u8>,
+    /// Whether it is special: never part of an answer's text.
+    pub(crate) special: bool,
+}
 
 /// What the decoder of a tokenizer makes of a token's spelling.
 enum Spelling {
@@ -12,33 +21,37 @@ enum Spelling {
     Pieces,
 }
 
-/// The bytes of the tokens `0..vocab`; none of those that the tokenizer does not have.
+/// The tokens `0..vocab`.
 ///
 /// # Errors
 /// A decoder that is of neither kind, tokens outside of the vocabulary, spellings that cannot be.
-pub(super) fn words(tokenizer: &Value, vocab: usize) -> Result<Vec<Vec<u8>>> {
+pub(crate) fn words(tokenizer: &Value, vocab: usize) -> Result<Vec<Word>> {
     let unfit = |why: String| Error::new(format!("the tokenizer cannot be held to a grammar: {why}"));
     let spelling = spelling(&tokenizer["decoder"])
         .ok_or_else(|| unfit("its decoder is neither of bytes nor of pieces".to_owned()))?;
-    let mut words = vec![Vec::new(); vocab];
-    let mut put = |id: &Value, bytes: Vec<u8>| -> Result<()> {
+    let mut words = vec![Word::default(); vocab];
+    let mut put = |id: &Value, word: Word| -> Result<()> {
         let place = id.as_u64().and_then(|id| words.get_mut(usize::try_from(id).ok()?));
-        *place.ok_or_else(|| unfit(format!("token {id} is not in the vocabulary of {vocab}")))? = bytes;
+        *place.ok_or_else(|| unfit(format!("token {id} is not in the vocabulary of {vocab}")))? = word;
         Ok(())
     };
+    let added = || tokenizer["added_tokens"].as_array().into_iter().flatten();
+    // They stand for what they are written as, wherever else they stand.
+    let written: BTreeSet<u64> = added().filter_map(|token| token["id"].as_u64()).collect();
     for (token, id) in tokenizer["model"]["vocab"].as_object().into_iter().flatten() {
+        if id.as_u64().is_some_and(|id| written.contains(&id)) {
+            continue;
+        }
         let bytes = match spelling {
             Spelling::Bytes => token.chars().map(byte_of).collect::<Option<Vec<u8>>>(),
             Spelling::Pieces => Some(piece(token)),
         };
-        put(id, bytes.ok_or_else(|| unfit(format!("`{token}` is no spelling of bytes")))?)?;
+        let bytes = bytes.ok_or_else(|| unfit(format!("`{token}` is no spelling of bytes")))?;
+        put(id, Word { bytes, special: false })?;
     }
-    for token in tokenizer["added_tokens"].as_array().into_iter().flatten() {
-        let content = token["content"].as_str().unwrap_or_default();
-        // No text has the mark: special tokens are never part of an answer's text.
-        let mark = token["special"] == true;
-        let bytes = mark.then_some(TokTrie::SPECIAL_TOKEN_MARKER).into_iter().chain(content.bytes());
-        put(&token["id"], bytes.collect())?;
+    for token in added() {
+        let bytes = token["content"].as_str().unwrap_or_default().into();
+        put(&token["id"], Word { bytes, special: token["special"] == true })?;
     }
     Ok(words)
 }
@@ -81,7 +94,7 @@ mod tests {
         let of = |decoder: &str, token: &str| {
             let tokenizer =
                 json!({"decoder": {"type": decoder}, "model": {"vocab": {token: 1}}, "added_tokens": []});
-            words(&tokenizer, 2).map(|mut words| words.remove(1))
+            words(&tokenizer, 2).map(|mut words| words.remove(1).bytes)
         };
         assert_eq!(of("ByteLevel", "ĠaĊÃ©").unwrap(), " a\né".as_bytes());
         assert_eq!(of("ByteFallback", "▁a").unwrap(), b" a");
@@ -91,5 +104,22 @@ mod tests {
         assert!(of("ByteLevel", "日").is_err() && of("WordPiece", "a").is_err());
         let far = json!({"decoder": {"type": "ByteLevel"}, "model": {"vocab": {}}, "added_tokens": [{"id": 4_000_000_000u32, "content": "x"}]});
         assert!(words(&far, 2).unwrap_err().what.contains("not in the vocabulary"));
+    }
+
+    #[test]
+    fn added_tokens_are_what_they_are_written_as() {
+        // As tokenizers made from GGUF have them: in the vocabulary, too, where they are no spelling of bytes.
+        let tokenizer = json!({
+            "added_tokens": [
+                {"id": 1, "content": "<｜begin▁of▁sentence｜>", "special": true},
+                {"id": 2, "content": "é", "special": false},
+            ],
+            "decoder": {"type": "ByteLevel"},
+            "model": {"vocab": {"a": 0, "<｜begin▁of▁sentence｜>": 1, "é": 2}},
+        });
+        let word = |text: &str, special| Word { bytes: text.into(), special };
+        let all =
+            [word("a", false), word("<｜begin▁of▁sentence｜>", true), word("é", false), Word::default()];
+        assert_eq!(words(&tokenizer, 4).unwrap(), all);
     }
 }

@@ -7,7 +7,7 @@ use super::worker::{Ask, Command, Ticket, Told};
 use axum::http::StatusCode;
 use moec_runtime::sampler::{Constraint, LogProbabilities};
 use moec_runtime::scheduler::{Choose, End, Event, Job};
-use moec_runtime::stops::Stops;
+use moec_runtime::stops::{Stops, Until};
 use moec_runtime::text::TextStream;
 use moec_runtime::{Sampler, Sampling, Text};
 use std::collections::VecDeque;
@@ -63,27 +63,28 @@ pub(super) struct Answers<'t> {
     ready: VecDeque<Piece>,
     /// Tokens that end an answer.
     end: Vec<u32>,
+    /// Answers to each prompt.
+    each: usize,
     pub(super) usage: Usage,
 }
 
-/// Makes the constraint of an answer, where there is one.
-pub(super) type MakeConstraint<'c> = dyn Fn() -> Answer<Option<Box<dyn Constraint>>> + Send + Sync + 'c;
-
 impl<'t> Answers<'t> {
-    /// Asks for `options.n` answers to each prompt, and waits until all are taken in.
+    /// Asks for `options.n` answers to each prompt, and waits until all are taken in. `constraints`: one for each answer, in order,
+    /// or none at all.
     ///
     /// # Errors
     /// What does not fit, and what the scheduler refuses.
     pub(super) async fn ask(
         server: &Server,
-        text: &'t Text,
+        text: &'t Arc<Text>,
         prompts: Vec<Vec<u32>>,
         options: &Options,
-        constraint: &MakeConstraint<'_>,
+        constraints: Vec<Box<dyn Constraint>>,
     ) -> Answer<Self> {
         let (tell, events) = unbounded_channel();
         let end = if options.ignore_eos { Vec::new() } else { server.eos.clone() };
         let (mut tickets, mut usage) = (Vec::new(), Usage::default());
+        let mut constraints = constraints.into_iter();
         let asked = prompts.len();
         for (p, prompt) in prompts.into_iter().enumerate() {
             let n = options.room(prompt.len(), server.context)?;
@@ -92,8 +93,14 @@ impl<'t> Answers<'t> {
             for i in 0..options.n {
                 let seed = options.sampling.seed.wrapping_add((p * options.n + i) as u64);
                 let mut sampler = Sampler::new(Sampling { seed, ..options.sampling.clone() });
-                if let Some(constraint) = constraint()? {
+                if let Some(constraint) = constraints.next() {
                     sampler = sampler.constrained(constraint);
+                }
+                if !options.stop.is_empty() {
+                    // It ends with the token that completes a string, however late its text is read.
+                    let stream =
+                        if options.special { text.own_stream_with_special() } else { text.own_stream() };
+                    sampler = sampler.constrained(Box::new(Until::new(stream, &options.stop)));
                 }
                 sampler.begin(&prompt);
                 choosers.push(Box::new(sampler));
@@ -110,7 +117,8 @@ impl<'t> Answers<'t> {
             Choice { text: Some(stream), stops: Stops::new(options.stop.clone()) }
         };
         let choices = (0..asked * options.n).map(choice).collect();
-        let mut answers = Self { events, _tickets: tickets, choices, ready: VecDeque::new(), end, usage };
+        let (ready, each) = (VecDeque::new(), options.n);
+        let mut answers = Self { events, _tickets: tickets, choices, ready, end, each, usage };
         let mut accepted = 0;
         while accepted < asked {
             match answers.events.recv().await {
@@ -150,7 +158,9 @@ impl<'t> Answers<'t> {
         let Some(stream) = &mut choice.text else { return Ok(()) };
         let mut piece = Piece { choice: index, ..Piece::default() };
         match event {
-            Event::Began { shared } => self.usage.shared += shared,
+            Event::Began { shared } if index.is_multiple_of(self.each) => self.usage.shared += shared,
+            // The others after a prompt copy what the first one has of it.
+            Event::Began { .. } => {}
             Event::Token { id, log_probabilities } => {
                 self.usage.answers += 1;
                 piece.log_probabilities = log_probabilities;

@@ -1,17 +1,18 @@
 //! `/v1/chat/completions`: conversations, by the model's chat template; tools, and answers that are JSON.
 
 use super::Server;
-use super::answers::{Answers, MakeConstraint, Piece};
+use super::answers::{Answers, Piece};
 use super::error::{Answer, ApiError};
 use super::fields::{Fields, wrong};
+use super::names::{Names, name};
 use super::request::Options;
 use super::stream::{Form, answer};
 use crate::grammar::Grammar;
 use crate::template::{Prompt, Render, Template};
-use crate::tools::{Event, Parser, Syntax, ToolCall};
+use crate::tools::{Event, Parser, Syntax, ToolCall, schema};
 use axum::http::StatusCode;
 use axum::response::Response;
-use moec_runtime::Text;
+use moec_runtime::Constraint;
 use moec_runtime::sampler::{LogProbabilities, MAX_LIKELIEST};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -59,16 +60,17 @@ pub(super) async fn complete(server: Arc<Server>, body: &Value) -> Answer<Respon
         let message = "`top_logprobs` wants `logprobs`; hint: set `logprobs` to true";
         return Err(ApiError::bad("top_logprobs", message));
     }
-    let syntax = Syntax::of(template.source());
-    options.special = !syntax.is_text_alone();
     let forced = tools.forced();
     let grammar = match &forced {
         Some(schema) => Some(Grammar::Schema(schema.clone())),
         None => response_format(fields)?,
     };
-    let constraint = constraint(&server, grammar).await?;
+    // What a grammar holds is text from its first token on, whatever the prompt has begun.
+    let syntax = if grammar.is_some() { Syntax::text_alone() } else { Syntax::of(template.source()) };
+    options.special = !syntax.is_text_alone();
+    let constraints = constraints(&server, grammar, options.n).await?;
     let more = variables(fields)?;
-    let shown = tools.shown().map(<[Value]>::to_vec);
+    let shown = tools.shown().cloned();
     let encoder = Arc::clone(&text);
     // Templates and long conversations take a while, and others are waiting.
     let rendered = tokio::task::spawn_blocking(move || {
@@ -85,8 +87,8 @@ pub(super) async fn complete(server: Arc<Server>, body: &Value) -> Answer<Respon
     });
     let Prompt { ids, text: rendered } =
         rendered.await.map_err(|e| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))??;
-    let choices =
-        (0..options.n).map(|_| Choice { parser: Some(Parser::new(syntax, &rendered)), ..Choice::default() });
+    let parser = Parser::new(syntax, &rendered).with_tools(tools.all);
+    let choices = (0..options.n).map(|_| Choice { parser: Some(parser.clone()), ..Choice::default() });
     let form = Chat {
         id: server.name("chatcmpl"),
         created: super::now(),
@@ -94,7 +96,7 @@ pub(super) async fn complete(server: Arc<Server>, body: &Value) -> Answer<Respon
         forced: forced.is_some(),
         choices: choices.collect(),
     };
-    answer(server, text, vec![ids], options, constraint, form).await
+    answer(server, text, vec![ids], options, constraints, form).await
 }
 
 /// Messages as templates take them: texts whole, arguments of calls as objects.
@@ -131,16 +133,24 @@ fn message(value: &Value, at: &str) -> Answer<Value> {
         }
         Some(other) => return Err(wrong(&format!("{at}.content"), "a string or an array of parts", other)),
     }
-    for call in out["tool_calls"].as_array_mut().into_iter().flatten() {
-        let arguments = &mut call["function"]["arguments"];
-        if let Some(parsed) = arguments.as_str().and_then(|a| serde_json::from_str::<Value>(a).ok()) {
-            *arguments = parsed;
-        }
+    if let Some(calls) = fields.array("tool_calls").map_err(|e| e.at(at))? {
+        let calls = calls.iter().enumerate();
+        let calls = calls.map(|(i, call)| called(call, &format!("{at}.tool_calls[{i}]")));
+        out["tool_calls"] = calls.collect::<Answer<_>>()?;
+    } else if let Some(object) = out.as_object_mut() {
+        object.shift_remove("tool_calls");
     }
-    if out["tool_calls"].is_null()
-        && let Some(object) = out.as_object_mut()
-    {
-        object.remove("tool_calls");
+    Ok(out)
+}
+
+/// A call of a message, its arguments as what their text says.
+fn called(value: &Value, at: &str) -> Answer<Value> {
+    let function = Fields::of(value, at)?.object("function").map_err(|e| e.at(at))?;
+    let arguments = function.and_then(|f| f.get("arguments")?.as_str());
+    let parsed = arguments.and_then(|a| serde_json::from_str::<Value>(a).ok());
+    let mut out = value.clone();
+    if let (Some(parsed), Some(arguments)) = (parsed, out.pointer_mut("/function/arguments")) {
+        *arguments = parsed;
     }
     Ok(out)
 }
@@ -157,7 +167,7 @@ fn variables(fields: Fields<'_>) -> Answer<Map<String, Value>> {
 
 /// What the model may call.
 struct Tools {
-    all: Vec<Value>,
+    all: Arc<[Value]>,
     choice: ToolChoice,
 }
 
@@ -171,7 +181,7 @@ enum ToolChoice {
 
 impl Tools {
     fn read(fields: Fields<'_>) -> Answer<Self> {
-        let all = fields.array("tools")?.cloned().unwrap_or_default();
+        let all: Arc<[Value]> = fields.array("tools")?.map_or(&[][..], Vec::as_slice).into();
         for (i, tool) in all.iter().enumerate() {
             let name = tool["function"]["name"].as_str().filter(|n| !n.is_empty());
             if tool["type"] != "function" || name.is_none() {
@@ -210,8 +220,8 @@ impl Tools {
     }
 
     /// Those that the template is given.
-    fn shown(&self) -> Option<&[Value]> {
-        (!self.all.is_empty() && !matches!(self.choice, ToolChoice::None)).then_some(&*self.all)
+    fn shown(&self) -> Option<&Arc<[Value]>> {
+        (!self.all.is_empty() && !matches!(self.choice, ToolChoice::None)).then_some(&self.all)
     }
 
     /// The schema of a call that must be: an object with `name` and `arguments`.
@@ -223,11 +233,11 @@ impl Tools {
         if matches!(self.choice, ToolChoice::None | ToolChoice::Auto) {
             return None;
         }
-        let call = |tool: &Value| {
+        let call = |(i, tool): (usize, &Value)| {
             let function = &tool["function"];
             let arguments = match &function["parameters"] {
                 Value::Null => json!({"type": "object"}),
-                schema => schema.clone(),
+                schema => schema::moved(schema, &format!("/anyOf/{i}/properties/arguments")),
             };
             json!({
                 "type": "object",
@@ -236,7 +246,7 @@ impl Tools {
                 "additionalProperties": false,
             })
         };
-        let calls: Vec<Value> = self.all.iter().filter(wanted).map(call).collect();
+        let calls: Vec<Value> = self.all.iter().filter(wanted).enumerate().map(call).collect();
         Some(json!({"anyOf": calls}))
     }
 }
@@ -260,19 +270,20 @@ fn response_format(fields: Fields<'_>) -> Answer<Option<Grammar>> {
     }
 }
 
-/// Makes the constraints of answers. The first one reads the vocabulary, which takes a while.
-async fn constraint(server: &Arc<Server>, grammar: Option<Grammar>) -> Answer<Arc<MakeConstraint<'static>>> {
-    let Some(grammar) = grammar else { return Ok(Arc::new(|| Ok(None))) };
+/// The constraints of `n` answers, where there is a grammar. What cannot be used is refused before anything is asked of the engine.
+async fn constraints(
+    server: &Arc<Server>,
+    grammar: Option<Grammar>,
+    n: usize,
+) -> Answer<Vec<Box<dyn Constraint>>> {
+    let Some(grammar) = grammar else { return Ok(Vec::new()) };
     let server = Arc::clone(server);
-    let ready = tokio::task::spawn_blocking(move || {
+    // The first one reads the vocabulary, and each compiles the grammar, while others are waiting.
+    let made = tokio::task::spawn_blocking(move || {
         let grammars = server.grammars()?;
-        // What cannot be used is refused before anything is asked of the engine.
-        grammars.constraint(&grammar)?;
-        Ok::<_, ApiError>((grammars, grammar))
+        (0..n).map(|_| Ok(grammars.constraint(&grammar)?)).collect::<Answer<Vec<_>>>()
     });
-    let (grammars, grammar) =
-        ready.await.map_err(|e| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))??;
-    Ok(Arc::new(move || Ok(Some(grammars.constraint(&grammar)?))))
+    made.await.map_err(|e| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))?
 }
 
 /// One answer.
@@ -373,7 +384,7 @@ impl Form for Chat {
         Some(self.object("chat.completion.chunk", vec![choice]))
     }
 
-    fn piece(&mut self, piece: &Piece, text: &Text) -> Value {
+    fn piece(&mut self, piece: &Piece, names: &Names) -> Value {
         let (delta, finish) = self.delta(piece);
         let mut object = json!({});
         if !delta.content.is_empty() {
@@ -385,13 +396,13 @@ impl Form for Chat {
         if !delta.calls.is_empty() {
             object["tool_calls"] = json!(delta.calls);
         }
-        let content = piece.log_probabilities.as_ref().map(|l| json!({"content": [of_token(l, text)]}));
+        let content = piece.log_probabilities.as_ref().map(|l| json!({"content": [of_token(l, names)]}));
         let choice =
             json!({"index": piece.choice, "delta": object, "logprobs": content, "finish_reason": finish});
         self.object("chat.completion.chunk", vec![choice])
     }
 
-    fn whole(&mut self, pieces: Vec<Vec<Piece>>, answers: &Answers<'_>, text: &Text) -> Value {
+    fn whole(&mut self, pieces: Vec<Vec<Piece>>, answers: &Answers<'_>, names: &Names) -> Value {
         let mut choices = Vec::new();
         for (index, pieces) in pieces.into_iter().enumerate() {
             let (mut all, mut finish, mut tokens) = (Delta::default(), None, Vec::new());
@@ -401,7 +412,7 @@ impl Form for Chat {
                 all.reasoning += &delta.reasoning;
                 all.calls.extend(delta.calls);
                 finish = finish.or(why);
-                tokens.extend(piece.log_probabilities.as_ref().map(|l| of_token(l, text)));
+                tokens.extend(piece.log_probabilities.as_ref().map(|l| of_token(l, names)));
             }
             let only_calls = all.content.is_empty() && !all.calls.is_empty();
             let content = if only_calls { Value::Null } else { json!(all.content) };
@@ -433,10 +444,10 @@ impl Form for Chat {
 }
 
 /// Log-probabilities of a token.
-fn of_token(l: &LogProbabilities, text: &Text) -> Value {
+fn of_token(l: &LogProbabilities, names: &Names) -> Value {
     let one = |id: u32, p: f64| {
-        let word = text.decode(&[id]).unwrap_or_default();
-        json!({"token": word, "logprob": p, "bytes": word.as_bytes()})
+        let bytes = names.bytes(id);
+        json!({"token": name(&bytes), "logprob": p, "bytes": bytes})
     };
     let mut object = one(l.id, l.chosen);
     object["top_logprobs"] = l.likeliest.iter().map(|&(id, p)| one(id, p)).collect();

@@ -4,6 +4,7 @@ use super::Server;
 use super::answers::{Answers, Piece, encode};
 use super::error::{Answer, ApiError};
 use super::fields::{Fields, wrong};
+use super::names::{Names, name};
 use super::request::Options;
 use super::stream::{Form, answer};
 use axum::response::Response;
@@ -46,7 +47,7 @@ pub(super) async fn complete(server: Arc<Server>, body: &Value) -> Answer<Respon
         model: server.model.clone(),
         offsets: Vec::new(),
     };
-    answer(server, text, prompts, options, Arc::new(|| Ok(None)), form).await
+    answer(server, text, prompts, options, Vec::new(), form).await
 }
 
 /// The prompts: a text, ids, or several of either.
@@ -99,14 +100,14 @@ impl Completion {
 }
 
 impl Form for Completion {
-    fn piece(&mut self, piece: &Piece, text: &Text) -> Value {
+    fn piece(&mut self, piece: &Piece, names: &Names) -> Value {
         if self.offsets.len() <= piece.choice {
             self.offsets.resize(piece.choice + 1, 0);
         }
         let offset = &mut self.offsets[piece.choice];
         let at = *offset;
         *offset += piece.text.chars().count();
-        let log_probabilities = piece.log_probabilities.as_ref().map(|l| of_token(l, at, text));
+        let log_probabilities = piece.log_probabilities.as_ref().map(|l| of_token(l, at, names));
         let choice = json!({
             "index": piece.choice,
             "text": piece.text,
@@ -116,14 +117,14 @@ impl Form for Completion {
         self.object(vec![choice])
     }
 
-    fn whole(&mut self, pieces: Vec<Vec<Piece>>, answers: &Answers<'_>, text: &Text) -> Value {
+    fn whole(&mut self, pieces: Vec<Vec<Piece>>, answers: &Answers<'_>, names: &Names) -> Value {
         let choice = |(index, pieces): (usize, Vec<Piece>)| {
             let all: String = pieces.iter().map(|p| p.text.as_str()).collect();
             let mut at = 0;
             let mut lists: Option<Value> = None;
             for piece in &pieces {
                 if let Some(l) = &piece.log_probabilities {
-                    join(lists.get_or_insert_with(|| json!({})), of_token(l, at, text));
+                    join(lists.get_or_insert_with(|| json!({})), of_token(l, at, names));
                 }
                 at += piece.text.chars().count();
             }
@@ -144,11 +145,18 @@ impl Form for Completion {
 }
 
 /// Log-probabilities of a token, as lists of one.
-fn of_token(l: &LogProbabilities, offset: usize, text: &Text) -> Value {
-    let word = |id| text.decode(&[id]).unwrap_or_default();
-    let top: Map<String, Value> = l.likeliest.iter().map(|&(id, p)| (word(id), json!(p))).collect();
+fn of_token(l: &LogProbabilities, offset: usize, names: &Names) -> Value {
+    let mut top = Map::new();
+    for &(id, p) in &l.likeliest {
+        let mut key = name(&names.bytes(id));
+        if top.contains_key(&key) {
+            // Several tokens may be one text.
+            key = format!("token_id:{id}");
+        }
+        top.insert(key, json!(p));
+    }
     json!({
-        "tokens": [word(l.id)],
+        "tokens": [name(&names.bytes(l.id))],
         "token_logprobs": [l.chosen],
         "top_logprobs": [top],
         "text_offset": [offset],

@@ -1,10 +1,12 @@
 //! Connections, routes, and who may ask.
 
-use super::Server;
 use super::error::{Answer, ApiError};
+use super::worker::Command;
+use super::{Server, Signals};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
+use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{Html, IntoResponse, Response};
@@ -12,52 +14,53 @@ use axum::routing::{get, post};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
+use moec_runtime::cli::interrupt;
 use serde_json::{Value, json};
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Connections at a time.
 const CONNECTIONS: usize = 1024;
 /// How long a client may take for the head of a request, and for its body.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Values that a body of JSON may have; each takes many times its bytes.
+const VALUES: usize = 200_000;
 /// The page to talk to the model.
 const PAGE: &str = include_str!("page.html");
 /// What the page may load: nothing but itself.
 const PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; \
                            img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Serves until `stop` comes, and what has begun until it is done.
+/// Serves until a signal comes, and what has begun until it is done, or until another signal comes.
 ///
 /// # Errors
 /// The listener cannot be used.
 pub(super) async fn serve(
     listener: std::net::TcpListener,
     server: Arc<Server>,
-    stop: impl Future<Output = ()>,
+    mut signals: Signals,
 ) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let listener = TcpListener::from_std(listener)?;
-    let app = TowerToHyperService::new(routes(server));
+    let app = TowerToHyperService::new(routes(Arc::clone(&server)));
     let mut http = hyper::server::conn::http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(PATIENCE);
     let graceful = GracefulShutdown::new();
     let room = Arc::new(Semaphore::new(CONNECTIONS));
-    let mut stop = std::pin::pin!(stop);
     loop {
-        let Ok(permit) = Arc::clone(&room).acquire_owned().await else { break };
-        let stream = tokio::select! {
-            accepted = listener.accept() => {
-                let Ok((stream, _)) = accepted else {
-                    // Such as too many open files: others may end meanwhile.
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                    continue;
-                };
-                stream
-            }
-            () = &mut stop => break,
+        let accepted = tokio::select! {
+            accepted = accept(&listener, &room) => accepted,
+            () = signals.next() => break,
+        };
+        let Ok((stream, permit)) = accepted else {
+            // Such as too many open files: others may end meanwhile.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            continue;
         };
         // Tokens are small and wanted at once. Without it they come all the same.
         let _ = stream.set_nodelay(true);
@@ -69,8 +72,28 @@ pub(super) async fn serve(
         });
     }
     drop(listener);
-    graceful.shutdown().await;
+    // Every answer has its limit: a connection that stays open behind it is one that nobody reads.
+    let limit = server.limit + 2 * PATIENCE;
+    tokio::select! {
+        () = graceful.shutdown() => {}
+        () = tokio::time::sleep(limit) => {}
+        () = signals.next() => {
+            interrupt::flag().store(true, Ordering::Relaxed);
+            // It may wait for a command, or have ended by itself.
+            let _ = server.worker.send(Command::End);
+        }
+    }
     Ok(())
+}
+
+/// The next connection, as soon as there is room for one.
+async fn accept(
+    listener: &TcpListener,
+    room: &Arc<Semaphore>,
+) -> io::Result<(TcpStream, OwnedSemaphorePermit)> {
+    let permit = Arc::clone(room).acquire_owned().await.map_err(io::Error::other)?;
+    let (stream, _) = listener.accept().await?;
+    Ok((stream, permit))
 }
 
 fn routes(server: Arc<Server>) -> Router {
@@ -98,7 +121,12 @@ async fn guard(State(server): State<Arc<Server>>, request: Request, next: Next) 
     let asks = request.method() == Method::OPTIONS && server.cors.is_some();
     let path = request.uri().path();
     let open = asks || path == "/" || path == "/health";
-    let mut response = if !open && !is_allowed(&server, request.headers()) {
+    let wanted = server.cors.as_ref().and_then(|origin| wanted_headers(origin, request.headers()));
+    let mut response = if server.local && !is_local(request.headers()) {
+        let message = "a server at a loopback address answers only to `localhost` and to such addresses, so that no page reaches it by a \
+                       name of its own; hint: `--host` listens at another address, and `--api-key` asks for a key instead";
+        ApiError::new(StatusCode::FORBIDDEN, message).code("unknown_host").into_response()
+    } else if !open && !is_allowed(&server, request.headers()) {
         let message = "a key is wanted; hint: send `Authorization: Bearer KEY`";
         ApiError::new(StatusCode::UNAUTHORIZED, message).code("invalid_api_key").into_response()
     } else if asks {
@@ -110,11 +138,26 @@ async fn guard(State(server): State<Arc<Server>>, request: Request, next: Next) 
         let headers = response.headers_mut();
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
         headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
-        let allowed = HeaderValue::from_static("authorization, content-type");
+        let allowed = wanted.unwrap_or(HeaderValue::from_static("authorization, content-type"));
         headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, allowed);
-        headers.insert(header::VARY, HeaderValue::from_static("origin"));
+        let vary = HeaderValue::from_static("origin, access-control-request-headers");
+        headers.insert(header::VARY, vary);
     }
     response
+}
+
+/// The headers that a page of `origin` asks leave to send: clients have some of their own.
+fn wanted_headers(origin: &HeaderValue, headers: &HeaderMap) -> Option<HeaderValue> {
+    let allowed = origin == "*" || headers.get(header::ORIGIN) == Some(origin);
+    headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS).filter(|_| allowed).cloned()
+}
+
+/// Whether a request names this machine. A page whose name was made to lead here sends that name; what sends none is no browser.
+fn is_local(headers: &HeaderMap) -> bool {
+    let Some(host) = headers.get(header::HOST) else { return true };
+    let Ok(host) = Authority::try_from(host.as_bytes()) else { return false };
+    let name = host.host().trim_matches(['[', ']']);
+    name.eq_ignore_ascii_case("localhost") || name.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
 }
 
 /// Whether a request has the key, where one is wanted. How long it takes says nothing about where keys differ.
@@ -188,7 +231,56 @@ async fn body(server: &Server, request: Request) -> Answer<Value> {
     let late = |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body did not come in time");
     let read = tokio::time::timeout(PATIENCE, axum::body::to_bytes(body, server.body)).await.map_err(late)?;
     let bytes = read.map_err(|_| large())?;
+    if values(&bytes) > VALUES {
+        let message = format!("the body has more than {VALUES} values; hint: ask in several requests");
+        return Err(ApiError::new(StatusCode::BAD_REQUEST, message).code("too_many_values"));
+    }
     serde_json::from_slice(&bytes).map_err(|e| {
         ApiError::new(StatusCode::BAD_REQUEST, format!("the body is no JSON: {e}")).code("invalid_json")
     })
+}
+
+/// Values of a document of JSON and keys of its objects, about: what begins and parts them, outside of texts.
+fn values(json: &[u8]) -> usize {
+    let (mut count, mut text, mut escaped) = (1, false, false);
+    for byte in json {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if text => escaped = true,
+            b'"' => text = !text,
+            b'[' | b'{' | b',' | b':' if !text => count += 1,
+            _ => {}
+        }
+    }
+    count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_counted_outside_of_texts() {
+        for (json, count) in
+            [(r"7", 1), (r"[1, 2]", 3), (r#"{"a,[{:": "b\",,,", "c\\": []}"#, 6), (r#"["\\\"", "[["]"#, 3)]
+        {
+            assert_eq!(values(json.as_bytes()), count, "{json}");
+        }
+    }
+
+    #[test]
+    fn names_of_this_machine_are_known() {
+        let with = |host: &'static str| -> HeaderMap {
+            [(header::HOST, HeaderValue::from_static(host))].into_iter().collect()
+        };
+        assert!(is_local(&HeaderMap::new()));
+        for host in ["localhost", "LOCALHOST:8080", "127.0.0.1", "127.8.0.1:80", "[::1]", "[::1]:8080"] {
+            assert!(is_local(&with(host)), "{host}");
+        }
+        for host in
+            ["a.example:8080", "localhost.a.example", "127.0.0.1.a.example", "10.0.0.1", "", "[::2]:1"]
+        {
+            assert!(!is_local(&with(host)), "{host}");
+        }
+    }
 }

@@ -10,11 +10,13 @@ mod error;
 mod fields;
 mod http;
 mod metrics;
+mod names;
 mod request;
 mod stream;
 mod worker;
 
 use crate::grammar::Grammars;
+use crate::grammar::words::{Word, words};
 use crate::template::{MAX_SOURCE, Templates};
 use axum::http::HeaderValue;
 use clap::{Args, FromArgMatches};
@@ -103,6 +105,7 @@ struct Server {
     /// Its file.
     tokenizer: Vec<u8>,
     grammars: OnceLock<crate::Result<Arc<Grammars>>>,
+    words: OnceLock<Option<Arc<[Word]>>>,
     /// Chat templates, if the bundle has any, or why they cannot be used.
     templates: Result<Option<Templates>, String>,
     worker: Sender<Command>,
@@ -110,6 +113,8 @@ struct Server {
     tickets: AtomicU64,
     key: Option<String>,
     cors: Option<HeaderValue>,
+    /// Whether it answers only to the names of this machine: it listens at a loopback address, and wants no key.
+    local: bool,
     /// Bytes of a body.
     body: usize,
     /// Time of an answer.
@@ -144,6 +149,15 @@ impl Server {
         let make = || Grammars::new(&self.tokenizer, self.vocab as usize, &self.eos).map(Arc::new);
         Ok(self.grammars.get_or_init(make).clone()?)
     }
+
+    /// The bytes of all tokens, where the tokenizer tells them; read when they are first wanted.
+    fn words(&self) -> Option<Arc<[Word]>> {
+        let read = || {
+            let json = serde_json::from_slice(&self.tokenizer).ok()?;
+            words(&json, self.vocab as usize).ok().map(Arc::from)
+        };
+        self.words.get_or_init(read).clone()
+    }
 }
 
 /// Seconds since 1970.
@@ -155,6 +169,8 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
     let args = Serve::from_arg_matches(matches)
         .map_err(|e| Failure::Use { what: e.to_string(), hint: "see `serve --help`".to_owned() })?;
     check(context, &args.common, true, io)?;
+    // A server that was ended before in this process has set it.
+    interrupt::flag().store(false, Ordering::Relaxed);
     let at = SocketAddr::new(args.host, args.port);
     let failed = |source| Error::Io { doing: "listen at", path: PathBuf::from(at.to_string()), source };
     let templates = templates(context, args.template.as_deref())?;
@@ -184,10 +200,12 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
         tokenizer: regular::read(&moec_runtime::text::path(context.bundle), regular::TOKENIZER)
             .unwrap_or_default(),
         grammars: OnceLock::new(),
+        words: OnceLock::new(),
         templates,
         worker,
         metrics: Arc::clone(&metrics),
         tickets: AtomicU64::new(0),
+        local: args.host.is_loopback() && key.is_none(),
         key,
         cors: args.cors,
         body: args.max_body,
@@ -203,14 +221,19 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
     }
     metrics.publish(scheduler.counters(), scheduler.load(), scheduler.engine().decoded_experts());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
-    let stop = {
+    let signals = {
         let _inside = runtime.enter();
         Signals::new().map_err(failed)?
     };
     let model = server.model.clone();
     let web = thread::Builder::new()
         .name("http".to_owned())
-        .spawn(move || runtime.block_on(http::serve(listener, server, stop.first())))
+        .spawn(move || {
+            let done = runtime.block_on(http::serve(listener, server, signals));
+            // What still runs beside it has nobody to tell.
+            runtime.shutdown_background();
+            done
+        })
         .map_err(failed)?;
     io.note(&format!("serving {model}, {} sequences at a time; Ctrl-C ends it", scheduler.load().slots));
     io.say(&format!("http://{at}\n"))?;
@@ -266,6 +289,7 @@ impl Signals {
         Ok(Self {})
     }
 
+    /// Waits for the next one.
     async fn next(&mut self) {
         #[cfg(unix)]
         {
@@ -279,14 +303,5 @@ impl Signals {
         if tokio::signal::ctrl_c().await.is_err() {
             std::future::pending::<()>().await;
         }
-    }
-
-    /// Waits for the first signal; the second one ends what runs between two calls of the engine.
-    async fn first(mut self) {
-        self.next().await;
-        tokio::spawn(async move {
-            self.next().await;
-            interrupt::flag().store(true, Ordering::Relaxed);
-        });
     }
 }

@@ -8,6 +8,8 @@ use std::hash::{BuildHasher, RandomState};
 
 /// Most strings that may end an answer.
 const MAX_STOPS: usize = 16;
+/// Most bytes of each.
+const MAX_STOP_BYTES: usize = 256;
 /// Most tokens with a bias.
 const MAX_BIASES: usize = 1024;
 
@@ -71,6 +73,11 @@ impl Options {
         let stop = fields.strings("stop")?;
         if stop.len() > MAX_STOPS || stop.iter().any(String::is_empty) {
             let message = format!("`stop` must be at most {MAX_STOPS} strings, none of them empty");
+            return Err(ApiError::bad("stop", message));
+        }
+        if let Some(long) = stop.iter().map(String::len).find(|&bytes| bytes > MAX_STOP_BYTES) {
+            let message =
+                format!("a string of `stop` has {long} bytes; hint: each may have {MAX_STOP_BYTES} at most");
             return Err(ApiError::bad("stop", message));
         }
         let tokens = |name| fields.integer(name, 1, u64::from(u32::MAX));

@@ -1,14 +1,15 @@
 //! Answers as they go out: whole, or as events.
 
 use super::Server;
-use super::answers::{Answers, MakeConstraint, Piece};
+use super::answers::{Answers, Piece};
 use super::error::Answer;
+use super::names::Names;
 use super::request::Options;
 use axum::body::Body;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use hyper::body::{Bytes, Frame};
-use moec_runtime::Text;
+use moec_runtime::{Constraint, Text};
 use serde_json::Value;
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -27,10 +28,10 @@ pub(super) trait Form: Send + 'static {
     }
 
     /// The event of a piece.
-    fn piece(&mut self, piece: &Piece, text: &Text) -> Value;
+    fn piece(&mut self, piece: &Piece, names: &Names) -> Value;
 
     /// All answers at once, by their pieces.
-    fn whole(&mut self, pieces: Vec<Vec<Piece>>, answers: &Answers<'_>, text: &Text) -> Value;
+    fn whole(&mut self, pieces: Vec<Vec<Piece>>, answers: &Answers<'_>, names: &Names) -> Value;
 
     /// The event with the usage.
     fn last(&mut self, answers: &Answers<'_>) -> Value;
@@ -45,23 +46,24 @@ pub(super) async fn answer(
     text: Arc<Text>,
     prompts: Vec<Vec<u32>>,
     options: Options,
-    constraint: Arc<MakeConstraint<'static>>,
+    constraints: Vec<Box<dyn Constraint>>,
     mut form: impl Form,
 ) -> Answer<Response> {
     let choices = prompts.len() * options.n;
+    let names = Names::of(&server, &text, options.sampling.log_probabilities.is_some()).await?;
     if !options.stream {
-        let mut answers = Answers::ask(&server, &text, prompts, &options, &*constraint).await?;
+        let mut answers = Answers::ask(&server, &text, prompts, &options, constraints).await?;
         let mut pieces: Vec<Vec<Piece>> = (0..choices).map(|_| Vec::new()).collect();
         while let Some(piece) = answers.next().await? {
             pieces[piece.choice].push(piece);
         }
-        return Ok(axum::Json(form.whole(pieces, &answers, &text)).into_response());
+        return Ok(axum::Json(form.whole(pieces, &answers, &names)).into_response());
     }
     let (events, body) = channel(EVENTS);
     // A stream that was refused has a status of its own.
     let (taken, refused) = tokio::sync::oneshot::channel();
     tokio::spawn(async move {
-        let mut answers = match Answers::ask(&server, &text, prompts, &options, &*constraint).await {
+        let mut answers = match Answers::ask(&server, &text, prompts, &options, constraints).await {
             Ok(answers) => answers,
             Err(e) => return drop(taken.send(Err(e))),
         };
@@ -71,7 +73,7 @@ pub(super) async fn answer(
         tokio::select! {
             // Who has gone away waits for nothing: what is dropped here is cancelled.
             () = events.closed() => {}
-            _ = send(&events, &mut answers, &text, &mut form, choices, options.usage) => {}
+            _ = send(&events, &mut answers, &names, &mut form, choices, options.usage) => {}
         }
     });
     match refused.await {
@@ -96,7 +98,7 @@ struct Gone;
 async fn send(
     events: &Sender<Bytes>,
     answers: &mut Answers<'_>,
-    text: &Text,
+    names: &Names,
     form: &mut impl Form,
     choices: usize,
     usage: bool,
@@ -108,7 +110,7 @@ async fn send(
     }
     loop {
         match answers.next().await {
-            Ok(Some(piece)) => event(events, &form.piece(&piece, text)).await?,
+            Ok(Some(piece)) => event(events, &form.piece(&piece, names)).await?,
             Ok(None) => break,
             // Its status has gone out long before.
             Err(e) => return event(events, &e.json()).await,

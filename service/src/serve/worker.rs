@@ -14,6 +14,8 @@ pub(super) enum Command {
     Submit(Ask),
     /// Nobody waits for these any longer.
     Cancel(u64),
+    /// It is to end at once, whoever waits.
+    End,
 }
 
 /// Sequences that somebody waits for.
@@ -62,7 +64,7 @@ struct Waiter {
 /// Works until nobody can ask any longer and all is answered.
 ///
 /// # Errors
-/// As [`Scheduler::step`].
+/// As [`Scheduler::step`]; [`Error::Interrupted`] where it is to end at once.
 pub(super) fn work(
     scheduler: &mut Scheduler<'_, '_, 'static>,
     commands: &Receiver<Command>,
@@ -90,6 +92,7 @@ pub(super) fn work(
                         waiters.remove(&id);
                     }
                 }
+                Command::End => return Err(Error::Interrupted),
             }
         }
         let step = scheduler.step(&mut |id, event| {

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use chrono::{DateTime, Local};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Rest};
-use minijinja::{Environment, ErrorKind, Value};
+use minijinja::{Environment, ErrorKind, State, Value};
 use moec_runtime::regular;
 pub use prompt::Prompt;
 use python::Style;
@@ -218,12 +218,12 @@ fn environment(fuel: Option<u64>) -> Environment<'static> {
     env.set_recursion_limit(RECURSION);
     env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    env.set_formatter(|out, _, value| {
-        out.write_str(&python::text(value)?).map_err(|_| invalid("the output cannot be written"))
+    env.set_formatter(|out, state, value| {
+        out.write_str(&python::text(state, value)?).map_err(|_| invalid("the output cannot be written"))
     });
     env.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
     env.add_test("sequence", python::is_sequence);
-    env.add_filter("string", |value: &Value| python::text(value));
+    env.add_filter("string", |state: &State<'_, '_>, value: &Value| python::text(state, value));
     env.add_filter("tojson", tojson);
     env.add_function("raise_exception", |message: &str| -> Result<Value, minijinja::Error> {
         Err(invalid(message.to_owned()))
@@ -243,7 +243,12 @@ fn strftime(now: DateTime<Local>, format: &str) -> Result<String, minijinja::Err
 }
 
 /// `tojson` as transformers has it: nothing is escaped for HTML.
-fn tojson(value: &Value, rest: Rest<Value>, options: Kwargs) -> Result<Value, minijinja::Error> {
+fn tojson(
+    state: &State<'_, '_>,
+    value: &Value,
+    rest: Rest<Value>,
+    options: Kwargs,
+) -> Result<Value, minijinja::Error> {
     if !rest.is_empty() {
         return Err(invalid("options of `tojson` are given by name"));
     }
@@ -267,7 +272,7 @@ fn tojson(value: &Value, rest: Rest<Value>, options: Kwargs) -> Result<Value, mi
         separators,
     };
     options.assert_all_used()?;
-    python::json(value, &style).map(Value::from)
+    python::json(state, value, &style).map(Value::from)
 }
 
 /// An engine's error in our words: the line, and what it says.

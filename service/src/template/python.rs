@@ -1,11 +1,54 @@
 //! Values as Python sees and spells them: sequences, `json.dumps` and `str`.
 
 use minijinja::value::ValueKind;
-use minijinja::{Error, ErrorKind, Value};
-use std::fmt::Write as _;
+use minijinja::{Error, ErrorKind, State, Value};
+use std::fmt::{self, Write};
 
 /// Deepest nesting that is written out.
 const MAX_DEPTH: usize = 128;
+/// Bytes that a step of a template stands for.
+const STEP: usize = 64;
+
+/// What is written of values. It takes a template's fuel as it grows: values that hold each other many times are small until then.
+struct Out<'s, 't, 'e> {
+    text: String,
+    state: &'s State<'t, 'e>,
+}
+
+impl Out<'_, '_, '_> {
+    /// What `write` writes.
+    ///
+    /// # Errors
+    /// Those of `write`; fuel that runs out.
+    fn of(
+        state: &State<'_, '_>,
+        write: impl FnOnce(&mut Out<'_, '_, '_>) -> Result<(), Error>,
+    ) -> Result<String, Error> {
+        let mut out = Out { text: String::new(), state };
+        let written = write(&mut out);
+        // Where fuel has run out, it is why nothing more could be written.
+        state.consume_fuel(0)?;
+        written.map(|()| out.text)
+    }
+
+    /// A value comes, at this depth; `what` is to become of it.
+    fn begin(&self, depth: usize, what: &'static str) -> Result<(), Error> {
+        if depth > MAX_DEPTH {
+            return Err(Error::new(ErrorKind::InvalidOperation, what));
+        }
+        self.state.consume_fuel(1)
+    }
+}
+
+impl Write for Out<'_, '_, '_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let before = self.text.len();
+        let steps = (before + text.len()) / STEP - before / STEP;
+        self.state.consume_fuel(steps as u64).map_err(|_| fmt::Error)?;
+        self.text.push_str(text);
+        Ok(())
+    }
+}
 
 /// How [`json`] writes.
 #[derive(Clone, Debug)]
@@ -23,26 +66,22 @@ pub(super) struct Style {
 /// A value as `json.dumps` writes it.
 ///
 /// # Errors
-/// Values that JSON has not, and nesting that is too deep.
-pub(super) fn json(value: &Value, style: &Style) -> Result<String, Error> {
-    let mut out = String::new();
-    write_json(value, style, 0, &mut out)?;
-    Ok(out)
+/// Values that JSON has not, nesting that is too deep, and fuel that runs out.
+pub(super) fn json(state: &State<'_, '_>, value: &Value, style: &Style) -> Result<String, Error> {
+    Out::of(state, |out| write_json(value, style, 0, out))
 }
 
-fn write_json(value: &Value, style: &Style, depth: usize, out: &mut String) -> Result<(), Error> {
-    if depth > MAX_DEPTH {
-        return Err(Error::new(ErrorKind::InvalidOperation, "a value is nested too deep for JSON"));
-    }
+fn write_json(value: &Value, style: &Style, depth: usize, out: &mut Out<'_, '_, '_>) -> Result<(), Error> {
+    out.begin(depth, "a value is nested too deep for JSON")?;
     let fail = || {
         let what = format!("{} is not JSON serializable", value.kind());
         Err(Error::new(ErrorKind::BadSerialization, what))
     };
     match value.kind() {
-        ValueKind::None => out.push_str("null"),
-        ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
-        ValueKind::Number => out.push_str(&number(value)?),
-        ValueKind::String => quote(value.as_str().unwrap_or_default(), style.ensure_ascii, out),
+        ValueKind::None => out.write_str("null")?,
+        ValueKind::Bool => out.write_str(if value.is_true() { "true" } else { "false" })?,
+        ValueKind::Number => out.write_str(&number(value)?)?,
+        ValueKind::String => quote(value.as_str().unwrap_or_default(), style.ensure_ascii, out)?,
         ValueKind::Seq | ValueKind::Iterable => {
             let items: Vec<Value> = value.try_iter()?.collect();
             between(['[', ']'], items.len(), style, depth, out, |i, out| {
@@ -56,10 +95,13 @@ fn write_json(value: &Value, style: &Style, depth: usize, out: &mut String) -> R
             }
             between(['{', '}'], keys.len(), style, depth, out, |i, out| {
                 match keys[i].as_str() {
-                    Some(key) => quote(key, style.ensure_ascii, out),
-                    None => quote(&json(&keys[i], style)?, style.ensure_ascii, out),
+                    Some(key) => quote(key, style.ensure_ascii, out)?,
+                    None => {
+                        let key = Out::of(out.state, |out| write_json(&keys[i], style, depth + 1, out))?;
+                        quote(&key, style.ensure_ascii, out)?;
+                    }
                 }
-                out.push_str(&style.separators.1);
+                out.write_str(&style.separators.1)?;
                 write_json(&value.get_item(&keys[i])?, style, depth + 1, out)
             })?;
         }
@@ -74,51 +116,52 @@ fn between(
     count: usize,
     style: &Style,
     depth: usize,
-    out: &mut String,
-    mut item: impl FnMut(usize, &mut String) -> Result<(), Error>,
+    out: &mut Out<'_, '_, '_>,
+    mut item: impl FnMut(usize, &mut Out<'_, '_, '_>) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    out.push(brackets[0]);
-    let line = |depth: usize, out: &mut String| {
-        if let Some(indent) = &style.indent {
-            out.push('\n');
-            (0..depth).for_each(|_| out.push_str(indent));
+    out.write_char(brackets[0])?;
+    let line = |depth: usize, out: &mut Out<'_, '_, '_>| match &style.indent {
+        Some(indent) => {
+            out.write_char('\n')?;
+            (0..depth).try_for_each(|_| out.write_str(indent))
         }
+        None => Ok(()),
     };
     for i in 0..count {
         if i > 0 {
-            out.push_str(&style.separators.0);
+            out.write_str(&style.separators.0)?;
         }
-        line(depth + 1, out);
+        line(depth + 1, out)?;
         item(i, out)?;
     }
     if count > 0 {
-        line(depth, out);
+        line(depth, out)?;
     }
-    out.push(brackets[1]);
+    out.write_char(brackets[1])?;
     Ok(())
 }
 
 /// A string in JSON, with the escapes that Python chooses.
-fn quote(text: &str, ensure_ascii: bool, out: &mut String) {
-    out.push('"');
+fn quote(text: &str, ensure_ascii: bool, out: &mut impl Write) -> fmt::Result {
+    out.write_char('"')?;
     for c in text.chars() {
         match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            '\u{8}' => out.push_str("\\b"),
-            '\u{c}' => out.push_str("\\f"),
+            '"' => out.write_str("\\\"")?,
+            '\\' => out.write_str("\\\\")?,
+            '\n' => out.write_str("\\n")?,
+            '\r' => out.write_str("\\r")?,
+            '\t' => out.write_str("\\t")?,
+            '\u{8}' => out.write_str("\\b")?,
+            '\u{c}' => out.write_str("\\f")?,
             c if c < ' ' || (ensure_ascii && c > '~') => {
                 for unit in c.encode_utf16(&mut [0; 2]) {
-                    let _ = write!(out, "\\u{unit:04x}");
+                    write!(out, "\\u{unit:04x}")?;
                 }
             }
-            c => out.push(c),
+            c => out.write_char(c)?,
         }
     }
-    out.push('"');
+    out.write_char('"')
 }
 
 /// A number as Python's `repr` spells it.
@@ -157,80 +200,74 @@ pub(super) fn is_sequence(value: &Value) -> bool {
 /// A value as Python's `str` gives it.
 ///
 /// # Errors
-/// Nesting that is too deep.
-pub(super) fn text(value: &Value) -> Result<String, Error> {
+/// Nesting that is too deep, and fuel that runs out.
+pub(super) fn text(state: &State<'_, '_>, value: &Value) -> Result<String, Error> {
     match value.kind() {
         ValueKind::String => Ok(value.as_str().unwrap_or_default().to_owned()),
         ValueKind::Undefined => Ok(String::new()),
-        _ => {
-            let mut out = String::new();
-            write_repr(value, 0, &mut out)?;
-            Ok(out)
-        }
+        _ => Out::of(state, |out| write_repr(value, 0, out)),
     }
 }
 
-fn write_repr(value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
-    if depth > MAX_DEPTH {
-        return Err(Error::new(ErrorKind::InvalidOperation, "a value is nested too deep to be written"));
-    }
+fn write_repr(value: &Value, depth: usize, out: &mut Out<'_, '_, '_>) -> Result<(), Error> {
+    out.begin(depth, "a value is nested too deep to be written")?;
     match value.kind() {
-        ValueKind::None => out.push_str("None"),
-        ValueKind::Undefined => out.push_str("Undefined"),
-        ValueKind::Bool => out.push_str(if value.is_true() { "True" } else { "False" }),
+        ValueKind::None => out.write_str("None")?,
+        ValueKind::Undefined => out.write_str("Undefined")?,
+        ValueKind::Bool => out.write_str(if value.is_true() { "True" } else { "False" })?,
         ValueKind::Number => match &*number(value)? {
-            "NaN" => out.push_str("nan"),
-            "Infinity" => out.push_str("inf"),
-            "-Infinity" => out.push_str("-inf"),
-            number => out.push_str(number),
+            "NaN" => out.write_str("nan")?,
+            "Infinity" => out.write_str("inf")?,
+            "-Infinity" => out.write_str("-inf")?,
+            number => out.write_str(number)?,
         },
-        ValueKind::String => repr(value.as_str().unwrap_or_default(), out),
+        ValueKind::String => repr(value.as_str().unwrap_or_default(), out)?,
         ValueKind::Seq => {
             let tuple = value.is_tuple();
-            out.push(if tuple { '(' } else { '[' });
+            out.write_char(if tuple { '(' } else { '[' })?;
             for (i, item) in value.try_iter()?.enumerate() {
-                out.push_str(if i > 0 { ", " } else { "" });
+                out.write_str(if i > 0 { ", " } else { "" })?;
                 write_repr(&item, depth + 1, out)?;
             }
-            out.push_str(if tuple && value.len() == Some(1) { "," } else { "" });
-            out.push(if tuple { ')' } else { ']' });
+            out.write_str(if tuple && value.len() == Some(1) { "," } else { "" })?;
+            out.write_char(if tuple { ')' } else { ']' })?;
         }
         ValueKind::Map => {
-            out.push('{');
+            out.write_char('{')?;
             for (i, key) in value.try_iter()?.enumerate() {
-                out.push_str(if i > 0 { ", " } else { "" });
+                out.write_str(if i > 0 { ", " } else { "" })?;
                 write_repr(&key, depth + 1, out)?;
-                out.push_str(": ");
+                out.write_str(": ")?;
                 write_repr(&value.get_item(&key)?, depth + 1, out)?;
             }
-            out.push('}');
+            out.write_char('}')?;
         }
-        _ => out.push_str(&value.to_string()),
+        _ => write!(out, "{value}")?,
     }
     Ok(())
 }
 
 /// A string as Python's `repr` quotes it.
-fn repr(text: &str, out: &mut String) {
+fn repr(text: &str, out: &mut impl Write) -> fmt::Result {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
-    out.push(quote);
+    out.write_char(quote)?;
     for c in text.chars() {
         match c {
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
+            '\\' => out.write_str("\\\\")?,
+            '\n' => out.write_str("\\n")?,
+            '\r' => out.write_str("\\r")?,
+            '\t' => out.write_str("\\t")?,
             c if c == quote => {
-                out.push('\\');
-                out.push(c);
+                out.write_char('\\')?;
+                out.write_char(c)?;
             }
             c if c < ' ' || ('\u{7f}'..='\u{a0}').contains(&c) || c == '\u{ad}' => {
-                let _ = write!(out, "\\x{:02x}", c as u32);
+                write!(out, "\\x{:02x}", c as u32)?;
             }
-            c => out.push(c),
+            c => out.write_char(c)?,
         }
     }
-    out.push(quote);
+    out.write_char(quote)
 }
 
 #[cfg(test)]
@@ -259,13 +296,13 @@ mod tests {
     fn strings_are_pythons() {
         let of = |text: &str| {
             let mut out = String::new();
-            repr(text, &mut out);
+            repr(text, &mut out).unwrap();
             out
         };
         assert_eq!(of("a'b"), "\"a'b\"");
         assert_eq!(of("a'b\"\n\u{1}é"), "'a\\'b\"\\n\\x01é'");
         let mut out = String::new();
-        quote("é😀\u{7f}\u{1}\"", true, &mut out);
+        quote("é😀\u{7f}\u{1}\"", true, &mut out).unwrap();
         assert_eq!(out, "\"\\u00e9\\ud83d\\ude00\\u007f\\u0001\\\"\"");
     }
 }

@@ -78,6 +78,29 @@ fn no_template_takes_the_machine() {
 }
 
 #[test]
+fn what_is_written_of_values_takes_fuel() {
+    // A list that holds itself twice, forty times over: small until it is written.
+    let wide = "{% set n = namespace(a=[]) %}{% for i in range(40) %}{% set n.a = [n.a, n.a] %}{% endfor %}";
+    let huge = "{% set x = 'x' * 1000000 %}{% set l = range(100000) | list %}";
+    for (before, written) in [
+        (wide, "n.a"),
+        (wide, "n.a | string | length"),
+        (wide, "n.a | tojson"),
+        (wide, "{'a': n.a}"),
+        (huge, "l | tojson(separators=[x, x])"),
+        (huge, "l | tojson(indent=x)"),
+    ] {
+        let e = render(&format!("{before}{{{{ {written} }}}}"), &[]).unwrap_err();
+        assert!(e.what.contains("does not come to an end in time"), "{written}: {e}");
+    }
+    // What is large because it was asked so is written.
+    let messages = [json!({"content": "x".repeat(1 << 20)}), json!({"content": vec![json!("é"); 1 << 16]})];
+    let all =
+        render("{{ messages | tojson(indent=4, ensure_ascii=true) }}{{ messages }}", &messages).unwrap();
+    assert!(all.len() > 3 << 20, "{}", all.len());
+}
+
+#[test]
 fn messages_are_continued() {
     let source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}</s>{% endfor %}";
     let messages =

@@ -1,15 +1,15 @@
 //! Calls as families write them.
 
-use super::{Event, ToolCall};
+use super::{Event, ToolCall, schema};
 use serde_json::{Map, Value};
 
 /// `{"name": …, "arguments": {…}}` (Qwen).
-pub(super) fn json(text: &str) -> Result<Vec<ToolCall>, String> {
+pub(super) fn json(text: &str, _: &[Value]) -> Result<Vec<ToolCall>, String> {
     Ok(vec![call(&parse(text)?)?])
 }
 
 /// A list of such objects, or `name[ARGS]{…}` one after the other (Mistral).
-pub(super) fn list(text: &str) -> Result<Vec<ToolCall>, String> {
+pub(super) fn list(text: &str, _: &[Value]) -> Result<Vec<ToolCall>, String> {
     if text.contains("[ARGS]") {
         return text.split("[TOOL_CALLS]").map(str::trim).filter(|t| !t.is_empty()).map(named).collect();
     }
@@ -25,7 +25,7 @@ fn named(text: &str) -> Result<ToolCall, String> {
 }
 
 /// `NAME<｜tool▁sep｜>{…}` (DeepSeek-V3.1), or `function<｜tool▁sep｜>NAME` and a fence of JSON (DeepSeek-V3).
-pub(super) fn separated(text: &str) -> Result<Vec<ToolCall>, String> {
+pub(super) fn separated(text: &str, _: &[Value]) -> Result<Vec<ToolCall>, String> {
     let (first, rest) = text.split_once("<｜tool▁sep｜>").ok_or("the call has no `<｜tool▁sep｜>`")?;
     let (name, arguments) = match rest.split_once("```json") {
         Some((name, fenced)) => (name, fenced.trim_end().strip_suffix("```").unwrap_or(fenced)),
@@ -35,23 +35,24 @@ pub(super) fn separated(text: &str) -> Result<Vec<ToolCall>, String> {
 }
 
 /// `NAME`, and `<arg_key>…</arg_key><arg_value>…</arg_value>` for each argument (GLM-4.5). A value that is JSON is taken for it,
-/// any other for a text.
-pub(super) fn keys_and_values(text: &str) -> Result<Vec<ToolCall>, String> {
+/// any other, and all that the tool wants as texts, for a text.
+pub(super) fn keys_and_values(text: &str, tools: &[Value]) -> Result<Vec<ToolCall>, String> {
     let (name, mut rest) = text.split_at(text.find("<arg_key>").unwrap_or(text.len()));
     let mut arguments = Map::new();
     while !rest.trim().is_empty() {
         let (key, after) = inside(rest.trim_start(), "<arg_key>", "</arg_key>")?;
         let (value, after) = inside(after.trim_start(), "<arg_value>", "</arg_value>")?;
-        let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
-        arguments.insert(key.trim().to_owned(), value);
+        let key = key.trim();
+        arguments.insert(key.to_owned(), typed(tools, name, key, value, json_or_text));
         rest = after;
     }
     with(name, Value::Object(arguments).to_string())
 }
 
 /// `<function=NAME>`, and `<parameter=KEY>`, a line with the value, `</parameter>` for each argument (Qwen3-Coder). The template
-/// writes values as Python does, so they are read so: JSON or one of Python's names for it, and any other for a text.
-pub(super) fn tagged(text: &str) -> Result<Vec<ToolCall>, String> {
+/// writes values as Python does, so they are read so: JSON or one of Python's names for it; any other, and all that the tool wants
+/// as texts, for a text.
+pub(super) fn tagged(text: &str, tools: &[Value]) -> Result<Vec<ToolCall>, String> {
     let (function, after) = inside(text.trim(), "<function=", "</function>")?;
     if !after.trim().is_empty() {
         return Err("something follows `</function>`".to_owned());
@@ -62,10 +63,22 @@ pub(super) fn tagged(text: &str) -> Result<Vec<ToolCall>, String> {
         let (parameter, after) = inside(rest.trim_start(), "<parameter=", "</parameter>")?;
         let (key, value) = parameter.split_once('>').ok_or("`<parameter=` has no end")?;
         let value = value.strip_prefix('\n').unwrap_or(value);
-        arguments.insert(key.trim().to_owned(), python(value.strip_suffix('\n').unwrap_or(value)));
+        let (key, value) = (key.trim(), value.strip_suffix('\n').unwrap_or(value));
+        arguments.insert(key.to_owned(), typed(tools, name, key, value, python));
         rest = after;
     }
     with(name, Value::Object(arguments).to_string())
+}
+
+/// An argument: its text where the schema of the tool takes texts alone, else what `read` makes of that.
+fn typed(tools: &[Value], name: &str, key: &str, text: &str, read: fn(&str) -> Value) -> Value {
+    let function = tools.iter().map(|tool| &tool["function"]).find(|f| f["name"] == *name.trim());
+    let schema = function.map(|f| &f["parameters"]["properties"][key]);
+    if schema.is_some_and(|s| schema::takes_text(s, text)) { Value::from(text) } else { read(text) }
+}
+
+fn json_or_text(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|_| Value::from(text))
 }
 
 /// A value as Python's `str` spells it, except that a text is as it is.
@@ -74,12 +87,12 @@ fn python(value: &str) -> Value {
         "True" => Value::Bool(true),
         "False" => Value::Bool(false),
         "None" => Value::Null,
-        _ => serde_json::from_str(value).unwrap_or_else(|_| Value::from(value)),
+        _ => json_or_text(value),
     }
 }
 
 /// `functions.NAME:N<|tool_call_argument_begin|>{…}`, the N-th call of a conversation (Kimi-K2).
-pub(super) fn numbered(text: &str) -> Result<Vec<ToolCall>, String> {
+pub(super) fn numbered(text: &str, _: &[Value]) -> Result<Vec<ToolCall>, String> {
     const MARK: &str = "<|tool_call_argument_begin|>";
     let (id, arguments) = text.split_once(MARK).ok_or_else(|| format!("the call has no `{MARK}`"))?;
     let id = id.trim();

@@ -3,8 +3,11 @@
 //! Families write it in ways of their own, which [`SYNTAXES`] tells apart by what their chat templates write.
 
 mod calls;
+pub(crate) mod schema;
 
 use moec_runtime::stops::begun;
+use serde_json::Value;
+use std::sync::Arc;
 
 /// A tool that the model calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,8 +38,8 @@ pub enum Event {
     },
 }
 
-/// Reads a call, or several.
-type Read = fn(&str) -> Result<Vec<ToolCall>, String>;
+/// Reads a call, or several, of tools that are declared so.
+type Read = fn(&str, &[Value]) -> Result<Vec<ToolCall>, String>;
 
 /// What stands between two marks.
 #[derive(Clone, Copy, Debug)]
@@ -134,7 +137,18 @@ impl Syntax {
     /// The one that a chat template writes.
     pub fn of(template: &str) -> &'static Self {
         let has = |s: &&Self| s.marks.iter().all(|mark| template.contains(mark));
-        SYNTAXES.iter().find(has).unwrap_or(&SYNTAXES[SYNTAXES.len() - 1])
+        SYNTAXES.iter().find(has).unwrap_or(Self::text_alone())
+    }
+
+    /// The one that tells nothing from text.
+    pub fn text_alone() -> &'static Self {
+        &SYNTAXES[SYNTAXES.len() - 1]
+    }
+
+    /// Whether a grammar, as a text, has a mark of its thoughts or calls.
+    pub fn is_written_by(&self, grammar: &str) -> bool {
+        let mut marks = self.spans.iter().flat_map(|s| [s.open, s.close]).filter(|mark| !mark.is_empty());
+        marks.any(|mark| grammar.contains(mark))
     }
 
     /// Whether it tells anything from text: only then are special tokens part of what [`Parser::push`] takes.
@@ -163,6 +177,8 @@ pub struct Parser {
     held: String,
     /// Whether line ends are skipped: behind a mark of thoughts.
     fresh: bool,
+    /// What may be called.
+    tools: Arc<[Value]>,
 }
 
 impl Parser {
@@ -179,7 +195,15 @@ impl Parser {
             Some(span) => State::In(span.kind, std::slice::from_ref(&span.close)),
             None => State::Content,
         };
-        Self { syntax, fresh: matches!(state, State::In(..)), state, held: String::new() }
+        let fresh = matches!(state, State::In(..));
+        Self { syntax, fresh, state, held: String::new(), tools: Arc::default() }
+    }
+
+    /// The parser with the tools that may be called, as requests declare them. Arguments that a family writes without their types
+    /// are then texts where a tool's schema takes texts alone.
+    #[must_use]
+    pub fn with_tools(self, tools: Arc<[Value]>) -> Self {
+        Self { tools, ..self }
     }
 
     /// What is certain after one more piece of text, special tokens included.
@@ -311,7 +335,7 @@ impl Parser {
 
     fn calls(&mut self, read: Read, text: String, events: &mut Vec<Event>) {
         self.fresh = true;
-        match read(text.trim()) {
+        match read(text.trim(), &self.tools) {
             Ok(calls) => events.extend(calls.into_iter().map(Event::Call)),
             Err(why) => events.push(Event::Broken { text, why }),
         }

@@ -1,6 +1,7 @@
 //! What each family writes, cut everywhere.
 
 use super::*;
+use serde_json::json;
 
 /// The text in pieces of `n` characters. Pieces of the same kind are joined.
 fn parsed(syntax: &'static Syntax, prompt: &str, text: &str, n: usize) -> Vec<Event> {
@@ -102,6 +103,37 @@ fn qwen_coder() {
         text,
         &[content("Look:\n"), call("f", r#"{"a":"<x>\n\ny","n":3,"yes":true}"#), call("g", "{}")],
     );
+}
+
+#[test]
+fn texts_of_declared_tools_stay_texts() {
+    let parameters = json!({"properties": {"zip": {"type": "string"}, "n": {"type": "integer"}}});
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": parameters}});
+    let tools: Arc<[Value]> = [tool].into();
+    let glm = |key: &str, value: &str| format!("<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n");
+    let coder = |key: &str, value: &str| format!("<parameter={key}>\n{value}\n</parameter>\n");
+    let arguments =
+        |of: &dyn Fn(&str, &str) -> String| [of("zip", "ZIP"), of("n", "3"), of("more", "4")].concat();
+    let texts = [
+        ("GLM-4.5", format!("<tool_call>NAME\n{}</tool_call>", arguments(&glm))),
+        (
+            "Qwen3-Coder",
+            format!("<tool_call>\n<function=NAME>\n{}</function>\n</tool_call>", arguments(&coder)),
+        ),
+    ];
+    for (family, text) in texts {
+        let syntax = SYNTAXES.iter().find(|s| s.name == family).unwrap();
+        for (name, zip, expected) in [
+            ("f", "81247", r#"{"zip":"81247","n":3,"more":4}"#),
+            ("f", "true", r#"{"zip":"true","n":3,"more":4}"#),
+            // One that nobody has declared.
+            ("g", "81247", r#"{"zip":81247,"n":3,"more":4}"#),
+        ] {
+            let mut parser = Parser::new(syntax, "").with_tools(Arc::clone(&tools));
+            let text = text.replace("NAME", name).replace("ZIP", zip);
+            assert_eq!(parser.push(&text), [call(name, expected)], "{family}: {text}");
+        }
+    }
 }
 
 #[test]

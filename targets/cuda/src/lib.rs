@@ -46,7 +46,10 @@ impl Family for Cuda {
             return Err(Flaw::new("unit.memory", "a unit of the family `cuda` has a memory of its own"));
         }
         if let Some(other) = device.units.iter().find(|u| u.family == unit.family && u.name != unit.name) {
-            let message = format!("`{}` is of the family `cuda`, too: a run opens the machine's first card, and that alone", other.name);
+            let message = format!(
+                "`{}` is of the family `cuda`, too: a run opens the machine's first card, and that alone",
+                other.name
+            );
             return Err(Flaw::new("unit.family", message));
         }
         let known = || GENERATIONS.map(|g| format!("`{g}`")).join(", ");

@@ -120,7 +120,7 @@ impl Held<'_> {
             sampler = sampler.constrained(form()?);
         }
         Ok(match self.text {
-            Some(text) => sampler.constrained(Box::new(Until::new(text, self.stop))),
+            Some(text) => sampler.constrained(Box::new(Until::new(text.own_stream(), self.stop))),
             None => sampler,
         })
     }

@@ -22,7 +22,8 @@ use std::time::Duration;
 /// The longest that kernels may take before somebody waits for them: a display's driver kills them after seconds.
 pub(crate) const LIMIT: Duration = Duration::from_mins(1);
 /// What is said where nothing should go wrong.
-const BUG: &str = "check the bundle with `moec verify`; if it passes, this is a bug of moec, or of the driver";
+const BUG: &str =
+    "check the bundle with `moec verify`; if it passes, this is a bug of moec, or of the driver";
 /// What is said where the driver does not help.
 const EMULATE: &str =
     "run the bundle on a machine with such a card, or emulate the unit with `moec run BUNDLE --emulate …`";
@@ -344,7 +345,9 @@ impl Gpu {
         drop(card);
         let done = begun.and_then(|()| match way {
             // SAFETY: the caller's promise; one end is the card's.
-            Way::To(to) => unsafe { beside.put(from.ptr(), to, bytes, limit) }.and_then(|()| beside.ended(limit)),
+            Way::To(to) => {
+                unsafe { beside.put(from.ptr(), to, bytes, limit) }.and_then(|()| beside.ended(limit))
+            }
             // SAFETY: as above.
             Way::From(from) => unsafe { beside.get(from, to.ptr(), bytes, limit) },
             Way::Within(_) => Ok(()),

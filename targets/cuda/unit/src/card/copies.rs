@@ -112,7 +112,9 @@ impl Lane {
     /// Waits for all copies.
     pub(crate) fn ended(&self, limit: Duration) -> Result<()> {
         // SAFETY: the stream is this lane's own.
-        look(&self.api, "cuStreamQuery", limit, &self.hangs, || unsafe { (self.api.stream_query)(self.stream) })
+        look(&self.api, "cuStreamQuery", limit, &self.hangs, || unsafe {
+            (self.api.stream_query)(self.stream)
+        })
     }
 
     /// Begins to copy to the card. What is read may be changed as soon as this returns, and is still on its way then.
@@ -122,7 +124,13 @@ impl Lane {
     ///
     /// # Errors
     /// What the driver refuses; `CUDA_ERROR_NOT_READY` where a copy takes longer than `limit`.
-    pub(crate) unsafe fn put(&self, from: *const u8, to: DevicePtr, bytes: usize, limit: Duration) -> Result<()> {
+    pub(crate) unsafe fn put(
+        &self,
+        from: *const u8,
+        to: DevicePtr,
+        bytes: usize,
+        limit: Duration,
+    ) -> Result<()> {
         self.current()?;
         for (i, at) in (0..bytes).step_by(STAGED).enumerate() {
             let (count, buffer) = (STAGED.min(bytes - at), self.staged[i % BUFFERS]);
@@ -145,7 +153,13 @@ impl Lane {
     ///
     /// # Errors
     /// As [`Self::put`].
-    pub(crate) unsafe fn get(&self, from: DevicePtr, to: *mut u8, bytes: usize, limit: Duration) -> Result<()> {
+    pub(crate) unsafe fn get(
+        &self,
+        from: DevicePtr,
+        to: *mut u8,
+        bytes: usize,
+        limit: Duration,
+    ) -> Result<()> {
         self.current()?;
         let pieces: Vec<usize> = (0..bytes).step_by(STAGED).collect();
         let count = |at: usize| STAGED.min(bytes - at);
@@ -170,7 +184,13 @@ impl Lane {
     }
 
     /// Copies a pinned buffer so many times, or as much of it as there are bytes at `at`, and waits.
-    fn link(&self, to: bool, times: usize, [at, all]: [u64; 2], limit: Duration) -> Result<(usize, Duration)> {
+    fn link(
+        &self,
+        to: bool,
+        times: usize,
+        [at, all]: [u64; 2],
+        limit: Duration,
+    ) -> Result<(usize, Duration)> {
         self.current()?;
         let bytes = STAGED.min(usize::try_from(all).unwrap_or(STAGED));
         let start = Instant::now();
@@ -225,7 +245,13 @@ impl Card {
     ///
     /// # Errors
     /// As [`Lane::put`].
-    pub unsafe fn put(&mut self, from: *const u8, to: DevicePtr, bytes: usize, limit: Duration) -> Result<()> {
+    pub unsafe fn put(
+        &mut self,
+        from: *const u8,
+        to: DevicePtr,
+        bytes: usize,
+        limit: Duration,
+    ) -> Result<()> {
         self.current()?;
         self.flush()?;
         self.behind(self.copies.stream(), self.compute)?;
