@@ -154,7 +154,9 @@ fn models(report: &mut Report, moec: &Path, folder: &Path, device: &Path) -> io:
             report.part(&names[0], &mut bench());
             report.part(&names[1], bench().env(NO_GRAPHS.0, NO_GRAPHS.1));
         } else {
-            names.iter().for_each(|name| report.without(name, "it was not built"));
+            for name in names {
+                report.without(&name, "it was not built");
+            }
         }
         for share in SHARES {
             let name = format!("{format} with {share} of the experts");

@@ -94,12 +94,11 @@ fn write_json(value: &Value, style: &Style, depth: usize, out: &mut Out<'_, '_, 
                 keys.sort();
             }
             between(['{', '}'], keys.len(), style, depth, out, |i, out| {
-                match keys[i].as_str() {
-                    Some(key) => quote(key, style.ensure_ascii, out)?,
-                    None => {
-                        let key = Out::of(out.state, |out| write_json(&keys[i], style, depth + 1, out))?;
-                        quote(&key, style.ensure_ascii, out)?;
-                    }
+                if let Some(key) = keys[i].as_str() {
+                    quote(key, style.ensure_ascii, out)?;
+                } else {
+                    let key = Out::of(out.state, |out| write_json(&keys[i], style, depth + 1, out))?;
+                    quote(&key, style.ensure_ascii, out)?;
                 }
                 out.write_str(&style.separators.1)?;
                 write_json(&value.get_item(&keys[i])?, style, depth + 1, out)

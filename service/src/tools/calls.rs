@@ -97,9 +97,8 @@ pub(super) fn numbered(text: &str, _: &[Value]) -> Result<Vec<ToolCall>, String>
     let (id, arguments) = text.split_once(MARK).ok_or_else(|| format!("the call has no `{MARK}`"))?;
     let id = id.trim();
     let name = id.rsplit_once(':').map_or(id, |(name, _)| name);
-    let mut calls = with(name.strip_prefix("functions.").unwrap_or(name), object(arguments)?)?;
-    calls.iter_mut().for_each(|call| call.id = Some(id.to_owned()));
-    Ok(calls)
+    let calls = with(name.strip_prefix("functions.").unwrap_or(name), object(arguments)?)?;
+    Ok(calls.into_iter().map(|call| ToolCall { id: Some(id.to_owned()), ..call }).collect())
 }
 
 /// The one call of a function with this name.

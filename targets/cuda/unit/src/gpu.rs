@@ -344,8 +344,8 @@ impl Gpu {
         };
         drop(card);
         let done = begun.and_then(|()| match way {
-            // SAFETY: the caller's promise; one end is the card's.
             Way::To(to) => {
+                // SAFETY: the caller's promise; this end is the card's.
                 unsafe { beside.put(from.ptr(), to, bytes, limit) }.and_then(|()| beside.ended(limit))
             }
             // SAFETY: as above.
