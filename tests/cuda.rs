@@ -379,16 +379,29 @@ fn what_threads_do_not_run_is_refused() {
         let said = refused("f32", "", &other);
         assert!(said.contains("`unit.sm`") && said.contains(why), "{said}");
     }
-    // A run opens one card.
-    let unit = text.find("[[unit]]\nname = \"gpu\"").unwrap();
-    let end = text[unit + 1..].find("\n[[").map_or(text.len(), |at| unit + 1 + at);
-    let second = text[unit..end].replace("name = \"gpu\"", "name = \"gpu1\"");
-    fs::write(&other, format!("{text}\n{second}\n")).unwrap();
+    // A run opens one card. The second unit has all that it needs: a memory, and links to it.
+    let parts: Vec<&str> = text.split("\n[[").collect();
+    let again = |part: &&str| {
+        let part = part.replace("\"gpu\"\nkind", "\"gpu1\"\nkind").replace("\"vram\"", "\"vram1\"");
+        format!("\n[[{part}")
+    };
+    let second: String = parts.iter().skip(1).filter(|part| part.contains("\"vram\"")).map(again).collect();
+    fs::write(&other, format!("{text}{second}")).unwrap();
     let said = refused("f32", "", &other);
     assert!(said.contains("`unit.family`") && said.contains("the machine's first card"), "{said}");
     // Every name is looked at, whatever the device has.
     for key in ["attention", "experts", "rest"] {
-        let said = refused("f32", &format!("[placement]\n{key} = \"gpu\"\n"), Path::new("x86-64-v3"));
-        assert!(said.contains(&format!("`{key}` under `[placement]` is `gpu`")), "{said}");
+        let more = format!("[placement]\n{key} = \"tpu\"\n");
+        let said = refused("f32", &more, Path::new("m2-ultra"));
+        assert!(said.contains(&format!("`{key}` under `[placement]` is `tpu`")), "{said}");
+        let toml = folder.path().join("processor.toml");
+        fs::write(&toml, format!("[model]\nsource = {:?}\n{more}", checkpoint("olmoe"))).unwrap();
+        let mut build = moec();
+        build.args(["build", "--no-run", "--target", "x86-64-v3"]).arg(&toml).arg("-o");
+        let said = String::from_utf8(ok(build.arg(folder.path().join("c"))).stderr).unwrap();
+        assert!(
+            said.contains(&format!("`{key}` under `[placement]` is `tpu`, which `x86-64-v3` has not")),
+            "{said}"
+        );
     }
 }

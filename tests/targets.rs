@@ -23,9 +23,10 @@ fn build(family: &str, target: &str, folder: &Path, more: &[&str]) -> (PathBuf, 
     (bundle, String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
+/// Every other family, and each for every other target.
 #[test]
-fn every_target_compiles_every_family_here() {
-    for (target, _) in BUILT_IN {
+fn every_target_compiles_families_here() {
+    for (t, (target, _)) in BUILT_IN.iter().enumerate() {
         let device = Device::find(target).unwrap();
         if device.is_native() || device.units.iter().any(|u| device.family_of(u) != PROCESSORS) {
             continue;
@@ -36,7 +37,7 @@ fn every_target_compiles_every_family_here() {
             other => panic!("{other}"),
         };
         let apple = device.triple.contains("macos");
-        for family in FAMILIES {
+        for family in FAMILIES.into_iter().skip(t % 2).step_by(2) {
             let folder = tempfile::tempdir().unwrap();
             let (bundle, _) = build(family, target, folder.path(), &["--no-run"]);
             let bytes = fs::read(bundle.join("artifacts/kernels.o")).unwrap();

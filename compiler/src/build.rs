@@ -103,7 +103,7 @@ pub fn build(
     spec.warnings.iter().for_each(|w| progress.warn(w));
 
     let mut compilation = Compilation::new(&config, &checkpoint, &spec, &target);
-    compilation.list.check(&config.placement)?;
+    compilation.list.check(&config.placement)?.iter().for_each(|note| progress.warn(note));
     // What text becomes, before anything is computed.
     compilation.tokenizer()?;
     first_token(&checkpoint, &spec)?;

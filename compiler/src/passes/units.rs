@@ -103,14 +103,31 @@ impl<'a> UnitList<'a> {
         }
     }
 
-    /// Looks at every unit that `[placement]` names, whether or not a pass of this device asks for it.
+    /// Looks at every unit that `[placement]` names, whether or not a pass of this device asks for it. Gives what to say of names
+    /// that a device of the processor alone has not: there everything runs in one place, so that a `model.toml` serves several targets.
     ///
     /// # Errors
-    /// As [`UnitList::named`] and [`UnitList::rest`].
-    pub fn check(&self, homes: &Homes) -> Result<()> {
-        self.named("attention", &homes.attention)?;
-        self.named("experts", &homes.experts)?;
-        self.rest(&homes.rest).map(|_| ())
+    /// As [`UnitList::named`] and [`UnitList::rest`], where there are other units.
+    pub fn check(&self, homes: &Homes) -> Result<Vec<String>> {
+        let alone = self.device.units.iter().all(|u| u.kind == UnitKind::Cpu);
+        let mut notes = Vec::new();
+        for (key, home) in
+            [("attention", &homes.attention), ("experts", &homes.experts), ("rest", &homes.rest)]
+        {
+            let found = self.named(key, home);
+            if let (true, Err(_), Some(name)) = (alone, &found, home.unit()) {
+                let device = &self.device.name;
+                notes.push(format!(
+                    "`{key}` under `[placement]` is `{name}`, which `{device}` has not: the processor runs all of it"
+                ));
+                continue;
+            }
+            found?;
+        }
+        if !alone {
+            self.rest(&homes.rest)?;
+        }
+        Ok(notes)
     }
 
     /// What that means for static graphs.
