@@ -1,7 +1,7 @@
 //! A graphics processor as its driver shows it: a context with a stream for kernels and others for copies.
 //!
 //! Copies of the steps wait for the kernels in front of them, and kernels for copies that came before: each stream waits for an event
-//! of the other. What is brought beside the steps has a [`Lane`] of its own, for which no kernel waits.
+//! of the other. What is brought beside the steps has a stream of its own (`copies::Lane`), for which no kernel waits.
 
 mod copies;
 mod graphs;

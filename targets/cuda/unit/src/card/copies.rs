@@ -241,10 +241,10 @@ impl Card {
     /// Begins to copy to the card, behind the kernels until now; kernels that are launched from now on wait for it.
     ///
     /// # Safety
-    /// As [`Lane::put`].
+    /// So many bytes are at both ends, and nobody changes those that are read before this returns.
     ///
     /// # Errors
-    /// As [`Lane::put`].
+    /// What the driver refuses; `CUDA_ERROR_NOT_READY` where a copy takes longer than `limit`.
     pub unsafe fn put(
         &mut self,
         from: *const u8,
@@ -263,10 +263,10 @@ impl Card {
     /// Copies from the card, behind the kernels that were launched.
     ///
     /// # Safety
-    /// As [`Lane::get`].
+    /// So many bytes are at both ends, and nobody uses those that are written.
     ///
     /// # Errors
-    /// As [`Lane::put`].
+    /// As [`Self::put`].
     pub unsafe fn get(&mut self, from: DevicePtr, to: *mut u8, bytes: usize, limit: Duration) -> Result<()> {
         self.current()?;
         self.flush()?;
@@ -279,7 +279,7 @@ impl Card {
     /// the card, else from it. Gives the bytes of all copies, and how long they took.
     ///
     /// # Errors
-    /// As [`Lane::put`].
+    /// As [`Self::put`].
     pub fn link(&mut self, to: bool, times: usize, limit: Duration) -> Result<(usize, Duration)> {
         let (at, all) = self.memory.unwrap_or_default();
         self.copies.link(to, times, [at, all as u64], limit)
