@@ -113,7 +113,8 @@ impl Text {
     }
 }
 
-/// New ids of a window from which on it moves although nothing came of them: as many special tokens, or bytes of no character.
+/// New ids of a window from which on it moves although nothing came of them: as many special tokens, or bytes of no character. There
+/// alone a piece may end inside of a character.
 const LONG: usize = 64;
 
 /// Decodes ids as they come. The pieces, joined, are the text of all ids; no piece ends inside of a

@@ -233,9 +233,13 @@ impl Card {
     /// # Errors
     /// What the driver refuses.
     pub(crate) fn in_front_of(&mut self, lane: &Lane) -> Result<()> {
+        self.behind_kernels(lane.stream())
+    }
+
+    fn behind_kernels(&mut self, copies: Handle) -> Result<()> {
         self.current()?;
         self.flush()?;
-        self.behind(lane.stream(), self.compute)
+        self.behind(copies, self.compute)
     }
 
     /// Begins to copy to the card, behind the kernels until now; kernels that are launched from now on wait for it.
@@ -252,9 +256,7 @@ impl Card {
         bytes: usize,
         limit: Duration,
     ) -> Result<()> {
-        self.current()?;
-        self.flush()?;
-        self.behind(self.copies.stream(), self.compute)?;
+        self.behind_kernels(self.copies.stream())?;
         // SAFETY: the caller's promise.
         unsafe { self.copies.put(from, to, bytes, limit) }?;
         self.behind(self.compute, self.copies.stream())
@@ -268,9 +270,7 @@ impl Card {
     /// # Errors
     /// As [`Self::put`].
     pub unsafe fn get(&mut self, from: DevicePtr, to: *mut u8, bytes: usize, limit: Duration) -> Result<()> {
-        self.current()?;
-        self.flush()?;
-        self.behind(self.copies.stream(), self.compute)?;
+        self.behind_kernels(self.copies.stream())?;
         // SAFETY: the caller's promise.
         unsafe { self.copies.get(from, to, bytes, limit) }
     }
