@@ -23,14 +23,12 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
             .collect();
         let out = out.words(row * out_ld);
         k.columns(hidden, |c, span| {
-            let start = match residual {
-                Some((r, ld)) => r.words(row * ld).words(c).load_vec(span),
-                None => k.fv(0.0),
-            };
-            let sum = terms.iter().fold(start, |sum, (y, w, there)| {
+            let sum = terms.iter().fold(k.fv(0.0), |sum, (y, w, there)| {
                 let y = y.words(c).load_vec(span);
                 there.map_or(y, |there| there.pick(y, k.fv(0.0))).fma(*w, sum)
             });
+            // The residual comes last, as where another step adds it: experts may be combined in one place and added in another.
+            let sum = residual.map_or(sum, |(r, ld)| sum + r.words(row * ld).words(c).load_vec(span));
             out.words(c).store_vec(sum, span);
         });
     });

@@ -19,8 +19,7 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     let out = k.arg(3 + usize::from(residual.is_some()));
     each_column(k, hidden, |row, c| {
         let slots = dispatch.words(layout.slot()).words(row * layout.k);
-        let start = residual.map_or(k.f(0.0), |(r, ld)| r.words(row * ld).words(c).load());
-        let sum = (0..layout.k).fold(start, |sum, j| {
+        let sum = (0..layout.k).fold(k.f(0.0), |sum, j| {
             let weight = weights.words(row * layout.k).words(j).load();
             let slot = slots.words(j).load_int();
             if !partial {
@@ -30,6 +29,8 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
             let value = y.words(slot.max(k.i(0)) * hidden).words(c).load();
             slot.ge(k.i(0)).pick(value, k.f(0.0)).fma(weight, sum)
         });
+        // Last, as on the processor.
+        let sum = residual.map_or(sum, |(r, ld)| sum + r.words(row * ld).words(c).load());
         out.words(row * out_ld).words(c).store(sum);
     });
 }

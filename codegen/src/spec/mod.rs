@@ -491,7 +491,7 @@ pub enum KernelSpec {
         format: Format,
     },
     /// `[y f32 [slots, H], dispatch i32, weights f32 [T, k], residual?, out]`: the weighted sum of each
-    /// token's slots, on top of the residual. `out` may be `residual`.
+    /// token's slots, to which the residual is added last: the bits of a sum and of an addition. `out` may be `residual`.
     Combine {
         /// Layout of the dispatch table.
         layout: DispatchLayout,

@@ -20,7 +20,7 @@ fn one(extents: &[u64], kind: u32, offset: u64, data: usize) -> String {
 #[test]
 fn what_is_no_gguf_file() {
     assert_eq!(said(b""), "it is empty");
-    assert_eq!(said(b"PK\x03\x04 and so on"), "it begins with [80, 75, 3, 4], not with `GGUF`");
+    assert_eq!(said(b"PK\x03\x04 and so on"), "it begins with `PK\\x03\\x04`, not with `GGUF`");
     for (version, want) in [
         (1, "it is of version 1; versions 2 and 3 are read"),
         (4, "it is of version 4; versions 2 and 3 are read"),
