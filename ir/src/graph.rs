@@ -46,6 +46,10 @@ pub struct Node {
     pub scope: Scope,
 }
 
+/// Most rows of a call that is bound by reading weights. Their inputs are treated as those of one row are: bf16 weights meet f32 rows,
+/// which costs no time and rounds nothing. Kernels of more rows may round them to what their arithmetic takes.
+pub const FEW_ROWS: usize = 8;
+
 /// Which entry point a graph is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Encode, Decode)]
 pub enum EntryKind {

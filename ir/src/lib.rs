@@ -38,7 +38,9 @@ pub mod weights;
 
 pub use builder::GraphBuilder;
 pub use bundle::Bundle;
-pub use graph::{EntryKind, Graph, Module, Node, NodeId, Operand, StateDecl, StateId, ValueId, WeightId};
+pub use graph::{
+    EntryKind, FEW_ROWS, Graph, Module, Node, NodeId, Operand, StateDecl, StateId, ValueId, WeightId,
+};
 pub use infer::TypeError;
 pub use op::{Activation, Glu, Op, Predictor, RopeStyle, RouterDesc};
 pub use patch::Patch;

@@ -74,8 +74,8 @@ impl BestOf {
 }
 
 /// Generates `many` sequences after a prompt, in the slots from `request.slot` on. Sequence `i` is drawn with the seed
-/// `how.seed + i`: it is the one that [`crate::generate()`] draws with that seed. Their `n` and their end tokens are those of
-/// the request.
+/// `how.seed + i`: it is the one that [`crate::generate()`] draws with that seed, as far as kernels of several rows, which sum in another
+/// order than those of one, leave the choices as they are. Their `n` and their end tokens are those of the request.
 ///
 /// # Errors
 /// As [`crate::generate()`]; more sequences than there are slots; a temperature of 0, with which all would be the same.

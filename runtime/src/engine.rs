@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 mod calls;
 mod open;
 
-pub(crate) use calls::most_rows;
+pub(crate) use calls::{most_rows, turn};
 pub(crate) use open::executes;
 
 /// How to run.
@@ -275,6 +275,15 @@ impl<'p> Engine<'p> {
     /// [`crate::Error::BadSlot`].
     pub fn reset(&mut self, slot: u32) -> Result<()> {
         self.states.zero(slot)
+    }
+
+    /// As [`Engine::reset`], and clears what the processor's memory holds of the sequence: one whose logits are no numbers leaves nothing
+    /// to those that get its slot.
+    ///
+    /// # Errors
+    /// [`crate::Error::BadSlot`].
+    pub fn wipe(&mut self, slot: u32) -> Result<()> {
+        self.states.wipe(slot)
     }
 
     /// Keeps what the states hold of a slot, so that [`Engine::rewind`] can go back to here, and gives the position. Where all

@@ -65,7 +65,7 @@ pub type Read<'r> = dyn FnMut(&Engine<'_>) -> Result<()> + 'r;
 /// How a request is met beside what it asks for.
 #[derive(Default)]
 pub struct Way<'w> {
-    /// Tokens of the prompt that the slot holds already, the last one never among them.
+    /// Tokens of the prompt that the slot holds already, computed as a part of it, the last one never among them.
     pub held: usize,
     /// Tokens that are guessed and checked in a call at most; with any, the sampler takes the likeliest.
     pub guesses: usize,
@@ -114,7 +114,7 @@ pub fn generate_by(
     let sharing = (held > 0).then_some(Sharing::All);
     let setting = Setting { slots: slot..slot.saturating_add(1), sharing, ..Setting::default() };
     let mut scheduler = Scheduler::new(engine, decoder, &setting)?;
-    scheduler.hold(slot, prompt.get(..held).unwrap_or_default());
+    scheduler.hold(slot, prompt.get(..held).unwrap_or_default(), prompt.len());
     let job = Job {
         prompt: prompt.to_vec(),
         choosers: vec![Box::new(sampler)],

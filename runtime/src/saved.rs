@@ -18,13 +18,14 @@
 //!
 //! Numbers are little-endian. Snapshots are not saved.
 
-use crate::engine::Engine;
+use crate::engine::{Engine, turn};
 use crate::error::{Error, Result};
 use crate::program::Program;
 use crate::regular;
 use moec_ir::plan::Plan;
 use sha2::{Digest, Sha256};
 use std::fs::{self, File, OpenOptions};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
@@ -44,6 +45,8 @@ pub struct Saved {
     bytes: u64,
     hash: Sha256,
     written: usize,
+    /// Tokens behind which a prompt of this plan has other angles of positions.
+    turn: Option<usize>,
     ids: Vec<u32>,
 }
 
@@ -139,7 +142,7 @@ impl Saved {
             return Err(wrong("one of its ids is outside of the vocabulary"));
         }
         let hash = Sha256::new().chain_update(head).chain_update(&raw);
-        Ok(Self { path: path.to_owned(), file, bytes, hash, written, ids })
+        Ok(Self { path: path.to_owned(), file, bytes, hash, written, turn: turn(program), ids })
     }
 
     /// Tokens of the prompt.
@@ -147,9 +150,18 @@ impl Saved {
         &self.ids
     }
 
+    /// The number of tokens on whose other side a prompt of `tokens` is: all of its positions have other angles (LongRoPE), and nothing
+    /// of what is saved is a part of it.
+    pub fn turned_from(&self, tokens: usize) -> Option<usize> {
+        self.turn.filter(|&turn| (self.ids.len() > turn) != (tokens > turn))
+    }
+
     /// How many of the first tokens of `prompt` it holds, the last token left aside: its logits are not saved, so that one token
     /// is always to be computed.
     pub fn shared_with(&self, prompt: &[u32]) -> usize {
+        if self.turned_from(prompt.len()).is_some() {
+            return 0;
+        }
         let same = self.ids.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         same.min(prompt.len().saturating_sub(1))
     }
@@ -160,7 +172,7 @@ impl Saved {
     /// [`Error::State`] for what another unit keeps; [`Error::Saved`] for a file of another length than the plan's states have, or
     /// with another hash; [`Error::Io`]. The slot holds nothing then.
     pub fn restore(self, engine: &mut Engine<'_>, slot: u32) -> Result<()> {
-        let Self { path, mut file, bytes, mut hash, written, ids } = self;
+        let Self { path, mut file, bytes, mut hash, written, turn: _, ids } = self;
         let failed = |source: io::Error| match source.kind() {
             io::ErrorKind::UnexpectedEof => {
                 Error::Saved { path: path.clone(), why: "it is cut off".to_owned() }
@@ -223,14 +235,10 @@ impl Partial {
         let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?;
         let mut hidden = std::ffi::OsString::from(".");
         hidden.push(name);
-        hidden.push(format!(".{}.partial", std::process::id()));
+        // The number of a process is not enough: in containers it is always the same, and two of them may share a folder.
+        hidden.push(format!(".{:016x}.partial", RandomState::new().build_hasher().finish()));
         let path = target.with_file_name(hidden);
-        let create = || OpenOptions::new().write(true).create_new(true).open(&path);
-        let file = create().or_else(|e| match e.kind() {
-            // Of a process with this number that was killed: in containers it is always the same.
-            io::ErrorKind::AlreadyExists => fs::remove_file(&path).and_then(|()| create()),
-            _ => Err(e),
-        })?;
+        let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
         Ok(Self { file, path })
     }
 

@@ -6,8 +6,9 @@
 //! chosen (Leviathan, Kalman and Matias, 2023, with greedy choices; Saxena's prompt lookup for where guesses come from). What was
 //! taken behind it is taken back: the cache's length is all there is to it.
 //!
-//! **Tokens stay those of plain decoding.** Guesses are checked in entry points for decoding, whose kernels treat inputs as those of
-//! one row do; those of a prompt may round them to fewer bits, and then other tokens come out. What is left is that several rows
+//! **Tokens stay those of plain decoding.** Guesses are checked in entry points for decoding of few rows, whose kernels treat inputs as
+//! those of one row do ([`moec_ir::FEW_ROWS`]); those of more rows, and of a prompt, may round them to fewer bits, and then other tokens
+//! come out. What is left is that several rows
 //! are summed in another order than one, which moves the last bits of logits. A choice counts only where its logit leads the
 //! second by more than [`TIE`] times the largest magnitude of the row. Where it leads by less, the token is decoded once more, alone,
 //! as plain decoding does it, and that choice counts.

@@ -53,6 +53,8 @@ pub(crate) struct States<'p> {
     rings: Vec<Ring>,
     /// Of each slot the position behind the furthest that was written since it began; empty where there is no ring.
     written: Vec<usize>,
+    /// Where each state in the processor's memory begins, and bytes of a slot of it.
+    own: Vec<(usize, usize)>,
     /// Empty, as `rings`, where all states are caches.
     folded: Vec<Folded>,
     /// Snapshots that a slot has room for in all of `folded`.
@@ -78,10 +80,13 @@ impl<'p> States<'p> {
             bytes = end.ok_or_else(large)?;
         }
         let region = Region::new("KV cache", bytes)?;
-        let (mut rings, mut folded) = (Vec::new(), Vec::new());
+        let (mut rings, mut folded, mut own) = (Vec::new(), Vec::new(), Vec::new());
         for (index, (state, &at)) in plan.states.iter().zip(&offsets).enumerate() {
             if let StateKind::Ring { window } = state.kind {
                 rings.push(Ring { index, rows: state.shape[2] as usize, window: window as usize });
+            }
+            if state.memory == 0 {
+                own.push((at as usize, state.slot_bytes().ok_or_else(large)? as usize));
             }
             if state.kind.needs_snapshots() {
                 let (slot, live) = state.slot_bytes().zip(state.live_bytes()).ok_or_else(large)?;
@@ -100,6 +105,7 @@ impl<'p> States<'p> {
             room: least(plan).map_or(0, |s| s.snapshots),
             written: vec![0; if rings.is_empty() { 0 } else { plan.model.slots as usize }],
             rings,
+            own,
             folded,
             snapshots: Vec::new(),
             torn: Vec::new(),
@@ -141,6 +147,19 @@ impl<'p> States<'p> {
         }
         self.snapshots.retain(|s| s.slot != slot);
         self.torn.retain(|&t| t != slot);
+        Ok(())
+    }
+
+    /// As [`States::zero`], and leaves nothing of what the slot held in the processor's memory. Kernels of attention multiply what is past
+    /// a sequence's end in the same vector, by 0: of what is no number that is none.
+    ///
+    /// # Errors
+    /// [`Error::BadSlot`].
+    pub(crate) fn wipe(&mut self, slot: u32) -> Result<()> {
+        self.zero(slot)?;
+        for &(at, bytes) in &self.own {
+            self.region.zero(at + slot as usize * bytes, bytes).ok_or_else(short)?;
+        }
         Ok(())
     }
 

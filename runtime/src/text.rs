@@ -16,6 +16,8 @@ pub fn path(bundle: &Path) -> PathBuf {
 pub struct Text {
     tokenizer: Tokenizer,
     bos: Option<u32>,
+    /// Ids that are left out of a text, sorted.
+    special: Vec<u32>,
 }
 
 impl Text {
@@ -50,7 +52,13 @@ impl Text {
             tokenizer.with_padding(None);
             Ok(tokenizer)
         });
-        read.map(|tokenizer| Self { tokenizer, bos }).map_err(|e| e.to_string())
+        let special = |tokenizer: &Tokenizer| {
+            let added = tokenizer.get_added_tokens_decoder();
+            let mut ids: Vec<u32> = added.into_iter().filter(|(_, t)| t.special).map(|(id, _)| id).collect();
+            ids.sort_unstable();
+            ids
+        };
+        read.map(|tokenizer| Self { special: special(&tokenizer), tokenizer, bos }).map_err(|e| e.to_string())
     }
 
     /// The largest id that the tokenizer knows, and its token; none if it knows none.
@@ -113,9 +121,15 @@ impl Text {
     }
 }
 
-/// New ids of a window from which on it moves although nothing came of them: as many special tokens, or bytes of no character. There
-/// alone a piece may end inside of a character.
-const LONG: usize = 64;
+/// Ids in a row of which nothing came, from which on no character is waited for: they are bytes of none.
+const QUIET: usize = 64;
+
+/// Ids of one piece at most. Where every token ends inside of a character, the window would grow with the text. Beyond that alone a
+/// piece may end there, too.
+const LONG: usize = 1024;
+
+/// Ids that a character may still lack at the end: the bytes of one, but the last.
+const OPEN: usize = 3;
 
 /// Decodes ids as they come. The pieces, joined, are the text of all ids; no piece ends inside of a
 /// character.
@@ -123,13 +137,14 @@ pub struct TextStream<'a> {
     text: Tokens<'a>,
     /// Whether special tokens are left out.
     skip: bool,
-    /// The last ids: those of the previous piece, for decoders that look back (a space in front of a
-    /// word), then the new ones.
+    /// The ids of the previous piece, for decoders that look back (a space in front of a word), then the new ones.
     window: Vec<u32>,
-    /// Ids of the window that were there when it was last moved.
+    /// How many of them are the previous piece's.
     settled: usize,
-    /// Bytes of the window's text that have been returned.
-    emitted: usize,
+    /// Of the window's text, what has been returned.
+    given: String,
+    /// New ids since there was a piece.
+    quiet: usize,
 }
 
 /// Whose tokenizer a stream decodes with.
@@ -140,15 +155,39 @@ enum Tokens<'a> {
 
 impl<'a> TextStream<'a> {
     fn of(text: Tokens<'a>) -> Self {
-        Self { text, skip: true, window: Vec::new(), settled: 0, emitted: 0 }
+        Self { text, skip: true, window: Vec::new(), settled: 0, given: String::new(), quiet: 0 }
     }
 
-    fn decode(&self) -> Result<String> {
-        let text = match &self.text {
+    /// The text goes on behind the last of these ids: what they say is not given, but a word behind them has its space.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`].
+    pub fn behind(mut self, ids: &[u32]) -> Result<Self> {
+        let said = ids.iter().rev().filter(|&&id| !self.leaves_out(id)).take(2 * OPEN);
+        let mut window: Vec<u32> = said.copied().collect();
+        window.reverse();
+        self.settled = window.len();
+        self.window = window;
+        // A character that they begin is given whole.
+        whole(&self.decode(self.settled)?).clone_into(&mut self.given);
+        Ok(self)
+    }
+
+    fn source(&self) -> &Text {
+        match &self.text {
             Tokens::Lent(text) => text,
-            Tokens::Shared(text) => &**text,
-        };
-        let decoded = text.tokenizer.decode(&self.window, self.skip);
+            Tokens::Shared(text) => text,
+        }
+    }
+
+    /// Whether an id is a special token that is not written: decoders do not see it.
+    fn leaves_out(&self, id: u32) -> bool {
+        self.skip && self.source().special.binary_search(&id).is_ok()
+    }
+
+    /// Text of the window's first ids.
+    fn decode(&self, ids: usize) -> Result<String> {
+        let decoded = self.source().tokenizer.decode(&self.window[..ids], self.skip);
         decoded.map_err(|e| Error::Tokenizer(e.to_string()))
     }
 
@@ -157,27 +196,83 @@ impl<'a> TextStream<'a> {
     /// # Errors
     /// [`Error::Tokenizer`].
     pub fn push(&mut self, id: u32) -> Result<String> {
+        if self.leaves_out(id) {
+            return Ok(String::new());
+        }
         self.window.push(id);
-        let text = self.decode()?;
-        let long = self.window.len() >= self.settled + LONG;
-        // A character whose bytes have not all come decodes to a replacement character at the end.
-        let certain = if long { &*text } else { text.trim_end_matches('\u{fffd}') };
-        let piece = certain.get(self.emitted..).unwrap_or_default().to_owned();
-        self.emitted = self.emitted.max(certain.len());
-        if certain.len() == text.len() && (long || !piece.is_empty()) {
+        self.quiet += 1;
+        let mut piece = String::new();
+        if self.quiet >= QUIET || self.window.len() >= self.settled + LONG {
+            piece = self.give_up()?;
+        }
+        let mut text = self.decode(self.window.len())?;
+        if !(whole(&text).starts_with(&self.given) || self.given.starts_with(whole(&text))) {
+            self.forget()?;
+            text = self.decode(self.window.len())?;
+        }
+        let certain = whole(&text);
+        let more = certain.strip_prefix(&*self.given).unwrap_or_default();
+        if more.is_empty() {
+            return Ok(piece);
+        }
+        piece.push_str(more);
+        self.quiet = 0;
+        if certain.len() == text.len() {
             self.window.drain(..self.settled);
             self.settled = self.window.len();
-            self.emitted = self.decode()?.len();
+            self.given = self.decode(self.settled)?;
+        } else {
+            certain.clone_into(&mut self.given);
         }
         Ok(piece)
+    }
+
+    /// Takes new ids as they are, characters or not, but for the last ones, of which a character may still come.
+    fn give_up(&mut self) -> Result<String> {
+        self.quiet = OPEN;
+        let mut text = self.decode(self.window.len() - OPEN)?;
+        if !text.starts_with(&self.given) {
+            self.forget()?;
+            text = self.decode(self.window.len() - OPEN)?;
+        }
+        let more = text.strip_prefix(&*self.given).unwrap_or_default().to_owned();
+        let over = self.window.len() - OPEN;
+        if text == self.decode(self.settled)? {
+            // They have no text.
+            self.window.drain(self.settled..over);
+        } else {
+            self.window.drain(..over - 1);
+            self.settled = 1;
+            self.given = self.decode(1)?;
+        }
+        Ok(more)
+    }
+
+    /// Forgets the ids of the previous piece, which with the new ones have another text: a byte that is none of a character changes
+    /// what those in front of it mean.
+    fn forget(&mut self) -> Result<()> {
+        let settled = self.decode(self.settled)?;
+        self.given = self.given.strip_prefix(&*settled).unwrap_or_default().to_owned();
+        self.window.drain(..self.settled);
+        self.settled = 0;
+        Ok(())
     }
 
     /// What is left: characters that never became whole, as replacement characters.
     ///
     /// # Errors
     /// [`Error::Tokenizer`].
-    pub fn finish(self) -> Result<String> {
-        let text = self.decode()?;
-        Ok(text.get(self.emitted..).unwrap_or_default().to_owned())
+    pub fn finish(mut self) -> Result<String> {
+        let mut text = self.decode(self.window.len())?;
+        if !text.starts_with(&self.given) {
+            self.forget()?;
+            text = self.decode(self.window.len())?;
+        }
+        Ok(text.strip_prefix(&*self.given).unwrap_or_default().to_owned())
     }
+}
+
+/// A text without the characters at its end whose bytes have not all come: they decode to replacement characters.
+fn whole(text: &str) -> &str {
+    text.trim_end_matches('\u{fffd}')
 }

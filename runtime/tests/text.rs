@@ -5,6 +5,7 @@ mod common;
 
 use common::*;
 use moec_runtime::{Error, Text};
+use serde_json::json;
 
 fn text(bos: Option<u32>) -> (tempfile::TempDir, Text) {
     let dir = tempfile::tempdir().unwrap();
@@ -61,4 +62,98 @@ fn no_tokenizer_or_a_bad_one() {
     add_tokenizer(dir.path());
     std::fs::write(dir.path().join("artifacts/tokenizer.json"), "{}").unwrap();
     assert!(matches!(Text::open(dir.path(), None), Err(Error::BadTokenizer { .. })));
+}
+
+/// A tokenizer whose decoder strips the first space and joins bytes (SentencePiece): ids of bytes are `BYTES + byte`.
+fn pieces() -> Text {
+    let words = ["▁foo", "bar", "▁hello", "▁"];
+    let special = ["<unk>", "<s>", "</s>"];
+    let bytes = (0..=255u8).map(|b| format!("<0x{b:02X}>"));
+    let all = special.map(str::to_owned).into_iter().chain(bytes).chain(words.map(str::to_owned));
+    let vocab: serde_json::Map<_, _> = all.zip(0..).map(|(token, id)| (token, json!(id))).collect();
+    let added = |(id, content): (usize, &&str)| {
+        json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+               "normalized": false, "special": true})
+    };
+    let added: Vec<_> = special.iter().enumerate().map(added).collect();
+    let decoders = json!([
+        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+    ]);
+    let json = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": null,
+        "pre_tokenizer": null, "post_processor": null,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": {"type": "BPE", "unk_token": "<unk>", "byte_fallback": true, "vocab": vocab, "merges": []},
+    });
+    Text::parse(json.to_string().as_bytes(), None).unwrap()
+}
+
+const BYTES: u32 = 3;
+const FOO: u32 = BYTES + 256;
+const BAR: u32 = FOO + 1;
+const HELLO: u32 = FOO + 2;
+
+fn joined(mut stream: moec_runtime::text::TextStream<'_>, ids: &[u32]) -> String {
+    let mut whole: String = ids.iter().map(|&id| stream.push(id).unwrap()).collect();
+    whole += &stream.finish().unwrap();
+    whole
+}
+
+fn bytes(text: &str) -> impl Iterator<Item = u32> {
+    text.as_bytes().to_vec().into_iter().map(|b| BYTES + u32::from(b))
+}
+
+#[test]
+fn special_tokens_are_not_seen() {
+    let text = pieces();
+    for many in [0, 1, 63, 64, 200] {
+        let ids = [&[BAR][..], &vec![2; many], &[FOO]].concat();
+        assert_eq!(joined(text.stream(), &ids), "bar foo", "{many}");
+        let ids: Vec<u32> = vec![2; many].into_iter().chain(bytes("😀")).chain([HELLO]).collect();
+        assert_eq!(joined(text.stream(), &ids), "😀 hello", "{many}");
+    }
+    assert_eq!(joined(text.stream_with_special(), &[BAR, 2, FOO]), "bar</s> foo");
+}
+
+#[test]
+fn bytes_of_no_character_do_not_hold_up_what_follows() {
+    let text = pieces();
+    for many in [1, 3, 60, 61, 62, 63, 64, 65, 200] {
+        // What the bytes of a run mean is said of the whole run: with one that is none of a character, none is.
+        let ids: Vec<u32> =
+            vec![BYTES + 0xff; many].into_iter().chain(bytes("😀")).chain([HELLO, FOO]).collect();
+        assert_eq!(joined(text.stream(), &ids), text.decode(&ids).unwrap(), "{many}");
+        let mut stream = text.stream();
+        let given = ids[..many].iter().filter(|&&id| !stream.push(id).unwrap().is_empty()).count();
+        assert_eq!(given > 0, many >= 64, "{many}");
+        // Behind a character that was given already it changes nothing of that.
+        let ids: Vec<u32> = bytes("é").chain(vec![BYTES + 0xff; many]).chain([HELLO, FOO, BAR]).collect();
+        assert_eq!(
+            joined(text.stream(), &ids),
+            format!("é{} hello foobar", "\u{fffd}".repeat(many)),
+            "{many}"
+        );
+    }
+    // Tokens of a byte level, each of which ends inside of a character.
+    let (_dir, text) = self::text(None);
+    let long = "é".repeat(900);
+    let ids: Vec<u32> = long.bytes().map(u32::from).collect();
+    assert_eq!(joined(text.stream(), &ids), long);
+}
+
+#[test]
+fn a_text_goes_on_behind_another() {
+    let text = pieces();
+    let answer = [FOO, BAR];
+    assert_eq!(joined(text.stream(), &answer), "foobar");
+    for prompt in [&[HELLO][..], &[1, HELLO], &[HELLO; 20], &[HELLO, 2, 2, 2, 2, 2, 2, 2]] {
+        assert_eq!(joined(text.stream().behind(prompt).unwrap(), &answer), " foobar", "{prompt:?}");
+    }
+    // Behind nothing that is written a text begins.
+    assert_eq!(joined(text.stream().behind(&[1]).unwrap(), &answer), "foobar");
+    // A prompt that ends inside of a character.
+    let ids: Vec<u32> = bytes("é").collect();
+    let stream = text.stream().behind(&[HELLO, ids[0]]).unwrap();
+    assert_eq!(joined(stream, &[ids[1], FOO]), "é foo");
 }

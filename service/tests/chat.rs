@@ -112,7 +112,7 @@ fn commands() {
     for (line, words) in [
         ("/nothing", "no command `/nothing`"),
         ("/set temperature hot", "`hot` is no value of temperature"),
-        ("/set top_p 2", "top_p must be above 0, up to 1"),
+        ("/set top_p 2", "top_p must be from 0 to 1"),
         ("/load /nowhere", "cannot read a conversation from `/nowhere`"),
         ("/regenerate", "no answer yet"),
         ("/save", "a file is to be named"),

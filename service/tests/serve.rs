@@ -9,11 +9,11 @@ mod common;
 use clients::{Answer, COMPLETIONS, Case, Clients, Model, Random};
 use common::*;
 use moec_runtime::cli::Io;
-use moec_runtime::{Decoder, Request, Sampler, Sampling, generate};
+use moec_runtime::{Decoder, Request, Sampler, Sampling, Text, generate};
 use moec_testing::http::{self, Incoming, Reply};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::ffi::OsString;
-use std::io::Write;
+use std::io::{Read as _, Write};
 use std::net::TcpStream;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
@@ -38,8 +38,14 @@ impl Write for Lines {
 
 /// Runs a test against a server with these options, and ends the server with SIGTERM. Gives its status.
 fn with_server(options: &[&str], test: impl FnOnce(&str)) -> u8 {
+    with_tokenizer(&tokenizer(), options, test)
+}
+
+/// As [`with_server`], with another tokenizer.
+fn with_tokenizer(tokenizer: &str, options: &[&str], test: impl FnOnce(&str)) -> u8 {
     let dir = bundle();
     add_tokenizer(dir.path());
+    std::fs::write(dir.path().join("artifacts/tokenizer.json"), tokenizer).unwrap();
     let program = program(&ENTRIES);
     let (lines, said) = channel();
     std::thread::scope(|scope| {
@@ -147,6 +153,7 @@ fn expected(prompt: &[u32], n: usize) -> (String, &'static str) {
 fn serves() {
     let status = with_server(&["--max-queue", "2", "--max-body", "4096"], |at| {
         answers(at);
+        offsets_are_those_of_tokens(at);
         stop_strings_end_at_once(at);
         refusals(at);
         only_this_machine_is_answered(at);
@@ -158,11 +165,13 @@ fn serves() {
         with_server(&["--api-key", "secret", "--cors", "https://a.example", "--exact"], keys_and_origins);
     assert_eq!(key, 0);
     a_second_signal_ends_what_waits();
+    connections_without_a_request_do_not_hold_up_the_end();
     let folder = tempfile::tempdir().unwrap();
     let template = folder.path().join("template.jinja");
     let source = "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools %}T{% endif %}";
     std::fs::write(&template, source).unwrap();
     assert_eq!(with_server(&["--template", template.to_str().unwrap()], conversations), 0);
+    assert_eq!(with_tokenizer(&pieces(), &["--template", template.to_str().unwrap()], first_words), 0);
     std::fs::write(&template, "{{ messages[0].content }}<think>{# </think> #}").unwrap();
     assert_eq!(with_server(&["--template", template.to_str().unwrap()], thoughts), 0);
     assert_eq!(with_server(&["--max-queue", "1000", "--max-body", "4096"], many_clients), 0);
@@ -193,6 +202,10 @@ fn answers(at: &str) {
     let last = events.last().unwrap();
     assert_eq!((&last["usage"]["prompt_tokens"], last["choices"].as_array().unwrap().len()), (&json!(3), 0));
     assert_eq!(last["usage"]["prompt_tokens_details"]["cached_tokens"], 2, "the prompt lay in a slot");
+    // Where no probability is wanted, the likeliest token stays.
+    let mut narrow = body.clone();
+    (narrow["temperature"], narrow["top_p"]) = (json!(50.0), json!(0));
+    assert_eq!(complete(at, &narrow).json()["choices"][0]["text"], text);
     // Several prompts, several answers, a seed, log-probabilities: those of the library.
     let body = json!({"prompt": [[1, 2, 3], [9, 8]], "n": 2, "max_tokens": 6, "temperature": 30.0, "seed": 5, "logprobs": 2,
         "ignore_eos": true});
@@ -248,6 +261,7 @@ fn refusals(at: &str) {
     let cases = [
         (json!({"prompt": "a", "temperature": "hot"}), 400, "temperature", "must be a number"),
         (json!({"prompt": "a", "temperature": 101}), 400, "", "temperature must be from 0 to 100"),
+        (json!({"prompt": "a", "top_p": -0.5}), 400, "", "top_p must be from 0 to 1"),
         (json!({"prompt": "a", "n": 4}), 400, "n", "from 1 to 3"),
         (json!({"prompt": "a", "stop": 3}), 400, "stop", "array of strings"),
         (json!({"prompt": "a", "stop": ["b", "é".repeat(129)]}), 400, "stop", "hint: each may have 256"),
@@ -282,6 +296,36 @@ fn refusals(at: &str) {
         r#"{"messages": [{"role": "user", "content": "hi"}]}"#,
     );
     assert!(chat.status == 400 && chat.body.contains("template"), "{}", chat.body);
+}
+
+/// Every token is where its text begins, streamed and whole, although text is held back for a string that might end the answer.
+fn offsets_are_those_of_tokens(at: &str) {
+    const N: usize = 20;
+    let visible = |prompt: &[u32; 2]| (33..127).contains(&continuation(prompt, 1)[0]);
+    let prompt = (1..128).map(|i| [i, 2]).find(visible).unwrap();
+    let text = Text::parse(tokenizer().as_bytes(), None).unwrap();
+    let (mut stream, mut all) = (text.stream(), String::new());
+    let mut offsets = Vec::new();
+    for id in continuation(&prompt, N) {
+        offsets.push(all.chars().count() as u64);
+        all += &stream.push(id).unwrap();
+    }
+    all += &stream.finish().unwrap();
+    assert_eq!(offsets[..2], [0, 1]);
+    let never = format!("{}\u{1}\u{1}\u{1}", all.chars().next().unwrap());
+    for (stop, stream) in [(None, false), (None, true), (Some(&never), false), (Some(&never), true)] {
+        let body = json!({"prompt": prompt, "max_tokens": N, "temperature": 0, "ignore_eos": true, "logprobs": 0, "stop": stop,
+            "stream": stream});
+        let reply = complete(at, &body);
+        let said = if stream { reply.said() } else { vec![reply.json()] };
+        let (mut joined, mut found) = (String::new(), Vec::new());
+        for choice in said.iter().map(|event| &event["choices"][0]) {
+            joined += choice["text"].as_str().unwrap();
+            let of = choice["logprobs"]["text_offset"].as_array();
+            found.extend(of.into_iter().flatten().filter_map(Value::as_u64));
+        }
+        assert_eq!((&joined, &found), (&all, &offsets), "{stop:?}, {stream}: {}", reply.body);
+    }
 }
 
 /// Of two answers one ends early, at a letter that the other one has not, and takes no token more.
@@ -351,8 +395,11 @@ fn only_this_machine_is_answered(at: &str) {
     for (host, status) in [
         ("Host: localhost:1\r\n", 200),
         ("Host: [::1]\r\n", 200),
+        ("Host: a.localhost.:1\r\n", 200),
+        ("Host: host.docker.internal:1\r\n", 200),
         ("", 200),
         ("Host: a.example\r\n", 403),
+        ("Host: localhost.a.example\r\n", 403),
         ("Host: 10.0.0.1:80\r\n", 403),
     ] {
         let mut stream = TcpStream::connect(at).unwrap();
@@ -380,12 +427,31 @@ fn a_second_signal_ends_what_waits() {
     drop(held);
 }
 
+/// Neither one that says nothing, as browsers open ahead, nor one that stays open behind an answer.
+fn connections_without_a_request_do_not_hold_up_the_end() {
+    let (mut held, mut since) = (Vec::new(), Instant::now());
+    let status = with_server(&[], |at| {
+        held.push(TcpStream::connect(at).unwrap());
+        let mut kept = TcpStream::connect(at).unwrap();
+        write!(kept, "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+        let mut begin = [0; 12];
+        kept.read_exact(&mut begin).unwrap();
+        assert_eq!(&begin, b"HTTP/1.1 200");
+        held.push(kept);
+        since = Instant::now();
+    });
+    assert_eq!(status, 0);
+    assert!(since.elapsed() < Duration::from_secs(10), "it took {:?}", since.elapsed());
+    drop(held);
+}
+
 fn keys_and_origins(at: &str) {
     let body = json!({"prompt": [1, 2], "max_tokens": 3, "temperature": 0});
     for head in [
         POST.to_owned(),
         format!("{POST}\r\nAuthorization: Bearer wrong!"),
         format!("{POST}\r\nAuthorization: secret"),
+        format!("{POST}\r\nAuthorization: Digest secret"),
     ] {
         let reply = ask(at, &head, &body.to_string());
         assert_eq!(
@@ -396,6 +462,10 @@ fn keys_and_origins(at: &str) {
     let reply = ask(at, &format!("{POST}\r\nAuthorization: Bearer secret"), &body.to_string());
     assert_eq!(reply.json()["choices"][0]["text"], expected(&[1, 2], 3).0);
     assert!(reply.headers.contains("access-control-allow-origin: https://a.example"), "{}", reply.headers);
+    // In capitals or not, schemes and types are the same.
+    let head = "POST /v1/completions HTTP/1.1\r\nContent-Type: Application/JSON; charset=UTF-8\r\nAuthorization: bearer secret";
+    let reply = ask(at, head, &body.to_string());
+    assert_eq!(reply.status, 200, "{}", reply.body);
     for (asks, allows) in [
         ("", "authorization, content-type"),
         ("\r\nOrigin: https://a.example\r\nAccess-Control-Request-Headers: x-stainless-os", "x-stainless-os"),
@@ -486,6 +556,17 @@ fn conversations(at: &str) {
         of(&body).json()["choices"][0]["message"]["content"],
         expected(b"aT".map(u32::from).as_slice(), 5).0
     );
+    // Arguments are texts that are read as JSON: what they hold counts, of all of them together.
+    let arguments = format!("[{}0]", "0,".repeat(120_000));
+    let call =
+        json!({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]});
+    for (calls, status) in [(1, 200), (2, 400)] {
+        let mut many = vec![json!({"role": "user", "content": "a"})];
+        many.extend(std::iter::repeat_n(call.clone(), calls));
+        let reply = of(&json!({"messages": many, "max_tokens": 1}));
+        let refused = reply.body.contains("more than 200000 values");
+        assert_eq!((reply.status, refused), (status, status == 400), "{}", reply.body);
+    }
     let calls = |calls: Value| json!({"messages": [{"role": "assistant", "tool_calls": calls}]});
     for (body, says) in [
         (calls(json!(7)), "`messages[0]`: `tool_calls` must be an array, not 7"),
@@ -510,6 +591,51 @@ fn conversations(at: &str) {
         let reply = of(&body);
         assert!(reply.status == 400 && reply.body.contains(says), "{body}: {}", reply.body);
     }
+}
+
+/// The tokenizer of bytes in the spelling of SentencePiece, whose decoder strips a text of its first space.
+fn pieces() -> String {
+    let mut json: Value = serde_json::from_str(&tokenizer()).unwrap();
+    let spelled = |b: u32| match char::from_u32(b).filter(char::is_ascii_graphic) {
+        Some(c) => c.to_string(),
+        None if b == 32 => "▁".to_owned(),
+        None => format!("<0x{b:02X}>"),
+    };
+    let vocab: Map<String, Value> = (0..256u32).map(|b| (spelled(b), b.into())).collect();
+    json["model"]["vocab"] = vocab.into();
+    json["pre_tokenizer"] = Value::Null;
+    let replace = json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "});
+    let strip = json!({"type": "Strip", "content": " ", "start": 1, "stop": 0});
+    json["decoder"] =
+        json!({"type": "Sequence", "decoders": [replace, {"type": "ByteFallback"}, {"type": "Fuse"}, strip]});
+    json.to_string()
+}
+
+/// A text that goes on has the space of its first word, also where a string might end it. A message has not.
+fn first_words(at: &str) {
+    // Nothing but spaces is allowed.
+    let others = (0..V as u32).filter(|&id| id != 32);
+    let bias: Map<String, Value> = others.map(|id| (id.to_string(), json!(-100))).collect();
+    let body = json!({"prompt": [65, 66], "max_tokens": 3, "temperature": 0, "logit_bias": bias});
+    let with = |name: &str, value: Value| {
+        let mut body = body.clone();
+        body[name] = value;
+        body
+    };
+    assert_eq!(complete(at, &body).json()["choices"][0]["text"], "   ");
+    let said = complete(at, &with("stream", json!(true))).said();
+    let joined: String = said.iter().filter_map(|e| e["choices"][0]["text"].as_str()).collect();
+    assert_eq!(joined, "   ");
+    let value = complete(at, &with("stop", json!("  "))).json();
+    assert_eq!(
+        (&value["choices"][0]["text"], &value["usage"]["completion_tokens"]),
+        (&json!(""), &json!(2)),
+        "{value}"
+    );
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json";
+    let messages = json!([{"role": "user", "content": "a"}]);
+    let value = ask(at, head, &with("messages", messages).to_string()).json();
+    assert_eq!(value["choices"][0]["message"]["content"], "  ", "{value}");
 }
 
 /// The prompt begins thoughts: what a grammar holds is the answer all the same.

@@ -140,8 +140,16 @@ fn attention_computes_on_the_emulator() {
         logits_file(&out).1
     };
     let (here, library) = (logits("--emulate"), logits("--emulate=library"));
-    let off = distance(&here, &library) / spread(&here);
-    println!("logits on QNN's emulator and by moec's evaluator: {off:.1e} of their spread apart");
-    assert!(here.len() >= 2000 && off > 0.0 && off < 0.02, "{off}");
+    let vocab = here.len() / ids.len();
+    let rows = here.chunks(vocab).zip(library.chunks(vocab));
+    let mut off: Vec<f32> = rows.map(|(here, there)| distance(here, there) / spread(here)).collect();
+    off.sort_by(f32::total_cmp);
+    let [middle, most] = [off[off.len() / 2], off[off.len() - 1]];
+    println!(
+        "logits on QNN's emulator and by moec's evaluator: {middle:.1e} of their spread apart, {most:.1e} at most"
+    );
+    // Where a router is between two experts, what f16 rounds may choose the other one: that row is further away.
+    let others = off.iter().filter(|&&off| off >= 0.02).count();
+    assert!(vocab >= 2000 && off[0] > 0.0 && middle < 0.01 && others <= 3 && most < 0.2, "{off:?}");
     assert!(logits("--emulate=device") == library, "the unit and the emulator differ");
 }

@@ -32,7 +32,7 @@ fn predict(c: &mut Compilation<'_>) -> Result<()> {
         allow_predictors(c, &mut layers)?;
     }
     c.predictors = layers.iter().map(Layer::decision).collect();
-    predict::apply(&mut c.module, &layers, &mut c.trained, |rows| rows <= moec_cpu::FEW_ROWS);
+    predict::apply(&mut c.module, &layers, &mut c.trained, |rows| rows <= moec_ir::FEW_ROWS);
     Ok(())
 }
 

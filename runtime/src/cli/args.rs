@@ -81,7 +81,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "T", default_value = "0", value_parser = between(0f32..=100.0, "from 0 to 100"), allow_negative_numbers = true)]
     pub temperature: f32,
     /// Draw from the likeliest tokens that together have this probability
-    #[arg(long, value_name = "P", default_value = "1", value_parser = between(f32::MIN_POSITIVE..=1.0, "above 0, up to 1"), allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", default_value = "1", value_parser = between(0f32..=1.0, "from 0 to 1"), allow_negative_numbers = true)]
     pub top_p: f32,
     /// Draw from this many of the likeliest tokens; 0 from all
     #[arg(long, value_name = "K", default_value = "0", allow_negative_numbers = true)]

@@ -4,8 +4,8 @@ use super::{Engine, Row, Want};
 use crate::call::{Extent, Threads, Walk};
 use crate::error::{Error, Result};
 use crate::unit::{BadExpert, StepFault};
-use moec_ir::EntryKind;
-use moec_ir::plan::{Entry, Plan};
+use moec_ir::plan::{Builtin, Code, Entry, Plan};
+use moec_ir::{EntryKind, FEW_ROWS};
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
@@ -29,6 +29,23 @@ impl Engine<'_> {
         want: Want,
         sink: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
     ) -> Result<()> {
+        self.prefill_part(slot, start, ids, start.saturating_add(ids.len()), want, sink)
+    }
+
+    /// As [`Engine::prefill`], of a part of a prompt of `whole` tokens: its rows have the angles of positions that they have where
+    /// the prompt is read in one call.
+    ///
+    /// # Errors
+    /// As [`Engine::prefill`].
+    pub fn prefill_part(
+        &mut self,
+        slot: u32,
+        start: usize,
+        ids: &[u32],
+        whole: usize,
+        want: Want,
+        sink: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
         let room = |e: &Entry| match want {
             Want::All => e.kind.rows().min(e.out_rows as usize),
             Want::None | Want::Last => e.kind.rows(),
@@ -41,7 +58,7 @@ impl Engine<'_> {
         ids.iter().try_for_each(|&id| self.check_id(id))?;
         self.states.check_rewind(slot, start)?;
         let prefill = |k| matches!(k, EntryKind::Prefill(_));
-        let seq_len = start + ids.len();
+        let seq_len = whole.max(start + ids.len());
         let mut done = 0;
         while done < ids.len() {
             let left = ids.len() - done;
@@ -93,7 +110,7 @@ impl Engine<'_> {
     }
 
     /// Appends several tokens to the sequence in `slot` in one call, from position `start` on, in the smallest decode entry point that
-    /// has as many rows. `sink` gets the index and the logits (`f32[vocab]`) of each, in order. Tokens at `start` and later are
+    /// has as many rows, of those that treat inputs as those of one row ([`FEW_ROWS`]). `sink` gets the index and the logits (`f32[vocab]`) of each, in order. Tokens at `start` and later are
     /// replaced. Kernels of several rows sum in another order than those of one.
     ///
     /// # Errors
@@ -108,9 +125,8 @@ impl Engine<'_> {
         self.check_context("the sequence would have", start.saturating_add(ids.len()))?;
         ids.iter().try_for_each(|&id| self.check_id(id))?;
         self.states.check_rewind(slot, start)?;
-        let decode = |k| matches!(k, EntryKind::Decode(_));
         let room = |e: &Entry| e.kind.rows().min(e.out_rows as usize);
-        let found = self.pick(decode, room, ids.len()).filter(|&(_, room)| room >= ids.len());
+        let found = self.pick(extends, room, ids.len()).filter(|&(_, room)| room >= ids.len());
         let (entry, _) = found.ok_or(Error::NoEntry("wide enough decode"))?;
         let rows = ids.iter().enumerate().map(|(i, &id)| Row { slot, pos: start + i, id });
         // Every row sees the sequence end with it, as where it is decoded alone.
@@ -328,8 +344,23 @@ impl Engine<'_> {
     }
 }
 
-/// Rows of the widest decode entry point of a plan.
+/// Tokens behind which a prompt has other angles (LongRoPE); `None` where all have the same.
+pub(crate) fn turn(plan: &Plan) -> Option<usize> {
+    let steps = plan.entries.iter().flat_map(|e| &e.steps);
+    let turns = steps.filter_map(|s| match s.code {
+        Code::Builtin(Builtin::RopeAngles { long: Some((after, _)), .. }) => Some(after as usize),
+        _ => None,
+    });
+    turns.min()
+}
+
+/// Whether an entry point decodes, and treats the inputs of its rows as those of one row.
+fn extends(kind: EntryKind) -> bool {
+    matches!(kind, EntryKind::Decode(_)) && kind.rows() <= FEW_ROWS
+}
+
+/// Rows of the widest entry point of a plan that [`Engine::extend`] calls.
 pub(crate) fn most_rows(plan: &Plan) -> usize {
-    let decode = plan.entries.iter().filter(|e| matches!(e.kind, EntryKind::Decode(_)));
+    let decode = plan.entries.iter().filter(|e| extends(e.kind));
     decode.map(|e| e.kind.rows().min(e.out_rows as usize)).max().unwrap_or(0)
 }

@@ -10,7 +10,8 @@ pub const MAX_LIKELIEST: usize = 20;
 pub struct Sampling {
     /// Divides the logits; 0 chooses the largest one. 0 to 100.
     pub temperature: f32,
-    /// Only the likeliest tokens that together have at least this probability stay; 1 keeps all. Above 0, up to 1.
+    /// Only the likeliest tokens that together have at least this probability stay; 0 keeps the likeliest one (as OpenAI), 1 keeps all.
+    /// 0 to 1.
     pub top_p: f32,
     /// Only this many of the likeliest tokens stay; 0 keeps all.
     pub top_k: usize,
@@ -47,7 +48,7 @@ type Bounded = (&'static str, fn(&Sampling) -> f32, fn(f32) -> bool, &'static st
 /// Ranges of the numbers.
 const RANGES: [Bounded; 7] = [
     ("temperature", |s| s.temperature, |x| (0.0..=100.0).contains(&x), "from 0 to 100"),
-    ("top_p", |s| s.top_p, |x| x > 0.0 && x <= 1.0, "above 0, up to 1"),
+    ("top_p", |s| s.top_p, |x| (0.0..=1.0).contains(&x), "from 0 to 1"),
     ("min_p", |s| s.min_p, |x| (0.0..=1.0).contains(&x), "from 0 to 1"),
     ("typical_p", |s| s.typical_p, |x| x > 0.0 && x <= 1.0, "above 0, up to 1"),
     ("repetition_penalty", |s| s.repetition_penalty, |x| x > 0.0 && x <= 100.0, "above 0, up to 100"),

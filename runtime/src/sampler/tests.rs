@@ -57,6 +57,7 @@ fn cuts() {
     assert_eq!(kept(Sampling { top_p: 0.79, ..hot() }), 2);
     assert_eq!(kept(Sampling { top_p: 0.94, ..hot() }), 3);
     assert_eq!(kept(Sampling { top_p: 1e-9, ..hot() }), 1);
+    assert_eq!(kept(Sampling { top_p: 0.0, ..hot() }), 1);
 }
 
 #[test]
@@ -199,7 +200,7 @@ fn options_out_of_range_are_named() {
     hot().check().unwrap();
     let bad = [
         (Sampling { temperature: f32::NAN, ..hot() }, "temperature"),
-        (Sampling { top_p: 0.0, ..hot() }, "top_p"),
+        (Sampling { top_p: -0.1, ..hot() }, "top_p"),
         (Sampling { min_p: 1.5, ..hot() }, "min_p"),
         (Sampling { typical_p: -1.0, ..hot() }, "typical_p"),
         (Sampling { repetition_penalty: 0.0, ..hot() }, "repetition_penalty"),

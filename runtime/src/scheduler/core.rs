@@ -20,6 +20,8 @@ pub(super) enum Action {
         id: Id,
         slot: u32,
         range: Range<usize>,
+        /// Tokens of the prompt.
+        whole: usize,
         /// Whose first tokens are chosen from the logits behind it; empty before the prompt's end.
         choose: Vec<Id>,
     },
@@ -126,7 +128,13 @@ impl Core {
             if fits || !runs {
                 let last = end == s.prompt && s.stage == Stage::Prompt { chooses: true };
                 let choose = if last { self.family(s.id) } else { Vec::new() };
-                return Action::Prompt { id: s.id, slot: s.slot, range: s.filled..end, choose };
+                return Action::Prompt {
+                    id: s.id,
+                    slot: s.slot,
+                    range: s.filled..end,
+                    whole: s.prompt,
+                    choose,
+                };
             }
         }
         let rows = self.live.iter().filter(|s| s.stage == Stage::Runs);
@@ -173,16 +181,22 @@ impl Core {
         found.and_then(|s| s.ids.get(range)).unwrap_or_default()
     }
 
+    /// The slot of a sequence.
+    pub(super) fn slot(&self, id: Id) -> Option<u32> {
+        self.live.iter().find(|s| s.id == id).map(|s| s.slot)
+    }
+
     /// Prompt and answer of a sequence.
     pub(super) fn text(&self, id: Id) -> &[u32] {
         self.ids(id, 0..self.live.iter().find(|s| s.id == id).map_or(0, |s| s.ids.len()))
     }
 
-    /// A slot that is nobody's holds what somebody else has put there.
-    pub(super) fn hold(&mut self, slot: u32, ids: &[u32]) {
+    /// A slot that is nobody's holds what somebody else has put there, of a prompt of `whole` tokens.
+    pub(super) fn hold(&mut self, slot: u32, ids: &[u32], whole: usize) {
+        let turned = self.slots.turned(whole);
         if let Some(slot) = self.slots.get_mut(slot).filter(|slot| slot.owner.is_none()) {
             slot.held = ids.to_vec();
-            (slot.pure, slot.mark) = (0, None);
+            (slot.turned, slot.pure, slot.mark) = (turned, 0, None);
         }
     }
 
@@ -193,10 +207,12 @@ impl Core {
         s.filled = kept;
         // One that has its first token has all of its prompt, or computes the rest without choosing again.
         let chosen = s.ids.len() > s.prompt;
+        let turned = self.slots.turned(s.prompt);
         s.stage = if kept == s.prompt { Stage::Runs } else { Stage::Prompt { chooses: !chosen } };
         if let Some(slot) = self.slots.get_mut(s.slot) {
             slot.held.clear();
             slot.held.extend_from_slice(&s.ids[..kept]);
+            slot.turned = turned;
             slot.pure = if place.keep == kept { slot.pure } else { 0 };
             slot.mark = slot.mark.filter(|&at| at <= kept);
         }

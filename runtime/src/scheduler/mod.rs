@@ -162,9 +162,10 @@ impl<'e, 'p, 'j> Scheduler<'e, 'p, 'j> {
         self.inner.submit(job, slots)
     }
 
-    /// Says that a slot that is nobody's holds these tokens: somebody has put them there. A prompt that begins so takes them over.
-    pub fn hold(&mut self, slot: u32, ids: &[u32]) {
-        self.inner.core.hold(slot, ids);
+    /// Says that a slot that is nobody's holds these tokens: somebody has put them there, as the first of a prompt of `whole` tokens. A
+    /// prompt that begins so takes them over.
+    pub fn hold(&mut self, slot: u32, ids: &[u32], whole: usize) {
+        self.inner.core.hold(slot, ids, whole);
     }
 
     /// Ends a sequence, wherever it is. Its slot is free at once, and keeps the text. Nobody hears of it.
@@ -287,8 +288,8 @@ impl<'j, M: Model> Inner<'j, M> {
                 }
                 Done::Placed
             }
-            Action::Prompt { id, slot, range, choose } => {
-                self.prompt(id, slot, range.clone(), &choose, sink)?;
+            Action::Prompt { id, slot, range, whole, choose } => {
+                self.prompt(id, slot, (range.clone(), whole), &choose, sink)?;
                 Done::Prompt(range.len())
             }
             Action::Decode { rows } => {
@@ -312,7 +313,7 @@ impl<'j, M: Model> Inner<'j, M> {
         &mut self,
         id: Id,
         slot: u32,
-        range: Range<usize>,
+        (range, whole): (Range<usize>, usize),
         choose: &[Id],
         sink: &mut Sink<'_>,
     ) -> Result<()> {
@@ -322,7 +323,7 @@ impl<'j, M: Model> Inner<'j, M> {
         let mut chosen = Vec::new();
         let mut choice =
             |logits: &[f32]| chosen.extend(choose.iter().map(|&id| (id, pick(live, id, logits))));
-        match model.prompt(slot, range.start, ids, want, &mut choice) {
+        match model.prompt(slot, range.start, ids, whole, want, &mut choice) {
             Ok(()) => {
                 self.counters.prompt_tokens += range.len() as u64;
                 // Only behind the last chunk a token is chosen.
@@ -384,8 +385,11 @@ impl<'j, M: Model> Inner<'j, M> {
     fn book(&mut self, id: Id, choice: Choice, sink: &mut Sink<'_>) -> Result<()> {
         let (token, log_probabilities, ended) = match choice {
             Choice::Token { id, log_probabilities, ended } => (id, log_probabilities, ended),
-            // The call went well: what the slot holds is right.
-            Choice::None(e) => return self.over(id, End::Failed(e), false, sink),
+            // The call went well: what the slot holds is right, if it is numbers.
+            Choice::None(e) => {
+                let torn = matches!(e, Error::NotFinite);
+                return self.over(id, End::Failed(e), torn, sink);
+            }
             Choice::Failed(e) => return self.fail(id, e, sink),
         };
         let Some(live) = self.live.get_mut(&id) else { return Ok(()) };
@@ -412,12 +416,13 @@ impl<'j, M: Model> Inner<'j, M> {
         self.over(id, End::Failed(e), true, sink)
     }
 
-    #[expect(clippy::unnecessary_wraps, reason = "the end of what may fail")]
+    /// Ends a sequence and tells of it. Of what is `torn`, nothing is left in the slot.
     fn over(&mut self, id: Id, end: End, torn: bool, sink: &mut Sink<'_>) -> Result<()> {
+        let slot = self.core.slot(id).filter(|_| torn);
         if self.end(id, &end, torn) {
             sink(id, Event::Ended(end));
         }
-        Ok(())
+        slot.map_or(Ok(()), |slot| self.model.wipe(slot))
     }
 
     /// Tells of a sequence; one that nobody listens to ends. Whether somebody does.

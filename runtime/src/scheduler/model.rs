@@ -2,7 +2,7 @@
 
 use super::slots::{Means, Sharing};
 use crate::big_little::Decoder;
-use crate::engine::{Engine, Want};
+use crate::engine::{self, Engine, Want};
 use crate::error::{Error, Result};
 use crate::program::Program;
 use crate::states;
@@ -21,12 +21,13 @@ pub(super) trait Model {
     /// Has a slot go back to where it is now, if its states need that and can, and gives the position.
     fn mark(&mut self, slot: u32) -> Option<usize>;
 
-    /// Appends a chunk of a prompt; `sink` gets the logits behind it, if they are wanted.
+    /// Appends a chunk of a prompt of `whole` tokens; `sink` gets the logits behind it, if they are wanted.
     fn prompt(
         &mut self,
         slot: u32,
         start: usize,
         ids: &[u32],
+        whole: usize,
         want: Want,
         sink: &mut dyn FnMut(&[f32]),
     ) -> Result<()>;
@@ -49,6 +50,9 @@ pub(super) trait Model {
 
     /// Has a slot hold its first tokens alone.
     fn rewind(&mut self, slot: u32, len: usize) -> Result<()>;
+
+    /// Has a slot hold nothing, and leaves nothing of what it held.
+    fn wipe(&mut self, slot: u32) -> Result<()>;
 }
 
 /// An engine, and what decodes its tokens.
@@ -75,7 +79,8 @@ fn means(program: &Program, exact: bool) -> Means {
     let fork = states::check_fork(program).is_ok();
     let caches = |s: &moec_ir::plan::StateBuf| matches!(s.kind, StateKind::Cache | StateKind::Ring { .. });
     let rewind = program.states.iter().all(caches);
-    Means { sharing, chunk, fork, rewind, marks: !rewind && states::check_snapshots(program).is_ok() }
+    let marks = !rewind && states::check_snapshots(program).is_ok();
+    Means { sharing, chunk, turn: engine::turn(program), fork, rewind, marks }
 }
 
 impl Model for Served<'_, '_> {
@@ -107,10 +112,11 @@ impl Model for Served<'_, '_> {
         slot: u32,
         start: usize,
         ids: &[u32],
+        whole: usize,
         want: Want,
         sink: &mut dyn FnMut(&[f32]),
     ) -> Result<()> {
-        self.engine.prefill(slot, start, ids, want, &mut |_, logits| {
+        self.engine.prefill_part(slot, start, ids, whole, want, &mut |_, logits| {
             sink(logits);
             Ok(())
         })
@@ -146,5 +152,9 @@ impl Model for Served<'_, '_> {
 
     fn rewind(&mut self, slot: u32, len: usize) -> Result<()> {
         self.engine.rewind(slot, len)
+    }
+
+    fn wipe(&mut self, slot: u32) -> Result<()> {
+        self.engine.wipe(slot)
     }
 }

@@ -23,6 +23,8 @@ pub(super) struct Means {
     pub(super) sharing: Sharing,
     /// Tokens of a chunk.
     pub(super) chunk: usize,
+    /// Tokens behind which a prompt has other angles of positions: what is shared is of prompts on the same side.
+    pub(super) turn: Option<usize>,
     /// Whether a sequence can be copied from slot to slot.
     pub(super) fork: bool,
     /// Whether it can go back to any of its tokens; else only what goes on from a slot's end shares it, or from its mark.
@@ -48,6 +50,8 @@ pub(super) struct Slot {
     pub(super) owner: Option<Id>,
     /// The tokens whose states are there.
     pub(super) held: Vec<u32>,
+    /// Whether they belong to a prompt behind the turn of its angles.
+    pub(super) turned: bool,
     /// How many of them, from the first on, came in whole chunks of a prompt.
     pub(super) pure: usize,
     /// Where it can go back to, if nowhere else. A copy has no mark.
@@ -80,6 +84,11 @@ impl Slots {
 
     pub(super) fn get_mut(&mut self, slot: u32) -> Option<&mut Slot> {
         self.all.get_mut(slot.checked_sub(self.first)? as usize)
+    }
+
+    /// Whether a prompt of so many tokens is behind the turn of its angles.
+    pub(super) fn turned(&self, tokens: usize) -> bool {
+        self.means.turn.is_some_and(|turn| tokens > turn)
     }
 
     /// Chooses a free slot for a prompt and gives it to `owner`; `None` where none is free.
@@ -151,6 +160,9 @@ impl Slots {
 
     /// How many tokens of a prompt a slot's text gives. The last one is always computed, for its logits.
     fn shared(&self, slot: &Slot, prompt: &[u32]) -> usize {
+        if slot.turned != self.turned(prompt.len()) {
+            return 0;
+        }
         let most = prompt.len().saturating_sub(1);
         let equal = slot.held.iter().zip(prompt).take_while(|(a, b)| a == b).count().min(most);
         let keep = match self.means.sharing {

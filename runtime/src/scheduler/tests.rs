@@ -19,6 +19,8 @@ struct Toy {
     rewind: bool,
     /// Where slots can go back to, if that is what they can.
     marks: Option<Vec<Option<usize>>>,
+    /// Tokens behind which a prompt is another one: what it holds is `VOCAB` more than its tokens.
+    turn: Option<usize>,
     /// A token behind which the model fails.
     poison: Option<u32>,
     /// Tokens that were computed of each prompt call, and rows of each decode call.
@@ -31,17 +33,24 @@ fn logits(seq: &[u32]) -> Vec<f32> {
     (0..VOCAB).map(|v| ((sum * (v + 5) + v * v) % 97) as f32).collect()
 }
 
+/// What a slot holds of a token of a sequence that is so long.
+fn held(id: u32, length: usize, turn: Option<usize>) -> u32 {
+    id + if turn.is_some_and(|turn| length > turn) { VOCAB as u32 } else { 0 }
+}
+
 /// What a run by itself gives.
-fn alone(prompt: &[u32], n: usize, end: u32) -> Vec<u32> {
-    let mut seq = prompt.to_vec();
+fn alone(prompt: &[u32], n: usize, end: u32, turn: Option<usize>) -> Vec<u32> {
+    let mut seq: Vec<u32> = prompt.iter().map(|&id| held(id, prompt.len(), turn)).collect();
+    let mut made = Vec::new();
     for _ in 0..n {
         let id = Greedy.choose(&logits(&seq)).unwrap();
-        seq.push(id);
+        seq.push(held(id, seq.len() + 1, turn));
+        made.push(id);
         if id == end {
             break;
         }
     }
-    seq.split_off(prompt.len())
+    made
 }
 
 struct Greedy;
@@ -54,17 +63,18 @@ impl Choose for Greedy {
 }
 
 impl Toy {
-    fn append(&mut self, slot: u32, pos: usize, id: u32) -> Result<()> {
+    /// Appends a token to a sequence that is `length` tokens long with it, or will be with the rest of its prompt.
+    fn append(&mut self, slot: u32, pos: usize, id: u32, length: usize) -> Result<()> {
         if self.poison == Some(id) {
             return Err(Error::NotFinite);
         }
-        let held = &mut self.slots[slot as usize];
-        assert!(pos <= held.len(), "a hole in slot {slot}");
-        if pos < held.len() {
+        let slot_holds = &mut self.slots[slot as usize];
+        assert!(pos <= slot_holds.len(), "a hole in slot {slot}");
+        if pos < slot_holds.len() {
             assert!(self.rewind, "a slot that cannot go back");
-            held.truncate(pos);
+            slot_holds.truncate(pos);
         }
-        held.push(id);
+        slot_holds.push(held(id, length, self.turn));
         Ok(())
     }
 }
@@ -73,7 +83,7 @@ impl Model for Toy {
     fn means(&self) -> Means {
         let sharing = self.sharing.unwrap_or(Sharing::All);
         let marks = self.marks.is_some();
-        Means { sharing, chunk: CHUNK, fork: self.fork, rewind: self.rewind, marks }
+        Means { sharing, chunk: CHUNK, turn: self.turn, fork: self.fork, rewind: self.rewind, marks }
     }
 
     fn place(&mut self, slot: u32, from: Option<u32>, keep: usize) -> Result<usize> {
@@ -110,13 +120,14 @@ impl Model for Toy {
         slot: u32,
         start: usize,
         ids: &[u32],
+        whole: usize,
         want: Want,
         sink: &mut dyn FnMut(&[f32]),
     ) -> Result<()> {
         assert!(!ids.is_empty() && ids.len() <= CHUNK && (start + ids.len() - 1) / CHUNK == start / CHUNK);
         self.calls.push((ids.len(), 0));
         for (i, &id) in ids.iter().enumerate() {
-            self.append(slot, start + i, id)?;
+            self.append(slot, start + i, id, whole)?;
         }
         if want == Want::Last {
             sink(&logits(&self.slots[slot as usize]));
@@ -127,11 +138,11 @@ impl Model for Toy {
     fn decode(&mut self, rows: &[(u32, usize, u32)], sink: &mut dyn FnMut(usize, &[f32])) -> Result<()> {
         self.calls.push((0, rows.len()));
         if let Some((.., id)) = rows.iter().find(|row| self.poison == Some(row.2)) {
-            return self.append(0, 0, *id);
+            return self.append(0, 0, *id, 1);
         }
         for (i, &(slot, pos, id)) in rows.iter().enumerate() {
             assert!(rows[..i].iter().all(|row| row.0 != slot), "slot {slot} twice");
-            self.append(slot, pos, id)?;
+            self.append(slot, pos, id, pos + 1)?;
             sink(i, &logits(&self.slots[slot as usize]));
         }
         Ok(())
@@ -151,10 +162,10 @@ impl Model for Toy {
         assert!(ids.len() > 1 && ids.len() <= 4);
         self.calls.push((0, ids.len()));
         if let Some(&id) = ids.iter().find(|&&id| self.poison == Some(id)) {
-            return self.append(slot, pos, id);
+            return self.append(slot, pos, id, pos + 1);
         }
         for (i, &id) in ids.iter().enumerate() {
-            self.append(slot, pos + i, id)?;
+            self.append(slot, pos + i, id, pos + i + 1)?;
             sink(i, &logits(&self.slots[slot as usize]));
         }
         Ok(())
@@ -163,6 +174,14 @@ impl Model for Toy {
     fn rewind(&mut self, slot: u32, len: usize) -> Result<()> {
         assert!(self.rewind && len <= self.slots[slot as usize].len());
         self.slots[slot as usize].truncate(len);
+        Ok(())
+    }
+
+    fn wipe(&mut self, slot: u32) -> Result<()> {
+        self.slots[slot as usize].clear();
+        if let Some(marks) = &mut self.marks {
+            marks[slot as usize] = None;
+        }
         Ok(())
     }
 }
@@ -213,9 +232,10 @@ proptest! {
         budget in 0..20usize,
         poison in prop::option::of(0..VOCAB as u32),
         guesses in 0..5usize,
+        turn in prop::option::of(0..25usize),
     ) {
         let marks = (marks && !rewind).then(|| vec![None; SLOTS as usize]);
-        let toy = Toy { sharing: Some(sharing), fork, rewind, marks, poison, ..Toy::default() };
+        let toy = Toy { sharing: Some(sharing), fork, rewind, marks, turn, poison, ..Toy::default() };
         let mut s = scheduler(toy, budget, usize::MAX);
         let seen: RefCell<BTreeMap<Id, Seen>> = RefCell::default();
         let (mut names, mut cancelled) = (Vec::new(), Vec::new());
@@ -254,7 +274,7 @@ proptest! {
         prop_assert_eq!(s.core.slots().free(), SLOTS as usize);
         let seen = seen.into_inner();
         for (id, a, _) in &names {
-            let expected = alone(&a.prompt, a.n, 7);
+            let expected = alone(&a.prompt, a.n, 7, turn);
             let nothing = Seen::default();
             let found = seen.get(id).unwrap_or(&nothing);
             prop_assert!(expected.starts_with(&found.tokens), "{:?} {:?} {:?}", a, expected, found);
@@ -316,7 +336,7 @@ fn equal_prefixes_are_computed_once() {
         s.submit(job(&turn, 1, 4), SLOTS).unwrap();
         while s.step(&mut |_, _| true).unwrap().done != Done::Idle {}
         assert_eq!(s.counters.shared_tokens - before, expected);
-        turn.extend(alone(&turn, 4, 7));
+        turn.extend(alone(&turn, 4, 7, None));
         turn.push(2);
     }
     // States that cannot go back to any token go back to the end of the last prompt, or else begin anew.

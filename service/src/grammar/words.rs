@@ -21,6 +21,16 @@ enum Spelling {
     Pieces,
 }
 
+impl Spelling {
+    /// The bytes that a token spells, if it does.
+    fn bytes(&self, token: &str) -> Option<Vec<u8>> {
+        match self {
+            Self::Bytes => token.chars().map(byte_of).collect(),
+            Self::Pieces => Some(piece(token)),
+        }
+    }
+}
+
 /// The tokens `0..vocab`.
 ///
 /// # Errors
@@ -36,22 +46,22 @@ pub(crate) fn words(tokenizer: &Value, vocab: usize) -> Result<Vec<Word>> {
         Ok(())
     };
     let added = || tokenizer["added_tokens"].as_array().into_iter().flatten();
-    // They stand for what they are written as, wherever else they stand.
-    let written: BTreeSet<u64> = added().filter_map(|token| token["id"].as_u64()).collect();
+    // What they are counts, wherever else they stand.
+    let apart: BTreeSet<u64> = added().filter_map(|token| token["id"].as_u64()).collect();
     for (token, id) in tokenizer["model"]["vocab"].as_object().into_iter().flatten() {
-        if id.as_u64().is_some_and(|id| written.contains(&id)) {
+        if id.as_u64().is_some_and(|id| apart.contains(&id)) {
             continue;
         }
-        let bytes = match spelling {
-            Spelling::Bytes => token.chars().map(byte_of).collect::<Option<Vec<u8>>>(),
-            Spelling::Pieces => Some(piece(token)),
-        };
+        let bytes = spelling.bytes(token);
         let bytes = bytes.ok_or_else(|| unfit(format!("`{token}` is no spelling of bytes")))?;
         put(id, Word { bytes, special: false })?;
     }
     for token in added() {
-        let bytes = token["content"].as_str().unwrap_or_default().into();
-        put(&token["id"], Word { bytes, special: token["special"] == true })?;
+        let content = token["content"].as_str().unwrap_or_default();
+        let special = token["special"] == true;
+        // Decoders take them as all others, but for those that spell nothing. Special ones are named as they are written.
+        let spelled = if special { None } else { spelling.bytes(content) };
+        put(&token["id"], Word { bytes: spelled.unwrap_or_else(|| content.into()), special })?;
     }
     Ok(words)
 }
@@ -87,6 +97,7 @@ fn piece(token: &str) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use moec_runtime::Text;
     use serde_json::json;
 
     #[test]
@@ -107,19 +118,59 @@ mod tests {
     }
 
     #[test]
-    fn added_tokens_are_what_they_are_written_as() {
-        // As tokenizers made from GGUF have them: in the vocabulary, too, where they are no spelling of bytes.
-        let tokenizer = json!({
-            "added_tokens": [
-                {"id": 1, "content": "<｜begin▁of▁sentence｜>", "special": true},
-                {"id": 2, "content": "é", "special": false},
-            ],
-            "decoder": {"type": "ByteLevel"},
-            "model": {"vocab": {"a": 0, "<｜begin▁of▁sentence｜>": 1, "é": 2}},
-        });
+    fn special_tokens_are_what_they_are_written_as() {
+        // As tokenizers made from GGUF have added tokens: in the vocabulary, too, where they are no spelling of bytes.
+        let tokenizer = |decoder: &str| {
+            json!({
+                "added_tokens": [
+                    {"id": 1, "content": "<｜begin▁of▁sentence｜>", "special": true},
+                    {"id": 2, "content": "日", "special": false},
+                ],
+                "decoder": {"type": decoder},
+                "model": {"vocab": {"a": 0, "<｜begin▁of▁sentence｜>": 1, "日": 2}},
+            })
+        };
         let word = |text: &str, special| Word { bytes: text.into(), special };
         let all =
-            [word("a", false), word("<｜begin▁of▁sentence｜>", true), word("é", false), Word::default()];
-        assert_eq!(words(&tokenizer, 4).unwrap(), all);
+            [word("a", false), word("<｜begin▁of▁sentence｜>", true), word("日", false), Word::default()];
+        for decoder in ["ByteLevel", "ByteFallback"] {
+            assert_eq!(words(&tokenizer(decoder), 4).unwrap(), all, "{decoder}");
+        }
+    }
+
+    #[test]
+    fn added_tokens_are_what_decoders_write() {
+        let level =
+            json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+        let replace = json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "});
+        let fallback =
+            json!({"type": "Sequence", "decoders": [replace, {"type": "ByteFallback"}, {"type": "Fuse"}]});
+        let metaspace =
+            json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": true});
+        for (decoder, content, bytes) in [
+            (&fallback, "▁a▁▁b", " a  b".as_bytes()),
+            (&fallback, "<0x0A>", b"\n"),
+            (&fallback, "Ġé", "Ġé".as_bytes()),
+            (&metaspace, "▁a▁▁b", " a  b".as_bytes()),
+            (&level, "▁a", "▁a".as_bytes()),
+            (&level, "a b", b"a b"),
+            (&level, "ĠaĊ", b" a\n"),
+            // It spells a byte that is no character.
+            (&level, "é", b"\xe9"),
+            (&level, "日é", "日é".as_bytes()),
+        ] {
+            let added = json!({"id": 1, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": false});
+            let tokenizer = json!({
+                "version": "1.0", "truncation": null, "padding": null, "added_tokens": [added], "normalizer": null,
+                "pre_tokenizer": null, "post_processor": null, "decoder": decoder,
+                "model": {"type": "BPE", "vocab": {"x": 0}, "merges": []},
+            });
+            let word = Word { bytes: bytes.to_vec(), special: false };
+            assert_eq!(words(&tokenizer, 2).unwrap()[1], word, "{content}");
+            let text = Text::parse(tokenizer.to_string().as_bytes(), None).unwrap();
+            let written = format!("x{}", String::from_utf8_lossy(bytes));
+            assert_eq!(text.decode(&[0, 1]).unwrap(), written, "{content}");
+        }
     }
 }

@@ -25,6 +25,8 @@ pub(super) struct Piece {
     pub(super) text: String,
     /// Of the token that it came with.
     pub(super) log_probabilities: Option<LogProbabilities>,
+    /// Characters in front of that token's own text, whether they are certain or not.
+    pub(super) offset: usize,
     /// Why nothing follows.
     pub(super) finish: Option<&'static str>,
 }
@@ -53,6 +55,8 @@ impl Usage {
 struct Choice<'t> {
     text: Option<TextStream<'t>>,
     stops: Stops,
+    /// Characters of its tokens so far.
+    said: usize,
 }
 
 /// All answers to a request. What is not done when it is dropped is cancelled.
@@ -83,7 +87,7 @@ impl<'t> Answers<'t> {
     ) -> Answer<Self> {
         let (tell, events) = unbounded_channel();
         let end = if options.ignore_eos { Vec::new() } else { server.eos.clone() };
-        let (mut tickets, mut usage) = (Vec::new(), Usage::default());
+        let (mut tickets, mut choices, mut usage) = (Vec::new(), Vec::new(), Usage::default());
         let mut constraints = constraints.into_iter();
         let asked = prompts.len();
         for (p, prompt) in prompts.into_iter().enumerate() {
@@ -100,10 +104,14 @@ impl<'t> Answers<'t> {
                     // It ends with the token that completes a string, however late its text is read.
                     let stream =
                         if options.special { text.own_stream_with_special() } else { text.own_stream() };
+                    let stream = begun(stream, &prompt, options)?;
                     sampler = sampler.constrained(Box::new(Until::new(stream, &options.stop)));
                 }
                 sampler.begin(&prompt);
                 choosers.push(Box::new(sampler));
+                let stream = if options.special { text.stream_with_special() } else { text.stream() };
+                let stream = begun(stream, &prompt, options)?;
+                choices.push(Choice { text: Some(stream), stops: Stops::new(options.stop.clone()), said: 0 });
             }
             let deadline = Some(Instant::now() + server.limit);
             let job = Job { prompt, choosers, n, end: end.clone(), deadline, guesses: 0 };
@@ -112,11 +120,6 @@ impl<'t> Answers<'t> {
             server.worker.send(Command::Submit(ask)).map_err(|_| gone())?;
             tickets.push(Ticket { number, worker: server.worker.clone() });
         }
-        let choice = |_| {
-            let stream = if options.special { text.stream_with_special() } else { text.stream() };
-            Choice { text: Some(stream), stops: Stops::new(options.stop.clone()) }
-        };
-        let choices = (0..asked * options.n).map(choice).collect();
         let (ready, each) = (VecDeque::new(), options.n);
         let mut answers = Self { events, _tickets: tickets, choices, ready, end, each, usage };
         let mut accepted = 0;
@@ -165,6 +168,8 @@ impl<'t> Answers<'t> {
                 self.usage.answers += 1;
                 piece.log_probabilities = log_probabilities;
                 let new = if self.end.contains(&id) { String::new() } else { stream.push(id)? };
+                piece.offset = choice.said;
+                choice.said += new.chars().count();
                 piece.text = choice.stops.push(&new);
                 let hit = choice.stops.found().is_some();
                 if hit {
@@ -194,6 +199,11 @@ impl<'t> Answers<'t> {
         }
         Ok(())
     }
+}
+
+/// The stream of an answer's text: behind the prompt where it goes on from there, else by itself.
+fn begun<'t>(stream: TextStream<'t>, prompt: &[u32], options: &Options) -> Answer<TextStream<'t>> {
+    Ok(if options.behind { stream.behind(prompt)? } else { stream })
 }
 
 fn gone() -> ApiError {

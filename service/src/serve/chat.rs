@@ -67,7 +67,6 @@ pub(super) async fn complete(server: Arc<Server>, body: &Value) -> Answer<Respon
     };
     // What a grammar holds is text from its first token on, whatever the prompt has begun.
     let syntax = if grammar.is_some() { Syntax::text_alone() } else { Syntax::of(template.source()) };
-    options.special = !syntax.is_text_alone();
     let constraints = constraints(&server, grammar, options.n).await?;
     let more = variables(fields)?;
     let shown = tools.shown().cloned();
@@ -87,7 +86,8 @@ pub(super) async fn complete(server: Arc<Server>, body: &Value) -> Answer<Respon
     });
     let Prompt { ids, text: rendered } =
         rendered.await.map_err(|e| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))??;
-    let parser = Parser::new(syntax, &rendered).with_tools(tools.all);
+    let parser = tools.parser(syntax, &rendered);
+    options.special = !parser.is_text_alone();
     let choices = (0..options.n).map(|_| Choice { parser: Some(parser.clone()), ..Choice::default() });
     let form = Chat {
         id: server.name("chatcmpl"),
@@ -141,6 +141,13 @@ fn message(value: &Value, at: &str) -> Answer<Value> {
         object.shift_remove("tool_calls");
     }
     Ok(out)
+}
+
+/// Arguments of calls in a body that are texts: they are read as JSON, too.
+pub(super) fn arguments(body: &Value) -> impl Iterator<Item = &str> {
+    let messages = body["messages"].as_array().into_iter().flatten();
+    let calls = messages.flat_map(|message| message["tool_calls"].as_array().into_iter().flatten());
+    calls.filter_map(|call| call["function"]["arguments"].as_str())
 }
 
 /// A call of a message, its arguments as what their text says.
@@ -222,6 +229,15 @@ impl Tools {
     /// Those that the template is given.
     fn shown(&self) -> Option<&Arc<[Value]>> {
         (!self.all.is_empty() && !matches!(self.choice, ToolChoice::None)).then_some(&self.all)
+    }
+
+    /// What parses an answer behind a prompt. Where nothing may be called, what looks like a call is text.
+    fn parser(&self, syntax: &'static Syntax, prompt: &str) -> Parser {
+        let parser = Parser::new(syntax, prompt);
+        match self.shown() {
+            Some(tools) => parser.with_tools(Arc::clone(tools)),
+            None => parser.without_calls(),
+        }
     }
 
     /// The schema of a call that must be: an object with `name` and `arguments`.
@@ -452,4 +468,46 @@ fn of_token(l: &LogProbabilities, names: &Names) -> Value {
     let mut object = one(l.id, l.chosen);
     object["top_logprobs"] = l.likeliest.iter().map(|&(id, p)| one(id, p)).collect();
     object
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_told_from_text_where_there_is_something_to_call() {
+        let tool = json!({"type": "function", "function": {"name": "f"}});
+        for (body, calls) in [
+            (json!({"tools": [tool]}), true),
+            (json!({"tools": [tool], "tool_choice": "auto"}), true),
+            (json!({"tools": [tool], "tool_choice": "none"}), false),
+            (json!({"tools": []}), false),
+            (json!({}), false),
+        ] {
+            let tools = Tools::read(Fields::of(&body, "the body").unwrap()).unwrap();
+            let parser = tools.parser(Syntax::of("<tool_call>"), "<think>");
+            let call = "<tool_call>{\"name\": \"f\"}</tool_call>";
+            let choices = vec![Choice { parser: Some(parser), ..Choice::default() }];
+            let (id, model) = (String::new(), String::new());
+            let mut chat = Chat { id, created: 0, model, forced: false, choices };
+            let piece = Piece { text: format!("hm</think>{call}"), finish: Some("stop"), ..Piece::default() };
+            let (delta, finish) = chat.delta(&piece);
+            assert_eq!((&*delta.reasoning, &*delta.content), ("hm", if calls { "" } else { call }), "{body}");
+            assert_eq!(delta.calls.len(), usize::from(calls), "{body}");
+            assert_eq!(finish, Some(if calls { "tool_calls" } else { "stop" }), "{body}");
+        }
+    }
+
+    #[test]
+    fn arguments_that_are_texts_are_found() {
+        let call = |arguments: Value| json!({"function": {"name": "f", "arguments": arguments}});
+        let body = json!({"messages": [
+            {"content": "a", "tool_calls": [call(json!("[1]")), call(json!({"b": 2})), 3]},
+            {"tool_calls": {"function": {"arguments": "no list"}}},
+            "no message",
+            {"tool_calls": [call(json!("{}"))]},
+        ]});
+        assert_eq!(arguments(&body).collect::<Vec<_>>(), ["[1]", "{}"]);
+        assert_eq!(arguments(&json!([])).count(), 0);
+    }
 }

@@ -40,13 +40,9 @@ pub(super) async fn complete(server: Arc<Server>, body: &Value) -> Answer<Respon
     }
     // OpenAI's default for this endpoint.
     options.tokens = options.tokens.or(Some(16));
+    options.behind = true;
     let prompts = prompts(fields, &server, &text).await?;
-    let form = Completion {
-        id: server.name("cmpl"),
-        created: super::now(),
-        model: server.model.clone(),
-        offsets: Vec::new(),
-    };
+    let form = Completion { id: server.name("cmpl"), created: super::now(), model: server.model.clone() };
     answer(server, text, prompts, options, Vec::new(), form).await
 }
 
@@ -89,8 +85,6 @@ struct Completion {
     id: String,
     created: u64,
     model: String,
-    /// Characters that each answer has so far.
-    offsets: Vec<usize>,
 }
 
 impl Completion {
@@ -101,13 +95,7 @@ impl Completion {
 
 impl Form for Completion {
     fn piece(&mut self, piece: &Piece, names: &Names) -> Value {
-        if self.offsets.len() <= piece.choice {
-            self.offsets.resize(piece.choice + 1, 0);
-        }
-        let offset = &mut self.offsets[piece.choice];
-        let at = *offset;
-        *offset += piece.text.chars().count();
-        let log_probabilities = piece.log_probabilities.as_ref().map(|l| of_token(l, at, names));
+        let log_probabilities = piece.log_probabilities.as_ref().map(|l| of_token(l, piece.offset, names));
         let choice = json!({
             "index": piece.choice,
             "text": piece.text,
@@ -120,13 +108,11 @@ impl Form for Completion {
     fn whole(&mut self, pieces: Vec<Vec<Piece>>, answers: &Answers<'_>, names: &Names) -> Value {
         let choice = |(index, pieces): (usize, Vec<Piece>)| {
             let all: String = pieces.iter().map(|p| p.text.as_str()).collect();
-            let mut at = 0;
             let mut lists: Option<Value> = None;
             for piece in &pieces {
                 if let Some(l) = &piece.log_probabilities {
-                    join(lists.get_or_insert_with(|| json!({})), of_token(l, at, names));
+                    join(lists.get_or_insert_with(|| json!({})), of_token(l, piece.offset, names));
                 }
-                at += piece.text.chars().count();
             }
             let finish = pieces.last().and_then(|p| p.finish);
             json!({"index": index, "text": all, "logprobs": lists, "finish_reason": finish})

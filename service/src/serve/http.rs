@@ -28,8 +28,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const CONNECTIONS: usize = 1024;
 /// How long a client may take for the head of a request, and for its body.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Values that a body of JSON may have; each takes many times its bytes.
+/// Values that a body of JSON may have, those of arguments of calls included; each takes many times its bytes.
 const VALUES: usize = 200_000;
+/// Names of this machine, beside those under `localhost` (RFC 6761, §6.3); Docker has one for who asks from a container. No page can
+/// have any of them.
+const LOCAL: [&str; 2] = ["localhost", "host.docker.internal"];
 /// The page to talk to the model.
 const PAGE: &str = include_str!("page.html");
 /// What the page may load: nothing but itself.
@@ -72,6 +75,7 @@ pub(super) async fn serve(
         });
     }
     drop(listener);
+    // Connections on which nothing is asked, such as those that browsers open ahead, are closed at once.
     // Every answer has its limit: a connection that stays open behind it is one that nobody reads.
     let limit = server.limit + 2 * PATIENCE;
     tokio::select! {
@@ -156,15 +160,23 @@ fn wanted_headers(origin: &HeaderValue, headers: &HeaderMap) -> Option<HeaderVal
 fn is_local(headers: &HeaderMap) -> bool {
     let Some(host) = headers.get(header::HOST) else { return true };
     let Ok(host) = Authority::try_from(host.as_bytes()) else { return false };
-    let name = host.host().trim_matches(['[', ']']);
-    name.eq_ignore_ascii_case("localhost") || name.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
+    let name = host.host().trim_matches(['[', ']']).to_ascii_lowercase();
+    // A dot at the end says that the name is whole.
+    let name = name.strip_suffix('.').unwrap_or(&name);
+    let local = LOCAL.contains(&name) || name.ends_with(".localhost");
+    local || name.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
 }
 
-/// Whether a request has the key, where one is wanted. How long it takes says nothing about where keys differ.
+/// Whether a request has the key, where one is wanted. How long it takes says nothing about where keys differ. The scheme in front of
+/// it may be in capitals or not (RFC 9110, §11.1).
 fn is_allowed(server: &Server, headers: &HeaderMap) -> bool {
+    const SCHEME: &[u8] = b"Bearer ";
     let Some(key) = &server.key else { return true };
     let found = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
-    let Some(found) = found.and_then(|f| f.strip_prefix(b"Bearer ")) else { return false };
+    let parts = found.and_then(|f| f.split_at_checked(SCHEME.len()));
+    let Some((_, found)) = parts.filter(|(scheme, _)| scheme.eq_ignore_ascii_case(SCHEME)) else {
+        return false;
+    };
     let differ = found.iter().zip(key.bytes()).fold(0, |d, (a, b)| d | (a ^ b));
     found.len() == key.len() && differ == 0
 }
@@ -214,7 +226,7 @@ async fn chat(State(server): State<Arc<Server>>, request: Request) -> Answer<Res
 /// Reads a body of JSON. What a page of another origin can send without asking is no JSON by its type.
 async fn body(server: &Server, request: Request) -> Answer<Value> {
     let kind = request.headers().get(header::CONTENT_TYPE).and_then(|t| t.to_str().ok()).unwrap_or_default();
-    if kind.split(';').next().unwrap_or_default().trim() != "application/json" {
+    if !kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json") {
         let message = "the body must be JSON; hint: send `Content-Type: application/json`";
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
@@ -231,13 +243,24 @@ async fn body(server: &Server, request: Request) -> Answer<Value> {
     let late = |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body did not come in time");
     let read = tokio::time::timeout(PATIENCE, axum::body::to_bytes(body, server.body)).await.map_err(late)?;
     let bytes = read.map_err(|_| large())?;
-    if values(&bytes) > VALUES {
-        let message = format!("the body has more than {VALUES} values; hint: ask in several requests");
-        return Err(ApiError::new(StatusCode::BAD_REQUEST, message).code("too_many_values"));
-    }
-    serde_json::from_slice(&bytes).map_err(|e| {
+    let mut count = values(&bytes);
+    fits(count)?;
+    let body: Value = serde_json::from_slice(&bytes).map_err(|e| {
         ApiError::new(StatusCode::BAD_REQUEST, format!("the body is no JSON: {e}")).code("invalid_json")
-    })
+    })?;
+    // What is read as JSON later counts before it is.
+    count += super::chat::arguments(&body).map(|text| values(text.as_bytes())).sum::<usize>();
+    fits(count)?;
+    Ok(body)
+}
+
+/// Refuses a body of more values than there may be.
+fn fits(values: usize) -> Answer<()> {
+    if values <= VALUES {
+        return Ok(());
+    }
+    let message = format!("the body has more than {VALUES} values; hint: ask in several requests");
+    Err(ApiError::new(StatusCode::BAD_REQUEST, message).code("too_many_values"))
 }
 
 /// Values of a document of JSON and keys of its objects, about: what begins and parts them, outside of texts.
@@ -274,12 +297,34 @@ mod tests {
             [(header::HOST, HeaderValue::from_static(host))].into_iter().collect()
         };
         assert!(is_local(&HeaderMap::new()));
-        for host in ["localhost", "LOCALHOST:8080", "127.0.0.1", "127.8.0.1:80", "[::1]", "[::1]:8080"] {
+        for host in [
+            "localhost",
+            "LOCALHOST:8080",
+            "localhost.",
+            "a.localhost",
+            "a.b.LocalHost.:80",
+            "host.docker.internal",
+            "Host.Docker.Internal.:8080",
+            "127.0.0.1",
+            "127.8.0.1:80",
+            "[::1]",
+            "[::1]:8080",
+        ] {
             assert!(is_local(&with(host)), "{host}");
         }
-        for host in
-            ["a.example:8080", "localhost.a.example", "127.0.0.1.a.example", "10.0.0.1", "", "[::2]:1"]
-        {
+        for host in [
+            "a.example:8080",
+            "localhost.a.example",
+            "notlocalhost",
+            "localhost..",
+            "a.host.docker.internal",
+            "docker.internal",
+            "127.0.0.1.a.example",
+            "10.0.0.1",
+            "",
+            ".",
+            "[::2]:1",
+        ] {
             assert!(!is_local(&with(host)), "{host}");
         }
     }

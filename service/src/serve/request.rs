@@ -27,6 +27,8 @@ pub(super) struct Options {
     pub(super) ignore_eos: bool,
     /// Whether texts have special tokens as they are written.
     pub(super) special: bool,
+    /// Whether texts go on behind their prompts, so that a first word has its space; else each is one by itself.
+    pub(super) behind: bool,
     pub(super) stream: bool,
     /// Whether the last event of a stream has the usage.
     pub(super) usage: bool,
@@ -90,7 +92,7 @@ impl Options {
         }
         let usage = of_stream.map_or(Ok(false), |o| o.boolean("include_usage"))?;
         let ignore_eos = fields.boolean("ignore_eos")?;
-        Ok(Self { sampling, tokens, n, stop, ignore_eos, special: false, stream, usage })
+        Ok(Self { sampling, tokens, n, stop, ignore_eos, special: false, behind: false, stream, usage })
     }
 
     /// Tokens behind a prompt.

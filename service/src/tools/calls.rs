@@ -8,7 +8,7 @@ pub(super) fn json(text: &str, _: &[Value]) -> Result<Vec<ToolCall>, String> {
     Ok(vec![call(&parse(text)?)?])
 }
 
-/// A list of such objects, or `name[ARGS]{…}` one after the other (Mistral).
+/// A list of such objects, or `name[ARGS]{…}` one after the other, or `name[CALL_ID]id[ARGS]{…}` (Mistral).
 pub(super) fn list(text: &str, _: &[Value]) -> Result<Vec<ToolCall>, String> {
     if text.contains("[ARGS]") {
         return text.split("[TOOL_CALLS]").map(str::trim).filter(|t| !t.is_empty()).map(named).collect();
@@ -16,12 +16,24 @@ pub(super) fn list(text: &str, _: &[Value]) -> Result<Vec<ToolCall>, String> {
     // What a model says behind the list is no part of it.
     let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
     let value = values.next().ok_or("there is no call")?.map_err(|e| e.to_string())?;
-    value.as_array().ok_or("the calls are no list")?.iter().map(call).collect()
+    value.as_array().ok_or("the calls are no list")?.iter().map(listed).collect()
+}
+
+/// As [`call`], with its id.
+fn listed(value: &Value) -> Result<ToolCall, String> {
+    let id = value.get("id").and_then(Value::as_str).and_then(of_nine);
+    Ok(ToolCall { id, ..call(value)? })
 }
 
 fn named(text: &str) -> Result<ToolCall, String> {
-    let (name, arguments) = text.split_once("[ARGS]").ok_or("a call has no `[ARGS]`")?;
-    Ok(ToolCall { name: name.trim().to_owned(), arguments: object(arguments)?, id: None })
+    let (head, arguments) = text.split_once("[ARGS]").ok_or("a call has no `[ARGS]`")?;
+    let (name, id) = head.split_once("[CALL_ID]").unwrap_or((head, ""));
+    Ok(ToolCall { name: name.trim().to_owned(), arguments: object(arguments)?, id: of_nine(id.trim()) })
+}
+
+/// An id of nine letters and digits: Mistral's templates take no other.
+fn of_nine(id: &str) -> Option<String> {
+    (id.len() == 9 && id.bytes().all(|b| b.is_ascii_alphanumeric())).then(|| id.to_owned())
 }
 
 /// `NAME<｜tool▁sep｜>{…}` (DeepSeek-V3.1), or `function<｜tool▁sep｜>NAME` and a fence of JSON (DeepSeek-V3).
@@ -91,14 +103,18 @@ fn python(value: &str) -> Value {
     }
 }
 
-/// `functions.NAME:N<|tool_call_argument_begin|>{…}`, the N-th call of a conversation (Kimi-K2).
+/// `functions.NAME:N<|tool_call_argument_begin|>{…}`, the N-th call of a conversation (Kimi-K2). What stands in front of the mark is
+/// the id, if it has this form.
 pub(super) fn numbered(text: &str, _: &[Value]) -> Result<Vec<ToolCall>, String> {
     const MARK: &str = "<|tool_call_argument_begin|>";
-    let (id, arguments) = text.split_once(MARK).ok_or_else(|| format!("the call has no `{MARK}`"))?;
-    let id = id.trim();
-    let name = id.rsplit_once(':').map_or(id, |(name, _)| name);
-    let calls = with(name.strip_prefix("functions.").unwrap_or(name), object(arguments)?)?;
-    Ok(calls.into_iter().map(|call| ToolCall { id: Some(id.to_owned()), ..call }).collect())
+    let (head, arguments) = text.split_once(MARK).ok_or_else(|| format!("the call has no `{MARK}`"))?;
+    let head = head.trim();
+    let (of, number) = head.rsplit_once(':').unwrap_or((head, ""));
+    let name = of.strip_prefix("functions.");
+    let counts = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
+    let id = (name.is_some() && counts).then(|| head.to_owned());
+    let calls = with(name.unwrap_or(of), object(arguments)?)?;
+    Ok(calls.into_iter().map(|call| ToolCall { id: id.clone(), ..call }).collect())
 }
 
 /// The one call of a function with this name.
@@ -145,6 +161,5 @@ fn call(value: &Value) -> Result<ToolCall, String> {
         Some(object @ Value::Object(_)) => object.to_string(),
         Some(_) => return Err("the arguments are no JSON object".to_owned()),
     };
-    let id = value.get("id").and_then(Value::as_str).map(str::to_owned);
-    Ok(ToolCall { name: name.to_owned(), arguments, id })
+    Ok(ToolCall { name: name.to_owned(), arguments, id: None })
 }

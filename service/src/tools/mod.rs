@@ -16,7 +16,7 @@ pub struct ToolCall {
     pub name: String,
     /// Its arguments: a JSON object.
     pub arguments: String,
-    /// What the model calls it, if it does: its template then wants that again.
+    /// What the model calls it, if it does in the form of its family, and no other call so: its template then wants that again.
     pub id: Option<String>,
 }
 
@@ -48,7 +48,7 @@ enum Kind {
     Reasoning,
     /// Calls, and whether they may end with the text.
     Calls(Read, bool),
-    /// Nothing: the mark alone.
+    /// Nothing: the mark alone, of a section of calls.
     Nothing,
     /// A header that says what follows (harmony).
     Header,
@@ -179,6 +179,10 @@ pub struct Parser {
     fresh: bool,
     /// What may be called.
     tools: Arc<[Value]>,
+    /// Whether anything may be.
+    may_call: bool,
+    /// Ids that calls have so far.
+    ids: Vec<String>,
 }
 
 impl Parser {
@@ -196,7 +200,8 @@ impl Parser {
             None => State::Content,
         };
         let fresh = matches!(state, State::In(..));
-        Self { syntax, fresh, state, held: String::new(), tools: Arc::default() }
+        let (held, tools, ids) = (String::new(), Arc::default(), Vec::new());
+        Self { syntax, fresh, state, held, tools, may_call: true, ids }
     }
 
     /// The parser with the tools that may be called, as requests declare them. Arguments that a family writes without their types
@@ -204,6 +209,24 @@ impl Parser {
     #[must_use]
     pub fn with_tools(self, tools: Arc<[Value]>) -> Self {
         Self { tools, ..self }
+    }
+
+    /// The parser where nothing may be called: what looks like a call is text.
+    #[must_use]
+    pub fn without_calls(self) -> Self {
+        Self { may_call: false, ..self }
+    }
+
+    /// Whether it tells nothing from text. Else special tokens are part of what [`Parser::push`] takes.
+    pub fn is_text_alone(&self) -> bool {
+        self.spans().next().is_none()
+    }
+
+    /// What is told from text.
+    fn spans(&self) -> impl Iterator<Item = &'static Span> + use<> {
+        let may_call = self.may_call;
+        let wanted = move |span: &&Span| may_call || !matches!(span.kind, Kind::Calls(..) | Kind::Nothing);
+        self.syntax.spans.iter().filter(wanted)
     }
 
     /// What is certain after one more piece of text, special tokens included.
@@ -235,9 +258,8 @@ impl Parser {
     fn step(&mut self, events: &mut Vec<Event>) -> bool {
         match self.state.clone() {
             State::Content => {
-                let opens = self.syntax.spans.iter();
-                let found =
-                    opens.filter_map(|s| Some((self.held.find(s.open)?, s))).min_by_key(|(at, _)| *at);
+                let opens = self.spans().filter_map(|s| Some((self.held.find(s.open)?, s)));
+                let found = opens.min_by_key(|(at, _)| *at);
                 // Harmony ends its messages with marks of their own.
                 let ends: &[&str] = if self.syntax.has_headers() { &ENDS } else { &[] };
                 let end = ends.iter().filter_map(|e| Some((self.held.find(e)?, e.len()))).min();
@@ -247,7 +269,7 @@ impl Parser {
                     return true;
                 }
                 let Some((at, span)) = found else {
-                    let marks = self.syntax.spans.iter().map(|s| s.open).chain(ends.iter().copied());
+                    let marks = self.spans().map(|s| s.open).chain(ends.iter().copied());
                     let text = self.certain(marks);
                     self.say(text, false, events);
                     return false;
@@ -285,7 +307,7 @@ impl Parser {
                         self.fresh = true;
                     }
                     Kind::Calls(read, _) => self.calls(read, text, events),
-                    Kind::Header => self.state = after_header(&text),
+                    Kind::Header => self.state = after_header(&text, self.may_call),
                     Kind::Nothing => {}
                 }
                 true
@@ -336,9 +358,16 @@ impl Parser {
     fn calls(&mut self, read: Read, text: String, events: &mut Vec<Event>) {
         self.fresh = true;
         match read(text.trim(), &self.tools) {
-            Ok(calls) => events.extend(calls.into_iter().map(Event::Call)),
+            Ok(calls) => events.extend(calls.into_iter().map(|call| Event::Call(self.once(call)))),
             Err(why) => events.push(Event::Broken { text, why }),
         }
+    }
+
+    /// A call without the id that another one has already.
+    fn once(&mut self, call: ToolCall) -> ToolCall {
+        let id = call.id.filter(|id| !self.ids.contains(id));
+        self.ids.extend(id.clone());
+        ToolCall { id, ..call }
     }
 }
 
@@ -349,11 +378,11 @@ impl Syntax {
 }
 
 /// What follows a header of harmony, such as `assistant<|channel|>commentary to=functions.f <|constrain|>json`.
-fn after_header(header: &str) -> State {
+fn after_header(header: &str, may_call: bool) -> State {
     let words = || {
         header.split([' ', '\n']).flat_map(|w| w.split("<|channel|>")).flat_map(|w| w.split("<|constrain|>"))
     };
-    if let Some(name) = words().find_map(|w| w.strip_prefix("to=")) {
+    if let Some(name) = words().find_map(|w| w.strip_prefix("to=")).filter(|_| may_call) {
         return State::Arguments(name.strip_prefix("functions.").unwrap_or(name).to_owned());
     }
     if words().any(|w| w == "analysis") { State::In(Kind::Reasoning, &ENDS) } else { State::Content }

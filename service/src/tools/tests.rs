@@ -3,9 +3,12 @@
 use super::*;
 use serde_json::json;
 
-/// The text in pieces of `n` characters. Pieces of the same kind are joined.
 fn parsed(syntax: &'static Syntax, prompt: &str, text: &str, n: usize) -> Vec<Event> {
-    let mut parser = Parser::new(syntax, prompt);
+    pushed(Parser::new(syntax, prompt), text, n)
+}
+
+/// The text in pieces of `n` characters. Pieces of the same kind are joined.
+fn pushed(mut parser: Parser, text: &str, n: usize) -> Vec<Event> {
     let chars: Vec<char> = text.chars().collect();
     let mut events: Vec<Event> = Vec::new();
     let pieces = chars.chunks(n).flat_map(|piece| parser.push(&piece.iter().collect::<String>()));
@@ -71,6 +74,8 @@ fn mistral() {
     );
     let named = r#"[TOOL_CALLS] [{"name": "f", "arguments": {}, "id": "a1b2c3d4e"}]"#;
     check("Mistral", "", named, &[called("a1b2c3d4e", "f", "{}")]);
+    let with_id = "[TOOL_CALLS]f[CALL_ID]a1b2c3d4e[ARGS]{\"a\": 1}[TOOL_CALLS]g[CALL_ID]call_1[ARGS]{}";
+    check("Mistral", "", with_id, &[called("a1b2c3d4e", "f", r#"{"a": 1}"#), call("g", "{}")]);
     check("Mistral", "", "[TOOL, [x]", &[content("[TOOL, [x]")]);
 }
 
@@ -141,6 +146,52 @@ fn kimi() {
     let text = "So.<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"a\": 1}<|tool_call_end|><|tool_call_begin|>functions.a.b:11<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>";
     let calls = [called("functions.f:0", "f", r#"{"a": 1}"#), called("functions.a.b:11", "a.b", "{}")];
     check("Kimi-K2", "", text, &[&[content("So.")], &calls[..]].concat());
+}
+
+#[test]
+fn ids_have_the_form_of_their_family_and_are_of_one_call() {
+    let (f, own) = (call("f", "{}"), |id: &str| called(id, "f", "{}"));
+    let list = |ids: &[&str]| {
+        let calls = ids.iter().map(|id| json!({"name": "f", "arguments": {}, "id": id}));
+        format!("[TOOL_CALLS] {}", calls.collect::<Value>())
+    };
+    let none = ["", "a1b2c3d4", "a1b2c3d4e5", "a1b2-3d4e", "a1b2c3dü"];
+    check("Mistral", "", &list(&none), &none.map(|_| f.clone()));
+    let twice = ["a1b2c3d4e", "a1b2c3d4f", "a1b2c3d4e"];
+    check("Mistral", "", &list(&twice), &[own("a1b2c3d4e"), own("a1b2c3d4f"), f.clone()]);
+    let kimi = |ids: &[&str]| {
+        let call =
+            |id: &&str| format!("<|tool_call_begin|>{id}<|tool_call_argument_begin|>{{}}<|tool_call_end|>");
+        ids.iter().map(call).collect::<Vec<_>>().concat()
+    };
+    let none = ["f", "f:0", "functions.f", "functions.f:", "functions.f:x"];
+    check("Kimi-K2", "", &kimi(&none), &none.map(|_| f.clone()));
+    let twice = ["functions.f:0", "functions.f:1", "functions.f:0"];
+    check("Kimi-K2", "", &kimi(&twice), &[own("functions.f:0"), own("functions.f:1"), f.clone()]);
+    // Qwen's calls have none.
+    check("Qwen", "", r#"<tool_call>{"name": "f", "arguments": {}, "id": "a1b2c3d4e"}</tool_call>"#, &[f]);
+}
+
+#[test]
+fn where_nothing_may_be_called_calls_are_text() {
+    let qwen = "Look:<tool_call>{\"name\": \"f\"}</tool_call>";
+    let mistral = "[TOOL_CALLS]f[ARGS]{}";
+    let deepseek =
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
+    let harmony = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\": 1}<|call|>";
+    for (name, text, expected) in [
+        ("Qwen", format!("<think>hm</think>{qwen}"), vec![thought("hm"), content(qwen)]),
+        ("Mistral", mistral.to_owned(), vec![content(mistral)]),
+        ("DeepSeek", format!("<think>hm</think>{deepseek}"), vec![thought("hm"), content(deepseek)]),
+        ("gpt-oss", harmony.to_owned(), vec![thought("hm"), content("{\"a\": 1}")]),
+    ] {
+        let syntax = SYNTAXES.iter().find(|s| s.name == name).unwrap();
+        let parser = Parser::new(syntax, "").without_calls();
+        assert_eq!(parser.is_text_alone(), name == "Mistral", "{name}");
+        for n in [1, 2, 3, 7, 1000] {
+            assert_eq!(pushed(parser.clone(), &text, n), expected, "{name}, {n}: {text}");
+        }
+    }
 }
 
 #[test]

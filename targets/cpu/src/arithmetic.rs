@@ -3,7 +3,7 @@
 use crate::select::{Result, Role, Selection};
 use crate::{CpuTarget, Unsupported};
 use moec_codegen::{ByteDot, Compute, simt};
-use moec_ir::Format;
+use moec_ir::{FEW_ROWS, Format};
 
 /// What the user asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -20,10 +20,6 @@ pub enum Activations {
     /// Bytes for weights of codes, bf16 for bf16 weights.
     I8,
 }
-
-/// Most rows of a call that is bound by reading weights. bf16 weights then meet f32 rows, which costs no
-/// time and rounds nothing.
-pub const FEW_ROWS: usize = 8;
 
 /// Rows to be brought into the form of a matrix kernel.
 #[derive(Clone, Copy)]

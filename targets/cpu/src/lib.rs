@@ -15,7 +15,7 @@ mod select;
 pub mod threads;
 mod tune;
 
-pub use arithmetic::{Activations, FEW_ROWS};
+pub use arithmetic::Activations;
 pub use attend::CacheView;
 pub use cost::{Bound, Estimate, Figures, Load, Rate};
 pub use fuse::{Fused, Operand, Place};

@@ -1,12 +1,12 @@
 //! Experts by neurons: few rows skip what sleeps, many meet panels out of the same bundles.
 
-use crate::arithmetic::{Activations, FEW_ROWS, Form};
+use crate::arithmetic::{Activations, Form};
 use crate::select::{Launch, NodeView, Result, Role, Selection, Work, dispatch_layout, int};
 use crate::{CpuTarget, KernelSpec, Unsupported};
 use moec_codegen::{Compute, RowForm, Schedule, WeightOrder, awake_words, neurons_meet, neurons_sketched};
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{Builtin, Layout};
-use moec_ir::{Format, Glu, Predictor, Type};
+use moec_ir::{FEW_ROWS, Format, Glu, Predictor, Type};
 
 impl CpuTarget {
     /// In what form few rows meet gate and up: that of whole experts where neurons know it, else exact.

@@ -16,6 +16,7 @@ use crate::states::most_guesses;
 use crate::stops::{self, Stops, Until};
 use crate::text::{self, Text, TextStream};
 use crate::timeline::Timeline;
+use moec_ir::FEW_ROWS;
 use report::{add_guesses, line_of_guesses, rates, rates_of_several, report, report_of_several};
 use serde_json::json;
 use std::fs::File;
@@ -160,7 +161,9 @@ fn check_speculation(
     }
     if most_rows(context.program) < 2 {
         return Err(Failure::Use {
-            what: "`--speculate` checks several tokens in one call, and the bundle decodes one at a time".to_owned(),
+            what: format!(
+                "`--speculate` checks 2 to {FEW_ROWS} tokens in one call, and the bundle has no size of decoding for that"
+            ),
             hint: "name a size for the guesses and one token more in `decode_batch` under `[shapes]` in `model.toml`, as in \
                    `decode_batch = [1, 5]`, and build again"
                 .to_owned(),
@@ -172,6 +175,12 @@ fn check_speculation(
 
 /// Gives the slot what a saved prompt shares with the one at hand, and says how many tokens that are.
 fn restore(engine: &mut Engine<'_>, saved: Saved, request: &Request<'_>, io: &mut Io<'_>) -> Result<usize> {
+    if let Some(turn) = saved.turned_from(request.prompt.len()) {
+        io.note(&format!(
+            "note: nothing of the saved prompt is used: this model turns the positions of prompts of more than {turn} tokens otherwise"
+        ));
+        return Ok(0);
+    }
     let held = saved.shared_with(request.prompt);
     if held == 0 {
         io.note("note: the saved prompt begins otherwise; nothing of it is used");
