@@ -371,8 +371,12 @@ fn no_numbers_are_left_in_a_slot() {
     };
     with_engine(&bundle, |engine| {
         let want = generated(engine, &good).unwrap();
-        let bad: Vec<u32> = good.iter().copied().chain([BAD; 9]).collect();
+        let bad: Vec<u32> = good.iter().copied().chain([BAD; 25]).collect();
         assert!(generated(engine, &bad).is_err());
+        assert_eq!(generated(engine, &good).unwrap(), want);
+        // One that nobody waited for.
+        engine.reset(0).unwrap();
+        engine.prefill(0, 0, &bad[..20], Want::None, &mut |_, _| Ok(())).unwrap();
         assert_eq!(generated(engine, &good).unwrap(), want);
     });
 }
@@ -414,7 +418,7 @@ fn a_prompt_turns_as_a_whole() {
         let mut decoder = Decoder::full();
         let mut scheduler = Scheduler::new(engine, &mut decoder, &setting).unwrap();
         let mut made = Vec::new();
-        // A shorter prompt, the same again, and what goes on behind its answer.
+        // A shorter prompt twice, and a longer one that begins so, twice.
         let first = prompt[..24].to_vec();
         for prompt in [first.clone(), first, prompt.to_vec(), prompt.to_vec()] {
             let job = Job {

@@ -277,15 +277,6 @@ impl<'p> Engine<'p> {
         self.states.zero(slot)
     }
 
-    /// As [`Engine::reset`], and clears what the processor's memory holds of the sequence: one whose logits are no numbers leaves nothing
-    /// to those that get its slot.
-    ///
-    /// # Errors
-    /// [`crate::Error::BadSlot`].
-    pub fn wipe(&mut self, slot: u32) -> Result<()> {
-        self.states.wipe(slot)
-    }
-
     /// Keeps what the states hold of a slot, so that [`Engine::rewind`] can go back to here, and gives the position. Where all
     /// states are caches nothing is copied: a sequence goes back to any position. Others have room for as many snapshots as
     /// the plan says; the earliest of a slot goes where there is none left.

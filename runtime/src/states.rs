@@ -1,14 +1,14 @@
 //! What the slots hold of their sequences: the memory of all states, how long each sequence is, and what can be done with it.
 //!
 //! A kind says how a sequence goes back ([`StateKind`]). Of a cache the length is all there is to know, and where all
-//! states are caches nothing here copies, clears or allocates. A ring goes back as far as it has not overwritten what its
+//! states are caches nothing here copies or allocates, and only a block that begins is cleared. A ring goes back as far as it has not overwritten what its
 //! window sees. Of another kind a slot is zeroed at the start of a sequence, and goes back to where a snapshot was taken. What
 //! a kind cannot do is refused by name.
 
 use crate::error::{Cannot, Error, Result};
 use crate::memory::{Addr, Region};
 use moec_ir::plan::{ALIGN, GraphDecl, Plan, StateBuf};
-use moec_ir::state::{CacheHead, StateKind};
+use moec_ir::state::{CacheHead, CacheOrder, StateKind};
 
 /// A copy of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +29,22 @@ struct Folded {
     slot: usize,
     /// Bytes of all slots, and from one snapshot of a slot to the next.
     live: usize,
+}
+
+/// Values of a cache or ring, in blocks of tokens.
+#[derive(Clone, Copy, Debug)]
+struct Values {
+    /// Where it begins in the region.
+    at: usize,
+    heads: usize,
+    /// Bytes of a head of a slot.
+    head: usize,
+    /// Positions that it holds.
+    rows: usize,
+    /// Tokens of a block.
+    block: usize,
+    /// Bytes of a block.
+    bytes: usize,
 }
 
 /// A cache of the last positions.
@@ -53,8 +69,8 @@ pub(crate) struct States<'p> {
     rings: Vec<Ring>,
     /// Of each slot the position behind the furthest that was written since it began; empty where there is no ring.
     written: Vec<usize>,
-    /// Where each state in the processor's memory begins, and bytes of a slot of it.
-    own: Vec<(usize, usize)>,
+    /// Values of caches and rings in the processor's memory.
+    values: Vec<Values>,
     /// Empty, as `rings`, where all states are caches.
     folded: Vec<Folded>,
     /// Snapshots that a slot has room for in all of `folded`.
@@ -80,13 +96,13 @@ impl<'p> States<'p> {
             bytes = end.ok_or_else(large)?;
         }
         let region = Region::new("KV cache", bytes)?;
-        let (mut rings, mut folded, mut own) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut rings, mut folded, mut values) = (Vec::new(), Vec::new(), Vec::new());
         for (index, (state, &at)) in plan.states.iter().zip(&offsets).enumerate() {
             if let StateKind::Ring { window } = state.kind {
                 rings.push(Ring { index, rows: state.shape[2] as usize, window: window as usize });
             }
             if state.memory == 0 {
-                own.push((at as usize, state.slot_bytes().ok_or_else(large)? as usize));
+                values.extend(Values::of(state, at as usize));
             }
             if state.kind.needs_snapshots() {
                 let (slot, live) = state.slot_bytes().zip(state.live_bytes()).ok_or_else(large)?;
@@ -105,7 +121,7 @@ impl<'p> States<'p> {
             room: least(plan).map_or(0, |s| s.snapshots),
             written: vec![0; if rings.is_empty() { 0 } else { plan.model.slots as usize }],
             rings,
-            own,
+            values,
             folded,
             snapshots: Vec::new(),
             torn: Vec::new(),
@@ -133,7 +149,8 @@ impl<'p> States<'p> {
     /// [`Error::BadSlot`].
     pub(crate) fn zero(&mut self, slot: u32) -> Result<()> {
         let slots = self.plan.model.slots;
-        // A cache or ring needs no clearing: a row attends to positions up to its own, and those have been written since.
+        // A cache or ring needs no clearing: a row attends to positions up to its own, and those have been written since. What else
+        // its kernels meet, `begin` clears.
         *self.lens.get_mut(slot as usize).ok_or(Error::BadSlot { slot, slots })? = 0;
         if let Some(written) = self.written.get_mut(slot as usize) {
             *written = 0;
@@ -147,19 +164,6 @@ impl<'p> States<'p> {
         }
         self.snapshots.retain(|s| s.slot != slot);
         self.torn.retain(|&t| t != slot);
-        Ok(())
-    }
-
-    /// As [`States::zero`], and leaves nothing of what the slot held in the processor's memory. Kernels of attention multiply what is past
-    /// a sequence's end in the same vector, by 0: of what is no number that is none.
-    ///
-    /// # Errors
-    /// [`Error::BadSlot`].
-    pub(crate) fn wipe(&mut self, slot: u32) -> Result<()> {
-        self.zero(slot)?;
-        for &(at, bytes) in &self.own {
-            self.region.zero(at + slot as usize * bytes, bytes).ok_or_else(short)?;
-        }
         Ok(())
     }
 
@@ -383,6 +387,7 @@ impl<'p> States<'p> {
     /// As [`States::check_rewind`]; [`Error::SlotTwice`] for rows of a sequence that do not follow each other. No sequence is
     /// changed then.
     pub(crate) fn begin(&mut self, rows: impl Iterator<Item = (u32, usize)> + Clone) -> Result<()> {
+        self.clear(rows.clone())?;
         if self.folded.is_empty() && self.rings.is_empty() {
             for (slot, pos) in rows {
                 let len = &mut self.lens[slot as usize];
@@ -417,6 +422,30 @@ impl<'p> States<'p> {
         Ok(())
     }
 
+    /// Clears the blocks of values that `rows` begin and do not fill. Kernels of attention multiply what lies behind a sequence in its
+    /// last block, by 0: what an earlier sequence of the slot left there may be no numbers, and then that is none.
+    fn clear(&mut self, rows: impl Iterator<Item = (u32, usize)> + Clone) -> Result<()> {
+        let Self { region, values, .. } = self;
+        for of in values {
+            let mut open = None;
+            for (slot, pos) in rows.clone() {
+                if let Some(begun) = open.take_if(|begun: &mut (u32, usize)| begun.0 != slot) {
+                    of.clear(region, begun).ok_or_else(short)?;
+                }
+                if pos < of.rows && pos.is_multiple_of(of.block) {
+                    open = Some((slot, pos));
+                }
+                if (pos + 1).is_multiple_of(of.block) {
+                    open = None;
+                }
+            }
+            if let Some(begun) = open {
+                of.clear(region, begun).ok_or_else(short)?;
+            }
+        }
+        Ok(())
+    }
+
     /// After a call that took `rows` and ended without an error.
     pub(crate) fn end(&mut self, rows: impl Iterator<Item = (u32, usize)>) {
         for (slot, pos) in rows {
@@ -437,6 +466,26 @@ impl<'p> States<'p> {
 
     fn snapshot_at(&self, slot: u32, pos: usize) -> Option<Snapshot> {
         self.snapshots.iter().copied().find(|s| (s.slot, s.pos) == (slot, pos))
+    }
+}
+
+impl Values {
+    /// Of a state that begins at `at`; `None` where it has no values in blocks, and where its extents overflow.
+    fn of(state: &StateBuf, at: usize) -> Option<Self> {
+        let CacheOrder::Values { block, .. } = state.order else { return None };
+        let kept = matches!(state.kind, StateKind::Cache | StateKind::Ring { .. });
+        let (head, heads) = (state.head(), state.shape[1] as usize);
+        let (block, rows) = (block as usize, head.ctx);
+        let bytes = CacheHead { ctx: block, ..head }.bytes()?;
+        let head = head.bytes()?;
+        (kept && block > 0).then_some(Self { at, heads, head, rows, block, bytes })
+    }
+
+    /// Clears the block of a slot that begins with a position; `None` where it lies outside of the region.
+    fn clear(&self, region: &mut Region, (slot, pos): (u32, usize)) -> Option<()> {
+        let slot = self.at + slot as usize * self.heads * self.head;
+        let block = pos / self.block * self.bytes;
+        (0..self.heads).try_for_each(|h| region.zero(slot + h * self.head + block, self.bytes))
     }
 }
 

@@ -124,15 +124,14 @@ impl Text {
 /// Ids in a row of which nothing came, from which on no character is waited for: they are bytes of none.
 const QUIET: usize = 64;
 
-/// Ids of one piece at most. Where every token ends inside of a character, the window would grow with the text. Beyond that alone a
-/// piece may end there, too.
-const LONG: usize = 1024;
-
-/// Ids that a character may still lack at the end: the bytes of one, but the last.
+/// Ids that may be the beginning of a character whose end is still to come: its bytes but the last.
 const OPEN: usize = 3;
 
+/// Ids of a text in front of an answer among which one is looked for that decoders can look back at.
+const BACK: usize = 32;
+
 /// Decodes ids as they come. The pieces, joined, are the text of all ids; no piece ends inside of a
-/// character.
+/// character. Bytes of no character come as replacement characters, late, and a character stays what it was when it was given.
 pub struct TextStream<'a> {
     text: Tokens<'a>,
     /// Whether special tokens are left out.
@@ -158,18 +157,24 @@ impl<'a> TextStream<'a> {
         Self { text, skip: true, window: Vec::new(), settled: 0, given: String::new(), quiet: 0 }
     }
 
-    /// The text goes on behind the last of these ids: what they say is not given, but a word behind them has its space.
+    /// The text goes on behind these ids: what they say is not given, but a word behind them has its space.
     ///
     /// # Errors
     /// [`Error::Tokenizer`].
     pub fn behind(mut self, ids: &[u32]) -> Result<Self> {
-        let said = ids.iter().rev().filter(|&&id| !self.leaves_out(id)).take(2 * OPEN);
-        let mut window: Vec<u32> = said.copied().collect();
-        window.reverse();
-        self.settled = window.len();
-        self.window = window;
-        // A character that they begin is given whole.
-        whole(&self.decode(self.settled)?).clone_into(&mut self.given);
+        for &id in ids.iter().rev().take(BACK) {
+            if self.leaves_out(id) {
+                continue;
+            }
+            self.window = vec![id];
+            let text = self.decode(1)?;
+            // Decoders look back at words, not at parts of characters.
+            if !text.is_empty() && !text.contains('\u{fffd}') {
+                (self.settled, self.given) = (1, text);
+                return Ok(self);
+            }
+        }
+        self.window.clear();
         Ok(self)
     }
 
@@ -201,21 +206,16 @@ impl<'a> TextStream<'a> {
         }
         self.window.push(id);
         self.quiet += 1;
-        let mut piece = String::new();
-        if self.quiet >= QUIET || self.window.len() >= self.settled + LONG {
-            piece = self.give_up()?;
-        }
         let mut text = self.decode(self.window.len())?;
         if !(whole(&text).starts_with(&self.given) || self.given.starts_with(whole(&text))) {
             self.forget()?;
             text = self.decode(self.window.len())?;
         }
         let certain = whole(&text);
-        let more = certain.strip_prefix(&*self.given).unwrap_or_default();
-        if more.is_empty() {
-            return Ok(piece);
+        let piece = certain.strip_prefix(&*self.given).unwrap_or_default().to_owned();
+        if piece.is_empty() {
+            return if self.quiet < QUIET { Ok(piece) } else { self.give_up() };
         }
-        piece.push_str(more);
         self.quiet = 0;
         if certain.len() == text.len() {
             self.window.drain(..self.settled);

@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use moec_runtime::{Error, Text};
-use serde_json::json;
+use serde_json::{Value, json};
 
 fn text(bos: Option<u32>) -> (tempfile::TempDir, Text) {
     let dir = tempfile::tempdir().unwrap();
@@ -135,11 +135,28 @@ fn bytes_of_no_character_do_not_hold_up_what_follows() {
             "{many}"
         );
     }
-    // Tokens of a byte level, each of which ends inside of a character.
-    let (_dir, text) = self::text(None);
-    let long = "é".repeat(900);
-    let ids: Vec<u32> = long.bytes().map(u32::from).collect();
-    assert_eq!(joined(text.stream(), &ids), long);
+    // Behind such bytes a character of a byte level is one, with whichever of its own bytes they are given up; ids that are none of the
+    // tokenizer's have no text.
+    let (_dir, level) = self::text(None);
+    for many in 50..140 {
+        let ids: Vec<u32> = vec![0xff; many].into_iter().chain("😀 x".bytes().map(u32::from)).collect();
+        assert_eq!(joined(level.stream(), &ids), level.decode(&ids).unwrap(), "{many}");
+        let ids: Vec<u32> = vec![99_999; many].into_iter().chain("😀 x".bytes().map(u32::from)).collect();
+        assert_eq!(joined(level.stream(), &ids), "😀 x", "{many}");
+        let ids = [&[BAR][..], &vec![99_999; many], &[FOO]].concat();
+        assert_eq!(joined(text.stream(), &ids), "bar foo", "{many}");
+    }
+}
+
+/// Tokens each of which ends inside of a character: pieces come, and the window never is whole.
+#[test]
+fn tokens_that_never_end_with_a_character() {
+    let mut tokenizer: Value = serde_json::from_str(&tokenizer()).unwrap();
+    // The second byte of `é` and the first one of the next.
+    tokenizer["model"]["vocab"]["©Ã"] = json!(500);
+    let text = Text::parse(tokenizer.to_string().as_bytes(), None).unwrap();
+    let ids: Vec<u32> = [0xc3].into_iter().chain([500; 300]).chain([0xa9]).collect();
+    assert_eq!(joined(text.stream(), &ids), "é".repeat(301));
 }
 
 #[test]
@@ -152,8 +169,19 @@ fn a_text_goes_on_behind_another() {
     }
     // Behind nothing that is written a text begins.
     assert_eq!(joined(text.stream().behind(&[1]).unwrap(), &answer), "foobar");
-    // A prompt that ends inside of a character.
-    let ids: Vec<u32> = bytes("é").collect();
-    let stream = text.stream().behind(&[HELLO, ids[0]]).unwrap();
-    assert_eq!(joined(stream, &[ids[1], FOO]), "é foo");
+    // Characters that are whole only together, and what ends inside of one.
+    let crab: Vec<u32> = bytes("🦀").collect();
+    for prompt in [
+        crab.clone(),
+        [&crab[..], &[BYTES + 10; 3]].concat(),
+        [&crab[..], &crab].concat(),
+        crab[..2].to_vec(),
+    ] {
+        let prompt = [&[HELLO][..], &prompt].concat();
+        assert_eq!(joined(text.stream().behind(&prompt).unwrap(), &answer), " foobar", "{prompt:?}");
+        assert_eq!(text.stream().behind(&prompt).unwrap().finish().unwrap(), "");
+    }
+    let (_dir, level) = self::text(None);
+    let prompt: Vec<u32> = "abc\u{fffd}".bytes().map(u32::from).collect();
+    assert_eq!(joined(level.stream().behind(&prompt).unwrap(), &[100, 101]), "de");
 }

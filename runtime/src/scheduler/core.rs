@@ -181,11 +181,6 @@ impl Core {
         found.and_then(|s| s.ids.get(range)).unwrap_or_default()
     }
 
-    /// The slot of a sequence.
-    pub(super) fn slot(&self, id: Id) -> Option<u32> {
-        self.live.iter().find(|s| s.id == id).map(|s| s.slot)
-    }
-
     /// Prompt and answer of a sequence.
     pub(super) fn text(&self, id: Id) -> &[u32] {
         self.ids(id, 0..self.live.iter().find(|s| s.id == id).map_or(0, |s| s.ids.len()))

@@ -416,13 +416,12 @@ impl<'j, M: Model> Inner<'j, M> {
         self.over(id, End::Failed(e), true, sink)
     }
 
-    /// Ends a sequence and tells of it. Of what is `torn`, nothing is left in the slot.
+    #[expect(clippy::unnecessary_wraps, reason = "the end of what may fail")]
     fn over(&mut self, id: Id, end: End, torn: bool, sink: &mut Sink<'_>) -> Result<()> {
-        let slot = self.core.slot(id).filter(|_| torn);
         if self.end(id, &end, torn) {
             sink(id, Event::Ended(end));
         }
-        slot.map_or(Ok(()), |slot| self.model.wipe(slot))
+        Ok(())
     }
 
     /// Tells of a sequence; one that nobody listens to ends. Whether somebody does.

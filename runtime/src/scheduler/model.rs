@@ -50,9 +50,6 @@ pub(super) trait Model {
 
     /// Has a slot hold its first tokens alone.
     fn rewind(&mut self, slot: u32, len: usize) -> Result<()>;
-
-    /// Has a slot hold nothing, and leaves nothing of what it held.
-    fn wipe(&mut self, slot: u32) -> Result<()>;
 }
 
 /// An engine, and what decodes its tokens.
@@ -152,9 +149,5 @@ impl Model for Served<'_, '_> {
 
     fn rewind(&mut self, slot: u32, len: usize) -> Result<()> {
         self.engine.rewind(slot, len)
-    }
-
-    fn wipe(&mut self, slot: u32) -> Result<()> {
-        self.engine.wipe(slot)
     }
 }

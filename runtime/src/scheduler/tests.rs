@@ -176,14 +176,6 @@ impl Model for Toy {
         self.slots[slot as usize].truncate(len);
         Ok(())
     }
-
-    fn wipe(&mut self, slot: u32) -> Result<()> {
-        self.slots[slot as usize].clear();
-        if let Some(marks) = &mut self.marks {
-            marks[slot as usize] = None;
-        }
-        Ok(())
-    }
 }
 
 /// A request of a test: when it comes, its prompt, how many sequences, their length, and after how many tokens nobody wants the first.

@@ -30,8 +30,8 @@ const CONNECTIONS: usize = 1024;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Values that a body of JSON may have, those of arguments of calls included; each takes many times its bytes.
 const VALUES: usize = 200_000;
-/// Names of this machine, beside those under `localhost` (RFC 6761, §6.3); Docker has one for who asks from a container. No page can
-/// have any of them.
+/// Names of this machine, beside those under `localhost` (RFC 6761, §6.3); Docker has one for who asks from a container. None is
+/// a name that whoever writes pages can register.
 const LOCAL: [&str; 2] = ["localhost", "host.docker.internal"];
 /// The page to talk to the model.
 const PAGE: &str = include_str!("page.html");
@@ -127,7 +127,7 @@ async fn guard(State(server): State<Arc<Server>>, request: Request, next: Next) 
     let open = asks || path == "/" || path == "/health";
     let wanted = server.cors.as_ref().and_then(|origin| wanted_headers(origin, request.headers()));
     let mut response = if server.local && !is_local(request.headers()) {
-        let message = "a server at a loopback address answers only to `localhost` and to such addresses, so that no page reaches it by a \
+        let message = "a server at a loopback address answers only to `localhost`, names under it, `host.docker.internal` and such addresses, so that no page reaches it by a \
                        name of its own; hint: `--host` listens at another address, and `--api-key` asks for a key instead";
         ApiError::new(StatusCode::FORBIDDEN, message).code("unknown_host").into_response()
     } else if !open && !is_allowed(&server, request.headers()) {
