@@ -6,6 +6,7 @@ mod support;
 use moec::bundle::read::Bundle;
 use moec::progress::Progress;
 use moec::verify::verify;
+use moec_runtime::saved::{Saved, save};
 use moec_runtime::scheduler::{Event, Job, Scheduler, Setting};
 use moec_runtime::{
     BestOf, Decoder, Engine, Fallbacks, Options, Program, Sampler, Sampling, Want, best_of, generate,
@@ -449,6 +450,13 @@ fn a_prompt_turns_as_a_whole() {
         let whole = in_parts(engine, prompt, &[40], true);
         assert_eq!(in_parts(engine, prompt, &[20, 40], true), whole);
         assert_ne!(in_parts(engine, prompt, &[20, 40], false), whole);
+        // What was saved of a short prompt is no part of a long one.
+        in_parts(engine, &ids[..24], &[24], true);
+        let path = folder.path().join("short.kv");
+        save(engine, 0, &ids[..24], &path).unwrap();
+        let saved = Saved::open(&path, engine.program()).unwrap();
+        assert_eq!((saved.turned_from(32), saved.turned_from(33)), (None, Some(32)));
+        assert_eq!((saved.shared_with(&ids[..32]), saved.shared_with(&ids[..33])), (24, 0));
         for slots in [0..1, 0..4] {
             let made = greedy(engine, prompt, slots);
             let shared: Vec<usize> = made.iter().map(|one| one.0).collect();

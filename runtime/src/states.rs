@@ -1,9 +1,9 @@
 //! What the slots hold of their sequences: the memory of all states, how long each sequence is, and what can be done with it.
 //!
 //! A kind says how a sequence goes back ([`StateKind`]). Of a cache the length is all there is to know, and where all
-//! states are caches nothing here copies or allocates, and only a block that begins is cleared. A ring goes back as far as it has not overwritten what its
-//! window sees. Of another kind a slot is zeroed at the start of a sequence, and goes back to where a snapshot was taken. What
-//! a kind cannot do is refused by name.
+//! states are caches nothing here copies or allocates, and only a block that begins is cleared. A ring goes back as far as it has
+//! not overwritten what its window sees. Of another kind a slot is zeroed at the start of a sequence, and goes back to where a snapshot
+//! was taken. What a kind cannot do is refused by name.
 
 use crate::error::{Cannot, Error, Result};
 use crate::memory::{Addr, Region};
@@ -606,6 +606,46 @@ mod tests {
         assert_eq!(e.hint().as_deref(), Some("give the sequence to every slot"));
         plan.graphs[0].stateful = false;
         States::new(&plan, &[]).unwrap().fork(0, 1).unwrap();
+    }
+
+    /// A block of values that begins and is not filled is cleared, in every head of its slot, and nothing else is.
+    #[test]
+    fn blocks_of_values_begin_empty() {
+        let text = r#"plan 15 {scratch_bytes = 0}
+            model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 36, slots = 2, eos = [], parameters = 1, active_parameters = 1}
+            target "t" {triple = "", cpu = "", features = []}
+            memory 0 "ram" {arena_bytes = 0}
+            state 0 "k" f32[2, 3, 36, 4] keys 4
+            state 1 "v" f32[2, 3, 36, 4] values 4 12"#;
+        let plan = moec_ir::text::parse_plan(text).unwrap();
+        let (head, block) = (36 * 4 * 4, 12 * 4 * 4);
+        let cleared = |rows: &[(u32, usize)]| {
+            let mut states = States::new(&plan, &[]).unwrap();
+            let bytes = states.region.bytes();
+            states.region.part_mut(0, bytes).unwrap().fill(0xff);
+            states.begin(rows.iter().copied()).unwrap();
+            let at = states.values[0].at;
+            let (keys, values) =
+                (states.region.part(0, at).unwrap(), states.region.part(at, 6 * head).unwrap());
+            assert!(keys.iter().all(|&b| b == 0xff));
+            let mut found = Vec::new();
+            for (i, block) in values.chunks(block).enumerate() {
+                let empty = block.iter().all(|&b| b == 0);
+                assert!(empty || block.iter().all(|&b| b == 0xff), "a part of a block");
+                if empty {
+                    found.push((i / 9, i / 3 % 3, i % 3));
+                }
+            }
+            found
+        };
+        let heads = |slot, block| [0, 1, 2].map(|head| (slot, head, block)).to_vec();
+        let run = |from: usize, to: usize| (from..to).map(|pos| (1, pos)).collect::<Vec<_>>();
+        assert_eq!(cleared(&run(0, 5)), heads(1, 0));
+        assert_eq!(cleared(&run(0, 12)), []);
+        assert_eq!(cleared(&run(5, 11)), []);
+        assert_eq!(cleared(&run(3, 25)), heads(1, 2));
+        assert_eq!(cleared(&[(0, 12), (1, 24)]), [heads(0, 1), heads(1, 2)].concat());
+        assert_eq!(cleared(&[(0, 13), (1, 23)]), []);
     }
 
     /// What is copied is exactly where tokens that are there lie: every number of theirs is copied, in every order.

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::regular;
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,8 +17,8 @@ pub fn path(bundle: &Path) -> PathBuf {
 pub struct Text {
     tokenizer: Tokenizer,
     bos: Option<u32>,
-    /// Ids that are left out of a text, sorted.
-    special: Vec<u32>,
+    /// Special tokens, which are left out of a text.
+    special: BTreeMap<u32, String>,
 }
 
 impl Text {
@@ -52,13 +53,11 @@ impl Text {
             tokenizer.with_padding(None);
             Ok(tokenizer)
         });
-        let special = |tokenizer: &Tokenizer| {
-            let added = tokenizer.get_added_tokens_decoder();
-            let mut ids: Vec<u32> = added.into_iter().filter(|(_, t)| t.special).map(|(id, _)| id).collect();
-            ids.sort_unstable();
-            ids
-        };
-        read.map(|tokenizer| Self { special: special(&tokenizer), tokenizer, bos }).map_err(|e| e.to_string())
+        let tokenizer = read.map_err(|e| e.to_string())?;
+        let added = tokenizer.get_added_tokens_decoder();
+        let special = added.into_iter().filter(|(_, token)| token.special);
+        let special = special.map(|(id, token)| (id, token.content)).collect();
+        Ok(Self { tokenizer, bos, special })
     }
 
     /// The largest id that the tokenizer knows, and its token; none if it knows none.
@@ -114,10 +113,9 @@ impl Text {
         TextStream { skip: false, ..self.own_stream() }
     }
 
-    /// Texts of the special tokens, in no order.
+    /// Texts of the special tokens, in the order of their ids.
     pub fn special_tokens(&self) -> Vec<String> {
-        let added = self.tokenizer.get_added_tokens_decoder();
-        added.into_values().filter(|token| token.special).map(|token| token.content).collect()
+        self.special.values().cloned().collect()
     }
 }
 
@@ -187,7 +185,7 @@ impl<'a> TextStream<'a> {
 
     /// Whether an id is a special token that is not written: decoders do not see it.
     fn leaves_out(&self, id: u32) -> bool {
-        self.skip && self.source().special.binary_search(&id).is_ok()
+        self.skip && self.source().special.contains_key(&id)
     }
 
     /// Text of the window's first ids.

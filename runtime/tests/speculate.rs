@@ -72,3 +72,15 @@ fn what_repeats_itself_is_kept() {
     assert_eq!(made.ids, continuation(&prompt, 8));
     assert!(did.kept + did.close > 0 && did.acceptance().is_some(), "{did:?}");
 }
+
+/// Kernels of more rows may treat inputs otherwise than those of one row: sizes above eight check no guess.
+#[test]
+fn large_sizes_check_nothing() {
+    let prompt = [1, 2, 3, 1, 2, 3, 1, 2, 3];
+    let request = Request { slot: 0, prompt: &prompt, n: 8, end: &[] };
+    for (rows, checks) in [(8, true), (9, false), (16, false)] {
+        let entries = [(Prefill(8), 8), (Decode(1), 1), (Decode(rows), rows)];
+        let (made, did) = guessed(&entries, &request, 4);
+        assert_eq!((made.ids, did.calls > 0), (continuation(&prompt, 8), checks), "{rows}");
+    }
+}

@@ -110,8 +110,8 @@ impl Engine<'_> {
     }
 
     /// Appends several tokens to the sequence in `slot` in one call, from position `start` on, in the smallest decode entry point that
-    /// has as many rows, of those that treat inputs as those of one row ([`FEW_ROWS`]). `sink` gets the index and the logits (`f32[vocab]`) of each, in order. Tokens at `start` and later are
-    /// replaced. Kernels of several rows sum in another order than those of one.
+    /// has as many rows, of those that treat inputs as those of one row ([`FEW_ROWS`]). `sink` gets the index and the logits
+    /// (`f32[vocab]`) of each, in order. Tokens at `start` and later are replaced. Kernels of several rows sum in another order than those of one.
     ///
     /// # Errors
     /// As [`Engine::prefill`]; more tokens than [`Engine::most_rows`].
