@@ -740,6 +740,7 @@ impl Plan {
     ///
     /// # Errors
     /// Truncated, oversized or malformed bytes, bytes left over, or numbers that are not finite.
+    #[expect(clippy::disallowed_methods, reason = "`config` sets a limit")]
     pub fn decode(bytes: &[u8]) -> Result<Self, bincode::error::DecodeError> {
         let (plan, read) = bincode::decode_from_slice::<Self, _>(bytes, config())?;
         if read != bytes.len() {

@@ -40,8 +40,7 @@ pub(crate) fn folder(llvm: &Llvm) -> Result<PathBuf, Failed> {
     let failed = |e: std::io::Error| Failed::new(format!("`{}` cannot be written: {e}", folder.display()));
     fs::create_dir_all(&folder).map_err(failed)?;
     for (library, archive, package) in ARCHIVES {
-        let place = find(archive)
-            .ok_or_else(|| Failed::new(format!("`{archive}` is not found")).hint(apt::as_root(&[package])))?;
+        let place = place(archive, package)?;
         let link = folder.join(format!("lib{library}.a"));
         if fs::read_link(&link).ok().as_ref() != Some(&place) {
             let _ = fs::remove_file(&link);
@@ -49,6 +48,17 @@ pub(crate) fn folder(llvm: &Llvm) -> Result<PathBuf, Failed> {
         }
     }
     Ok(folder)
+}
+
+/// One archive of LLVM's, and those of the libraries that it asks for.
+pub(crate) fn files(llvm: &Llvm) -> Result<Vec<PathBuf>, Failed> {
+    let own = std::iter::once(Ok(llvm.prefix.join("lib/libLLVMCore.a")));
+    own.chain(ARCHIVES.iter().map(|(_, archive, package)| place(archive, package))).collect()
+}
+
+fn place(archive: &str, package: &str) -> Result<PathBuf, Failed> {
+    let missing = || Failed::new(format!("`{archive}` is not found")).hint(apt::as_root(&[package]));
+    find(archive).ok_or_else(missing)
 }
 
 /// Where the C compiler's linker finds an archive.

@@ -4,6 +4,8 @@
 //! commit), no owner. What was packed is unpacked into a folder of its own and has to pass `moec self-test` there.
 
 use crate::archives;
+use crate::llvm::Llvm;
+use crate::notices;
 use crate::setup;
 use crate::shell::{self, Failed, cargo, program, root, stage, target_dir};
 use std::collections::BTreeSet;
@@ -25,8 +27,12 @@ const COMPLETIONS: [(&str, &str); 3] = [
     ("zsh", "zsh/site-functions/_moec"),
     ("fish", "fish/vendor_completions.d/moec.fish"),
 ];
+/// Where documents belong.
+const DOCUMENTATION: &str = "share/doc/moec";
 /// Debian's package of the C library, which every program needs.
 const GLIBC: &str = "libc6";
+/// The licences of what is linked into the program, among its documents.
+const NOTICES: &str = "THIRD-PARTY.txt";
 /// What is packed beside the program.
 const DOCUMENTS: [&str; 4] = ["README.md", "CHANGELOG.md", "LICENSE-MIT", "LICENSE-APACHE"];
 
@@ -53,11 +59,12 @@ pub(crate) fn run(args: &[String]) -> Result<(), Failed> {
     fresh(&options.out)?;
     let stage_dir = options.out.join("stage");
     let tree = stage_dir.join(&name);
+    let needs = needs(&binary)?;
     tree_of(&binary, &tree)?;
+    write(&tree.join(DOCUMENTATION).join(NOTICES), &licences(&needs)?)?;
     let tarball = options.out.join(format!("{name}.tar.gz"));
     pack(&stage_dir, &name, &tarball, &epoch)?;
     let package = options.out.join(format!("moec_{version}_{}.deb", debian(machine)));
-    let needs = needs(&tree.join("bin/moec"))?;
     deb(&tree, &stage_dir.join("deb"), &package, &version, &epoch, &needs)?;
     let made = [&tarball, &package].map(|p| p.file_name().unwrap_or_default());
     let sums = shell::output(program("sha256sum").args(made).current_dir(&options.out))
@@ -124,7 +131,7 @@ fn fresh(folder: &Path) -> Result<(), Failed> {
 
 /// Lays out what is installed, as below `/usr`.
 fn tree_of(binary: &Path, tree: &Path) -> Result<(), Failed> {
-    let (bin, man, doc) = (tree.join("bin"), tree.join("share/man/man1"), tree.join("share/doc/moec"));
+    let (bin, man, doc) = (tree.join("bin"), tree.join("share/man/man1"), tree.join(DOCUMENTATION));
     for folder in [&bin, &man, &doc] {
         fs::create_dir_all(folder).map_err(|e| failed("create", folder, &e))?;
     }
@@ -147,6 +154,17 @@ fn tree_of(binary: &Path, tree: &Path) -> Result<(), Failed> {
         fs::copy(&from, &to).map_err(|e| failed("copy", &from, &e))?;
     }
     Ok(())
+}
+
+/// Licences of the crates in the program, and, where LLVM is a part of it, of LLVM and what that asks for.
+fn licences(needs: &Needs) -> Result<String, Failed> {
+    let crates = notices::text(&notices::linked("moec", &[])?)?;
+    if needs.libraries.iter().any(|name| name.starts_with("libLLVM")) {
+        return Ok(crates);
+    }
+    let llvm =
+        Llvm::find().ok_or_else(|| Failed::new("LLVM is not here, whose licence belongs to the program"))?;
+    Ok(crates + &notices::of_system(&archives::files(&llvm)?)?)
 }
 
 /// Packs a folder so that the same files are the same bytes.

@@ -16,12 +16,14 @@ mod cross;
 mod cuda;
 mod debian;
 mod demo;
+mod deny;
 mod dist;
 mod docs;
 mod gpu_check;
 mod hit_rates;
 mod llvm;
 mod memory;
+mod notices;
 mod padding;
 mod papers;
 mod peers;
@@ -88,6 +90,8 @@ const COMMANDS: &[Command] = &[
         apple::run,
     ),
     ("docs", "write the generated pages of docs/", docs::run),
+    ("deny", "check licences, sources and advisories of all crates with cargo-deny", deny::run),
+    ("notices", "write the licences of what is linked into `run`, which bundles carry", notices::run),
     ("dist", "pack moec: a tarball, a Debian package, checksums; takes options, `--help` lists them", || {
         dist::run(&options())
     }),
@@ -255,6 +259,22 @@ fn main() -> ExitCode {
         Err(failed) => {
             eprintln!("error: {failed}");
             ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The contracts of `tests/contracts.rs` that are this program's.
+    #[test]
+    fn commands_that_scripts_call_keep_their_names() {
+        for name in ["demo", "test", "coreml", "qnn", "cuda"] {
+            assert!(
+                COMMANDS.iter().any(|(n, ..)| *n == name),
+                "scripts call `cargo xtask {name}`: bring it back"
+            );
         }
     }
 }

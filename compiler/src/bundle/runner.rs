@@ -84,6 +84,8 @@ pub(super) fn lock_of(more: Option<Runner>) -> &'static str {
 }
 const MAC_SCRIPT_TEXT: &str = include_str!("../../runner/build.sh.txt");
 const BUILD_SCRIPT: &str = include_str!("../../runner/build.rs.txt");
+/// Licences of the crates that are linked into `run`, written by `cargo xtask notices`.
+const NOTICES: &str = include_str!("../../runner/THIRD-PARTY.txt");
 
 /// Writes the runner crate into `folder`, which is created. `more`: what it has besides the runtime.
 ///
@@ -134,6 +136,7 @@ fn fixed_files(more: Option<Runner>) -> Result<Vec<(PathBuf, String)>> {
         ("Cargo.toml".into(), root_manifest(more)?),
         ("Cargo.lock".into(), lock_of(more).into()),
         ("build.rs".into(), BUILD_SCRIPT.into()),
+        ("THIRD-PARTY.txt".into(), NOTICES.into()),
     ];
     for Crate { name, manifest, sources, .. } in crates(more) {
         let to = Path::new("vendor").join(name);

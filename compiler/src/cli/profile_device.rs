@@ -14,6 +14,7 @@ use moec_runtime::flash::{Choice, Options};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Bytes that one access of the measured stream of reads takes.
@@ -294,12 +295,20 @@ fn memory_total() -> Option<u64> {
 }
 
 /// What the processor calls itself, or its architecture.
-fn processor_name() -> String {
+pub(super) fn processor_name() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let line = text.lines().find(|l| l.starts_with("model name"));
     let name = line.and_then(|l| l.split_once(':')).map(|(_, n)| n.trim().to_owned());
-    let name = name.unwrap_or_else(|| std::env::consts::ARCH.to_owned());
+    let name = name.or_else(mac).unwrap_or_else(|| std::env::consts::ARCH.to_owned());
     memory_total().map_or(name.clone(), |m| format!("{name}, {} cores, {}", cpu::cores(), human::bytes(m)))
+}
+
+/// What macOS calls this processor.
+fn mac() -> Option<String> {
+    let asked = cfg!(target_os = "macos")
+        .then(|| Command::new("sysctl").args(["-n", "machdep.cpu.brand_string"]).output().ok());
+    let out = asked.flatten().filter(|out| out.status.success())?;
+    Some(String::from_utf8_lossy(&out.stdout).trim().to_owned()).filter(|name| !name.is_empty())
 }
 
 /// Every figure, those of slower instructions too.

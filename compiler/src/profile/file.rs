@@ -81,6 +81,7 @@ fn stored(version: u32, bytes: &[u8]) -> std::result::Result<(Profile, &[u8]), D
 }
 
 /// A part, if it is there, and what lies behind it.
+#[expect(clippy::disallowed_methods, reason = "a limit is set")]
 fn part<T: Decode<()>>(there: bool, bytes: &[u8]) -> std::result::Result<(Option<T>, &[u8]), DecodeError> {
     if !there {
         return Ok((None, bytes));

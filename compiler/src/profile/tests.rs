@@ -331,7 +331,8 @@ fn a_bomb_is_not_inflated() {
     let claim = [5, b'o', b'l', b'm', b'o', b'e', 1, 1, 1].iter().copied().chain([3; 32]).chain([253]);
     let stored: Vec<u8> = claim.chain([0xff; 8]).collect();
     bytes = wrapped(file::VERSION, stored.len() as u64, &stored);
-    assert!(Profile::decode(&bytes).is_err());
+    let e = Profile::decode(&bytes).expect_err("more than the limit");
+    assert!(e.to_string().contains("LimitExceeded"), "{e}");
 }
 
 #[test]

@@ -372,6 +372,17 @@ fn bad_placements_are_refused() {
     refuse_placement("in no group", |p| drop(p.experts[0].groups.pop()));
 }
 
+/// Lengths past the limit reserve no memory.
+#[test]
+fn a_stored_plan_with_a_hostile_length_is_refused() {
+    for length in [(64 << 20) + 1, u64::MAX] {
+        // The version, then the length of the family's name, as a number of eight bytes.
+        let bytes: Vec<u8> = [1, 253].into_iter().chain(length.to_le_bytes()).collect();
+        let e = Plan::decode(&bytes).unwrap_err();
+        assert!(matches!(e, bincode::error::DecodeError::LimitExceeded), "{length}: {e}");
+    }
+}
+
 #[test]
 fn a_stored_plan_holds_no_number_that_is_none() {
     let mut p = plan();

@@ -267,6 +267,16 @@ impl From<Error> for Failure {
 }
 
 impl Front<'_> {
+    /// Every subcommand with its options: this crate's own and those that were brought. Arguments begin with the subcommand.
+    pub fn command(&self) -> clap::Command {
+        let brought = self.more.iter().map(|more| (more.command)());
+        let command = Cli::command().bin_name(self.name).subcommands(brought);
+        match self.forms {
+            Some(forms) => command.mut_subcommand(GENERATE, forms.options),
+            None => command,
+        }
+    }
+
     /// The whole of a `run`: the bundle is the folder that the executable lies in. `plan` is encoded, and its kernels come in
     /// its order: see [`Program::linked`]. Returns the exit status, for a `main` that may be C's.
     pub fn main(&self, plan: &[u8], kernels: &[KernelFn]) -> u8 {
@@ -305,19 +315,13 @@ impl Front<'_> {
         mut io: Io<'_>,
     ) -> u8 {
         let &Self { name, more, forms, beside, native } = self;
-        let commands: Vec<clap::Command> = more.iter().map(|more| (more.command)()).collect();
-        let names: Vec<String> = commands.iter().map(|c| c.get_name().to_owned()).collect();
-        let mut command = Cli::command().bin_name(name).subcommands(commands);
-        if let Some(forms) = forms {
-            command = command.mut_subcommand(GENERATE, forms.options);
-        }
-        let matches = match command.try_get_matches_from(args) {
+        let matches = match self.command().try_get_matches_from(args) {
             Ok(matches) => matches,
             Err(e) => return refuse(&e, name, &mut io),
         };
         let context = Context { program, bundle, name, beside, native };
         let brought = matches.subcommand().and_then(|(verb, matches)| {
-            Some((more.get(names.iter().position(|name| name == verb)?)?, matches))
+            Some((more.iter().find(|more| (more.command)().get_name() == verb)?, matches))
         });
         let done = match brought {
             Some((more, matches)) => (more.run)(&context, matches, &mut io),
