@@ -6,6 +6,7 @@ mod support;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use support::{Setup, built, checkpoint, fails, moec, ok};
 
 /// A tiny bundle for a target; `more` is added to its `model.toml`.
@@ -110,4 +111,73 @@ fn moec_tests_itself() {
     assert_eq!((json["verdict"].as_str(), json["tokens"]["same"].as_u64()), (Some("ok"), Some(64)), "{json}");
     assert!(json["largest_distance_of_a_logit"].as_f64().unwrap() <= 2e-3);
     assert!(json["decode_tokens_per_s"].as_f64().unwrap() > 0.0);
+}
+
+/// Every string below a value, with the keys of objects.
+fn strings<'v>(value: &'v Value, all: &mut Vec<&'v str>) {
+    match value {
+        Value::String(text) => all.push(text),
+        Value::Array(values) => values.iter().for_each(|value| strings(value, all)),
+        Value::Object(map) => map.iter().for_each(|(key, value)| {
+            all.push(key);
+            strings(value, all);
+        }),
+        _ => {}
+    }
+}
+
+/// One command tries and times every unit, and what it writes tells nothing of whose machine it is.
+#[test]
+fn a_report_to_be_sent_has_every_unit_and_nothing_private() {
+    let folder = tempfile::tempdir().unwrap();
+    let home = folder.path().join("mara-home");
+    fs::create_dir(&home).unwrap();
+    let report = folder.path().join("report.json");
+    let mut test = moec();
+    test.env("HOME", &home).env("USER", "mara").env("LOGNAME", "mara").env("MOEC_CACHE", home.join("cache"));
+    let said = ok(test.args(["self-test", "--quiet", "--report"]).arg(&report)).stdout;
+    assert!(String::from_utf8(said).unwrap().contains(": ok, 64 of 64 tokens"));
+    let text = fs::read_to_string(&report).unwrap();
+    let json: Value = serde_json::from_str(&text).unwrap();
+
+    let unit = |name: &str| {
+        json["units"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|u| u["unit"] == name)
+            .unwrap_or_else(|| panic!("{name}: {json}"))
+    };
+    let cpu = unit("cpu");
+    assert_eq!(
+        (cpu["state"].as_str(), cpu["verify"]["verdict"].as_str()),
+        (Some("ok"), Some("right")),
+        "{cpu}"
+    );
+    assert!(cpu["verify"]["files"].as_u64() > Some(0) && cpu["tokens"]["same"] == 64, "{cpu}");
+    for rate in ["prefill_tokens_per_s", "decode_tokens_per_s"] {
+        assert!(cpu["bench"][rate].as_f64() > Some(0.0), "{cpu}");
+    }
+    // Most machines have neither.
+    for unit in ["gpu", "npu"].map(unit) {
+        let why = unit["why"].as_str().unwrap_or_default();
+        assert!(unit["state"] == "ok" || unit["state"] == "missing" && !why.is_empty(), "{unit}");
+    }
+    assert!(json["figures"]["read_gb_per_s"].as_f64() > Some(0.0) && !json["figures"]["matmul"].is_null());
+    assert!(json["processor"].as_str().is_some_and(|name| name.contains("cores")));
+
+    let mut all = Vec::new();
+    strings(&json, &mut all);
+    let host = String::from_utf8(ok(&mut Command::new("uname").arg("-n")).stdout).unwrap();
+    for private in ["mara", folder.path().to_str().unwrap()] {
+        assert!(!text.contains(private), "`{private}` is in the report:\n{text}");
+    }
+    let mut words = all.iter().flat_map(|text| text.split(|c: char| !c.is_alphanumeric() && c != '-'));
+    assert!(words.all(|word| word != host.trim()), "the host's name is in the report:\n{text}");
+    let path = all.iter().find(|text| text.split([' ', '`', '"', '\'']).any(|word| word.starts_with('/')));
+    assert!(path.is_none(), "the report has a path: {path:?}");
+
+    // Where nothing can be written nothing is tried.
+    let (code, said) = fails(moec().args(["self-test", "--report"]).arg(folder.path()));
+    assert!(code == 1 && said.contains("cannot write"), "{said}");
 }

@@ -67,6 +67,13 @@ pub static OPENAI: Need = Need {
     help: Help::Command("cargo xtask openai"),
     find: || openai().is_some_and(|python| starts(python, &["-c", "import openai"])),
 };
+/// What checks workflows of public CI.
+pub static ACTIONLINT: Need = Need {
+    name: "actionlint",
+    what: "actionlint",
+    help: Help::Command("cargo xtask actionlint"),
+    find: || actionlint().is_some(),
+};
 /// A browser without a window.
 pub static CHROMIUM: Need = Need {
     name: "chromium",
@@ -195,12 +202,13 @@ pub static PYTHON: Need = Need {
 };
 
 /// All of them.
-pub static NEEDS: [&Need; 23] = [
+pub static NEEDS: [&Need; 24] = [
     &COREML,
     &QNN,
     &ONNXRUNTIME,
     &GGUF,
     &OPENAI,
+    &ACTIONLINT,
     &CHROMIUM,
     &PTXAS,
     &AARCH64,
@@ -258,6 +266,13 @@ pub fn gguf() -> Option<PathBuf> {
 /// The Python with OpenAI's client: `MOEC_OPENAI`, or the one that `cargo xtask openai` installs.
 pub fn openai() -> Option<PathBuf> {
     from("MOEC_OPENAI").or_else(|| Some(cache()?.join("openai/bin/python")))
+}
+
+/// What checks workflows, if it is here: `MOEC_ACTIONLINT`, the one that `cargo xtask actionlint` installs, or that on the path.
+pub fn actionlint() -> Option<PathBuf> {
+    let installed = from("MOEC_ACTIONLINT").or_else(|| Some(cache()?.join("actionlint/bin/actionlint")));
+    let path = installed.filter(|path| path.is_file()).unwrap_or_else(|| PathBuf::from("actionlint"));
+    starts(&path, &["-version"]).then_some(path)
 }
 
 /// Whether the helper and the environment lie where moec looks for them.

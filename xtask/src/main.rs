@@ -74,6 +74,9 @@ const COMMANDS: &[Command] = &[
     ("openai", "install OpenAI's client, with which tests ask `run serve`, in a folder of its own", || {
         venv::run(&venv::OPENAI)
     }),
+    ("actionlint", "install actionlint, with which tests check workflows, in a folder of its own", || {
+        venv::run(&venv::ACTIONLINT)
+    }),
     (
         "cuda",
         "install NVIDIA's assembler of PTX, for machine code in bundles, in moec's cache folder",

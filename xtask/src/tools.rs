@@ -2,7 +2,7 @@
 
 use crate::shell::Failed;
 use crate::{apt, coreml, cuda, qnn, venv};
-use moec_testing::{COREML, GGUF, Help, NEEDS, Need, OPENAI, PTXAS, QNN};
+use moec_testing::{ACTIONLINT, COREML, GGUF, Help, NEEDS, Need, OPENAI, PTXAS, QNN};
 
 /// What a test needs, and the command of this program that installs it.
 type Installer = (&'static Need, fn() -> Result<(), Failed>);
@@ -13,6 +13,7 @@ const INSTALLERS: &[Installer] = &[
     (&QNN, qnn::run),
     (&GGUF, || venv::run(&venv::GGUF)),
     (&OPENAI, || venv::run(&venv::OPENAI)),
+    (&ACTIONLINT, || venv::run(&venv::ACTIONLINT)),
     (&PTXAS, cuda::run),
 ];
 

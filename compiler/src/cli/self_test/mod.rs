@@ -7,9 +7,9 @@ mod report;
 mod trial;
 
 use super::output;
+use crate::Result;
 use crate::error::io_error;
 use crate::progress::Progress;
-use crate::{Error, Result};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::PathBuf;

@@ -6,8 +6,8 @@
 use super::trial::{Found, Trial, Trials, object};
 use crate::cli::profile_device::processor_name;
 use crate::families;
-use crate::targets;
 use crate::progress::Progress;
+use crate::targets;
 use crate::{Error, Result};
 use moec_device::{BUILT_IN, Device, Unit, UnitKind};
 use serde_json::{Map, Value, json};
@@ -19,8 +19,8 @@ use std::process::Command;
 const FORM: u32 = 1;
 /// How far logits may be from the reference's on a unit that rounds to bf16 or f16, where f32 is expected of the processor.
 const NEAR: f32 = 0.1;
-/// Systems of machines that have a unit with static graphs, which only their own programs reach.
-const WITH_GRAPHS: [&str; 2] = ["macos", "android"];
+/// Systems that moec runs on and whose machines have a unit with static graphs.
+const WITH_GRAPHS: [&str; 1] = ["macos"];
 /// Tokens of the prompt that is timed, and tokens behind it.
 const TIMED: [&str; 2] = ["64", "64"];
 /// Name of the device file that is measured.
@@ -169,14 +169,9 @@ fn said(e: &Error) -> String {
         .join("\n")
 }
 
-/// What the operating system calls itself, where that says more than its kind.
+/// The version of the operating system, where static graphs depend on it.
 fn system() -> Option<String> {
-    let product = |command: &str, args: &[&str]| printed(Command::new(command).args(args));
-    match env::consts::OS {
-        "macos" => product("sw_vers", &["-productVersion"]),
-        "android" => product("getprop", &["ro.build.version.release"]),
-        _ => None,
-    }
+    cfg!(target_os = "macos").then(|| printed(Command::new("sw_vers").arg("-productVersion"))).flatten()
 }
 
 fn printed(command: &mut Command) -> Option<String> {

@@ -118,17 +118,27 @@ impl Trials {
     pub(super) fn of(&self, trial: &Trial<'_>, progress: &Progress) -> Result<Found> {
         let bundle = self.bundle(trial.unit);
         progress.stage("Building", "a model of 6 million parameters");
-        let placement = trial.unit.map_or_else(String::new, |unit| {
-            format!("[placement]\nexperts = \"{unit}\"\nattention = \"{unit}\"\n")
-        });
-        write(self.folder(), &[("model.toml", (TOML.to_owned() + &placement).as_bytes())])?;
+        let model = self.folder().join("model.toml");
+        write(self.folder(), &[("model.toml", TOML.as_bytes())])?;
+        if let Some(unit) = trial.unit {
+            // Static graphs have capacities, which recorded routing decides. What goes past them is not lost.
+            let ids = self.folder().join("ids.txt");
+            write(self.folder(), &[("ids.txt", list(&self.ids).as_bytes())])?;
+            let mut calibrate = self.moec();
+            calibrate.arg("calibrate").arg(&model).args(["--quiet", "--ids"]).arg(&ids);
+            ran(calibrate.arg("-o").arg(self.folder().join("ids.trace")))?;
+            let more = format!(
+                "[calibrate]\nprofile = \"ids.trace\"\n[experts]\noverflow = \"spill\"\n\
+                 [placement]\nexperts = \"{unit}\"\nattention = \"{unit}\"\n"
+            );
+            write(self.folder(), &[("model.toml", (TOML.to_owned() + &more).as_bytes())])?;
+        }
         let start = Instant::now();
         let mut build = self.moec();
-        build.arg("build").arg(self.folder().join("model.toml")).args(["--quiet", "--target"]);
+        build.arg("build").arg(&model).args(["--quiet", "--target"]);
         ran(build.arg(trial.target).arg("-o").arg(&bundle))?;
         let build_s = start.elapsed().as_secs_f64();
         progress.stage("Running", "it");
-        let list = |ids: &[u32]| ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
         let (prompt, rest) = self.ids.split_at(PROMPT.min(self.ids.len()));
         let n = rest.len().to_string();
         let made = object(self.run(&bundle).args(["generate", "--json", "--ids", &list(prompt), "-n", &n]))?;
@@ -184,6 +194,11 @@ fn ran(command: &mut Command) -> Result<Vec<u8>> {
     }
     Err(Error::environment(format!("{} failed ({})", shown(command), out.status))
         .because(String::from_utf8_lossy(&out.stderr).trim()))
+}
+
+/// `1,2,3`
+fn list(ids: &[u32]) -> String {
+    ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
 fn shown(command: &Command) -> String {
