@@ -66,7 +66,7 @@ pub(super) fn write(trials: &Trials, processor: Result<&Found, &Error>, progress
         Some(target) => tried(trials, OsStr::new(target), UnitKind::Npu, &private, progress),
         None => json!({
             "unit": UnitKind::Npu.name(), "state": "missing",
-            "why": format!("machines with {} have none that moec builds for", env::consts::OS),
+            "why": format!("static graphs run on {} alone, and this is {}", WITH_GRAPHS.join(", "), env::consts::OS),
         }),
     });
     let right = units.iter().all(|unit| matches!(unit["state"].as_str(), Some("ok" | "missing")));
