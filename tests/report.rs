@@ -174,7 +174,9 @@ fn a_report_to_be_sent_has_every_unit_and_nothing_private() {
     }
     let mut words = all.iter().flat_map(|text| text.split(|c: char| !c.is_alphanumeric() && c != '-'));
     assert!(words.all(|word| word != host.trim()), "the host's name is in the report:\n{text}");
-    let path = all.iter().find(|text| text.split([' ', '`', '"', '\'']).any(|word| word.starts_with('/')));
+    // Sources of figures may name files of the kernel's.
+    let mut words = all.iter().flat_map(|text| text.split([' ', '`', '"', '\'']));
+    let path = words.find(|word| word.starts_with('/') && !word.starts_with("/sys/"));
     assert!(path.is_none(), "the report has a path: {path:?}");
 
     // Where nothing can be written nothing is tried.
