@@ -8,7 +8,7 @@
     reason = "a test fails by panicking"
 )]
 
-mod support;
+use crate::support;
 
 use moec::bundle::read::Bundle;
 use moec::bundle::toolchain::Toolchain;

@@ -8,7 +8,7 @@
     reason = "a test fails by panicking"
 )]
 
-mod support;
+use crate::support;
 
 use std::path::{Path, PathBuf};
 use support::{Expected, checkpoint, distance, expected, fails, list, logits_file, moec, ok, runs_here};

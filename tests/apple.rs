@@ -2,7 +2,7 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod support;
+use crate::support;
 
 use moec_ir::plan::Plan;
 use object::read::macho::{LoadCommandVariant, MachHeader as _, MachOFile64};

@@ -6,7 +6,7 @@
     reason = "a test fails by panicking"
 )]
 
-mod support;
+use crate::support;
 
 use std::path::{Path, PathBuf};
 use support::{ferris, ferris_relu, moec, ok};

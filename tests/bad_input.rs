@@ -4,7 +4,7 @@
 //! them go through the binary, and everything that only a whole run can show.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
 
-mod support;
+use crate::support;
 
 use moec_testing::MOUNT;
 use std::fs;

@@ -3,9 +3,8 @@
 #![cfg(target_os = "linux")]
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-#[path = "support/group.rs"]
-mod group;
-mod support;
+use crate::support::group;
+use crate::support;
 
 use group::{Group, forget};
 use moec::bundle::read::Bundle;

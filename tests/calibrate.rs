@@ -7,7 +7,7 @@ mod case;
 mod evaluator;
 #[path = "calibrate/rounding.rs"]
 mod rounding;
-mod support;
+use crate::support;
 #[path = "calibrate/wide.rs"]
 mod wide;
 

@@ -1,7 +1,7 @@
 //! A chat template on its way from a checkpoint into a bundle, and a conversation with the demo model.
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
-mod support;
+use crate::support;
 
 use serde_json::Value;
 use std::fs;

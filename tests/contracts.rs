@@ -4,7 +4,7 @@
 //! new one where there is one. The commands of `cargo xtask` have such a table in `xtask/src/main.rs`.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod support;
+use crate::support;
 
 use clap::Parser as _;
 use moec::cli::Cli;

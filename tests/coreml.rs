@@ -21,7 +21,7 @@ mod limits;
 mod of_parts;
 #[path = "coreml/stored.rs"]
 mod stored;
-mod support;
+use crate::support;
 #[path = "coreml/weights.rs"]
 mod weights;
 

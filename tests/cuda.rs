@@ -1,7 +1,7 @@
 //! A graphics processor's kernels, executed from the PTX of bundles, give what transformers and the processor give.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
 
-mod support;
+use crate::support;
 
 use moec::bundle::read::Bundle;
 use moec_cuda::{Emulated, artifact};

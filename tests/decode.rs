@@ -1,7 +1,7 @@
 //! Big-little decoding and best-of-N of compiled models: every family, every format of the KV cache.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
 
-mod support;
+use crate::support;
 
 use moec::bundle::read::Bundle;
 use moec::progress::Progress;

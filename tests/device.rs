@@ -1,7 +1,7 @@
 //! Bundles for device files of the user's own: what they were built for travels with them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod support;
+use crate::support;
 
 use moec::bundle::manifest::{Manifest, entry};
 use moec::bundle::read::Bundle;

@@ -10,7 +10,7 @@
     reason = "a test fails by panicking, and says what it runs"
 )]
 
-mod support;
+use crate::support;
 
 use moec_testing::PYTHON;
 use std::collections::BTreeSet;
@@ -349,7 +349,7 @@ fn what_is_not_run_is_held_against_its_help() {
     assert!(parses("moec synth --alike olmoe").unwrap_err().contains("--alike"));
     assert!(parses("cargo xtask demo").is_ok());
     assert!(parses("cargo xtask demolish").unwrap_err().contains("demolish"));
-    assert!(parses("cargo test -p moec --test documents").is_ok());
+    assert!(parses("cargo test -p moec --test end_to_end documents::").is_ok());
     assert!(parses("cargo test -p moec --test document").is_err());
 }
 

@@ -1,7 +1,7 @@
 //! The evaluator and the compiled code agree, layer by layer; rewriting keeps the meaning of the Graph.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
 
-mod support;
+use crate::support;
 
 use moec::build::{Request, build};
 use moec::bundle::read::Bundle;

@@ -3,7 +3,7 @@
 //! `MOEC_BLESS=1 cargo test --test filetests` writes what comes out anew; read the difference. `moec pass NAME FILE` prints it.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod support;
+use crate::support;
 
 use moec::Fault;
 use moec::filetest::{Filetest, check};

@@ -1,7 +1,7 @@
 //! Plans before and after pass `fuse` compute the same bits: prompts, chunk by chunk, and decoding of several sequences.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod support;
+use crate::support;
 
 use moec::bundle::read::Bundle;
 use moec::bundle::write::write;

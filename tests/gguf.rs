@@ -1,7 +1,7 @@
 //! GGUF files through the binary: the same weights as safetensors give the same bundle, and the same tokens.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod support;
+use crate::support;
 
 use moec_testing::GGUF;
 use std::fs;

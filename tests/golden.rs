@@ -1,7 +1,7 @@
 //! Every family, compiled and run as a user would, against what transformers computed.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod support;
+use crate::support;
 
 use std::path::Path;
 use support::{

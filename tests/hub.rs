@@ -1,7 +1,7 @@
 //! Models by name, from a hub that this file plays: lists, redirections, ranges, hashes, and everything that can go wrong on the way.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod support;
+use crate::support;
 
 use safetensors::SafeTensors;
 use serde_json::{Value, json};

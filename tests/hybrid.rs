@@ -2,7 +2,7 @@
 //! brought, the bits are the processor's.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod support;
+use crate::support;
 
 use moec::bundle::read::Bundle;
 use moec_ir::EntryKind;

@@ -10,9 +10,8 @@
     reason = "a test fails by panicking"
 )]
 
-#[path = "support/pty.rs"]
-mod pty;
-mod support;
+use crate::support::pty;
+use crate::support;
 
 use moec_testing::PREBUILT;
 use pty::{left, on_terminal};

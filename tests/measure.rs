@@ -1,7 +1,7 @@
 //! Measuring verbs: what they write must be of use, whatever the times are.
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
-mod support;
+use crate::support;
 
 use moec_device::Device;
 use serde_json::Value;

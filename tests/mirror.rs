@@ -1,7 +1,7 @@
 //! Experts and attention on a unit with a memory of its own give what the processor gives, to the bit, wherever they live.
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod support;
+use crate::support;
 
 use moec::bundle::read::Bundle;
 use moec_ir::plan::{Builtin, Code, Plan, Span};

@@ -5,7 +5,7 @@
     reason = "what fails here fails the test; paths are quoted as in TOML"
 )]
 
-mod support;
+use crate::support;
 
 use serde_json::Value;
 use std::fs;

@@ -3,7 +3,7 @@
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod support;
+use crate::support;
 
 use moec::bundle::read::Bundle;
 use moec::families;

@@ -1,7 +1,7 @@
 //! Experts by neurons, built and run as a user would, beside whole experts of the same model.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod support;
+use crate::support;
 
 use std::fs;
 use std::path::{Path, PathBuf};

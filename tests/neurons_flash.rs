@@ -2,7 +2,7 @@
 //! and a token reads fewer bytes than of whole experts.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod support;
+use crate::support;
 
 use moec::bundle::read::Bundle;
 use moec_runtime::engine::Want;
@@ -229,10 +229,10 @@ fn a_token_reads_less_than_of_whole_experts() {
     let lines: String = rows.iter().map(line).collect();
     let table = format!("\n| memory | whole experts | neurons | least |\n|---|---|---|---|\n{lines}\n");
     let page = std::fs::read_to_string(root().join(PAGE)).unwrap();
-    let (before, rest) = page.split_once("neurons_flash` -->\n").unwrap();
+    let (before, rest) = page.split_once("neurons_flash::` -->\n").unwrap();
     let (stands, behind) = rest.split_once("<!-- /flash -->").unwrap();
     if std::env::var_os("MOEC_BLESS").is_some() {
-        let page = format!("{before}neurons_flash` -->\n{table}<!-- /flash -->{behind}");
+        let page = format!("{before}neurons_flash::` -->\n{table}<!-- /flash -->{behind}");
         return std::fs::write(root().join(PAGE), page).unwrap();
     }
     // Who is awake may depend on how a machine rounds, a little.

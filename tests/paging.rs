@@ -8,7 +8,7 @@ mod clock;
 mod guests;
 #[path = "paging/pins.rs"]
 mod pins;
-mod support;
+use crate::support;
 
 use moec::bundle::read::Bundle;
 use moec_ir::plan::Plan;

@@ -5,7 +5,7 @@
 //! `barriers` stands in `golden/snapshots`. `INSTA_UPDATE=always cargo test --test passes` renews them; read the difference.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
 
-mod support;
+use crate::support;
 
 use moec::config::Config;
 use moec::import::{self, ImportOptions};

@@ -9,7 +9,7 @@
     reason = "a test fails by panicking, and says what it skips"
 )]
 
-mod support;
+use crate::support;
 
 use moec::config::Config;
 use moec::import::{self, ImportOptions};

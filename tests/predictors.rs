@@ -2,7 +2,7 @@
 //! evaluator, and the table of `docs/neurons.md` says what they gain and cost.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod support;
+use crate::support;
 
 use moec::bundle::read::Bundle;
 use moec::decisions::{PredictorDecision, TriedPredictor};
@@ -297,10 +297,10 @@ fn the_page_says_what_predictors_gain_and_cost() {
     let table: String =
         iter::once(format!("\n{head}")).chain(rows.iter().map(line)).chain(["\n".to_owned()]).collect();
     let page = fs::read_to_string(root().join(PAGE)).unwrap();
-    let (before, rest) = page.split_once("--test predictors` -->\n").unwrap();
+    let (before, rest) = page.split_once("--test end_to_end predictors::` -->\n").unwrap();
     let (stands, behind) = rest.split_once("<!-- /predict -->").unwrap();
     if std::env::var_os("MOEC_BLESS").is_some() {
-        let page = format!("{before}--test predictors` -->\n{table}<!-- /predict -->{behind}");
+        let page = format!("{before}--test end_to_end predictors::` -->\n{table}<!-- /predict -->{behind}");
         return fs::write(root().join(PAGE), page).unwrap();
     }
     // Who is awake may depend on how a machine rounds, a little.

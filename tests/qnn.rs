@@ -18,7 +18,7 @@ mod limits;
 mod phone;
 #[path = "qnn/sizes.rs"]
 mod sizes;
-mod support;
+use crate::support;
 
 use moec::hashing::{hex, sha256};
 use serde_json::{Value, json};

@@ -2,12 +2,12 @@
 //! one leaves the old or the new, whole.
 //!
 //! Most cases replace a small bundle by the library's own means in a process of their own, which takes milliseconds: so every
-//! step and every system call can be the last. `MOEC_KILLS=200 cargo test -p moec --test replace real` kills as many real
+//! step and every system call can be the last. `MOEC_KILLS=200 cargo test -p moec --test end_to_end replace::real` kills as many real
 //! builds at random moments.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod support;
+use crate::support;
 
 use moec::bundle::manifest::{BUNDLE_VERSION, Manifest, entry};
 use moec::bundle::partial::Partial;

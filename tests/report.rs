@@ -1,7 +1,7 @@
 //! `moec report`, `moec compare` and `moec self-test`, as a user meets them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod support;
+use crate::support;
 
 use serde_json::Value;
 use std::fs;

@@ -1,7 +1,7 @@
 //! Two builds of the same input give the same bytes.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
 
-mod support;
+use crate::support;
 
 use std::path::Path;
 use support::{Setup, checkpoint, moec, ok, tree};

@@ -1,7 +1,7 @@
 //! Later builds take packed weights from earlier bundles where they would come out equal, and only there.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod support;
+use crate::support;
 
 use serde_json::Value;
 use std::fs;

@@ -10,7 +10,7 @@
 //! - its own choice again, by the evaluator, on the hidden states of the emulated run: differences are the router's;
 //! - a router in f16 on the hidden states of the evaluator: differences are what such a router would add.
 //!
-//! `cargo test -p moec --test routing -- --ignored --nocapture` runs all of them and prints the table of docs/benchmarks.md.
+//! `cargo test -p moec --test end_to_end routing:: -- --ignored --nocapture` runs all of them and prints the table of docs/benchmarks.md.
 //! Where coremltools is not installed these tests say so and pass.
 #![allow(
     clippy::unwrap_used,
@@ -19,7 +19,7 @@
     reason = "a test fails by panicking, and says what it skips"
 )]
 
-mod support;
+use crate::support;
 
 use half::{bf16, f16};
 use moec::bundle::read::Bundle;

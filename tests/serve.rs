@@ -3,7 +3,7 @@
 
 #[path = "../testing/clients/answer.rs"]
 mod answer;
-mod support;
+use crate::support;
 
 use answer::Answer;
 use moec_ir::plan::{Paging, Plan};

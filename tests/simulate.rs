@@ -1,7 +1,7 @@
 //! `moec simulate`: a bundle for a device with a neural processing unit, and one with experts on flash.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod support;
+use crate::support;
 
 use moec::bundle::read::Bundle;
 use moec::simulate::Model;

@@ -1,7 +1,7 @@
 //! Every target compiles from any machine, and a machine that cannot run what was compiled says why.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod support;
+use crate::support;
 
 use moec_device::{BUILT_IN, Device, PROCESSORS};
 use object::{Architecture, BinaryFormat, Object as _, ObjectSymbol as _};

@@ -26,7 +26,7 @@ mod files;
 mod judge;
 #[path = "torment/rng.rs"]
 mod rng;
-mod support;
+use crate::support;
 #[path = "torment/tensors.rs"]
 mod tensors;
 #[path = "torment/text.rs"]

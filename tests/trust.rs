@@ -8,7 +8,7 @@
     reason = "a test fails by panicking, and says what it skips"
 )]
 
-mod support;
+use crate::support;
 
 use moec::hashing::{hex, sha256};
 use moec_ir::plan::Plan;

@@ -3,9 +3,8 @@
 
 #[cfg(target_os = "linux")]
 #[allow(dead_code, reason = "every test file uses its own part")]
-#[path = "support/group.rs"]
-mod group;
-mod support;
+use crate::support::group;
+use crate::support;
 
 #[cfg(target_os = "linux")]
 use moec_testing::GROUPS;

@@ -4,6 +4,7 @@ use crate::dsl::Kb;
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::machine::Machine;
+use crate::merge::merge;
 use crate::spec::KernelSpec;
 use inkwell::OptimizationLevel;
 use inkwell::context::Context;
@@ -13,24 +14,99 @@ use inkwell::targets::{
     CodeModel, FileType, InitializationConfig, RelocMode, Target, TargetMachine, TargetTriple,
 };
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// What is done to every module.
+const PASSES: &str = "default<O3>";
+/// Stack of a thread in which LLVM runs; its passes recurse on the code's structure.
+const STACK: usize = 64 << 20;
+
+/// Objects by what they were compiled from, kept by a caller from one compilation to the next.
+pub trait Objects: Sync {
+    /// The object that was compiled from `source`, if it is kept.
+    fn get(&self, source: &[u8]) -> Option<Vec<u8>>;
+    /// Keeps an object. Nothing depends on it.
+    fn keep(&self, source: &[u8], object: &[u8]);
+}
+
+/// Keeps nothing.
+impl Objects for () {
+    fn get(&self, _: &[u8]) -> Option<Vec<u8>> {
+        None
+    }
+
+    fn keep(&self, _: &[u8], _: &[u8]) {}
+}
 
 /// One object (ELF on Linux) with every kernel, symbols sorted, duplicates merged. Position-independent
 /// and self-contained but for `memcpy`, `memmove` and `memset`. The same input gives the same bytes.
 ///
+/// Kernels do not know each other, so each is a module of its own: all cores compile them, and `objects` keeps each.
+/// Only Mach-O objects are made of one module.
+///
 /// # Errors
 /// [`Error::Target`] for a machine that LLVM cannot serve, [`Error::Spec`] or [`Error::Bug`] for ours.
-pub fn compile(machine: &Machine, kernels: &[KernelSpec]) -> Result<Vec<u8>> {
-    let target = target_machine(machine)?;
+pub fn compile(machine: &Machine, kernels: &[KernelSpec], objects: &dyn Objects) -> Result<Vec<u8>> {
     let isa = machine.isa();
     let sorted: BTreeMap<String, &KernelSpec> = kernels.iter().map(|s| (s.symbol(&isa), s)).collect();
+    let sorted: Vec<(&str, &KernelSpec)> = sorted.iter().map(|(symbol, spec)| (&**symbol, *spec)).collect();
+    let modules: Vec<&[(&str, &KernelSpec)]> =
+        if machine.is_elf() { sorted.chunks(1).collect() } else { vec![&sorted] };
+    let next = AtomicUsize::new(0);
+    let compiled: Vec<OnceLock<Result<Vec<u8>>>> = modules.iter().map(|_| OnceLock::new()).collect();
+    let work = || {
+        while let Some((kernels, result)) = {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            modules.get(i).zip(compiled.get(i))
+        } {
+            let _ = result.set(compile_module(machine, kernels, objects));
+        }
+    };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..cores.min(modules.len()) {
+            // The name shows where a process spends its time.
+            let thread = std::thread::Builder::new().name("llvm".to_owned()).stack_size(STACK);
+            thread.spawn_scoped(scope, work).map_err(|e| Error::Bug(format!("no thread for LLVM: {e}")))?;
+        }
+        Ok(())
+    })?;
+    let missing = || Err(Error::Bug("LLVM's thread ended early".to_owned()));
+    let results = compiled.into_iter().map(|result| result.into_inner().unwrap_or_else(missing));
+    let mut compiled = results.collect::<Result<Vec<_>>>()?;
+    match compiled.pop() {
+        Some(only) if compiled.is_empty() => Ok(only),
+        last => merge(&compiled.into_iter().chain(last).collect::<Vec<_>>()),
+    }
+}
+
+fn compile_module(
+    machine: &Machine,
+    kernels: &[(&str, &KernelSpec)],
+    objects: &dyn Objects,
+) -> Result<Vec<u8>> {
+    let target = target_machine(machine)?;
     let ctx = Context::create();
     let module = new_module(&ctx, &target, "kernels");
-    for (symbol, spec) in &sorted {
+    for (symbol, spec) in kernels {
         write_kernel(&ctx, &module, machine, symbol, spec)?;
     }
-    optimise(&module, &target, "default<O3>")?;
+    let source = source(machine, &module);
+    if let Some(object) = objects.get(&source) {
+        return Ok(object);
+    }
+    optimise(&module, &target, PASSES)?;
     let object = target.write_to_memory_buffer(&module, FileType::Object).map_err(Error::bug)?;
+    objects.keep(&source, object.as_slice());
     Ok(object.as_slice().to_vec())
+}
+
+/// All that decides an object: LLVM, the machine, the passes, and the module before them.
+fn source(machine: &Machine, module: &Module<'_>) -> Vec<u8> {
+    let Machine { triple, .. } = machine;
+    let head = format!("{}\n{triple}\n{}\n{PASSES}\n", crate::llvm_version(), machine.feature_string());
+    [head.as_bytes(), module.write_bitcode_to_memory().as_slice()].concat()
 }
 
 /// LLVM IR of one kernel, before or after optimisation.
@@ -42,7 +118,7 @@ pub fn llvm_ir(machine: &Machine, spec: &KernelSpec, optimised: bool) -> Result<
     let ctx = Context::create();
     let module = new_module(&ctx, &target, "kernels");
     write_kernel(&ctx, &module, machine, &spec.symbol(&machine.isa()), spec)?;
-    optimise(&module, &target, if optimised { "default<O3>" } else { "strip-dead-prototypes" })?;
+    optimise(&module, &target, if optimised { PASSES } else { "strip-dead-prototypes" })?;
     Ok(module.print_to_string().to_string())
 }
 
@@ -55,7 +131,7 @@ pub fn assembly(machine: &Machine, spec: &KernelSpec) -> Result<String> {
     let ctx = Context::create();
     let module = new_module(&ctx, &target, "kernels");
     write_kernel(&ctx, &module, machine, &spec.symbol(&machine.isa()), spec)?;
-    optimise(&module, &target, "default<O3>")?;
+    optimise(&module, &target, PASSES)?;
     let text = target.write_to_memory_buffer(&module, FileType::Assembly).map_err(Error::bug)?;
     Ok(String::from_utf8_lossy(text.as_slice()).into_owned())
 }

@@ -13,6 +13,7 @@
 pub mod error;
 pub mod jit;
 pub mod machine;
+mod merge;
 pub mod pack;
 pub mod source;
 pub mod spec;
@@ -24,7 +25,7 @@ mod emit;
 mod kernels;
 pub mod simt;
 
-pub use emit::{assembly, compile, llvm_ir};
+pub use emit::{Objects, assembly, compile, llvm_ir};
 pub use error::{Error, Result};
 pub use kernels::cache::{key_order, value_order};
 pub use kernels::neuron::{neurons_meet, neurons_sketched};

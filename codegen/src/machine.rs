@@ -208,6 +208,11 @@ impl Machine {
         self.triple.starts_with("x86_64")
     }
 
+    /// Whether its objects are ELF; those of Apple's systems are Mach-O.
+    pub(crate) fn is_elf(&self) -> bool {
+        !self.triple.contains("-apple-")
+    }
+
     pub(crate) fn is_aarch64(&self) -> bool {
         self.triple.starts_with("aarch64") || self.triple.starts_with("arm64")
     }

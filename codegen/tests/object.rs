@@ -7,7 +7,7 @@ use moec_codegen::llvm_ir;
 use moec_codegen::machine::FEATURES;
 use moec_codegen::table::{TABLE, table};
 use moec_codegen::{
-    ByteDot, Compute, Error, Isa, KernelSpec, Machine, MapOp, NormKind, Rotation, RowForm, RowNorm, Schedule,
+    ByteDot, Compute, Error, Isa, KernelSpec, Machine, MapOp, NormKind, Objects, Rotation, RowForm, RowNorm, Schedule,
     WeightOrder, assembly, compile, packed_words,
 };
 use moec_ir::op::{
@@ -19,6 +19,7 @@ use object::{
     Architecture, BinaryFormat, Object as _, ObjectKind, ObjectSection as _, ObjectSymbol as _, SectionKind,
 };
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
 
 fn norm_to(outs: Vec<RowForm>) -> KernelSpec {
     let kind = NormKind::Rms;
@@ -449,7 +450,7 @@ fn objects_are_self_contained_and_their_symbols_sorted() {
     all.reverse();
     for machine in all_machines() {
         let all: Vec<KernelSpec> = all.iter().filter(|s| multiplies(&machine, s)).cloned().collect();
-        let (wanted, defined) = symbols(&machine, &compile(&machine, &all).unwrap());
+        let (wanted, defined) = symbols(&machine, &compile(&machine, &all, &()).unwrap());
         let allowed = ["memcpy", "memmove", "memset", "bzero"];
         assert!(wanted.iter().all(|s| allowed.contains(&s.as_str())), "{wanted:?} on {machine:?}");
         let mut want: Vec<String> = all.iter().map(|s| s.symbol(&machine.isa())).collect();
@@ -458,13 +459,44 @@ fn objects_are_self_contained_and_their_symbols_sorted() {
     }
 }
 
+/// Objects by their source, and how often one was found.
+#[derive(Default)]
+struct Kept(Mutex<(BTreeMap<Vec<u8>, Vec<u8>>, usize)>);
+
+impl Objects for Kept {
+    fn get(&self, source: &[u8]) -> Option<Vec<u8>> {
+        let (objects, found) = &mut *self.0.lock().unwrap();
+        let object = objects.get(source).cloned();
+        *found += usize::from(object.is_some());
+        object
+    }
+
+    fn keep(&self, source: &[u8], object: &[u8]) {
+        self.0.lock().unwrap().0.insert(source.to_vec(), object.to_vec());
+    }
+}
+
+#[test]
+fn a_kept_object_is_taken_for_the_same_kernels_on_the_same_machine_alone() {
+    let kept = Kept::default();
+    let (machine, kernels) = (Machine::x86_64_level(3), [norm(), linear(24, 33, Format::Bf16, None)]);
+    let first = compile(&machine, &kernels, &kept).unwrap();
+    assert!(first == compile(&machine, &kernels, &kept).unwrap());
+    assert_eq!(kept.0.lock().unwrap().1, 1);
+    for (machine, kernels) in [(machine, &kernels[..1]), (Machine::x86_64_level(4), &kernels[..])] {
+        assert!(first != compile(&machine, kernels, &kept).unwrap());
+    }
+    let (objects, found) = &*kept.0.lock().unwrap();
+    assert_eq!((objects.len(), *found), (3, 1));
+}
+
 #[test]
 fn the_same_kernels_give_the_same_bytes() {
     let machine = Machine::x86_64_level(3);
     let mut kernels = vec![norm(), linear(24, 33, Format::Bf16, None), norm()];
-    let first = compile(&machine, &kernels).unwrap();
+    let first = compile(&machine, &kernels, &()).unwrap();
     kernels.reverse();
-    assert!(first == compile(&machine, &kernels).unwrap());
+    assert!(first == compile(&machine, &kernels, &()).unwrap());
 }
 
 #[test]
@@ -506,20 +538,20 @@ fn contradictions_are_refused_by_name() {
     ];
     for spec in bad {
         assert!(
-            matches!(compile(&machine, std::slice::from_ref(&spec)), Err(Error::Spec { .. })),
+            matches!(compile(&machine, std::slice::from_ref(&spec), &()), Err(Error::Spec { .. })),
             "{spec:?}"
         );
     }
     let mips = Machine { triple: "mips-unknown-linux-gnu".to_string(), ..machine };
-    assert!(matches!(compile(&mips, &[norm()]), Err(Error::Target { .. })));
+    assert!(matches!(compile(&mips, &[norm()], &()), Err(Error::Target { .. })));
 }
 
 #[test]
 fn objects_that_do_not_fit_are_refused() {
     let load = |bytes: &[u8]| Loaded::new(bytes).and_then(|l| l.kernel("moec_nothing").map(|_| ()));
     assert!(matches!(load(b"no object"), Err(Error::Load(_))));
-    assert!(matches!(load(&compile(&aarch64(), &[norm()]).unwrap()), Err(Error::Load(_))));
-    let own = compile(&Machine::x86_64_level(1), &[norm()]).unwrap();
+    assert!(matches!(load(&compile(&aarch64(), &[norm()], &()).unwrap()), Err(Error::Load(_))));
+    let own = compile(&Machine::x86_64_level(1), &[norm()], &()).unwrap();
     assert!(matches!(load(&own), Err(Error::Load(_))));
 }
 

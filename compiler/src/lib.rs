@@ -20,6 +20,7 @@ pub mod human;
 pub mod import;
 pub mod interrupt;
 pub mod mix;
+mod objects;
 pub mod passes;
 pub mod pipeline;
 pub mod profile;

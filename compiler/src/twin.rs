@@ -10,6 +10,7 @@ use crate::bundle::{DENSE, EXPERTS, KERNELS};
 use crate::config::{Activations, Config, KvCache};
 use crate::error::{Error, Result, io_error};
 use crate::families;
+use crate::objects::ObjectCache;
 use crate::passes::home::Homes;
 use crate::passes::offload::Statics;
 use crate::passes::units::Units;
@@ -132,7 +133,7 @@ impl Twin {
         };
         plan.files.clone_from(&weights.files);
         let object =
-            target.compile(&c.kernels).map_err(|e| Error::bug("the kernels do not compile").because(e))?;
+            target.compile(&c.kernels, &ObjectCache::open()).map_err(|e| Error::bug("the kernels do not compile").because(e))?;
         let unit = HostUnit::load(&object, &plan.target)
             .map_err(|e| Error::environment(format!("`{KERNELS}` does not load here")).because(e))?;
         let program = Program::new(plan, &|symbol| unit.resolve(symbol)).map_err(Error::from)?;

@@ -1,8 +1,8 @@
 //! A profile against the evaluator: it says what the Graph means.
 
-use crate::case::{Case, WINDOW, ids};
+use super::case::{Case, WINDOW, ids};
 use crate::support::FAMILIES;
-use crate::wide::Wide;
+use super::wide::Wide;
 use moec::calibrate::{Request, calibrate, read_texts};
 use moec::config::Config;
 use moec::import::{self, ImportOptions};

@@ -1,6 +1,6 @@
 //! Builds that round weights by a profile.
 
-use crate::case::{Case, ids, json};
+use super::case::{Case, ids, json};
 use crate::support::{self, moec, ok};
 use moec::config::Config;
 use moec::import::{self, ImportOptions};

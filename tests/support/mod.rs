@@ -9,6 +9,10 @@
 )]
 
 mod built;
+#[cfg(target_os = "linux")]
+pub mod group;
+#[cfg(target_os = "linux")]
+pub mod pty;
 
 pub use built::built;
 use moec_testing::{AVX2, AVX512, COREML, SAPPHIRE_RAPIDS};

@@ -75,7 +75,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     .filter(|cards| !cards.is_empty());
     let Some(cards) = cards else {
         return Err(Failed::new("there is no graphics processor of NVIDIA's here: `nvidia-smi` finds none")
-            .hint("run this on a machine with one and NVIDIA's driver; `cargo test -p moec --test cuda` executes the same bundles on the host"));
+            .hint("run this on a machine with one and NVIDIA's driver; `cargo test -p moec --test end_to_end cuda::` executes the same bundles on the host"));
     };
     cards.lines().for_each(|card| stage("Found", card));
     let llvm = setup::run()?;

@@ -4,20 +4,24 @@ mod programs;
 mod report;
 mod run;
 mod tables;
+mod usage;
 
 use crate::llvm::Llvm;
 use crate::shell::{self, Failed, cargo, output, program, shown, stage};
 use crate::{apple, cross, setup, tools};
 use moec_testing::REQUIRE;
+use report::Stages;
 use std::process::Command;
 use std::time::Instant;
+use usage::Usage;
 
 /// Options, and what they do.
-const OPTIONS: [(&str, &str); 3] = [
+const OPTIONS: [(&str, &str); 4] = [
     (
         "NAME…",
         "tests with such a part in their name, or all of a program: `golden`, `moec-ir`, `moec-runtime/flash`",
     ),
+    ("--all", "run the slow tests, too, which are left out otherwise and named at the end"),
     ("--fast", "check that everything compiles, and run a test or some of every stage"),
     ("--jobs", "N: how many programs run side by side [default: one for each core, while memory is free]"),
 ];
@@ -28,6 +32,7 @@ struct Selection {
     /// Names of programs and parts of tests' names; none stands for all.
     names: Vec<String>,
     fast: bool,
+    all: bool,
     workers: Option<usize>,
 }
 
@@ -38,6 +43,7 @@ impl Selection {
         while let Some(word) = words.next() {
             match word.as_str() {
                 "--fast" => selection.fast = true,
+                "--all" => selection.all = true,
                 "--jobs" => {
                     let n = words.next().and_then(|n| n.parse().ok()).filter(|n| *n > 0);
                     selection.workers = Some(n.ok_or_else(|| Failed::new("`--jobs` needs a number"))?);
@@ -91,52 +97,62 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failed> {
         Failed::new(format!("{REQUIRE} names `{name}`")).hint(format!("the names are {}", names.join(", ")))
     })?;
     let start = Instant::now();
-    let llvm = setup::run()?;
+    let (usage, mut stages) = (Usage::start(), Stages::default());
+    let llvm = stages.timed("setup", setup::run)?;
     let mut skipped = Vec::new();
     if selection.fast {
-        step(cargo("check", Some(&llvm)).args(["--workspace", "--all-targets", "--locked"]))?;
+        let mut check = cargo("check", Some(&llvm));
+        check.args(["--workspace", "--all-targets", "--locked"]);
+        stages.timed("check", || step(&mut check))?;
     } else if selection.names.is_empty() {
-        skipped.extend(cross::run());
-        skipped.extend(tools::run());
-        skipped.extend(checks(&llvm)?);
+        skipped.extend(stages.timed("tools", || cross::run().into_iter().chain(tools::run()).collect::<Vec<_>>()));
+        skipped.extend(checks(&llvm, &mut stages)?);
     }
-    let all = selection.names.is_empty() && !selection.fast;
-    let jobs = programs::jobs(&programs::build(&llvm, &selection)?, &selection)?;
-    if all {
+    let programs = stages.timed("build", || programs::build(&llvm, &selection))?;
+    let (jobs, left_out) = programs::jobs(&programs, &selection)?;
+    if selection.names.is_empty() && !selection.fast {
         // Examples in documentation, which have no program that could be started.
-        step(cargo("test", Some(&llvm)).args(["--workspace", "--locked", "--doc", "--quiet"]))?;
+        let mut examples = cargo("test", Some(&llvm));
+        examples.args(["--workspace", "--locked", "--doc", "--quiet"]);
+        stages.timed("examples in documentation", || step(&mut examples))?;
     }
     let workers = selection.workers.unwrap_or_else(run::workers);
     stage("Testing", &format!("{} jobs, {workers} side by side", jobs.len()));
-    let outcomes = run::all(jobs, workers)?;
+    let outcomes = stages.timed("tests", || run::all(jobs, workers))?;
     let missed = std::fs::read_to_string(run::skips()).unwrap_or_default();
+    print!("{}", stages.table(&usage.stop()));
     let (text, good) = report::closing(&outcomes, &missed);
     for what in skipped {
         stage("Skipped", &what);
     }
-    println!("{text}; everything in {:.0}s", start.elapsed().as_secs_f64());
+    let left_out = if left_out.is_empty() {
+        "nothing left out".to_owned()
+    } else {
+        format!("left out (`--all` runs them): {}", left_out.join(", "))
+    };
+    println!("{text}; {left_out}; everything in {:.0}s", start.elapsed().as_secs_f64());
     if good { Ok(()) } else { Err(Failed::new("tests failed")) }
 }
 
 /// What is looked at without running any test. Gives what could not be.
-fn checks(llvm: &Llvm) -> Result<Vec<String>, Failed> {
+fn checks(llvm: &Llvm, stages: &mut Stages) -> Result<Vec<String>, Failed> {
     let mut skipped = Vec::new();
     if has("fmt") {
-        formatting()?;
+        stages.timed("formatting", formatting)?;
     } else {
         skipped.push("formatting (rustup component add rustfmt)".into());
     }
     if has("clippy") {
         let mut clippy = cargo("clippy", Some(llvm));
         clippy.args(["--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]);
-        step(&mut clippy)?;
+        stages.timed("lints", || step(&mut clippy))?;
     } else {
         skipped.push("lints (rustup component add clippy)".into());
     }
-    skipped.extend(apple::if_quick()?);
+    skipped.extend(stages.timed("check for macOS", apple::if_quick)?);
     let mut doc = cargo("doc", Some(llvm));
     doc.args(["--workspace", "--no-deps", "--locked"]).env("RUSTDOCFLAGS", "-D warnings");
-    step(&mut doc)?;
+    stages.timed("documentation", || step(&mut doc))?;
     Ok(skipped)
 }
 

@@ -173,7 +173,7 @@ fn check_chains(chains: &[Chain]) {
         for chain in chains.iter().filter(|c| able(&isa, &c.first.spec) && wanted(&c.first.spec)) {
             let case = &chain.first;
             let object =
-                compile(&machine, std::slice::from_ref(&case.spec)).unwrap_or_else(|e| panic!("{e}"));
+                compile(&machine, std::slice::from_ref(&case.spec), &()).unwrap_or_else(|e| panic!("{e}"));
             let loaded = Loaded::new(&object).unwrap_or_else(|e| panic!("{e}"));
             let kernel = loaded.kernel(&case.spec.symbol(&isa)).unwrap_or_else(|e| panic!("{e}"));
             let results = run(kernel, &isa, case, usize::MAX);

@@ -97,7 +97,7 @@ fn gates_are_asked_of_whom_a_predictor_takes_to_be_awake() {
             }
             let taken: Vec<bool> = h.iter().map(|&x| x > 0.0).collect();
             let specs = [predicted.spec.clone(), plain.spec.clone()];
-            let loaded = Loaded::new(&compile(&machine, &specs).unwrap()).unwrap();
+            let loaded = Loaded::new(&compile(&machine, &specs, &()).unwrap()).unwrap();
             let [(who, h), (all, exact)] = [&predicted, plain].map(|c| {
                 let words = run(loaded.kernel(&c.spec.symbol(&isa)).unwrap(), &isa, c, usize::MAX);
                 (awake(c, &words[4]), words[3].clone())
@@ -189,7 +189,7 @@ fn a_threshold_skips_what_it_makes_0() {
             }
             let down = KernelSpec::NeuronDown { layout, hidden, inter, format, sketch: false };
             let specs = [all.spec.clone(), some.spec.clone(), down.clone()];
-            let loaded = Loaded::new(&compile(&machine, &specs).unwrap()).unwrap();
+            let loaded = Loaded::new(&compile(&machine, &specs, &()).unwrap()).unwrap();
             let go = |c: &Case| run(loaded.kernel(&c.spec.symbol(&isa)).unwrap(), &isa, c, usize::MAX);
             let [full, thin] = [&all, &some].map(|c| {
                 let words = go(c);

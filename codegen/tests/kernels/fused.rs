@@ -55,7 +55,7 @@ fn check_pairs(pairs: &[Pair]) {
         let pairs: Vec<&Pair> = pairs.iter().filter(fits).collect();
         let specs: Vec<KernelSpec> =
             pairs.iter().flat_map(|p| p.steps.iter().chain([&p.fused])).map(|s| s.0.clone()).collect();
-        let object = compile(&machine, &specs).unwrap_or_else(|e| panic!("{e}"));
+        let object = compile(&machine, &specs, &()).unwrap_or_else(|e| panic!("{e}"));
         let loaded = Loaded::new(&object).unwrap_or_else(|e| panic!("{e}"));
         for pair in pairs {
             let words = |operands: &[Operand]| -> Vec<Vec<u32>> {

@@ -168,7 +168,7 @@ pub(crate) fn same_bits(cases: &[(Case, Vec<Schedule>)]) {
             }
         }
         assert!(pairs.len() >= cases.len() / 5, "{} schedules for {} cases", pairs.len(), cases.len());
-        let loaded = Loaded::new(&compile(&machine, &specs).unwrap_or_else(|e| panic!("{e}")));
+        let loaded = Loaded::new(&compile(&machine, &specs, &()).unwrap_or_else(|e| panic!("{e}")));
         let loaded = loaded.unwrap_or_else(|e| panic!("{e}"));
         let kernel = |spec: &KernelSpec| loaded.kernel(&spec.symbol(&isa)).unwrap_or_else(|e| panic!("{e}"));
         for (usual, other) in pairs {

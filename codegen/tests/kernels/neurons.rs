@@ -205,7 +205,7 @@ fn sketches_change_no_bit() {
                 *sketch = false;
             }
             let specs = [sketched.spec.clone(), plain.spec.clone()];
-            let loaded = Loaded::new(&compile(&machine, &specs).unwrap()).unwrap();
+            let loaded = Loaded::new(&compile(&machine, &specs, &()).unwrap()).unwrap();
             let ran = [sketched, &plain].map(|c| {
                 let words = run(loaded.kernel(&c.spec.symbol(&isa)).unwrap(), &isa, c, usize::MAX);
                 (awake(c, &words[4]), words[3].clone())

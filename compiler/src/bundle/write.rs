@@ -14,6 +14,7 @@ use crate::error::{Error, Result, io_error};
 use crate::families;
 use crate::hashing::{hex, sha256};
 use crate::interrupt;
+use crate::objects::ObjectCache;
 use crate::pipeline::Compilation;
 use crate::progress::Progress;
 use moec_ir::plan::{FileRef, Plan};
@@ -64,7 +65,7 @@ pub fn write(
 
     let phase = progress.phase("Compiling", &format!("{} kernels for {}", c.kernels.len(), c.target.name()));
     let object =
-        c.target.compile(&c.kernels).map_err(|e| Error::bug("the kernels do not compile").because(e))?;
+        c.target.compile(&c.kernels, &ObjectCache::open()).map_err(|e| Error::bug("the kernels do not compile").because(e))?;
     drop(phase);
     put(&root.join(KERNELS), &object)?;
     put(&root.join(GRAPH), c.module.to_string().as_bytes())?;

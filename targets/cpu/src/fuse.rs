@@ -223,7 +223,7 @@ mod tests {
         let fused = target().fused(writer, reader, sole)?;
         // Every argument is there, and the kernel is one that can be written.
         assert_eq!(fused.args.len(), fused.spec.args(), "{fused:?}");
-        target().compile(std::slice::from_ref(&fused.spec)).unwrap();
+        target().compile(std::slice::from_ref(&fused.spec), &()).unwrap();
         Some(fused)
     }
 

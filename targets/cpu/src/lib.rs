@@ -25,7 +25,7 @@ pub use moec_codegen::pack::feedback::gains;
 pub use moec_codegen::pack::quantise::LARGEST;
 pub use moec_codegen::pack::{Feedback, Q4o, Weighting, quantise_q4o, round_rows};
 pub use moec_codegen::source::SourceFile;
-pub use moec_codegen::{Compute, Error as CodegenError, KernelSpec, Knob, RowForm, Schedule};
+pub use moec_codegen::{Objects, Compute, Error as CodegenError, KernelSpec, Knob, RowForm, Schedule};
 pub use packing::{
     Block, PackError, Packer, Scratch, Stored, WeightImportance, groups, packed_bytes, round_as_packed,
     unpack,
@@ -178,12 +178,12 @@ impl CpuTarget {
         Some(pieces.iter().fold(Schedule::default(), with)).filter(|s| s.fits(&self.isa))
     }
 
-    /// Object code of kernels.
+    /// Object code of kernels; `objects` may have it already, and keeps it.
     ///
     /// # Errors
     /// Our bugs, as LLVM reports them.
-    pub fn compile(&self, kernels: &[KernelSpec]) -> Result<Vec<u8>, CodegenError> {
-        moec_codegen::compile(&self.machine, kernels)
+    pub fn compile(&self, kernels: &[KernelSpec], objects: &dyn Objects) -> Result<Vec<u8>, CodegenError> {
+        moec_codegen::compile(&self.machine, kernels, objects)
     }
 
     /// Object code that names the kernels of a plan to a precompiled `run`, and holds the plan's bytes.

@@ -173,7 +173,7 @@ impl Stopwatch {
             (self.weights, self.next) = (Operand::words(probe.weights.1 / 4 + 16), 0);
         }
         let specs: Vec<KernelSpec> = schedules.iter().map(|s| probe.spec.with_schedule(*s)).collect();
-        let loaded = Loaded::new(&target.compile(&specs)?)?;
+        let loaded = Loaded::new(&target.compile(&specs, &())?)?;
         let kernels = specs
             .iter()
             .map(|s| Ok((s, loaded.kernel(&target.symbol(s))?)))

@@ -1,13 +1,15 @@
 //! The test programs that cargo builds, and the tests in them.
 
 use super::Selection;
-use super::tables::{ALONE, APART};
+use super::tables::{ALONE, APART, SLOW};
 use crate::llvm::Llvm;
 use crate::shell::{Failed, cargo, output, root, shown, stage};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+/// The program of all tests from end to end, a module for each file of `tests/`.
+const END_TO_END: &str = "end_to_end";
 /// What the unit tests in a binary are called where a library has some, too.
 const MAIN: &str = "main";
 
@@ -18,8 +20,6 @@ pub(super) struct Program {
     pub(super) package: String,
     /// `golden` of `tests/golden.rs`; [`MAIN`] for the unit tests of a binary beside a library, else empty.
     pub(super) test: String,
-    /// Whether it is one of the tests from end to end, in `tests/`.
-    end_to_end: bool,
     /// Folder of the package, where tests run.
     folder: PathBuf,
     executable: PathBuf,
@@ -54,6 +54,14 @@ impl Program {
         command
     }
 
+    /// What people call a group of its tests: a module of the end-to-end program stands for a program.
+    fn group(&self, test: &str) -> String {
+        match test.split_once("::") {
+            Some((module, _)) if self.test == END_TO_END => module.to_owned(),
+            _ => self.name(),
+        }
+    }
+
     /// Names of its tests, those that are ignored among them.
     fn tests(&self) -> Result<Vec<String>, Failed> {
         let said = output(self.command().args(["--list", "--format", "terse"]))
@@ -64,14 +72,32 @@ impl Program {
     /// Whether its tests are started one by one: where they take their time. Those of the libraries are over sooner than a
     /// program starts.
     fn is_split(&self) -> bool {
-        self.end_to_end || APART.iter().any(|(name, _)| *name == self.name())
+        self.test == END_TO_END || APART.iter().any(|(name, _)| *name == self.name())
     }
 }
 
 impl Job {
+    /// Program or module, and the test: `moec-ir`, `golden a_full_disk`.
     pub(super) fn name(&self) -> String {
-        let program = self.program.name();
-        self.only.as_ref().map_or(program.clone(), |test| format!("{program} {test}"))
+        let (program, test) = (self.program(), self.test());
+        if test.is_empty() { program } else { format!("{program} {test}") }
+    }
+
+    /// Its test without the module that stands for a program; empty for all tests.
+    fn test(&self) -> &str {
+        let test = self.only.as_deref().unwrap_or_default();
+        let module = self.program();
+        test.strip_prefix(&*module).and_then(|t| t.strip_prefix("::")).unwrap_or(test)
+    }
+
+    /// Whether a row of a table is about it: program, test (empty: all of its tests), why.
+    fn is_in(&self, (program, test, _): &(&str, &str, &str)) -> bool {
+        self.program() == *program && (test.is_empty() || self.test() == *test)
+    }
+
+    /// Its program, or its module of the end-to-end program.
+    pub(super) fn program(&self) -> String {
+        self.only.as_ref().map_or_else(|| self.program.name(), |test| self.program.group(test))
     }
 
     /// The command of a worker, with one thread for tests: the workers are what runs side by side.
@@ -126,7 +152,8 @@ fn targets(names: &[&str]) -> Vec<String> {
         };
         match name.split_once('/') {
             Some((_, test)) => _ = tests.insert(test),
-            None if is_test("tests") || is_test("compiler/tests") => _ = tests.insert(name),
+            None if is_test("tests") => _ = tests.insert(END_TO_END),
+            None if is_test("compiler/tests") => _ = tests.insert(name),
             None if *name == "xtask" || name.starts_with("moec") => units = true,
             None => return Vec::new(),
         }
@@ -158,8 +185,7 @@ fn program(message: &str) -> Option<Program> {
     } else {
         String::new()
     };
-    let end_to_end = string(target, "src_path")?.contains("/../tests/");
-    Some(Program { package: package.to_owned(), test, end_to_end, folder, executable: executable.into() })
+    Some(Program { package: package.to_owned(), test, folder, executable: executable.into() })
 }
 
 /// The first string of a key in JSON of cargo's, which puts no space behind the colon.
@@ -177,34 +203,33 @@ fn string(json: &str, key: &str) -> Option<String> {
     }
 }
 
-/// The jobs that were asked for.
-pub(super) fn jobs(programs: &[Program], selection: &Selection) -> Result<Vec<Job>, Failed> {
-    let mut jobs = Vec::new();
-    let names: BTreeSet<String> = programs.iter().map(Program::name).collect();
-    let parts: Vec<&str> =
-        selection.names.iter().map(String::as_str).filter(|n| !names.contains(*n)).collect();
+/// The jobs that were asked for, and the names of those that only `--all` runs.
+pub(super) fn jobs(programs: &[Program], selection: &Selection) -> Result<(Vec<Job>, Vec<String>), Failed> {
+    let (mut jobs, mut groups) = (Vec::new(), BTreeSet::new());
     for program in programs {
-        let name = program.name();
-        if !program.is_split() && selection.takes_all(&name) {
-            let alone = is_alone(&name, "");
-            jobs.push(Job { program: program.clone(), only: None, alone });
-            continue;
-        }
-        for test in program.tests()?.into_iter().filter(|t| selection.takes(&name, t, &parts)) {
-            let alone = is_alone(&name, &test);
-            jobs.push(Job { program: program.clone(), only: Some(test), alone });
-        }
+        let all = |only: Option<String>| Job { program: program.clone(), only, alone: false };
+        let found: Vec<Job> = if program.is_split() || !selection.takes_all(&program.name()) {
+            program.tests()?.into_iter().map(|test| all(Some(test))).collect()
+        } else {
+            vec![all(None)]
+        };
+        groups.extend(found.iter().map(Job::program));
+        jobs.extend(found);
     }
+    let parts: Vec<&str> = selection.names.iter().map(|n| &**n).filter(|n| !groups.contains(*n)).collect();
+    jobs.retain(|job| job.only.is_none() || selection.takes(&job.program(), job.test(), &parts));
     if jobs.is_empty() {
-        let names: Vec<_> = names.into_iter().collect();
+        let names: Vec<_> = groups.into_iter().collect();
         return Err(Failed::new("no test has such a name")
             .hint(format!("a name is a part of a test's, or a program's: {}", names.join(", "))));
     }
-    Ok(jobs)
-}
-
-fn is_alone(program: &str, test: &str) -> bool {
-    ALONE.iter().any(|(p, t, _)| *p == program && (t.is_empty() || *t == test))
+    for job in &mut jobs {
+        job.alone = ALONE.iter().any(|row| job.is_in(row));
+    }
+    // Tests that are named are run in any case.
+    let left_out = |job: &Job| !selection.all && parts.is_empty() && SLOW.iter().any(|row| job.is_in(row));
+    let (left_out, jobs): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(left_out);
+    Ok((jobs, left_out.iter().map(Job::name).collect()))
 }
 
 /// A name as the name of a file of a report.
@@ -222,12 +247,12 @@ pub(super) fn reports() -> PathBuf {
 mod tests {
     use super::*;
 
-    const GOLDEN: &str = r#"{"reason":"compiler-artifact","package_id":"path+file:///w/compiler#moec@0.1.0","manifest_path":"/w/compiler/Cargo.toml","target":{"kind":["test"],"crate_types":["bin"],"name":"golden","src_path":"/w/compiler/../tests/golden.rs"},"profile":{"opt_level":"1","test":true},"executable":"/w/target/debug/deps/golden-a7"}"#;
+    const GOLDEN: &str = r#"{"reason":"compiler-artifact","package_id":"path+file:///w/compiler#moec@0.1.0","manifest_path":"/w/compiler/Cargo.toml","target":{"kind":["test"],"crate_types":["bin"],"name":"end_to_end","src_path":"/w/compiler/../tests/end_to_end.rs"},"profile":{"opt_level":"1","test":true},"executable":"/w/target/debug/deps/end_to_end-a7"}"#;
 
     #[test]
     fn messages_of_cargo_name_programs() {
         let golden = program(GOLDEN).unwrap();
-        assert_eq!((golden.name().as_str(), golden.is_split()), ("golden", true));
+        assert_eq!((golden.group("golden::a_full_disk").as_str(), golden.is_split()), ("golden", true));
         assert_eq!(golden.folder, Path::new("/w/compiler"));
         let library = GOLDEN
             .replace("[\"test\"]", "[\"lib\"]")
@@ -237,13 +262,13 @@ mod tests {
         assert_eq!((library.name().as_str(), library.is_split()), ("xtask", false));
         // A binary, a library without an executable, and what is said beside.
         assert_eq!(program(&GOLDEN.replace("\"test\":true", "\"test\":false")), None);
-        assert_eq!(program(&GOLDEN.replace("\"/w/target/debug/deps/golden-a7\"", "null")), None);
+        assert_eq!(program(&GOLDEN.replace("\"/w/target/debug/deps/end_to_end-a7\"", "null")), None);
         assert_eq!(program("{\"reason\":\"build-finished\",\"success\":true}"), None);
     }
 
     #[test]
     fn only_what_is_wanted_is_built() {
-        let tests = ["--test", "cli", "--test", "golden", "--test", "it"];
+        let tests = ["--test", "cli", "--test", "end_to_end", "--test", "it"];
         assert_eq!(targets(&["golden", "moec-ir/it", "cli", "moec-runtime/cli"]), tests);
         assert_eq!(targets(&["moec-ir", "xtask"]), ["--exclude", "moec-prebuilt", "--lib", "--bins"]);
         assert_eq!(targets(&["golden", "a_full_disk"]), [] as [&str; 0]);
@@ -251,8 +276,11 @@ mod tests {
 
     #[test]
     fn what_is_asked_again_names_the_program() {
-        let job = Job { program: program(GOLDEN).unwrap(), only: Some("a".into()), alone: false };
-        assert_eq!(job.again("a", false), "cargo test -p moec --test golden -- --exact a");
+        let job = Job { program: program(GOLDEN).unwrap(), only: Some("golden::a".into()), alone: false };
+        let again = "cargo test -p moec --test end_to_end -- --exact golden::a";
+        assert_eq!(job.again("golden::a", false), again);
         assert_eq!(file_name(&job.name()), "golden.a");
+        assert!(job.is_in(&("golden", "a", "")) && job.is_in(&("golden", "", "")));
+        assert!(!job.is_in(&("golden", "b", "")) && !job.is_in(&("hub", "a", "")));
     }
 }

@@ -1,6 +1,7 @@
 //! What people see of a run: a line for every job, and at the end what failed, what could not run, what took longest.
 
 use super::programs::Job;
+use super::usage;
 use moec_testing::{Need, Skip};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -9,16 +10,56 @@ use std::process::ExitStatus;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// Jobs in the table of those that took longest.
-const SLOWEST: usize = 10;
+/// Programs in the table of those that took longest.
+const PROGRAMS: usize = 20;
+/// Tests in the table of those that took longest.
+const TESTS: usize = 10;
 /// Lines of a failure that are shown; the file has all.
 const LINES: usize = 60;
+
+/// Time on the clock, and of all cores together.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Time {
+    pub(super) seconds: f64,
+    /// Core-seconds of the processes that it started and waited for.
+    pub(super) cores: f64,
+}
+
+/// Stages of a run with their times.
+#[derive(Debug, Default)]
+pub(super) struct Stages(Vec<(&'static str, Time)>);
+
+impl Stages {
+    /// Does `work` as the stage of that name.
+    pub(super) fn timed<T>(&mut self, name: &'static str, work: impl FnOnce() -> T) -> T {
+        let (start, before) = (Instant::now(), usage::children());
+        let result = work();
+        self.0.push((
+            name,
+            Time { seconds: start.elapsed().as_secs_f64(), cores: usage::children() - before },
+        ));
+        result
+    }
+
+    /// The table of stages, and of what ran in them.
+    pub(super) fn table(&self, usage: &[(&str, f64)]) -> String {
+        let mut text = String::from("\nstages:           on the clock, of all cores\n");
+        for (name, time) in &self.0 {
+            let _ = writeln!(text, "{}  {name}", shown(*time));
+        }
+        text.push_str("\nwhat ran, by core-seconds (from samples of /proc):\n");
+        for (name, cores) in usage.iter().filter(|(_, cores)| *cores >= 0.5) {
+            let _ = writeln!(text, "{cores:10.1}s  {name}");
+        }
+        text
+    }
+}
 
 /// What a job has come to.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) job: Job,
-    pub(super) seconds: f64,
+    pub(super) time: Time,
     /// Tests that passed, failed, and were ignored.
     counts: [u64; 3],
     /// Tests that are ignored, with the reason.
@@ -34,7 +75,7 @@ impl Outcome {
     /// Reads what a test program says.
     pub(super) fn new(
         job: Job,
-        seconds: f64,
+        time: Time,
         status: Result<ExitStatus, String>,
         said: &str,
         log: PathBuf,
@@ -63,7 +104,7 @@ impl Outcome {
             Ok(status) if !status.success() && counts[1] == 0 => Some(status.to_string()),
             Ok(_) => None,
         };
-        Self { job, seconds, counts, ignored, failed, wrong, log }
+        Self { job, time, counts, ignored, failed, wrong, log }
     }
 
     fn is_good(&self) -> bool {
@@ -96,7 +137,7 @@ impl Progress {
         let (minutes, seconds) = (elapsed / 60, elapsed % 60);
         let word = if outcome.is_good() { "ok" } else { "FAILED" };
         let (jobs, width) = (self.jobs, self.jobs.to_string().len());
-        let (took, name) = (outcome.seconds, outcome.job.name());
+        let (took, name) = (outcome.time.seconds, outcome.job.name());
         println!("[{done:width$}/{jobs} {minutes:2}:{seconds:02}] {word:6} {took:6.1}s  {name}");
     }
 }
@@ -149,16 +190,36 @@ fn failure(text: &mut String, outcome: &Outcome) {
     }
 }
 
-/// The jobs that took longest.
+/// The programs and the tests that took longest.
 fn slowest(text: &mut String, outcomes: &[Outcome]) {
-    let mut all: Vec<&Outcome> = outcomes.iter().collect();
-    all.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
-    let _ = writeln!(text, "\nslowest:");
-    for outcome in all.iter().take(SLOWEST) {
-        let _ = writeln!(text, "{:7.1}s  {}", outcome.seconds, outcome.job.name());
+    let mut programs: BTreeMap<&str, Time> = BTreeMap::new();
+    let mut sum = Time::default();
+    let names: Vec<String> = outcomes.iter().map(|o| o.job.program()).collect();
+    for (outcome, name) in outcomes.iter().zip(&names) {
+        for time in [programs.entry(name.as_str()).or_default(), &mut sum] {
+            time.seconds += outcome.time.seconds;
+            time.cores += outcome.time.cores;
+        }
     }
-    let sum: f64 = all.iter().map(|o| o.seconds).sum();
-    let _ = writeln!(text, "{sum:7.1}s  all {} together\n", all.len());
+    let _ = writeln!(text, "\nslowest programs: on the clock, of all cores");
+    table(text, programs.into_iter().map(|(name, time)| (name.to_owned(), time)).collect(), PROGRAMS);
+    let _ = writeln!(text, "{}  all together", shown(sum));
+    let _ = writeln!(text, "\nslowest tests:");
+    table(text, outcomes.iter().map(|o| (o.job.name(), o.time)).collect(), TESTS);
+    text.push('\n');
+}
+
+/// The first rows, the longest first.
+fn table(text: &mut String, mut rows: Vec<(String, Time)>, most: usize) {
+    rows.sort_by(|a, b| b.1.seconds.total_cmp(&a.1.seconds));
+    for (name, time) in rows.into_iter().take(most) {
+        let _ = writeln!(text, "{}  {name}", shown(time));
+    }
+}
+
+/// Both times in columns.
+fn shown(time: Time) -> String {
+    format!("{:10.1}s {:10.1}s", time.seconds, time.cores)
 }
 
 /// Names of the tests in the lines about what was skipped.
@@ -194,7 +255,7 @@ mod tests {
     fn a_name_that_finds_no_test_has_not_passed() {
         let of = |only: Option<&str>, said: &str| {
             let job = Job { program: Program::default(), only: only.map(str::to_owned), alone: false };
-            Outcome::new(job, 1.0, Ok(ExitStatus::default()), said, PathBuf::new())
+            Outcome::new(job, Time::default(), Ok(ExitStatus::default()), said, PathBuf::new())
         };
         let line =
             |passed: u8| format!("test result: ok. {passed} passed; 0 failed; 0 ignored; 9 filtered out");

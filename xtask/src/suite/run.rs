@@ -1,8 +1,9 @@
 //! Workers: jobs side by side, what they say kept in files, times noted for the next run.
 
 use super::programs::{Job, file_name, reports};
-use super::report::{Outcome, Progress};
+use super::report::{Outcome, Progress, Time};
 use super::tables::LONG;
+use super::usage;
 use crate::shell::Failed;
 use moec_testing::SKIPPED;
 use std::collections::BTreeMap;
@@ -45,12 +46,12 @@ pub(super) fn all(jobs: Vec<Job>, workers: usize) -> Result<Vec<Outcome>, Failed
     fs::write(skips(), "").map_err(failed)?;
     let mut known = read_times(&fs::read_to_string(times()).unwrap_or_default());
     let (alone, mut beside): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(|j| j.alone);
-    let last = |job: &Job| known.get(&job.name()).copied().unwrap_or_else(|| guess(&job.program.name()));
+    let last = |job: &Job| known.get(&job.name()).copied().unwrap_or_else(|| guess(&job.program()));
     beside.sort_by(|a, b| last(a).total_cmp(&last(b)));
     let progress = Progress::new(alone.len() + beside.len());
     let mut outcomes = side_by_side(beside, workers, &progress);
     outcomes.extend(side_by_side(alone, 1, &progress));
-    known.extend(outcomes.iter().map(|o| (o.job.name(), o.seconds)));
+    known.extend(outcomes.iter().map(|o| (o.job.name(), o.time.seconds)));
     let lines: Vec<String> = known.iter().map(|(name, s)| format!("{s:.2} {name}\n")).collect();
     fs::write(times(), lines.concat()).map_err(failed)?;
     Ok(outcomes)
@@ -92,14 +93,15 @@ fn side_by_side(jobs: Vec<Job>, workers: usize, progress: &Progress) -> Vec<Outc
 fn one(job: Job) -> Outcome {
     let start = Instant::now();
     let log = reports().join(file_name(&job.name())).with_added_extension("log");
-    let status = ended(&job, &log);
-    let seconds = start.elapsed().as_secs_f64();
+    let mut cores = 0.0;
+    let status = ended(&job, &log, &mut cores);
+    let time = Time { seconds: start.elapsed().as_secs_f64(), cores };
     let said = fs::read(&log).unwrap_or_default();
-    Outcome::new(job, seconds, status.map_err(|e| e.to_string()), &String::from_utf8_lossy(&said), log)
+    Outcome::new(job, time, status.map_err(|e| e.to_string()), &String::from_utf8_lossy(&said), log)
 }
 
-/// How a job ended; one that goes on for ever is killed.
-fn ended(job: &Job, log: &Path) -> std::io::Result<ExitStatus> {
+/// How a job ended; one that goes on for ever is killed. `cores` gets the core-seconds that it had at its last look.
+fn ended(job: &Job, log: &Path, cores: &mut f64) -> std::io::Result<ExitStatus> {
     let file = File::create(log)?;
     let mut command = job.command();
     command.env(SKIPPED, skips()).stdout(file.try_clone()?).stderr(file);
@@ -109,6 +111,7 @@ fn ended(job: &Job, log: &Path) -> std::io::Result<ExitStatus> {
         if let Some(status) = child.try_wait()? {
             return Ok(status);
         }
+        *cores = usage::of_process(child.id()).unwrap_or(*cores);
         if start.elapsed() > DEADLINE {
             child.kill()?;
             child.wait()?;

@@ -19,6 +19,10 @@ pub(super) const ALONE: &[(&str, &str, &str)] = &[
     ("moec-runtime/owned", "", "reads that stall have deadlines of seconds, and free memory is looked at"),
 ];
 
+/// Tests that are slow and rarely tell anything: program, test (empty: all of its tests), what else finds most of what they would.
+/// `cargo xtask test --all` runs them.
+pub(super) const SLOW: &[(&str, &str, &str)] = &[];
+
 /// Programs beside those from end to end whose tests are started one by one, and why.
 pub(super) const APART: &[(&str, &str)] = &[
     ("moec-codegen/kernels", "every kernel is compiled for several machines, and emulated"),

@@ -1,0 +1,55 @@
+//! Tests of the real binary from end to end: one program, since each would link all of moec. A file is a module, which
+//! `cargo xtask test` treats as a program of its own: `cargo xtask test golden`.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod support;
+
+mod aarch64;
+mod amx;
+mod apple;
+mod approximations;
+mod bad_input;
+mod budget;
+mod calibrate;
+mod card;
+mod chat;
+mod contracts;
+mod coreml;
+mod cuda;
+mod decode;
+mod device;
+mod documents;
+mod evaluator;
+mod filetests;
+mod fuse;
+mod gguf;
+mod golden;
+mod hub;
+mod hybrid;
+mod linking;
+mod measure;
+mod mirror;
+mod mix;
+mod ndp;
+mod neurons;
+mod neurons_flash;
+mod paging;
+mod passes;
+mod placement;
+mod predictors;
+mod qnn;
+mod replace;
+mod report;
+mod reproducible;
+mod reuse;
+mod routing;
+mod rules;
+mod serve;
+mod simulate;
+mod targets;
+mod thresholds;
+mod torment;
+mod trust;
+mod tune;
+mod untrusted;
+mod weights;
