@@ -66,10 +66,10 @@ fn every_dependency_and_barrier_is_missed_or_implied() {
         .unwrap_or_else(|e| panic!("{family} on {name} {more:?}: {e} {:?}", e.causes));
     }
     eprintln!("barriers {barriers:?}; dependencies on the own unit {own:?}; between units {between:?}");
-    // A barrier stands where nothing else orders two steps; most units wait for each other once.
-    assert!(barriers.tried > 5000 && barriers.refused > barriers.tried * 9 / 10);
-    assert!(own.tried > 5000);
-    assert!(between.tried > 1000 && between.refused > between.tried / 4);
+    // A barrier stands where nothing else orders two steps. Of the steps of another unit the last is often enough.
+    assert!(barriers.tried > 1000 && barriers.refused > barriers.tried / 2, "{barriers:?}");
+    assert!(own.tried > 1000, "{own:?}");
+    assert!(between.tried > 100 && between.refused > between.tried / 10, "{between:?}");
 }
 
 /// Takes out each dependency in turn.
