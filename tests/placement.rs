@@ -6,9 +6,12 @@
     clippy::unwrap_used,
     clippy::panic,
     clippy::print_stdout,
+    clippy::print_stderr,
     reason = "a test fails by panicking, and says what it skips"
 )]
 
+#[path = "placement/hazards.rs"]
+mod hazards;
 use crate::support;
 
 use moec::config::Config;

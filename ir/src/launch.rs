@@ -1,6 +1,7 @@
 //! Kernels of threads, which units beside the processor launch.
 
 use crate::op::DispatchLayout;
+use crate::results::Results;
 use bincode::{Decode, Encode};
 
 /// Blocks along an axis of a launch, of `n` valid rows.
@@ -94,6 +95,8 @@ pub struct ThreadKernel {
     pub symbol: String,
     /// Addresses that it takes.
     pub operands: u32,
+    /// Those of them that it writes to.
+    pub results: Results,
     /// How it is launched.
     pub launch: Launch,
 }

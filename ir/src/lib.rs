@@ -13,6 +13,7 @@
 //!
 //! Architecture invariant: this crate knows no device, no model family, no file system and no LLVM.
 
+pub mod access;
 pub mod builder;
 pub mod bundle;
 pub mod eval;
@@ -28,6 +29,7 @@ mod peak;
 pub mod placement;
 pub mod plan;
 pub mod read;
+pub mod results;
 pub mod schedule;
 pub mod scope;
 pub mod state;

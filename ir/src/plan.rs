@@ -12,6 +12,7 @@ pub use crate::memory::{ExpertHomes, Memory, MemoryLink, Resident, UnitRef};
 pub use crate::op::FETCHED;
 pub use crate::paging::{PagedLayer, Paging};
 pub use crate::placement::{Expected, ExpertGroup, ExpertRow, ExpertTable, OpPlace, Overflow, Placement};
+pub use crate::results::Results;
 pub use crate::schedule::{ExpertTimes, Hybrid, Refine, Schedule, ScheduledLayer, StreamSet};
 pub use crate::state::{CacheOrder, StateBuf, StateKind};
 use crate::types::{DType, Format, GROUP};
@@ -19,7 +20,7 @@ use bincode::{Decode, Encode};
 use std::collections::BTreeSet;
 
 /// Version of the stored form. A runtime refuses any other.
-pub const PLAN_VERSION: u32 = 15;
+pub const PLAN_VERSION: u32 = 16;
 
 /// Alignment of arena buffers, weight segments and states, in bytes: one cache line, one AVX-512 vector.
 pub const ALIGN: u64 = 64;
@@ -322,6 +323,8 @@ impl Segment {
 pub struct KernelRef {
     /// Symbol.
     pub symbol: String,
+    /// Arguments that it writes.
+    pub results: Results,
 }
 
 /// A function that the runtime itself brings.
@@ -450,16 +453,19 @@ pub enum Span {
 }
 
 impl Builtin {
-    /// How many of its arguments, the last ones, it writes; 0 of a launch, whose kernel writes some of them.
+    /// How many of its arguments, the last ones, it writes; 0 of a launch, whose kernel writes some of them. `Fetch` and
+    /// `Wake` leave their last argument as it is, but what reads it comes after them, as if they wrote it.
     pub const fn results(self) -> usize {
         match self {
-            Self::Fetch { .. } | Self::Wake { .. } | Self::Launch { .. } => 0,
+            Self::Launch { .. } => 0,
             Self::Dispatch { homes: Some(homes), .. } => 1 + homes.units as usize,
             Self::RopeAngles { .. }
             | Self::Dispatch { homes: None, .. }
             | Self::Copy { .. }
             | Self::Experts { .. }
             | Self::Streams { .. }
+            | Self::Fetch { .. }
+            | Self::Wake { .. }
             | Self::Part { .. } => 1,
             Self::Admit { .. } => 2,
         }

@@ -43,11 +43,13 @@
 //!     theirs; a part's graphs take the rows of its step.
 //! 11. Dependencies are ascending and point backwards, and a barrier stands between a step of the processor and each of its
 //!     dependencies there. Units beside the processor have no barriers.
-//! 12. Buffers that are live at once do not overlap. Where one unit runs all steps, a buffer is live from the first to the
-//!     last step that takes it, widened to the whole stretch between two barriers, since steps in one stretch run at the
-//!     same time. Where several do, of two buffers that share bytes every step that takes the one has ended before any that
-//!     takes the other begins, by barriers, by the order of a unit's own steps, and by dependencies. Inputs are live from the
-//!     start, logits to the end.
+//! 12. Steps have no data hazard. What a step touches follows from its arguments and the results of its kernel
+//!     ([`Accesses`](crate::access::Accesses)). Before it begins, every earlier step that writes some of it has ended, and for
+//!     what it writes, every earlier step that reads some of it: by barriers, by the order of a unit's own steps, and by
+//!     dependencies, over any number of units. This holds for states, for experts on disk after their request, and byte by
+//!     byte for arenas, where buffers share bytes one after the other. A step reads a buffer only where an earlier step has
+//!     written it, or the engine, which writes the inputs before the first step. What it writes holds no other argument of
+//!     it. The engine reads the logits after the last step.
 //! 13. Its placement holds; one with static shapes names the units of the plan.
 //! 14. Every argument of a step lies in the memory of its unit: buffers and states by their own index, weights because
 //!     memory 0 serves all of its units', and others hold them as residents. A copy alone reads or writes elsewhere, over a
@@ -147,16 +149,19 @@ pub fn module(module: &Module) -> Result<(), VerifyError> {
 /// The first broken invariant found.
 pub fn plan(plan: &Plan) -> Result<(), VerifyError> {
     plans::check(plan, false)?;
-    memories::check_steps(plan)
+    memories::check_steps(plan)?;
+    order::check(plan, false)
 }
 
 /// Checks a plan on its way through the compiler. Where several units run its steps, these may still name values of other
-/// memories, and nothing says yet who waits for whom; all other invariants hold.
+/// memories, and no order between units is stated yet: the steps are taken as if each ended before the next begins. All
+/// other invariants hold.
 ///
 /// # Errors
 /// The first broken invariant found.
 pub fn draft(plan: &Plan) -> Result<(), VerifyError> {
-    plans::check(plan, true)
+    plans::check(plan, true)?;
+    order::check(plan, true)
 }
 
 /// Checks the invariants of a placement. Never panics, whatever the placement.

@@ -233,7 +233,14 @@ fn state(name: &str, shape: [usize; 4], kind: StateKind, snapshots: u32) -> Stat
 /// A plan whose first step takes all states.
 fn program(states: Vec<StateBuf>, kernels: [&str; 3]) -> Program {
     let mut plan = common::plan(&ENTRIES);
-    plan.kernels = kernels.map(|s| KernelRef { symbol: s.to_owned() }).to_vec();
+    // All states and the rows, or the logits.
+    let advanced = || (0..states.len()).chain([states.len() + 3]).collect();
+    let results = [advanced(), advanced(), vec![2]];
+    let kernel = |(symbol, results): (&str, Vec<usize>)| KernelRef {
+        symbol: symbol.to_owned(),
+        results: Results::new(results).unwrap(),
+    };
+    plan.kernels = kernels.into_iter().zip(results).map(kernel).collect();
     plan.entries = ENTRIES.iter().map(|&(kind, out)| entry(kind, out, states.len() as u32)).collect();
     plan.states = states;
     let ends = plan.entries.iter().flat_map(|e| &e.buffers).map(|b| b.offset + b.bytes);

@@ -47,7 +47,6 @@ const ALLOWED: &[Row] = &[
     ("compiler/src", "pipeline", "mix", "the formats that were bought are an input of the passes"),
     ("compiler/src/calibrate", "products", "collect", "one way to read a number from memory"),
     ("compiler/src/import", "common", "families", "what families share takes a row of their table"),
-    ("compiler/src/passes", "barriers", "schedule", "who writes what, for both"),
     ("compiler/src/passes/layout", "builtins", "entry", "steps are added to the entry that is laid out"),
     ("compiler/src/synth", "shapes", "popularity", "routers are drawn so that experts get their popularity"),
     ("runtime/src", "error", "flash", "the crate's error holds that of a read"),

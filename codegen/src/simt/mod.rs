@@ -44,7 +44,7 @@ use inkwell::targets::{
     CodeModel, FileType, InitializationConfig, RelocMode, Target, TargetMachine, TargetTriple,
 };
 use moec_ir::op::DispatchLayout;
-use moec_ir::plan::Layout;
+use moec_ir::plan::{Layout, Results};
 use moec_ir::state::CacheOrder;
 use moec_ir::types::Format;
 use std::collections::BTreeMap;
@@ -165,6 +165,16 @@ impl Kernel {
             Self::Spec(spec) => spec.args(),
             Self::Dispatch(_) | Self::Argmax { .. } => 2,
             Self::Angles { .. } => 3,
+        }
+    }
+
+    /// Operands that it writes to.
+    pub fn results(&self) -> Results {
+        match self {
+            Self::Spec(spec) => spec.results(),
+            Self::Dispatch(_) | Self::Argmax { .. } | Self::Angles { .. } => {
+                Results::last(1, self.operands())
+            }
         }
     }
 

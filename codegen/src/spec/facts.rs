@@ -6,7 +6,7 @@ use super::{
     WeightOrder,
 };
 use crate::machine::Isa;
-use moec_ir::plan::{Grid, Layout};
+use moec_ir::plan::{Grid, Layout, Results};
 use moec_ir::types::Format;
 
 impl KernelSpec {
@@ -139,6 +139,34 @@ impl KernelSpec {
             | Self::ExpertGateUp { compute, .. }
             | Self::ExpertDown { compute, .. } => Some(*compute),
             _ => None,
+        }
+    }
+
+    /// Arguments that it writes.
+    pub fn results(&self) -> Results {
+        match self {
+            Self::CacheWrite { .. } => Results::new([0]).unwrap_or_default(),
+            Self::NeuronUpAt { .. } => Results::new([3]).unwrap_or_default(),
+            Self::Norm { outs, .. } => Results::last(outs.len(), self.args()),
+            Self::Router { .. } | Self::NeuronUp { .. } | Self::NeuronGate { .. } => {
+                Results::last(2, self.args())
+            }
+            Self::Embed { .. }
+            | Self::Quantise { .. }
+            | Self::Linear { .. }
+            | Self::Rope { .. }
+            | Self::Attention { .. }
+            | Self::AttentionMerge { .. }
+            | Self::ExpertGateUp { .. }
+            | Self::ExpertDown { .. }
+            | Self::NeuronPredict { .. }
+            | Self::NeuronDown { .. }
+            | Self::NeuronDownAt { .. }
+            | Self::Combine { .. }
+            | Self::Map { .. }
+            | Self::Copy { .. }
+            | Self::Softmax { .. }
+            | Self::GatherRows { .. } => Results::last(1, self.args()),
         }
     }
 

@@ -3,15 +3,16 @@
 //! All threads of the processor walk its steps together. A step must wait for the others only where it
 //! conflicts with a step since the last barrier: one of the two writes bytes that the other touches.
 
-use super::schedule::Writes;
-use moec_ir::plan::{Arg, Entry, Plan, Step};
+use moec_ir::access::{Access, Accesses};
+use moec_ir::plan::{Entry, Plan};
 
 /// Sets `barrier` and `deps` of every step. Barriers are among the processor's steps alone: other units run theirs in order,
 /// and steps of different units wait for each other by their dependencies.
-pub fn barriers(plan: &mut Plan, writes: &Writes) {
-    for (entry, writes) in plan.entries.iter_mut().zip(writes) {
-        let touched: Vec<Vec<Access>> =
-            entry.steps.iter().zip(writes).map(|(step, w)| accesses(entry, step, w)).collect();
+pub fn barriers(plan: &mut Plan) {
+    let mut entries = std::mem::take(&mut plan.entries);
+    let accesses = Accesses::new(plan);
+    for entry in &mut entries {
+        let touched: Vec<Vec<Access>> = entry.steps.iter().map(|step| accesses.of(entry, step)).collect();
         let mut since = 0;
         for at in 0..entry.steps.len() {
             let own = |step: usize| entry.steps[step].unit == 0;
@@ -24,6 +25,7 @@ pub fn barriers(plan: &mut Plan, writes: &Writes) {
             entry.steps[at].deps = dependencies(&touched, at);
         }
     }
+    plan.entries = entries;
 }
 
 /// Steps of each entry that the others must wait before, for reports.
@@ -31,47 +33,8 @@ pub fn count(entry: &Entry) -> usize {
     entry.steps.iter().filter(|s| s.barrier).count()
 }
 
-/// One argument's memory: space (an arena or a state), bytes, and whether it is written.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Access {
-    space: Space,
-    from: u64,
-    to: u64,
-    pub(super) write: bool,
-}
-
-/// Where bytes are counted from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Space {
-    /// The arena of a memory.
-    Arena(u32),
-    /// A state.
-    State(u32),
-}
-
-impl Access {
-    pub(super) fn overlaps(&self, other: &Self) -> bool {
-        self.space == other.space && self.from < other.to && other.from < self.to
-    }
-}
-
-pub(super) fn accesses(entry: &Entry, step: &Step, writes: &[usize]) -> Vec<Access> {
-    let of = |(i, arg): (usize, &Arg)| {
-        let write = writes.contains(&i);
-        match *arg {
-            Arg::Buffer(b, _) => {
-                let b = &entry.buffers[b as usize];
-                Some(Access { space: Space::Arena(b.memory), from: b.offset, to: b.offset + b.bytes, write })
-            }
-            Arg::State(s) => Some(Access { space: Space::State(s), from: 0, to: 1, write }),
-            Arg::Segment(_) | Arg::Matrices(_) => None,
-        }
-    };
-    step.args.iter().enumerate().filter_map(of).collect()
-}
-
 fn conflict(a: &[Access], b: &[Access]) -> bool {
-    a.iter().any(|x| b.iter().any(|y| (x.write || y.write) && x.overlaps(y)))
+    a.iter().any(|x| b.iter().any(|y| x.conflicts(y)))
 }
 
 /// The last writers of what step `at` reads, and the last writers and later readers of what it writes.
@@ -85,7 +48,7 @@ fn dependencies(touched: &[Vec<Access>], at: usize) -> Vec<u32> {
                 touches = true;
                 wrote |= t.write;
                 // Whoever wrote all of it has waited for everybody before. Buffers that share a part of their bytes have not.
-                covers |= t.write && t.from <= mine.from && mine.to <= t.to;
+                covers |= t.write && t.bytes.start <= mine.bytes.start && mine.bytes.end <= t.bytes.end;
             }
             if wrote || (touches && mine.write) {
                 deps.push(before as u32);

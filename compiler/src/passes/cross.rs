@@ -10,37 +10,36 @@
 //! It stands behind `fuse`, since kernels that become one leave nothing to copy between them.
 
 use super::memory::aligned;
-use super::schedule::Writes;
 use crate::error::{Error, Result};
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{Arg, Buffer, Builtin, Code, Entry, Grid, Plan, RowSpace, Span, Step};
 use std::collections::HashMap;
 
-/// Puts in copies, in every entry point. `writes` says what each step writes, of the copies, too.
+/// Puts in copies, in every entry point.
 ///
 /// # Errors
 /// A value that would have to cross where the plan has no link; sizes past a plan's fields.
-pub fn cross(plan: &mut Plan, writes: &mut Writes) -> Result<()> {
+pub fn cross(plan: &mut Plan) -> Result<()> {
     let memories: Vec<u32> = plan.units.iter().map(|u| u.memory).collect();
     let shape =
         Shape { experts: plan.placement.experts.iter().map(|t| (t.experts.len(), t.k as usize)).collect() };
     let mut entries = std::mem::take(&mut plan.entries);
-    for (entry, writes) in entries.iter_mut().zip(writes) {
+    for entry in &mut entries {
         let mut crossing = Crossing {
+            plan,
             memories: &memories,
             shape: &shape,
             steps: Vec::new(),
-            writes: Vec::new(),
             copies: HashMap::new(),
             spaces: HashMap::new(),
             end: entry.buffers.iter().map(|b| b.offset + aligned(b.bytes)).max().unwrap_or(0),
         };
         let steps = std::mem::take(&mut entry.steps);
-        for (step, written) in steps.into_iter().zip(std::mem::take(writes)) {
-            crossing.step(entry, step, written)?;
+        for step in steps {
+            crossing.step(entry, step)?;
         }
         crossing.logits(entry)?;
-        (entry.steps, *writes) = (crossing.steps, crossing.writes);
+        entry.steps = crossing.steps;
     }
     plan.entries = entries;
     for (m, memory) in plan.memories.iter_mut().enumerate() {
@@ -70,11 +69,12 @@ struct Shape {
 
 /// One entry point on its way.
 struct Crossing<'a> {
+    /// The plan without its entry points.
+    plan: &'a Plan,
     /// Memory of each unit.
     memories: &'a [u32],
     shape: &'a Shape,
     steps: Vec<Step>,
-    writes: Vec<Vec<usize>>,
     /// By buffer and memory: the copy there, as long as it is what the buffer holds.
     copies: HashMap<(u32, u32), u32>,
     /// Rows of the step that has written a buffer.
@@ -88,7 +88,8 @@ impl Crossing<'_> {
     }
 
     /// Adds a step with the copies that it needs.
-    fn step(&mut self, entry: &mut Entry, mut step: Step, written: Vec<usize>) -> Result<()> {
+    fn step(&mut self, entry: &mut Entry, mut step: Step) -> Result<()> {
+        let written = self.plan.results(&step);
         let own = self.memory(step.unit);
         let mut back = Vec::new();
         let table = match (step.code, step.grid) {
@@ -101,7 +102,7 @@ impl Crossing<'_> {
             if entry.buffers[b as usize].memory == own {
                 continue;
             }
-            let local = if written.contains(&i) {
+            let local = if written.contains(i) {
                 if offset != 0
                     || step.args.iter().filter(|a| matches!(a, Arg::Buffer(o, _) if *o == b)).count() > 1
                 {
@@ -116,7 +117,7 @@ impl Crossing<'_> {
             };
             step.args[i] = Arg::Buffer(local, offset);
         }
-        for &i in &written {
+        for i in written.indices() {
             if let Arg::Buffer(b, _) = step.args[i] {
                 self.forget(b);
                 self.spaces.insert(b, step.rows);
@@ -124,7 +125,6 @@ impl Crossing<'_> {
         }
         let (unit, rows, node) = (step.unit, step.rows, step.node);
         self.steps.push(step);
-        self.writes.push(written);
         for (from, to) in back {
             let of = match table {
                 Some(Arg::Buffer(table, _)) => Some(self.slots(entry, table, to)?),
@@ -217,7 +217,6 @@ impl Crossing<'_> {
         };
         let ends = [from, to].map(|b| Arg::Buffer(b, 0));
         let args: Vec<Arg> = table.map(|t| Arg::Buffer(t, 0)).into_iter().chain(ends).collect();
-        self.writes.push(vec![args.len() - 1]);
         self.steps.push(Step {
             unit,
             code: Code::Builtin(Builtin::Copy { words, span }),

@@ -8,59 +8,56 @@
 //! into its form once for all matrices that read them, are no node of the Graph. Every buffer still has a place of its own,
 //! so a step may stand wherever its operands are written.
 
-use super::schedule::Writes;
 use crate::error::{Error, Result};
 use moec_cpu::{CpuTarget, Fused, KernelSpec, Operand, Place};
 use moec_ir::graph::INPUTS;
-use moec_ir::plan::{Arg, Code, Entry, KernelRef, Plan, Step};
+use moec_ir::plan::{Arg, Code, Entry, Plan, Step};
 use std::collections::HashMap;
 
-/// Joins steps wherever the target does, in every entry point. `writes` says what each step writes.
+/// Joins steps wherever the target does, in every entry point.
 ///
 /// # Errors
 /// A plan whose steps name kernels or buffers that it does not have: our bug.
-pub fn fuse(
-    plan: &mut Plan,
-    kernels: &mut Vec<KernelSpec>,
-    writes: &mut Writes,
-    target: &CpuTarget,
-) -> Result<()> {
-    let mut all = Kernels::of(std::mem::take(kernels), target);
-    for (entry, writes) in plan.entries.iter_mut().zip(writes) {
+pub fn fuse(plan: &mut Plan, kernels: &mut Vec<KernelSpec>, target: &CpuTarget) -> Result<()> {
+    let mut entries = std::mem::take(&mut plan.entries);
+    let mut all = Kernels::of(std::mem::take(kernels), plan, target);
+    for entry in &mut entries {
         let mut at = 0;
         while at < entry.steps.len() {
-            match find(entry, writes, &all, target, at) {
+            match find(entry, &all, at) {
                 // The step that reads is gone, or may now be read by a rule again.
-                Some(pair) => at = apply(entry, writes, &mut all, pair)?,
+                Some(pair) => at = apply(entry, &mut all, pair)?,
                 None => at += 1,
             }
         }
         drop_unused(entry);
     }
-    plan.kernels = all.specs.iter().map(|k| KernelRef { symbol: target.symbol(k) }).collect();
     let scratch = all.specs.iter().map(|k| super::memory::aligned(target.scratch_bytes(k) as u64)).max();
-    plan.scratch_bytes = scratch.unwrap_or(0);
     *kernels = all.specs;
+    (plan.scratch_bytes, plan.entries) = (scratch.unwrap_or(0), entries);
     used(plan, kernels)
 }
 
 /// Kernels by their symbols.
 struct Kernels<'t> {
     target: &'t CpuTarget,
+    /// The plan without its entry points, whose kernels are these.
+    plan: &'t mut Plan,
     specs: Vec<KernelSpec>,
     ids: HashMap<String, u32>,
 }
 
 impl<'t> Kernels<'t> {
-    fn of(specs: Vec<KernelSpec>, target: &'t CpuTarget) -> Self {
+    fn of(specs: Vec<KernelSpec>, plan: &'t mut Plan, target: &'t CpuTarget) -> Self {
         let ids = specs.iter().enumerate().map(|(i, k)| (target.symbol(k), i as u32)).collect();
-        Self { target, specs, ids }
+        Self { target, plan, specs, ids }
     }
 
     fn id(&mut self, spec: KernelSpec) -> Result<u32> {
         let next = u32::try_from(self.specs.len()).map_err(|_| Error::limit("too many kernels"))?;
         let id = *self.ids.entry(self.target.symbol(&spec)).or_insert(next);
         if id == next {
+            self.plan.kernels.push(self.target.reference(&spec));
             self.specs.push(spec);
         }
         Ok(id)
@@ -82,30 +79,27 @@ struct Pair {
 }
 
 /// The writer of what step `reader` reads with which it becomes one.
-fn find(
-    entry: &Entry,
-    writes: &[Vec<usize>],
-    kernels: &Kernels<'_>,
-    target: &CpuTarget,
-    reader: usize,
-) -> Option<Pair> {
+fn find(entry: &Entry, kernels: &Kernels<'_>, reader: usize) -> Option<Pair> {
     let step = &entry.steps[reader];
     let spec = kernels.of_step(step)?;
-    let mut reads = (0..step.args.len()).filter(|i| !writes[reader].contains(i));
+    let results = kernels.plan.results(step);
+    let mut reads = (0..step.args.len()).filter(|&i| !results.contains(i));
     reads.find_map(|operand| {
         let Arg::Buffer(buffer, 0) = step.args[operand] else { return None };
         if (buffer as usize) < INPUTS || buffer == entry.logits {
             return None;
         }
-        let (writer, result) = only_writer(entry, writes, buffer)?;
+        let (writer, result) = only_writer(entry, kernels.plan, buffer)?;
         let from = &entry.steps[writer];
         let times = entry.steps.iter().flat_map(|s| &s.args).filter(|a| is_of(a, buffer)).count();
         let joins =
             from.args[result] == step.args[operand] && from.rows == step.rows && from.unit == step.unit;
         // Once it is written and once it is read.
         let sole = times == 2;
-        let fused =
-            target.fused((kernels.of_step(from)?, result), (spec, operand), sole).filter(|_| joins)?;
+        let fused = kernels
+            .target
+            .fused((kernels.of_step(from)?, result), (spec, operand), sole)
+            .filter(|_| joins)?;
         Some(Pair { writer, reader, fused })
     })
 }
@@ -115,41 +109,31 @@ fn is_of(arg: &Arg, buffer: u32) -> bool {
 }
 
 /// The step that writes a buffer, and the argument by which it does, if there is one such step.
-fn only_writer(entry: &Entry, writes: &[Vec<usize>], buffer: u32) -> Option<(usize, usize)> {
-    let steps = entry.steps.iter().zip(writes).enumerate();
-    let mut found = steps.flat_map(|(at, (step, w))| {
-        w.iter().filter(|&&i| is_of(&step.args[i], buffer)).map(move |&i| (at, i))
+fn only_writer(entry: &Entry, plan: &Plan, buffer: u32) -> Option<(usize, usize)> {
+    let mut found = entry.steps.iter().enumerate().flat_map(|(at, step)| {
+        let results = plan.results(step).indices();
+        results.filter(|&i| is_of(&step.args[i], buffer)).map(move |i| (at, i))
     });
     let first = found.next()?;
     found.next().is_none().then_some(first)
 }
 
 /// Puts one step in the place of two. Gives where to look on: at the step itself, which may be joined again.
-fn apply(
-    entry: &mut Entry,
-    writes: &mut Vec<Vec<usize>>,
-    kernels: &mut Kernels<'_>,
-    pair: Pair,
-) -> Result<usize> {
+fn apply(entry: &mut Entry, kernels: &mut Kernels<'_>, pair: Pair) -> Result<usize> {
     let Pair { writer, reader, fused } = pair;
     let (from, to) = (&entry.steps[writer], &entry.steps[reader]);
-    let (args, written) = fused
-        .args
-        .iter()
-        .map(|&operand| match operand {
-            Operand::Writer(i) => (from.args[i], writes[writer].contains(&i)),
-            Operand::Reader(i) => (to.args[i], writes[reader].contains(&i)),
-        })
-        .collect::<(Vec<Arg>, Vec<bool>)>();
+    let argument = |&operand: &Operand| match operand {
+        Operand::Writer(i) => from.args[i],
+        Operand::Reader(i) => to.args[i],
+    };
+    let args = fused.args.iter().map(argument).collect();
     let grid = kernels.target.grid(&fused.spec);
     let node = if fused.place == Place::Writer { from.node } else { to.node };
     let code = Code::Kernel(kernels.id(fused.spec)?);
     let step = Step { code, args, grid, node, ..to.clone() };
     let (kept, gone) = if fused.place == Place::Writer { (writer, reader) } else { (reader, writer) };
     entry.steps[kept] = step;
-    writes[kept] = (0..written.len()).filter(|&i| written[i]).collect();
     entry.steps.remove(gone);
-    writes.remove(gone);
     Ok(if gone < kept { kept - 1 } else { gone.min(entry.steps.len()) })
 }
 

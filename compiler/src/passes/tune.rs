@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::tuner::Tuner;
 use moec_cpu::{CpuTarget, KernelSpec, Schedule};
 use moec_ir::EntryKind;
-use moec_ir::plan::{Code, Entry, KernelRef, Plan, RowSpace};
+use moec_ir::plan::{Code, Entry, Plan, RowSpace};
 use std::collections::HashMap;
 
 /// A schedule must be that much faster than the model's choice to be taken instead: less is noise.
@@ -94,7 +94,7 @@ pub fn tune(
             }
         }
     }
-    plan.kernels = chosen.iter().map(|k| KernelRef { symbol: target.symbol(k) }).collect();
+    plan.kernels = chosen.iter().map(|k| target.reference(k)).collect();
     let scratch = chosen.iter().map(|k| super::memory::aligned(target.scratch_bytes(k) as u64)).max();
     plan.scratch_bytes = scratch.unwrap_or(0);
     *kernels = chosen;

@@ -12,7 +12,6 @@ use crate::passes::home::Homes;
 use crate::passes::lower;
 use crate::passes::offload::Statics;
 use crate::passes::rewrite::Applied;
-use crate::passes::schedule::Writes;
 use crate::passes::threshold::Thresholds;
 use crate::passes::units::{UnitList, Units};
 use crate::profile::Profile;
@@ -83,8 +82,6 @@ pub struct Compilation<'a> {
     pub thread_kernels: Vec<Kernel>,
     /// Weight that each segment of the plan packs.
     pub segment_weights: Vec<WeightId>,
-    /// What each step of the plan writes.
-    pub writes: Writes,
     /// Times kernels, where the build was asked to.
     pub tuner: Option<Tuner<'a>>,
     /// Why kernels are what they are, from `tune` on.
@@ -195,7 +192,6 @@ impl<'a> Compilation<'a> {
             kernels: Vec::new(),
             thread_kernels: Vec::new(),
             segment_weights: Vec::new(),
-            writes: Writes::new(),
             tuner: None,
             decisions: None,
             applied: Applied::new(),

@@ -29,20 +29,16 @@ pub(super) fn layout(c: &mut Compilation<'_>) -> Result<()> {
     c.kernels = draft.kernels;
     c.thread_kernels = draft.thread_kernels;
     c.segment_weights = draft.segment_weights;
-    c.writes = draft.writes;
     Ok(())
 }
 
 pub(super) fn fuse(c: &mut Compilation<'_>) -> Result<()> {
     let plan = c.plan.as_mut().ok_or_else(|| Error::bug("there is no plan yet"))?;
-    fuse::fuse(plan, &mut c.kernels, &mut c.writes, c.target)
+    fuse::fuse(plan, &mut c.kernels, c.target)
 }
 
 pub(super) fn cross(c: &mut Compilation<'_>) -> Result<()> {
-    let mut writes = std::mem::take(&mut c.writes);
-    cross::cross(c.plan_mut()?, &mut writes)?;
-    c.writes = writes;
-    Ok(())
+    cross::cross(c.plan_mut()?)
 }
 
 pub(super) fn tune(c: &mut Compilation<'_>) -> Result<()> {
@@ -58,9 +54,7 @@ pub(super) fn tune(c: &mut Compilation<'_>) -> Result<()> {
 }
 
 pub(super) fn schedule(c: &mut Compilation<'_>) -> Result<()> {
-    let mut writes = std::mem::take(&mut c.writes);
-    schedule::schedule(c.plan_mut()?, &mut writes);
-    c.writes = writes;
+    schedule::schedule(c.plan_mut()?);
     Ok(())
 }
 
@@ -69,9 +63,8 @@ pub(super) fn memory(c: &mut Compilation<'_>) -> Result<()> {
 }
 
 pub(super) fn barriers(c: &mut Compilation<'_>) -> Result<()> {
-    let writes = std::mem::take(&mut c.writes);
-    barriers::barriers(c.plan_mut()?, &writes);
-    (c.writes, c.ordered) = (writes, true);
+    barriers::barriers(c.plan_mut()?);
+    c.ordered = true;
     Ok(())
 }
 

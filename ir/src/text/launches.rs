@@ -1,21 +1,22 @@
 //! Kernels of threads: printing and parsing.
 
-use super::attrs::Value;
+use super::attrs::{Attrs, Value};
 use super::cursor::{Cursor, Parsed};
 use super::items::with_attrs;
 use super::lex::quote;
 use crate::launch::{Extent, Launch, ThreadKernel};
-use crate::plan::Plan;
+use crate::plan::{Plan, Results};
 use std::fmt;
 
 /// Writes kernels of threads, a line each.
 pub(super) fn write(f: &mut fmt::Formatter<'_>, plan: &Plan) -> fmt::Result {
     for (i, kernel) in plan.launches.iter().enumerate() {
-        let ThreadKernel { unit, artifact, symbol, operands, launch: Launch { grid, block, shared } } =
-            kernel;
+        let ThreadKernel { unit, artifact, symbol, operands, results, launch } = kernel;
+        let Launch { grid, block, shared } = launch;
         write!(f, "launch {i} {} {{unit = {unit}, artifact = {}", quote(symbol), quote(artifact))?;
         let [x, y, z] = grid.map(extent);
-        writeln!(f, ", operands = {operands}, grid = [{x}, {y}, {z}], block = {block}, shared = {shared}}}")?;
+        write!(f, ", operands = {operands}, results = {results}")?;
+        writeln!(f, ", grid = [{x}, {y}, {z}], block = {block}, shared = {shared}}}")?;
     }
     Ok(())
 }
@@ -43,8 +44,18 @@ pub(super) fn read(c: &mut Cursor<'_>) -> Parsed<ThreadKernel> {
             artifact: a.string(c, "artifact")?,
             symbol,
             operands: a.int(c, "operands")?,
+            results: read_results(c, a)?,
             launch: Launch { grid, block: a.int(c, "block")?, shared: a.int(c, "shared")? },
         })
+    })
+}
+
+/// Reads the arguments that a kernel writes.
+pub(super) fn read_results<'t>(c: &Cursor<'t>, a: &mut Attrs<'t>) -> Parsed<Results> {
+    let what = format!("a list of arguments below {}", Results::MOST);
+    a.required(c, "results", &what, |value, _| {
+        let Value::List(items) = value else { return Ok(None) };
+        Ok(items.into_iter().map(Value::number).collect::<Option<Vec<_>>>().and_then(Results::new))
     })
 }
 

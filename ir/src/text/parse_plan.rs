@@ -73,7 +73,10 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
             plan.states.push(state(c)?);
         } else if c.eat_word("kernel")? {
             index(c, plan.kernels.len())?;
-            plan.kernels.push(KernelRef { symbol: c.string("a symbol")? });
+            let symbol = c.string("a symbol")?;
+            plan.kernels.push(with_attrs(c, |c, a| {
+                Ok(KernelRef { symbol, results: launches::read_results(c, a)? })
+            })?);
         } else if c.eat_word("launch")? {
             index(c, plan.launches.len())?;
             plan.launches.push(launches::read(c)?);

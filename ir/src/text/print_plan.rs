@@ -8,8 +8,8 @@ use super::schedule;
 use super::statics;
 use super::units;
 use crate::plan::{
-    Arg, BigLittle, Builtin, CacheOrder, Code, Entry, FileRef, Grid, Homes, Layout, Place, Plan, RowSpace,
-    Span, StateKind, Step,
+    Arg, BigLittle, Builtin, CacheOrder, Code, Entry, FileRef, Grid, Homes, KernelRef, Layout, Place, Plan,
+    RowSpace, Span, StateKind, Step,
 };
 use std::fmt::{self, Write};
 
@@ -261,7 +261,8 @@ impl fmt::Display for Plan {
         units::write_homes(f, self)?;
         schedule::write_streams(f, self)?;
         for (i, k) in self.kernels.iter().enumerate() {
-            writeln!(f, "kernel {i} {}", quote(&k.symbol))?;
+            let KernelRef { symbol, results } = k;
+            writeln!(f, "kernel {i} {} {{results = {results}}}", quote(symbol))?;
         }
         launches::write(f, self)?;
         statics::write(f, self)?;

@@ -14,13 +14,15 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
     let mut seen = BTreeSet::new();
     for (i, kernel) in plan.launches.iter().enumerate() {
         let at = || format!("launches[{i}]");
-        let ThreadKernel { unit, artifact, symbol, operands, launch } = kernel;
+        let ThreadKernel { unit, artifact, symbol, operands, results, launch } = kernel;
         let beside = *unit > 0 && plan.units.get(*unit as usize).is_some_and(|u| u.memory > 0);
         require(beside, at, || format!("unit {unit}"))?;
         require(super::stays_inside(artifact), at, || format!("the path `{artifact}`"))?;
         require(super::is_identifier(symbol), at, || format!("{symbol:?} is not a C identifier"))?;
         require(seen.insert((artifact, symbol)), at, || format!("{symbol} comes twice"))?;
-        require(*operands > 0, at, || "no operands".into())?;
+        require(results.are_among(*operands as usize), at, || {
+            format!("its results are {results} of {operands} operands")
+        })?;
         let fits = (1..=MOST_THREADS).contains(&launch.block) && launch.block.is_multiple_of(WARP);
         require(fits && launch.shared <= MOST_SHARED, at, || {
             format!("{} threads and {} bytes of shared memory", launch.block, launch.shared)

@@ -1,11 +1,65 @@
-//! Checks of the order of steps: what runs at the same time touches nothing in common.
+//! Checks of the order of steps: no data hazard is left to chance.
 
 use super::{VerifyError, require};
-use crate::plan::{Arg, Entry};
-use std::collections::BTreeMap;
+use crate::access::{Access, Accesses, Space};
+use crate::graph::INPUTS;
+use crate::plan::{Entry, Plan};
+use std::collections::{BTreeMap, HashMap};
 
-/// Dependencies point backwards and hold, and buffers that are live at once do not overlap.
-pub(super) fn check(entry: &Entry, here: &str) -> Result<(), VerifyError> {
+/// Dependencies point backwards and hold, and steps that touch the same bytes are ordered, in every entry point. In a `draft`
+/// with several units, steps are taken to be executed one after the other.
+pub(super) fn check(plan: &Plan, draft: bool) -> Result<(), VerifyError> {
+    let accesses = Accesses::new(plan);
+    let entries = plan.entries.iter().enumerate();
+    entries.map(|(i, entry)| check_entry(&accesses, entry, &format!("entries[{i}]"), draft)).collect()
+}
+
+fn check_entry(accesses: &Accesses<'_>, entry: &Entry, here: &str, draft: bool) -> Result<(), VerifyError> {
+    let units = entry.steps.iter().map(|s| s.unit as usize + 1).max().unwrap_or(0);
+    let clocks = if draft && units > 1 {
+        (0..entry.steps.len() as u32).map(|i| vec![i; units]).collect()
+    } else {
+        check_dependencies(entry, here)?;
+        clocks(entry, units)
+    };
+    let mut hazards = Hazards::new(entry, units);
+    check_inputs(entry, here)?;
+    for (i, (step, clock)) in entry.steps.iter().zip(&clocks).enumerate() {
+        let mut touched = accesses.of(entry, step);
+        // A step that wrote what it reads would hand it over between its own threads.
+        touched.sort_by_key(|a| a.write);
+        let now = Now { step: i, unit: step.unit as usize, clock };
+        for access in &touched {
+            hazards
+                .access(access, now)
+                .map_err(|message| VerifyError::new(format!("{here}.steps[{i}]"), message))?;
+        }
+    }
+    let logits = entry.logits;
+    require(
+        hazards.holds(logits),
+        || format!("{here}.logits"),
+        || format!("buffer {logits} is not written, or written over"),
+    )
+}
+
+/// Inputs lie apart from each other.
+fn check_inputs(entry: &Entry, here: &str) -> Result<(), VerifyError> {
+    for (i, a) in entry.buffers.iter().take(INPUTS).enumerate() {
+        for (j, b) in entry.buffers.iter().enumerate().take(i) {
+            let apart = a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset;
+            require(
+                apart,
+                || format!("{here}.buffers[{i}]"),
+                || format!("overlaps buffer {j}, another input"),
+            )?;
+        }
+    }
+    Ok(())
+}
+
+/// Dependencies are ascending and point backwards, and barriers stand between steps of the processor that depend on each other.
+fn check_dependencies(entry: &Entry, here: &str) -> Result<(), VerifyError> {
     let mut phases = Vec::with_capacity(entry.steps.len());
     let mut phase = 0_usize;
     for (i, step) in entry.steps.iter().enumerate() {
@@ -26,11 +80,11 @@ pub(super) fn check(entry: &Entry, here: &str) -> Result<(), VerifyError> {
         }
         phases.push(phase);
     }
-    if entry.steps.iter().all(|s| s.unit == 0) { alone(entry, &phases, here) } else { together(entry, here) }
+    Ok(())
 }
 
-/// Of the steps of each unit, how many, from the front of the entry's list, have ended for certain.
-type Clock = Vec<usize>;
+/// For each unit: steps before this index of the entry have ended on it for certain.
+type Clock = Vec<u32>;
 
 /// Raises a clock to another.
 fn join(clock: &mut Clock, other: &Clock) {
@@ -41,15 +95,14 @@ fn join(clock: &mut Clock, other: &Clock) {
 
 /// What has ended for certain when each step begins.
 ///
-/// A lane of the processor does its steps in order, so whoever has ended a step has ended all of its unit before it, and has
-/// seen whatever those waited for.
-fn clocks(entry: &Entry) -> Vec<Clock> {
-    let units = entry.steps.iter().map(|s| s.unit as usize + 1).max().unwrap_or(0);
+/// A thread of the processor takes its steps in order. So a step that has ended on all threads says that all of its unit before
+/// it have ended, and that whatever those waited for has ended, too.
+fn clocks(entry: &Entry, units: usize) -> Vec<Clock> {
     let mut clocks: Vec<Clock> = Vec::with_capacity(entry.steps.len());
     // What each unit has waited for so far, and its last step.
     let mut seen: Vec<Clock> = vec![vec![0; units]; units];
-    let mut last: Vec<Option<usize>> = vec![None; units];
-    for (i, step) in entry.steps.iter().enumerate() {
+    let mut last: Vec<Option<u32>> = vec![None; units];
+    for (i, step) in (0..).zip(&entry.steps) {
         let unit = step.unit as usize;
         let mut clock = seen[unit].clone();
         // All steps of the unit before this one.
@@ -64,7 +117,7 @@ fn clocks(entry: &Entry) -> Vec<Clock> {
             join(&mut clock, theirs);
             let of = of.unit as usize;
             if of != unit {
-                clock[of] = clock[of].max(d as usize + 1);
+                clock[of] = clock[of].max(d + 1);
             }
         }
         seen[unit].clone_from(&clock);
@@ -74,106 +127,153 @@ fn clocks(entry: &Entry) -> Vec<Clock> {
     clocks
 }
 
-/// First and last step of each unit that takes a buffer, by unit.
-type Uses = BTreeMap<usize, (usize, usize)>;
-
-/// Several units: of two buffers that share bytes, one is done with before the other begins.
-fn together(entry: &Entry, here: &str) -> Result<(), VerifyError> {
-    let clocks = clocks(entry);
-    let mut uses: Vec<Uses> = vec![Uses::new(); entry.buffers.len()];
-    for (i, step) in entry.steps.iter().enumerate() {
-        for arg in &step.args {
-            if let Arg::Buffer(b, _) = *arg
-                && let Some(uses) = uses.get_mut(b as usize)
-            {
-                uses.entry(step.unit as usize).or_insert((i, i)).1 = i;
-            }
-        }
-    }
-    let is_input = |b: usize| b < 4;
-    let before = |a: usize, b: usize| {
-        // The engine writes inputs before the first step and reads logits after the last.
-        let ends = a != entry.logits as usize;
-        let begins = !is_input(b);
-        let ordered = uses[b].values().all(|&(first, _)| {
-            uses[a].iter().all(|(&unit, &(_, last))| clocks[first].get(unit).is_some_and(|&n| n > last))
-        });
-        ends && begins && ordered
-    };
-    let mut by_offset: Vec<usize> = (0..entry.buffers.len()).collect();
-    by_offset.retain(|&b| !uses[b].is_empty() || is_input(b) || b == entry.logits as usize);
-    by_offset.sort_by_key(|&b| (entry.buffers[b].memory, entry.buffers[b].offset));
-    for (i, &a) in by_offset.iter().enumerate() {
-        let x = &entry.buffers[a];
-        for &b in &by_offset[i + 1..] {
-            let y = &entry.buffers[b];
-            // Offsets and sizes are inside an arena by now, so that this sum does not overflow.
-            if y.memory != x.memory || y.offset >= x.offset + x.bytes {
-                break;
-            }
-            require(
-                before(a, b) || before(b, a),
-                || format!("{here}.buffers[{b}] ({})", y.name),
-                || format!("overlaps buffer {a} ({}) while both are live", x.name),
-            )?;
-        }
-    }
-    Ok(())
+/// A step that begins.
+#[derive(Clone, Copy)]
+struct Now<'c> {
+    step: usize,
+    unit: usize,
+    clock: &'c Clock,
 }
 
-/// One unit: sweeps over the phases with the set of live buffers, ordered by offset. What is live never overlaps, so
-/// a new buffer need only be compared with its two neighbours.
-fn alone(entry: &Entry, phases: &[usize], here: &str) -> Result<(), VerifyError> {
-    let end = phases.last().map_or(0, |p| p + 1);
-    let mut lives: Vec<Option<(usize, usize)>> = vec![None; entry.buffers.len()];
-    for life in lives.iter_mut().take(4) {
-        *life = Some((0, 0));
+/// The last steps that have read and written something, unit by unit: their indices plus one, 0 for none.
+#[derive(Clone)]
+struct Last {
+    reads: Vec<u32>,
+    writes: Vec<u32>,
+}
+
+impl Last {
+    fn none(units: usize) -> Self {
+        Self { reads: vec![0; units], writes: vec![0; units] }
     }
-    for (step, &phase) in entry.steps.iter().zip(phases) {
-        for arg in &step.args {
-            if let Arg::Buffer(b, _) = *arg
-                && let Some(life) = lives.get_mut(b as usize)
-            {
-                *life = Some((life.map_or(phase, |l| l.0), phase));
+
+    /// Whether a step that conflicts has not ended for certain: that step.
+    fn unfinished(&self, write: bool, clock: &Clock) -> Option<(&'static str, u32)> {
+        let first = |of: &[u32], what| {
+            of.iter()
+                .zip(clock)
+                .find(|(touched, ended)| touched > ended)
+                .map(|(touched, _)| (what, touched - 1))
+        };
+        let read = || if write { first(&self.reads, "reads") } else { None };
+        first(&self.writes, "writes").or_else(read)
+    }
+
+    /// Fails if a step that conflicts has not ended for certain, and notes the access.
+    fn touch(&mut self, write: bool, now: Now<'_>, what: impl Fn() -> String) -> Result<(), String> {
+        if let Some((theirs, step)) = self.unfinished(write, now.clock) {
+            let mine = if write { "writes" } else { "reads" };
+            let what = what();
+            return Err(if step as usize == now.step {
+                format!("{mine} {what}, which it also {theirs} by another argument")
+            } else {
+                format!("{mine} {what}, and step {step}, which {theirs} it, has not ended for certain")
+            });
+        }
+        let of = if write { &mut self.writes } else { &mut self.reads };
+        of[now.unit] = now.step as u32 + 1;
+        Ok(())
+    }
+}
+
+/// Bytes of an arena that steps have touched.
+struct Piece {
+    end: u64,
+    /// The buffer whose value they hold. None where a part of it has been written over.
+    buffer: Option<u32>,
+    last: Last,
+}
+
+/// What steps have touched so far.
+struct Hazards<'e> {
+    entry: &'e Entry,
+    units: usize,
+    /// By memory and first byte. No two overlap.
+    pieces: BTreeMap<(u32, u64), Piece>,
+    /// States, and experts on disk.
+    others: HashMap<Space, Last>,
+}
+
+impl<'e> Hazards<'e> {
+    /// The engine has written the inputs, each into bytes of its own.
+    fn new(entry: &'e Entry, units: usize) -> Self {
+        let mut pieces = BTreeMap::new();
+        for (b, buffer) in (0..).zip(&entry.buffers).take(INPUTS) {
+            let piece = Piece { end: buffer.offset + buffer.bytes, buffer: Some(b), last: Last::none(units) };
+            pieces.insert((buffer.memory, buffer.offset), piece);
+        }
+        Self { entry, units, pieces, others: HashMap::new() }
+    }
+
+    /// Whether a buffer's bytes hold its value.
+    fn holds(&self, b: u32) -> bool {
+        let Some(buffer) = self.entry.buffers.get(b as usize) else { return false };
+        self.pieces.get(&(buffer.memory, buffer.offset)).is_some_and(|piece| piece.buffer == Some(b))
+    }
+
+    /// Fails if an access conflicts with one of a step that may not have ended.
+    fn access(&mut self, access: &Access, now: Now<'_>) -> Result<(), String> {
+        if let (Space::Arena(memory), Some(b)) = (access.space, access.buffer) {
+            return self.buffer(memory, b, access, now);
+        }
+        let known = self.others.contains_key(&access.space);
+        if let (Space::Paged(layer), false, false) = (access.space, access.write, known) {
+            return Err(format!("reads experts of layer {layer} on disk before they are requested"));
+        }
+        let last = self.others.entry(access.space).or_insert_with(|| Last::none(self.units));
+        last.touch(access.write, now, || match access.space {
+            Space::State(s) => format!("state {s}"),
+            Space::Paged(layer) => format!("experts of layer {layer} on disk"),
+            Space::Arena(memory) => format!("memory {memory}"),
+        })
+    }
+
+    fn buffer(&mut self, memory: u32, b: u32, access: &Access, now: Now<'_>) -> Result<(), String> {
+        let entry = self.entry;
+        let name = |b: u32| {
+            let name = entry.buffers.get(b as usize).map_or("", |b| &b.name);
+            format!("buffer {b} ({name})")
+        };
+        let key = (memory, access.bytes.start);
+        if let Some(piece) = self.pieces.get_mut(&key).filter(|piece| piece.buffer == Some(b)) {
+            return piece.last.touch(access.write, now, || name(b));
+        }
+        if !access.write {
+            return Err(format!("reads {}, which is not written, or written over", name(b)));
+        }
+        // What lay there has been used for the last time.
+        for ((memory, start), piece) in self.overlapping(memory, access) {
+            if let Some((what, step)) = piece.last.unfinished(true, now.clock) {
+                let of = piece.buffer.map_or_else(|| "an earlier buffer".to_owned(), name);
+                return Err(format!(
+                    "writes {}, which shares bytes with {of}, and step {step}, which {what} them, has not ended for certain",
+                    name(b),
+                ));
+            }
+            // Of what sticks out the last steps are still those; its value is gone.
+            let Piece { end, last, .. } = piece;
+            if start < access.bytes.start {
+                let rest = Piece { end: access.bytes.start, buffer: None, last: last.clone() };
+                self.pieces.insert((memory, start), rest);
+            }
+            if end > access.bytes.end {
+                self.pieces.insert((memory, access.bytes.end), Piece { end, buffer: None, last });
             }
         }
+        let mut last = Last::none(self.units);
+        last.touch(true, now, || name(b))?;
+        self.pieces.insert(key, Piece { end: access.bytes.end, buffer: Some(b), last });
+        Ok(())
     }
-    if let Some(life) = lives.get_mut(entry.logits as usize) {
-        *life = Some((life.map_or(end, |l| l.0), end));
+
+    /// Takes out the pieces that share bytes with an access.
+    fn overlapping(&mut self, memory: u32, access: &Access) -> Vec<((u32, u64), Piece)> {
+        let before = self.pieces.range(..(memory, access.bytes.start)).next_back();
+        let first =
+            before.filter(|((m, _), piece)| *m == memory && piece.end > access.bytes.start).map(|(k, _)| *k);
+        let from = first.unwrap_or((memory, access.bytes.start));
+        let keys: Vec<(u32, u64)> =
+            self.pieces.range(from..(memory, access.bytes.end)).map(|(k, _)| *k).collect();
+        keys.into_iter().filter_map(|k| Some((k, self.pieces.remove(&k)?))).collect()
     }
-    let mut births: Vec<(usize, usize)> = Vec::new();
-    let mut deaths: Vec<(usize, usize)> = Vec::new();
-    for (i, life) in lives.iter().enumerate() {
-        if let Some((first, last)) = life {
-            births.push((*first, i));
-            deaths.push((*last, i));
-        }
-    }
-    births.sort_unstable();
-    deaths.sort_unstable();
-    let place = |b: usize| (entry.buffers[b].memory, entry.buffers[b].offset);
-    let mut dead = deaths.into_iter().peekable();
-    let mut live: BTreeMap<(u32, u64), usize> = BTreeMap::new();
-    for (phase, i) in births {
-        while let Some((_, d)) = dead.next_if(|&(last, _)| last < phase) {
-            live.remove(&place(d));
-        }
-        let new = &entry.buffers[i];
-        // Offsets and sizes are inside the arena by now, so that these sums do not overflow.
-        let before = live.range(..=place(i)).next_back();
-        let after = live.range(place(i)..).next();
-        for &other in [before, after].into_iter().flatten().map(|(_, other)| other) {
-            let old = &entry.buffers[other];
-            let apart = old.memory != new.memory
-                || old.offset + old.bytes <= new.offset
-                || new.offset + new.bytes <= old.offset;
-            require(
-                apart,
-                || format!("{here}.buffers[{i}] ({})", new.name),
-                || format!("overlaps buffer {other} ({}) while both are live", old.name),
-            )?;
-        }
-        live.insert(place(i), i);
-    }
-    Ok(())
 }

@@ -1,12 +1,12 @@
 //! Checks of plans; [`super`] lists the invariants.
 
-use super::{VerifyError, memories, order, placements, require};
+use super::{VerifyError, memories, placements, require};
 use crate::bundle::awake_words;
 use crate::graph::EntryKind;
 use crate::op::DispatchLayout;
 use crate::plan::{
-    ALIGN, Arg, Buffer, Builtin, CacheOrder, Code, Entry, Grid, Homes, Layout, PLAN_VERSION, Plan, RowSpace,
-    Segment, Span, StateKind, Step,
+    ALIGN, Arg, Buffer, Builtin, CacheOrder, Code, Entry, Grid, Homes, Layout, PLAN_VERSION, Plan, Results,
+    RowSpace, Segment, Span, StateKind, Step,
 };
 use crate::types::{DType, Format};
 use std::collections::HashSet;
@@ -41,9 +41,6 @@ pub(super) fn check(plan: &Plan, draft: bool) -> Result<(), VerifyError> {
             || format!("{} is out of order", entry.kind),
         )?;
         check_entry(plan, entry, &here, draft)?;
-        if !draft || entry.steps.iter().all(|s| s.unit == 0) {
-            order::check(entry, &here)?;
-        }
     }
     if !draft {
         super::schedule::check(plan)?;
@@ -173,6 +170,7 @@ fn check_kernels(plan: &Plan) -> Result<(), VerifyError> {
         let at = || format!("kernels[{i}]");
         require(super::is_identifier(&k.symbol), at, || format!("{:?} is not a C identifier", k.symbol))?;
         require(symbols.insert(&k.symbol), at, || format!("{} comes twice", k.symbol))?;
+        require(k.results != Results::default(), at, || format!("{} writes nothing", k.symbol))?;
     }
     Ok(())
 }
@@ -275,12 +273,17 @@ fn check_step(plan: &Plan, entry: &Entry, step: &Step, at: &str) -> Result<(), V
     }
     match step.code {
         Code::Kernel(k) => {
-            require((k as usize) < plan.kernels.len(), at, || format!("kernel {k} is out of range"))
+            require((k as usize) < plan.kernels.len(), at, || format!("kernel {k} is out of range"))?;
+            check_results(plan, step, at)
+        }
+        Code::Builtin(Builtin::Launch { kernel }) => {
+            require((kernel as usize) < plan.launches.len(), at, || {
+                format!("launch {kernel} is out of range")
+            })?;
+            check_results(plan, step, at)
         }
         Code::Builtin(builtin) => {
-            // What a launch is cut into its kernel says.
-            let whole = step.grid == Grid::One || matches!(builtin, Builtin::Launch { .. });
-            require(whole, at, || "a built-in function has one work item".into())?;
+            require(step.grid == Grid::One, at, || "a built-in function has one work item".into())?;
             let rows = match step.rows {
                 RowSpace::Tokens => entry.kind.rows() as u32,
                 RowSpace::Outputs => entry.out_rows,
@@ -290,6 +293,15 @@ fn check_step(plan: &Plan, entry: &Entry, step: &Step, at: &str) -> Result<(), V
             require(fits, at, || format!("arguments {:?} do not fit {builtin:?}", step.args))
         }
     }
+}
+
+/// What a kernel writes are arguments of its step, and no weights.
+fn check_results(plan: &Plan, step: &Step, at: impl Fn() -> String) -> Result<(), VerifyError> {
+    let results = plan.results(step);
+    let may = |arg: Option<&Arg>| matches!(arg, Some(Arg::Buffer(..) | Arg::State(_)));
+    require(results.indices().all(|i| may(step.args.get(i))), at, || {
+        format!("its kernel writes {results} of the arguments {:?}", step.args)
+    })
 }
 
 /// Whether the last arguments, which a built-in function writes, are buffers that no other argument is in.
@@ -496,8 +508,8 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
                 && holds_table(entry, table, layout)
                 && slots.is_some_and(|n| entry.buffers.get(*y as usize).is_some_and(|b| wide(b, n)))
         }
-        // Its kernel says what it takes, and nobody else.
-        Builtin::Launch { kernel } => (kernel as usize) < plan.launches.len(),
+        // What a launch takes and how it is cut its kernel says.
+        Builtin::Launch { .. } => true,
         Builtin::Part { part } => {
             let Some(part) = plan.parts.get(part as usize) else { return false };
             // A graph takes the rows of a call at once; where they are sequences of their own, one of them.

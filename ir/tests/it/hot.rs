@@ -6,12 +6,13 @@ use moec_ir::text::parse_plan;
 use moec_ir::verify;
 
 /// Two experts, of which two sequences choose one each: what their graphs give is no logits, but has their form.
-const TEXT: &str = r#"plan 15 {scratch_bytes = 0}
+const TEXT: &str = r#"plan 16 {scratch_bytes = 0}
 model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 4, slots = 2, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
 unit 0 "cpu" {family = "cpu", memory = 0}
 unit 1 "npu" {family = "qnn", memory = 0}
 memory 0 "ram" {arena_bytes = 448}
+kernel 0 "embed" {results = [1, 2]}
 graph 0 "artifacts/h.qnn" "expert0_batch2" {inputs = [port(name = "x", shape = [2, 1, 1, 1])], outputs = [port(name = "y", shape = [2, 1, 1, 1])]}
 graph 1 "artifacts/h.qnn" "expert1_batch2" {inputs = [port(name = "x", shape = [2, 1, 1, 1])], outputs = [port(name = "y", shape = [2, 1, 1, 1])]}
 set 0 {layer = 0, overflow = prune, capacities = [2, 2], groups = [group(graph = 0, capacity = 2, experts = [0]), group(graph = 1, capacity = 2, experts = [1])], hot = hot(batch = 2, neurons = 3)}
@@ -23,7 +24,7 @@ entry decode[2] {out_rows = 2, logits = 6} {
   buffer 4 "x" f32[2, 1] {offset = 256, bytes = 64}
   buffer 5 "t" i32[13, 1] {offset = 320, bytes = 64}
   buffer 6 "y" f32[2, 1] {offset = 384, bytes = 64}
-  step 0 dispatch {rows = 2, k = 1, experts = 2} (buffer 0, buffer 5) {unit = 0, rows = tokens, grid = one, barrier = true, deps = [], node = 0}
+  step 0 kernel 0 (buffer 0, buffer 4, buffer 5) {unit = 0, rows = tokens, grid = one, barrier = true, deps = [], node = 0}
   step 1 expert_graphs {set = 0, rows = 2, k = 1, hidden = 1} (buffer 4, buffer 5, buffer 6) {unit = 1, rows = tokens, grid = one, deps = [0], node = 0}
 }
 "#;

@@ -5,7 +5,7 @@ use moec_ir::text::parse_plan;
 use moec_ir::verify;
 
 /// One kernel on rows that crossed to its unit's memory, and what it gives on the way back.
-const TEXT: &str = r#"plan 15 {scratch_bytes = 0}
+const TEXT: &str = r#"plan 16 {scratch_bytes = 0}
 model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
 unit 0 "cpu" {family = "cpu", memory = 0}
@@ -13,7 +13,7 @@ unit 1 "gpu" {family = "cuda", memory = 1}
 memory 0 "ram" {arena_bytes = 320}
 memory 1 "vram" {arena_bytes = 128}
 link 0 {from = 0, to = 1}
-launch 0 "k" {unit = 1, artifact = "artifacts/gpu.ptx", operands = 2, grid = [rows(per = 2), fixed(blocks = 3), fixed(blocks = 1)], block = 32, shared = 0}
+launch 0 "k" {unit = 1, artifact = "artifacts/gpu.ptx", operands = 2, results = [1], grid = [rows(per = 2), fixed(blocks = 3), fixed(blocks = 1)], block = 32, shared = 0}
 entry prefill[4] {out_rows = 4, logits = 4} {
   buffer 0 "%0" i32[4, 1] {offset = 0, bytes = 64}
   buffer 1 "%1" i32[4, 1] {offset = 64, bytes = 64}
@@ -54,7 +54,7 @@ fn launches_that_cannot_be_are_refused() {
     refused("launches[0]", "the path", |p| p.launches[0].artifact = "../k.ptx".into());
     refused("launches[0]", "identifier", |p| p.launches[0].symbol = "k k".into());
     refused("launches[1]", "twice", |p| p.launches.push(p.launches[0].clone()));
-    refused("launches[0]", "no operands", |p| p.launches[0].operands = 0);
+    refused("launches[0]", "of 0 operands", |p| p.launches[0].operands = 0);
     for block in [0, 33, 2048] {
         refused("launches[0]", "threads", |p| p.launches[0].launch.block = block);
     }

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+mod hazards;
 mod hot;
 mod launches;
 mod memories;

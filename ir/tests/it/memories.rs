@@ -6,7 +6,7 @@ use moec_ir::verify;
 
 /// A processor hands rows to a card, which multiplies them with a matrix of its own and hands them back. The rows that come
 /// back lie where those lay that went.
-const TEXT: &str = r#"plan 15 {scratch_bytes = 64}
+const TEXT: &str = r#"plan 16 {scratch_bytes = 64}
 model "m" {vocab = 8, hidden = 8, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
 
@@ -19,9 +19,9 @@ file 0 "w.bin" {bytes = 768, sha256 = "00000000000000000000000000000000000000000
 segment 0 "w" f32[8, 8] rows {file = 0, offset = 0, bytes = 256}
 segment 1 "e" f32[2, 4, 8] rows {file = 0, offset = 256, bytes = 256}
 homes 0 {layer = 0, units = [0, 1], experts = [0, 1]}
-kernel 0 "embed"
-kernel 1 "linear"
-kernel 2 "head"
+kernel 0 "embed" {results = [1]}
+kernel 1 "linear" {results = [3]}
+kernel 2 "head" {results = [1]}
 
 entry prefill[4] {out_rows = 4, logits = 6} {
   buffer 0 "%0" i32[4, 1] {offset = 0, bytes = 64}
@@ -67,8 +67,8 @@ fn rows_may_come_back_to_where_they_were() {
 fn order_between_units_is_that_of_dependencies() {
     let step = |p: &mut Plan, i: usize, deps: &[u32]| p.entries[0].steps[i].deps = deps.to_vec();
     // Whoever does not wait for the rows that come back would find them while they are written over those that went.
-    refused("entries[0].buffers[5]", "overlaps buffer 4", |p| step(p, 4, &[]));
-    refused("entries[0].buffers[5]", "overlaps buffer 4", |p| {
+    refused("entries[0].steps[4]", "step 3, which writes it, has not ended", |p| step(p, 4, &[]));
+    refused("entries[0].steps[1]", "step 0, which writes it, has not ended", |p| {
         step(p, 1, &[]);
         step(p, 3, &[2]);
     });
@@ -79,7 +79,7 @@ fn order_between_units_is_that_of_dependencies() {
     verify::plan(&plan).unwrap();
     refused("entries[0].steps[2]", "a barrier of a unit beside", |p| p.entries[0].steps[2].barrier = true);
     refused("entries[0].steps[4]", "not before it", |p| step(p, 4, &[4]));
-    refused("entries[0].buffers[8]", "overlaps", |p| p.entries[0].buffers[8].offset = 64);
+    refused("entries[0].steps[2]", "shares bytes with buffer 7", |p| p.entries[0].buffers[8].offset = 64);
     // On its way a plan has no order between units.
     let mut plan = self::plan();
     step(&mut plan, 4, &[]);

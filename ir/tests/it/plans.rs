@@ -124,7 +124,10 @@ pub(crate) fn plan() -> Plan {
         }],
         homes: Vec::new(),
         streams: Vec::new(),
-        kernels: vec![KernelRef { symbol: "linear_8".into() }, KernelRef { symbol: "_ffn".into() }],
+        kernels: vec![
+            KernelRef { symbol: "linear_8".into(), results: Results::last(1, 3) },
+            KernelRef { symbol: "_ffn".into(), results: Results::last(1, 4) },
+        ],
         graphs: vec![GraphDecl {
             package: "artifacts/layers.0.group.0.mlpackage".into(),
             function: "cap16".into(),

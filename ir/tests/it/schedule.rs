@@ -6,7 +6,7 @@ use moec_ir::text::parse_plan;
 use moec_ir::verify;
 
 /// One layer of two experts: a card that holds the first, and modules that hold both and compute by streams.
-const TEXT: &str = r#"plan 15 {scratch_bytes = 64}
+const TEXT: &str = r#"plan 16 {scratch_bytes = 64}
 model "m" {vocab = 8, hidden = 8, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
 
@@ -23,8 +23,8 @@ segment 0 "gate_up" f32[2, 8, 8] rows {file = 0, offset = 0, bytes = 512}
 segment 1 "down" f32[2, 8, 4] rows {file = 0, offset = 512, bytes = 256}
 homes 0 {layer = 0, units = [0, 1, 2], experts = [1, 2]}
 streams 0 "artifacts/dimms/0.bin" {layer = 0, unit = 2, experts = 2, hidden = 8, inner = 4, bias = false}
-kernel 0 "embed"
-kernel 1 "head"
+kernel 0 "embed" {results = [1, 2]}
+kernel 1 "head" {results = [1]}
 
 schedule {hot = 1, cold = 2, modules = 4, frames = 1, moves = true, refine = full, window_us = 2.5, expert_bytes = 768, row_bytes = 48, bring_us = 0.1, striped_us = 0.2, localized_us = 0.3, internal_us = 0.4, link_us = 0.5, hot_us = [[1, 1.0]], processor_us = [[1, 1.5], [16, 2.0]], cold_us = [[1, 3.25]]} {
   layer 0 {homes = 0, segments = [0, 1], modules = [-1, 3], cached = [0]}

@@ -574,7 +574,13 @@ fn random_plan() -> impl Strategy<Value = Plan> {
                 segments: lists.1,
                 states: lists.2,
                 homes,
-                kernels: symbols.into_iter().map(|symbol| KernelRef { symbol }).collect(),
+                kernels: symbols
+                    .into_iter()
+                    .map(|symbol| KernelRef {
+                        symbol,
+                        results: Results::last(n[0] as usize % 9, n[1] as usize % 99),
+                    })
+                    .collect(),
                 graphs: statics.0,
                 sets: statics.1,
                 parts: statics.2,
@@ -597,8 +603,10 @@ fn random_launch() -> impl Strategy<Value = ThreadKernel> {
     ];
     let launch = (prop::array::uniform3(extent), any::<(u32, u32)>())
         .prop_map(|(grid, (block, shared))| Launch { grid, block, shared });
-    (text(), text(), any::<(u32, u32)>(), launch).prop_map(|(artifact, symbol, (unit, operands), launch)| {
-        ThreadKernel { unit, artifact, symbol, operands, launch }
+    let numbers = any::<(u32, u32, u8, u8)>();
+    (text(), text(), numbers, launch).prop_map(|(artifact, symbol, (unit, operands, count, args), launch)| {
+        let results = Results::last(count as usize, args as usize);
+        ThreadKernel { unit, artifact, symbol, operands, results, launch }
     })
 }
 

@@ -232,6 +232,7 @@ fn bad_plans_are_refused() {
         refuse_plan("kernels[0]", "identifier", |p| p.kernels[0].symbol = symbol.into());
     }
     refuse_plan("kernels[1]", "twice", |p| p.kernels[1] = p.kernels[0].clone());
+    refuse_plan("kernels[1]", "writes nothing", |p| p.kernels[1].results = Results::default());
     refuse_plan("entries[1]", "order", |p| p.entries.push(p.entries[0].clone()));
     refuse_plan("placement", "layer", |p| p.placement.experts[0].layer = 2);
     refuse_plan("placement", "units", |p| p.placement.units.swap(0, 1));
@@ -321,15 +322,16 @@ fn bad_entries_are_refused() {
     refuse(".steps[3]", "ascending", |e| e.steps[3].deps = vec![1, 0]);
     refuse(".steps[1]", "not before", |e| e.steps[1].deps = vec![1]);
     refuse(".steps[1]", "no barrier", |e| e.steps[1].barrier = false);
-    // The logits take the place of the angles, which step 1 still reads.
-    refuse(".buffers[7]", "overlaps buffer 4", |e| {
-        e.steps[3].barrier = false;
-        e.steps[2].barrier = false;
-        e.steps[3].deps = vec![0];
-    });
-    refuse(".buffers[6]", "overlaps buffer 5", |e| e.buffers[6].offset = 448);
-    refuse(".buffers[4]", "overlaps", |e| e.buffers[4].offset = 64);
     refuse(".buffers[3]", "overlaps", |e| e.buffers[3].offset = 128);
+    // The order of the steps holds, what their buffers hold does not.
+    refuse(".steps[3]", "reads buffer 5 (%5), which is not written, or written over", |e| {
+        e.buffers[6].offset = 448;
+    });
+    refuse(".steps[0]", "writes buffer 4 (%4), which shares bytes with buffer 1 (%1)", |e| {
+        e.buffers[4].offset = 64;
+    });
+    refuse(".steps[1]", "its kernel writes", |e| e.steps[1].args.truncate(2));
+    refuse(".steps[1]", "its kernel writes", |e| e.steps[1].args[2] = Arg::Segment(1));
 }
 
 /// A change to the placement must be refused with a message that contains `message`.

@@ -197,8 +197,17 @@ pub(crate) fn resolve(symbol: &str) -> Option<KernelFn> {
     })
 }
 
-const KERNELS: [&str; 8] =
-    ["store_ids", "attend", "route", "ffn", "logits", "little_route", "little_ffn", "little_logits"];
+/// Symbols, and which argument each writes.
+const KERNELS: [(&str, usize); 8] = [
+    ("store_ids", 0),
+    ("attend", 3),
+    ("route", 1),
+    ("ffn", 3),
+    ("logits", 5),
+    ("little_route", 1),
+    ("little_ffn", 3),
+    ("little_logits", 5),
+];
 
 /// Content of the weight file: head, experts, frequencies, each at a multiple of 64 bytes.
 pub(crate) fn weights() -> Vec<u8> {
@@ -289,7 +298,10 @@ pub(crate) fn plan(entries: &[(EntryKind, u32)]) -> Plan {
     let little = entries.iter().any(|(kind, _)| matches!(kind, EntryKind::Little(_)));
     let entries: Vec<Entry> = entries.iter().map(|&(kind, out)| entry(kind, out)).collect();
     let end = |e: &Entry| e.buffers.iter().map(|b| b.offset + b.bytes).max().unwrap();
-    let kernel = |s: &str| KernelRef { symbol: s.to_owned() };
+    let kernel = |(symbol, result): (&str, usize)| KernelRef {
+        symbol: symbol.to_owned(),
+        results: Results::new([result]).unwrap(),
+    };
     Plan {
         version: PLAN_VERSION,
         model: ModelInfo {

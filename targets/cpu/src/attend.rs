@@ -42,7 +42,7 @@ impl CpuTarget {
         let spec =
             KernelSpec::CacheWrite { heads, dim, ctx, cache: format, values, norm, rotation, each, x_ld };
         let work = Work::Kernel(spec);
-        s.launches.push(Launch { work, args: (0..4).map(Role::In).collect(), writes: vec![0] });
+        s.launches.push(Launch { work, args: (0..4).map(Role::In).collect() });
         Ok(())
     }
 
@@ -80,7 +80,7 @@ impl CpuTarget {
         let spec = KernelSpec::Attention { desc, cache, compute, ctx, rows, splits, q_ld, out_ld };
         let mut first = args(n - sinks);
         first.push(parts);
-        s.launches.push(Launch { work: Work::Kernel(spec), writes: vec![first.len() - 1], args: first });
+        s.launches.push(Launch { work: Work::Kernel(spec), args: first });
         let merge = KernelSpec::AttentionMerge { heads, v_dim, splits, sinks: has_sinks, out_ld: cols };
         let mut then = vec![parts];
         then.extend((n - sinks..n).map(Role::In));

@@ -37,7 +37,7 @@ pub use tune::{Stopwatch, TuneError};
 use moec_codegen::{Isa, Machine};
 use moec_device::{Device, LegalOps, Memory, PROCESSORS, Unit, UnitKind};
 use moec_family::{Family, Flaw};
-use moec_ir::plan::{Grid, Layout, Plan, TargetInfo};
+use moec_ir::plan::{Grid, KernelRef, Layout, Plan, TargetInfo};
 
 /// The family of processors.
 #[derive(Clone, Copy, Debug)]
@@ -150,6 +150,11 @@ impl CpuTarget {
     /// Symbol of a kernel.
     pub fn symbol(&self, spec: &KernelSpec) -> String {
         spec.symbol(&self.isa)
+    }
+
+    /// What a plan says of a kernel.
+    pub fn reference(&self, spec: &KernelSpec) -> KernelRef {
+        KernelRef { symbol: self.symbol(spec), results: spec.results() }
     }
 
     /// Work items of a kernel.

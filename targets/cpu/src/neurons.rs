@@ -56,22 +56,17 @@ impl CpuTarget {
             let (x, x_ld) = s.rows(Role::In(0), rows, form);
             let gate = KernelSpec::NeuronGate { layout, hidden, inter, format, compute, x_ld, glu };
             let args = vec![x, Role::In(1), Role::In(2), h, awake];
-            s.launches.push(Launch { work: Work::Kernel(gate), args, writes: vec![3, 4] });
-            // What reads the lists behind it comes behind it, as if it wrote them.
-            s.launches.push(Launch {
-                work: Work::Builtin(wake),
-                args: vec![Role::In(1), awake],
-                writes: vec![1],
-            });
+            s.launches.push(Launch { work: Work::Kernel(gate), args });
+            s.launches.push(Launch { work: Work::Builtin(wake), args: vec![Role::In(1), awake] });
             let up = KernelSpec::NeuronUpAt { layout, hidden, inter, format, compute, x_ld, glu };
             let args = vec![x, Role::In(1), Role::In(3), h, awake];
-            s.launches.push(Launch { work: Work::Kernel(up), args, writes: vec![3] });
+            s.launches.push(Launch { work: Work::Kernel(up), args });
             let down = KernelSpec::NeuronDownAt { layout, hidden, inter, format };
             s.kernel(down, vec![h, Role::In(1), Role::In(3), awake], 1);
             return Ok(());
         }
         // A prompt wakes nearly everybody.
-        s.launches.push(Launch { work: Work::Builtin(wake), args: vec![Role::In(1)], writes: vec![0] });
+        s.launches.push(Launch { work: Work::Builtin(wake), args: vec![Role::In(1)] });
         let (compute, order, schedule) = (self.many_rows(format), WeightOrder::Apart, Schedule::default());
         let form = Form { cols: hidden, groups: 1, per_row: 1, ld: x_ld, to: compute };
         let (x, x_ld) = s.rows(Role::In(0), rows, form);
@@ -90,7 +85,7 @@ impl CpuTarget {
             schedule,
         };
         let args = vec![x, Role::In(1), Role::In(2), Role::In(3), h];
-        s.launches.push(Launch { work: Work::Kernel(up), args, writes: vec![4] });
+        s.launches.push(Launch { work: Work::Kernel(up), args });
         let form = Form { cols: inter, groups: 1, per_row: layout.k, ld: inter, to: compute };
         let (h, h_ld) = s.rows(h, rows, form);
         let down =
@@ -120,8 +115,7 @@ impl CpuTarget {
         let mut args = vec![Role::In(0), Role::In(1)];
         args.extend(weights.map(Role::In));
         args.push(h);
-        let writes = vec![args.len() - 1];
-        s.launches.push(Launch { work: Work::Kernel(predict), args, writes });
+        s.launches.push(Launch { work: Work::Kernel(predict), args });
         Ok(())
     }
 
@@ -163,7 +157,7 @@ impl CpuTarget {
                 KernelSpec::NeuronUp { layout, hidden, inter, format, compute, sketch, predicted, x_ld, glu };
             s.layouts.extend(self.weight_layout(&up).map(|l| (2, l)));
             let args = vec![x, Role::In(1), Role::In(2), h, awake];
-            s.launches.push(Launch { work: Work::Kernel(up), args, writes: vec![3, 4] });
+            s.launches.push(Launch { work: Work::Kernel(up), args });
             let down = KernelSpec::NeuronDown { layout, hidden, inter, format, sketch };
             s.kernel(down, vec![h, Role::In(1), Role::In(2), awake], 1);
             return Ok(());
@@ -187,7 +181,7 @@ impl CpuTarget {
         };
         s.layouts.extend(self.weight_layout(&up).map(|l| (2, l)));
         let args = vec![x, Role::In(1), Role::In(2), h];
-        s.launches.push(Launch { work: Work::Kernel(up), args, writes: vec![3] });
+        s.launches.push(Launch { work: Work::Kernel(up), args });
         let form = Form { cols: inter, groups: 1, per_row: layout.k, ld: inter, to: compute };
         let (h, h_ld) = s.rows(h, rows, form);
         let down = KernelSpec::ExpertDown {

@@ -77,8 +77,6 @@ pub struct Launch {
     pub work: Work,
     /// Addresses, in the kernel's order.
     pub args: Vec<Role>,
-    /// Indices of the arguments that it writes.
-    pub writes: Vec<usize>,
 }
 
 /// How a node is computed.
@@ -180,7 +178,7 @@ impl CpuTarget {
                 let (rows, k) = two(&ids.shape)?;
                 let (rows, k, experts) = (int(rows)?, int(k)?, int(experts)?);
                 let work = Work::Builtin(Builtin::Dispatch { rows, k, experts, partial, homes: None });
-                s.launches.push(Launch { work, args: vec![Role::In(0), Role::Out(0)], writes: vec![1] });
+                s.launches.push(Launch { work, args: vec![Role::In(0), Role::Out(0)] });
             }
             // What static graphs take part in has no kernel: `layout` gives it a function of the runtime.
             Op::Fetch { .. } => return Err(Unsupported("`fetch` is the store's".into())),
@@ -238,7 +236,7 @@ impl CpuTarget {
                     let spec =
                         KernelSpec::Copy { groups: heads, cols, in_group: cols, out_group, in_ld, out_ld };
                     let args = vec![Role::In(i), Role::OutAt(0, at)];
-                    s.launches.push(Launch { work: Work::Kernel(spec), args, writes: vec![1] });
+                    s.launches.push(Launch { work: Work::Kernel(spec), args });
                     at += cols;
                 }
             }
@@ -337,7 +335,7 @@ impl CpuTarget {
         let mut args = vec![x, Role::In(1), Role::In(2)];
         args.extend(bias.then_some(Role::In(4)));
         args.push(h);
-        s.launches.push(Launch { work: Work::Kernel(up), writes: vec![args.len() - 1], args });
+        s.launches.push(Launch { work: Work::Kernel(up), args });
 
         let form = Form { cols: inter, groups: 1, per_row: k, ld: inter, to: down_compute };
         let (h, h_ld) = if paired { (h, out.ld) } else { self.rows_for(s, h, rows, form) };
@@ -391,15 +389,14 @@ impl Selection {
         let out_ld = apart(groups * packed_words(cols, to));
         let packed = self.temp(Type::i32([all, out_ld]));
         let work = Work::Kernel(KernelSpec::Quantise { cols, groups, per_row, x_ld, out_ld, to });
-        self.launches.push(Launch { work, args: vec![x, packed], writes: vec![1] });
+        self.launches.push(Launch { work, args: vec![x, packed] });
         (packed, out_ld)
     }
 
     /// A kernel whose last arguments are the node's `outs` results.
     pub(crate) fn kernel(&mut self, spec: KernelSpec, mut args: Vec<Role>, outs: usize) {
-        let first = args.len();
         args.extend((0..outs).map(Role::Out));
-        self.launches.push(Launch { work: Work::Kernel(spec), writes: (first..args.len()).collect(), args });
+        self.launches.push(Launch { work: Work::Kernel(spec), args });
     }
 }
 
@@ -434,6 +431,6 @@ fn rope_angles(s: &mut Selection, node: &NodeView<'_>, scale: f32, switch: Optio
     let work = Work::Builtin(Builtin::RopeAngles { half, scale: scale.to_bits(), long });
     let mut args = inputs(2 + usize::from(switch.is_some()));
     args.push(Role::Out(0));
-    s.launches.push(Launch { work, writes: vec![args.len() - 1], args });
+    s.launches.push(Launch { work, args });
     Ok(())
 }

@@ -19,7 +19,7 @@ struct Call<'a> {
 
 impl Call<'_> {
     /// Its step: it gets values by their first columns.
-    fn step(&self, frame: &mut Frame<'_>, at: usize, spaces: &[RowSpace]) -> Result<(Step, Vec<usize>)> {
+    fn step(&self, frame: &mut Frame<'_>, at: usize, spaces: &[RowSpace]) -> Result<Step> {
         for &v in self.outputs {
             let home = frame.buffer(format!("%{}", v.0), frame.graph.ty(v), 0)?;
             frame.homes[v.0 as usize] = Some(home);
@@ -39,7 +39,7 @@ impl Call<'_> {
                 }
             }
         }
-        let step = Step {
+        Ok(Step {
             unit: self.unit,
             code: Code::Builtin(self.code),
             args,
@@ -48,8 +48,7 @@ impl Call<'_> {
             barrier: self.unit == 0,
             deps: Vec::new(),
             node: int(at)?,
-        };
-        Ok((step, (self.inputs.len()..self.inputs.len() + self.outputs.len()).collect()))
+        })
     }
 }
 
@@ -61,7 +60,7 @@ impl Builder<'_> {
         at: usize,
         node: &Node,
         spaces: &[RowSpace],
-    ) -> Result<(Step, Vec<usize>)> {
+    ) -> Result<Step> {
         let graph = frame.graph;
         let decoded = (!graph.kind.is_prefill()).then(|| graph.kind.rows() as u32);
         let set = node.scope.layer.and_then(|layer| self.statics.set(layer, decoded));
@@ -92,7 +91,7 @@ impl Builder<'_> {
         at: usize,
         cut: &PartCut,
         spaces: &[RowSpace],
-    ) -> Result<(Step, Vec<usize>)> {
+    ) -> Result<Step> {
         let attends = self.statics.parts.get(cut.part as usize).is_some_and(|p| p.attention.is_some());
         let mut inputs = vec![cut.cut.x];
         inputs.extend(cut.cut.angles.filter(|_| attends));
@@ -111,7 +110,7 @@ pub(super) fn fetched(
     layer: usize,
     homes: Option<&ExpertHomes>,
     spaces: &[RowSpace],
-) -> Result<Option<(Step, Vec<usize>)>> {
+) -> Result<Option<Step>> {
     let value = |operand: &Operand| match operand {
         Operand::Value(v) => Ok(*v),
         _ => Err(Error::bug("a `fetch` of something that is no value")),
@@ -149,7 +148,6 @@ pub(super) fn fetched(
     let bare = DispatchLayout { rows: 0, k: 0, experts: frame.graph.ty(value(own)?).cols() };
     let k = words.saturating_sub(bare.words()) / (2 * rows.max(1));
     args.push(Arg::Buffer(buffer, 0));
-    let writes = vec![args.len() - 1];
     let step = Step {
         unit: 0,
         code: Code::Builtin(Builtin::Fetch { layer: int(layer)?, rows: int(rows)?, k: int(k)?, strides }),
@@ -160,5 +158,5 @@ pub(super) fn fetched(
         deps: Vec::new(),
         node: int(at)?,
     };
-    Ok(Some((step, writes)))
+    Ok(Some(step))
 }

@@ -149,7 +149,7 @@ impl Builder<'_> {
         Ok(Some(paging))
     }
 
-    pub(super) fn entry(&mut self, graph: &Graph) -> Result<(Entry, Vec<Vec<usize>>)> {
+    pub(super) fn entry(&mut self, graph: &Graph) -> Result<Entry> {
         let spaces = graph.row_spaces(self.module);
         let mut frame = Frame {
             graph,
@@ -170,12 +170,9 @@ impl Builder<'_> {
         let unit = |at: usize| self.homes.of_node(&graph.nodes[at]);
         residuals.retain(|&add, &mut (producer, _)| unit(add) == unit(producer));
         let mut steps = Vec::new();
-        let mut writes = Vec::new();
         for (at, node) in graph.nodes.iter().enumerate() {
             if let Some(cut) = cuts.iter().find(|c| node.outputs.contains(&c.cut.y)) {
-                let (step, w) = self.part(&mut frame, at, cut, &spaces)?;
-                steps.push(step);
-                writes.push(w);
+                steps.push(self.part(&mut frame, at, cut, &spaces)?);
                 continue;
             }
             if inside.contains(&at)
@@ -188,10 +185,7 @@ impl Builder<'_> {
                 Some(&(producer, other)) => (&graph.nodes[producer], Some(other)),
                 None => (node, None),
             };
-            for (step, w) in self.steps(&mut frame, at, node, producer, residual, &spaces)? {
-                steps.push(step);
-                writes.push(w);
-            }
+            steps.extend(self.steps(&mut frame, at, node, producer, residual, &spaces)?);
         }
         let Home::Buffer { buffer: logits, .. } = frame.home(graph.output)? else {
             return Err(Error::bug("the logits are a state"));
@@ -209,8 +203,7 @@ impl Builder<'_> {
             })
             .collect::<Result<_>>()?;
         let out_rows = int(graph.ty(Graph::ROWS).rows())?;
-        let entry = Entry { kind: graph.kind, out_rows, buffers: frame.buffers, logits, places, steps };
-        Ok((entry, writes))
+        Ok(Entry { kind: graph.kind, out_rows, buffers: frame.buffers, logits, places, steps })
     }
 
     /// The steps of `node`, which computes `producer` and adds `residual` to it.
@@ -222,7 +215,7 @@ impl Builder<'_> {
         producer: &Node,
         residual: Option<ValueId>,
         spaces: &[RowSpace],
-    ) -> Result<Vec<(Step, Vec<usize>)>> {
+    ) -> Result<Vec<Step>> {
         if let Op::Fetch { layer, .. } = node.op {
             let homes = self.homes.of_layer(node.scope.layer).map(|(_, homes)| homes);
             return Ok(fetched(frame, at, node, layer, homes, spaces)?.into_iter().collect());
@@ -305,7 +298,7 @@ impl Builder<'_> {
         selection: &Selection,
         unit: u32,
         name: &str,
-    ) -> Result<Vec<(Step, Vec<usize>)>> {
+    ) -> Result<Vec<Step>> {
         let &Placed { node, producer, residual, at, rows } = place;
         let memory = self.homes.memory(unit);
         let (temps, done) = self.temps(frame, &producer.inputs, selection, name, memory)?;
@@ -318,7 +311,7 @@ impl Builder<'_> {
         };
         let mut steps = Vec::new();
         let launches = selection.launches.iter().enumerate().filter(|(i, _)| !done.contains(i));
-        for (_, Launch { work, args, writes }) in launches {
+        for (_, Launch { work, args }) in launches {
             let mut addresses = Vec::new();
             for role in args {
                 let mut from = 0;
@@ -373,7 +366,7 @@ impl Builder<'_> {
                 });
             }
             let (code, grid) = self.code(unit, work, place, frame.graph)?;
-            let step = Step {
+            steps.push(Step {
                 unit,
                 code,
                 args: addresses,
@@ -382,8 +375,7 @@ impl Builder<'_> {
                 barrier: unit == 0,
                 deps: Vec::new(),
                 node: int(at)?,
-            };
-            steps.push((step, writes.clone()));
+            });
         }
         Ok(steps)
     }
@@ -489,12 +481,12 @@ impl Builder<'_> {
 /// Has a `dispatch` write a table for each unit that has some of the experts.
 fn divide(
     frame: &mut Frame<'_>,
-    steps: &mut [(Step, Vec<usize>)],
+    steps: &mut [Step],
     table: ValueId,
     index: u32,
     of: &ExpertHomes,
 ) -> Result<()> {
-    let [(step, writes)] = steps else { return Err(Error::bug("a `dispatch` of several steps")) };
+    let [step] = steps else { return Err(Error::bug("a `dispatch` of several steps")) };
     let Code::Builtin(Builtin::Dispatch { homes, .. }) = &mut step.code else {
         return Err(Error::bug("a `dispatch` that is none"));
     };
@@ -502,7 +494,6 @@ fn divide(
     for &unit in &of.units {
         let own = frame.buffer(format!("%{}@{unit}", table.0), frame.graph.ty(table), 0)?;
         if let Home::Buffer { buffer, .. } = own {
-            writes.push(step.args.len());
             step.args.push(Arg::Buffer(buffer, 0));
         }
         frame.tables.insert((table, unit), own);

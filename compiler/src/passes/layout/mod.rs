@@ -14,7 +14,6 @@ mod threads;
 use super::home::{Homes, expert_tables};
 use super::memory::aligned;
 use super::offload::Statics;
-use super::schedule::Writes;
 use crate::bundle::{DENSE, EXPERTS};
 use crate::error::{Error, Result};
 use crate::families;
@@ -22,8 +21,7 @@ use entry::Builder;
 use moec_cpu::threads::Kernel;
 use moec_cpu::{CpuTarget, KernelSpec, ThreadTarget};
 use moec_ir::plan::{
-    CacheOrder, Entry, FileRef, KernelRef, ModelInfo, PLAN_VERSION, Placement, Plan, Resident, StateBuf,
-    UnitRef,
+    CacheOrder, Entry, FileRef, ModelInfo, PLAN_VERSION, Placement, Plan, Resident, StateBuf, UnitRef,
 };
 use moec_ir::{Format, Module, StateId, WeightId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,8 +37,6 @@ pub struct Draft {
     pub thread_kernels: Vec<Kernel>,
     /// Weight that each segment packs.
     pub segment_weights: Vec<WeightId>,
-    /// What each step writes.
-    pub writes: Writes,
 }
 
 /// Lays out `module` for `target`, the KV cache in the format `cache`. `artifacts` are further files that the runtime reads;
@@ -60,11 +56,8 @@ pub fn layout(
 ) -> Result<Draft> {
     let mut builder = Builder::new(module, target, cache, statics, homes, paged);
     let mut entries = Vec::new();
-    let mut writes = Vec::new();
     for graph in &module.entries {
-        let (entry, w) = builder.entry(graph)?;
-        entries.push(entry);
-        writes.push(w);
+        entries.push(builder.entry(graph)?);
     }
     builder.check_threads()?;
     let paging = if paged { builder.page()? } else { None };
@@ -133,7 +126,7 @@ pub fn layout(
         homes: homes.experts.clone(),
         streams: builder.streams,
         launches: builder.launches,
-        kernels: builder.kernels.iter().map(|k| KernelRef { symbol: target.symbol(k) }).collect(),
+        kernels: builder.kernels.iter().map(|k| target.reference(k)).collect(),
         graphs: statics.graphs.clone(),
         sets: statics.sets.clone(),
         parts: statics.parts.clone(),
@@ -143,7 +136,7 @@ pub fn layout(
         schedule,
     };
     let (kernels, thread_kernels) = (builder.kernels, builder.thread_kernels);
-    Ok(Draft { plan, kernels, thread_kernels, segment_weights: builder.segment_weights, writes })
+    Ok(Draft { plan, kernels, thread_kernels, segment_weights: builder.segment_weights })
 }
 
 /// What writes the kernels of each unit that launches its own.

@@ -19,7 +19,7 @@ impl Builder<'_> {
         selection: &Selection,
         unit: u32,
         streams: &dyn Streams,
-    ) -> Result<(Step, Vec<usize>)> {
+    ) -> Result<Step> {
         let (node, graph) = (place.node, frame.graph);
         let &Op::ExpertFfn { bias, .. } = &node.op else { return Err(Error::bug("a stream of no experts")) };
         let layer = node.scope.layer.ok_or_else(|| Error::bug("experts of no layer"))?;
@@ -86,8 +86,7 @@ impl Builder<'_> {
             self.streams.push(set);
         }
         let code = Builtin::Streams { set: int(index)?, rows: int(rows)?, k: int(slots / rows.max(1))? };
-        let writes = vec![args.len() - 1];
-        let step = Step {
+        Ok(Step {
             unit,
             code: Code::Builtin(code),
             args,
@@ -96,7 +95,6 @@ impl Builder<'_> {
             barrier: false,
             deps: Vec::new(),
             node: int(place.at)?,
-        };
-        Ok((step, writes))
+        })
     }
 }

@@ -70,8 +70,8 @@ impl Builder<'_> {
         let known = self.launches.iter().position(|k| (k.unit, &k.symbol) == (unit, &symbol));
         let index = known.unwrap_or(self.launches.len());
         if known.is_none() {
-            let operands = int(kernel.operands())?;
-            self.launches.push(ThreadKernel { unit, artifact, symbol, operands, launch });
+            let (operands, results) = (int(kernel.operands())?, kernel.results());
+            self.launches.push(ThreadKernel { unit, artifact, symbol, operands, results, launch });
             self.thread_kernels.push(kernel);
         }
         Ok((Code::Builtin(Builtin::Launch { kernel: int(index)? }), grid))

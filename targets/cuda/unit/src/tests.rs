@@ -30,7 +30,7 @@ ret;
 ";
 
 /// A plan whose one entry launches it on rows that crossed, and brings back what it gives.
-const PLAN: &str = r#"plan 15 {scratch_bytes = 0}
+const PLAN: &str = r#"plan 16 {scratch_bytes = 0}
 model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
 unit 0 "cpu" {family = "cpu", memory = 0}
@@ -38,7 +38,7 @@ unit 1 "gpu" {family = "cuda", memory = 1}
 memory 0 "ram" {arena_bytes = 320}
 memory 1 "vram" {arena_bytes = 128}
 link 0 {from = 0, to = 1}
-launch 0 "k" {unit = 1, artifact = "artifacts/gpu.ptx", operands = 2, grid = [rows(per = 2), fixed(blocks = 3), fixed(blocks = 1)], block = 32, shared = 0}
+launch 0 "k" {unit = 1, artifact = "artifacts/gpu.ptx", operands = 2, results = [1], grid = [rows(per = 2), fixed(blocks = 3), fixed(blocks = 1)], block = 32, shared = 0}
 entry prefill[4] {out_rows = 4, logits = 4} {
   buffer 0 "%0" i32[4, 1] {offset = 0, bytes = 64}
   buffer 1 "%1" i32[4, 1] {offset = 64, bytes = 64}
