@@ -3,6 +3,10 @@
 
 #[path = "../testing/clients/answer.rs"]
 mod answer;
+#[cfg(target_os = "linux")]
+#[path = "../testing/hostile/mod.rs"]
+#[allow(dead_code, reason = "the example prints what the test only judges")]
+mod hostile;
 use crate::support;
 
 use answer::Answer;
@@ -192,6 +196,25 @@ fn budget(bundle: &Path) -> Vec<String> {
     let plan = Plan::decode(&fs::read(bundle.join("plan.bin")).unwrap()).unwrap();
     let least = |p: &Paging| p.resident + p.process + (u64::from(p.spare) + 12) * p.frame_bytes;
     plan.paging.iter().flat_map(|p| ["--budget".to_owned(), least(p).to_string()]).collect()
+}
+
+/// A tenth of what `cargo xtask hostile-requests` plays.
+#[cfg(target_os = "linux")]
+#[test]
+fn hostile_requests_neither_stop_the_server_nor_fill_its_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = hostile::Bundle {
+        moec: moec().get_program().into(),
+        folder: bundle(folder.path()),
+        source: ferris(),
+        template: root().join("golden/plain.jinja"),
+        scratch: folder.path().to_owned(),
+    };
+    let played = hostile::CASES.iter().filter(|case| case.in_test);
+    let failed: Vec<String> = played
+        .filter_map(|case| Some(format!("{}: {}", case.name, hostile::play(case, &bundle).err()?)))
+        .collect();
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
 #[test]

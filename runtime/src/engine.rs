@@ -70,7 +70,7 @@ pub struct Row {
 }
 
 /// Bytes that the plan takes, known before anything is allocated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
     /// Intermediate results of all entry points.
     pub arena: u64,

@@ -7,6 +7,16 @@ use std::io;
 /// Bytes of a huge page, on the processors that we compile for.
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
+/// Gives memory that was freed back to the operating system. glibc's allocator keeps what lies between blocks that are in use; others
+/// are left to themselves.
+pub fn give_back_freed() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: it takes no address, and any thread may call it at any time.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// An address that threads may share.
 ///
 /// It carries no right to read or write: who uses it says in a SAFETY comment why that is allowed.

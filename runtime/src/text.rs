@@ -15,10 +15,20 @@ pub fn path(bundle: &Path) -> PathBuf {
 
 /// A tokenizer.
 pub struct Text {
-    tokenizer: Tokenizer,
-    bos: Option<u32>,
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) bos: Option<u32>,
+    /// Of prompts, where there is one.
+    pub(crate) limit: Option<Limit>,
     /// Special tokens, which are left out of a text.
     special: BTreeMap<u32, String>,
+}
+
+/// The tokens that a prompt may have ([`Text::at_most`]).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limit {
+    pub(crate) tokens: usize,
+    /// Bytes of a text that one token stands for at most.
+    pub(crate) longest: usize,
 }
 
 impl Text {
@@ -57,32 +67,12 @@ impl Text {
         let added = tokenizer.get_added_tokens_decoder();
         let special = added.into_iter().filter(|(_, token)| token.special);
         let special = special.map(|(id, token)| (id, token.content)).collect();
-        Ok(Self { tokenizer, bos, special })
+        Ok(Self { tokenizer, bos, limit: None, special })
     }
 
     /// The largest id that the tokenizer knows, and its token; none if it knows none.
     pub fn largest(&self) -> Option<(u32, String)> {
         self.tokenizer.get_vocab(true).into_iter().map(|(token, id)| (id, token)).max()
-    }
-
-    /// Ids of a text.
-    ///
-    /// # Errors
-    /// [`Error::Tokenizer`].
-    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let encoding = self.tokenizer.encode(text, true).map_err(|e| Error::Tokenizer(e.to_string()))?;
-        let ids = encoding.get_ids();
-        let bos = self.bos.filter(|bos| ids.first() != Some(bos));
-        Ok(bos.into_iter().chain(ids.iter().copied()).collect())
-    }
-
-    /// Ids of a text that goes on from another: nothing is put in front.
-    ///
-    /// # Errors
-    /// [`Error::Tokenizer`].
-    pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>> {
-        let encoding = self.tokenizer.encode(text, false).map_err(|e| Error::Tokenizer(e.to_string()))?;
-        Ok(encoding.get_ids().to_vec())
     }
 
     /// Text of ids, without special tokens.

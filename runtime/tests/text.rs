@@ -185,3 +185,43 @@ fn a_text_goes_on_behind_another() {
     let prompt: Vec<u32> = "abc\u{fffd}".bytes().map(u32::from).collect();
     assert_eq!(joined(level.stream().behind(&prompt).unwrap(), &[100, 101]), "de");
 }
+
+/// Bytes, and `a` two, four and eight times; `normalizer`: of its JSON.
+fn of_eights(normalizer: Value) -> Text {
+    let mut json: Value = serde_json::from_str(&tokenizer()).unwrap();
+    for (i, half) in ["a", "aa", "aaaa"].iter().enumerate() {
+        json["model"]["vocab"][half.repeat(2)] = json!(256 + i);
+    }
+    json["model"]["merges"] = json!([["a", "a"], ["aa", "aa"], ["aaaa", "aaaa"]]);
+    json["added_tokens"] = json!([]);
+    json["normalizer"] = normalizer;
+    Text::parse(json.to_string().as_bytes(), None).unwrap()
+}
+
+#[test]
+fn a_text_of_too_many_tokens_is_refused_and_one_that_fits_is_not() {
+    const MOST: usize = 10_000;
+    let text = of_eights(Value::Null).at_most(MOST, 260);
+    let ids = |n: usize| text.encode(&"a".repeat(n)).map(|ids| ids.len());
+    assert_eq!(ids(8 * MOST).unwrap(), MOST);
+    // By its bytes; by its tokens, which are counted in pieces.
+    let letters = "b".repeat(8 * MOST);
+    for refused in [ids(8 * MOST + 1), text.encode(&letters).map(|ids| ids.len())] {
+        assert!(matches!(refused, Err(Error::Context { max: MOST, .. })), "{refused:?}");
+    }
+    // All parts together.
+    assert_eq!(text.encode_parts(["ab", "b"].into_iter().cycle().take(6000)).unwrap().len(), 9000);
+    let refused = text.encode_parts(["ab", "b"].into_iter().cycle().take(8000));
+    assert!(matches!(refused, Err(Error::Context { max: MOST, .. })), "{refused:?}");
+    // Without a limit it is encoded, however long it is.
+    assert_eq!(of_eights(Value::Null).encode(&letters).unwrap().len(), letters.len());
+}
+
+/// Four bytes of a letter of mathematics become one.
+#[test]
+fn a_text_that_its_normalizer_shrinks_is_refused_by_what_becomes_of_it() {
+    const MOST: usize = 10_000;
+    let text = of_eights(json!({"type": "NFKC"})).at_most(MOST, 260);
+    assert_eq!(text.encode(&"𝐚".repeat(8 * MOST)).unwrap().len(), MOST);
+    assert!(text.encode(&"𝐚".repeat(8 * MOST + 1)).is_err());
+}

@@ -12,6 +12,7 @@ pub mod tools;
 
 pub use error::{Error, Result};
 use moec_runtime::cli::{Front, More, Native};
+pub use serve::{Asked, Requests};
 
 /// The verbs beside the runtime's own.
 const VERBS: &[More] = &[chat::VERB, serve::VERB];

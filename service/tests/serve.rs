@@ -12,9 +12,10 @@ use moec_runtime::cli::Io;
 use moec_runtime::{Decoder, Request, Sampler, Sampling, Text, generate};
 use moec_testing::http::{self, Incoming, Reply};
 use serde_json::{Map, Value, json};
+use socket2::{Domain, Socket, Type};
 use std::ffi::OsString;
 use std::io::{Read as _, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -166,6 +167,11 @@ fn serves() {
     assert_eq!(key, 0);
     a_second_signal_ends_what_waits();
     connections_without_a_request_do_not_hold_up_the_end();
+    let few = ["--max-connections", "4", "--max-connections-per-address", "3", "--client-timeout", "3"];
+    // Others have one loopback address alone.
+    if cfg!(target_os = "linux") {
+        assert_eq!(with_server(&few, connections_have_limits), 0);
+    }
     let folder = tempfile::tempdir().unwrap();
     let template = folder.path().join("template.jinja");
     let source = "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools %}T{% endif %}";
@@ -443,6 +449,61 @@ fn connections_without_a_request_do_not_hold_up_the_end() {
     assert_eq!(status, 0);
     assert!(since.elapsed() < Duration::from_secs(10), "it took {:?}", since.elapsed());
     drop(held);
+}
+
+/// Three of an address, four in all, and each for as long as its client takes part.
+fn connections_have_limits(at: &str) {
+    let answered = |from: &str| -> Option<Reply> {
+        let mut stream = connect(at, from);
+        write!(stream, "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").ok()?;
+        Incoming::of(stream).ok()?.whole().ok()
+    };
+    let status = |from: &str| answered(from).map_or(0, |reply| reply.status);
+    let soon = |what: &str, mut holds: Box<dyn FnMut() -> bool + '_>| {
+        let start = Instant::now();
+        while !holds() {
+            assert!(start.elapsed() < Duration::from_secs(30), "{what}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    // Nothing, a part of a head, and an answer behind which nothing is asked.
+    let mut held: Vec<TcpStream> = (0..3).map(|_| connect(at, "127.0.0.1")).collect();
+    write!(held[1], "GET /health HTT").unwrap();
+    write!(held[2], "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let refused = answered("127.0.0.1").unwrap();
+    assert_eq!(
+        (refused.status, refused.json()["error"]["code"].as_str()),
+        (429, Some("too_many_connections"))
+    );
+    assert!(
+        refused.headers.contains("retry-after: 1") && refused.body.contains("--max-connections-per-address")
+    );
+    let mut other = connect(at, "127.0.0.2");
+    write!(other, "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut begin = [0; 12];
+    other.read_exact(&mut begin).unwrap();
+    assert_eq!(&begin, b"HTTP/1.1 200");
+    held.push(other);
+    assert_eq!(status("127.0.0.3"), 503);
+    soon("connections without a request stay", Box::new(|| status("127.0.0.1") == 200));
+    drop(held);
+    // One that asks and never reads.
+    let mut stream = connect(at, "127.0.0.1");
+    stream.set_nonblocking(true).unwrap();
+    let asks = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(100);
+    let closed = || stream.write(asks.as_bytes()).is_err_and(|e| e.kind() != std::io::ErrorKind::WouldBlock);
+    soon("a client that never reads stays", Box::new(closed));
+}
+
+/// A connection from an address of this machine.
+fn connect(to: &str, from: &str) -> TcpStream {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    let from: SocketAddr = format!("{from}:0").parse().unwrap();
+    let to: SocketAddr = to.parse().unwrap();
+    socket.bind(&from.into()).unwrap();
+    socket.connect(&to.into()).unwrap();
+    socket.set_read_timeout(Some(Duration::from_mins(1))).unwrap();
+    socket.into()
 }
 
 fn keys_and_origins(at: &str) {

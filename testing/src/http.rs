@@ -13,14 +13,19 @@ const PATIENCE: Duration = Duration::from_mins(2);
 /// # Errors
 /// Nobody listens. A server that refuses need not read all of a body: that is none.
 pub fn send(address: &str, head: &str, body: &str) -> io::Result<TcpStream> {
-    let mut stream = TcpStream::connect(address)?;
+    let stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_nodelay(true)?;
+    Ok(send_over(stream, head, body))
+}
+
+/// As [`send`], over a connection that is open.
+pub fn send_over(mut stream: TcpStream, head: &str, body: &str) -> TcpStream {
     let length = body.len();
     let text =
         format!("{head}\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}");
     let _ = stream.write_all(text.as_bytes());
-    Ok(stream)
+    stream
 }
 
 /// The head of a request with a body of JSON.

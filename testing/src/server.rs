@@ -2,7 +2,11 @@
 
 use std::io::{self, BufRead, BufReader, Error, ErrorKind};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
+
+/// How long a server may take to listen.
+const START: Duration = Duration::from_mins(2);
 
 /// A server. Where it is let go it is killed.
 #[derive(Debug)]
@@ -17,13 +21,21 @@ impl Server {
     /// # Errors
     /// It does not start, or says something else.
     pub fn start(command: &mut Command) -> io::Result<Self> {
-        let mut child = command.stdout(Stdio::piped()).spawn()?;
-        let mut line = String::new();
-        if let Some(out) = child.stdout.take() {
-            BufReader::new(out).read_line(&mut line)?;
-        }
+        let mut server = Self { child: command.stdout(Stdio::piped()).spawn()?, address: String::new() };
         // From here on it is killed where something fails.
-        let mut server = Self { child, address: String::new() };
+        let out = server.child.stdout.take().ok_or(ErrorKind::BrokenPipe)?;
+        let (say, said) = channel();
+        std::thread::spawn(move || {
+            let mut line = String::new();
+            let read = BufReader::new(out).read_line(&mut line);
+            // It comes too late where it is not waited for any longer.
+            let _ = say.send(read.map(|_| line));
+        });
+        let line = said.recv_timeout(START).map_err(|_| Error::from(ErrorKind::TimedOut))??;
+        if line.is_empty() {
+            let status = server.ended(START)?;
+            return Err(Error::other(format!("it does not start: {status}")));
+        }
         let address =
             line.trim().strip_prefix("http://").ok_or_else(|| Error::other(format!("no address: {line}")))?;
         address.clone_into(&mut server.address);
@@ -38,6 +50,22 @@ impl Server {
     /// Its process.
     pub fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Bytes of it that lie in memory.
+    ///
+    /// # Errors
+    /// It has ended, or the system does not say.
+    pub fn resident(&self) -> io::Result<u64> {
+        memory(self.id(), "VmRSS:")
+    }
+
+    /// Bytes of it that have lain in memory at most.
+    ///
+    /// # Errors
+    /// As [`Server::resident`].
+    pub fn peak(&self) -> io::Result<u64> {
+        memory(self.id(), "VmHWM:")
     }
 
     /// Sends a signal, such as `-TERM`.
@@ -63,6 +91,17 @@ impl Server {
             }
         }
     }
+}
+
+/// A figure of memory of a process, in bytes, as Linux tells it.
+///
+/// # Errors
+/// The process has ended, or the system is another one.
+pub fn memory(process: u32, name: &str) -> io::Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name));
+    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    Ok(kib.ok_or(ErrorKind::InvalidData)? << 10)
 }
 
 impl Drop for Server {

@@ -204,6 +204,11 @@ const COMMANDS: &[Command] = &[
         "64 clients of a server that come and go at random, for two minutes; takes options, `--help` lists them",
         || serve::torment(&options()),
     ),
+    (
+        "hostile-requests",
+        "requests, files and clients that are meant to harm a server, some minutes; takes parts of cases' names",
+        || serve::hostile(&options()),
+    ),
     ("fmt-check", "check the formatting", suite::formatting),
     ("help", "this list", help),
 ];
@@ -217,7 +222,7 @@ fn options() -> Vec<String> {
 fn help() -> Result<(), Failed> {
     println!("Usage: cargo xtask COMMAND\n");
     for (name, what, _) in COMMANDS {
-        println!("  {name:<13} {what}");
+        println!("  {name:<16} {what}");
     }
     Ok(())
 }
@@ -237,6 +242,7 @@ fn main() -> ExitCode {
                     | "bench-neurons"
                     | "bench-serve"
                     | "dist"
+                    | "hostile-requests"
                     | "hybrimoe"
                     | "mobile"
                     | "npumoe"

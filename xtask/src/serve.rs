@@ -1,4 +1,5 @@
-//! `cargo xtask torment-serve` and `cargo xtask bench-serve`: `run serve` under clients that come and go, and beside llama.cpp's server.
+//! `cargo xtask torment-serve`, `hostile-requests` and `bench-serve`: `run serve` under clients that come and go, under hostile ones, and
+//! beside llama.cpp's server.
 //!
 //! Who asks is Rust, examples of `moec-testing`: beside the server, on the same cores, clients had better cost little.
 
@@ -7,9 +8,13 @@ use crate::setup;
 use crate::shell::{self, Failed, cargo, program, root, stage};
 use std::ffi::OsStr;
 use std::fs;
+use std::path::PathBuf;
 
 const FOLDER: &str = "target/torment-serve";
+const HOSTILE_FOLDER: &str = "target/hostile-requests";
 const FERRIS: &str = "golden/models/ferris";
+/// A chat template for it.
+const TEMPLATE: &str = "golden/plain.jinja";
 /// Several sizes of batches: sequences that come and go move from one to the other.
 const SHAPES: &str = "[shapes]
 max_context = 1024
@@ -19,6 +24,12 @@ decode_batch = [1, 2, 4, 8]
 experts = \"bf16\"
 attention = \"bf16\"
 embeddings = \"bf16\"
+";
+/// Four slots, which a case asks for at once.
+const HOSTILE_SHAPES: &str = "[shapes]
+max_context = 1024
+prefill_chunk = 64
+decode_batch = [1, 2, 4]
 ";
 /// Seconds where none are named.
 const SECONDS: u64 = 120;
@@ -33,19 +44,45 @@ pub(crate) fn torment(args: &[String]) -> Result<(), Failed> {
         );
         return Ok(());
     };
-    let moec = setup::moec()?;
-    let folder = root().join(FOLDER);
-    let failed = |e: std::io::Error| Failed::new(format!("`{}`: {e}", folder.display()));
-    fs::create_dir_all(&folder).map_err(failed)?;
-    let (toml, bundle) = (folder.join("model.toml"), folder.join("ferris.moec"));
-    let source = root().join(FERRIS);
-    fs::write(&toml, format!("[model]\nsource = \"{}\"\n{SHAPES}", source.display())).map_err(failed)?;
-    shell::run(program(moec).args(["build", "--quiet"]).arg(&toml).arg("-o").arg(&bundle))?;
-    let (template, text) = (root().join("golden/plain.jinja"), source.join("eval/text.txt"));
+    let (_, bundle) = bundle(FOLDER, SHAPES)?;
+    let (template, text) = (root().join(TEMPLATE), root().join(FERRIS).join("eval/text.txt"));
     let mut torment = example("torment_serve", &["run", "--quiet"]);
     torment.arg("--").arg(bundle.join("run")).args([template, text]).arg(seconds.to_string());
     stage("Tormenting", &format!("{} for {seconds} s", bundle.display()));
     shell::run(&mut torment)
+}
+
+/// Requests, files and clients that are meant to do harm: all cases, or those whose names have one of the words.
+pub(crate) fn hostile(words: &[String]) -> Result<(), Failed> {
+    if words.iter().any(|word| word == "--help" || word == "-h") {
+        stage("Usage", "cargo xtask hostile-requests [PART-OF-A-NAME]…");
+        return Ok(());
+    }
+    let (moec, bundle) = bundle(HOSTILE_FOLDER, HOSTILE_SHAPES)?;
+    shell::run(&mut example("hostile_serve", &["build", "--quiet"]))?;
+    // The clients of a case have more files open than a shell allows by default.
+    let mut play = program("sh");
+    play.args(["-c", "ulimit -S -n 4096; exec \"$0\" \"$@\""])
+        .arg(shell::target_dir().join("release/examples/hostile_serve"));
+    play.arg(moec)
+        .arg(&bundle)
+        .args([FERRIS, TEMPLATE, HOSTILE_FOLDER].map(|path| root().join(path)))
+        .args(words);
+    stage("Playing", &format!("hostile cases against {}", bundle.display()));
+    shell::run(&mut play)
+}
+
+/// The compiler, and the demo model in these shapes, built in a folder of its own.
+fn bundle(folder: &str, shapes: &str) -> Result<(PathBuf, PathBuf), Failed> {
+    let moec = setup::moec()?;
+    let folder = root().join(folder);
+    let failed = |e: std::io::Error| Failed::new(format!("`{}`: {e}", folder.display()));
+    fs::create_dir_all(&folder).map_err(failed)?;
+    let (toml, bundle) = (folder.join("model.toml"), folder.join("ferris.moec"));
+    let source = root().join(FERRIS);
+    fs::write(&toml, format!("[model]\nsource = \"{}\"\n{shapes}", source.display())).map_err(failed)?;
+    shell::run(program(&moec).args(["build", "--quiet"]).arg(&toml).arg("-o").arg(&bundle))?;
+    Ok((moec, bundle))
 }
 
 /// The server beside llama.cpp's.

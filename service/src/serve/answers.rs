@@ -213,10 +213,8 @@ fn gone() -> ApiError {
 /// Ids of a text.
 ///
 /// # Errors
-/// It cannot be encoded, or has more tokens than the context.
-pub(super) async fn encode(text: &Arc<Text>, prompt: String) -> Answer<Vec<u32>> {
+/// As [`Text::encode`].
+pub(super) async fn encode(server: &Server, text: &Arc<Text>, prompt: String) -> Answer<Vec<u32>> {
     let text = Arc::clone(text);
-    // A long one takes a while, and others are waiting.
-    let ids = tokio::task::spawn_blocking(move || text.encode(&prompt)).await;
-    ids.map_err(|e| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))?.map_err(ApiError::from)
+    Ok(server.on_core(move || text.encode(&prompt)).await??)
 }

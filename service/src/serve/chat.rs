@@ -2,6 +2,7 @@
 
 use super::Server;
 use super::answers::{Answers, Piece};
+use super::body::Body;
 use super::error::{Answer, ApiError};
 use super::fields::{Fields, wrong};
 use super::names::{Names, name};
@@ -12,8 +13,8 @@ use crate::template::{Prompt, Render, Template};
 use crate::tools::{Event, Parser, Syntax, ToolCall, schema};
 use axum::http::StatusCode;
 use axum::response::Response;
-use moec_runtime::Constraint;
 use moec_runtime::sampler::{LogProbabilities, MAX_LIKELIEST};
+use moec_runtime::{Constraint, Text};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
@@ -46,13 +47,32 @@ impl From<crate::Error> for ApiError {
 ///
 /// # Errors
 /// What cannot be read, or does not fit; a model without a template.
-pub(super) async fn complete(server: Arc<Server>, body: &Value) -> Answer<Response> {
+pub(super) async fn complete(server: Arc<Server>, body: Body) -> Answer<Response> {
+    let Asked { text, ids, options, constraints, form } = read(&server, &body.value).await?;
+    drop(body);
+    answer(server, text, vec![ids], options, constraints, form).await
+}
+
+/// What a request asks for.
+pub(super) struct Asked {
+    text: Arc<Text>,
+    pub(super) ids: Vec<u32>,
+    pub(super) options: Options,
+    constraints: Vec<Box<dyn Constraint>>,
+    form: Chat,
+}
+
+/// Reads a request.
+///
+/// # Errors
+/// What cannot be read, or does not fit; a model without a template.
+pub(super) async fn read(server: &Arc<Server>, body: &Value) -> Answer<Asked> {
     let fields = Fields::of(body, "the body")?;
     let text = server.text()?;
     let messages = messages(fields)?;
     let tools = Tools::read(fields)?;
     let template = server.template(tools.shown().is_some())?;
-    let mut options = Options::read(fields, &server)?;
+    let mut options = Options::read(fields, server)?;
     let likeliest = fields.integer("top_logprobs", 0, MAX_LIKELIEST as u64)?;
     if fields.boolean("logprobs")? {
         options.sampling.log_probabilities = Some(likeliest.unwrap_or(0) as usize);
@@ -67,12 +87,11 @@ pub(super) async fn complete(server: Arc<Server>, body: &Value) -> Answer<Respon
     };
     // What a grammar holds is text from its first token on, whatever the prompt has begun.
     let syntax = if grammar.is_some() { Syntax::text_alone() } else { Syntax::of(template.source()) };
-    let constraints = constraints(&server, grammar, options.n).await?;
+    let constraints = constraints(server, grammar, options.n).await?;
     let more = variables(fields)?;
     let shown = tools.shown().cloned();
     let encoder = Arc::clone(&text);
-    // Templates and long conversations take a while, and others are waiting.
-    let rendered = tokio::task::spawn_blocking(move || {
+    let rendered = server.on_core(move || {
         template.prompt(
             &encoder,
             &Render {
@@ -84,8 +103,7 @@ pub(super) async fn complete(server: Arc<Server>, body: &Value) -> Answer<Respon
             },
         )
     });
-    let Prompt { ids, text: rendered } =
-        rendered.await.map_err(|e| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))??;
+    let Prompt { ids, text: rendered } = rendered.await??;
     let parser = tools.parser(syntax, &rendered);
     options.special = !parser.is_text_alone();
     let choices = (0..options.n).map(|_| Choice { parser: Some(parser.clone()), ..Choice::default() });
@@ -96,7 +114,7 @@ pub(super) async fn complete(server: Arc<Server>, body: &Value) -> Answer<Respon
         forced: forced.is_some(),
         choices: choices.collect(),
     };
-    answer(server, text, vec![ids], options, constraints, form).await
+    Ok(Asked { text, ids, options, constraints, form })
 }
 
 /// Messages as templates take them: texts whole, arguments of calls as objects.
@@ -141,13 +159,6 @@ fn message(value: &Value, at: &str) -> Answer<Value> {
         object.shift_remove("tool_calls");
     }
     Ok(out)
-}
-
-/// Arguments of calls in a body that are texts: they are read as JSON, too.
-pub(super) fn arguments(body: &Value) -> impl Iterator<Item = &str> {
-    let messages = body["messages"].as_array().into_iter().flatten();
-    let calls = messages.flat_map(|message| message["tool_calls"].as_array().into_iter().flatten());
-    calls.filter_map(|call| call["function"]["arguments"].as_str())
 }
 
 /// A call of a message, its arguments as what their text says.
@@ -320,7 +331,7 @@ struct Delta {
 }
 
 /// The form of its answers.
-struct Chat {
+pub(super) struct Chat {
     id: String,
     created: u64,
     model: String,
@@ -496,18 +507,5 @@ mod tests {
             assert_eq!(delta.calls.len(), usize::from(calls), "{body}");
             assert_eq!(finish, Some(if calls { "tool_calls" } else { "stop" }), "{body}");
         }
-    }
-
-    #[test]
-    fn arguments_that_are_texts_are_found() {
-        let call = |arguments: Value| json!({"function": {"name": "f", "arguments": arguments}});
-        let body = json!({"messages": [
-            {"content": "a", "tool_calls": [call(json!("[1]")), call(json!({"b": 2})), 3]},
-            {"tool_calls": {"function": {"arguments": "no list"}}},
-            "no message",
-            {"tool_calls": [call(json!("{}"))]},
-        ]});
-        assert_eq!(arguments(&body).collect::<Vec<_>>(), ["[1]", "{}"]);
-        assert_eq!(arguments(&json!([])).count(), 0);
     }
 }

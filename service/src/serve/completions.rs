@@ -2,6 +2,7 @@
 
 use super::Server;
 use super::answers::{Answers, Piece, encode};
+use super::body::Body;
 use super::error::{Answer, ApiError};
 use super::fields::{Fields, wrong};
 use super::names::{Names, name};
@@ -20,7 +21,25 @@ const MAX_PROMPTS: usize = 64;
 ///
 /// # Errors
 /// What cannot be read, or does not fit.
-pub(super) async fn complete(server: Arc<Server>, body: &Value) -> Answer<Response> {
+pub(super) async fn complete(server: Arc<Server>, body: Body) -> Answer<Response> {
+    let Asked { text, prompts, options } = read(&server, &body.value).await?;
+    drop(body);
+    let form = Completion { id: server.name("cmpl"), created: super::now(), model: server.model.clone() };
+    answer(server, text, prompts, options, Vec::new(), form).await
+}
+
+/// What a request asks for.
+pub(super) struct Asked {
+    text: Arc<Text>,
+    pub(super) prompts: Vec<Vec<u32>>,
+    pub(super) options: Options,
+}
+
+/// Reads a request.
+///
+/// # Errors
+/// What cannot be read, or does not fit.
+pub(super) async fn read(server: &Server, body: &Value) -> Answer<Asked> {
     let fields = Fields::of(body, "the body")?;
     let text = server.text()?;
     for (name, absent) in [("echo", Value::Bool(false)), ("suffix", Value::String(String::new()))] {
@@ -29,7 +48,7 @@ pub(super) async fn complete(server: Arc<Server>, body: &Value) -> Answer<Respon
             return Err(ApiError::bad(name, message).code("unsupported_parameter"));
         }
     }
-    let mut options = Options::read(fields, &server)?;
+    let mut options = Options::read(fields, server)?;
     options.sampling.log_probabilities =
         fields.integer("logprobs", 0, MAX_LIKELIEST as u64)?.map(|n| n as usize);
     if let Some(best_of) = fields.integer("best_of", 1, server.slots as u64)?
@@ -41,9 +60,8 @@ pub(super) async fn complete(server: Arc<Server>, body: &Value) -> Answer<Respon
     // OpenAI's default for this endpoint.
     options.tokens = options.tokens.or(Some(16));
     options.behind = true;
-    let prompts = prompts(fields, &server, &text).await?;
-    let form = Completion { id: server.name("cmpl"), created: super::now(), model: server.model.clone() };
-    answer(server, text, prompts, options, Vec::new(), form).await
+    let prompts = prompts(fields, server, &text).await?;
+    Ok(Asked { text, prompts, options })
 }
 
 /// The prompts: a text, ids, or several of either.
@@ -65,7 +83,7 @@ async fn prompts(fields: Fields<'_>, server: &Server, text: &Arc<Text>) -> Answe
     let mut out = Vec::new();
     for value in all {
         out.push(match value {
-            Value::String(one) => encode(text, one.clone()).await?,
+            Value::String(one) => encode(server, text, one.clone()).await?,
             Value::Array(ids) => {
                 let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
                 let ids: Option<Vec<u32>> = ids.iter().map(id).collect();

@@ -41,6 +41,21 @@ impl ApiError {
         Self { code: Some(code), ..self }
     }
 
+    /// Whether the client may ask again soon.
+    fn is_passing(&self) -> bool {
+        matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE)
+    }
+
+    /// The answer of a connection that nothing is read from, as HTTP writes it.
+    pub(super) fn http1(&self) -> String {
+        let (status, body) = (self.status, self.json().to_string());
+        let retry = if self.is_passing() { format!("retry-after: {RETRY_AFTER}\r\n") } else { String::new() };
+        let length = body.len();
+        format!(
+            "HTTP/1.1 {status}\r\ncontent-type: application/json\r\n{retry}content-length: {length}\r\nconnection: close\r\n\r\n{body}"
+        )
+    }
+
     /// The object that a body, or an event of a stream, holds.
     pub(super) fn json(&self) -> Value {
         let kind = match self.status {
@@ -72,7 +87,7 @@ impl From<Error> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, axum::Json(self.json())).into_response();
-        if matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+        if self.is_passing() {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER));
         }
         response

@@ -1,10 +1,11 @@
-//! Connections, routes, and who may ask.
+//! Routes, and who may ask.
 
+use super::body::{self, Body};
+use super::connections::{Connections, Limits, WriteTimeout};
 use super::error::{Answer, ApiError};
 use super::worker::Command;
 use super::{Server, Signals};
 use axum::Router;
-use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
@@ -21,15 +22,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::net::TcpListener;
 
-/// Connections at a time.
-const CONNECTIONS: usize = 1024;
-/// How long a client may take for the head of a request, and for its body.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Values that a body of JSON may have, those of arguments of calls included; each takes many times its bytes.
-const VALUES: usize = 200_000;
+/// Bytes of the head of a request, and of what a connection holds of a body or an answer.
+const HEAD: usize = 64 << 10;
 /// Names of this machine, beside those under `localhost` (RFC 6761, §6.3); Docker has one for who asks from a container. None is
 /// a name that whoever writes pages can register.
 const LOCAL: [&str; 2] = ["localhost", "host.docker.internal"];
@@ -46,38 +42,47 @@ const PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style
 pub(super) async fn serve(
     listener: std::net::TcpListener,
     server: Arc<Server>,
+    limits: Limits,
     mut signals: Signals,
 ) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let listener = TcpListener::from_std(listener)?;
     let app = TowerToHyperService::new(routes(Arc::clone(&server)));
     let mut http = hyper::server::conn::http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(PATIENCE);
+    http.timer(TokioTimer::new()).header_read_timeout(server.client_timeout).max_buf_size(HEAD);
     let graceful = GracefulShutdown::new();
-    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    let connections = Connections::new(limits);
     loop {
         let accepted = tokio::select! {
-            accepted = accept(&listener, &room) => accepted,
+            accepted = listener.accept() => accepted,
             () = signals.next() => break,
         };
-        let Ok((stream, permit)) = accepted else {
+        let Ok((stream, from)) = accepted else {
             // Such as too many open files: others may end meanwhile.
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
         };
+        let admission = match connections.admit(from.ip()) {
+            Ok(admission) => admission,
+            Err(why) => {
+                connections.refuse(stream, &why);
+                continue;
+            }
+        };
         // Tokens are small and wanted at once. Without it they come all the same.
         let _ = stream.set_nodelay(true);
+        let stream = WriteTimeout::new(stream, server.client_timeout);
         let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), app.clone()));
         tokio::spawn(async move {
             // A client that breaks off is no concern of others.
             let _ = connection.await;
-            drop(permit);
+            drop(admission);
         });
     }
     drop(listener);
     // Connections on which nothing is asked, such as those that browsers open ahead, are closed at once.
     // Every answer has its limit: a connection that stays open behind it is one that nobody reads.
-    let limit = server.limit + 2 * PATIENCE;
+    let limit = server.limit + 2 * server.client_timeout;
     tokio::select! {
         () = graceful.shutdown() => {}
         () = tokio::time::sleep(limit) => {}
@@ -88,16 +93,6 @@ pub(super) async fn serve(
         }
     }
     Ok(())
-}
-
-/// The next connection, as soon as there is room for one.
-async fn accept(
-    listener: &TcpListener,
-    room: &Arc<Semaphore>,
-) -> io::Result<(TcpStream, OwnedSemaphorePermit)> {
-    let permit = Arc::clone(room).acquire_owned().await.map_err(io::Error::other)?;
-    let (stream, _) = listener.accept().await?;
-    Ok((stream, permit))
 }
 
 fn routes(server: Arc<Server>) -> Router {
@@ -214,82 +209,18 @@ fn described(server: &Server) -> Value {
 }
 
 async fn completions(State(server): State<Arc<Server>>, request: Request) -> Answer<Response> {
-    let body = body(&server, request).await?;
-    super::completions::complete(server, &body).await
+    let body: Body = body::read(&server, request).await?;
+    super::completions::complete(server, body).await
 }
 
 async fn chat(State(server): State<Arc<Server>>, request: Request) -> Answer<Response> {
-    let body = body(&server, request).await?;
-    super::chat::complete(server, &body).await
-}
-
-/// Reads a body of JSON. What a page of another origin can send without asking is no JSON by its type.
-async fn body(server: &Server, request: Request) -> Answer<Value> {
-    let kind = request.headers().get(header::CONTENT_TYPE).and_then(|t| t.to_str().ok()).unwrap_or_default();
-    if !kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json") {
-        let message = "the body must be JSON; hint: send `Content-Type: application/json`";
-        return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
-    }
-    let large = || {
-        let message =
-            format!("the body is larger than {} bytes; hint: `--max-body` allows more", server.body);
-        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
-    };
-    let length = request.headers().get(header::CONTENT_LENGTH).and_then(|l| l.to_str().ok());
-    if length.and_then(|l| l.parse::<u64>().ok()).is_some_and(|l| l > server.body as u64) {
-        return Err(large());
-    }
-    let body: Body = request.into_body();
-    let late = |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body did not come in time");
-    let read = tokio::time::timeout(PATIENCE, axum::body::to_bytes(body, server.body)).await.map_err(late)?;
-    let bytes = read.map_err(|_| large())?;
-    let mut count = values(&bytes);
-    fits(count)?;
-    let body: Value = serde_json::from_slice(&bytes).map_err(|e| {
-        ApiError::new(StatusCode::BAD_REQUEST, format!("the body is no JSON: {e}")).code("invalid_json")
-    })?;
-    // What is read as JSON later counts before it is.
-    count += super::chat::arguments(&body).map(|text| values(text.as_bytes())).sum::<usize>();
-    fits(count)?;
-    Ok(body)
-}
-
-/// Refuses a body of more values than there may be.
-fn fits(values: usize) -> Answer<()> {
-    if values <= VALUES {
-        return Ok(());
-    }
-    let message = format!("the body has more than {VALUES} values; hint: ask in several requests");
-    Err(ApiError::new(StatusCode::BAD_REQUEST, message).code("too_many_values"))
-}
-
-/// Values of a document of JSON and keys of its objects, about: what begins and parts them, outside of texts.
-fn values(json: &[u8]) -> usize {
-    let (mut count, mut text, mut escaped) = (1, false, false);
-    for byte in json {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' if text => escaped = true,
-            b'"' => text = !text,
-            b'[' | b'{' | b',' | b':' if !text => count += 1,
-            _ => {}
-        }
-    }
-    count
+    let body: Body = body::read(&server, request).await?;
+    super::chat::complete(server, body).await
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn values_are_counted_outside_of_texts() {
-        for (json, count) in
-            [(r"7", 1), (r"[1, 2]", 3), (r#"{"a,[{:": "b\",,,", "c\\": []}"#, 6), (r#"["\\\"", "[["]"#, 3)]
-        {
-            assert_eq!(values(json.as_bytes()), count, "{json}");
-        }
-    }
 
     #[test]
     fn names_of_this_machine_are_known() {

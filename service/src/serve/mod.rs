@@ -4,14 +4,17 @@
 //! text and JSON, is asynchronous on another one ([`http`]), and never waits for a kernel.
 
 mod answers;
+mod body;
 mod chat;
 mod completions;
+mod connections;
 mod error;
 mod fields;
 mod http;
 mod metrics;
 mod names;
 mod request;
+mod requests;
 mod stream;
 mod worker;
 
@@ -19,7 +22,9 @@ use crate::grammar::Grammars;
 use crate::grammar::words::{Word, words};
 use crate::template::{MAX_SOURCE, Templates};
 use axum::http::HeaderValue;
+use axum::http::StatusCode;
 use clap::{Args, FromArgMatches};
+use connections::Limits;
 use error::{Answer, ApiError};
 use metrics::Metrics;
 use moec_runtime::cli::args::Common;
@@ -32,7 +37,10 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, SystemTime};
+use tokio::sync::Semaphore;
 use worker::Command;
+
+pub use requests::{Asked, Requests};
 
 /// A file of a template.
 const TEMPLATE: regular::Limit = regular::Limit { what: "a chat template", bytes: MAX_SOURCE as u64 };
@@ -69,6 +77,15 @@ struct Serve {
     /// Bytes that the body of a request may have
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1 << 30))]
     max_body: usize,
+    /// Connections that may be open at a time; more are answered with status 503
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1 << 20))]
+    max_connections: usize,
+    /// Connections of one address; more get status 429. Behind a proxy all have its address: give what `--max-connections` has
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1 << 20))]
+    max_connections_per_address: usize,
+    /// Seconds that a client may take for the head of a request, for its body, for reading on, and between two requests
+    #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    client_timeout: u64,
     /// Origin whose pages may ask, or `*`: without it browsers let none but the server's own
     #[arg(long, value_name = "ORIGIN")]
     cors: Option<HeaderValue>,
@@ -119,6 +136,12 @@ struct Server {
     body: usize,
     /// Time of an answer.
     limit: Duration,
+    /// Time that a client may take for each part of a request.
+    client_timeout: Duration,
+    /// Turns of large bodies.
+    large_bodies: Arc<Semaphore>,
+    /// As many turns as there are cores.
+    cores: Arc<Semaphore>,
 }
 
 impl Server {
@@ -127,8 +150,20 @@ impl Server {
     /// # Errors
     /// There is none.
     fn text(&self) -> Answer<Arc<Text>> {
-        let missing = |why: &String| ApiError::new(axum::http::StatusCode::BAD_REQUEST, why.clone());
+        let missing = |why: &String| ApiError::new(StatusCode::BAD_REQUEST, why.clone());
         self.text.as_ref().map(Arc::clone).map_err(missing)
+    }
+
+    /// Does what takes a while on a thread of its own, as many at a time as there are cores: others are waiting.
+    ///
+    /// # Errors
+    /// It panicked.
+    async fn on_core<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Answer<T> {
+        let failed = |e: String| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, e);
+        let turn = Arc::clone(&self.cores).acquire_owned().await.map_err(|e| failed(e.to_string()))?;
+        // The turn goes with the work, which goes on where its client has gone.
+        let done = tokio::task::spawn_blocking(move || (work(), turn)).await;
+        done.map(|(done, _)| done).map_err(|e| failed(e.to_string()))
     }
 
     /// A name for an answer.
@@ -160,6 +195,11 @@ impl Server {
     }
 }
 
+/// A turn for each core.
+fn cores() -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(thread::available_parallelism().map_or(1, usize::from)))
+}
+
 /// Seconds since 1970.
 fn now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs())
@@ -189,6 +229,8 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
     };
     let mut scheduler = Scheduler::new(&mut engine, &mut decoder, &setting)?;
     let key = args.api_key.or_else(|| std::env::var(KEY).ok()).filter(|key| !key.is_empty());
+    let text = Text::open(context.bundle, program.model.bos);
+    let text = text.map(|text| text.at_most(program.model.max_context as usize, program.model.vocab));
     let server = Arc::new(Server {
         model: args.model_name.unwrap_or_else(|| name(context)),
         started: now(),
@@ -196,7 +238,7 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
         slots: scheduler.load().slots,
         vocab: program.model.vocab,
         eos: program.model.eos.clone(),
-        text: Text::open(context.bundle, program.model.bos).map(Arc::new).map_err(|e| e.to_string()),
+        text: text.map(Arc::new).map_err(|e| e.to_string()),
         tokenizer: regular::read(&moec_runtime::text::path(context.bundle), regular::TOKENIZER)
             .unwrap_or_default(),
         grammars: OnceLock::new(),
@@ -210,6 +252,9 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
         cors: args.cors,
         body: args.max_body,
         limit: Duration::from_secs(args.timeout),
+        client_timeout: Duration::from_secs(args.client_timeout),
+        large_bodies: body::large_bodies(),
+        cores: cores(),
     });
     if let Err(why) = &server.text {
         io.note(&format!("warning: {why}; there is nothing to answer texts with"));
@@ -226,10 +271,11 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
         Signals::new().map_err(failed)?
     };
     let model = server.model.clone();
+    let limits = Limits { total: args.max_connections, per_address: args.max_connections_per_address };
     let web = thread::Builder::new()
         .name("http".to_owned())
         .spawn(move || {
-            let done = runtime.block_on(http::serve(listener, server, signals));
+            let done = runtime.block_on(http::serve(listener, server, limits, signals));
             // What still runs beside it has nobody to tell.
             runtime.shutdown_background();
             done

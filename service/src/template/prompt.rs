@@ -22,7 +22,7 @@ impl Template {
     /// characters that they are written with.
     ///
     /// # Errors
-    /// As [`Template::render`]; a text that cannot be encoded.
+    /// As [`Template::render`]; as [`Text::encode_parts`].
     pub fn prompt(&self, text: &Text, request: &Render<'_>) -> Result<Prompt> {
         let special: Vec<String> =
             text.special_tokens().into_iter().filter(|s| s.chars().count() > 1).collect();
@@ -38,10 +38,7 @@ impl Template {
             more: more.as_ref(),
             ..*request
         })?;
-        let mut ids = Vec::new();
-        for piece in rendered.split(CUT) {
-            ids.extend(text.encode_plain(piece)?);
-        }
+        let ids = text.encode_parts(rendered.split(CUT))?;
         Ok(Prompt { ids, text: rendered.replace(CUT, "") })
     }
 }

@@ -1,6 +1,7 @@
 //! What the server has of memory: looked at all the while, and held against what it promises.
 
 use crate::Args;
+use moec_testing::server::memory;
 use serde_json::Value;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +28,7 @@ impl Watch {
         let thread = thread::spawn(move || {
             let mut seen = Vec::new();
             while !told.load(Ordering::Relaxed) {
-                seen.extend(resident(process));
+                seen.extend(memory(process, "VmRSS:"));
                 thread::sleep(PAUSE);
             }
             seen
@@ -40,13 +41,6 @@ impl Watch {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap_or_default()
     }
-}
-
-/// Bytes of a process that lie in memory.
-fn resident(process: u32) -> Option<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
 }
 
 /// Bytes that `run info` says a run takes.

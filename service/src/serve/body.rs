@@ -1,0 +1,161 @@
+//! Bodies of requests: JSON, within bounds of bytes, values and time. Large ones are read and answered a few at a time.
+
+use super::Server;
+use super::error::{Answer, ApiError};
+use axum::extract::Request;
+use axum::http::{StatusCode, header};
+use moec_runtime::memory;
+use serde_json::Value;
+use std::sync::Arc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+/// Values that a body of JSON may have, those of arguments of calls included; each takes many times its bytes.
+const VALUES: usize = 200_000;
+/// Bytes of a body from which on it is a large one.
+const LARGE: u64 = 64 << 10;
+/// Large bodies at a time; each takes many times its bytes until its prompts are encoded.
+const LARGE_AT_ONCE: usize = 8;
+
+/// Turns of large bodies.
+pub(super) fn large_bodies() -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(LARGE_AT_ONCE))
+}
+
+/// A body, until its prompts are encoded.
+pub(super) struct Body {
+    pub(super) value: Value,
+    // Dropped after the value, so that its memory is free by then.
+    _large: Option<LargeBody>,
+}
+
+/// The turn of a large body. When it ends, the memory that the body took is given back.
+struct LargeBody(Option<OwnedSemaphorePermit>);
+
+impl Drop for LargeBody {
+    fn drop(&mut self) {
+        let permit = self.0.take();
+        let give_back = move || {
+            memory::give_back_freed();
+            drop(permit);
+        };
+        // It takes some milliseconds, which connections do not wait for.
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn_blocking(give_back)),
+            Err(_) => give_back(),
+        }
+    }
+}
+
+/// Reads a body of JSON. What a page of another origin can send without asking is no JSON by its type.
+pub(super) async fn read(server: &Server, request: Request) -> Answer<Body> {
+    let kind = request.headers().get(header::CONTENT_TYPE).and_then(|t| t.to_str().ok()).unwrap_or_default();
+    if !kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json") {
+        let message = "the body must be JSON; hint: send `Content-Type: application/json`";
+        return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+    }
+    let large = || {
+        let message =
+            format!("the body is larger than {} bytes; hint: `--max-body` allows more", server.body);
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+    };
+    let length = request.headers().get(header::CONTENT_LENGTH).and_then(|l| l.to_str().ok());
+    let length: Option<u64> = length.and_then(|l| l.parse().ok());
+    if length.is_some_and(|l| l > server.body as u64) {
+        return Err(large());
+    }
+    // One whose length is not said may be a large one.
+    let large_body = if length.is_none_or(|length| length > LARGE) {
+        let permit = timeout(server.client_timeout, Arc::clone(&server.large_bodies).acquire_owned()).await;
+        let busy = || {
+            let message = format!(
+                "{LARGE_AT_ONCE} other requests of more than {LARGE} bytes are being read; hint: try again soon"
+            );
+            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).code("busy")
+        };
+        Some(LargeBody(Some(permit.ok().and_then(Result::ok).ok_or_else(busy)?)))
+    } else {
+        None
+    };
+    let late = |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body did not come in time");
+    let read = axum::body::to_bytes(request.into_body(), server.body);
+    let bytes = timeout(server.client_timeout, read).await.map_err(late)?.map_err(|_| large())?;
+    let value =
+        if large_body.is_some() { server.on_core(move || parse(&bytes)).await?? } else { parse(&bytes)? };
+    Ok(Body { value, _large: large_body })
+}
+
+/// The JSON of a body.
+///
+/// # Errors
+/// It is none, or has more values than it may.
+pub(super) fn parse(bytes: &[u8]) -> Answer<Value> {
+    let mut count = values(bytes);
+    fits(count)?;
+    let body: Value = serde_json::from_slice(bytes).map_err(|e| {
+        ApiError::new(StatusCode::BAD_REQUEST, format!("the body is no JSON: {e}")).code("invalid_json")
+    })?;
+    // What is read as JSON later counts before it is.
+    count += arguments(&body).map(|text| values(text.as_bytes())).sum::<usize>();
+    fits(count)?;
+    Ok(body)
+}
+
+/// Arguments of calls in a body that are texts: they are read as JSON, too.
+fn arguments(body: &Value) -> impl Iterator<Item = &str> {
+    let messages = body["messages"].as_array().into_iter().flatten();
+    let calls = messages.flat_map(|message| message["tool_calls"].as_array().into_iter().flatten());
+    calls.filter_map(|call| call["function"]["arguments"].as_str())
+}
+
+/// Refuses a body of more values than there may be.
+fn fits(values: usize) -> Answer<()> {
+    if values <= VALUES {
+        return Ok(());
+    }
+    let message = format!("the body has more than {VALUES} values; hint: ask in several requests");
+    Err(ApiError::new(StatusCode::BAD_REQUEST, message).code("too_many_values"))
+}
+
+/// Values of a document of JSON and keys of its objects, about: what begins and parts them, outside of texts.
+fn values(json: &[u8]) -> usize {
+    let (mut count, mut text, mut escaped) = (1, false, false);
+    for byte in json {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if text => escaped = true,
+            b'"' => text = !text,
+            b'[' | b'{' | b',' | b':' if !text => count += 1,
+            _ => {}
+        }
+    }
+    count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn arguments_that_are_texts_are_found() {
+        let call = |arguments: Value| json!({"function": {"name": "f", "arguments": arguments}});
+        let body = json!({"messages": [
+            {"content": "a", "tool_calls": [call(json!("[1]")), call(json!({"b": 2})), 3]},
+            {"tool_calls": {"function": {"arguments": "no list"}}},
+            "no message",
+            {"tool_calls": [call(json!("{}"))]},
+        ]});
+        assert_eq!(arguments(&body).collect::<Vec<_>>(), ["[1]", "{}"]);
+        assert_eq!(arguments(&json!([])).count(), 0);
+    }
+
+    #[test]
+    fn values_are_counted_outside_of_texts() {
+        for (json, count) in
+            [(r"7", 1), (r"[1, 2]", 3), (r#"{"a,[{:": "b\",,,", "c\\": []}"#, 6), (r#"["\\\"", "[["]"#, 3)]
+        {
+            assert_eq!(values(json.as_bytes()), count, "{json}");
+        }
+    }
+}

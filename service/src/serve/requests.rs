@@ -1,0 +1,83 @@
+//! Requests as the server reads them, without an engine that answers: for fuzzing.
+
+use super::error::Answer;
+use super::metrics::Metrics;
+use super::{Server, body, chat, completions, cores};
+use crate::template::Templates;
+use moec_runtime::{Memory, Text};
+use std::sync::atomic::AtomicU64;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// A server's reader of requests.
+pub struct Requests {
+    server: Arc<Server>,
+    runtime: tokio::runtime::Runtime,
+}
+
+/// What a request would ask the engine: prompts in tokens, and how many tokens may follow each.
+pub type Asked = Vec<(Vec<u32>, usize)>;
+
+impl Requests {
+    /// A reader for a model of that vocabulary and context, with a tokenizer (`tokenizer.json`) and a chat template.
+    ///
+    /// # Errors
+    /// The tokenizer cannot be used.
+    pub fn new(tokenizer: &[u8], template: &str, vocab: u32, context: usize) -> Result<Self, String> {
+        let text = Text::parse(tokenizer, None)?.at_most(context, vocab);
+        let templates = Templates {
+            templates: [("default".to_owned(), template.to_owned())].into(),
+            ..Templates::default()
+        };
+        let server = Server {
+            model: "model".to_owned(),
+            started: 0,
+            context,
+            slots: 4,
+            vocab,
+            eos: Vec::new(),
+            text: Ok(Arc::new(text)),
+            tokenizer: tokenizer.to_vec(),
+            grammars: OnceLock::new(),
+            words: OnceLock::new(),
+            templates: Ok(Some(templates)),
+            worker: channel().0,
+            metrics: Arc::new(Metrics::new(Memory::default())),
+            tickets: AtomicU64::new(0),
+            key: None,
+            cors: None,
+            local: false,
+            body: 4 << 20,
+            limit: Duration::from_mins(1),
+            client_timeout: Duration::from_mins(1),
+            large_bodies: body::large_bodies(),
+            cores: cores(),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        Ok(Self { server: Arc::new(server), runtime: runtime.map_err(|e| e.to_string())? })
+    }
+
+    /// Reads the body of a request for a conversation, or for a text that goes on.
+    ///
+    /// # Errors
+    /// Status and message of the answer that refuses it.
+    pub fn read(&self, conversation: bool, bytes: &[u8]) -> Result<Asked, (u16, String)> {
+        let read = async {
+            let body = body::parse(bytes)?;
+            let (prompts, options) = if conversation {
+                let asked = chat::read(&self.server, &body).await?;
+                (vec![asked.ids], asked.options)
+            } else {
+                let asked = completions::read(&self.server, &body).await?;
+                (asked.prompts, asked.options)
+            };
+            let room = |prompt: Vec<u32>| {
+                let n = options.room(prompt.len(), self.server.context)?;
+                Ok((prompt, n))
+            };
+            prompts.into_iter().map(room).collect::<Answer<Asked>>()
+        };
+        self.runtime.block_on(read).map_err(|e| (e.status.as_u16(), e.message))
+    }
+}
