@@ -198,7 +198,10 @@ impl CpuTarget {
 
 /// Sources of the runner crate, for a plan that verifies. `native`: the path of the constant that brings
 /// units that the runtime does not.
-pub fn runner_source(plan: &Plan, native: Option<&str>) -> Vec<SourceFile> {
+///
+/// # Errors
+/// Names that Rust does not take.
+pub fn runner_source(plan: &Plan, native: Option<&str>) -> Result<Vec<SourceFile>, CodegenError> {
     moec_codegen::source::runner(plan, native)
 }
 
