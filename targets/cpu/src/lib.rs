@@ -1,5 +1,6 @@
 //! The CPU target family: which kernels compute a node, object code, weight packing, the runner's
 //! source, and the executor that loads a bundle's object code into this process.
+#![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
 
 mod arithmetic;
 mod attend;
