@@ -1,5 +1,6 @@
 //! AArch64: every family compiled for Neoverse V2, linked, and run as a user would. On other machines the
 //! cross toolchain links them and an emulator runs them; where either is absent the tests are skipped.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(
     clippy::unnecessary_debug_formatting,
     clippy::unwrap_used,

@@ -2,6 +2,7 @@
 //!
 //! What a checkpoint's files can have wrong is tested case by case in `compiler/tests/import`; here a few of
 //! them go through the binary, and everything that only a whole run can show.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
 
 use crate::support;

@@ -1,4 +1,5 @@
 //! Calibration as a user meets it.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 #[path = "calibrate/case.rs"]

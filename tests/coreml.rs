@@ -2,6 +2,7 @@
 //! packages held against the checkpoint and the rules, and every function executed.
 //!
 //! Where coremltools is not installed these tests are skipped.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

@@ -1,4 +1,5 @@
 //! A graphics processor's kernels, executed from the PTX of bundles, give what transformers and the processor give.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
 
 use crate::support;

@@ -1,4 +1,5 @@
 //! Big-little decoding and best-of-N of compiled models: every family, every format of the KV cache.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
 
 use crate::support;

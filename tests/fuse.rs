@@ -1,4 +1,5 @@
 //! Plans before and after pass `fuse` compute the same bits: prompts, chunk by chunk, and decoding of several sequences.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use crate::support;

@@ -1,4 +1,5 @@
 //! Models by name, from a hub that this file plays: lists, redirections, ranges, hashes, and everything that can go wrong on the way.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use crate::support;

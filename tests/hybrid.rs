@@ -1,5 +1,6 @@
 //! Experts that the processor and a unit with frames divide while a plan runs: whoever computes them, and from wherever they were
 //! brought, the bits are the processor's.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use crate::support;

@@ -1,5 +1,6 @@
 //! Neurons on flash: logits are those of the same model in memory, bit for bit, whatever the memory, the threads and the reader;
 //! and a token reads fewer bytes than of whole experts.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use crate::support;

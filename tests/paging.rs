@@ -1,5 +1,6 @@
 //! Experts on flash: under any budget, policy, prefetching, number of threads and reader the logits are those of the same
 //! model in memory, bit for bit; and a disk that fails ends in an error or in the same logits.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
 
 #[path = "paging/clock.rs"]

@@ -3,6 +3,7 @@
 //!
 //! The target is a fixed one, so that snapshots do not depend on the machine. The whole text after `lower`, `rewrite` and
 //! `barriers` stands in `golden/snapshots`. `INSTA_UPDATE=always cargo test --test passes` renews them; read the difference.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
 
 use crate::support;
@@ -98,7 +99,7 @@ fn the_generated_source_is_readable() {
     settings().bind(|| {
         texts("olmoe", "f32", &mut |c| {
             if let Some(plan) = c.plan.as_ref().filter(|p| p.entries[0].steps.iter().any(|s| !s.barrier)) {
-                for file in moec_cpu::runner_source(plan, None) {
+                for file in moec_cpu::runner_source(plan, None).unwrap() {
                     insta::assert_snapshot!(format!("olmoe@{}", file.path.replace('/', "-")), file.text);
                 }
             }

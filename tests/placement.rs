@@ -2,6 +2,7 @@
 //! goes where it cannot run, and how a user meets it.
 //!
 //! Snapshots lie in `golden/snapshots`; `INSTA_UPDATE=always cargo test --test placement` renews them.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

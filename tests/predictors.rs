@@ -1,5 +1,6 @@
 //! Predictors of awake neurons, built as a user would: what a build says of them is counted once more by hand, kernels agree with the
 //! evaluator, and the table of `docs/neurons.md` says what they gain and cost.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use crate::support;

@@ -1,4 +1,5 @@
 //! Bundles for phones: groups of experts become quantised networks that verify, and compute what the processor does.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

@@ -12,6 +12,7 @@
 //!
 //! `cargo test -p moec --test end_to_end routing:: -- --ignored --nocapture` runs all of them and prints the table of docs/benchmarks.md.
 //! Where coremltools is not installed these tests say so and pass.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

@@ -1,4 +1,5 @@
 //! Every rewrite rule, checked numerically: both sides are evaluated on the same numbers.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
 
 use moec::passes::rewrite::{Applied, Costs, Island, Options, rewrite, rules};

@@ -7,6 +7,7 @@
 //!
 //! A bundle is a program: what its object code does is what its author wants. So where object code or a plan was changed *and* the
 //! hashes were made to fit, only verbs that execute nothing are asked.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

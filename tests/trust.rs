@@ -1,5 +1,6 @@
 //! Where a bundle comes from and what is checked of it: the manifest's own hash, signatures, and `moec verify --static`, which
 //! executes nothing.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![cfg(unix)]
 #![allow(
     clippy::unwrap_used,

@@ -1,5 +1,6 @@
 //! What is no file, and what does not belong to a checkpoint: refused at once, whatever it is put in place of; and signals,
 //! which are heard from the first moment on.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 

@@ -1,4 +1,5 @@
 //! Weights in memory of their own and mapped ones, end to end: the same tokens and logits, and a word on where they lie.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 #[cfg(target_os = "linux")]

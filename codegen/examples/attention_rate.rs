@@ -3,6 +3,7 @@
 //! share keys and values.
 //!
 //! `cargo run --release -p moec-codegen --example attention_rate -- [PART OF A NAME]`
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::print_stdout)]
 
 use moec_codegen::jit::Loaded;

@@ -2,6 +2,7 @@
 //! each by turns; the median of the ratios.
 //!
 //! `cargo run --release -p moec-codegen --example format_rate`
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::print_stdout)]
 
 use moec_codegen::jit::{KernelFn, Loaded};

@@ -1,6 +1,7 @@
 //! How fast the kernels are on this host, next to what the machine can do.
 //!
 //! `cargo run --release -p moec-codegen --example kernel_rate -- [PART OF A NAME] [THREADS]`
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::print_stdout)]
 
 use moec_codegen::jit::Loaded;

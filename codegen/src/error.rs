@@ -22,6 +22,9 @@ pub enum Error {
     /// The generator emitted code that LLVM refuses.
     #[error("kernel generation failed: {0} (a bug in moec)")]
     Bug(String),
+    /// The generated Rust source is not Rust.
+    #[error("the source of `run` cannot be written: {0} (a bug in moec)")]
+    Source(String),
     /// An object could not be loaded into this process.
     #[error(
         "the object code does not load: {0}\nhint: it must be compiled for this host (`--target native`)"

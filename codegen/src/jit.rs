@@ -1,4 +1,5 @@
 //! An object loaded into this process, through LLVM's ORC.
+#![expect(clippy::cast_possible_truncation, reason = "an address of this process")]
 
 use crate::error::{Error, Result};
 use inkwell::llvm_sys::core::LLVMCreateMemoryBufferWithMemoryRangeCopy;

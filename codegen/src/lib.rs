@@ -9,6 +9,7 @@
 //! * [`mod@table`]: the object by which a precompiled `run` finds plan and kernels.
 //!
 //! Architecture invariant: this crate knows kernels, not models; it decides nothing.
+#![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
 
 pub mod error;
 pub mod jit;

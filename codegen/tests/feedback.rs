@@ -1,4 +1,5 @@
 //! Rounding with error feedback, against the algorithm as it was published.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use moec_codegen::pack::feedback::SWEEPS;

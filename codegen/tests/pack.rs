@@ -1,4 +1,5 @@
 //! Packing and its inverse.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used)] // this is a test, though not all of it a test function
 
 use half::{bf16, f16};

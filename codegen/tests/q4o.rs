@@ -1,4 +1,5 @@
 //! INT4 with a scale for each output channel, and its outliers.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used)] // this is a test, though not all of it a test function
 
 use moec_codegen::pack::channel::{Channel, Width};

@@ -1,4 +1,5 @@
 //! `moec eval`: quality of a compiled model on real text.
+#![expect(clippy::cast_possible_truncation, reason = "logits are f32")]
 
 pub mod big_little;
 

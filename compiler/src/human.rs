@@ -1,4 +1,5 @@
 //! Numbers as people read them.
+#![expect(clippy::cast_possible_truncation, reason = "compared before")]
 
 /// A size: `12.3 MiB`.
 pub fn bytes(n: u64) -> String {

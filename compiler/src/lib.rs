@@ -2,6 +2,7 @@
 //!
 //! [`pipeline`] lists the passes in order; [`import`] is the only place that knows Hugging Face;
 //! [`bundle`] writes what comes out; [`cli`] is what the user sees.
+#![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
 
 pub mod build;
 pub mod bundle;

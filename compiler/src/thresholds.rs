@@ -4,6 +4,7 @@
 //! neurons. What that costs is measured: the model with thresholds reads text beside the model without, both on this machine with
 //! activations in f32. With `auto` the share is the largest whose cost `max_perplexity_increase` allows; it is found by halving,
 //! since more zeros cost more.
+#![expect(clippy::cast_possible_truncation, reason = "a percentage")]
 
 use crate::config::Threshold;
 use crate::decisions::{ThresholdCost, ThresholdDecision};

@@ -26,25 +26,23 @@ impl<'a> Cursor<'a> {
 
     /// The next `n` bytes.
     pub(crate) fn take(&mut self, n: u64, what: &dyn Fn() -> String) -> Result<&'a [u8], Error> {
-        self.has(n, what)?;
-        let end = self.at + n as usize;
+        let end = self.at + self.has(n, what)?;
         let bytes = self.file.get(self.at..end).unwrap_or_default();
         self.at = end;
         Ok(bytes)
     }
 
-    /// Fails if fewer than `n` bytes are left.
-    pub(crate) fn has(&self, n: u64, what: &dyn Fn() -> String) -> Result<(), Error> {
+    /// `n` as a length. Fails if fewer bytes are left.
+    pub(crate) fn has(&self, n: u64, what: &dyn Fn() -> String) -> Result<usize, Error> {
         let has = self.left();
-        if n > has as u64 {
-            return Err(Error::Cut { what: what(), at: self.at, wants: n, has });
-        }
-        Ok(())
+        let cut = || Error::Cut { what: what(), at: self.at, wants: n, has };
+        usize::try_from(n).ok().filter(|&n| n <= has).ok_or_else(cut)
     }
 
-    /// Fails if fewer than `n` things of at least `each` bytes can be left.
-    pub(crate) fn has_all(&self, n: u64, each: u64, what: &dyn Fn() -> String) -> Result<(), Error> {
-        self.has(n.saturating_mul(each), what)
+    /// `n` as a length. Fails if fewer things of at least `each` bytes can be left, `each` being one or more.
+    pub(crate) fn has_all(&self, n: u64, each: u64, what: &dyn Fn() -> String) -> Result<usize, Error> {
+        self.has(n.saturating_mul(each), what)?;
+        self.has(n, what)
     }
 
     fn array<const N: usize>(&mut self, what: &dyn Fn() -> String) -> Result<[u8; N], Error> {

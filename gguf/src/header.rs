@@ -97,9 +97,9 @@ impl<'a> Header<'a> {
 type Keys<'a> = (Vec<(&'a str, Value<'a>)>, HashMap<&'a str, usize>);
 
 fn read_keys<'a>(at: &mut Cursor<'a>, n: u64) -> Result<Keys<'a>, Error> {
-    at.has_all(n, LEAST_KEY, &|| format!("its {n} keys"))?;
+    let n = at.has_all(n, LEAST_KEY, &|| format!("its {n} keys"))?;
     let (mut keys, mut by_name) = (Vec::new(), HashMap::new());
-    for i in 0..n as usize {
+    for i in 0..n {
         let name = at.text(&|| format!("key {i}"))?;
         if name.is_empty() {
             return Err(Error::Nameless(format!("key {i}")));

@@ -36,8 +36,9 @@ pub(crate) fn place(
             _ => {}
         }
         last = Some((name, end));
-        // Below `len`, which is a `usize`.
-        let bytes = (data + offset) as usize..(data + end) as usize;
+        let inside =
+            |at: u64| usize::try_from(data + at).map_err(|_| Error::Outside { tensor: tensor(), end, has });
+        let bytes = inside(offset)?..inside(end)?;
         tensors.push(Tensor { name, kind, shape, bytes });
     }
     Ok(tensors)

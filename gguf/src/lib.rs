@@ -14,6 +14,7 @@
 //! let header = moec_gguf::Header::read(&bytes).unwrap();
 //! assert_eq!(header.get("a"), Some(&moec_gguf::Value::Bool(true)));
 //! ```
+#![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
 
 mod cursor;
 mod error;

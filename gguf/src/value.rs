@@ -145,8 +145,8 @@ impl<'a> Array<'a> {
         }
         let kind = read_kind(at, what)?;
         let len = at.u64(what)?;
-        at.has_all(len, kind.least(), what)?;
-        let array = Self { kind, len: len as usize, first: at.clone(), depth: depth + 1 };
+        let values = at.has_all(len, kind.least(), what)?;
+        let array = Self { kind, len: values, first: at.clone(), depth: depth + 1 };
         match kind {
             Kind::Unsigned(_) | Kind::Signed(_) | Kind::Float(_) => {
                 at.take(len * kind.least(), what)?;

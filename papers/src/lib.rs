@@ -4,6 +4,7 @@
 //! [`hybrimoe`] that of HybriMoE, [`mobile`] that of MoBiLE; [`capacities`] compares settings of `[experts]`, NPUMoE's among them, and [`outliers`] shares of
 //! channels of 8 bits. They need models that are not at hand: [`shapes`] has their published shapes, [`recorded`]
 //! draws loads of their experts.
+#![allow(clippy::cast_possible_truncation, reason = "figures of published evaluations")]
 
 pub mod capacities;
 pub mod chart;

@@ -1,5 +1,6 @@
 //! `moec-papers`: published evaluations again. `cargo xtask npumoe`, `trimoe`, `powerinfer2`, `hybrimoe`,
 //! `mobile`, `padding` and `docs` call it.
+#![allow(clippy::cast_possible_truncation, reason = "figures of published evaluations")]
 
 use clap::Parser;
 use moec::bundle::read::Bundle;

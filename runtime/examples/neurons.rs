@@ -5,6 +5,7 @@
 //! turns token by token, so that what else runs on the host meets all of them.
 //!
 //! `cargo run -p moec-runtime --example neurons -- FOLDER [LANES]`
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::print_stdout)]
 
 use moec_runtime::flash::measure::Scratch;

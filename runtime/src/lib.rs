@@ -32,6 +32,7 @@
 //!
 //! Architecture invariant: this crate reaches `moec-ir` and nothing else of the workspace, so that it
 //! builds beside a generated runner.
+#![allow(clippy::cast_possible_truncation, reason = "counts and offsets of a verified plan")]
 
 pub mod abi;
 mod admission;

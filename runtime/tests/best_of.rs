@@ -1,4 +1,5 @@
 //! Best-of-N: the sequences are those of single runs, in ever smaller batches.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
 mod common;

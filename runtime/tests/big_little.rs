@@ -1,4 +1,5 @@
 //! Big-little decoding: which logits count, and what stays in the KV cache.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
 mod common;

@@ -1,4 +1,5 @@
 //! A damaged bundle or a plan that cannot run is refused, with the reason and a way out.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
 mod common;

@@ -1,4 +1,5 @@
 //! The verbs as a user meets them: arguments in; output, notes and exit status out.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
 mod common;

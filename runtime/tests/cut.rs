@@ -1,4 +1,5 @@
 //! Files that are cut while they are mapped. Each case runs in a process of its own, since it ends it.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "what fails here fails the test")]
 

@@ -1,5 +1,6 @@
 //! Reading weights from flash: the bytes of the file or an error that names file and extent, with either
 //! reader and whatever goes wrong.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
 use moec_runtime::flash::fault::{Faulty, Gate, Injected};

@@ -1,4 +1,5 @@
 //! Reading weights from flash allocates nothing once it is set up.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
 use moec_runtime::flash::{

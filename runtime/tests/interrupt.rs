@@ -1,4 +1,5 @@
 //! Ctrl-C in the middle of a generation. Alone in its process: signals are global.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 

@@ -1,5 +1,6 @@
 //! Neurons on flash: results are those of the whole matrices, whatever memory holds and whoever computes, and no byte is read
 //! that nobody needs.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
 use moec_runtime::flash::fault::{Faulty, Gate, Injected};

@@ -1,4 +1,5 @@
 //! The tables of `docs/neuron-cache.md` are what the policies of neurons give. `MOEC_BLESS=1` writes them anew.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 
 use moec_runtime::cache::{Cache, CachedLayer, Event, ExpertIndex};
 use moec_runtime::neurons::replay::replay;

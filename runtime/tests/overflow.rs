@@ -1,5 +1,6 @@
 //! What becomes of tokens past a capacity: nobody gets more than fits, nothing is lost in spilling, and what is pruned
 //! is what matters least.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
 use moec_runtime::overflow::{Choices, Decider, Fate, Misrouted, Overflow, Tally};

@@ -1,5 +1,6 @@
 //! Weights in memory of our own: the same logits as mapped ones, whatever reads do; an error where they do not come, and never
 //! a hang.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 

@@ -1,4 +1,5 @@
 //! A router that chooses an expert which does not exist. Alone in its process: the switch is global.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
 mod common;

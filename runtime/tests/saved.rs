@@ -1,4 +1,5 @@
 //! Saved prompts: what is restored goes on as if it had just been read; what is damaged or of another bundle is refused.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
 mod common;

@@ -1,4 +1,5 @@
 //! Speculative decoding: tokens are those of plain decoding, whatever is guessed.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
 mod common;

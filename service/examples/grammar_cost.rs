@@ -2,6 +2,7 @@
 //!
 //! A JSON schema is held against a vocabulary, and the likeliest allowed token of random logits is taken, over and over. Without a
 //! file, the vocabulary is made up: all bytes, and words of random letters up to the size of Qwen3's.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 
 use moec_runtime::{Sampler, Sampling};
 use moec_service::grammar::{Grammar, Grammars};

@@ -2,6 +2,7 @@
 //!
 //! Invariant: this crate reaches `moec-ir` and `moec-runtime` and nothing else of the workspace, so that it builds beside a generated
 //! runner.
+#![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
 
 pub mod chat;
 pub mod error;

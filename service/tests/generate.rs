@@ -1,4 +1,5 @@
 //! What this crate brings to the runtime's `generate`: grammars, over the small model of the runtime's tests.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
 #[path = "../../runtime/tests/common/mod.rs"]

@@ -3,6 +3,7 @@
 //!
 //! Each client asks for one answer after the other, as a stream, with a prompt of its own in token ids. One JSON object says what
 //! came: tokens, seconds of the whole, and for each answer the time to its first token and between tokens, in seconds.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for people")]
 
 use moec_testing::http::{Incoming, post, send};

@@ -1,6 +1,7 @@
 //! The project's own commands: `cargo xtask demo`, `cargo xtask test`, …
 //!
 //! Depends on nothing but std and the table of what tests need, so that a fresh machine has it in a second.
+#![allow(clippy::cast_possible_truncation, reason = "figures for readers")]
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for people")]
 
 mod accuracy;

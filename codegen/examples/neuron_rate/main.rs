@@ -5,6 +5,7 @@
 //!
 //! One expert is made for each share, and lies in memory many times: calls take the next eight, so that nothing stays in a
 //! cache. Its gates are normal numbers, moved along the token so that the wanted share of them is negative.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::print_stdout)]
 
 mod probe;

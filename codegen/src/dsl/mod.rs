@@ -4,6 +4,7 @@
 //! masks), [`P`] addresses; scalars meet vectors by broadcasting. Loops and branches take closures, so a
 //! kernel reads like the mathematics that it computes. Errors stick: after the first one values are
 //! arbitrary, and [`Kb::finish`] returns it.
+#![expect(clippy::cast_possible_truncation, reason = "kernels: lanes, tiles and strides of one matrix")]
 
 mod dot;
 mod float;

@@ -1,4 +1,5 @@
 //! One kernel family per file. [`write`] is the table of them.
+#![expect(clippy::cast_possible_truncation, reason = "kernels: lanes, tiles and strides of one matrix")]
 
 mod amx;
 pub(crate) mod attention;

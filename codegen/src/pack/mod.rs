@@ -3,6 +3,10 @@
 //! Packing streams: it asks for the rows of one panel at a time, and gives the bytes of a block of panels, so memory does
 //! not grow with the weight. Blocks do not know of each other: whoever has threads packs many at a time. The orders are
 //! those of [`Layout`].
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "codes are rounded and clamped to their format; sizes are those of mapped weights"
+)]
 
 mod blocks;
 pub mod channel;

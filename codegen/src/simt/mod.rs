@@ -10,6 +10,7 @@
 //! | [`Schedule::rows`](crate::Schedule::rows) | rows of a work item | up to [`FEW_ROWS`]: rows that a warp multiplies by a row of the weight; more: tiles |
 //!
 //! Each file is a kernel family, as in `kernels`, and reads like what a thread does.
+#![expect(clippy::cast_possible_truncation, reason = "kernels: lanes, tiles and strides of one matrix")]
 
 mod angles;
 mod argmax;

@@ -4,6 +4,7 @@
 //! address of operand `i` in the order that the variant documents, `n` the number of valid rows,
 //! `begin .. end` the work items of [`KernelSpec::grid`] to do. Activations are f32; `ld` is the distance
 //! from row to row, in elements. Results do not depend on how work items are split.
+#![expect(clippy::cast_possible_truncation, reason = "kernels: lanes, tiles and strides of one matrix")]
 
 mod facts;
 pub mod schedule;

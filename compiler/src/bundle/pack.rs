@@ -70,7 +70,8 @@ pub(crate) fn pack(c: &Packing<'_>, plan: &mut Plan, root: &Path, progress: &Pro
         if ![DENSE, EXPERTS].contains(&file.path.as_str()) {
             continue;
         }
-        let (pieces, end) = pieces(c, &plan.segments, plan.paging.as_ref(), index as u32)?;
+        let index = u32::try_from(index).map_err(|_| Error::bug("more files than a plan counts"))?;
+        let (pieces, end) = pieces(c, &plan.segments, plan.paging.as_ref(), index)?;
         let path = root.join(&file.path);
         let written = write(&pieces, c.reuse, end, &path, &bar)?;
         for (at, crc32c) in written.checksums {
@@ -138,7 +139,7 @@ fn pieces<'a>(
             return Err(Error::bug("a segment that does not exist"));
         };
         let misplaced = || Error::bug(format!("`{}` does not lie behind what is before it", segment.name));
-        let offset = segment.matrix_offset(matrices.start as u32).unwrap_or(segment.offset);
+        let offset = matrix_offset(segment, matrices.start).unwrap_or(segment.offset);
         let padding = offset.checked_sub(end).and_then(|n| usize::try_from(n).ok()).ok_or_else(misplaced)?;
         let one = segment.matrix_bytes().ok_or_else(misplaced)?;
         let first = matrices.start;
@@ -152,6 +153,11 @@ fn pieces<'a>(
     };
     let all = parts(segments, paging, file).into_iter().map(piece).collect::<Result<_>>()?;
     Ok((all, end))
+}
+
+/// Where a matrix of a segment begins in its file.
+fn matrix_offset(segment: &Segment, matrix: usize) -> Option<u64> {
+    segment.matrix_offset(u32::try_from(matrix).ok()?)
 }
 
 /// The segments of a file with their matrices, in the order of their bytes, and where their checksums go: whole segments, or the
@@ -176,7 +182,7 @@ fn parts(
         if neurons(&i) { matrices.map(|m| (i, m..m + 1, None)).collect() } else { vec![(i, matrices, sum)] }
     };
     all = all.into_iter().flat_map(apart).collect();
-    all.sort_by_key(|(i, matrices, _)| segments.get(*i).and_then(|s| s.matrix_offset(matrices.start as u32)));
+    all.sort_by_key(|(i, matrices, _)| segments.get(*i).and_then(|s| matrix_offset(s, matrices.start)));
     let mut at = 0;
     for pair in &paged {
         let Some(first) = segments.get(pair[0]) else { continue };

@@ -114,7 +114,8 @@ pub fn write(
     put(&root.join(DECISIONS), format!("{text}\n").as_bytes())?;
 
     let more = families::runner(&plan)?;
-    let generated = moec_cpu::runner_source(&plan, more.map(|more| more.native));
+    let generated = moec_cpu::runner_source(&plan, more.map(|more| more.native))
+        .map_err(|e| Error::bug("the source of `run` is not written").because(e))?;
     runner::write_sources(&root.join("runner"), &generated, more)?;
     runner::write_script(root, c.target.triple())?;
     let route = route.transpose();

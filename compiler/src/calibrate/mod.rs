@@ -3,6 +3,7 @@
 //! The model is compiled as it is: weights in the checkpoint's own format, activations in f32, no rewriting,
 //! so that every weight is met under the name that lowering gave it. The bundle lives in a folder of its own
 //! under the cache and is removed with the run.
+#![expect(clippy::cast_possible_truncation, reason = "numbers of one call, whose sizes the plan has")]
 
 mod cache;
 mod collect;

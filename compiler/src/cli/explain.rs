@@ -1,4 +1,5 @@
 //! `moec explain`: why a bundle is what it is.
+#![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
 
 use super::{output, paging, phone, placement, predictors};
 use crate::bundle::read::Bundle;

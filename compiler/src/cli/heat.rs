@@ -1,4 +1,5 @@
 //! A profile as a page for a browser: one file, no scripts, nothing from elsewhere, light and dark.
+#![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
 
 use super::loads::{capacities, chunk_imbalance, few, list, own, uniform};
 use super::neurons::{Seen, seen};

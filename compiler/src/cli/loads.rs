@@ -1,5 +1,6 @@
 //! What a profile says of loads, as tables: quantiles per chunk, capacities, attention outputs, who goes with whom,
 //! and who was hardly seen.
+#![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
 
 use super::output;
 use crate::profile::importance::ENOUGH;

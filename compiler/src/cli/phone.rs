@@ -1,4 +1,5 @@
 //! What `moec simulate` says of a phone's neurons.
+#![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
 
 use super::output;
 use crate::decisions::HotShare;

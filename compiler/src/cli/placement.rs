@@ -1,4 +1,5 @@
 //! A placement in words, for `moec explain`.
+#![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
 
 use super::output;
 use crate::decisions::{AttentionDecision, FramesDecision};

@@ -1,4 +1,5 @@
 //! `moec profile-device`: what this machine can do, as a device file.
+#![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
 
 use super::output;
 use crate::progress::Progress;

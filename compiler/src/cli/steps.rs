@@ -1,4 +1,5 @@
 //! `moec steps`: where the time of a call goes.
+#![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
 
 use super::output;
 use crate::bundle::read::Bundle;

@@ -244,7 +244,7 @@ pub const KEYS: &[Key] = &[
                     let percent = text.strip_suffix('%').and_then(|n| n.trim().parse().ok());
                     Some(percent.filter(|n| *n <= MOST_PINNED).ok_or(Wrong::Range)?)
                 }
-                Err(_) => Some(v.integer(0..=0).map_err(|w| w.of("a string"))? as u8),
+                Err(_) => Some(v.integer(0..=0).map_err(|w| w.of("a string"))?),
             };
             c.memory.pin = percent.map_or(Pin::Auto, Pin::Percent);
             Ok(())
@@ -268,7 +268,7 @@ pub const KEYS: &[Key] = &[
         help: &[
             "Threads that the budget is for: each has scratch of its own. 0: as many as this machine has cores.",
         ],
-        set: |c, v| v.integer(0..=1024).map(|n| c.memory.threads = (n > 0).then_some(n)),
+        set: |c, v| v.integer(0..=1024).map(|n: usize| c.memory.threads = (n > 0).then_some(n)),
     },
     Key {
         section: "calibrate",
@@ -468,7 +468,7 @@ pub const KEYS: &[Key] = &[
             "Tokens of the prompt in a typical request, as far as the context holds them. The default is the long prompt",
             "that NPUMoE measures.",
         ],
-        set: |c, v| v.integer(1..=1 << 20).map(|n| c.mix.prompt = n as u32),
+        set: |c, v| v.integer(1..=1 << 20).map(|n| c.mix.prompt = n),
     },
     Key {
         section: "placement",
@@ -479,7 +479,7 @@ pub const KEYS: &[Key] = &[
             "Tokens generated behind it. The default is the mean of NPUMoE's workloads, long prompts with short answers; chats",
             "generate hundreds, and every token pays a launch per layer on the NPU.",
         ],
-        set: |c, v| v.integer(0..=1 << 20).map(|n| c.mix.generate = n as u32),
+        set: |c, v| v.integer(0..=1 << 20).map(|n| c.mix.generate = n),
     },
     Key {
         section: "placement",
@@ -557,7 +557,7 @@ pub const KEYS: &[Key] = &[
             c.placement.cached = match v.text() {
                 Ok("auto") => None,
                 Ok(_) => return Err(Wrong::Range),
-                Err(_) => Some(v.integer(0..=4096)? as u32),
+                Err(_) => Some(v.integer(0..=4096)?),
             };
             Ok(())
         },

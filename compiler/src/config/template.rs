@@ -1,4 +1,5 @@
 //! The `model.toml` that `moec init` writes: every key with what it does and the model's own figures.
+#![expect(clippy::cast_possible_truncation, reason = "an estimate in bytes")]
 
 use super::{Activations, DEFAULT_MAX_CONTEXT, KEYS, Rounding, Size, Weights};
 use crate::human;

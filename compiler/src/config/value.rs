@@ -38,10 +38,10 @@ impl<'a> Value<'a> {
         self.0.as_bool().ok_or(Wrong::Type("true or false"))
     }
 
-    pub(super) fn integer(&self, range: RangeInclusive<usize>) -> Result<usize, Wrong> {
+    pub(super) fn integer<T: TryFrom<usize>>(&self, range: RangeInclusive<usize>) -> Result<T, Wrong> {
         let n = self.0.as_integer().ok_or(Wrong::Type("an integer"))?;
         let n = usize::from_str_radix(n.as_str(), n.radix()).map_err(|_| Wrong::Range)?;
-        if range.contains(&n) { Ok(n) } else { Err(Wrong::Range) }
+        if range.contains(&n) { T::try_from(n).map_err(|_| Wrong::Range) } else { Err(Wrong::Range) }
     }
 
     /// A float, or an integer as one.

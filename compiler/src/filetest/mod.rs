@@ -19,6 +19,7 @@
 //! what the pass changed, line by line. Further keys of the header: `target` (x86-64-v3 if there is none; a device
 //! file beside the file where it ends in `.toml`), `from`, the first
 //! pass to run, and `show: changes`, for what a pass changed of a Graph.
+#![expect(clippy::cast_possible_truncation, reason = "small graphs of tests")]
 
 mod checkpoint;
 mod parse;

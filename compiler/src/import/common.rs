@@ -1,4 +1,5 @@
 //! What most families share: sizes, llama-like attention, gated networks, embedding and head.
+#![expect(clippy::cast_possible_truncation, reason = "models compute with their factors in f32")]
 
 use super::checkpoint::Checkpoint;
 use super::config::{Config, Size};

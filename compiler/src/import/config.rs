@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use std::fmt;
 
 /// Largest extent, count or position that a config may give; products of two stay far from overflow.
-const MAX_SIZE: u64 = 1 << 28;
+const MAX_SIZE: usize = 1 << 28;
 const DAMAGED: &str = "the file may be that of another model, or damaged; download it again";
 
 /// A `config.json`, or an object inside of one. A key that is `null` counts as absent. Where a value has
@@ -109,8 +109,10 @@ impl Config {
     pub fn opt_count(&self, keys: &[&'static str]) -> Result<Option<Size>> {
         let Some((key, value)) = self.find(keys) else { return Ok(None) };
         match value.as_u64() {
-            Some(n) if n <= MAX_SIZE => Ok(Some(Size { n: n as usize, key })),
-            Some(_) => Err(self.wrong(key, value, &format!("at most {MAX_SIZE}"))),
+            Some(n) => match usize::try_from(n) {
+                Ok(n) if n <= MAX_SIZE => Ok(Some(Size { n, key })),
+                _ => Err(self.wrong(key, value, &format!("at most {MAX_SIZE}"))),
+            },
             None => Err(self.wrong(key, value, "a whole number")),
         }
     }

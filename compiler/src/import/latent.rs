@@ -1,4 +1,5 @@
 //! Multi-head latent attention of DeepSeek (arXiv 2405.04434, section 2.1), in its absorbed form.
+#![expect(clippy::cast_possible_truncation, reason = "models compute with their factors in f32")]
 
 use super::common::Base;
 use super::rope;

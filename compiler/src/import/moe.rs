@@ -1,4 +1,5 @@
 //! Mixtures of experts: expert matrices in every layout that checkpoints have, and common routers.
+#![expect(clippy::cast_possible_truncation, reason = "models compute with their factors in f32")]
 
 use super::common::{Base, EXPERTS};
 use super::config::Config;

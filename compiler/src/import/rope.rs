@@ -2,6 +2,7 @@
 //!
 //! The arithmetic is that of transformers' `modeling_rope_utils.py`: tables in f32, the bounds of YaRN's
 //! ramp in f64. Powers are taken in f64 and rounded once, so that every host computes the same table.
+#![expect(clippy::cast_possible_truncation, reason = "models compute with their factors in f32")]
 
 use super::config::Config;
 use super::spec::{LongRope, Rope};

@@ -5,6 +5,7 @@
 //! by how much is measured, class by class: a model with that class in q4 reads text beside the model as it is, and the
 //! divergence of their probabilities is shared out by `ρ`. Then formats are bought by gain per byte, and what was
 //! bought is measured, too.
+#![expect(clippy::cast_possible_truncation, reason = "estimates in bytes, and ids of weights")]
 
 mod knapsack;
 mod measure;

@@ -1,4 +1,8 @@
 //! The passes, one file each. Their order stands in [`crate::pipeline`].
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "ids of a graph and numbers of one model, whose sizes the import bounds"
+)]
 
 pub mod barriers;
 pub mod cluster;

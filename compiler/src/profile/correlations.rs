@@ -3,6 +3,7 @@
 //! The second moments `H = E[x xᵀ]` of an input are its [`Moments`] and the correlations of its channels:
 //! `H[i, j] = r[i, j] · √(H[i, i] · H[j, j])`. A profile keeps `r` in 16 bits, for pairs of channels that lie in one
 //! block of the diagonal: whole matrices would grow with the square of the width.
+#![expect(clippy::cast_possible_truncation, reason = "statistics: floats are clamped and rounded")]
 
 use super::{MOST, MOST_TOKENS, Moments, Wrong};
 use bincode::de::{Decoder, read::Reader};

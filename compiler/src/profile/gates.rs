@@ -2,6 +2,7 @@
 //!
 //! Kept is a histogram of `|silu(x · gate)|` over tokens, the experts that they chose, and all neurons of these: a sample of
 //! them, which quantiles need no more than. From it follow the threshold for a share of zeros, and the share for a threshold.
+#![expect(clippy::cast_possible_truncation, reason = "statistics: floats are clamped and rounded")]
 
 use super::{MOST, MOST_TOKENS, Wrong};
 use bincode::{Decode, Encode};

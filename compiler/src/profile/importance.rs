@@ -6,6 +6,7 @@
 //!
 //! The profile knows weights by the names that lowering gives them. Rewriting joins and scales weights; what a
 //! rewritten one is made of stands in its expression, and its channels follow from that.
+#![expect(clippy::cast_possible_truncation, reason = "statistics: floats are clamped and rounded")]
 
 use super::{Correlations, Moments, Profile, table};
 use crate::config::Rounding;

@@ -1,4 +1,5 @@
 //! The input of a weight of the compiled Graph, as a profile knows it: rows of it, and how its channels go together.
+#![expect(clippy::cast_possible_truncation, reason = "statistics: floats are clamped and rounded")]
 
 use super::{Correlations, Moments, Profile, Sample};
 use crate::error::{Error, Result};

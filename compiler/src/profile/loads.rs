@@ -1,4 +1,5 @@
 //! Loads of experts in chunks of a given size, from a profile that was taken with its own.
+#![expect(clippy::cast_possible_truncation, reason = "statistics: floats are clamped and rounded")]
 
 use super::Profile;
 use crate::error::{Error, Result};
@@ -168,7 +169,10 @@ pub fn loads(profile: &Profile, chunk: u32) -> Result<Loads> {
     samples.retain(|(n, _)| u64::from(*n) * 2 >= whole.min(fullest));
     let scaled = samples.iter().filter(|(n, _)| *n != chunk).count();
     for (tokens, loads) in &mut samples {
-        let scale = |n: u32| (u64::from(n) * u64::from(chunk)).div_ceil(u64::from(*tokens).max(1)) as u32;
+        let scale = |n: u32| {
+            let n = (u64::from(n) * u64::from(chunk)).div_ceil(u64::from(*tokens).max(1));
+            u32::try_from(n).unwrap_or(u32::MAX)
+        };
         for n in loads {
             *n = scale(*n);
         }

@@ -1,4 +1,5 @@
 //! How large the inputs of a matrix are, channel by channel.
+#![expect(clippy::cast_possible_truncation, reason = "statistics: floats are clamped and rounded")]
 
 use super::{MOST, MOST_TOKENS, Wrong};
 use bincode::de::{Decoder, read::Reader};

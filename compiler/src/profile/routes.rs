@@ -4,6 +4,7 @@
 //! chosen experts and the experts with the largest router scores, twice as many, with the square roots of their
 //! scores to eight bits: a score of 0.02 is kept to 0.001. May be empty; the other parts of a profile do not
 //! need it.
+#![expect(clippy::cast_possible_truncation, reason = "statistics: floats are clamped and rounded")]
 
 use super::{MOST, Routing, Wrong};
 use bincode::{Decode, Encode};

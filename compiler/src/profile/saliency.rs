@@ -1,4 +1,5 @@
 //! How large the attention output of tokens is: the saliency by which overflow is pruned (NPUMoE, §3.2).
+#![expect(clippy::cast_possible_truncation, reason = "statistics: floats are clamped and rounded")]
 
 use super::{MOST_TOKENS, Wrong};
 use bincode::{Decode, Encode};

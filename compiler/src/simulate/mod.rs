@@ -14,6 +14,7 @@
 //!
 //! [`constants`] is what no device file has, found from the evaluation of NPUMoE; the crate `moec-papers` runs that evaluation
 //! again, and finds them.
+#![expect(clippy::cast_possible_truncation, reason = "a simulator: times and counts of one model")]
 
 pub mod assigned;
 pub mod bundle;

@@ -2,6 +2,7 @@
 //!
 //! Tensors are streamed: memory does not grow with the model. A tensor's numbers depend on the seed and on
 //! its name only, so that a model cut to fewer layers agrees with the whole one on those it has.
+#![expect(clippy::cast_possible_truncation, reason = "synthetic numbers")]
 
 mod popularity;
 mod shapes;

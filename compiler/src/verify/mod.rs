@@ -3,6 +3,7 @@
 //! Two errors are measured for each node of the Graph. The **local** one gives the evaluator exactly what
 //! the compiled step got, so it is that step's alone. The **chained** one compares with an evaluator that
 //! ran the whole entry point by itself, so it shows what errors add up to, layer by layer.
+#![expect(clippy::cast_possible_truncation, reason = "ids of a graph and rows of one call")]
 
 mod allowed;
 mod artifacts;

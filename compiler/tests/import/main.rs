@@ -1,5 +1,5 @@
 //! From Hugging Face folders to Graphs whose logits are those of transformers.
-
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod bad_config;

@@ -1,5 +1,5 @@
 //! Tests of the crate from outside, in one binary.
-
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 // The lint's exception for tests does not reach their helper functions.
 #![allow(clippy::unwrap_used)]
 

@@ -117,7 +117,8 @@ impl Grammars {
         if ends.iter().any(|&id| id as usize >= vocab) {
             return Err(unfit("an end token is not in the vocabulary".to_owned()));
         }
-        let trie = TokTrie::from(&TokRxInfo::new(vocab as u32, first), &words).with_eos_tokens(ends);
+        let vocab = u32::try_from(vocab).map_err(|e| unfit(e.to_string()))?;
+        let trie = TokTrie::from(&TokRxInfo::new(vocab, first), &words).with_eos_tokens(ends);
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
         let mut factory = ParserFactory::new_simple(&env).map_err(|e| unfit(e.to_string()))?;
         factory.quiet();

@@ -73,9 +73,9 @@ pub(super) async fn read(server: &Arc<Server>, body: &Value) -> Answer<Asked> {
     let tools = Tools::read(fields)?;
     let template = server.template(tools.shown().is_some())?;
     let mut options = Options::read(fields, server)?;
-    let likeliest = fields.integer("top_logprobs", 0, MAX_LIKELIEST as u64)?;
+    let likeliest = fields.integer("top_logprobs", 0, MAX_LIKELIEST)?;
     if fields.boolean("logprobs")? {
-        options.sampling.log_probabilities = Some(likeliest.unwrap_or(0) as usize);
+        options.sampling.log_probabilities = Some(likeliest.unwrap_or(0));
     } else if likeliest.is_some() {
         let message = "`top_logprobs` wants `logprobs`; hint: set `logprobs` to true";
         return Err(ApiError::bad("top_logprobs", message));

@@ -49,10 +49,9 @@ pub(super) async fn read(server: &Server, body: &Value) -> Answer<Asked> {
         }
     }
     let mut options = Options::read(fields, server)?;
-    options.sampling.log_probabilities =
-        fields.integer("logprobs", 0, MAX_LIKELIEST as u64)?.map(|n| n as usize);
-    if let Some(best_of) = fields.integer("best_of", 1, server.slots as u64)?
-        && best_of != options.n as u64
+    options.sampling.log_probabilities = fields.integer("logprobs", 0, MAX_LIKELIEST)?;
+    if let Some(best_of) = fields.integer("best_of", 1, server.slots)?
+        && best_of != options.n
     {
         let message = "`best_of` must be what `n` is; hint: `run generate --best-of` chooses among several";
         return Err(ApiError::bad("best_of", message).code("unsupported_parameter"));

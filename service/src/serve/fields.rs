@@ -23,6 +23,7 @@ impl<'v> Fields<'v> {
         self.get(name).map(|value| read(value).ok_or_else(|| wrong(name, kind, value))).transpose()
     }
 
+    #[expect(clippy::cast_possible_truncation, reason = "the runtime computes with the nearest f32")]
     pub(super) fn number(self, name: &str) -> Answer<Option<f32>> {
         self.read(name, "a number", |v| v.as_f64().map(|x| x as f32))
     }
@@ -44,9 +45,10 @@ impl<'v> Fields<'v> {
     }
 
     /// An integer in a range.
-    pub(super) fn integer(self, name: &str, least: u64, most: u64) -> Answer<Option<u64>> {
+    pub(super) fn integer(self, name: &str, least: usize, most: usize) -> Answer<Option<usize>> {
         let kind = format!("an integer from {least} to {most}");
-        self.read(name, &kind, |v| v.as_u64().filter(|n| (least..=most).contains(n)))
+        let read = |v: &Value| usize::try_from(v.as_u64()?).ok().filter(|n| (least..=most).contains(n));
+        self.read(name, &kind, read)
     }
 
     /// Any integer, as its 64 bits.

@@ -65,13 +65,13 @@ impl Options {
                 *of(&mut sampling) = x;
             }
         }
-        sampling.top_k = fields.integer("top_k", 0, u64::from(u32::MAX))?.unwrap_or(0) as usize;
+        sampling.top_k = fields.integer("top_k", 0, u32::MAX as usize)?.unwrap_or(0);
         sampling.bias = biases(fields)?;
         let random = || RandomState::new().hash_one(std::process::id());
         sampling.seed = fields.bits("seed")?.unwrap_or_else(random);
         sampling.check()?;
         sampling.check_ids(server.vocab)?;
-        let n = fields.integer("n", 1, server.slots as u64)?.unwrap_or(1) as usize;
+        let n = fields.integer("n", 1, server.slots)?.unwrap_or(1);
         let stop = fields.strings("stop")?;
         if stop.len() > MAX_STOPS || stop.iter().any(String::is_empty) {
             let message = format!("`stop` must be at most {MAX_STOPS} strings, none of them empty");
@@ -82,8 +82,8 @@ impl Options {
                 format!("a string of `stop` has {long} bytes; hint: each may have {MAX_STOP_BYTES} at most");
             return Err(ApiError::bad("stop", message));
         }
-        let tokens = |name| fields.integer(name, 1, u64::from(u32::MAX));
-        let tokens = tokens("max_completion_tokens")?.or(tokens("max_tokens")?).map(|n| n as usize);
+        let tokens = |name| fields.integer(name, 1, u32::MAX as usize);
+        let tokens = tokens("max_completion_tokens")?.or(tokens("max_tokens")?);
         let stream = fields.boolean("stream")?;
         let of_stream = fields.object("stream_options")?;
         if of_stream.is_some() && !stream {
@@ -107,6 +107,7 @@ impl Options {
 }
 
 /// `logit_bias`: from token ids, as strings, to −100 … 100. −100 forbids a token, as OpenAI has it.
+#[expect(clippy::cast_possible_truncation, reason = "logits are f32, and a bias is between -100 and 100")]
 fn biases(fields: Fields<'_>) -> Answer<Vec<(u32, f32)>> {
     let name = "logit_bias";
     let Some(biases) = fields.object(name)? else { return Ok(Vec::new()) };

@@ -8,6 +8,7 @@
 //! fp16, and [`check`] tests from the file that the Neural Engine can run them.
 //!
 //! Invariant: this crate knows no model family, and links no Python.
+#![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
 
 pub mod check;
 pub mod emit;

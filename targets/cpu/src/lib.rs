@@ -1,5 +1,6 @@
 //! The CPU target family: which kernels compute a node, object code, weight packing, the runner's
 //! source, and the executor that loads a bundle's object code into this process.
+#![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
 
 mod arithmetic;
 mod attend;
@@ -203,7 +204,10 @@ impl CpuTarget {
 
 /// Sources of the runner crate, for a plan that verifies. `native`: the path of the constant that brings
 /// units that the runtime does not.
-pub fn runner_source(plan: &Plan, native: Option<&str>) -> Vec<SourceFile> {
+///
+/// # Errors
+/// Names that Rust does not take.
+pub fn runner_source(plan: &Plan, native: Option<&str>) -> Result<Vec<SourceFile>, CodegenError> {
     moec_codegen::source::runner(plan, native)
 }
 

@@ -4,6 +4,7 @@
 //! tell as much as all. In a run every matrix comes from memory, because the others were there in between; so a
 //! probe's weights lie at another place of a buffer larger than the caches in every call, while rows and results
 //! stay where they are. Schedules take turns, in another order every round, and the median of each counts.
+#![expect(clippy::cast_possible_truncation, reason = "measurements: counts of calls and of rows")]
 
 use crate::{CpuTarget, Estimate, KernelSpec, Load, Unsupported};
 use moec_codegen::jit::{KernelFn, Loaded};

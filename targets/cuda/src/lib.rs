@@ -6,6 +6,7 @@
 //! do it travels with bundles, and is a crate of its own ([`moec_cuda_unit`]).
 //!
 //! Invariant: nothing of the compiler or the runtime names this crate, but its row in the table of families.
+#![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
 
 pub mod artifact;
 mod bench;

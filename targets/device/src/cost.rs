@@ -1,4 +1,8 @@
 //! What a unit's matrix products and launches cost, from its table of measured times.
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "a number of a device file becomes a whole one; floats saturate"
+)]
 
 use crate::{Figure, Unit};
 use serde::{Deserialize, Serialize};

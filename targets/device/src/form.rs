@@ -1,4 +1,8 @@
 //! How graphs of a unit are written, and what is assumed of its memory.
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "a number of a device file becomes a whole one; floats saturate"
+)]
 
 use crate::Figure;
 use serde::{Deserialize, Serialize};

@@ -5,6 +5,7 @@
 //! measured or published is absent: nothing here guesses.
 //!
 //! Invariant: this crate knows no model family and no LLVM.
+#![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
 
 mod cost;
 mod error;

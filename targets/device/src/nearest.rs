@@ -1,4 +1,5 @@
 //! Names that come near a misspelt one.
+#![expect(clippy::cast_possible_truncation, reason = "a similarity is between 0 and 1")]
 
 use std::cmp::Reverse;
 

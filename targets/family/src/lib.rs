@@ -16,6 +16,7 @@
 //! * [`Family::doctor`], [`Family::serve`]: which [`Tools`] it needs, whether they are there, and what a process for them does.
 //!
 //! Invariant: this crate knows no family.
+#![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
 
 pub mod bench;
 pub mod distance;

@@ -4,6 +4,10 @@
 //! `docs/ndp-isa.md`: activations are rounded to bf16; of every 64 inputs in a row the products, in f32, are added by halves,
 //! and their sums one after the other to the bias, or to zero; the gate's function is found in f64 and rounded to f32, its
 //! product with up is one of f32, and what comes out of it is rounded to bf16.
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "an evaluator and simulator: numbers are rounded, places were checked"
+)]
 
 use crate::image::{ImageError, Matrix, Shape};
 use moec_ir::{Activation, Glu};

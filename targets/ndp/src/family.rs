@@ -2,6 +2,7 @@
 //!
 //! The streams of a layer's experts lie in one file ([`crate::artifact`]), which says besides where each expert begins. An expert
 //! is read as the processor's kernels have it packed, so no weight is stored twice.
+#![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, and rows of a memory system")]
 
 mod check;
 mod simulate;

@@ -3,6 +3,10 @@
 //! `[gate_up panels][down panels][gate_up bias, f32][down bias, f32]`. Panels are those of packed segments of 32 columns
 //! ([`moec_ir::plan::Layout`]), so that a weight comes into a DIMM as it lies in the bundle, and the processor can read what a
 //! unit reads. Every part is whole lines: a record of a panel is two of them, and biases are as long as their panels are wide.
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "numbers of a memory system below 2⁴⁰ lines, and of one layer"
+)]
 
 use moec_ir::Glu;
 use moec_ir::plan::Layout;

@@ -7,6 +7,7 @@
 //! the compiler asks, [`mod@unit`] what the runtime runs.
 //!
 //! Invariant: nothing of the compiler or the runtime names this crate, but its row in the table of families.
+#![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
 
 pub mod allot;
 pub mod artifact;

@@ -4,6 +4,10 @@
 //! them, in the module and the rows that the artifact names; rows come into the inbox of the module whose expert they chose, as
 //! bf16; the expert's stream runs; and its results are read from the outbox. An expert that is given another place is moved by
 //! the commands that move it ([`crate::emit::transfer`]).
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "numbers of a memory system below 2⁴⁰ lines, and of one layer"
+)]
 
 use crate::NAME;
 use crate::allot::{Allotment, Allotter, Boxes, Expert, Home, Modules, Move};

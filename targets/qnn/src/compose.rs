@@ -78,9 +78,13 @@ impl Composer<'_> {
         ComposeError::Form { network: self.network.name.clone(), tensor: tensor.name.clone(), what }
     }
 
+    /// A number of a tensor's in the library's form.
+    fn narrow<N, T: TryFrom<N>>(&self, tensor: &Tensor, n: N) -> Result<T> {
+        T::try_from(n).map_err(|_| self.form(tensor, "a number that does not fit the library's type"))
+    }
+
     fn dims(&self, tensor: &Tensor) -> Result<Vec<u32>> {
-        let all = tensor.shape.iter().map(|&n| u32::try_from(n)).collect::<std::result::Result<_, _>>();
-        all.map_err(|_| self.form(tensor, "an extent of more than 32 bits"))
+        tensor.shape.iter().map(|&n| self.narrow(tensor, n)).collect()
     }
 
     fn described(&self, tensor: &Tensor) -> Result<(DType, Vec<u32>, sys::Quant)> {
@@ -112,7 +116,7 @@ impl Composer<'_> {
         let mut bytes = static_bytes(tensor, folder)?;
         if tensor.ty == Dtype::I4 {
             // A byte each.
-            let codes = unpack_nibbles(&bytes, tensor.elements() as usize);
+            let codes = unpack_nibbles(&bytes, self.narrow(tensor, tensor.elements())?);
             bytes = codes.map(|q| q.cast_unsigned() & 15).collect();
         }
         self.spec.constant(&tensor.name, dtype, &dims, quant, Data::Bytes(bytes)).map_err(|e| self.refused(e))
@@ -138,24 +142,25 @@ impl Composer<'_> {
     fn parameters(&mut self, node: &Node, made: sys::Node) -> Result<sys::Node> {
         let out = self.network.tensor(node.output);
         let name = |what: &str| format!("{}.{what}", out.name);
-        let last = out.shape.len().saturating_sub(1) as u32;
+        let last = self.narrow(out, out.shape.len().saturating_sub(1))?;
         Ok(match &node.op {
             Op::Softmax => made.scalar("axis", Scalar::U32(last)),
             Op::RmsNorm { eps } => {
                 let axes = self.spec.numbers(&name("axes"), &[1], &[last]).map_err(|e| self.refused(e))?;
                 made.scalar("epsilon", Scalar::F32(*eps)).tensor("axes", axes)
             }
-            Op::Concat { axis } => made.scalar("axis", Scalar::U32(*axis as u32)),
-            Op::Gather { axis } => made.scalar("axis", Scalar::I32(*axis as i32)),
+            Op::Concat { axis } => made.scalar("axis", Scalar::U32(self.narrow(out, *axis)?)),
+            Op::Gather { axis } => made.scalar("axis", Scalar::I32(self.narrow(out, *axis)?)),
             Op::Transpose { perm } => {
-                let perm: Vec<u32> = perm.iter().map(|&i| i as u32).collect();
-                let dims = [perm.len() as u32];
+                let dims = [self.narrow(out, perm.len())?];
+                let perm = perm.iter().map(|&i| self.narrow(out, i)).collect::<Result<Vec<u32>>>()?;
                 let perm = self.spec.numbers(&name("perm"), &dims, &perm).map_err(|e| self.refused(e))?;
                 made.tensor("perm", perm)
             }
             Op::StridedSlice { ranges } => {
-                let all: Vec<i32> = ranges.iter().flatten().map(|&n| n as i32).collect();
-                let dims = [ranges.len() as u32, 3];
+                let dims = [self.narrow(out, ranges.len())?, 3];
+                let all =
+                    ranges.iter().flatten().map(|&n| self.narrow(out, n)).collect::<Result<Vec<i32>>>()?;
                 let ranges = self.spec.integers(&name("ranges"), &dims, &all).map_err(|e| self.refused(e))?;
                 made.tensor("ranges", ranges)
             }
@@ -169,10 +174,10 @@ impl Composer<'_> {
         let gain =
             gain.ok_or_else(|| self.form(self.network.tensor(node.output), "a norm without a gain"))?;
         let (dtype, dims, quant) = self.described(gain)?;
-        let count = gain.elements() as usize;
+        let count: usize = self.narrow(gain, gain.elements())?;
         let bytes = match &gain.quant {
-            Quant::Tensor(s) => ((-s.offset) as u16).to_le_bytes().repeat(count),
-            _ => vec![0; gain.bytes() as usize],
+            Quant::Tensor(s) => self.narrow::<_, u16>(gain, -s.offset)?.to_le_bytes().repeat(count),
+            _ => vec![0; self.narrow(gain, gain.bytes())?],
         };
         let name = format!("{}.zeros", self.network.tensor(node.output).name);
         self.spec.constant(&name, dtype, &dims, quant, Data::Bytes(bytes)).map_err(|e| self.refused(e))

@@ -6,6 +6,7 @@
 //! and reads it back: no vendor library is needed for that; [`compose`] hands it to the library where that is installed. [`family`] is the row by which the compiler knows it.
 //!
 //! Invariant: this crate knows no model family.
+#![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
 
 pub mod compose;
 pub mod emit;

@@ -4,6 +4,7 @@
 //! rows of one half of a text give ranges, and those of the other half say which of a few margins lets nothing
 //! through. What one half lacks for the other, both lack for what is in neither: the margin widens the range of both
 //! together. [`Watch`] collects it from runs in f32.
+#![expect(clippy::cast_possible_truncation, reason = "bins of a histogram")]
 
 use crate::exec::{ExecError, Executor, Outcome, Values};
 use crate::quant::{Range, Ranges};

@@ -4,6 +4,7 @@
 //! Half of the time the server runs with `--exact`, half of it without. Every answer that is awaited is compared with that of a
 //! process of its own, `run generate` or `run chat` ([`known`]); memory is looked at all the while ([`memory`]); at the end every slot
 //! is free, and a signal lets an answer come to its end.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for people")]
 
 #[path = "../../clients/mod.rs"]

@@ -1,4 +1,5 @@
 //! What a bundle is, gathered for people: `moec report` draws it, `moec compare` puts two beside each other.
+#![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
 
 use crate::bundle::artifacts::is_inside;
 use crate::bundle::read::Bundle;

@@ -1,4 +1,5 @@
 //! FP8 E4M3 with one factor per 128×128 block, as DeepSeek-V3 and the FP8 checkpoints of Qwen3 store it.
+#![expect(clippy::cast_possible_truncation, reason = "a table of all bytes")]
 
 use super::plain::{BF16, F16, F32, PLAIN};
 use super::{Encoding, Scales};

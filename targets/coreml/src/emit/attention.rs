@@ -7,6 +7,7 @@
 //! and [`MASKED`](super::MASKED) where not (a sliding window is a matter of the mask), `W` being the context, or
 //! `start + T`; `write`. The norm in front and the residual stay outside (NPUMoE, §3), unless [`Attention::norm`] is
 //! given.
+#![expect(clippy::cast_possible_truncation, reason = "bytes of one element")]
 
 use super::cache::{self, Chunk, fill};
 use super::rope::Angles;

@@ -20,6 +20,10 @@
 //!
 //! A result that is not finite in its type is an error that names the operation, so that an overflow is
 //! found where it arises and not as a NaN in the output.
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "an evaluator: numbers are rounded, places were checked"
+)]
 
 mod call;
 mod error;

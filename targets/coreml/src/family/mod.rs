@@ -3,6 +3,7 @@
 //! A group of experts lies at `artifacts/layers.L.group.G.mlpackage`. Its functions `cap{C}` take the packed rows of
 //! the group's experts (NPUMoE, §4.2), each with room for C of every expert. Attention, dense networks and the head are
 //! [`parts`]. Weights are the checkpoint's, cast to f16, or codes with scales.
+#![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, which the import bounds")]
 
 mod emit;
 mod host;

@@ -1,4 +1,5 @@
 //! Constants: in the model itself, or in a weight file.
+#![expect(clippy::cast_possible_truncation, reason = "bits are cut to the type that they are of")]
 
 use super::error::Flaw;
 use super::proto::{Elements, Held, Kind, Value};

@@ -1,4 +1,5 @@
 //! Appends operators to a function, inferring shapes.
+#![expect(clippy::cast_possible_truncation, reason = "values of one function")]
 
 use super::infer::{self, Shapes};
 use super::op::{Arg, Mode, Op, OpKind};

@@ -1,4 +1,5 @@
 //! What a unit allows in a program.
+#![expect(clippy::cast_possible_truncation, reason = "bytes of one element")]
 
 use super::OpKind;
 use super::OpKind as K;

@@ -1,4 +1,5 @@
 //! Packages read back, executed and checked.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(
     clippy::panic,
     clippy::print_stdout,

@@ -8,6 +8,7 @@
 //! is denormal if it is so after rounding. What would raise `#UD` or `#GP` on the hardware, and every other
 //! unknown instruction, goes to the handler that was there before; a page fault of an operand arrives as
 //! `SIGSEGV`, its address as on the hardware but the instruction pointer in here.
+#![expect(clippy::cast_possible_truncation, reason = "parts of an instruction that was decoded")]
 
 /// Why AMX cannot be emulated.
 #[derive(Debug, thiserror::Error)]

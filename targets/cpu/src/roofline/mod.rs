@@ -3,6 +3,7 @@
 //! Loops are written in assembly, so that they measure the instruction and not what a compiler made of it.
 //! Each runs on one thread and on all, several times, and the fastest counts: other work on the machine
 //! can only slow a loop down. Beside these limits stands what the kernels of an expert take (`experts`).
+#![expect(clippy::cast_possible_truncation, reason = "measurements: counts of calls and of rows")]
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

@@ -12,6 +12,7 @@
 //! | `MOEC_FAKE_REFUSE` | `FUNCTION=NUMBER`: what gives that error |
 //!
 //! `unsafe` is in this file: addresses are those of a caller that keeps to the driver's documentation (CUDA Driver API, 12.x).
+#![expect(clippy::cast_possible_truncation, reason = "a stand-in for tests")]
 #![allow(
     clippy::missing_safety_doc,
     reason = "these are the driver's functions: its documentation says what they take"

@@ -2,6 +2,7 @@
 //!
 //! A [`Module`] is what a text says ([`parse`], [`print()`]). What is covered, and what an interpreter cannot see, stands in
 //! `docs/ptx.md`; the language is that of the PTX ISA, as LLVM's NVPTX emits it for kernels.
+#![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
 
 mod code;
 mod exec;

@@ -1,4 +1,5 @@
 //! The memory that all blocks see: buffers, with nothing between them.
+#![expect(clippy::cast_possible_truncation, reason = "a word is cut to its bytes; places lie in a buffer")]
 
 use crate::fault::Fault;
 use crate::module::Module;

@@ -1,4 +1,5 @@
 //! Numbers as bits: formats, rounding, and arithmetic that rounds once.
+#![expect(clippy::cast_possible_truncation, reason = "bits are cut to the format that they are of")]
 
 mod arithmetic;
 mod format;

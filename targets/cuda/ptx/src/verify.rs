@@ -1,4 +1,8 @@
 //! What a module must hold to be executed.
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "bits are cut to their type; variables have a largest size"
+)]
 
 use crate::fault::{Fault, wrong};
 use crate::module::{Literal, MAX_VARIABLE, Module, Variable};

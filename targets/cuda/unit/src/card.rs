@@ -2,6 +2,7 @@
 //!
 //! Copies of the steps wait for the kernels in front of them, and kernels for copies that came before: each stream waits for an event
 //! of the other. What is brought beside the steps has a stream of its own (`copies::Lane`), for which no kernel waits.
+#![expect(clippy::cast_possible_truncation, reason = "lengths of fixed arrays")]
 
 mod copies;
 mod graphs;

@@ -4,6 +4,10 @@
 //! copies wait for them. What is brought beside the steps waits for them, too, and they do not wait for it: whoever brings it does. Machine code
 //! of the bundle is taken where the card is of its generation and the driver accepts it, else its text. What is refused is said by
 //! name, with what helps.
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "addresses of a device have 64 bits, as those of its host"
+)]
 
 use crate::FAMILY as NAME;
 use crate::api::code;

@@ -2,6 +2,7 @@
 //!
 //! A projection is a linear layer where the processor computes it, and a 1×1 convolution where the unit does. Where rows
 //! become channels-first and back is passed over: both forms are the same numbers.
+#![expect(clippy::cast_possible_truncation, reason = "a node has the index of its id")]
 
 use moec_ir::{Graph, Module, Node, NodeId, Op, Operand, Scope, ValueId, WeightClass, WeightId};
 use std::collections::BTreeSet;

@@ -11,6 +11,7 @@
 //!
 //! Clocks are those of the memory bus ([`Timing::mhz`]) and count from 1. `docs/ndp-dram.md` says what is
 //! modelled, where its constants come from, and what it was compared with.
+#![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
 
 mod bus;
 mod chips;

@@ -1,4 +1,5 @@
 //! One way to the ranks: its queues, its buses, and what it would send next.
+#![expect(clippy::cast_possible_truncation, reason = "indices of queues and ranks, which are short")]
 
 use crate::chips::{Chips, Slot};
 use crate::command::{Clock, Command, Ready, Scope};

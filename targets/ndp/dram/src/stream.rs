@@ -1,4 +1,5 @@
 //! How long streams of many lines take: an expert read by the unit of its module, or by the host.
+#![expect(clippy::cast_possible_truncation, reason = "a time becomes the clock after it")]
 
 use crate::serve::{Feed, Served, serve};
 use crate::{Clock, Controller, Geometry, HOST, Kind, Layout, Options, Timing};

@@ -1,4 +1,5 @@
 //! The order of commands: by the rules, the same as a naive controller's, and nobody waits for ever.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! Streams of experts: what is extrapolated against what is simulated, private buses, and both sides at once.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! Traces: what is read, what is refused, and what the report says.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 
 mod support;
 

@@ -93,8 +93,8 @@ pub fn encode(stream: &Stream) -> Vec<u8> {
         geometry.lines,
         stream.tokens,
         stream.slots,
-        stream.regions.len() as u32,
-        stream.code.len() as u32,
+        count(stream.regions.len()),
+        count(stream.code.len()),
     ] {
         writer.put(number);
     }
@@ -108,7 +108,7 @@ pub fn encode(stream: &Stream) -> Vec<u8> {
     for Instruction { op, waits, signal } in &stream.code {
         let code = BLANKS.iter().position(|blank| discriminant(blank) == discriminant(op));
         // Every operation has a blank: a test holds the table to that.
-        writer.0.push(code.unwrap_or(BLANKS.len()) as u8);
+        writer.0.push(place(code));
         writer.put(waits.0);
         writer.0.push(signal.unwrap_or(NO_EVENT));
         let Ok(()) = walk(&mut op.clone(), &mut writer);
@@ -172,6 +172,16 @@ pub fn decode(bytes: &[u8]) -> Result<Stream, DecodeError> {
     }
 }
 
+/// A number of the header. One above 32 bits is above every limit, and [`decode`] refuses it.
+fn count(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+/// A place in a table. No table is so long that it has the one which stands for none.
+fn place(at: Option<usize>) -> u8 {
+    at.and_then(|at| u8::try_from(at).ok()).unwrap_or(u8::MAX)
+}
+
 /// Appends.
 struct Writer(Vec<u8>);
 
@@ -185,13 +195,13 @@ impl Writer {
     }
 
     fn name(&mut self, name: &str) {
-        self.0.push(name.len().min(usize::from(u8::MAX)) as u8);
+        self.0.push(u8::try_from(name.len()).unwrap_or(u8::MAX));
         self.0.extend(name.bytes().take(usize::from(u8::MAX)));
     }
 
     /// The place of a value in a table.
     fn one<T: PartialEq>(&mut self, value: T, all: &[T]) {
-        self.0.push(all.iter().position(|other| *other == value).unwrap_or(all.len()) as u8);
+        self.0.push(place(all.iter().position(|other| *other == value)));
     }
 }
 
@@ -296,17 +306,17 @@ impl<'b> Reader<'b> {
 
     fn name(&mut self) -> Decoded<String> {
         let at = self.at;
-        let length = usize::from(self.u8("a name")?);
-        if length > MAX_NAME {
+        let length = self.u8("a name")?;
+        if usize::from(length) > MAX_NAME {
             return Err(DecodeError::TooMany {
                 at,
                 what: "bytes of a name",
-                found: length as u32,
+                found: u32::from(length),
                 most: MAX_NAME,
             });
         }
         // Bytes that are no UTF-8 make a character that no name has.
-        Ok(String::from_utf8_lossy(self.take(length, "a name")?).into_owned())
+        Ok(String::from_utf8_lossy(self.take(usize::from(length), "a name")?).into_owned())
     }
 
     fn one<T: Clone>(&mut self, what: &'static str, all: &[T]) -> Decoded<T> {

@@ -174,7 +174,7 @@ impl Layout {
 /// Quotient and remainder; `None` where the radix is zero.
 fn split(number: u64, radix: u32) -> Option<(u64, u32)> {
     let radix = u64::from(radix);
-    Some((number.checked_div(radix)?, (number % radix) as u32))
+    Some((number.checked_div(radix)?, u32::try_from(number.checked_rem(radix)?).ok()?))
 }
 
 /// `rest · radix + digit`

@@ -3,6 +3,7 @@
 //! A [`Stream`] is what one DIMM does for one expert. It has a text form ([`parse`], [`print()`]), a binary form ([`encode`],
 //! [`decode`]) and a verifier ([`verify`]). What its instructions mean, bit by bit, is written down in `docs/ndp-isa.md`; the
 //! unit is that of TriMoE (§4.1): a GEMV unit, an activation unit, a buffer of 256 KB, a relayout unit and a DIMM-Link.
+#![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
 
 mod binary;
 mod fault;

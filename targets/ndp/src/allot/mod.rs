@@ -3,6 +3,10 @@
 //! A row set is one row of every bank of a DIMM ([`moec_ndp_isa::Geometry`]). The first ones of every DIMM are its boxes; the
 //! rest is for experts, each of which has whole row sets: so nothing that moves an expert touches another one. A localized
 //! expert has row sets of one DIMM, a striped one the same row sets of all.
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "numbers of a memory system below 2⁴⁰ lines, and of one layer"
+)]
 
 mod error;
 

@@ -11,6 +11,10 @@
 //! | down, `i` | chunk `i` | routing weight on chunk `i−1`; zeros for `i+1` | results of `i−1` or `i−2`; biases for `i+1` |
 //!
 //! The sums of down lie where `x` and the sums of gate and up were.
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "numbers of a memory system below 2⁴⁰ lines, and of one layer"
+)]
 
 mod plan;
 mod transfer;

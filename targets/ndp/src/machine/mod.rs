@@ -3,6 +3,10 @@
 //! Both are found apart. [`Dimms::run`] executes the instructions of a [`Program`] in their order, which gives what engines side
 //! by side give, since the verifier has proven that no two of them race. [`time`] executes the same stream with engines side by side and
 //! without data.
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "an evaluator and simulator: numbers are rounded, places were checked"
+)]
 
 mod act;
 mod clock;

@@ -1,4 +1,8 @@
 //! Steps of all layers, one after the other.
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "an evaluator and simulator: numbers are rounded, places were checked"
+)]
 
 use super::error::StepsError;
 use super::event::{Event, Track};

@@ -1,4 +1,5 @@
 //! The machine of DIMMs and its streams, held against references.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(missing_docs)]
 
 mod artifacts;

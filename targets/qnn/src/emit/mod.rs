@@ -3,6 +3,7 @@
 //! Activations are in f32 and weights are codes already; [`crate::quant::coded`] makes codes of the activations when it is
 //! known how wide they are. Networks of one artifact have the same static tensors under the same names, so that a unit
 //! keeps them once for all batch sizes.
+#![expect(clippy::cast_possible_truncation, reason = "channels of one matrix")]
 
 mod attention;
 mod ffn;

@@ -6,6 +6,7 @@
 //! rounds as it is done here. The HTP rounds each operator in its own way (`docs/qnn.md`, Numbers): of a gated network with
 //! weights of 8 bits its emulator's results are within 6 steps of these, of one with weights of 4 bits, which it rounds
 //! down, within 90; attention within 19. A step is a 65535th of the spread.
+#![expect(clippy::cast_possible_truncation, reason = "reals are rounded, codes are those of their type")]
 
 mod error;
 mod product;
@@ -190,7 +191,8 @@ pub(crate) fn static_bytes(tensor: &Tensor, folder: Option<&Path>) -> Result<Vec
         return Err(failed(std::io::Error::new(std::io::ErrorKind::UnexpectedEof, early)));
     }
     open.seek(SeekFrom::Start(offset)).map_err(failed)?;
-    let mut bytes = vec![0; tensor.bytes() as usize];
+    let length = usize::try_from(tensor.bytes()).map_err(|e| failed(std::io::Error::other(e)))?;
+    let mut bytes = vec![0; length];
     open.read_exact(&mut bytes).map_err(failed)?;
     Ok(bytes)
 }

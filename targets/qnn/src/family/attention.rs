@@ -3,6 +3,7 @@
 //! An artifact `layers.L.attn.qnn` has a network `chunk{T}` for the chunk of a prompt, and `chunk1` for decoding: sequences of a batch
 //! have caches of their own, so that each is called for by itself, whatever the batch. A plan sees a graph with a state
 //! ([`moec_ir::plan::GraphPart`]); keys and values lie with the host ([`moec_qnn_unit::attention`]).
+#![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, which the import bounds")]
 
 use super::read::network;
 use super::rows::{AT_ONCE, HEADROOM, Sample, cycled};

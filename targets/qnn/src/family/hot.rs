@@ -11,6 +11,7 @@
 //! | `context.bin` | where the vendor's library is installed: all networks, compiled |
 //!
 //! The neurons that are not hot are the processor's; the plan runs both and adds their sums.
+#![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, which the import bounds")]
 
 use super::emit::{Gated, limited, measured, read_by_experts};
 use super::read::wrong;

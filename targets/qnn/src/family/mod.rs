@@ -4,6 +4,7 @@
 //! an expert, `weights.bin` with the codes that all of them share, and `rows.bin`, the rows by which ranges were measured.
 //! Where QNN's library is installed, `context.bin` has all of them compiled, and `cap{C}.dlc` the largest as a DLC.
 //! Attention, dense networks and the head have networks of their own, and so have hot neurons of experts where a build asks for them.
+#![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, which the import bounds")]
 
 mod attention;
 mod emit;

@@ -8,6 +8,7 @@
 //! | head | `head.qnn`, or `head.0.qnn`, … where one is over the limit | `rows{T}`: `x` → `logits0` |
 //!
 //! An artifact has a network for each number of rows of an entry point: all read the same codes.
+#![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, which the import bounds")]
 
 use super::attention;
 use super::emit::{Gated, SMALLER, limited, measured, shown};

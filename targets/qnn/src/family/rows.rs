@@ -3,6 +3,7 @@
 //! Experts read what an RMS norm gives, so that `Σ (x/gain)²` over the channels of a row is their number. Calibration knows
 //! how the squares are divided between channels; together both say how large each channel is on average. Rows are drawn
 //! with these variances. They lack the tails of real ones, for which ranges are widened ([`HEADROOM`]).
+#![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, which the import bounds")]
 
 use super::weights::Part;
 use moec_family::Numbers;

@@ -1,4 +1,5 @@
 //! Evaluates every network of a bundle against the reference.
+#![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, which the import bounds")]
 
 use super::library::check::Checker;
 use super::read::{network, wrong};

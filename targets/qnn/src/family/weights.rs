@@ -1,4 +1,5 @@
 //! Weights of an artifact: codes with a scale for each output channel, in one file that its networks share.
+#![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, which the import bounds")]
 
 use super::WEIGHTS;
 use crate::emit::Projection;

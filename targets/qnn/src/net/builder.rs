@@ -98,9 +98,11 @@ impl NetworkBuilder {
     }
 
     fn tensor(&mut self, tensor: Tensor) -> Result<TensorId> {
-        let id = TensorId(self.network.tensors.len() as u32);
+        let wrong = |what| NetworkError::tensor(&self.network.name, &tensor.name, what);
+        let id =
+            TensorId::at(self.network.tensors.len()).ok_or_else(|| wrong("there are too many tensors"))?;
         if self.names.insert(tensor.name.clone(), id).is_some() {
-            return Err(NetworkError::tensor(&self.network.name, &tensor.name, "the name is taken"));
+            return Err(wrong("the name is taken"));
         }
         self.network.tensors.push(tensor);
         Ok(id)

@@ -29,6 +29,11 @@ pub(crate) use verify::shape as shape_of;
 pub struct TensorId(pub u32);
 
 impl TensorId {
+    /// The id of the tensor with this index; none if an id does not hold it.
+    pub(crate) fn at(index: usize) -> Option<Self> {
+        u32::try_from(index).ok().map(Self)
+    }
+
     /// As an index.
     pub const fn index(self) -> usize {
         self.0 as usize
@@ -75,7 +80,7 @@ impl Network {
     /// Activations: tensors that a run computes or is given.
     pub fn activations(&self) -> impl Iterator<Item = (TensorId, &Tensor)> {
         let all = self.tensors.iter().enumerate().filter(|(_, t)| !t.is_static());
-        all.map(|(i, t)| (TensorId(i as u32), t))
+        all.filter_map(|(i, t)| Some((TensorId::at(i)?, t)))
     }
 
     /// The same network with its tensors in the order in which they are met: inputs, then what each node reads and gives.
@@ -84,10 +89,10 @@ impl Network {
         let read = self.nodes.iter().flat_map(|n| n.inputs.iter().chain([&n.output]));
         let mut order: Vec<TensorId> = Vec::new();
         let mut place: Vec<Option<TensorId>> = vec![None; self.tensors.len()];
-        let rest = (0..self.tensors.len() as u32).map(TensorId).collect::<Vec<_>>();
+        let rest = (0..self.tensors.len()).filter_map(TensorId::at).collect::<Vec<_>>();
         for id in self.inputs.iter().chain(read).chain(&rest) {
             if place[id.index()].is_none() {
-                place[id.index()] = Some(TensorId(order.len() as u32));
+                place[id.index()] = TensorId::at(order.len());
                 order.push(*id);
             }
         }

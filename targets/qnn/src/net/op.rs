@@ -259,11 +259,13 @@ fn gather(op: &Op, operands: &[&[usize]], indices: &[i64]) -> Vec<(usize, usize)
     let axes: Vec<Vec<usize>> = shape
         .iter()
         .enumerate()
-        .map(
-            |(i, &n)| {
-                if i == *axis { indices.iter().map(|&i| i as usize).collect() } else { (0..n).collect() }
-            },
-        )
+        .map(|(i, &n)| {
+            if i == *axis {
+                indices.iter().map(|&i| usize::try_from(i).unwrap_or(usize::MAX)).collect()
+            } else {
+                (0..n).collect()
+            }
+        })
         .collect();
     picked(shape, &axes)
 }

@@ -64,7 +64,8 @@ impl Reader<'_> {
     }
 
     fn add(&mut self, tensor: Tensor, value: &str) -> Result<TensorId> {
-        let id = TensorId(self.network.tensors.len() as u32);
+        let id = TensorId::at(self.network.tensors.len());
+        let id = id.ok_or_else(|| OnnxError::form(value, "there are too many tensors"))?;
         if self.values.insert(value.to_owned(), id).is_some() {
             return Err(OnnxError::form(value, "it is defined twice"));
         }

@@ -1,4 +1,5 @@
 //! Writes a network as an ONNX model.
+#![expect(clippy::cast_possible_truncation, reason = "zero points are codes of their type")]
 
 use super::proto::{
     self, Attribute, Entry, Graph, Model, Node, OperatorSet, ValueInfo, attribute_type, data_type,

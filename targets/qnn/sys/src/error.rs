@@ -94,6 +94,16 @@ pub enum Error {
         /// What is wrong.
         what: String,
     },
+    /// More of something than the library's 32 bits count.
+    #[error("`{of}` has {found} {what}, and QNN takes {} at most", u32::MAX)]
+    Count {
+        /// The tensor, node or graph.
+        of: String,
+        /// How many there are.
+        found: u64,
+        /// Of what.
+        what: String,
+    },
     /// A graph was given inputs that are not its own.
     #[error("graph `{graph}` is given {what}")]
     Inputs {
@@ -197,6 +207,7 @@ impl Error {
             Self::Late { .. } => Some(format!("give it more seconds in `{LIMIT}`")),
             Self::Soc { .. } => Some("build it again for this chip".into()),
             Self::Binary { .. } => Some("build it again".into()),
+            Self::Count { .. } => Some("split it into several parts".into()),
             _ => None,
         }
     }

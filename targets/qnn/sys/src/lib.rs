@@ -4,6 +4,7 @@
 //! The library is loaded while the program runs, from where it is [installed](find). A [graph] is data, checked in
 //! itself; a [`Context`] composes it. QNN is not of moec's making and may crash on what it does not expect, so that moec calls it in
 //! [a process of its own](worker), which takes the same graphs and gives the same results.
+#![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
 
 mod abi;
 mod call;

@@ -13,6 +13,7 @@
 //!
 //! Invariant: this crate reaches `moec-ir`, `moec-runtime` and `moec-qnn-sys`, and nothing else of the workspace, so that it builds
 //! beside a generated runner. It has no `unsafe` code.
+#![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
 
 pub mod attention;
 mod chip;

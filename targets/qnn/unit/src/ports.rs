@@ -1,4 +1,5 @@
 //! Numbers as the inputs and outputs of a graph hold them: stored numbers, little-endian, row-major.
+#![expect(clippy::cast_possible_truncation, reason = "reals are rounded, codes are those of their type")]
 
 use half::f16;
 use moec_ir::plan;

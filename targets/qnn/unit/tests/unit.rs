@@ -1,4 +1,5 @@
 //! The unit over a library that stands in for QNN's: what is loaded when, what is computed, and every failure by its name.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 #[path = "fake/mod.rs"]

@@ -1,4 +1,5 @@
 //! Typed reading of the metadata.
+#![expect(clippy::cast_possible_truncation, reason = "what is narrowed is compared with what it was")]
 
 use crate::error::{Error, Result};
 use moec_gguf::{Header, Value};

@@ -167,11 +167,11 @@ fn renamed(table: &[(&str, &str)], name: &str) -> Option<String> {
 /// other, and Hugging Face half a head apart. `None` if the rows do not divide.
 pub(super) fn order(heads: usize, rows: usize) -> Option<Vec<u32>> {
     let width = rows.checked_div(heads)?;
-    if !rows.is_multiple_of(heads) || !width.is_multiple_of(2) || u32::try_from(rows).is_err() {
+    if !rows.is_multiple_of(heads) || !width.is_multiple_of(2) {
         return None;
     }
     let half = width / 2;
-    Some((0..rows).map(|r| (r / width * width + 2 * (r % half) + r % width / half) as u32).collect())
+    (0..rows).map(|r| u32::try_from(r / width * width + 2 * (r % half) + r % width / half).ok()).collect()
 }
 
 #[cfg(test)]

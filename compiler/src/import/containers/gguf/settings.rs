@@ -2,6 +2,7 @@
 //!
 //! llama.cpp leaves out of its metadata what is the same in every model of an architecture that it knows. That is said here, as
 //! the published configurations have it.
+#![expect(clippy::cast_possible_truncation, reason = "models compute with their factors in f32")]
 
 use super::keys::Keys;
 use super::names::FACTORS;

@@ -59,7 +59,7 @@ fn json_of<'a>(file: &str, bytes: &'a [u8]) -> Result<&'a [u8]> {
         ))
         .hint(DAMAGED));
     }
-    rest.get(..length as usize).ok_or_else(|| {
+    usize::try_from(length).ok().and_then(|length| rest.get(..length)).ok_or_else(|| {
         Error::input(format!("`{file}` ends inside its header"))
             .because(format!("the header takes {length} bytes, of which the file has {}", rest.len()))
             .hint("the download may have been cut short; download it again")

@@ -1,4 +1,5 @@
 //! Reads the packages of a bundle back and executes every function in f16 against the reference evaluator.
+#![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, which the import bounds")]
 
 mod experts;
 mod parts;

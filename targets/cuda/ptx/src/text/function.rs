@@ -58,7 +58,7 @@ fn limits(tokens: &mut Tokens<'_>) -> Parsed<Vec<(Limit, Vec<u32>)>> {
         tokens.advance();
         let mut numbers = Vec::new();
         while numbers.len() < *most && (numbers.is_empty() || tokens.eat(',')) {
-            numbers.push(tokens.below("a limit", 1 << 31)? as u32);
+            numbers.push(tokens.below("a limit", 1 << 31)?);
         }
         found.push((*limit, numbers));
     }

@@ -194,10 +194,10 @@ impl<'t> Tokens<'t> {
     }
 
     /// An integer below a limit.
-    pub(super) fn below(&mut self, what: &str, limit: u64) -> Parsed<u64> {
+    pub(super) fn below<T: TryFrom<u64>>(&mut self, what: &str, limit: u64) -> Parsed<T> {
         let before = self.at;
         let number = self.unsigned(what)?;
-        if number < limit {
+        if let (true, Ok(number)) = (number < limit, T::try_from(number)) {
             return Ok(number);
         }
         self.at = before;

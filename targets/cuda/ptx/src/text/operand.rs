@@ -95,7 +95,7 @@ fn offset(tokens: &mut Tokens<'_>) -> Parsed<i64> {
     if !plus && !minus {
         return Ok(0);
     }
-    let bytes = tokens.below("an offset", 1 << 62)? as i64;
+    let bytes: i64 = tokens.below("an offset", 1 << 62)?;
     Ok(if minus { -bytes } else { bytes })
 }
 
@@ -107,7 +107,7 @@ fn address(tokens: &mut Tokens<'_>) -> Parsed<Operand> {
     };
     let offset = match base {
         Some(_) => offset(tokens)?,
-        None => tokens.below("an address", 1 << 62)? as i64,
+        None => tokens.below("an address", 1 << 62)?,
     };
     tokens.mark(']', "an address is `[register+bytes]`, `[variable+bytes]` or `[bytes]`")?;
     Ok(Operand::Address(base, offset))
@@ -132,7 +132,9 @@ fn number(text: &str, minus: bool) -> Option<Literal> {
         if right { u64::from_str_radix(digits, 16).ok() } else { None }
     };
     match text.as_bytes() {
-        [b'0', b'f' | b'F', ..] if !minus => bits(&text[2..], 8).map(|bits| Literal::F32(bits as u32)),
+        [b'0', b'f' | b'F', ..] if !minus => {
+            bits(&text[2..], 8).and_then(|bits| u32::try_from(bits).ok()).map(Literal::F32)
+        }
         [b'0', b'd' | b'D', ..] if !minus => bits(&text[2..], 16).map(Literal::F64),
         _ if text.contains('.') => {
             let value = text.parse::<f64>().ok()?;

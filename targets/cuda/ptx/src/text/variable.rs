@@ -34,11 +34,11 @@ fn align(tokens: &mut Tokens<'_>) -> Parsed<Option<u32>> {
     if !tokens.eat_word(".align") {
         return Ok(None);
     }
-    let bytes = tokens.below("an alignment", 4097)?;
+    let bytes: u32 = tokens.below("an alignment", 4097)?;
     if !bytes.is_power_of_two() {
         return Err(tokens.error(format!("an alignment of {bytes}"), "it is a power of two"));
     }
-    Ok(Some(bytes as u32))
+    Ok(Some(bytes))
 }
 
 /// `.shared .align 16 .b8 name[1024]`, without what ends it.
@@ -73,7 +73,7 @@ pub(super) fn variable(tokens: &mut Tokens<'_>, linkage: Option<Linkage>) -> Par
             array.push(0);
             continue;
         }
-        let elements = tokens.below("the number of elements", MAX_VARIABLE + 1)?;
+        let elements: u64 = tokens.below("the number of elements", MAX_VARIABLE + 1)?;
         if elements == 0 {
             return Err(
                 tokens.error("an array without elements", "`[]` is an array that the start gives a size")
@@ -140,7 +140,7 @@ pub(super) fn registers(tokens: &mut Tokens<'_>, line: u32, left: &mut u64) -> P
         let count = if tokens.eat('<') {
             let count = tokens.below("the number of registers", MAX_REGISTERS + 1)?;
             tokens.mark('>', "`%r<10>`")?;
-            Some(count as u32)
+            Some(count)
         } else {
             None
         };

@@ -89,10 +89,11 @@ impl<'a> Waiting<'a> {
     /// The first of a run, and what comes behind it.
     fn read(words: &'a [u64]) -> Option<(Self, &'a [u64])> {
         let &[kernel, x, y, z, block, rows, count, ref rest @ ..] = words else { return None };
-        let (addresses, rest) = rest.split_at_checked(count as usize)?;
-        let kernel = Kernel(ptr::with_exposed_provenance_mut(kernel as usize));
-        let grid = [x, y, z].map(|n| n as u32);
-        Some((Self { kernel, grid, block: block as u32, rows: rows as u32, addresses }, rest))
+        let (addresses, rest) = rest.split_at_checked(usize::try_from(count).ok()?)?;
+        let kernel = Kernel(ptr::with_exposed_provenance_mut(usize::try_from(kernel).ok()?));
+        let word = |n| u32::try_from(n).ok();
+        let grid = [word(x)?, word(y)?, word(z)?];
+        Some((Self { kernel, grid, block: word(block)?, rows: word(rows)?, addresses }, rest))
     }
 }
 
@@ -109,11 +110,12 @@ impl Card {
         addresses: &[u64],
         rows: u32,
     ) {
-        let head = [x, y, z, block, rows, addresses.len() as u32].map(u64::from);
+        let head = [x, y, z, block, rows].map(u64::from);
         let waiting = &mut self.graphs.waiting;
         waiting.reserve(HEAD + addresses.len());
         waiting.push(kernel.0.expose_provenance() as u64);
         waiting.extend(head);
+        waiting.push(addresses.len() as u64);
         waiting.extend(addresses);
         self.graphs.launches += 1;
     }

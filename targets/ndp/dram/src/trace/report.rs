@@ -1,4 +1,5 @@
 //! What is told of a trace.
+#![expect(clippy::cast_possible_truncation, reason = "indices of queues and ranks, which are short")]
 
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};

@@ -1,7 +1,14 @@
 //! Splitting a line into tokens, and walking over them.
 
 use super::{Parsed, SyntaxError};
+use std::fmt::Display;
 use std::str::FromStr;
+
+/// An unsigned integer that can be read.
+pub(super) trait Integer: Copy + Default + PartialOrd + FromStr + Display {}
+
+impl Integer for u32 {}
+impl Integer for u64 {}
 
 /// A token of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,11 +113,11 @@ impl<'t> Line<'t> {
     }
 
     /// Takes an integer from 0 to `most`.
-    pub(super) fn integer(&mut self, what: &str, most: u64) -> Parsed<u64> {
+    pub(super) fn integer<T: Integer>(&mut self, what: &str, most: T) -> Parsed<T> {
         let hint = format!("a number from 0 to {most}, in decimal digits");
         let Token::Number(digits) = self.token else { return Err(self.expected(what, hint)) };
         let plain = digits.bytes().all(|b| b.is_ascii_digit());
-        match u64::from_str(digits) {
+        match T::from_str(digits) {
             Ok(value) if plain && value <= most => {
                 self.advance();
                 Ok(value)
@@ -121,7 +128,7 @@ impl<'t> Line<'t> {
 
     /// Takes an integer of 32 bits.
     pub(super) fn u32(&mut self, what: &str) -> Parsed<u32> {
-        Ok(self.integer(what, u64::from(u32::MAX))? as u32)
+        self.integer(what, u32::MAX)
     }
 
     /// Takes a finite number.

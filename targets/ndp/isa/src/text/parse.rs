@@ -1,6 +1,6 @@
 //! Parsing a stream.
 
-use super::lex::{Line, Token};
+use super::lex::{Integer, Line, Token};
 use super::{Parsed, SyntaxError};
 use crate::fields::{BLANKS, Fields, GLUS, Separator, walk};
 use crate::geometry::{Geometry, Layout, System};
@@ -193,10 +193,10 @@ impl Parser<'_, '_> {
     }
 
     /// `[first + by*stride]`
-    fn index(&mut self, most: u64, by: Option<&str>, hint: &str) -> Parsed<(u64, u64)> {
+    fn index<T: Integer>(&mut self, most: T, by: Option<&str>, hint: &str) -> Parsed<(T, T)> {
         self.line.punct("[", hint)?;
         let first = self.line.integer("a number", most)?;
-        let mut stride = 0;
+        let mut stride = T::default();
         if let Some(by) = by
             && self.line.eat("+")
         {
@@ -214,7 +214,7 @@ impl Parser<'_, '_> {
             Token::Word(word) => self.regions.iter().position(|region| region.name == word),
             _ => None,
         };
-        let Some(region) = found else {
+        let Some(region) = found.and_then(|region| u16::try_from(region).ok()) else {
             let names: Vec<_> = self.regions.iter().map(|region| region.name.as_str()).collect();
             return Err(self
                 .line
@@ -222,7 +222,7 @@ impl Parser<'_, '_> {
         };
         self.line.advance();
         let (line, stride) = self.index(MAX_LINES - 1, by, hint)?;
-        *lines = Lines { region: region as u16, line };
+        *lines = Lines { region, line };
         Ok(stride)
     }
 }
@@ -238,8 +238,8 @@ impl Fields for Parser<'_, '_> {
         };
         let Some(number) = found else { return Err(self.line.expected("a slab", SLAB)) };
         self.line.advance();
-        let (base, stride) = self.index(u64::from(u32::MAX), Some("t"), SLAB)?;
-        *slab = Slab { number, base: base as u32, stride: stride as u32 };
+        let (base, stride) = self.index(u32::MAX, Some("t"), SLAB)?;
+        *slab = Slab { number, base, stride };
         Ok(())
     }
 

@@ -3,6 +3,10 @@
 //! A clock has one number per engine: how many of its instructions are known to have completed. All slabs begin at multiples
 //! of 64 bytes, so two of them share a byte if and only if they share one of the buffer's 64-byte lines: hazards in the
 //! buffer are found line by line.
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "lengths and operands of a stream are checked before its order"
+)]
 
 use crate::fault::{Fault, named};
 use crate::op::{Engine, Op};

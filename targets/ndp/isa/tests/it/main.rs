@@ -1,4 +1,5 @@
 //! Tests of the instructions' forms, places and verifier.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 
 mod common;
 mod faults;

@@ -1,5 +1,6 @@
 //! Artifacts of a bundle, executed by others than moec: the library's emulator of the chip, from the networks and from the
 //! DLC, and onnxruntime. All are held against the same weights with activations in f32.
+#![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, which the import bounds")]
 
 use super::onnxruntime::{Onnxruntime, PYTHON};
 use super::{CONTEXT, CONTEXT_BYTES, DLC, Library, Missing, networks, ports};

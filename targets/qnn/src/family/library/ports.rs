@@ -1,4 +1,5 @@
 //! Numbers as the inputs and outputs of a graph hold them: codes, little-endian, row-major.
+#![expect(clippy::cast_possible_truncation, reason = "reals are rounded, codes are those of their type")]
 
 use crate::net::{Dtype, Network, Quant, Scale, Tensor};
 use half::f16;

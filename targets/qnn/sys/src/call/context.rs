@@ -2,7 +2,7 @@
 
 use super::device::{Backend, Device, Refusal, custom};
 use super::log::Calling;
-use super::marshal::{Held, HeldNode, name};
+use super::marshal::{Held, HeldNode, count, name};
 use super::system::{BinaryInfo, GraphInfo, System, TensorInfo};
 use crate::abi::{self, Config, Handle, HtpConfig, Tensor};
 use crate::error::{Error, Result};
@@ -292,14 +292,16 @@ impl Graph {
         let execute = backend.table().graph_execute.ok_or_else(|| backend.lack("graphExecute"))?;
         let given: Vec<Tensor> = from.iter().map(|h| h.tensor).collect();
         let mut taken: Vec<Tensor> = to.iter().map(|h| h.tensor).collect();
+        let count = |tensors: &[Tensor], what| count(tensors.len(), what, &self.info.name);
+        let (inputs, outputs) = (count(&given, "inputs")?, count(&taken, "outputs")?);
         // SAFETY: the graph's context lives; every tensor has memory of its length, which nobody else uses; no profile, no signal.
         let asked = backend.ask(|| unsafe {
             execute(
                 self.handle,
                 given.as_ptr(),
-                given.len() as u32,
+                inputs,
                 taken.as_mut_ptr(),
-                taken.len() as u32,
+                outputs,
                 ptr::null_mut(),
                 ptr::null_mut(),
             )
@@ -327,7 +329,8 @@ impl Graph {
             // The graph knows the quantisation; a call says only which tensor, and where.
             let mut held = Held::new(&info.name, kind, info.dtype()?, &info.dims, &Quant::None, Vec::new())?;
             held.tensor.v1.id = info.id;
-            held.tensor.v1.buffer = abi::ClientBuffer { data: bytes.as_mut_ptr().cast(), len: len as u32 };
+            let len = count(len, "bytes", &info.name)?;
+            held.tensor.v1.buffer = abi::ClientBuffer { data: bytes.as_mut_ptr().cast(), len };
             Ok(held)
         };
         infos.iter().zip(memory).map(one).collect()

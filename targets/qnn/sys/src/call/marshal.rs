@@ -14,6 +14,11 @@ pub(crate) fn name(of: &str) -> Result<CString> {
     CString::new(of).map_err(|e| Error::Graph { graph: of.into(), what: e.to_string() })
 }
 
+/// A number of the library's, of 32 bits: how many `what` something named `of` has.
+pub(crate) fn count(n: usize, what: &'static str, of: &str) -> Result<u32> {
+    u32::try_from(n).map_err(|_| Error::Count { of: of.into(), found: n as u64, what: what.into() })
+}
+
 /// A tensor with everything that its structure points to. It does not move while that structure is in use: all parts are on the heap.
 pub(crate) struct Held {
     pub(crate) tensor: Tensor,
@@ -56,6 +61,7 @@ impl Held {
     ) -> Result<Self> {
         let (mut scales, mut offsets, mut pairs) = (Vec::new(), Vec::new(), Vec::new());
         let name = name(of)?;
+        let count = |n, what| count(n, what, of);
         let dims = dims.to_vec();
         let quantize = match quant {
             Quant::None => unquantised(),
@@ -70,7 +76,7 @@ impl Held {
                 let axis = abi::BitsAxisScaleOffset {
                     bits: *bits,
                     axis: *axis as i32,
-                    count: given.len() as u32,
+                    count: count(given.len(), "scales")?,
                     scales: scales.as_ptr(),
                     offsets: offsets.as_ptr(),
                 };
@@ -84,7 +90,7 @@ impl Held {
                 pairs = given.iter().map(|&scale| abi::ScaleOffset { scale, offset: 0 }).collect();
                 let axis = abi::AxisScaleOffset {
                     axis: *axis as i32,
-                    count: given.len() as u32,
+                    count: count(given.len(), "scales")?,
                     pairs: pairs.as_ptr(),
                 };
                 Quantize {
@@ -104,10 +110,10 @@ impl Held {
                 format: 0,
                 dtype: dtype.code(),
                 quantize,
-                rank: dims.len() as u32,
+                rank: count(dims.len(), "dimensions")?,
                 dims: dims.as_ptr(),
                 memory: abi::MEMORY_RAW,
-                buffer: abi::ClientBuffer { data: pointer, len: data.len() as u32 },
+                buffer: abi::ClientBuffer { data: pointer, len: count(data.len(), "bytes")? },
             },
             dynamic: ptr::null(),
             sparse: abi::Sparse { layout: abi::UNDEFINED, counts: [0; 2] },
@@ -157,11 +163,11 @@ impl HeldNode {
             name: names[0].as_ptr(),
             package: PACKAGE.as_ptr(),
             kind: names[1].as_ptr(),
-            param_count: params.len() as u32,
+            param_count: count(params.len(), "parameters", &node.name)?,
             params: params.as_ptr(),
-            input_count: inputs.len() as u32,
+            input_count: count(inputs.len(), "inputs", &node.name)?,
             inputs: inputs.as_ptr(),
-            output_count: outputs.len() as u32,
+            output_count: count(outputs.len(), "outputs", &node.name)?,
             outputs: outputs.as_ptr(),
         };
         Ok(Self { config, _parts: (names, params, [inputs, outputs]) })
@@ -177,4 +183,17 @@ fn value(scalar: Scalar) -> abi::Scalar {
         Scalar::F32(x) => (DType::F32, x.to_bits()),
     };
     abi::Scalar { dtype: dtype.code(), value: u64::from(bits).to_le() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_length_above_32_bits_is_an_error_that_names_it() {
+        assert_eq!(count(u32::MAX as usize, "bytes", "w").unwrap(), u32::MAX);
+        let error = count(1 << 32, "bytes", "w").unwrap_err();
+        assert_eq!(error.to_string(), "`w` has 4294967296 bytes, and QNN takes 4294967295 at most");
+        assert!(error.hint().is_some_and(|hint| hint.contains("split it")), "{error:?}");
+    }
 }

@@ -199,9 +199,9 @@ impl GraphSpec {
         if self.tensors.iter().any(|t| t.name == name) {
             return Err(self.wrong(format!("there are two tensors `{name}`")));
         }
-        let id = TensorId(self.tensors.len() as u32);
+        let id = u32::try_from(self.tensors.len()).map_err(|_| self.wrong("too many tensors".into()))?;
         self.tensors.push(spec);
-        Ok(id)
+        Ok(TensorId(id))
     }
 
     /// Adds a node.

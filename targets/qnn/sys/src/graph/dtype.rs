@@ -1,4 +1,5 @@
 //! Types of numbers, and how stored numbers stand for real ones.
+#![expect(clippy::cast_possible_truncation, reason = "numbers are rounded and clamped to their range before")]
 
 use bincode::{Decode, Encode};
 

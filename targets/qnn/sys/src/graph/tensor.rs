@@ -99,7 +99,7 @@ impl Data {
                 let mut file = std::fs::File::open(path).map_err(failed)?;
                 file.seek(SeekFrom::Start(*offset)).map_err(failed)?;
                 // The file has that many.
-                let mut bytes = vec![0; *len as usize];
+                let mut bytes = vec![0; usize::try_from(*len).map_err(|e| Error::io(path, e))?];
                 file.read_exact(&mut bytes).map_err(failed)?;
                 Ok(bytes)
             }

@@ -152,6 +152,7 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
 /// As many bytes, or all that there can be.
+#[expect(clippy::cast_possible_truncation, reason = "compared before; `try_from` is not `const`")]
 const fn most(bytes: u64) -> usize {
     if bytes > usize::MAX as u64 { usize::MAX } else { bytes as usize }
 }

@@ -1,4 +1,5 @@
 //! The library and its emulator: what graphs compute, how they are saved and loaded, what is refused.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test fails by panicking")]
 
 mod attention;
