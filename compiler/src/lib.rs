@@ -19,6 +19,7 @@ pub mod hashing;
 pub mod human;
 pub mod import;
 pub mod interrupt;
+mod locked_folder;
 pub mod mix;
 pub mod passes;
 pub mod pipeline;
