@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
-use support::{Setup, checkpoint, clean, fails, ferris, moec, ok, tree};
+use support::{Setup, checkpoint, clean, fails, ferris, finish, moec, ok, tree};
 use tempfile::TempDir;
 
 /// A folder with a copy of a checkpoint and a `model.toml` for it.
@@ -249,9 +249,11 @@ fn an_interrupt_in_the_middle() {
     let source = folder.path().join("hf");
     ok(moec().args(["synth", "--like", "olmoe", "--layers", "1", "--quiet"]).arg(&source));
     let toml = Setup { format: "bf16", chunk: 16, batch: &[1], context: 64 }.write(&source, folder.path());
-    for (signal, code) in [("INT", 130), ("TERM", 143)] {
+    // Whether the tests themselves were started by `nohup` does not matter.
+    for (signal, code) in [("INT", 130), ("TERM", 143), ("HUP", 129)] {
         let output = folder.path().join("out.moec");
-        let mut build = moec();
+        let mut build = clean(Command::new("env"));
+        build.arg("--default-signal=HUP").arg(env!("CARGO_BIN_EXE_moec"));
         build.arg("build").arg(&toml).args(["--quiet", "--no-run", "-o"]).arg(&output).stderr(Stdio::piped());
         let child = build.spawn().unwrap();
         // Once the weights are being written there is something to leave behind.
@@ -271,6 +273,43 @@ fn an_interrupt_in_the_middle() {
         let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(left.len(), 2, "SIG{signal} left something behind: {left:?}");
     }
+}
+
+/// A build under a limit of the shell: `ulimit` with these arguments.
+fn under(limit: &str, case: &Case) -> Command {
+    let build = case.build();
+    let mut command = clean(Command::new("sh"));
+    command.args(["-c", &format!("ulimit {limit} && exec \"$0\" \"$@\"")]);
+    command.arg(build.get_program()).args(build.get_args());
+    command
+}
+
+#[test]
+fn a_limit_of_file_sizes_is_an_error_that_leaves_nothing() {
+    let case = Case::of(&ferris());
+    let (code, said) = fails(&mut under("-f 100", &case));
+    assert_eq!(code, 1, "{said}");
+    assert!(said.contains("cannot write") && said.contains("`ulimit -f`"), "{said}");
+    case.nothing_left();
+}
+
+#[test]
+fn a_build_without_file_descriptors_is_an_error_that_leaves_nothing() {
+    let case = Case::new("qwen3_moe");
+    // Each number of descriptors is the last that some step of a build gets along with.
+    let mut hints = 0;
+    for most in (4..200).step_by(2) {
+        let done = finish(&mut under(&format!("-n {most}"), &case));
+        let said = String::from_utf8_lossy(&done.stderr);
+        if done.status.success() {
+            assert!(hints > 0, "no build ran out of descriptors");
+            return;
+        }
+        assert!(!said.contains("panicked"), "{most} descriptors: {said}");
+        hints += usize::from(said.contains("`ulimit -n`"));
+        case.nothing_left();
+    }
+    panic!("no number of descriptors was enough");
 }
 
 /// Writes a file anew. A program that was just started cannot be written to in place.

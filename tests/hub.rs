@@ -14,7 +14,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use support::{checkpoint, fails, moec, ok};
 
@@ -247,6 +247,33 @@ fn a_named_model_is_fetched_checked_and_built_from() {
         .collect();
     made.sort();
     assert_eq!(made, ["hf", "model.toml"]);
+}
+
+#[test]
+fn processes_that_fetch_one_model_at_once_all_get_it() {
+    let hub = Hub::new();
+    let children: Vec<_> = (0..6)
+        .map(|n| {
+            let mut init = hub.init(MODEL);
+            init.args(["-o", &format!("{n}.toml")]).stdout(Stdio::null()).stderr(Stdio::piped());
+            init.spawn().unwrap()
+        })
+        .collect();
+    for child in children {
+        let done = child.wait_with_output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    }
+    for file in ["config.json", "model.safetensors"] {
+        assert_eq!(
+            fs::read(hub.snapshot().join(file)).unwrap(),
+            fs::read(checkpoint("olmoe").join(file)).unwrap()
+        );
+    }
+    let left: Vec<_> = hub.blobs().into_iter().filter(|b| b.extension().is_some()).collect();
+    assert!(left.is_empty(), "left behind: {left:?}");
+    // What one has fetched the others do not fetch again: each file's bytes are asked for once, at both addresses.
+    let asked = hub.asked().iter().filter(|(path, ..)| path.ends_with("/model.safetensors")).count();
+    assert_eq!(asked, 2);
 }
 
 #[test]

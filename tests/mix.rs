@@ -101,8 +101,24 @@ fn a_size_is_kept_and_said() {
         };
         format!("size = \"{size}\"\n{}{text}{quality}", case.profile())
     };
-    ok(&mut case.build(&size("5 MiB", ""), "out.moec"));
+    let built = ok(&mut case.build(&size("5 MiB", ""), "out.moec"));
     let took = bytes(&case.path("out.moec"));
+    let said = String::from_utf8(built.stderr).unwrap();
+    // What it will take is said first. Every weight is packed once in every format, and then once for the bundle.
+    let (_, rest) = said.split_once("with up to ").expect(&said);
+    let most =
+        rest.split_once(" of weights").and_then(|(size, _)| moec::human::parse_bytes(size)).expect(rest);
+    let packed = said
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("Packing ").and_then(moec::human::parse_bytes));
+    let packed = packed.sum::<u64>();
+    assert!(
+        packed - took <= most + most / 50,
+        "{packed} bytes were packed, {took} for the bundle; {most} were announced"
+    );
+    assert!(said.contains("Estimated up to ") && said.find("Estimated") < said.find("Measured"), "{said}");
+    let left: Vec<_> = fs::read_dir(case.path("cache")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert!(left.iter().all(|n| !n.to_string_lossy().starts_with("scratch")), "{left:?}");
     assert!((4 << 20..=5 << 20).contains(&took), "{took} bytes");
     let mix = &case.json(moec().arg("explain").arg(case.path("out.moec")))["mix"];
     assert_eq!(mix["size"], 5 << 20);
@@ -114,6 +130,7 @@ fn a_size_is_kept_and_said() {
 
     let (code, said) = fails(&mut case.build(&size("2 MiB", ""), "no.moec"));
     assert!(code != 0 && said.contains("2.0 MiB") && said.contains("at least"), "{said}");
+    assert!(!said.contains("Packing"), "weights were packed for a size that none has: {said}");
     let (code, said) = fails(&mut case.build(&size("4 MiB", "0%"), "no.moec"));
     assert!(code != 0 && said.contains("max_perplexity_increase"), "{said}");
     let (code, said) = fails(&mut case.build("size = \"5 MiB\"", "no.moec"));

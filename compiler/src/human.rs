@@ -50,6 +50,15 @@ pub fn count(n: u64) -> String {
     }
 }
 
+/// A time in seconds, rounded up: `40 s`, `12 min` or `3.5 h`.
+pub fn duration(seconds: f64) -> String {
+    match seconds.max(0.0) {
+        s if s <= 90.0 => format!("{} s", s.ceil()),
+        s if s <= 5400.0 => format!("{} min", (s / 60.0).ceil()),
+        s => format!("{:.1} h", (s / 360.0).ceil() / 10.0),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,5 +96,11 @@ mod tests {
         for (n, expected) in [(7, "7"), (6_133_000, "6.1 million"), (999_999_999, "1.0 billion")] {
             assert_eq!(count(n), expected);
         }
+    }
+
+    #[test]
+    fn times_are_rounded_up() {
+        let shown = [0.2, 90.0, 91.0, 5400.0, 5401.0, f64::NAN].map(duration);
+        assert_eq!(shown, ["1 s", "90 s", "2 min", "90 min", "1.6 h", "0 s"]);
     }
 }

@@ -1,9 +1,11 @@
-//! Interrupts: SIGINT and SIGTERM, from the first moment on.
+//! Interrupts: SIGINT, SIGTERM and SIGHUP, from the first moment on.
 //!
-//! While there is nothing to clean up, either ends the process at once, wherever it waits. While somebody holds a [`Hold`]
+//! While there is nothing to clean up, each of them ends the process at once, wherever it waits. While somebody holds a [`Hold`]
 //! (a bundle that is half written, a scratch folder), the first signal is noted: loops that poll [`check`] end, system calls
 //! that wait return, and what was begun is removed. A second one ends the process then, too. The exit code is 128 and the
-//! signal's number: 130 after Ctrl-C.
+//! signal's number: 130 after Ctrl-C. A SIGHUP that the parent process has ignored stays ignored, as `nohup` wants it.
+//!
+//! SIGXFSZ is ignored: a write beyond the limit of file sizes then returns an error, as on a full disk.
 //!
 //! The `unsafe` of this file installs the handler, and is what the handler does.
 
@@ -96,21 +98,41 @@ fn pass_on(signal: libc::c_int) {
     }
 }
 
+/// Signals that ask the process to end.
+#[cfg(unix)]
+const SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+
+#[cfg(unix)]
+extern "C" fn on_signal(signal: libc::c_int) {
+    let first = SIGNAL.compare_exchange(0, signal, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+    pass_on(signal);
+    if !first || HOLDS.load(Ordering::SeqCst) == 0 {
+        // SAFETY: `write` and `_exit` may be called from a signal handler; the bytes are constant.
+        unsafe {
+            libc::write(libc::STDERR_FILENO, SAID.as_ptr().cast(), SAID.len());
+            libc::_exit(128 + signal)
+        }
+    }
+}
+
+/// What a signal does now: a handler's address, or one of the constants for none.
+#[cfg(unix)]
+fn action_of(signal: libc::c_int) -> libc::sighandler_t {
+    // SAFETY: `action` is a valid `sigaction` to write to (zero is a valid bit pattern of every field); no new one is given.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, std::ptr::null(), &raw mut action);
+        action.sa_sigaction
+    }
+}
+
 /// Listens for interrupts from now on.
 #[cfg(unix)]
 pub fn install() {
-    extern "C" fn on_signal(signal: libc::c_int) {
-        let first = SIGNAL.compare_exchange(0, signal, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-        pass_on(signal);
-        if !first || HOLDS.load(Ordering::SeqCst) == 0 {
-            // SAFETY: `write` and `_exit` may be called from a signal handler; the bytes are constant.
-            unsafe {
-                libc::write(libc::STDERR_FILENO, SAID.as_ptr().cast(), SAID.len());
-                libc::_exit(128 + signal)
-            }
+    for signal in SIGNALS {
+        if signal == libc::SIGHUP && action_of(signal) == libc::SIG_IGN {
+            continue;
         }
-    }
-    for signal in [libc::SIGINT, libc::SIGTERM] {
         // SAFETY: `action` is a valid `sigaction` (zero is a valid bit pattern of every field), and the handler only touches
         // atomics and calls what is allowed in one. No `SA_RESTART`: system calls that wait return.
         unsafe {
@@ -120,12 +142,15 @@ pub fn install() {
             libc::sigaction(signal, &raw const action, std::ptr::null_mut());
         }
     }
+    // SAFETY: `signal` takes two numbers, and no handler is given.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
 /// Listens no longer: who takes signals by itself gets them alone.
 #[cfg(unix)]
 pub fn release() {
-    for signal in [libc::SIGINT, libc::SIGTERM] {
+    let own = on_signal as extern "C" fn(libc::c_int) as usize;
+    for signal in SIGNALS.into_iter().filter(|&signal| action_of(signal) == own) {
         // SAFETY: `signal` takes two numbers; the second is the action of a process that has asked for none.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }

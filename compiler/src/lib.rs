@@ -20,6 +20,7 @@ pub mod hashing;
 pub mod human;
 pub mod import;
 pub mod interrupt;
+mod locked_folder;
 pub mod mix;
 mod objects;
 pub mod passes;

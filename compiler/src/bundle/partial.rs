@@ -5,9 +5,11 @@
 
 use super::destination::{self, Standing};
 use super::swap::{exchange, reached};
-use super::workspace::{self, TRIES, Turn, Workspace, parent_of};
+use super::workspace::{self, Turn, Workspace, parent_of};
+use crate::disk::sync_folder;
 use crate::error::{Error, Result, io_error};
 use crate::interrupt::{self, Hold};
+use crate::locked_folder::TRIES;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -68,7 +70,7 @@ impl Partial {
             self.put_into_place()?;
         }
         self.done = true;
-        workspace::sync(parent).map_err(|e| io_error("write", parent, &e))?;
+        sync_folder(parent).map_err(|e| io_error("write", parent, &e))?;
         let mut notes = std::mem::take(&mut self.notes);
         match self.workspace.remove() {
             Ok(said) => notes.extend(said),

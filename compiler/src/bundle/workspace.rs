@@ -9,7 +9,9 @@ use super::MANIFEST;
 use super::destination::{self, Standing, gone};
 use super::manifest;
 use super::swap::reached;
-use crate::error::{Error, Result, io_error};
+use crate::disk::sync_folder;
+use crate::error::{Result, io_error};
+use crate::locked_folder::{LOCK, LockedFolder, TRIES};
 use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -20,8 +22,6 @@ use std::time::Duration;
 const BUNDLE: &str = "bundle";
 /// The bundle that is replaced, where names cannot be exchanged.
 const REPLACED: &str = "replaced";
-/// Locked while the build lives. It also marks the folder as moec's.
-const LOCK: &str = "lock";
 /// Names in the folder of a build of an earlier moec, which had no lock.
 const EARLIER: [&str; 9] = [
     "weights",
@@ -34,16 +34,10 @@ const EARLIER: [&str; 9] = [
     "device.toml",
     MANIFEST,
 ];
-/// How often names and locks are tried for, when others are at it.
-pub(super) const TRIES: usize = 100;
 
-/// A folder that is ours.
+/// The hidden folder of a build.
 #[derive(Debug)]
-pub(super) struct Workspace {
-    path: PathBuf,
-    /// Held for as long as this lives.
-    _lock: File,
-}
+pub(super) struct Workspace(LockedFolder);
 
 impl Workspace {
     /// Makes one beside `destination`, whose parent exists.
@@ -51,81 +45,52 @@ impl Workspace {
     /// # Errors
     /// A parent that cannot be written.
     pub(super) fn create(destination: &Path) -> Result<Self> {
-        let id = std::process::id();
-        for n in 0..TRIES {
-            // Other machines and containers may write here, too, with the same process id.
-            let id = if n == 0 { id.to_string() } else { format!("{id}-{n}") };
-            let path = parent_of(destination).join(hidden(destination, PARTIAL, &id));
-            match fs::create_dir(&path) {
-                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
-                made => made.map_err(|e| io_error("create", &path, &e))?,
-            }
-            reached("folder");
-            // Until it is locked, another build may take the folder for what a dead one left, and remove it.
-            let lock = match File::create_new(path.join(LOCK)) {
-                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-                made => made.map_err(|e| io_error("create", &path.join(LOCK), &e))?,
-            };
-            match lock.try_lock() {
-                Err(TryLockError::WouldBlock) => continue,
-                // A file system without locks: nobody will find the folder abandoned, and that is all.
-                Err(TryLockError::Error(_)) | Ok(()) => {}
-            }
-            if same_file(&lock, &path.join(LOCK)) {
-                reached("lock");
-                return Ok(Self { path, _lock: lock });
-            }
-        }
-        Err(Error::environment(format!("cannot make a folder beside `{}`", destination.display()))
-            .hint("remove the hidden folders there that other builds left"))
+        LockedFolder::create(parent_of(destination), |id| hidden(destination, PARTIAL, id), reached).map(Self)
     }
 
     /// A folder of a dead build, locked; none if the build lives, or no build of this moec made the folder.
     fn of_the_dead(path: PathBuf) -> Option<Self> {
-        let file = path.join(LOCK);
-        // A pipe of that name would keep whoever opens it.
-        fs::symlink_metadata(&file).ok().filter(fs::Metadata::is_file)?;
-        let lock = File::open(&file).ok()?;
-        lock.try_lock().ok()?;
-        same_file(&lock, &file).then_some(Self { path, _lock: lock })
+        LockedFolder::abandoned(path).map(Self)
     }
 
     /// Where the bundle is written.
     pub(super) fn bundle(&self) -> PathBuf {
-        self.path.join(BUNDLE)
+        self.0.path().join(BUNDLE)
     }
 
     /// Where a bundle goes that is replaced by two renames.
     pub(super) fn replaced(&self) -> PathBuf {
-        self.path.join(REPLACED)
+        self.0.path().join(REPLACED)
     }
 
     /// Removes the folder and what a build wrote there. What is not a build's stays, and is said.
     ///
     /// # Errors
     /// A file that cannot be removed.
-    pub(super) fn remove(&self) -> io::Result<Option<String>> {
+    pub(super) fn remove(&mut self) -> io::Result<Option<String>> {
+        self.0.release_descriptors();
+        let path = self.0.path();
         let mut left = Vec::new();
         for name in [BUNDLE, REPLACED] {
-            let found = discard(&self.path.join(name))?;
+            let found = discard(&path.join(name))?;
             left.extend(found.into_iter().map(|f| format!("{name}/{f}")));
         }
         reached("remove");
-        for entry in fs::read_dir(&self.path)? {
+        for entry in fs::read_dir(path)? {
             let name = entry?.file_name().to_string_lossy().into_owned();
             if ![BUNDLE, REPLACED, LOCK].contains(&&*name) {
                 left.push(name);
             }
         }
         if left.is_empty() {
-            gone(fs::remove_file(self.path.join(LOCK)))?;
+            gone(fs::remove_file(path.join(LOCK)))?;
             reached("unlock");
-            gone(fs::remove_dir(&self.path))?;
+            gone(fs::remove_dir(path))?;
             reached("tidy");
             return Ok(None);
         }
         left.sort();
-        Ok(Some(format!("`{}` stays: {} is no build's", self.path.display(), destination::named(&left))))
+        Ok(Some(format!("`{}` stays: {} is no build's", path.display(), destination::named(&left))))
     }
 }
 
@@ -171,7 +136,7 @@ pub fn recover(destination: &Path) -> Result<Option<String>> {
             return Ok(false);
         }
         fs::rename(from, destination).map_err(|e| io_error("put back", destination, &e))?;
-        sync(parent).map_err(|e| io_error("write", parent, &e))?;
+        sync_folder(parent).map_err(|e| io_error("write", parent, &e))?;
         Ok(true)
     };
     for path in beside(destination, PARTIAL) {
@@ -198,7 +163,7 @@ pub(super) fn clear(destination: &Path) -> Vec<String> {
     };
     for path in beside(destination, PARTIAL) {
         if path.join(LOCK).symlink_metadata().is_ok() {
-            if let Some(dead) = Workspace::of_the_dead(path.clone()) {
+            if let Some(mut dead) = Workspace::of_the_dead(path.clone()) {
                 note(&path, dead.remove());
             }
         } else if fs::remove_dir(&path).is_err() && of_an_earlier_moec(&path) {
@@ -276,26 +241,6 @@ impl Turn {
         }
         Some(Self { _folder: None })
     }
-}
-
-/// Whether an open file is what a path names.
-#[cfg(unix)]
-fn same_file(file: &File, path: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt as _;
-    let key = |m: fs::Metadata| (m.dev(), m.ino());
-    let (open, named) = (file.metadata().map(key), fs::symlink_metadata(path).map(key));
-    open.is_ok_and(|open| named.is_ok_and(|named| open == named))
-}
-
-/// Whether the path names a file.
-#[cfg(not(unix))]
-fn same_file(_file: &File, path: &Path) -> bool {
-    path.is_file()
-}
-
-/// Waits until names in a folder are on the disk.
-pub(super) fn sync(folder: &Path) -> io::Result<()> {
-    File::open(folder)?.sync_all()
 }
 
 pub(super) fn parent_of(path: &Path) -> &Path {

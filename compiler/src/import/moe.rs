@@ -11,12 +11,12 @@ use crate::error::{Error, Result};
 use moec_ir::op::{GroupScore, Groups, Renorm, Score, WeightFrom};
 use moec_ir::{Axis, Glu, RouterDesc, WeightExpr};
 
-/// Whether fused tensors are stored as `[experts, out, in]` with gate before up, or as gpt-oss does.
+/// How a family stores gate and up in one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fused {
-    /// `[experts, 2·inner, hidden]`, gate in front of up.
+    /// `[experts, 2·inner, hidden]`, all of gate before all of up; or both tensors of a layer with the last two axes exchanged.
     OutIn,
-    /// `[experts, hidden, 2·inner]`, gate and up taking turns, and biases; or blocks of MXFP4.
+    /// `[experts, hidden, 2·inner]`, gate and up interleaved, with biases, as in gpt-oss; or blocks of MXFP4.
     InOut,
 }
 
@@ -224,8 +224,13 @@ impl Base<'_> {
                 let gate_up = transpose(t.take(&gate_up, &[experts, hidden, &both])?);
                 let down = transpose(t.take(&down, &[experts, inner, hidden])?);
                 [interleaved(gate_up, Axis::Rows, inner.n), down]
+            } else if self.exchanged([&gate_up, &down], experts, inner)? {
+                [
+                    transpose(t.take(&gate_up, &[experts, hidden, &both])?),
+                    transpose(t.take(&down, &[experts, inner, hidden])?),
+                ]
             } else {
-                [self.out_in(&gate_up, experts, &both, hidden)?, self.out_in(&down, experts, hidden, inner)?]
+                [t.take(&gate_up, &[experts, &both, hidden])?, t.take(&down, &[experts, hidden, inner])?]
             };
             return self.assemble(at, matrices, experts, inner, glu);
         }
@@ -263,13 +268,32 @@ impl Base<'_> {
         Ok(ExpertWeights { inner: inner.n, gate_up, down, bias, glu })
     }
 
-    /// A fused tensor as `[experts, out, in]`, which some checkpoints store with the axes exchanged.
-    fn out_in(&self, name: &str, experts: &Dim, out: &Dim, input: &Dim) -> Result<WeightExpr> {
-        let exchanged = [experts.n, input.n, out.n];
-        if out.n != input.n && self.tensors.shape(name) == Some(exchanged.as_slice()) {
-            return self.tensors.take(name, &[experts, input, out]).map(transpose);
+    /// Whether the fused tensors of a layer are stored as `[experts, in, out]`, as some checkpoints have them.
+    ///
+    /// One of the two may be square, and then its shape fits both orders. `[hidden, 2·inner]` and `[hidden, inner]` are never
+    /// square at once, so that the pair fits one order at most.
+    ///
+    /// # Errors
+    /// Tensors of one layer in two orders.
+    fn exchanged(&self, names: [&str; 2], experts: &Dim, inner: &Dim) -> Result<bool> {
+        let (n, hidden, inner) = (experts.n, self.hidden.n, inner.n);
+        let shapes = names.map(|name| self.tensors.shape(name));
+        let fits = |gate_up: [usize; 3], down: [usize; 3]| {
+            [shapes[0] == Some(&gate_up[..]), shapes[1] == Some(&down[..])]
+        };
+        let out_in = fits([n, 2 * inner, hidden], [n, hidden, inner]);
+        let in_out = fits([n, hidden, 2 * inner], [n, inner, hidden]);
+        let each_fits = (0..2).all(|i| out_in[i] || in_out[i]);
+        if each_fits && out_in != [true; 2] && in_out != [true; 2] {
+            let [gate_up, down] = names;
+            let [first, second] = shapes.map(Option::unwrap_or_default);
+            return Err(Error::input(format!("`{gate_up}` and `{down}` store their axes in different orders"))
+                .because(format!(
+                    "their shapes are {first:?} and {second:?}; both must be [experts, out, in], or both [experts, in, out]"
+                ))
+                .hint("the tensors may be of two checkpoints; download the model again"));
         }
-        self.tensors.take(name, &[experts, out, input])
+        Ok(in_out == [true; 2])
     }
 
     /// Adds the biases of fused experts, where the checkpoint has them.

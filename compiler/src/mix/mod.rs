@@ -4,7 +4,7 @@
 //! `ρ = tr(ΔW H ΔWᵀ) / tr(W H Wᵀ)` of the output's energy, here over a sample of rows. To second order a loss grows with `ρ`;
 //! by how much is measured, class by class: a model with that class in q4 reads text beside the model as it is, and the
 //! divergence of their probabilities is shared out by `ρ`. Then formats are bought by gain per byte, and what was
-//! bought is measured, too.
+//! bought is measured, too. What all of this takes is said before it begins ([`measure`]).
 #![expect(clippy::cast_possible_truncation, reason = "estimates in bytes, and ids of weights")]
 
 mod knapsack;
@@ -21,7 +21,7 @@ use crate::pipeline::Compilation;
 use crate::profile::{Importance, Profile};
 use crate::progress::Progress;
 use crate::quality::Measured;
-use measure::Bench;
+use measure::{Bench, Extent};
 use moec_cpu::{WeightImportance as _, Weighting};
 use moec_ir::{Format, Module, Op, Operand, Source, Weight, WeightClass, WeightId};
 use std::collections::BTreeMap;
@@ -82,19 +82,18 @@ pub fn choose(c: &Compilation<'_>, progress: &Progress) -> Result<(Formats, MixD
             .hint("set `max_perplexity_increase` under `[quality]`, or a size"));
     }
     let groups = groups(&profile, &c.lowered()?, config, c.checkpoint()?)?;
-    let bench = Bench::new(c, &profile, &measured, progress)?;
-    let fixed = bench.bytes().saturating_sub(groups.iter().map(|g| g.bytes(g.errors[0].0)).sum());
-    let least = fixed + groups.iter().filter_map(|g| Some(g.bytes(g.errors.last()?.0))).sum::<u64>();
-    if least > most {
-        return Err(Error::limit(format!(
-            "`size` under `[weights]` is {}, but the weights take {} at least",
-            human::bytes(most),
-            human::bytes(least)
-        ))
-        .because("that is with all in q4, and norms, routers and biases as they are")
-        .hint(format!("set it to {} or more", human::bytes(least + least / 100))));
-    }
-    let factors = factors(&groups, &bench)?;
+    let sum = |of: &dyn Fn(&Group) -> u64| groups.iter().map(of).sum::<u64>();
+    let own = sum(&|g| g.bytes(g.errors[0].0));
+    let extent = Extent {
+        models: 1 + in_question(&groups).count() + ROUNDS,
+        own,
+        least: sum(&|g| g.errors.last().map_or(0, |e| g.bytes(e.0))),
+        all: sum(&|g| g.errors.iter().map(|e| g.bytes(e.0)).sum()),
+        most,
+    };
+    let mut bench = Bench::new(c, &profile, &measured, extent, progress)?;
+    let fixed = bench.bytes().saturating_sub(own);
+    let factors = factors(&groups, &mut bench)?;
     let items: Vec<Item> = groups.iter().map(|g| item(g, &factors)).collect();
     let (mut room, mut target) = (most - fixed, limit.filter(|_| most == u64::MAX));
     for _ in 0..ROUNDS {
@@ -140,6 +139,23 @@ pub fn choose(c: &Compilation<'_>, progress: &Progress) -> Result<(Formats, MixD
         .hint("allow more under `[quality]`, or leave `size` under `[weights]` out"))
 }
 
+/// Checks that a size has room for the smallest choice of formats.
+///
+/// # Errors
+/// It has not.
+fn check_size(most: u64, least: u64) -> Result<()> {
+    if least <= most {
+        return Ok(());
+    }
+    Err(Error::limit(format!(
+        "`size` under `[weights]` is {}, but the weights take {} at least",
+        human::bytes(most),
+        human::bytes(least)
+    ))
+    .because("that is with all in q4, and norms, routers and biases as they are")
+    .hint(format!("set it to {} or more", human::bytes(least + least / 100))))
+}
+
 fn formats(groups: &[Group], chosen: &[usize]) -> Formats {
     let of = |(g, &at): (&Group, &usize)| {
         g.names.iter().map(move |n| (n.clone(), g.errors[at].0)).collect::<Vec<_>>()
@@ -154,16 +170,19 @@ fn item(group: &Group, factors: &BTreeMap<WeightClass, f64>) -> Item {
     Item { options: group.errors.iter().map(option).collect() }
 }
 
-/// By how much the loss grows with the share of energy, class by class.
-fn factors(groups: &[Group], bench: &Bench<'_>) -> Result<BTreeMap<WeightClass, f64>> {
-    let mut found = BTreeMap::new();
-    for class in [WeightClass::Experts, WeightClass::Attention, WeightClass::Embeddings] {
+/// Classes with groups that may get a smaller format, these groups, and what the smallest costs all of them of the outputs' energy.
+fn in_question(groups: &[Group]) -> impl Iterator<Item = (WeightClass, Vec<&Group>, f64)> {
+    [WeightClass::Experts, WeightClass::Attention, WeightClass::Embeddings].into_iter().filter_map(|class| {
         let own: Vec<_> = groups.iter().filter(|g| g.class == class && g.errors.len() > 1).collect();
-        let Some(errors) =
-            own.iter().map(|g| g.errors.last().map(|e| e.1)).sum::<Option<f64>>().filter(|e| *e > 0.0)
-        else {
-            continue;
-        };
+        let errors = own.iter().map(|g| g.errors.last().map(|e| e.1)).sum::<Option<f64>>();
+        Some((class, own, errors.filter(|e| *e > 0.0)?))
+    })
+}
+
+/// By how much the loss grows with the share of energy, class by class.
+fn factors(groups: &[Group], bench: &mut Bench<'_>) -> Result<BTreeMap<WeightClass, f64>> {
+    let mut found = BTreeMap::new();
+    for (class, own, errors) in in_question(groups) {
         let last = |g: &&Group| {
             g.names.iter().filter_map(|n| Some((n.clone(), g.errors.last()?.0))).collect::<Vec<_>>()
         };

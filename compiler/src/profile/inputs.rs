@@ -76,8 +76,7 @@ impl<'a> Input<'a> {
             .map(|c| self.by.as_ref().and_then(|by| by.get(c)).map_or(1.0, |by| by.signum()))
             .collect();
         let Some(correlations) = self.correlations else {
-            let alone = roots.iter().enumerate().map(|(c, x)| (c..c + 1, vec![x * x]));
-            return SecondMoments { blocks: alone.collect() };
+            return SecondMoments::diagonal(&roots.iter().map(|x| x * x).collect::<Vec<f32>>());
         };
         // One matrix for all experts, or one for each.
         let lead = lead.min(correlations.lead().saturating_sub(1));
@@ -100,18 +99,14 @@ impl<'a> Input<'a> {
 }
 
 impl SecondMoments {
-    /// Rows `[n, cols]` times the moments.
-    pub fn times(&self, rows: &[f32], cols: usize) -> Vec<f32> {
-        let mut out = vec![0.0; rows.len()];
-        for (row, out) in rows.chunks_exact(cols.max(1)).zip(out.chunks_exact_mut(cols.max(1))) {
-            for (range, block) in &self.blocks {
-                let (row, out) = (&row[range.clone()], &mut out[range.clone()]);
-                for (x, of) in row.iter().zip(block.chunks_exact(range.len())) {
-                    out.iter_mut().zip(of).for_each(|(sum, m)| *sum += x * m);
-                }
-            }
-        }
-        out
+    /// Moments of channels that have nothing to do with each other, by their mean squares.
+    pub fn diagonal(squares: &[f32]) -> Self {
+        Self { blocks: squares.iter().enumerate().map(|(c, x)| (c..c + 1, vec![*x])).collect() }
+    }
+
+    /// The blocks: the channels of each, and its numbers row by row.
+    pub fn blocks(&self) -> impl Iterator<Item = (Range<usize>, &[f32])> {
+        self.blocks.iter().map(|(range, block)| (range.clone(), block.as_slice()))
     }
 }
 

@@ -1,6 +1,6 @@
 //! One checkpoint in the many forms that it may be published in: the logits stay the same.
 
-use super::support::{Folder, Tensor, distance, expected, golden, logits, shard, spec, write_index};
+use super::support::{Folder, Tensor, distance, expected, golden, logits, refusal, shard, spec, write_index};
 use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
 use std::fs;
@@ -274,6 +274,56 @@ fn fused_experts() {
             assert_eq!(spec(dir.path()).warnings, Vec::<String>::new());
         }
     }
+}
+
+/// OLMoE's golden checkpoint with another number of neurons, of which those beyond the golden one's are 0.
+fn olmoe_with_inner(inner: usize) -> Folder {
+    let mut folder = Folder::golden("olmoe").set("intermediate_size", inner);
+    for (name, t) in &mut folder.tensors {
+        let axis = match name.rsplit('.').nth(1) {
+            Some("gate_proj" | "up_proj") => 0,
+            Some("down_proj") => 1,
+            _ => continue,
+        };
+        let by_neuron = if axis == 0 { t.clone() } else { transpose(t) };
+        let mut data = by_neuron.data.clone();
+        data.resize(2 * inner * by_neuron.shape[1], 0);
+        *t = Tensor::bytes(t.dtype, &[inner, by_neuron.shape[1]], data);
+        if axis == 1 {
+            *t = transpose(t);
+        }
+    }
+    folder
+}
+
+#[test]
+fn exchanged_axes_are_found_where_one_tensor_of_a_layer_is_square() {
+    // Hidden is 64: with 32 neurons gate and up are square together, with 64 down is.
+    for inner in [32, 64] {
+        let apart = olmoe_with_inner(inner);
+        let (ids, _) = expected(&golden("hf/olmoe"));
+        let want = logits(apart.write().path(), &ids, 20);
+        let parts = ["gate_proj", "up_proj", "down_proj"];
+        for exchanged in [false, true] {
+            let mut fused = apart.clone();
+            fuse(&mut fused, "experts", "experts", parts, 8, exchanged);
+            let off = distance(&logits(fused.write().path(), &ids, 20), &want);
+            assert!(off < 1e-5, "{inner} neurons, exchanged {exchanged}: logits differ by {off}");
+        }
+    }
+}
+
+#[test]
+fn fused_tensors_of_one_layer_in_different_orders_are_refused() {
+    let mut folder = Folder::golden("olmoe");
+    fuse(&mut folder, "experts", "experts", ["gate_proj", "up_proj", "down_proj"], 8, false);
+    let down = folder.tensors.get_mut("model.layers.1.mlp.experts.down_proj").unwrap();
+    down.shape.swap(1, 2);
+    insta::assert_snapshot!(refusal(folder.write().path()), @r"
+    Input: `model.layers.1.mlp.experts.gate_up_proj` and `model.layers.1.mlp.experts.down_proj` store their axes in different orders
+      because their shapes are [8, 96, 64] and [8, 48, 64]; both must be [experts, out, in], or both [experts, in, out]
+      hint: the tensors may be of two checkpoints; download the model again
+    ");
 }
 
 #[test]

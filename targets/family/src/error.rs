@@ -101,6 +101,12 @@ impl From<moec_runtime::Error> for Error {
     }
 }
 
+/// Codes for a process, and for a machine, that has no descriptor left for another open file.
+#[cfg(unix)]
+const TOO_MANY_FILES: [i32; 2] = [libc::EMFILE, libc::ENFILE];
+#[cfg(not(unix))]
+const TOO_MANY_FILES: [i32; 0] = [];
+
 /// An I/O failure as the user reads it.
 pub fn io_error(action: &str, path: &Path, e: &io::Error) -> Error {
     let error = Error::environment(format!("cannot {action} `{}`", path.display())).because(e);
@@ -115,6 +121,12 @@ pub fn io_error(action: &str, path: &Path, e: &io::Error) -> Error {
             error.hint("nothing can be written to that file system: write elsewhere with `-o`")
         }
         io::ErrorKind::PermissionDenied => error.hint("check who may write there"),
+        io::ErrorKind::FileTooLarge => error.hint(
+            "raise the limit of file sizes (`ulimit -f`), or write with `-o` to a file system that takes larger files",
+        ),
+        _ if e.raw_os_error().is_some_and(|code| TOO_MANY_FILES.contains(&code)) => {
+            error.hint("raise the limit of open files (`ulimit -n`), or close other programs")
+        }
         _ => error,
     }
 }

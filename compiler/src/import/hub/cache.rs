@@ -4,6 +4,7 @@
 use super::name::{Name, is_hash};
 use crate::error::{Error, Result, io_error};
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Where a model lies in the cache.
@@ -87,14 +88,18 @@ impl Repo {
             return Ok(path);
         }
         match fs::remove_file(&path) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(io_error("replace", &path, &e)),
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io_error("replace", &path, &e)),
             _ => {}
         }
         #[cfg(unix)]
         let done = std::os::unix::fs::symlink(&target, &path);
         #[cfg(not(unix))]
         let done = fs::hard_link(self.blob(hash), &path);
-        done.map_err(|e| io_error("link", &path, &e))?;
+        match done {
+            // Another process links the same blob.
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && path.exists() => {}
+            done => done.map_err(|e| io_error("link", &path, &e))?,
+        }
         Ok(path)
     }
 }

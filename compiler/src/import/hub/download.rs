@@ -6,10 +6,11 @@ use super::name::Name;
 use crate::error::{Error, Result, io_error};
 use crate::hashing;
 use crate::interrupt;
+use crate::locked_folder::same_file;
 use crate::progress::{Bar, Progress};
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -35,7 +36,7 @@ pub(super) fn all(
         let bar = progress.bytes("Fetching", total);
         for file in missing {
             bar.label(&file.name);
-            Fetch { client, name, repo, commit, file, bar: &bar }.fetch()?;
+            Fetch { client, name, repo, commit, file, bar: &bar, progress }.fetch()?;
         }
     }
     files.iter().try_for_each(|f| repo.link(commit, &f.name, f.hash.text()).map(|_| ()))
@@ -46,6 +47,41 @@ fn is_whole(blob: &Path, bytes: u64) -> bool {
     fs::metadata(blob).is_ok_and(|m| m.is_file() && m.len() == bytes)
 }
 
+/// Opens and locks a file that is on its way, since two processes would write the same bytes twice. `None` where another
+/// process has fetched it meanwhile. `wait` is called while another process fetches it.
+///
+/// # Errors
+/// A file that cannot be created, and what `wait` returns.
+fn lock(
+    partial: &Path,
+    is_whole: impl Fn() -> bool,
+    wait: &mut dyn FnMut() -> Result<()>,
+) -> Result<Option<File>> {
+    loop {
+        let options = OpenOptions::new().create(true).read(true).append(true).open(partial);
+        let out = options.map_err(|e| io_error("create", partial, &e))?;
+        match out.try_lock() {
+            Err(TryLockError::WouldBlock) => {
+                wait()?;
+                continue;
+            }
+            // A file system without locks: two processes write the same bytes, which are checked.
+            Err(TryLockError::Error(_)) | Ok(()) => {}
+        }
+        // Until it was locked, the other process may have renamed or removed it.
+        let own = same_file(&out, partial);
+        if is_whole() {
+            if own {
+                let _ = fs::remove_file(partial);
+            }
+            return Ok(None);
+        }
+        if own {
+            return Ok(Some(out));
+        }
+    }
+}
+
 /// A file on its way.
 struct Fetch<'a> {
     client: &'a Client,
@@ -54,6 +90,7 @@ struct Fetch<'a> {
     commit: &'a str,
     file: &'a Listed,
     bar: &'a Bar,
+    progress: &'a Progress,
 }
 
 /// The sum of a file's content, as the hub knows it.
@@ -91,17 +128,20 @@ impl Fetch<'_> {
         let folder = blob.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(folder).map_err(|e| io_error("create", folder, &e))?;
         let partial = PathBuf::from(format!("{}.incomplete", blob.display()));
-        let mut out = OpenOptions::new()
-            .create(true)
-            .read(true)
-            .append(true)
-            .open(&partial)
-            .map_err(|e| io_error("create", &partial, &e))?;
-        // Two of us would write the same bytes twice.
-        out.try_lock().map_err(|_| {
-            Error::environment(format!("another process is fetching `{}`", self.file.name))
-                .hint("wait until it has ended")
-        })?;
+        let mut noted = false;
+        let mut wait = || {
+            if !std::mem::replace(&mut noted, true) {
+                self.progress.stage("Waiting", &format!("another process is fetching `{}`", self.file.name));
+            }
+            interrupt::check()?;
+            std::thread::sleep(PAUSE);
+            Ok(())
+        };
+        let is_whole = || is_whole(&blob, self.file.bytes);
+        let Some(mut out) = lock(&partial, is_whole, &mut wait)? else {
+            self.bar.add(self.file.bytes);
+            return Ok(());
+        };
         let failed = |e: io::Error| io_error("write", &partial, &e);
         let mut sum = Sum::new(self.file);
         let mut done = self.read_again(&mut out, &mut sum).map_err(failed)?;
@@ -192,4 +232,41 @@ impl Fetch<'_> {
 enum Stopped {
     Disk(io::Error),
     Hub(Broken),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What another process does while it is waited for.
+    fn after(what: impl Fn(&Path, &Path) -> io::Result<()>) -> (Option<File>, tempfile::TempDir) {
+        let folder = tempfile::tempdir().unwrap();
+        let [partial, blob] = ["blob.incomplete", "blob"].map(|n| folder.path().join(n));
+        fs::write(&partial, "whole").unwrap();
+        let mut other = Some(File::open(&partial).unwrap());
+        other.as_ref().unwrap().lock().unwrap();
+        let mut wait = || {
+            what(&partial, &blob).unwrap();
+            drop(other.take().expect("it is waited for once"));
+            Ok(())
+        };
+        (lock(&partial, || is_whole(&blob, 5), &mut wait).unwrap(), folder)
+    }
+
+    #[test]
+    fn a_file_that_another_process_fetched_meanwhile_is_taken() {
+        let (found, folder) = after(|partial, blob| fs::rename(partial, blob));
+        assert!(found.is_none());
+        let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(left, ["blob"]);
+    }
+
+    #[test]
+    fn a_file_that_another_process_gave_up_is_fetched() {
+        let (found, folder) = after(|partial, _| fs::remove_file(partial));
+        let partial = folder.path().join("blob.incomplete");
+        assert!(found.is_some_and(|file| same_file(&file, &partial)));
+        let (found, _folder) = after(|_, _| Ok(()));
+        assert_eq!(found.unwrap().metadata().unwrap().len(), 5, "what has come is gone");
+    }
 }

@@ -3,42 +3,87 @@
 //! Of all `L R` of a rank that stand for gates `G` the one that errs least on inputs with second moments `C`, in the mean over
 //! squares, is `L = U`, `R = Uᵀ G`, where `U` are the first eigenvectors of `G C Gᵀ`: it is the singular value decomposition of
 //! `G C^½` (activation-aware, as in ASVD and SVD-LLM; arXiv 2312.05821, 2403.07378).
+//!
+//! They are found by orthogonal iteration of `C Gᵀ G`, a few vectors of `hidden` numbers at a time (Halko, Martinsson and Tropp,
+//! arXiv 0909.4061), and the method of Rayleigh and Ritz in what `G` makes of these. No matrix of `inter²` or `hidden²` numbers is
+//! ever formed: [`bytes`] says what is held.
+
+use super::product::{product, product_bytes};
+use crate::profile::inputs::SecondMoments;
+use nalgebra::{DMatrix, SymmetricEigen};
 
 /// Vectors beyond those that are asked for: what is near the border converges slowly.
 const SPARE: usize = 8;
 /// Turns of the iteration.
 const TURNS: usize = 12;
-/// Sweeps over all pairs; each makes what is left much smaller.
-const SWEEPS: usize = 12;
+/// Most steps of the eigenvalues of the small matrix, for each of its rows.
+const STEPS: usize = 100;
 
-/// First eigenvectors of a symmetric matrix `[n, n]` without negative eigenvalues, the largest first, as rows of `n`. By orthogonal
-/// iteration, and the method of Rayleigh and Ritz in what that spans (Golub and Van Loan, Matrix Computations, §8.2).
-pub(super) fn leading(matrix: &[f64], n: usize, count: usize) -> Vec<Vec<f64>> {
-    let wide = (count + SPARE).min(n);
-    let mut basis = start(n, wide);
-    orthonormal(&mut basis);
-    // All of the space needs no search.
-    for _ in 0..if wide < n { TURNS } else { 0 } {
-        basis = basis.iter().map(|v| product(matrix, v)).collect();
-        orthonormal(&mut basis);
-    }
-    let images: Vec<Vec<f64>> = basis.iter().map(|v| product(matrix, v)).collect();
-    let mut small: Vec<f64> = basis.iter().flat_map(|a| images.iter().map(|b| dot(a, b))).collect();
-    let turned = rotate(&mut small, wide);
-    let mut order: Vec<usize> = (0..wide).collect();
-    order.sort_by(|&a, &b| small[b * wide + b].total_cmp(&small[a * wide + a]));
-    let vector = |which: usize| {
-        let mut sum = vec![0.0; n];
-        for (i, v) in basis.iter().enumerate() {
-            sum.iter_mut().zip(v).for_each(|(s, x)| *s += turned[i * wide + which] * x);
-        }
-        sum
-    };
-    order.into_iter().take(count).map(vector).collect()
+/// Matrices of low rank that stand for gates.
+pub struct Factors {
+    /// `U`, column after column of `inter` numbers.
+    pub left: Vec<f64>,
+    /// `Uᵀ G`, row after row of `hidden` numbers.
+    pub right: Vec<f64>,
 }
 
-/// Vectors to begin with, which have nothing to do with the matrix, and are the same every time.
-fn start(n: usize, count: usize) -> Vec<Vec<f64>> {
+/// Vectors that are iterated for `rank` of them.
+fn wide(inter: usize, hidden: usize, rank: usize) -> usize {
+    (rank + SPARE).min(inter).min(hidden)
+}
+
+/// Most bytes that [`factors`] takes, beside the gates: they grow with the sides of the matrix, not with their squares.
+pub fn bytes(inter: usize, hidden: usize, rank: usize) -> usize {
+    let wide = wide(inter, hidden, rank);
+    // The vectors of the larger side, before and after they are made orthonormal, and what a product takes for them.
+    let most = inter.max(hidden);
+    3 * size_of::<f64>() * wide * (most + hidden + wide) + product_bytes(most, most, wide)
+}
+
+/// The factors of gates `[inter, hidden]` for inputs with these moments; those of the largest eigenvalues first. `None` for numbers that
+/// are not finite.
+pub fn factors(gates: &[f32], hidden: usize, moments: &SecondMoments, rank: usize) -> Option<Factors> {
+    let inter = gates.len() / hidden;
+    let wide = wide(inter, hidden, rank);
+    let gate = |i: usize, k: usize| f64::from(gates[i * hidden + k]);
+    // G · v, Gᵀ · v and C · v of some vectors.
+    let by_gates = |v: &[f64]| product(inter, hidden, gate, v, wide);
+    let back = |v: &[f64]| product(hidden, inter, |i, k| gate(k, i), v, wide);
+    let by_moments = |v: &[f64]| {
+        let blocks = moments.blocks().map(|(range, block)| {
+            let (n, rows) = (range.len(), &v[range.start * wide..range.end * wide]);
+            product(n, n, |i, k| f64::from(block[i * n + k]), rows, wide)
+        });
+        blocks.flatten().collect::<Vec<f64>>()
+    };
+    let mut basis = orthonormal(&start(hidden, wide), wide);
+    // All of the space needs no search.
+    for _ in 0..if wide < inter.min(hidden) { TURNS } else { 0 } {
+        let image = by_gates(&basis);
+        let image = back(&image);
+        basis = orthonormal(&by_moments(&image), wide);
+    }
+    let found = orthonormal(&by_gates(&basis), wide);
+    let right = back(&found);
+    let small = {
+        let image = by_moments(&right);
+        let rows = |v: &[f64]| DMatrix::from_row_slice(hidden, wide, v);
+        rows(&right).tr_mul(&rows(&image))
+    };
+    let turned = SymmetricEigen::try_new(small, f64::EPSILON, STEPS * wide)?;
+    let mut order: Vec<usize> = (0..wide).collect();
+    order.sort_by(|&a, &b| turned.eigenvalues[b].total_cmp(&turned.eigenvalues[a]));
+    let chosen = turned.eigenvectors.select_columns(order.iter().take(rank));
+    let left = DMatrix::from_row_slice(inter, wide, &found) * &chosen;
+    let right = DMatrix::from_row_slice(hidden, wide, &right) * &chosen;
+    let all = left.iter().chain(right.iter());
+    all.into_iter()
+        .all(|x| x.is_finite())
+        .then(|| Factors { left: left.as_slice().to_vec(), right: right.as_slice().to_vec() })
+}
+
+/// Vectors to begin with, `[n, count]`, which have nothing to do with the matrix, and are the same every time.
+fn start(n: usize, count: usize) -> Vec<f64> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = || {
         state ^= state << 13;
@@ -46,106 +91,72 @@ fn start(n: usize, count: usize) -> Vec<Vec<f64>> {
         state ^= state << 17;
         (state >> 11) as f64 / (1_u64 << 53) as f64 - 0.5
     };
-    (0..count).map(|_| (0..n).map(|_| next()).collect()).collect()
+    (0..n * count).map(|_| next()).collect()
 }
 
-fn dot(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
-}
-
-fn product(matrix: &[f64], v: &[f64]) -> Vec<f64> {
-    matrix.chunks_exact(v.len()).map(|row| dot(row, v)).collect()
-}
-
-/// Makes vectors orthonormal, each against those before it, twice; one that these span becomes 0.
-fn orthonormal(vectors: &mut [Vec<f64>]) {
-    for i in 0..vectors.len() {
-        let (before, rest) = vectors.split_at_mut(i);
-        let Some(v) = rest.first_mut() else { return };
-        let length = dot(v, v).sqrt();
-        for _ in 0..2 {
-            for u in before.iter() {
-                let along = dot(u, v);
-                v.iter_mut().zip(u).for_each(|(x, u)| *x -= along * u);
-            }
-        }
-        let left = dot(v, v).sqrt();
-        let by = if left > 1e-10 * length { left.recip() } else { 0.0 };
-        for x in v.iter_mut() {
-            *x *= by;
-        }
-    }
-}
-
-/// Turns a symmetric matrix `[n, n]` until it is diagonal (Jacobi); the columns of what comes back are its eigenvectors.
-fn rotate(a: &mut [f64], n: usize) -> Vec<f64> {
-    let mut turned: Vec<f64> = (0..n * n).map(|i| if i / n == i % n { 1.0 } else { 0.0 }).collect();
-    for _ in 0..SWEEPS {
-        for p in 0..n {
-            for q in p + 1..n {
-                let off = a[p * n + q];
-                if off.abs() <= 1e-14 * (a[p * n + p] * a[q * n + q]).abs().sqrt() {
-                    continue;
-                }
-                let theta = (a[q * n + q] - a[p * n + p]) / (2.0 * off);
-                let t = theta.signum() / (theta.abs() + (theta * theta + 1.0).sqrt());
-                let t = if theta == 0.0 { 1.0 } else { t };
-                let c = (t * t + 1.0).sqrt().recip();
-                let s = t * c;
-                for i in 0..n {
-                    let (x, y) = (a[i * n + p], a[i * n + q]);
-                    (a[i * n + p], a[i * n + q]) = (c * x - s * y, s * x + c * y);
-                    let (x, y) = (turned[i * n + p], turned[i * n + q]);
-                    (turned[i * n + p], turned[i * n + q]) = (c * x - s * y, s * x + c * y);
-                }
-                for i in 0..n {
-                    let (x, y) = (a[p * n + i], a[q * n + i]);
-                    (a[p * n + i], a[q * n + i]) = (c * x - s * y, s * x + c * y);
-                }
-            }
-        }
-    }
-    turned
+/// An orthonormal basis of what the columns of `[n, wide]` span.
+fn orthonormal(vectors: &[f64], wide: usize) -> Vec<f64> {
+    let basis = DMatrix::from_row_slice(vectors.len() / wide, wide, vectors).qr().q();
+    basis.transpose().as_slice().to_vec()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// `Σ λᵢ vᵢ vᵢᵀ` of orthonormal vectors.
-    fn of(vectors: &[Vec<f64>], values: &[f64]) -> Vec<f64> {
-        let n = vectors[0].len();
-        let mut matrix = vec![0.0; n * n];
-        for (v, value) in vectors.iter().zip(values) {
-            for i in 0..n {
-                (0..n).for_each(|j| matrix[i * n + j] += value * v[i] * v[j]);
-            }
-        }
-        matrix
+    /// Gates `Σ σᵢ uᵢ vᵢᵀ` of orthonormal vectors; with moments of 1 their factors are these.
+    fn of(left: &[f64], right: &[f64], hidden: usize, values: &[f64]) -> Vec<f32> {
+        let wide = values.len();
+        let number = |i: usize, k: usize| -> f64 {
+            (0..wide).map(|w| values[w] * left[i * wide + w] * right[k * wide + w]).sum()
+        };
+        let inter = left.len() / wide;
+        (0..inter).flat_map(|i| (0..hidden).map(move |k| (i, k))).map(|(i, k)| number(i, k) as f32).collect()
     }
 
     #[test]
     fn the_largest_come_first_and_are_those_that_were_put_in() {
-        // In a space that is searched, and in one that is taken whole.
-        for (n, count) in [(40, 5), (10, 6)] {
-            let mut vectors = start(n, n);
-            vectors.reverse();
-            orthonormal(&mut vectors);
-            let values: Vec<f64> = (0..n).map(|i| 0.6_f64.powi(i as i32)).collect();
-            let found = leading(&of(&vectors, &values), n, count);
-            assert_eq!(found.len(), count);
-            for (found, put) in found.iter().zip(&vectors) {
-                assert!((dot(found, put).abs() - 1.0).abs() < 1e-6, "{n}: {}", dot(found, put));
+        // In a space that is searched, and in one that is taken whole; with either side the longer one.
+        for (inter, hidden, rank) in [(60, 40, 5), (40, 60, 5), (12, 10, 6)] {
+            let wide = inter.min(hidden);
+            let values: Vec<f64> = (0..wide).map(|i| 0.75_f64.powi(i as i32)).collect();
+            let left = orthonormal(&start(inter, wide), wide);
+            let right = orthonormal(&start(hidden, wide), wide);
+            let gates = of(&left, &right, hidden, &values);
+            let found = factors(&gates, hidden, &SecondMoments::diagonal(&vec![1.0; hidden]), rank).unwrap();
+            assert_eq!((found.left.len(), found.right.len()), (rank * inter, rank * hidden));
+            for w in 0..rank {
+                let along: f64 = (0..inter).map(|i| found.left[w * inter + i] * left[i * wide + w]).sum();
+                assert!((along.abs() - 1.0).abs() < 1e-4, "{inter} × {hidden}, {w}: {along}");
+                let along: f64 = (0..hidden).map(|k| found.right[w * hidden + k] * right[k * wide + w]).sum();
+                assert!((along.abs() - values[w]).abs() < 1e-4, "{inter} × {hidden}, {w}: {along}");
             }
         }
     }
 
     #[test]
-    fn fewer_dimensions_than_vectors_are_no_fault() {
-        let mut one = start(12, 1);
-        orthonormal(&mut one);
-        let found = leading(&of(&one, &[3.0]), 12, 4);
-        assert!((dot(&found[0], &one[0]).abs() - 1.0).abs() < 1e-9);
-        assert!(found.iter().flatten().all(|x| x.is_finite()));
+    fn channels_with_more_energy_come_first() {
+        // Two neurons that read a channel each: the second one's channel is the larger.
+        let gates = [1.0, 0.0, 0.0, 1.0];
+        let found = factors(&gates, 2, &SecondMoments::diagonal(&[1.0, 9.0]), 1).unwrap();
+        assert!(found.left[0].abs() < 1e-6 && (found.left[1].abs() - 1.0).abs() < 1e-6, "{:?}", found.left);
+    }
+
+    #[test]
+    fn gates_of_fewer_dimensions_than_vectors_are_no_fault() {
+        let gates: Vec<f32> = (0..12 * 20).map(|i| ((i / 20 + 1) * (i % 20 + 1)) as f32).collect();
+        let found = factors(&gates, 20, &SecondMoments::diagonal(&[1.0; 20]), 4).unwrap();
+        // The first factor alone gives the gates again.
+        for (i, gate) in gates.iter().enumerate() {
+            let said = found.left[i / 20] * found.right[i % 20];
+            assert!((said - f64::from(*gate)).abs() < 1e-3, "{said} for {gate}");
+        }
+    }
+
+    #[test]
+    fn gates_that_are_not_finite_have_no_factors() {
+        let mut gates = vec![1.0_f32; 30 * 30];
+        gates[17] = f32::NAN;
+        assert!(factors(&gates, 30, &SecondMoments::diagonal(&[1.0; 30]), 2).is_none());
     }
 }

@@ -12,7 +12,8 @@
 //! Predictors are trained here, on what the profile kept of the inputs of experts ([`crate::profile::inputs`]); there are two
 //! kinds, and of low rank as many as ranks are tried. What each of them misses, calls and reads stands in `decisions.json`.
 
-mod low_rank;
+pub mod low_rank;
+mod product;
 mod train;
 
 use crate::config::{ExpertsConfig, Predict};
@@ -27,6 +28,7 @@ use moec_ir::{
     Axis, Format, Glu, Graph, Module, Node, Op, Operand, Source, Weight, WeightClass, WeightExpr, WeightId,
 };
 use std::collections::BTreeMap;
+pub use train::bytes as training_bytes;
 use train::{CODES, FACTORS, Kind, Neurons, Tried};
 
 /// Predictors of a layer's neurons, and the one that is taken.

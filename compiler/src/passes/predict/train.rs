@@ -5,7 +5,7 @@
 //! taken to be awake are counted on the others. Rows are of a layer: of whom its router chose for them a profile says nothing,
 //! so that every row meets every expert.
 
-use super::low_rank::leading;
+use super::low_rank;
 use crate::error::{Error, Result};
 use crate::profile::inputs::Input;
 use half::bf16;
@@ -22,6 +22,28 @@ pub(super) const CODES: Format = Format::Q4;
 pub(super) const FACTORS: Format = Format::Bf16;
 /// Ranks that are tried.
 pub(super) const RANKS: [usize; 6] = [8, 16, 32, 64, 128, 256];
+/// Neurons whose codes are held at once.
+const NEURONS: usize = 64;
+/// Most bytes that experts take that are trained at once, unless a single one takes more.
+const MOST_BYTES: usize = 2 << 30;
+
+/// Most bytes that the training of one expert takes, of `rows` rows: a few copies of its gates' sides, of what is said of each row, and
+/// the gates once.
+pub fn bytes(inter: usize, hidden: usize, rows: usize) -> usize {
+    let (number, rank) = (size_of::<f32>(), ranks(inter, hidden).max().unwrap_or(0));
+    let gates = number * inter * hidden;
+    // Exact and said, and of every kind how far neurons are from the border.
+    let kinds = RANKS.len() + 1;
+    let said = number * rows * (2 * inter + rank) + kinds * 2 * number * (rows + 1) * inter;
+    let factors = 2 * number * rank * (inter + hidden);
+    let codes = number * NEURONS * (hidden + rows);
+    gates + said.max(low_rank::bytes(inter, hidden, rank)) + factors + codes
+}
+
+/// Ranks whose matrices are smaller than gates `[inter, hidden]`.
+fn ranks(inter: usize, hidden: usize) -> impl Iterator<Item = usize> {
+    RANKS.into_iter().filter(move |rank| 2 * rank <= inter.min(hidden))
+}
 
 /// The neurons of a layer's experts.
 pub(super) struct Neurons<'a> {
@@ -108,11 +130,11 @@ pub(super) fn train(
     recall: f64,
     source: &dyn Source,
 ) -> Result<Trained> {
-    let most = of.inter.min(of.hidden);
-    let low = RANKS.into_iter().filter(|rank| 2 * rank <= most);
+    let low = ranks(of.inter, of.hidden);
     let mut kinds: Vec<Kind> = low.map(|rank| Kind { predictor: Predictor::LowRank, rank }).collect();
     kinds.push(Kind { predictor: Predictor::Coarse, rank: 0 });
-    let experts = in_parallel(of.experts, |e| expert(of, input, e, &kinds, source))?;
+    let at_once = (MOST_BYTES / bytes(of.inter, of.hidden, input.len()).max(1)).max(1);
+    let experts = in_parallel(of.experts, at_once, |e| expert(of, input, e, &kinds, source))?;
     let halves = [input.len().div_ceil(2), input.len() / 2];
     let mut factors = Vec::new();
     let mut by_kind: Vec<Vec<Seen>> = kinds.iter().map(|_| Vec::new()).collect();
@@ -182,22 +204,33 @@ fn expert(
     crate::interrupt::check()?;
     let gates = gates(of, e, source)?;
     let rank = kinds.iter().map(|k| k.rank).max().unwrap_or(0);
-    let factors = factors(of, &gates, input, e, rank);
+    let factors = factors(of, &gates, input, e, rank)?;
     let exact = products(&input.rows, &gates, of.hidden);
     let small = products(&input.rows, &factors.right, of.hidden);
     let seen = kinds.iter().map(|kind| {
         let said = match kind.predictor {
-            Predictor::Coarse => {
-                let mut codes = gates.clone();
-                moec_cpu::round_rows(CODES, of.hidden, &mut codes);
-                products(&input.rows, &codes, of.hidden)
-            }
+            Predictor::Coarse => by_codes(of, &gates, &input.rows),
             Predictor::LowRank => by_factors(of, &factors, &small, [rank, kind.rank]),
         };
         judge(of, &exact, &said)
     });
     let seen = seen.collect();
     Ok((factors, seen))
+}
+
+/// What the gates say once their numbers are rounded to codes.
+fn by_codes(of: &Neurons<'_>, gates: &[f32], rows: &[f32]) -> Vec<f32> {
+    let mut said = vec![0.0; rows.len() / of.hidden * of.inter];
+    for (i, gates) in gates.chunks(NEURONS * of.hidden).enumerate() {
+        let mut codes = gates.to_vec();
+        moec_cpu::round_rows(CODES, of.hidden, &mut codes);
+        let some = products(rows, &codes, of.hidden);
+        let neurons = codes.len() / of.hidden;
+        for (said, some) in said.chunks_exact_mut(of.inter).zip(some.chunks_exact(neurons)) {
+            said[i * NEURONS..][..neurons].copy_from_slice(some);
+        }
+    }
+    said
 }
 
 /// What the first `used` of `rank` factors say: `small` are rows times all of `right`.
@@ -213,29 +246,21 @@ fn by_factors(of: &Neurons<'_>, factors: &Factors, small: &[f32], [rank, used]: 
 }
 
 /// The matrices of low rank that stand for gates on such an input, rounded as they are stored.
-fn factors(of: &Neurons<'_>, gates: &[f32], input: &Input<'_>, e: usize, rank: usize) -> Factors {
+///
+/// # Errors
+/// Numbers that are not finite.
+fn factors(of: &Neurons<'_>, gates: &[f32], input: &Input<'_>, e: usize, rank: usize) -> Result<Factors> {
     if rank == 0 {
-        return Factors::default();
+        return Ok(Factors::default());
     }
-    let met = input.moments(e).times(gates, of.hidden);
-    let mut square = vec![0.0; of.inter * of.inter];
-    for (i, row) in met.chunks_exact(of.hidden).enumerate() {
-        for (j, gate) in gates.chunks_exact(of.hidden).enumerate().take(i + 1) {
-            let x = f64::from(dot(row, gate));
-            (square[i * of.inter + j], square[j * of.inter + i]) = (x, x);
-        }
-    }
-    let round = |x: f64| bf16::from_f64(x).to_f32();
-    let mut found = Factors::default();
-    for u in leading(&square, of.inter, rank) {
-        let mut right = vec![0.0_f64; of.hidden];
-        for (u, gate) in u.iter().zip(gates.chunks_exact(of.hidden)) {
-            right.iter_mut().zip(gate).for_each(|(sum, g)| *sum += u * f64::from(*g));
-        }
-        found.left.extend(u.into_iter().map(round));
-        found.right.extend(right.into_iter().map(round));
-    }
-    found
+    let found = low_rank::factors(gates, of.hidden, &input.moments(e), rank).ok_or_else(|| {
+        Error::input(format!(
+            "the gates of expert {e}, or the inputs that the profile recorded for them, are not finite"
+        ))
+        .hint("take the profile anew with `moec calibrate`, or set `predict = \"coarse\"` under `[experts]`")
+    })?;
+    let round = |all: Vec<f64>| all.into_iter().map(|x| bf16::from_f64(x).to_f32()).collect();
+    Ok(Factors { left: round(found.left), right: round(found.right) })
 }
 
 /// Compares what is said of gates with what they are, `[rows, inter]` both.
@@ -269,8 +294,8 @@ fn judge(of: &Neurons<'_>, exact: &[f32], said: &[f32]) -> Seen {
     seen
 }
 
-/// `of(0), …, of(n − 1)`, on all cores; the first error is that of all.
-fn in_parallel<T: Send>(n: usize, of: impl Fn(usize) -> Result<T> + Sync) -> Result<Vec<T>> {
+/// `of(0), …, of(n − 1)`, at most so many at once, on as many cores; the first error is that of all.
+fn in_parallel<T: Send>(n: usize, at_once: usize, of: impl Fn(usize) -> Result<T> + Sync) -> Result<Vec<T>> {
     let next = AtomicUsize::new(0);
     let found: Mutex<Vec<(usize, Result<T>)>> = Mutex::new(Vec::new());
     let work = || {
@@ -283,7 +308,7 @@ fn in_parallel<T: Send>(n: usize, of: impl Fn(usize) -> Result<T> + Sync) -> Res
             found.lock().unwrap_or_else(PoisonError::into_inner).push((i, one));
         }
     };
-    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(n);
+    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(n).min(at_once);
     thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
     let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
     found.sort_by_key(|(i, _)| *i);
