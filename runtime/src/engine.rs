@@ -45,6 +45,8 @@ pub struct Options {
     pub paging: Option<Paging>,
     /// Looked at between calls of entry points: once true, work ends with [`crate::Error::Interrupted`].
     pub stop: Option<&'static AtomicBool>,
+    /// Tells the user, in a line, what goes on but not as it should.
+    pub warn: Option<fn(&str)>,
 }
 
 /// Which rows of a prefill give logits.
@@ -115,6 +117,7 @@ pub struct Engine<'p> {
     /// Rows of a call, kept for the next one.
     rows: Vec<Row>,
     stop: Option<&'static AtomicBool>,
+    warn: Option<fn(&str)>,
     /// Entry point of the last call.
     last: Option<usize>,
 }
@@ -156,10 +159,10 @@ impl<'p> Engine<'p> {
     /// Waits until weights are where they are to stay, and takes them from there.
     ///
     /// # Errors
-    /// Some cannot be read.
+    /// As [`Store::moves`].
     pub fn settle(&mut self) -> Result<()> {
         self.begin_preload();
-        self.store.settle()?;
+        self.store.settle();
         self.follow()
     }
 
@@ -172,7 +175,11 @@ impl<'p> Engine<'p> {
 
     /// Takes weights from where they have moved to.
     fn follow(&mut self) -> Result<()> {
-        if !self.store.moves()? {
+        let moved = self.store.moves()?;
+        if let Some((warn, text)) = self.warn.zip(self.store.warning()) {
+            warn(&text);
+        }
+        if !moved {
             return Ok(());
         }
         let arenas: Vec<Option<Addr>> =

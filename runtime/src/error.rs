@@ -87,6 +87,9 @@ pub enum Error {
         /// Hash of the file.
         found: [u8; 32],
     },
+    /// A file of the bundle is another one than the one that was opened and checked.
+    #[error("`{}` was replaced by another file after it was checked", .0.display())]
+    Replaced(PathBuf),
     /// The bundle's manifest cannot be used.
     #[error("`{}` is no manifest of this bundle: {why}", .path.display())]
     Manifest {
@@ -474,6 +477,7 @@ impl Error {
             | Self::OutsideBundle(_)
             | Self::WrongSize { .. }
             | Self::Changed { .. }
+            | Self::Replaced(_)
             | Self::Manifest { .. }
             | Self::NoKernel(_)
             | Self::NoEntry(_)
@@ -511,6 +515,7 @@ impl Error {
             Self::Flash(_) => {
                 "the disk does not answer as it should; see the system's log, or copy the bundle to another one"
             }
+            Self::Replaced(_) => "start again when nothing writes to the bundle any more",
             Self::NoUring(_) => "set `MOEC_FLASH=pread`, or leave it to moec with `auto`",
             Self::OutsideBundle(_) | Self::Plan(_) | Self::NoKernel(_) | Self::NoEntry(_) => {
                 "rebuild the bundle with `moec build`"

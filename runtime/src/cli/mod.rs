@@ -80,6 +80,7 @@ pub struct Context<'a> {
     pub name: &'a str,
     beside: Option<Beside<'a>>,
     native: Option<Native<'a>>,
+    check: CheckLevel,
 }
 
 /// A verb that a crate above this one brings.
@@ -120,11 +121,13 @@ pub struct Front<'a> {
     pub beside: Option<Beside<'a>>,
     /// What executes units that the runtime by itself does not.
     pub native: Option<Native<'a>>,
+    /// How much of what the program opens is checked, where `--check` does not ask for all.
+    pub check: CheckLevel,
 }
 
 impl Default for Front<'_> {
     fn default() -> Self {
-        Self { name: "run", more: &[], forms: None, beside: None, native: None }
+        Self { name: "run", more: &[], forms: None, beside: None, native: None, check: CheckLevel::Small }
     }
 }
 
@@ -174,12 +177,7 @@ impl<'a> Context<'a> {
                 return Err(Error::NoPaging(option));
             }
         }
-        let check = match (common.check, self.beside) {
-            // All is checked by now, and hashing large files twice would take twice as long.
-            (true, None) => CheckLevel::Sizes,
-            (true, Some(_)) => CheckLevel::All,
-            (false, _) => CheckLevel::Small,
-        };
+        let check = if common.check { CheckLevel::All } else { self.check };
         let stop = Some(interrupt::flag());
         let mut paging = Paging::from_env()?;
         paging.flash.verify_reads = !common.no_verify_reads;
@@ -195,6 +193,7 @@ impl<'a> Context<'a> {
             lazy: common.no_preload,
             paging: Some(paging),
             stop,
+            warn: Some(warn),
         };
         match (self.beside, self.native) {
             (None, None) => Engine::open(self.program, self.bundle, options),
@@ -219,7 +218,14 @@ impl<'a> Context<'a> {
     }
 }
 
-/// Holds all files of the bundle against its manifest, if that is asked for, and says so.
+/// Tells the user of a run that goes on.
+fn warn(text: &str) {
+    // The stream may be locked already, by this thread: engines run where the verbs do.
+    let _ = writeln!(io::stderr(), "warning: {text}");
+}
+
+/// Holds all files of the bundle against its manifest, if that is asked for, and says so. Files that the program itself opens are
+/// checked when it does, so that what is computed with is what was checked.
 ///
 /// # Errors
 /// A file that is not as it was built.
@@ -232,6 +238,10 @@ pub fn check(context: &Context<'_>, common: &Common, notes: bool, io: &mut Io<'_
     let done = manifest::check(context.bundle, own)?;
     if notes {
         io.note(&format!("checked {} files, {}: all as they were built", done.files, size(done.bytes)));
+        if done.left > 0 {
+            let left = size(done.left);
+            io.note(&format!("weights and tokenizer, {left}, are checked when they are read, before they are used"));
+        }
         if done.run_unlisted {
             io.note("note: `run` was built after the manifest, which does not list it");
         }
@@ -304,7 +314,7 @@ impl Front<'_> {
         args: impl Iterator<Item = OsString>,
         mut io: Io<'_>,
     ) -> u8 {
-        let &Self { name, more, forms, beside, native } = self;
+        let &Self { name, more, forms, beside, native, check } = self;
         let commands: Vec<clap::Command> = more.iter().map(|more| (more.command)()).collect();
         let names: Vec<String> = commands.iter().map(|c| c.get_name().to_owned()).collect();
         let mut command = Cli::command().bin_name(name).subcommands(commands);
@@ -315,7 +325,7 @@ impl Front<'_> {
             Ok(matches) => matches,
             Err(e) => return refuse(&e, name, &mut io),
         };
-        let context = Context { program, bundle, name, beside, native };
+        let context = Context { program, bundle, name, beside, native, check };
         let brought = matches.subcommand().and_then(|(verb, matches)| {
             Some((more.get(names.iter().position(|name| name == verb)?)?, matches))
         });
