@@ -16,7 +16,7 @@ use crate::states::States;
 use crate::store::{CheckLevel, Store};
 use crate::timeline::Timeline;
 use crate::unit::Unit;
-use crate::weights::{Held, Weights};
+use crate::weights::{Demand, Held, Weights};
 use moec_ir::plan::{Builtin, Code};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -32,6 +32,8 @@ pub(crate) use open::executes;
 pub struct Options {
     /// Threads; `None`: `MOEC_THREADS`, else one per core.
     pub threads: Option<usize>,
+    /// Whether worker threads are bound to cores ([`Pool::new`]); an error where there are more than cores.
+    pub pin: bool,
     /// How much of the bundle is checked first.
     pub check: CheckLevel,
     /// Whether no weights stay on flash, those neither that the plan would leave there.
@@ -45,6 +47,8 @@ pub struct Options {
     pub paging: Option<Paging>,
     /// Looked at between calls of entry points: once true, work ends with [`crate::Error::Interrupted`].
     pub stop: Option<&'static AtomicBool>,
+    /// What the caller means to hold: where the memory for it is not free, the engine does not open. `None`: nothing is looked at.
+    pub demand: Option<Demand>,
     /// Tells the user, in a line, what goes on but not as it should.
     pub warn: Option<fn(&str)>,
 }
@@ -80,7 +84,7 @@ pub struct Memory {
     pub scratch: u64,
     /// Packed weights.
     pub weights: u64,
-    /// KV cache when every slot is full; the system backs only what was written.
+    /// KV cache when every slot is full; the system backs only what was written ([`Options::demand`]).
     pub kv: u64,
     /// Frames of experts on flash; they hold a part of `weights`.
     pub frames: u64,

@@ -27,7 +27,7 @@ pub struct Checked {
     pub files: usize,
     /// Their bytes.
     pub bytes: u64,
-    /// Bytes of the files that the program opens itself, whose content is not checked yet.
+    /// Of these, bytes of the files that the program opens itself, whose content is not checked yet.
     pub left: u64,
     /// Whether there is a `run` that the manifest does not list, since it was built after it (on a Mac).
     pub run_unlisted: bool,
@@ -70,8 +70,8 @@ pub fn check(bundle: &Path, program: Option<&Program>) -> Result<Checked> {
     }
     let bytes = |files: &[&FileRef]| files.iter().fold(0_u64, |sum, f| sum.saturating_add(f.bytes));
     Ok(Checked {
-        files: here.len(),
-        bytes: bytes(&here),
+        files: files.len(),
+        bytes: bytes(&here).saturating_add(bytes(&left)),
         left: bytes(&left),
         run_unlisted: !listed.contains_key(RUN) && bundle.join(RUN).exists(),
     })

@@ -392,10 +392,8 @@ fn weights_that_cannot_be_copied_stay_mapped_and_the_user_is_told_once() {
     let p = &program();
     for injected in [Injected::Error(libc::EIO), Injected::Stall] {
         WARNINGS.lock().unwrap().clear();
-        let wrap = faults(
-            &Gate::default(),
-            move |r| if r.offset >= HEAD { injected } else { Injected::Nothing },
-        );
+        let wrap =
+            faults(&Gate::default(), move |r| if r.offset >= HEAD { injected } else { Injected::Nothing });
         let usual = how(Choice::Threads, Some(wrap));
         let time_limit = Duration::from_millis(200);
         let how = How { flash: flash::Options { time_limit, ..usual.flash }, ..usual };

@@ -23,6 +23,7 @@ use crate::paging::Paging;
 use crate::program::Program;
 use crate::sampler::Constraint;
 use crate::store::CheckLevel;
+use crate::weights::Demand;
 use args::{Cli, Common, Verb};
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use moec_ir::plan::UnitRef;
@@ -157,16 +158,17 @@ impl Native<'_> {
 }
 
 impl<'a> Context<'a> {
-    /// Opens the program as the options say. It stops between calls once [`interrupt::flag`] is true.
+    /// Opens the program as the options say, for what is to be held. It stops between calls once [`interrupt::flag`] is
+    /// true.
     ///
     /// # Errors
     /// As [`Engine::open`]; options that the plan has no use for.
-    pub fn open(&self, common: &Common) -> Result<Engine<'a>> {
-        self.open_recording(common, false)
+    pub fn open(&self, common: &Common, demand: Demand) -> Result<Engine<'a>> {
+        self.open_recording(common, demand, false)
     }
 
     /// As [`Context::open`]; `record`: routing is written down where experts are on flash.
-    fn open_recording(&self, common: &Common, record: bool) -> Result<Engine<'a>> {
+    fn open_recording(&self, common: &Common, demand: Demand, record: bool) -> Result<Engine<'a>> {
         if self.program.paging.is_none() {
             let given = [
                 ("--budget", common.budget.is_some()),
@@ -187,6 +189,8 @@ impl<'a> Context<'a> {
         paging.ahead = common.prefetch.unwrap_or(paging.ahead);
         let options = Options {
             threads: common.threads,
+            pin: common.pin,
+            demand: Some(demand),
             check,
             resident: common.no_budget,
             weights: common.weights,
@@ -237,11 +241,10 @@ pub fn check(context: &Context<'_>, common: &Common, notes: bool, io: &mut Io<'_
     let own = context.beside.is_none().then_some(context.program);
     let done = manifest::check(context.bundle, own)?;
     if notes {
-        io.note(&format!("checked {} files, {}: all as they were built", done.files, size(done.bytes)));
-        if done.left > 0 {
-            let left = size(done.left);
-            io.note(&format!("weights and tokenizer, {left}, are checked when they are read, before they are used"));
-        }
+        let (files, bytes, left) = (done.files, size(done.bytes), size(done.left));
+        let still = format!(" so far; {left} of weights and tokenizer are hashed before they are used");
+        let still = if done.left > 0 { still } else { String::new() };
+        io.note(&format!("checked {files} files, {bytes}: all as they were built{still}"));
         if done.run_unlisted {
             io.note("note: `run` was built after the manifest, which does not list it");
         }

@@ -84,6 +84,10 @@ impl<'p> Engine<'p> {
     ) -> Result<Self> {
         let tallies = Arc::new(Tallies::of(&program.sets));
         let mut units = bring(program, executor, packages, &tallies)?;
+        let threads = cpu::threads(options.threads)?;
+        if let Some((demand, free)) = options.demand.zip(available()) {
+            weights::check_room(program, threads, demand, free)?;
+        }
         let files = BundleFiles::open(program, bundle)?;
         let mut options = options;
         let (store, pager, why): (Box<dyn Store + 'p>, _, _) =
@@ -129,6 +133,9 @@ impl<'p> Engine<'p> {
         unit::check(&units, program)?;
         cpu::check(&program.target)?;
         let lanes = cpu::threads(options.threads)?;
+        if options.pin {
+            cpu::check_pin(lanes)?;
+        }
         let arena = Region::new("activations", program.arena_bytes())?;
         let beside = beside::open(program, &mut units, files)?;
         let states = States::new(program, &beside.states)?;
@@ -185,7 +192,7 @@ impl<'p> Engine<'p> {
             scratch_stride: stride,
             taken: (0..most).map(|_| AtomicUsize::new(0)).collect(),
             events: Events::new(events, lanes + threads.len()),
-            pool: Pool::new(lanes, threads.len() + links, cpu::pinning(lanes))?,
+            pool: Pool::new(lanes, threads.len() + links, options.pin)?,
             threads,
             rows: Vec::with_capacity(program.entries.iter().map(|e| e.kind.rows()).max().unwrap_or(0)),
             stop: options.stop,

@@ -123,7 +123,12 @@ mod tests {
     use super::*;
 
     fn table(extents: &[(u32, u64, u64)]) -> Result<ExtentTable> {
-        let files = ["a", "b"].map(|path| FileEntry { path: path.into(), bytes: 20_000, cached: false, identity: None });
+        let files = ["a", "b"].map(|path| FileEntry {
+            path: path.into(),
+            bytes: 20_000,
+            cached: false,
+            identity: None,
+        });
         let extent = |&(file, offset, bytes)| Extent { file, offset, bytes, crc32c: None };
         ExtentTable::new(files.to_vec(), extents.iter().map(extent).collect())
     }

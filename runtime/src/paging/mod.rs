@@ -266,7 +266,8 @@ pub(crate) fn threads(program: &Program, requested: Option<usize>) -> Result<usi
 pub(crate) fn reader(program: &Program, bundle: &Path) -> Result<String> {
     let block_bytes = program.paging.as_ref().map_or(flash::LARGEST_BLOCK, |p| p.block_bytes);
     let options = flash::Options { block_bytes, ..usual_flash()? };
-    let files = Arc::new(Files::open(&table(program, &BundleFiles::open(program, bundle)?)?, options.direct)?);
+    let files =
+        Arc::new(Files::open(&table(program, &BundleFiles::open(program, bundle)?)?, options.direct)?);
     let buffers = Buffers::new(&[Class { bytes: flash::BLOCK, count: 1 }])?;
     Ok(flash::open::reader(&files, &buffers, &options)?.describe())
 }
