@@ -151,6 +151,9 @@ pub struct FileId {
 }
 
 /// The identity of an open file; `None` where the system does not tell.
+///
+/// # Errors
+/// What the system says.
 #[cfg(unix)]
 pub fn identity(file: &File) -> io::Result<Option<FileId>> {
     use std::os::unix::fs::MetadataExt as _;
@@ -159,6 +162,9 @@ pub fn identity(file: &File) -> io::Result<Option<FileId>> {
 }
 
 /// This system does not tell.
+///
+/// # Errors
+/// None.
 #[cfg(not(unix))]
 #[allow(clippy::unnecessary_wraps, reason = "as on Unix")]
 pub fn identity(_file: &File) -> io::Result<Option<FileId>> {
