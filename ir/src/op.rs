@@ -17,6 +17,9 @@ use bincode::{Decode, Encode};
 /// Most scores of a [`Op::Fetch`]: those of its own layer and of three layers ahead (HybriMoE, §IV-C).
 pub const FETCHED: usize = 4;
 
+/// What a router kernel writes in place of an expert where too few scores are numbers. No dispatch takes it.
+pub const NO_EXPERT: i32 = i32::MAX;
+
 /// Element-wise activation functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Activation {

@@ -79,7 +79,7 @@ impl Compute for Token<'_> {
 
 fn store(path: &Path, shape: Shape, memory: Memory) -> Outcome<NeuronStore> {
     let bytes = u64::from(EXPERTS * NEURONS) * 3 * ROW;
-    let file = FileEntry { path: path.to_owned(), bytes, cached: false };
+    let file = FileEntry { path: path.to_owned(), bytes, cached: false, identity: None };
     let table = Arc::new(extents(file, 0, shape)?);
     let buffers = Buffers::new(&classes(shape, memory))?;
     let flash = Flash::open(table, buffers, &Options::default(), Arc::new(SystemClock::default()))?;

@@ -4,11 +4,10 @@ use crate::error::{Error, Result};
 use crate::graphs::Graphs;
 use crate::memory::Addr;
 use crate::program::Program;
-use crate::store::{CheckLevel, MappedStore, Store};
+use crate::store::{BundleFiles, CheckLevel, MappedStore, Store};
 use crate::unit::Unit;
 use moec_ir::plan::{ALIGN, Resident};
 use std::collections::BTreeSet;
-use std::path::Path;
 
 /// What executes the steps of a unit beside the processor.
 pub enum Executor {
@@ -53,7 +52,7 @@ pub(crate) struct Beside {
 pub(crate) fn open<'p>(
     program: &'p Program,
     units: &mut [Option<Box<dyn Unit + 'p>>],
-    bundle: Option<&Path>,
+    files: Option<&BundleFiles>,
 ) -> Result<Beside> {
     let count = program.memories.len();
     let mut beside = Beside {
@@ -63,9 +62,9 @@ pub(crate) fn open<'p>(
     };
     let wanted: BTreeSet<u32> =
         program.memories.iter().flat_map(|m| &m.residents).map(|r| r.segment).collect();
-    let store = match bundle {
-        Some(bundle) if !wanted.is_empty() => {
-            Some(MappedStore::open_some(program, bundle, CheckLevel::Sizes, &|i| wanted.contains(&i))?)
+    let store = match files {
+        Some(files) if !wanted.is_empty() => {
+            Some(MappedStore::of(program, files, CheckLevel::Sizes, &|i| wanted.contains(&i))?)
         }
         _ => None,
     };

@@ -3,7 +3,7 @@
 //! A token is decoded in the little entry point first, whose routers choose fewer experts. If the largest probability of
 //! its softmax exceeds γ, its logits are kept; else the same position is decoded again with all experts, which replaces
 //! what the little pass left in the states at that position (Algorithm 1). Positions that are kept keep the little
-//! pass's keys and values, as in the paper. A state that is no cache goes back by a token, for which the engine takes a
+//! pass's keys and values, as in the paper: their own sequence goes on from them, and no other one does. A state that is no cache goes back by a token, for which the engine takes a
 //! snapshot before each little pass.
 
 use crate::engine::Engine;
@@ -75,6 +75,11 @@ impl Decoder {
     /// As [`Decoder::big_little`].
     pub fn of(program: &Program) -> Result<Self> {
         program.model.big_little.map_or_else(|| Ok(Self::full()), |b| Self::big_little(program, b.gamma))
+    }
+
+    /// Whether tokens may be decoded with fewer experts, so that keys and values of answers are approximations.
+    pub(crate) fn is_reduced(&self) -> bool {
+        self.gamma.is_some()
     }
 
     /// How many tokens needed all experts so far; `None` where fewer are never tried.

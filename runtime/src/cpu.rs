@@ -242,13 +242,17 @@ pub fn threads(requested: Option<usize>) -> Result<usize> {
     if (1..=MAX_THREADS).contains(&n) { Ok(n) } else { Err(range(what, n.to_string())) }
 }
 
-/// Whether `MOEC_PIN=1` asks for one core per thread, and there are as many.
-pub fn pinning(threads: usize) -> bool {
-    threads <= cores() && std::env::var("MOEC_PIN").is_ok_and(|v| v == "1")
+/// Refuses to bind more threads to cores than this process may use.
+///
+/// # Errors
+/// [`Error::Range`].
+pub fn check_pin(threads: usize) -> Result<()> {
+    let (what, range) = ("with `--pin` the number of threads", "at most that of the cores of this process");
+    if threads <= cores() { Ok(()) } else { Err(Error::Range { what, range, found: threads.to_string() }) }
 }
 
-/// Binds the calling thread to the `index`-th core that it may use. Best effort: without it the program
-/// is only slower.
+/// Binds the calling thread, and those that it starts later, to the `index`-th core that it may use. Best effort: without it the
+/// program is only slower.
 #[cfg(target_os = "linux")]
 pub fn pin(index: usize) {
     // SAFETY: both calls get a set that lives on this stack and its exact size; 0 is the calling thread.

@@ -16,7 +16,7 @@ use crate::states::States;
 use crate::store::{CheckLevel, Store};
 use crate::timeline::Timeline;
 use crate::unit::Unit;
-use crate::weights::{Held, Weights};
+use crate::weights::{Demand, Held, Weights};
 use moec_ir::plan::{Builtin, Code};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -32,6 +32,8 @@ pub(crate) use open::executes;
 pub struct Options {
     /// Threads; `None`: `MOEC_THREADS`, else one per core.
     pub threads: Option<usize>,
+    /// Whether worker threads are bound to cores ([`Pool::new`]); an error where there are more than cores.
+    pub pin: bool,
     /// How much of the bundle is checked first.
     pub check: CheckLevel,
     /// Whether no weights stay on flash, those neither that the plan would leave there.
@@ -45,6 +47,10 @@ pub struct Options {
     pub paging: Option<Paging>,
     /// Looked at between calls of entry points: once true, work ends with [`crate::Error::Interrupted`].
     pub stop: Option<&'static AtomicBool>,
+    /// What the caller means to hold: where the memory for it is not free, the engine does not open. `None`: nothing is looked at.
+    pub demand: Option<Demand>,
+    /// Tells the user, in a line, what goes on but not as it should.
+    pub warn: Option<fn(&str)>,
 }
 
 /// Which rows of a prefill give logits.
@@ -78,7 +84,7 @@ pub struct Memory {
     pub scratch: u64,
     /// Packed weights.
     pub weights: u64,
-    /// KV cache when every slot is full; the system backs only what was written.
+    /// KV cache when every slot is full; the system backs only what was written ([`Options::demand`]).
     pub kv: u64,
     /// Frames of experts on flash; they hold a part of `weights`.
     pub frames: u64,
@@ -115,6 +121,7 @@ pub struct Engine<'p> {
     /// Rows of a call, kept for the next one.
     rows: Vec<Row>,
     stop: Option<&'static AtomicBool>,
+    warn: Option<fn(&str)>,
     /// Entry point of the last call.
     last: Option<usize>,
 }
@@ -156,10 +163,10 @@ impl<'p> Engine<'p> {
     /// Waits until weights are where they are to stay, and takes them from there.
     ///
     /// # Errors
-    /// Some cannot be read.
+    /// As [`Store::moves`].
     pub fn settle(&mut self) -> Result<()> {
         self.begin_preload();
-        self.store.settle()?;
+        self.store.settle();
         self.follow()
     }
 
@@ -172,7 +179,11 @@ impl<'p> Engine<'p> {
 
     /// Takes weights from where they have moved to.
     fn follow(&mut self) -> Result<()> {
-        if !self.store.moves()? {
+        let moved = self.store.moves()?;
+        if let Some((warn, text)) = self.warn.zip(self.store.warning()) {
+            warn(&text);
+        }
+        if !moved {
             return Ok(());
         }
         let arenas: Vec<Option<Addr>> =

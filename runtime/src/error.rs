@@ -87,6 +87,9 @@ pub enum Error {
         /// Hash of the file.
         found: [u8; 32],
     },
+    /// A file of the bundle is another one than the one that was opened and checked.
+    #[error("`{}` was replaced by another file after it was checked", .0.display())]
+    Replaced(PathBuf),
     /// The bundle's manifest cannot be used.
     #[error("`{}` is no manifest of this bundle: {why}", .path.display())]
     Manifest {
@@ -115,6 +118,23 @@ pub enum Error {
         needed: u64,
         /// Bytes that are free.
         available: u64,
+    },
+    /// What a run may come to need is not free.
+    #[error(
+        "the KV cache of {sequences} sequences of {tokens} tokens takes {} and activations {}, but {} are free",
+        mib(*.kv, true), mib(*.rest, true), mib(*.free, false)
+    )]
+    NoMemory {
+        /// Bytes of the KV cache, and of other states.
+        kv: u64,
+        /// Bytes of activations and scratch.
+        rest: u64,
+        /// Bytes that are free.
+        free: u64,
+        /// Sequences.
+        sequences: usize,
+        /// Tokens of each at most.
+        tokens: usize,
     },
     /// Weights were to lie in memory of our own, and the bundle leaves experts on flash.
     #[error("the bundle has a memory budget, which leaves experts on flash")]
@@ -306,6 +326,12 @@ pub enum Error {
         /// Dispatch step.
         step: usize,
     },
+    /// A router had too few scores that are numbers.
+    #[error("{} cannot choose experts: its scores are not numbers (NaN)", router(*.layer))]
+    RouterNan {
+        /// Its layer in the model; `None` where the plan does not name it.
+        layer: Option<u32>,
+    },
     /// Logits without a largest one.
     #[error("the model returned logits that are not numbers")]
     NotFinite,
@@ -474,6 +500,7 @@ impl Error {
             | Self::OutsideBundle(_)
             | Self::WrongSize { .. }
             | Self::Changed { .. }
+            | Self::Replaced(_)
             | Self::Manifest { .. }
             | Self::NoKernel(_)
             | Self::NoEntry(_)
@@ -490,12 +517,15 @@ impl Error {
             | Self::UnknownStep { .. }
             | Self::Memory { .. }
             | Self::NoRoom { .. }
+            | Self::NoMemory { .. }
             | Self::Thread(_)
             | Self::MissingFeatures { .. }
             | Self::WrongArch { .. } => Fault::Host,
-            Self::UnknownFeatures { .. } | Self::BadExpert { .. } | Self::NotFinite | Self::Tokenizer(_) => {
-                Fault::Moec
-            }
+            Self::UnknownFeatures { .. }
+            | Self::BadExpert { .. }
+            | Self::RouterNan { .. }
+            | Self::NotFinite
+            | Self::Tokenizer(_) => Fault::Moec,
         }
     }
 
@@ -511,6 +541,7 @@ impl Error {
             Self::Flash(_) => {
                 "the disk does not answer as it should; see the system's log, or copy the bundle to another one"
             }
+            Self::Replaced(_) => "start again when nothing writes to the bundle any more",
             Self::NoUring(_) => "set `MOEC_FLASH=pread`, or leave it to moec with `auto`",
             Self::OutsideBundle(_) | Self::Plan(_) | Self::NoKernel(_) | Self::NoEntry(_) => {
                 "rebuild the bundle with `moec build`"
@@ -527,6 +558,10 @@ impl Error {
             }
             Self::UnknownFeatures { .. } => "build the bundle and its runner with the same version of moec",
             Self::Memory { .. } => "build with a smaller `max_context` or fewer `decode_batch` slots",
+            Self::NoMemory { .. } => {
+                "end other programs or raise the limit of the control group, or build with a smaller `max_context` or a smaller largest \
+                 `decode_batch` under `[shapes]` in `model.toml`"
+            }
             Self::NoRoom { .. } => {
                 "leave it to moec with `--weights auto`, or map them with `--weights mapped`"
             }
@@ -592,6 +627,10 @@ impl Error {
             Self::BadExpert { .. } | Self::NotFinite | Self::Graph { .. } | Self::Launch { .. } => {
                 "check the bundle with `moec verify`; if it passes, this is a bug of moec"
             }
+            Self::RouterNan { .. } => {
+                "numbers before it have overflowed, or weights are NaN: `moec verify` compares the bundle with its checkpoint; with \
+                 `activations = \"f32\"` under `[weights]` in `model.toml` fewer overflow"
+            }
             Self::Io { source, .. } => {
                 return crate::regular::refused(source).map(|why| why.hint().to_owned());
             }
@@ -608,6 +647,11 @@ impl Error {
         };
         Some(hint.to_owned())
     }
+}
+
+/// The router of a layer, in words.
+fn router(layer: Option<u32>) -> String {
+    layer.map_or_else(|| "a router".to_owned(), |layer| format!("the router of layer {layer}"))
 }
 
 /// Sizes of `decode_batch` up to `most`: the powers of two, and `most` itself.

@@ -97,4 +97,4 @@ pub use scheduler::{Scheduler, Setting};
 pub use store::CheckLevel;
 pub use text::Text;
 pub use trace::{Moment, StepView};
-pub use weights::{Held, Weights};
+pub use weights::{Demand, Held, Weights};

@@ -6,7 +6,9 @@
 use crate::error::{Error, Result};
 use crate::program::Program;
 use crate::regular;
-use crate::store::{check_hash, check_size, file_path, hash_of};
+use crate::store::BundleFile;
+#[cfg(doc)]
+use crate::store::CheckLevel;
 use moec_ir::plan::FileRef;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -25,12 +27,14 @@ pub struct Checked {
     pub files: usize,
     /// Their bytes.
     pub bytes: u64,
+    /// Of these, bytes of the files that the program opens itself, whose content is not checked yet.
+    pub left: u64,
     /// Whether there is a `run` that the manifest does not list, since it was built after it (on a Mac).
     pub run_unlisted: bool,
 }
 
 /// Compares size and SHA-256 of every file that the manifest lists. With `program`, the manifest must also be of the build
-/// that this program is of.
+/// that this program is of; of the files that the program opens, sizes alone are compared here ([`CheckLevel::All`]).
 ///
 /// # Errors
 /// No manifest, one that is malformed or of another build, and the first file that is missing or was changed.
@@ -45,10 +49,10 @@ pub fn check(bundle: &Path, program: Option<&Program>) -> Result<Checked> {
         let known = entry["bytes"].as_u64().zip(entry["sha256"].as_str().and_then(unhex));
         let (bytes, sha256) =
             known.ok_or_else(|| malformed(format!("`{name}` has no size, or no SHA-256")))?;
-        files.push((FileRef { path: name.clone(), bytes, sha256 }, file_path(bundle, name)?));
+        files.push(FileRef { path: name.clone(), bytes, sha256 });
     }
     for own in program.iter().flat_map(|p| &p.files) {
-        if !files.iter().any(|(f, _)| f == own) {
+        if !files.contains(own) {
             let name = &own.path;
             return Err(malformed(format!(
                 "of `{name}` it says something else than the program was built for"
@@ -56,15 +60,19 @@ pub fn check(bundle: &Path, program: Option<&Program>) -> Result<Checked> {
         }
     }
     // Sizes of all files first: they cost nothing and catch most damage.
-    for (info, path) in &files {
-        check_size(info, path)?;
+    for info in &files {
+        BundleFile::open(bundle, info)?;
     }
-    for (info, path) in &files {
-        check_hash(info, path, hash_of(path)?)?;
+    let own: &[FileRef] = program.map_or(&[], |p| &p.files);
+    let (left, here): (Vec<_>, Vec<_>) = files.iter().partition(|info| own.contains(info));
+    for info in &here {
+        BundleFile::open(bundle, info)?.check(info)?;
     }
+    let bytes = |files: &[&FileRef]| files.iter().fold(0_u64, |sum, f| sum.saturating_add(f.bytes));
     Ok(Checked {
         files: files.len(),
-        bytes: files.iter().fold(0, |sum, (f, _)| sum.saturating_add(f.bytes)),
+        bytes: bytes(&here).saturating_add(bytes(&left)),
+        left: bytes(&left),
         run_unlisted: !listed.contains_key(RUN) && bundle.join(RUN).exists(),
     })
 }
@@ -114,7 +122,7 @@ mod tests {
     #[test]
     fn every_listed_file_is_checked() {
         let dir = bundle(&[("plan.bin", "plan"), ("artifacts/kernels.o", "code"), ("run", "program")]);
-        let whole = Checked { files: 3, bytes: 15, run_unlisted: false };
+        let whole = Checked { files: 3, bytes: 15, left: 0, run_unlisted: false };
         assert_eq!(check(dir.path(), None).unwrap(), whole);
         for (name, text) in [("plan.bin", "plan"), ("artifacts/kernels.o", "code"), ("run", "program")] {
             let path = dir.path().join(name);

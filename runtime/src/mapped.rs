@@ -9,6 +9,7 @@
 
 use crate::regular;
 use memmap2::Mmap;
+use std::fs::File;
 use std::io;
 use std::ops::Deref;
 use std::path::Path;
@@ -31,10 +32,17 @@ impl MappedFile {
     /// # Errors
     /// As [`regular::open`], and what the system refuses.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let file = regular::open(path)?;
+        Self::of(&regular::open(path)?, path)
+    }
+
+    /// As [`MappedFile::open`], of a regular file that is open. `path` is how messages name it.
+    ///
+    /// # Errors
+    /// What the system refuses.
+    pub fn of(file: &File, path: &Path) -> io::Result<Self> {
         // SAFETY: the mapping is only read, and every byte pattern is a valid `u8`. A file that others rewrite gives other
         // numbers, one that they cut ends the process: neither breaks the safety of memory.
-        let map = unsafe { Mmap::map(&file)? };
+        let map = unsafe { Mmap::map(file)? };
         #[cfg(unix)]
         let watch = watch::Watch::new(&map, path);
         Ok(Self {

@@ -92,6 +92,8 @@ impl Region {
         let len = usize::try_from(bytes).map_err(|_| none())?;
         let whole = len.max(1).checked_add(align - 1).filter(|&n| isize::try_from(n).is_ok());
         let whole = whole.ok_or_else(none)?;
+        // Not reserved: of a KV cache a run may need a small part. What it may need is compared with what is free before
+        // ([`crate::weights::Demand`]); the system would compare the whole with all the memory that there is.
         let mut map = MmapOptions::new().len(whole).no_reserve_swap().map_anon().map_err(refused)?;
         let first = map.as_mut_ptr();
         let base = Addr(first.wrapping_add(first.addr().next_multiple_of(align) - first.addr()));

@@ -33,7 +33,8 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool of `lanes` threads, the caller's included, each bound to a core if `pin`, and of `beside` others.
+    /// A pool of `lanes` threads, the caller's included, and of `beside` others. With `pin` each lane but the caller's is bound to a
+    /// core of its own: what the caller starts later would be bound with it.
     ///
     /// # Errors
     /// [`Error::Thread`] if the system starts no more threads.
@@ -69,9 +70,6 @@ impl Pool {
             }
         }
         let _ = complete.set(true);
-        if pin {
-            cpu::pin(0);
-        }
         Ok(Self { shared, threads })
     }
 
@@ -160,6 +158,31 @@ mod tests {
                 assert_eq!(second.load(Ordering::Relaxed), round * lanes);
             }
         }
+    }
+
+    /// Cores that the calling thread may use.
+    #[cfg(target_os = "linux")]
+    fn allowed() -> String {
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        status.lines().find(|l| l.starts_with("Cpus_allowed_list")).unwrap().to_owned()
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn lanes_are_pinned_and_the_caller_is_not() {
+        let before = allowed();
+        let lanes = cpu::cores().min(3);
+        let mut pool = Pool::new(lanes, 1, true).unwrap();
+        let seen = std::sync::Mutex::new(vec![String::new(); lanes + 1]);
+        pool.run(&|lane, _| seen.lock().unwrap()[lane] = allowed());
+        let seen = seen.into_inner().unwrap();
+        // The caller, what it starts from now on, and threads of other units keep all cores.
+        let later = std::thread::spawn(allowed).join().unwrap();
+        assert!([&seen[0], &later, &seen[lanes]].into_iter().all(|cores| *cores == before), "{seen:?}");
+        let mut pinned = seen[1..lanes].to_vec();
+        pinned.dedup();
+        assert_eq!(pinned.len(), lanes - 1);
+        assert!(pinned.iter().all(|cores| *cores != before), "{pinned:?}");
     }
 
     #[test]

@@ -143,6 +143,34 @@ pub fn open_with(path: &Path, flags: i32) -> io::Result<File> {
     Ok(file)
 }
 
+/// Which file of the system an open file is, whatever its path names by now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+/// The identity of an open file; `None` where the system does not tell.
+///
+/// # Errors
+/// What the system says.
+#[cfg(unix)]
+pub fn identity(file: &File) -> io::Result<Option<FileId>> {
+    use std::os::unix::fs::MetadataExt as _;
+    let meta = file.metadata()?;
+    Ok(Some(FileId { device: meta.dev(), inode: meta.ino() }))
+}
+
+/// This system does not tell.
+///
+/// # Errors
+/// None.
+#[cfg(not(unix))]
+#[allow(clippy::unnecessary_wraps, reason = "as on Unix")]
+pub fn identity(_file: &File) -> io::Result<Option<FileId>> {
+    Ok(None)
+}
+
 /// Takes back that nobody waits: io_uring would fail reads that the disk must be asked for.
 #[cfg(unix)]
 fn wait_again(file: &File) -> io::Result<()> {

@@ -6,14 +6,14 @@ use crate::memory::Addr;
 use crate::owned::Arrival;
 use crate::preload::Preload;
 use crate::program::Program;
-use crate::regular;
+use crate::regular::{self, FileId};
 use crate::weights::Held;
 #[cfg(doc)]
 use moec_ir::plan::Layout;
 use moec_ir::plan::{FileRef, Segment};
 use sha2::{Digest, Sha256};
 use std::fs::File;
-use std::io::{ErrorKind, Read as _};
+use std::io::{self, ErrorKind, Read as _, Seek as _};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
@@ -43,18 +43,17 @@ pub unsafe trait Store: Send + Sync {
     /// Whether weights have other addresses from now on. The ones before stay readable until [`Store::leave`].
     ///
     /// # Errors
-    /// Weights that were to move and cannot be read.
+    /// A file that is not the one of the build any more. Weights that cannot be read once more stay where they are.
     fn moves(&mut self) -> Result<bool> {
         Ok(false)
     }
     /// Nobody has addresses any more that were given before [`Store::moves`] was true.
     fn leave(&mut self) {}
-    /// Waits until weights are where they are to stay, but for `moves`.
-    ///
-    /// # Errors
-    /// As [`Store::moves`].
-    fn settle(&mut self) -> Result<()> {
-        Ok(())
+    /// Waits until weights are where they are to stay, but for `moves`, which says what came of it.
+    fn settle(&mut self) {}
+    /// What the user is to be told of where weights lie, once.
+    fn warning(&mut self) -> Option<String> {
+        None
     }
     /// What it holds, in memory of its own or not.
     fn held(&self) -> Held {
@@ -169,13 +168,16 @@ impl MappedStore {
     /// A file that is missing, has another size, or another content (as far as `check` goes); a segment
     /// outside of its file; what the system refuses.
     pub fn open(program: &Program, bundle: &Path, check: CheckLevel) -> Result<Self> {
-        Self::open_some(program, bundle, check, &|_| true)
+        Self::of(program, &BundleFiles::open(program, bundle)?, check, &|_| true)
     }
 
-    /// As [`MappedStore::open`], with those segments only that `wanted` names by their indices.
-    pub(crate) fn open_some(
+    /// As [`MappedStore::open`], of files that are open, with those segments only that `wanted` names by their indices.
+    ///
+    /// # Errors
+    /// As [`MappedStore::open`].
+    pub(crate) fn of(
         program: &Program,
-        bundle: &Path,
+        files: &BundleFiles,
         check: CheckLevel,
         wanted: &dyn Fn(u32) -> bool,
     ) -> Result<Self> {
@@ -183,17 +185,14 @@ impl MappedStore {
             let all = program.segments.iter().enumerate();
             all.filter(move |(i, s)| s.file as usize == file && wanted(*i as u32)).count()
         };
-        let paths = checked_paths(program, bundle)?;
-        let mut maps = Vec::with_capacity(paths.len());
-        for (i, (info, path)) in program.files.iter().zip(&paths).enumerate() {
-            let used = segments_in(i) > 0;
-            let map = if used { map_file(info, path)? } else { None };
+        let mut maps = Vec::with_capacity(program.files.len());
+        for (i, (info, file)) in program.files.iter().zip(files.iter()).enumerate() {
+            let map = if segments_in(i) > 0 { file.map(info)? } else { None };
             if check.hashes(info.bytes) {
-                let found = match &map {
-                    Some(map) => Sha256::digest(&**map).into(),
-                    None => hash_of(path)?,
-                };
-                check_hash(info, path, found)?;
+                match &map {
+                    Some(map) => file.check_hash(info, Sha256::digest(&**map).into())?,
+                    None => file.check(info)?,
+                }
             }
             maps.push(map);
         }
@@ -227,15 +226,114 @@ unsafe impl Store for MappedStore {
     }
 }
 
-/// The paths of all files of the program, which must have the sizes that the plan names: that costs nothing and catches most
-/// damage.
-///
-/// # Errors
-/// A path outside of the bundle; a file that is missing or has another size.
-pub(crate) fn checked_paths(program: &Program, bundle: &Path) -> Result<Vec<PathBuf>> {
-    let paths = program.files.iter().map(|f| file_path(bundle, &f.path)).collect::<Result<Vec<_>>>()?;
-    program.files.iter().zip(&paths).try_for_each(|(info, path)| check_size(info, path))?;
-    Ok(paths)
+/// A file of the bundle, opened once: what is checked of it is what is mapped and read, whatever happens to its path.
+#[derive(Debug)]
+pub(crate) struct BundleFile {
+    pub(crate) path: PathBuf,
+    pub(crate) file: File,
+}
+
+impl BundleFile {
+    /// Opens a file, which must have the size that the plan names: that costs nothing and catches most damage.
+    ///
+    /// # Errors
+    /// A path outside of the bundle; a file that is missing or has another size.
+    pub(crate) fn open(bundle: &Path, info: &FileRef) -> Result<Self> {
+        let path = file_path(bundle, &info.path)?;
+        let failed = |source: io::Error| match source.kind() {
+            ErrorKind::NotFound => Error::MissingFile(path.clone()),
+            _ => Error::Io { doing: "read", path: path.clone(), source },
+        };
+        let file = regular::open(&path).map_err(failed)?;
+        let found = file.metadata().map_err(failed)?.len();
+        if found == info.bytes {
+            Ok(Self { path, file })
+        } else {
+            Err(Error::WrongSize { path, expected: info.bytes, found })
+        }
+    }
+
+    fn failed(&self, doing: &'static str) -> impl Fn(io::Error) -> Error {
+        move |source| Error::Io { doing, path: self.path.clone(), source }
+    }
+
+    /// Which file it is.
+    ///
+    /// # Errors
+    /// What the system refuses.
+    pub(crate) fn identity(&self) -> Result<Option<FileId>> {
+        regular::identity(&self.file).map_err(self.failed("read"))
+    }
+
+    /// Maps the file; `None` if it is empty.
+    fn map(&self, info: &FileRef) -> Result<Option<MappedFile>> {
+        if info.bytes == 0 {
+            return Ok(None);
+        }
+        let map = MappedFile::of(&self.file, &self.path).map_err(self.failed("map"))?;
+        if map.len() as u64 == info.bytes {
+            in_huge_pages(&map);
+            Ok(Some(map))
+        } else {
+            Err(Error::WrongSize { path: self.path.clone(), expected: info.bytes, found: map.len() as u64 })
+        }
+    }
+
+    /// Compares the SHA-256 of a file that is not mapped. Its pages leave the page cache: a budget has no room for them.
+    ///
+    /// # Errors
+    /// [`Error::Changed`]; a file that cannot be read.
+    pub(crate) fn check(&self, info: &FileRef) -> Result<()> {
+        let (mut hash, mut piece, mut at) = (Sha256::new(), vec![0; PIECE], 0_usize);
+        let mut file = &self.file;
+        file.rewind().map_err(self.failed("read"))?;
+        loop {
+            match file.read(&mut piece) {
+                Ok(0) => return self.check_hash(info, hash.finalize().into()),
+                Ok(n) => {
+                    hash.update(&piece[..n]);
+                    at += n;
+                    forget(file, at);
+                }
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(self.failed("read")(e)),
+            }
+        }
+    }
+
+    fn check_hash(&self, info: &FileRef, found: [u8; 32]) -> Result<()> {
+        if found == info.sha256 {
+            Ok(())
+        } else {
+            Err(Error::Changed { path: self.path.clone(), expected: info.sha256, found })
+        }
+    }
+}
+
+/// All files that a program names, in its order, each opened once.
+#[derive(Clone, Debug)]
+pub(crate) struct BundleFiles(Arc<[BundleFile]>);
+
+impl BundleFiles {
+    /// Opens them.
+    ///
+    /// # Errors
+    /// As [`BundleFile::open`].
+    pub(crate) fn open(program: &Program, bundle: &Path) -> Result<Self> {
+        program.files.iter().map(|info| BundleFile::open(bundle, info)).collect::<Result<_>>().map(Self)
+    }
+
+    pub(crate) fn iter(&self) -> std::slice::Iter<'_, BundleFile> {
+        self.0.iter()
+    }
+
+    /// The file of an index of the plan.
+    ///
+    /// # Errors
+    /// [`Error::Plan`] for an index that is not there.
+    pub(crate) fn get(&self, index: u32) -> Result<&BundleFile> {
+        self.0.get(index as usize).ok_or_else(|| Error::Plan(format!("there is no file {index}")))
+    }
 }
 
 /// The path of a file of the bundle. Absolute paths and `..` are refused.
@@ -245,36 +343,6 @@ pub(crate) fn file_path(bundle: &Path, relative: &str) -> Result<PathBuf> {
         return Err(Error::OutsideBundle(relative.to_owned()));
     }
     Ok(bundle.join(path))
-}
-
-pub(crate) fn check_size(info: &FileRef, path: &Path) -> Result<()> {
-    let found = match regular::size(path) {
-        Ok(found) => found,
-        Err(e) if e.kind() == ErrorKind::NotFound => {
-            return Err(Error::MissingFile(path.to_owned()));
-        }
-        Err(source) => return Err(Error::Io { doing: "read", path: path.to_owned(), source }),
-    };
-    if found == info.bytes {
-        Ok(())
-    } else {
-        Err(Error::WrongSize { path: path.to_owned(), expected: info.bytes, found })
-    }
-}
-
-/// Maps a file of `info.bytes` bytes; none if it is empty.
-fn map_file(info: &FileRef, path: &Path) -> Result<Option<MappedFile>> {
-    if info.bytes == 0 {
-        return Ok(None);
-    }
-    let failed = |source| Error::Io { doing: "map", path: path.to_owned(), source };
-    let map = MappedFile::open(path).map_err(failed)?;
-    if map.len() as u64 == info.bytes {
-        in_huge_pages(&map);
-        Ok(Some(map))
-    } else {
-        Err(Error::WrongSize { path: path.to_owned(), expected: info.bytes, found: map.len() as u64 })
-    }
 }
 
 /// Asks for pages as large as the processor has them, where the file system takes part (ext4 and XFS of recent Linux):
@@ -287,26 +355,6 @@ fn in_huge_pages(map: &MappedFile) {
 /// Does nothing on this system.
 #[cfg(not(target_os = "linux"))]
 fn in_huge_pages(_map: &MappedFile) {}
-
-/// SHA-256 of a file that nothing maps. It is not resident, and leaves the page cache
-/// behind: a budget has no room for it.
-pub(crate) fn hash_of(path: &Path) -> Result<[u8; 32]> {
-    let failed = |source| Error::Io { doing: "read", path: path.to_owned(), source };
-    let mut file = regular::open(path).map_err(failed)?;
-    let (mut hash, mut piece, mut at) = (Sha256::new(), vec![0; PIECE], 0_usize);
-    loop {
-        match file.read(&mut piece) {
-            Ok(0) => return Ok(hash.finalize().into()),
-            Ok(n) => {
-                hash.update(&piece[..n]);
-                at += n;
-                forget(&file, at);
-            }
-            Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            Err(e) => return Err(failed(e)),
-        }
-    }
-}
 
 /// Bytes that are read at once.
 const PIECE: usize = 1 << 20;
@@ -323,11 +371,3 @@ pub(crate) fn forget(file: &File, len: usize) {
 /// Does nothing on this system.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn forget(_file: &File, _len: usize) {}
-
-pub(crate) fn check_hash(info: &FileRef, path: &Path, found: [u8; 32]) -> Result<()> {
-    if found == info.sha256 {
-        Ok(())
-    } else {
-        Err(Error::Changed { path: path.to_owned(), expected: info.sha256, found })
-    }
-}

@@ -201,7 +201,7 @@ impl Engine<'_> {
             }
             start = end;
         }
-        self.end(rows, fault.into_inner())
+        self.end(entry, rows, fault.into_inner())
     }
 
     /// Runs entry point `entry` as [`Engine::trace_entry`] does, with nobody looking, and gives the time of
@@ -246,7 +246,7 @@ impl Engine<'_> {
             });
             times.push(start.elapsed());
         }
-        self.end(rows, fault.into_inner())?;
+        self.end(entry, rows, fault.into_inner())?;
         Ok(times)
     }
 

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::memory::{HUGE_PAGE, Region, size};
 use crate::program::Program;
-use moec_ir::plan::StateBuf;
+use moec_ir::plan::{StateBuf, StateKind};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -54,6 +54,20 @@ pub struct Held {
     pub took: Option<Duration>,
 }
 
+/// Sequences that are to be held at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// How many; the slots of the plan at most.
+    pub sequences: usize,
+    /// Tokens of each; those of the context at most.
+    pub tokens: usize,
+}
+
+impl Demand {
+    /// All that the plan has slots for.
+    pub const FULL: Self = Self { sequences: usize::MAX, tokens: usize::MAX };
+}
+
 /// A decision: whether weights lie in memory of our own, and why, for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Choice {
@@ -78,6 +92,32 @@ pub(crate) fn needed(program: &Program, threads: usize) -> u64 {
     let scratch = program.scratch_bytes.saturating_mul(threads as u64);
     let kv = sum(&mut program.states.iter().map(StateBuf::bytes));
     sum(&mut [weights, program.arena_bytes(), scratch, kv].into_iter())
+}
+
+/// Refuses a run that may come to need more memory than is `free`: for activations, scratch, and the states of what it means to
+/// hold. The system gives memory when it is first written, and ends the process where there is none left. Weights are not counted:
+/// mapped ones can be dropped, and others are taken only where all of this fits beside them ([`choose`]).
+///
+/// # Errors
+/// [`Error::NoMemory`].
+pub(crate) fn check_room(program: &Program, threads: usize, demand: Demand, free: u64) -> Result<()> {
+    let model = &program.model;
+    let (slots, context) = (model.slots.max(1) as usize, model.max_context.max(1) as usize);
+    let (sequences, tokens) = (demand.sequences.clamp(1, slots), demand.tokens.clamp(1, context));
+    let of_state = |s: &StateBuf| {
+        let one = s.bytes().div_ceil(slots as u64).saturating_mul(sequences as u64);
+        // Caches alone grow with their sequence.
+        let grows = matches!(s.kind, StateKind::Cache);
+        if grows { one.div_ceil(context as u64).saturating_mul(tokens as u64) } else { one }
+    };
+    let here = program.states.iter().filter(|s| s.memory == 0);
+    let kv = here.map(of_state).fold(0, u64::saturating_add);
+    let scratch = program.scratch_bytes.saturating_mul(threads as u64);
+    let rest = program.arena_bytes().saturating_add(scratch);
+    if kv.saturating_add(rest) <= free {
+        return Ok(());
+    }
+    Err(Error::NoMemory { kv, rest, free, sequences, tokens })
 }
 
 /// Decides for a run that takes `needed` bytes where `available` are there (none: the system does not say). `lazy`: what is not

@@ -5,6 +5,7 @@
 mod common;
 
 use common::*;
+use moec_runtime::scheduler::{Event, Job, Scheduler, Setting};
 use moec_runtime::{Decoder, Engine, Error, Fallbacks, Request, Sampler, Sampling, Want, generate};
 
 /// Largest probability of the softmax.
@@ -129,4 +130,45 @@ fn what_makes_no_sense_is_refused() {
         let e = engine.decode_little(&[(0, 1, 5)], &mut |_, _| Ok(())).expect_err("no entry point");
         assert!(matches!(e, Error::NoEntry("little")), "{e}");
     });
+}
+
+/// A sequence after `prompt`: its tokens, and how many of the prompt a slot had.
+fn answer(scheduler: &mut Scheduler<'_, '_, '_>, prompt: &[u32], n: usize) -> (Vec<u32>, usize) {
+    let job = Job {
+        prompt: prompt.to_vec(),
+        choosers: vec![Box::new(Sampler::new(Sampling::default()))],
+        n,
+        end: vec![],
+        deadline: None,
+        guesses: 0,
+    };
+    scheduler.submit(job).unwrap();
+    let (mut ids, mut had) = (Vec::new(), 0);
+    let mut sink = |_, event| {
+        match event {
+            Event::Token { id, .. } => ids.push(id),
+            Event::Began { shared } => had = shared,
+            Event::Ended(_) => {}
+        }
+        true
+    };
+    scheduler.run(&mut sink, &mut |_| true).unwrap();
+    (ids, had)
+}
+
+#[test]
+fn answers_of_fewer_experts_are_not_what_another_sequence_begins_with() {
+    // A whole chunk of 16 tokens, and two more.
+    let prompt: Vec<u32> = (1..19).collect();
+    for (reduced, expected) in [(true, 16), (false, 18 + 6 - 1)] {
+        with_engine(&BIG_LITTLE, 2, |engine| {
+            let mut decoder = if reduced { Decoder::of(engine.program()).unwrap() } else { Decoder::full() };
+            let mut scheduler = Scheduler::new(engine, &mut decoder, &Setting::default()).unwrap();
+            let (first, had) = answer(&mut scheduler, &prompt, 6);
+            assert_eq!((first.len(), had), (6, 0));
+            let longer: Vec<u32> = prompt.iter().chain(&first).copied().chain([5]).collect();
+            let (_, had) = answer(&mut scheduler, &longer, 1);
+            assert_eq!(had, expected, "reduced: {reduced}");
+        });
+    }
 }

@@ -518,3 +518,34 @@ fn a_closed_pipe_is_quiet() {
         assert_eq!(String::from_utf8(err).unwrap(), "");
     }
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_kv_cache_that_cannot_be_filled_is_refused_where_all_of_it_may_be_needed() {
+    const MANY: u32 = 1 << 16;
+    let mut plan = plan(&ENTRIES);
+    plan.model.slots = MANY;
+    for state in &mut plan.states {
+        // Some terabytes.
+        (state.shape[0], state.shape[1]) = (MANY, MANY);
+    }
+    let huge = Program::new(plan, &resolve).unwrap();
+    let dir = bundle();
+    let refused = run_program(&huge, dir.path(), "bench --stdin", Some(""));
+    assert_eq!(refused.status, 1);
+    for words in ["KV cache of 65536 sequences", "MiB are free", "hint:", "max_context", "decode_batch"] {
+        assert!(refused.err.contains(words), "{words}: {}", refused.err);
+    }
+    // One sequence needs little of it.
+    let done = run_program(&huge, dir.path(), "generate --ids 72,101 -n 3 --json", None);
+    assert_eq!((done.status, done.err.as_str()), (0, ""));
+    let json: Value = serde_json::from_str(&done.out).unwrap();
+    assert_eq!(json["ids"], serde_json::json!(continuation(&[72, 101], 3)));
+}
+
+#[test]
+fn more_threads_than_cores_cannot_be_pinned() {
+    assert_eq!(run("generate --ids 72 -n 2 --pin --threads 1").status, 0);
+    let done = run("generate --ids 72 -n 2 --pin --threads 1024");
+    assert!(done.status == 2 && done.err.contains("--pin"), "{}", done.err);
+}

@@ -61,7 +61,7 @@ impl Bench {
         }
         let path = dir.path().join("experts.bin");
         std::fs::write(&path, &bytes).unwrap();
-        let entry = FileEntry { path, bytes: bytes.len() as u64, cached: false };
+        let entry = FileEntry { path, bytes: bytes.len() as u64, cached: false, identity: None };
         let table = Arc::new(ExtentTable::new(vec![entry], extents).unwrap());
         let buffers = Buffers::new(&[Class { bytes: bytes.len() as u64, count: 8 }]).unwrap();
         Self { dir, bytes, table, buffers, clock: Arc::default(), gate: Gate::default() }

@@ -44,7 +44,7 @@ fn reading_allocates_nothing() {
         bytes: half,
         crc32c: Some(checksum(&bytes[..half as usize])),
     });
-    let entry = FileEntry { path: file.path().to_owned(), bytes: 2 * half, cached: false };
+    let entry = FileEntry { path: file.path().to_owned(), bytes: 2 * half, cached: false, identity: None };
     let table = Arc::new(ExtentTable::new(vec![entry], extents.to_vec()).unwrap());
     #[cfg(target_os = "linux")]
     let rings = IO_URING.of(io_uring::IoUring::new(2)).is_some();

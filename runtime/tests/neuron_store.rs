@@ -52,7 +52,7 @@ impl Model {
         plan: impl FnMut(&Read) -> Injected + Send + 'static,
     ) -> NeuronStore {
         let path: PathBuf = self.dir.path().join("neurons");
-        let file = FileEntry { path, bytes: 4 * self.numbers.len() as u64, cached: false };
+        let file = FileEntry { path, bytes: 4 * self.numbers.len() as u64, cached: false, identity: None };
         let table = Arc::new(extents(file, 0, shape).unwrap());
         let buffers = Buffers::new(&classes(shape, memory)).unwrap();
         let options = Options { reader, retries: 0, ..Options::default() };
@@ -232,7 +232,8 @@ fn a_read_that_fails_ends_the_step_and_the_next_one_begins_anew() {
 #[test]
 fn what_does_not_fit_is_refused() {
     let model = Model::new();
-    let file = |bytes| FileEntry { path: model.dir.path().join("neurons"), bytes, cached: false };
+    let file =
+        |bytes| FileEntry { path: model.dir.path().join("neurons"), bytes, cached: false, identity: None };
     assert!(extents(file(1 << 20), 0, TWO_READS).is_err());
     assert!(extents(file(u64::MAX), 0, Shape { gate: 100, ..TWO_READS }).is_err());
     assert!(extents(file(u64::MAX), u64::MAX, TWO_READS).is_err());

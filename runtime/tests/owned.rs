@@ -9,7 +9,7 @@ mod common;
 use common::*;
 use moec_runtime::flash::fault::{Faulty, Gate, Injected};
 use moec_runtime::flash::{self, Choice, Read, ReadFault, Reader};
-use moec_runtime::owned::{How, OwnedStore};
+use moec_runtime::owned::{How, MovingStore, OwnedStore};
 use moec_runtime::paging::Wrap;
 use moec_runtime::store::{MappedStore, Store};
 use moec_runtime::{CheckLevel, Engine, Error, Fault, Options, Program, Want, Weights};
@@ -17,7 +17,7 @@ use moec_testing::PAGE_CACHE;
 use sha2::{Digest, Sha256};
 use std::fs::{self, OpenOptions};
 use std::path::Path;
-use std::sync::mpsc;
+use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
@@ -374,4 +374,54 @@ fn weights_move_behind_the_first_prompt() {
         is_right(&mut engine);
         assert!(!engine.weights().why.is_empty() && engine.weights().bytes >= BYTES as u64);
     }
+}
+
+/// What engines have told the user in this process.
+static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// An engine whose weights are mapped, and copied behind the first prompt.
+fn moving<'p>(p: &'p Program, dir: &Path, how: &How) -> Engine<'p> {
+    let store = MovingStore::open(p, dir, CheckLevel::Small, how).unwrap();
+    let warn: fn(&str) = |text| WARNINGS.lock().unwrap().push(text.to_owned());
+    let options = Options { threads: Some(2), warn: Some(warn), ..Options::default() };
+    Engine::with_store(p, Box::new(store), options).unwrap()
+}
+
+#[test]
+fn weights_that_cannot_be_copied_stay_mapped_and_the_user_is_told_once() {
+    let dir = bundle();
+    let p = &program();
+    for injected in [Injected::Error(libc::EIO), Injected::Stall] {
+        WARNINGS.lock().unwrap().clear();
+        let wrap =
+            faults(&Gate::default(), move |r| if r.offset >= HEAD { injected } else { Injected::Nothing });
+        let usual = how(Choice::Threads, Some(wrap));
+        let time_limit = Duration::from_millis(200);
+        let how = How { flash: flash::Options { time_limit, ..usual.flash }, ..usual };
+        let mut engine = moving(p, dir.path(), &how);
+        is_right(&mut engine);
+        engine.settle().unwrap();
+        for _ in 0..3 {
+            is_right(&mut engine);
+        }
+        let held = engine.weights();
+        assert!(!held.own && held.why.contains("stay mapped"), "{held:?}");
+        let told = WARNINGS.lock().unwrap();
+        assert!(told.len() == 1 && told[0].contains("model.bin"), "{told:?}");
+    }
+}
+
+#[test]
+fn a_file_that_takes_the_place_of_the_checked_one_is_not_computed_with() {
+    let dir = bundle();
+    let p = &program();
+    let mut engine = moving(p, dir.path(), &how(Choice::Threads, None));
+    let other = dir.path().join("other");
+    fs::write(&other, vec![1; BYTES]).unwrap();
+    fs::rename(&other, dir.path().join("weights/model.bin")).unwrap();
+    is_right(&mut engine);
+    engine.settle().unwrap();
+    is_right(&mut engine);
+    let held = engine.weights();
+    assert!(!held.own && held.why.contains("was replaced by another file"), "{held:?}");
 }

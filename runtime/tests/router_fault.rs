@@ -5,6 +5,7 @@
 mod common;
 
 use common::*;
+use moec_ir::op::NO_EXPERT;
 use moec_runtime::{Error, Want};
 use std::sync::atomic::Ordering;
 
@@ -16,5 +17,11 @@ fn a_made_up_expert_is_an_error() {
         assert!(matches!(e, Error::BadExpert { expert: 100.., experts: 6, step: 4 }), "{e}");
         assert!(e.hint().is_some());
         assert!(engine.is_empty(0));
+        // What routers write where their scores are NaN.
+        BAD_CHOICE.store(NO_EXPERT, Ordering::Relaxed);
+        let e = engine.prefill(0, 0, &[1, 2, 3], Want::Last, &mut |_, _| Ok(())).unwrap_err();
+        BAD_CHOICE.store(0, Ordering::Relaxed);
+        let hint = e.hint().unwrap();
+        assert!(e.to_string().contains("NaN") && hint.contains("moec verify"), "{e}: {hint}");
     });
 }

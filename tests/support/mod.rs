@@ -76,11 +76,7 @@ pub fn moec() -> Command {
 
 /// Any binary in the same environment.
 pub fn clean(mut command: Command) -> Command {
-    command
-        .env("MOEC_NO_PROGRESS", "1")
-        .env("NO_COLOR", "1")
-        .env_remove("MOEC_THREADS")
-        .env_remove("MOEC_PIN");
+    command.env("MOEC_NO_PROGRESS", "1").env("NO_COLOR", "1").env_remove("MOEC_THREADS");
     command
 }
 

@@ -4,7 +4,7 @@ use super::softmax::exponentials;
 use crate::dsl::{F, I, Kb, P, Span};
 use crate::machine::Isa;
 use crate::spec::{KernelSpec, ROWS};
-use moec_ir::op::{GroupScore, Groups, Renorm, RouterDesc, Score, WeightFrom};
+use moec_ir::op::{GroupScore, Groups, NO_EXPERT, Renorm, RouterDesc, Score, WeightFrom};
 
 /// Scratch of one row, in words. Arrays are padded to whole vectors.
 struct Scratch {
@@ -68,12 +68,14 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         if let Some(groups) = desc.groups {
             mask_groups(k, desc.experts, groups, choice, group_scores, s.groups);
         }
-        let chosen: Vec<I<'k>> = (0..desc.k).map(|_| take_best(k, choice, desc.experts)).collect();
         let out = weights.words(row * desc.k);
-        for (j, &expert) in chosen.iter().enumerate() {
-            ids.words(row * desc.k).words(j).store_int(expert.narrow());
+        let mut chosen: Vec<I<'k>> = Vec::with_capacity(desc.k);
+        for j in 0..desc.k {
+            let (id, expert) = take_best(k, choice, desc.experts);
+            ids.words(row * desc.k).words(j).store_int(id);
             let from = if desc.weight_from == WeightFrom::Score { scores } else { z };
             picked.words(j).store(from.words(expert).load());
+            chosen.push(expert);
         }
         weigh(k, desc, z, &chosen, picked);
         normalise(k, desc, picked, out);
@@ -95,23 +97,24 @@ fn score<'k>(k: &'k Kb<'k>, d: &RouterDesc, z: P<'k>, scores: P<'k>) {
     }
 }
 
-/// Index of the largest of `count` numbers, the lowest of equals; it becomes NaN, which is never taken.
-/// The array is NaN up to a whole vector. If nothing is left, the last index.
-fn take_best<'k>(k: &'k Kb<'k>, x: P<'k>, count: usize) -> I<'k> {
+/// Index of the largest of `count` numbers, the lowest of equals, which becomes NaN: NaN is never taken. Where nothing else is left
+/// the index is [`NO_EXPERT`]. The second result is an index that is always in range. The array is NaN up to a whole vector.
+fn take_best<'k>(k: &'k Kb<'k>, x: P<'k>, count: usize) -> (I<'k>, I<'k>) {
     let padded = count.next_multiple_of(k.lanes());
     let larger = |m: F<'k>, c, _| m.max(x.words(c).load_vec(Span::Full));
     let max = k.fold_columns(padded, 1, k.fv(f32::NEG_INFINITY), larger, F::max).lanes_max().splat();
-    let none = k.i32v(i32::MAX);
+    let none = k.i32v(NO_EXPERT);
     let first = k.fold(0, padded, k.lanes(), &[none], |c, first| {
         let ids = k.lane_ids() + c.narrow().splat(k.lanes());
         vec![x.words(c).load_vec(Span::Full).equals(max).pick_int(ids, none).min(first[0])]
     });
-    let best = first.first().map_or(k.i(0), |f| f.lanes_min().wide()).min(k.i(count as i64 - 1));
+    let id = first.first().map_or(k.i32(0), |f| f.lanes_min());
+    let best = id.wide().min(k.i(count as i64 - 1));
     x.words(best).store(k.f(f32::NAN));
-    best
+    (id, best)
 }
 
-/// Masks the experts outside of the best groups.
+/// Masks the experts outside of the best groups. Where a score is NaN it stays so: a mask makes no expert of it.
 fn mask_groups<'k>(
     k: &'k Kb<'k>,
     experts: usize,
@@ -140,29 +143,33 @@ fn mask_groups<'k>(
         // A kept group was taken: its score is NaN.
         k.when(score.equals(score), || {
             let first = choice.words(group * size);
-            k.columns(size, |c, span| first.words(c).store_vec(masked, span));
+            k.columns(size, |c, span| {
+                let x = first.words(c).load_vec(span);
+                first.words(c).store_vec(x.equals(x).pick(masked, x), span);
+            });
         });
     });
 }
 
-/// The two largest of `count` numbers.
+/// The two largest of `count` numbers; NaN counts as −∞.
 fn two_largest<'k>(k: &'k Kb<'k>, x: P<'k>, count: usize) -> [F<'k>; 2] {
     let join = |a: [F<'k>; 2], b: [F<'k>; 2]| {
         let loser = a[0].max(b[0]).equals(a[0]).pick(b[0], a[0]);
         [a[0].max(b[0]), loser.max(a[1]).max(b[1])]
     };
     let low = k.fv(f32::NEG_INFINITY);
+    let number = |x: F<'k>| x.equals(x).pick(x, low);
     let mut pair = [low, low];
     let whole = count / k.lanes() * k.lanes();
     if whole > 0 {
         let of_loop = k.fold(0, whole, k.lanes(), &pair, |c, pair| {
-            join([pair[0], pair[1]], [x.words(c).load_vec(Span::Full), low]).to_vec()
+            join([pair[0], pair[1]], [number(x.words(c).load_vec(Span::Full)), low]).to_vec()
         });
         pair = [of_loop[0], of_loop[1]];
     }
     if count > whole {
         let span = k.span(count - whole);
-        pair = join(pair, [x.words(whole).load_vec(span).within(span, f32::NEG_INFINITY), low]);
+        pair = join(pair, [number(x.words(whole).load_vec(span).within(span, f32::NEG_INFINITY)), low]);
     }
     while pair[0].width() > 1 {
         let ([a, b], [c, d]) = (pair[0].halves(), pair[1].halves());

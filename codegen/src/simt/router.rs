@@ -4,7 +4,7 @@
 use super::launch::{Extent, Launch};
 use crate::dsl::{F, I, Kb, WARP};
 use crate::spec::KernelSpec;
-use moec_ir::op::{GroupScore, Groups, Renorm, RouterDesc, Score, WeightFrom};
+use moec_ir::op::{GroupScore, Groups, NO_EXPERT, Renorm, RouterDesc, Score, WeightFrom};
 
 /// Most experts: numbers of a lane that stay in registers.
 const MOST: usize = 512;
@@ -62,20 +62,20 @@ impl<'k> Lanes<'k> {
         e.into_iter().map(|e| e / sum).collect()
     }
 
-    /// The largest, the lowest of equals; it becomes NaN, which is never taken. If nothing is left, the last.
+    /// The largest, the lowest of equals, which becomes NaN: NaN is never taken. Where nothing else is left it is [`NO_EXPERT`].
     fn take_best(&self, x: &mut [F<'k>]) -> I<'k> {
         let (k, max) = (self.k, self.max(x));
-        let none = k.i32(i32::MAX);
+        let none = k.i32(NO_EXPERT);
         let first = (0..x.len())
             .fold(none, |first, i| x[i].equals(max).pick_int(self.id(i).narrow(), none).min(first));
-        let best = first.warp_min(WARP).wide().min(k.i(self.count as i64 - 1));
+        let best = first.warp_min(WARP).wide();
         for (i, x) in x.iter_mut().enumerate() {
             *x = self.id(i).equals(best).pick(k.f(f32::NAN), *x);
         }
         best
     }
 
-    /// The number of an expert, in all lanes.
+    /// The number of an expert, in all lanes; 0 of [`NO_EXPERT`].
     fn of(&self, x: &[F<'k>], id: I<'k>) -> F<'k> {
         let own = |i: usize| self.id(i).equals(id).pick_int(x[i].bits(), self.k.i32(0));
         let bits = (0..x.len()).fold(self.k.i32(0), |all, i| all | own(i));
@@ -125,7 +125,7 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     });
 }
 
-/// Masks the experts outside of the best groups. Lane `g` scores group `g`.
+/// Masks the experts outside of the best groups. Lane `g` scores group `g`. Where a score is NaN it stays so.
 fn mask_groups<'k>(lanes: &Lanes<'k>, experts: usize, g: Groups, choice: &mut [F<'k>]) {
     let (k, size) = (lanes.k, experts / g.n);
     let held = |e: I<'k>| k.shared(e * 4);
@@ -156,7 +156,7 @@ fn mask_groups<'k>(lanes: &Lanes<'k>, experts: usize, g: Groups, choice: &mut [F
     for (i, c) in choice.iter_mut().enumerate() {
         let group = lanes.id(i).min(k.i(experts as i64 - 1)).div(k.i(size as i64));
         let score = k.shared(group * 4 + 4 * experts).load();
-        *c = score.equals(score).and(lanes.there(i)).pick(masked, *c);
+        *c = score.equals(score).and(c.equals(*c)).pick(masked, *c);
     }
 }
 

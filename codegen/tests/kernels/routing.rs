@@ -2,7 +2,9 @@
 
 use crate::harness::{Case, Expect, Operand, Rng, check, strided};
 use moec_codegen::KernelSpec;
-use moec_ir::op::{GroupScore, Groups, Renorm, RouterDesc, Score, WeightFrom};
+use moec_ir::eval::{self, Tensor};
+use moec_ir::op::{GroupScore, Groups, NO_EXPERT, Op, Renorm, RouterDesc, Score, WeightFrom};
+use moec_ir::types::Type;
 
 fn base(experts: usize, k: usize) -> RouterDesc {
     RouterDesc {
@@ -177,17 +179,69 @@ fn the_lowest_index_wins_ties() {
     ]);
 }
 
-#[test]
-fn ids_stay_in_range_when_logits_are_nan() {
-    let desc = base(8, 2);
-    check(&[Case {
-        spec: KernelSpec::Router { desc, logits_ld: 8 },
+/// A router over one row, as the evaluator and the kernel see it.
+fn one_row(desc: &RouterDesc, logits: &[f32]) -> (Result<Vec<i32>, String>, Case) {
+    let (experts, k) = (desc.experts, desc.k);
+    let tensor = |values: &[f32]| Tensor {
+        ty: Type::f32(vec![1, values.len()]),
+        data: eval::Data::F32(values.to_vec()),
+    };
+    let z = tensor(logits);
+    let evaluated = eval::op(&Op::Router(desc.clone()), vec![eval::Arg::Tensor(&z)]);
+    let ids = evaluated.map(|out| out[0].as_i32().to_vec()).map_err(|e| e.to_string());
+    let none = vec![NO_EXPERT; k];
+    let case = Case {
+        spec: KernelSpec::Router { desc: desc.clone(), logits_ld: experts },
         n: 1,
         operands: vec![
-            Operand::Floats(vec![f32::NAN; 8]),
-            Operand::Ints(vec![-1; 2]),
-            Operand::Floats(vec![0.0; 2]),
+            Operand::Floats(logits.to_vec()),
+            Operand::Ints(vec![-1; k]),
+            Operand::Floats(vec![0.0; k]),
         ],
-        expect: vec![(1, Expect::Ints(vec![7, 7]))],
-    }]);
+        expect: vec![(1, Expect::Ints(ids.clone().unwrap_or(none)))],
+    };
+    (ids, case)
+}
+
+#[test]
+fn no_expert_is_chosen_where_all_scores_are_nan() {
+    let group = |n, keep, score, mask_neg_inf| Some(Groups { n, keep, score, mask_neg_inf });
+    let mut cases = Vec::new();
+    for groups in [
+        None,
+        group(4, 2, GroupScore::Max, true),
+        group(4, 2, GroupScore::Top2Sum, true),
+        group(4, 1, GroupScore::Top2Sum, false),
+    ] {
+        for score in [Score::Softmax, Score::Sigmoid, Score::Identity] {
+            let desc = RouterDesc { groups, score, ..base(24, 2) };
+            let (ids, case) = one_row(&desc, &[f32::NAN; 24]);
+            let error = ids.unwrap_err();
+            assert!(error.contains("router") && error.contains("0 are numbers"), "{error}");
+            cases.push(case);
+        }
+    }
+    check(&cases);
+}
+
+#[test]
+fn an_expert_whose_score_is_nan_is_never_chosen() {
+    let group = |n, keep, score, mask_neg_inf| Some(Groups { n, keep, score, mask_neg_inf });
+    let mut logits: Vec<f32> = (0..24).map(|i| ((i * 7) % 24) as f32 / 8.0).collect();
+    for i in [0, 5, 6, 7, 12, 13, 14, 15, 16, 17] {
+        logits[i] = f32::NAN;
+    }
+    let mut cases = Vec::new();
+    for groups in [
+        None,
+        group(4, 2, GroupScore::Max, true),
+        group(4, 2, GroupScore::Top2Sum, true),
+        group(4, 1, GroupScore::Top2Sum, false),
+    ] {
+        let desc = RouterDesc { groups, score: Score::Sigmoid, ..base(24, 3) };
+        let (ids, case) = one_row(&desc, &logits);
+        assert!(ids.unwrap().iter().all(|&i| !logits[i as usize].is_nan()));
+        cases.push(case);
+    }
+    check(&cases);
 }

@@ -6,12 +6,13 @@
 use super::basic::{sigmoid, softmax};
 use super::{Args, EvalError};
 use crate::op::{GroupScore, Groups, Renorm, RouterDesc, Score, WeightFrom};
+use std::cmp::Ordering;
 
-/// The `n` largest, in descending order; the lowest index wins ties.
+/// The `n` largest, in descending order; the lowest index wins ties. NaN is never among them, so there may be fewer.
 fn top(x: &[f32], n: usize) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..x.len()).collect();
-    // The sort is stable: equal numbers keep their order. NaN goes last, at a place of its own.
-    order.sort_by(|&i, &j| x[j].partial_cmp(&x[i]).unwrap_or_else(|| x[i].is_nan().cmp(&x[j].is_nan())));
+    let mut order: Vec<usize> = (0..x.len()).filter(|&i| !x[i].is_nan()).collect();
+    // The sort is stable: equal numbers keep their order.
+    order.sort_by(|&i, &j| x[j].partial_cmp(&x[i]).unwrap_or(Ordering::Equal));
     order.truncate(n);
     order
 }
@@ -24,20 +25,25 @@ fn scores(z: &[f32], score: Score) -> Vec<f32> {
     }
 }
 
+/// Masks the experts outside of the best groups. NaN counts as −∞ in a group's score, and stays NaN.
 fn mask_groups(choice: &mut [f32], g: Groups) {
     let size = choice.len() / g.n;
+    let largest = match g.score {
+        GroupScore::Max => 1,
+        GroupScore::Top2Sum => size.min(2),
+    };
     let of_groups: Vec<f32> = choice
         .chunks_exact(size)
-        .map(|group| match g.score {
-            GroupScore::Max => group[top(group, 1)[0]],
-            GroupScore::Top2Sum => top(group, 2).into_iter().map(|i| group[i]).sum(),
+        .map(|group| {
+            let numbers = top(group, largest).into_iter().map(|i| group[i]);
+            numbers.chain(std::iter::repeat(f32::NEG_INFINITY)).take(largest).sum()
         })
         .collect();
     let kept = top(&of_groups, g.keep);
     let masked = if g.mask_neg_inf { f32::NEG_INFINITY } else { 0.0 };
     for (i, group) in choice.chunks_exact_mut(size).enumerate() {
         if !kept.contains(&i) {
-            group.fill(masked);
+            group.iter_mut().filter(|c| !c.is_nan()).for_each(|c| *c = masked);
         }
     }
 }
@@ -77,11 +83,11 @@ fn weights(z: &[f32], s: &[f32], chosen: &[usize], d: &RouterDesc) -> Vec<f64> {
     w
 }
 
-/// Experts and weights of every row, `[T, k]` each.
+/// Experts and weights of every row, `[T, k]` each. A row with fewer numbers among its scores than experts to choose is an error.
 pub(super) fn router(a: &Args<'_>, d: &RouterDesc) -> Result<(Vec<i32>, Vec<f32>), EvalError> {
     let bias = if d.select_bias { Some(a.f32(1)?) } else { None };
     let (mut ids, mut out) = (Vec::new(), Vec::new());
-    for z in a.f32(0)?.chunks_exact(d.experts) {
+    for (row, z) in a.f32(0)?.chunks_exact(d.experts).enumerate() {
         let s = scores(z, d.score);
         let mut choice = s.clone();
         for (c, b) in choice.iter_mut().zip(bias.unwrap_or_default()) {
@@ -91,6 +97,12 @@ pub(super) fn router(a: &Args<'_>, d: &RouterDesc) -> Result<(Vec<i32>, Vec<f32>
             mask_groups(&mut choice, groups);
         }
         let chosen = top(&choice, d.k);
+        if chosen.len() < d.k {
+            let (numbers, experts, k) = (choice.iter().filter(|c| !c.is_nan()).count(), d.experts, d.k);
+            return Err(a.error(format!(
+                "row {row}: of the scores of {experts} experts {numbers} are numbers, the others NaN, and {k} experts are to be chosen"
+            )));
+        }
         out.extend(weights(z, &s, &chosen, d).into_iter().map(|w| w as f32));
         ids.extend(chosen.into_iter().map(|i| i as i32));
     }

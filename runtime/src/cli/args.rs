@@ -45,9 +45,12 @@ impl Verb {
 /// Options of every verb that opens the model.
 #[derive(Args)]
 pub struct Common {
-    /// Threads [default: `MOEC_THREADS`, else one per core; `MOEC_PIN=1` binds each to a core]
+    /// Threads [default: `MOEC_THREADS`, else one per core]
     #[arg(long, value_name = "N", value_parser = between(1..=MAX_THREADS, "from 1 to 1024"), allow_negative_numbers = true)]
     pub(super) threads: Option<usize>,
+    /// Bind every worker thread to a core of its own, where the system can; the thread that starts them stays free
+    #[arg(long)]
+    pub(super) pin: bool,
     /// Check size and SHA-256 of every file of the bundle first, this program's own included, and say how many; else only of
     /// weights up to 64 MiB and the tokenizer
     #[arg(long)]

@@ -10,7 +10,7 @@ use crate::generate::{Request, check_room, generate, rate};
 use crate::program::Program;
 use crate::sampler::{Sampler, Sampling};
 use crate::scheduler::{Choose, Done, End, Event, Job, Scheduler, Setting};
-use crate::weights::Held;
+use crate::weights::{Demand, Held};
 use moec_ir::EntryKind;
 use moec_ir::plan::{Arg, Step};
 use serde_json::json;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 pub(super) fn run(context: &Context<'_>, args: &Bench, io: &mut Io<'_>) -> Result<(), Failure> {
     let max = context.program.model.max_context as usize;
     if args.stdin {
-        let mut engine = context.open(&args.common)?;
+        let mut engine = context.open(&args.common, Demand::FULL)?;
         let _interrupt = interrupt::guard();
         return answer(&mut engine, io);
     }
@@ -33,7 +33,8 @@ pub(super) fn run(context: &Context<'_>, args: &Bench, io: &mut Io<'_>) -> Resul
         return Err(Error::FewSlots { needed: many, slots }.into());
     }
     let start = Instant::now();
-    let mut engine = context.open(&args.common)?;
+    let demand = Demand { sequences: args.best_of.unwrap_or(args.batch), tokens: prompt + n };
+    let mut engine = context.open(&args.common, demand)?;
     let opened = start.elapsed();
     let _interrupt = interrupt::guard();
     if let Some(many) = args.best_of {

@@ -23,6 +23,7 @@ use crate::paging::Paging;
 use crate::program::Program;
 use crate::sampler::Constraint;
 use crate::store::CheckLevel;
+use crate::weights::Demand;
 use args::{Cli, Common, Verb};
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use moec_ir::plan::UnitRef;
@@ -80,6 +81,7 @@ pub struct Context<'a> {
     pub name: &'a str,
     beside: Option<Beside<'a>>,
     native: Option<Native<'a>>,
+    check: CheckLevel,
 }
 
 /// A verb that a crate above this one brings.
@@ -120,11 +122,13 @@ pub struct Front<'a> {
     pub beside: Option<Beside<'a>>,
     /// What executes units that the runtime by itself does not.
     pub native: Option<Native<'a>>,
+    /// How much of what the program opens is checked, where `--check` does not ask for all.
+    pub check: CheckLevel,
 }
 
 impl Default for Front<'_> {
     fn default() -> Self {
-        Self { name: "run", more: &[], forms: None, beside: None, native: None }
+        Self { name: "run", more: &[], forms: None, beside: None, native: None, check: CheckLevel::Small }
     }
 }
 
@@ -154,16 +158,17 @@ impl Native<'_> {
 }
 
 impl<'a> Context<'a> {
-    /// Opens the program as the options say. It stops between calls once [`interrupt::flag`] is true.
+    /// Opens the program as the options say, for what is to be held. It stops between calls once [`interrupt::flag`] is
+    /// true.
     ///
     /// # Errors
     /// As [`Engine::open`]; options that the plan has no use for.
-    pub fn open(&self, common: &Common) -> Result<Engine<'a>> {
-        self.open_recording(common, false)
+    pub fn open(&self, common: &Common, demand: Demand) -> Result<Engine<'a>> {
+        self.open_recording(common, demand, false)
     }
 
     /// As [`Context::open`]; `record`: routing is written down where experts are on flash.
-    fn open_recording(&self, common: &Common, record: bool) -> Result<Engine<'a>> {
+    fn open_recording(&self, common: &Common, demand: Demand, record: bool) -> Result<Engine<'a>> {
         if self.program.paging.is_none() {
             let given = [
                 ("--budget", common.budget.is_some()),
@@ -174,12 +179,7 @@ impl<'a> Context<'a> {
                 return Err(Error::NoPaging(option));
             }
         }
-        let check = match (common.check, self.beside) {
-            // All is checked by now, and hashing large files twice would take twice as long.
-            (true, None) => CheckLevel::Sizes,
-            (true, Some(_)) => CheckLevel::All,
-            (false, _) => CheckLevel::Small,
-        };
+        let check = if common.check { CheckLevel::All } else { self.check };
         let stop = Some(interrupt::flag());
         let mut paging = Paging::from_env()?;
         paging.flash.verify_reads = !common.no_verify_reads;
@@ -189,12 +189,15 @@ impl<'a> Context<'a> {
         paging.ahead = common.prefetch.unwrap_or(paging.ahead);
         let options = Options {
             threads: common.threads,
+            pin: common.pin,
+            demand: Some(demand),
             check,
             resident: common.no_budget,
             weights: common.weights,
             lazy: common.no_preload,
             paging: Some(paging),
             stop,
+            warn: Some(warn),
         };
         match (self.beside, self.native) {
             (None, None) => Engine::open(self.program, self.bundle, options),
@@ -219,7 +222,14 @@ impl<'a> Context<'a> {
     }
 }
 
-/// Holds all files of the bundle against its manifest, if that is asked for, and says so.
+/// Tells the user of a run that goes on.
+fn warn(text: &str) {
+    // The stream may be locked already, by this thread: engines run where the verbs do.
+    let _ = writeln!(io::stderr(), "warning: {text}");
+}
+
+/// Holds all files of the bundle against its manifest, if that is asked for, and says so. Files that the program itself opens are
+/// checked when it does, so that what is computed with is what was checked.
 ///
 /// # Errors
 /// A file that is not as it was built.
@@ -231,7 +241,10 @@ pub fn check(context: &Context<'_>, common: &Common, notes: bool, io: &mut Io<'_
     let own = context.beside.is_none().then_some(context.program);
     let done = manifest::check(context.bundle, own)?;
     if notes {
-        io.note(&format!("checked {} files, {}: all as they were built", done.files, size(done.bytes)));
+        let (files, bytes, left) = (done.files, size(done.bytes), size(done.left));
+        let still = format!(" so far; {left} of weights and tokenizer are hashed before they are used");
+        let still = if done.left > 0 { still } else { String::new() };
+        io.note(&format!("checked {files} files, {bytes}: all as they were built{still}"));
         if done.run_unlisted {
             io.note("note: `run` was built after the manifest, which does not list it");
         }
@@ -314,12 +327,12 @@ impl Front<'_> {
         args: impl Iterator<Item = OsString>,
         mut io: Io<'_>,
     ) -> u8 {
-        let &Self { name, more, forms, beside, native } = self;
+        let &Self { name, more, forms, beside, native, check } = self;
         let matches = match self.command().try_get_matches_from(args) {
             Ok(matches) => matches,
             Err(e) => return refuse(&e, name, &mut io),
         };
-        let context = Context { program, bundle, name, beside, native };
+        let context = Context { program, bundle, name, beside, native, check };
         let brought = matches.subcommand().and_then(|(verb, matches)| {
             Some((more.iter().find(|more| (more.command)().get_name() == verb)?, matches))
         });

@@ -4,7 +4,8 @@ use super::{Engine, Row, Want};
 use crate::call::{Extent, Threads, Walk};
 use crate::error::{Error, Result};
 use crate::unit::{BadExpert, StepFault};
-use moec_ir::plan::{Builtin, Code, Entry, Plan};
+use moec_ir::op::NO_EXPERT;
+use moec_ir::plan::{Arg, Builtin, Code, Entry, Plan};
 use moec_ir::{EntryKind, FEW_ROWS};
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -254,7 +255,7 @@ impl Engine<'_> {
             // the memory away.
             unsafe { threads.walk(&walk, 0..walk.bound.len(), index, barrier) }
         });
-        self.end(rows, fault.into_inner())
+        self.end(entry, rows, fault.into_inner())
     }
 
     /// Writes the inputs of an entry point, and padding behind them.
@@ -316,9 +317,12 @@ impl Engine<'_> {
         }
     }
 
-    /// Books what a call has done.
-    pub(crate) fn end(&mut self, rows: &[Row], fault: Option<StepFault>) -> Result<()> {
+    /// Books what a call of an entry point has done.
+    pub(crate) fn end(&mut self, entry: usize, rows: &[Row], fault: Option<StepFault>) -> Result<()> {
         match fault {
+            Some(StepFault::Expert(BadExpert { step, expert: NO_EXPERT, .. })) => {
+                return Err(Error::RouterNan { layer: layer_of(self.program, entry, step) });
+            }
             Some(StepFault::Expert(BadExpert { step, expert, experts })) => {
                 return Err(Error::BadExpert { expert, experts, step });
             }
@@ -342,6 +346,19 @@ impl Engine<'_> {
             std::slice::from_raw_parts(first, self.program.model.vocab as usize)
         }
     }
+}
+
+/// Layer of the model that a step of an entry point belongs to, by the names of the weights in front of it.
+fn layer_of(plan: &Plan, entry: usize, step: usize) -> Option<u32> {
+    let steps = plan.entries.get(entry)?.steps.get(..step)?;
+    let layer = |arg: &Arg| match arg {
+        Arg::Segment(s) => {
+            let name = plan.segments.get(*s as usize)?.name.strip_prefix("layers.")?;
+            name.split('.').next()?.parse().ok()
+        }
+        _ => None,
+    };
+    steps.iter().rev().flat_map(|s| &s.args).find_map(layer)
 }
 
 /// Tokens behind which a prompt has other angles (LongRoPE); `None` where all have the same.

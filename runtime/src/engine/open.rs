@@ -18,7 +18,7 @@ use crate::pool::Pool;
 use crate::processor::Processor;
 use crate::program::Program;
 use crate::states::States;
-use crate::store::{CheckLevel, MappedStore, Store};
+use crate::store::{BundleFiles, CheckLevel, MappedStore, Store};
 use crate::unit::{self, Unit};
 use crate::weights::{self, Choice, Weights};
 use moec_ir::plan::{ALIGN, Builtin, Code, UnitRef};
@@ -84,6 +84,11 @@ impl<'p> Engine<'p> {
     ) -> Result<Self> {
         let tallies = Arc::new(Tallies::of(&program.sets));
         let mut units = bring(program, executor, packages, &tallies)?;
+        let threads = cpu::threads(options.threads)?;
+        if let Some((demand, free)) = options.demand.zip(available()) {
+            weights::check_room(program, threads, demand, free)?;
+        }
+        let files = BundleFiles::open(program, bundle)?;
         let mut options = options;
         let (store, pager, why): (Box<dyn Store + 'p>, _, _) =
             if program.paging.is_some() && !options.resident {
@@ -92,16 +97,16 @@ impl<'p> Engine<'p> {
                 }
                 let how = options.paging.map_or_else(Paging::from_env, Ok)?;
                 options.threads = Some(paging::threads(program, options.threads)?);
-                let (store, pager) = paging::open(program, bundle, options.check, &how)?;
+                let (store, pager) = paging::open(program, &files, options.check, &how)?;
                 (Box::new(store), Some(pager), Choice::under_budget().why)
             } else {
-                let (store, why) = weights_of(program, bundle, options)?;
+                let (store, why) = weights_of(program, &files, options)?;
                 (store, None, why)
             };
         let assigner = Assigner::new(program, pager.clone())?;
         let processor = Processor::new(program, pager.clone(), Arc::clone(&tallies), assigner.clone());
         units[0] = Some(Box::new(processor));
-        let mut engine = Self::with_parts(program, store, units, (tallies, assigner), Some(bundle), options)?;
+        let mut engine = Self::with_parts(program, store, units, (tallies, assigner), Some(&files), options)?;
         (engine.pager, engine.why) = (pager, why);
         Ok(engine)
     }
@@ -122,14 +127,17 @@ impl<'p> Engine<'p> {
         store: Box<dyn Store + 'p>,
         mut units: Vec<Option<Box<dyn Unit + 'p>>>,
         (tallies, assigner): (Arc<Tallies>, Option<Arc<Assigner>>),
-        bundle: Option<&Path>,
+        files: Option<&BundleFiles>,
         options: Options,
     ) -> Result<Self> {
         unit::check(&units, program)?;
         cpu::check(&program.target)?;
         let lanes = cpu::threads(options.threads)?;
+        if options.pin {
+            cpu::check_pin(lanes)?;
+        }
         let arena = Region::new("activations", program.arena_bytes())?;
-        let beside = beside::open(program, &mut units, bundle)?;
+        let beside = beside::open(program, &mut units, files)?;
         let states = States::new(program, &beside.states)?;
         // One more line between threads, so that the prefetcher of one does not pull at the next.
         let stride = program.scratch_bytes.checked_next_multiple_of(ALIGN).and_then(|b| b.checked_add(ALIGN));
@@ -184,10 +192,11 @@ impl<'p> Engine<'p> {
             scratch_stride: stride,
             taken: (0..most).map(|_| AtomicUsize::new(0)).collect(),
             events: Events::new(events, lanes + threads.len()),
-            pool: Pool::new(lanes, threads.len() + links, cpu::pinning(lanes))?,
+            pool: Pool::new(lanes, threads.len() + links, options.pin)?,
             threads,
             rows: Vec::with_capacity(program.entries.iter().map(|e| e.kind.rows()).max().unwrap_or(0)),
             stop: options.stop,
+            warn: options.warn,
             last: None,
         })
     }
@@ -220,14 +229,14 @@ fn bring<'p>(
 /// A store of all weights that the processor's steps read, mapped or in memory of our own, and why so.
 fn weights_of<'p>(
     program: &'p Program,
-    bundle: &Path,
+    files: &BundleFiles,
     options: Options,
 ) -> Result<(Box<dyn Store + 'p>, String)> {
     if program.memories.iter().any(|m| !m.residents.is_empty()) && options.weights != Weights::Own {
         // Memory of our own holds whole files, and a part of these weights is elsewhere.
         let (here, brought) = (program.segments_of(0), program.segments_to_bring());
         let wanted = |i: u32| here.contains(&i) || brought.contains(&i);
-        let store = MappedStore::open_some(program, bundle, options.check, &wanted)?;
+        let store = MappedStore::of(program, files, options.check, &wanted)?;
         return Ok((Box::new(store), "other memories hold a part of them".to_owned()));
     }
     let needed = weights::needed(program, cpu::threads(options.threads)?);
@@ -235,11 +244,11 @@ fn weights_of<'p>(
     // Who asks for `own` by name waits for it. So does who has all files hashed, which takes longer than to fill it.
     let may_move = options.weights == Weights::Auto && options.check != CheckLevel::All;
     let store: Box<dyn Store + 'p> = if !choice.own {
-        Box::new(MappedStore::open(program, bundle, options.check)?)
-    } else if may_move && MovingStore::is_worth(program, bundle)? {
-        Box::new(MovingStore::open(program, bundle, options.check, &How::from_env()?)?)
+        Box::new(MappedStore::of(program, files, options.check, &|_| true)?)
+    } else if may_move && MovingStore::is_worth(program, files)? {
+        Box::new(MovingStore::of(program, files, options.check, &How::from_env()?)?)
     } else {
-        Box::new(OwnedStore::open(program, bundle, options.check, &How::from_env()?)?)
+        Box::new(OwnedStore::of(program, files, options.check, &How::from_env()?)?)
     };
     Ok((store, choice.why))
 }

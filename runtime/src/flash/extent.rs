@@ -1,6 +1,7 @@
 //! Which bytes of which file are read and checked together.
 
 use crate::error::{Error, Result};
+use crate::regular::FileId;
 use std::path::PathBuf;
 
 /// What the offset of an extent is a multiple of, in bytes: direct reads ask for it.
@@ -36,6 +37,8 @@ pub struct FileEntry {
     pub bytes: u64,
     /// Whether it is read through the page cache even where reads may pass by it: for bytes that are known to lie there.
     pub cached: bool,
+    /// The file that it must be, which was opened and checked before; `None`: whatever lies there.
+    pub identity: Option<FileId>,
 }
 
 /// All extents of a store and their files.
@@ -120,7 +123,12 @@ mod tests {
     use super::*;
 
     fn table(extents: &[(u32, u64, u64)]) -> Result<ExtentTable> {
-        let files = ["a", "b"].map(|path| FileEntry { path: path.into(), bytes: 20_000, cached: false });
+        let files = ["a", "b"].map(|path| FileEntry {
+            path: path.into(),
+            bytes: 20_000,
+            cached: false,
+            identity: None,
+        });
         let extent = |&(file, offset, bytes)| Extent { file, offset, bytes, crc32c: None };
         ExtentTable::new(files.to_vec(), extents.iter().map(extent).collect())
     }

@@ -81,6 +81,9 @@ fn open(entry: &FileEntry, direct: bool) -> Result<Open> {
     if meta.len() != entry.bytes {
         return Err(Error::WrongSize { path: path(), expected: entry.bytes, found: meta.len() });
     }
+    if entry.identity.is_some() && regular::identity(&opened.file).map_err(failed)? != entry.identity {
+        return Err(Error::Replaced(path()));
+    }
     Ok(opened)
 }
 
@@ -154,12 +157,31 @@ mod tests {
         let path = dir.path().join("w");
         std::fs::write(&path, [1; 100]).unwrap();
         let open = |path: &Path, bytes| {
-            let entry = FileEntry { path: path.to_owned(), bytes, cached: false };
+            let entry = FileEntry { path: path.to_owned(), bytes, cached: false, identity: None };
             Files::open(&ExtentTable::new(vec![entry], Vec::new()).unwrap(), true)
         };
         assert_eq!(open(&path, 100).unwrap().size(0), Some(100));
         assert!(matches!(open(&path, 99), Err(Error::WrongSize { found: 100, .. })));
         assert!(matches!(open(&dir.path().join("none"), 1), Err(Error::MissingFile(_))));
         assert!(open(dir.path(), 4096).is_err());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_in_the_place_of_the_one_that_was_checked_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, other) = (dir.path().join("w"), dir.path().join("other"));
+        std::fs::write(&path, [1; 100]).unwrap();
+        std::fs::write(&other, [2; 100]).unwrap();
+        let identity = regular::identity(&regular::open(&path).unwrap()).unwrap();
+        let open = |cached| {
+            let entry = FileEntry { path: path.clone(), bytes: 100, cached, identity };
+            Files::open(&ExtentTable::new(vec![entry], Vec::new()).unwrap(), true)
+        };
+        assert!(open(false).is_ok() && open(true).is_ok());
+        std::fs::rename(&other, &path).unwrap();
+        for cached in [false, true] {
+            assert!(matches!(open(cached), Err(Error::Replaced(found)) if found == path));
+        }
     }
 }

@@ -92,8 +92,10 @@ pub fn measure_flash(
 ) -> Result<FlashRates> {
     let failed = |source| Error::Io { doing: "read", path: path.to_owned(), source };
     let bytes = std::fs::metadata(path).map_err(failed)?.len();
-    let table =
-        ExtentTable::new(vec![FileEntry { path: path.to_owned(), bytes, cached: false }], Vec::new())?;
+    let table = ExtentTable::new(
+        vec![FileEntry { path: path.to_owned(), bytes, cached: false, identity: None }],
+        Vec::new(),
+    )?;
     let files = Arc::new(Files::open(&table, options.direct)?);
     let direct = files.is_direct();
     let (mut described, mut rates) = (String::new(), Vec::with_capacity(points.len()));

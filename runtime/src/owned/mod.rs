@@ -21,17 +21,17 @@ use crate::flash::{self, Buffers, Class, Extent, ExtentTable, FileEntry, Flash, 
 use crate::memory::Addr;
 use crate::paging::{self, Wrap};
 use crate::program::Program;
-use crate::store::{Addresses, CheckLevel, Store, check_hash, checked_paths, hash_of};
+use crate::store::{Addresses, BundleFile, BundleFiles, CheckLevel, Store};
 use crate::weights::{Held, huge_bytes};
 use loader::{Loader, Reading, Whole};
 use moec_ir::plan::FileRef;
 use order::{Order, PIECE, Pieces};
 use page_cache::PageCache;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 pub use arrival::Arrival;
-pub(crate) use moving::MovingStore;
+pub use moving::MovingStore;
 
 /// Weight files in memory of our own, read in the background from when the store is opened.
 ///
@@ -74,12 +74,20 @@ impl OwnedStore {
     /// A file that is missing or has another size, or one without segments that has another content; a segment outside of its
     /// file; memory or threads refused.
     pub fn open(program: &Program, bundle: &Path, check: CheckLevel, how: &How) -> Result<Self> {
-        let paths = checked_paths(program, bundle)?;
+        Self::of(program, &BundleFiles::open(program, bundle)?, check, how)
+    }
+
+    /// As [`OwnedStore::open`], of files that are open.
+    ///
+    /// # Errors
+    /// As [`OwnedStore::open`].
+    pub(crate) fn of(program: &Program, opened: &BundleFiles, check: CheckLevel, how: &How) -> Result<Self> {
         let pieces = Arc::new(Pieces::new(program)?);
-        let files = || (0_u32..).zip(&program.files).zip(&paths).map(|((i, info), path)| (i, info, path));
+        let files =
+            || (0_u32..).zip(&program.files).zip(opened.iter()).map(|((i, info), file)| (i, info, file));
         let read = |file: u32| !pieces.of_file(file).is_empty();
-        for (_, info, path) in files().filter(|&(i, info, _)| !read(i) && check.hashes(info.bytes)) {
-            check_hash(info, path, hash_of(path)?)?;
+        for (_, info, file) in files().filter(|&(i, info, _)| !read(i) && check.hashes(info.bytes)) {
+            file.check(info)?;
         }
         let whole: Vec<bool> = files().map(|(i, info, _)| read(i) && check.hashes(info.bytes)).collect();
         let is_whole = |file: u32| whole.get(file as usize).copied().unwrap_or(false);
@@ -107,20 +115,14 @@ impl OwnedStore {
         let arrival = Arc::new(Arrival::new(pieces.all.len(), order, needs, unproven));
         let mut buffers: Vec<_> = pieces.all.iter().map(|_| memory.take(PIECE)).collect();
         buffers.sort_by_key(|b| b.as_ref().map(flash::Buffer::index));
-        let cache = |(i, _, path): (u32, &FileRef, &PathBuf)| {
-            let open = || {
-                PageCache::open(path).map_err(|source| Error::Io {
-                    doing: "open",
-                    path: path.clone(),
-                    source,
-                })
-            };
-            read(i).then(open).transpose()
+        let cache = |(i, _, BundleFile { path, file }): (u32, &FileRef, &BundleFile)| {
+            let failed = |source| Error::Io { doing: "open", path: path.clone(), source };
+            read(i).then(|| PageCache::of(file, path).map_err(failed)).transpose()
         };
         let caches = files().map(cache).collect::<Result<_>>()?;
         let reading = Reading::new(Arc::clone(&arrival), flash, Arc::clone(&pieces), buffers, caches);
-        let hashing = files().filter(|&(i, ..)| is_whole(i)).map(|(file, info, path)| Whole {
-            path: path.clone(),
+        let hashing = files().filter(|&(i, ..)| is_whole(i)).map(|(file, info, of)| Whole {
+            path: of.path.clone(),
             sha256: info.sha256,
             file,
             pieces: Arc::clone(&pieces),
@@ -134,19 +136,21 @@ impl OwnedStore {
 /// Every piece twice: past the page cache, and through it.
 fn table<'a>(
     pieces: &Pieces,
-    files: impl Iterator<Item = (u32, &'a FileRef, &'a PathBuf)>,
+    files: impl Iterator<Item = (u32, &'a FileRef, &'a BundleFile)>,
 ) -> Result<ExtentTable> {
     let (mut entries, mut extents) = (Vec::new(), Vec::new());
-    for (i, info, path) in files {
+    for (i, info, file) in files {
         let range = pieces.of_file(i);
         if range.is_empty() {
             continue;
         }
         let first = entries.len() as u32;
+        let (path, identity) = (&file.path, file.identity()?);
         entries.extend([false, true].map(|cached| FileEntry {
             path: path.clone(),
             bytes: info.bytes,
             cached,
+            identity,
         }));
         let both = |p: &order::Piece| {
             let extent = |file| Extent { file, offset: p.offset, bytes: p.bytes, crc32c: None };

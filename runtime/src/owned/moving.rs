@@ -1,18 +1,19 @@
 //! Weights that move: mapped where the page cache has them already, so that the first token comes at once; then, when memory
-//! of our own is filled behind the first prompt, from there.
+//! of our own is filled behind the first prompt, from there. Where it cannot be filled they stay mapped.
 
 use super::{Arrival, How, OwnedStore, PageCache, Pieces};
-use crate::error::Result;
+use crate::error::{Fault, Result};
 use crate::memory::Addr;
 use crate::program::Program;
-use crate::store::{CheckLevel, MappedStore, Store, checked_paths};
+use crate::store::{BundleFiles, CheckLevel, MappedStore, Store};
 use crate::weights::Held;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Mapped weights that are to lie in memory of our own.
-pub(crate) struct MovingStore<'p> {
+pub struct MovingStore<'p> {
     program: &'p Program,
-    bundle: PathBuf,
+    files: BundleFiles,
+    check: CheckLevel,
     how: How,
     /// Until they have moved.
     from: Option<MappedStore>,
@@ -20,6 +21,8 @@ pub(crate) struct MovingStore<'p> {
     to: Option<OwnedStore>,
     /// Why they stay mapped, for people.
     refused: Option<String>,
+    /// What is still to be said of it.
+    warning: Option<String>,
     /// Whether the addresses are those of `to`.
     moved: bool,
 }
@@ -29,24 +32,36 @@ impl<'p> MovingStore<'p> {
     ///
     /// # Errors
     /// As [`MappedStore::open`].
-    pub(crate) fn open(program: &'p Program, bundle: &Path, check: CheckLevel, how: &How) -> Result<Self> {
-        let from = Some(MappedStore::open(program, bundle, check)?);
-        let (bundle, how) = (bundle.to_owned(), *how);
-        Ok(Self { program, bundle, how, from, to: None, refused: None, moved: false })
+    pub fn open(program: &'p Program, bundle: &Path, check: CheckLevel, how: &How) -> Result<Self> {
+        Self::of(program, &BundleFiles::open(program, bundle)?, check, how)
+    }
+
+    /// As [`MovingStore::open`], of files that are open.
+    ///
+    /// # Errors
+    /// As [`MappedStore::open`].
+    pub(crate) fn of(
+        program: &'p Program,
+        files: &BundleFiles,
+        check: CheckLevel,
+        how: &How,
+    ) -> Result<Self> {
+        let from = Some(MappedStore::of(program, files, check, &|_| true)?);
+        let (files, how) = (files.clone(), *how);
+        Ok(Self { program, files, check, how, from, to: None, refused: None, warning: None, moved: false })
     }
 
     /// Whether the page cache has nearly all of the files that hold weights: a first prompt is then faster mapped than it
     /// would be after them.
     ///
     /// # Errors
-    /// A file that is missing or has another size.
-    pub(crate) fn is_worth(program: &Program, bundle: &Path) -> Result<bool> {
-        let paths = checked_paths(program, bundle)?;
+    /// A plan that cuts no pieces.
+    pub(crate) fn is_worth(program: &Program, files: &BundleFiles) -> Result<bool> {
         let pieces = Pieces::new(program)?;
-        let mut files =
-            (0_u32..).zip(&program.files).zip(&paths).map(|((i, info), path)| (i, info.bytes, path));
-        Ok(files.all(|(file, bytes, path)| {
-            pieces.of_file(file).is_empty() || PageCache::open(path).is_ok_and(|c| c.holds(0, bytes))
+        let mut files = (0_u32..).zip(&program.files).zip(files.iter());
+        Ok(files.all(|((i, info), of)| {
+            let holds = || PageCache::of(&of.file, &of.path).is_ok_and(|c| c.holds(0, info.bytes));
+            pieces.of_file(i).is_empty() || holds()
         }))
     }
 
@@ -78,8 +93,8 @@ unsafe impl Store for MovingStore<'_> {
         if self.to.is_some() || self.refused.is_some() {
             return;
         }
-        // What was checked when it was mapped needs no second look.
-        match OwnedStore::open(self.program, &self.bundle, CheckLevel::Sizes, &self.how) {
+        // What is computed with is what is read now, so it is checked as what was mapped.
+        match OwnedStore::of(self.program, &self.files, self.check, &self.how) {
             Ok(to) => self.to = Some(to),
             Err(e) => {
                 self.refused = Some(format!("memory of its own was refused: {e}"));
@@ -93,8 +108,17 @@ unsafe impl Store for MovingStore<'_> {
     fn moves(&mut self) -> Result<bool> {
         let Some(to) = self.to.as_ref().filter(|_| !self.moved) else { return Ok(false) };
         let arrival = to.arrival();
-        arrival.map_or(Ok(()), Arrival::check)?;
-        self.moved = arrival.is_none_or(Arrival::is_complete);
+        match arrival.map_or(Ok(()), Arrival::check) {
+            Ok(()) => self.moved = arrival.is_none_or(Arrival::is_complete),
+            // What is mapped is of the same file: where that was cut or changed, it is not what was built either.
+            Err(e) if e.fault() == Fault::Bundle => return Err(e),
+            Err(e) => {
+                let why = format!("weights stay mapped, since they could not be read into memory: {e}");
+                self.to = None;
+                self.warning = Some(why.clone());
+                self.refused = Some(why);
+            }
+        }
         Ok(self.moved)
     }
 
@@ -104,8 +128,15 @@ unsafe impl Store for MovingStore<'_> {
         }
     }
 
-    fn settle(&mut self) -> Result<()> {
-        self.to.as_ref().and_then(OwnedStore::arrival).map_or(Ok(()), Arrival::wait_all)
+    fn settle(&mut self) {
+        // Errors are those of `moves`.
+        if let Some(arrival) = self.to.as_ref().and_then(OwnedStore::arrival) {
+            let _ = arrival.wait_all();
+        }
+    }
+
+    fn warning(&mut self) -> Option<String> {
+        self.warning.take()
     }
 
     fn held(&self) -> Held {

@@ -1,7 +1,6 @@
 //! What the page cache has of a file, and what it is to let go.
 
 use crate::mapped::MappedFile;
-use crate::regular;
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -18,14 +17,14 @@ pub(super) struct PageCache {
 }
 
 impl PageCache {
-    /// Opens a file.
+    /// Of an open file.
     ///
     /// # Errors
-    /// As [`regular::open`].
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
-        let file = regular::open(path)?;
+    /// What the system refuses.
+    pub(super) fn of(file: &File, path: &Path) -> io::Result<Self> {
+        let file = file.try_clone()?;
         // Nothing of it is ever read through the mapping.
-        let map = if is_told(&file)? { MappedFile::open(path).ok() } else { None };
+        let map = if is_told(&file)? { MappedFile::of(&file, path).ok() } else { None };
         Ok(Self { file, map })
     }
 }
@@ -101,7 +100,7 @@ mod tests {
         let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let path = dir.path().join("file");
         std::fs::write(&path, vec![7; 1 << 20]).unwrap();
-        let cache = PageCache::open(&path).unwrap();
+        let cache = PageCache::of(&File::open(&path).unwrap(), &path).unwrap();
         assert!(cache.holds(0, 1 << 20) && cache.holds(4096, 5000));
         assert!(!cache.holds(0, (1 << 20) + 1) && !cache.holds(u64::MAX - 4095, 4096));
         cache.file.sync_all().unwrap();

@@ -34,7 +34,7 @@ use crate::flash::files::Files;
 use crate::flash::{self, Buffers, Class, Extent, ExtentTable, FileEntry, Flash, SystemClock, VirtualClock};
 use crate::memory::Addr;
 use crate::program::Program;
-use crate::store::{CheckLevel, MappedStore, Store, file_path};
+use crate::store::{BundleFiles, CheckLevel, MappedStore, Store};
 use crate::timeline::Timeline;
 use crate::unit::{Half, Lane, Launch, StepFault};
 use moec_ir::op::DispatchLayout;
@@ -87,7 +87,7 @@ unsafe impl Store for PagedStore {
 /// As [`MappedStore::open`]; a policy that is not known, memory refused, or a weight file that cannot be read.
 pub(crate) fn open(
     program: &Program,
-    bundle: &Path,
+    files: &BundleFiles,
     check: CheckLevel,
     options: &Paging,
 ) -> Result<(PagedStore, OnFlash)> {
@@ -101,10 +101,10 @@ pub(crate) fn open(
             }
         }
     }
-    let table = Arc::new(table(program, bundle)?);
+    let table = Arc::new(table(program, files)?);
     let (here, brought) = (program.segments_of(0), program.segments_to_bring());
     let wanted = |i: u32| halves[i as usize].is_none() && (here.contains(&i) || brought.contains(&i));
-    let mapped = MappedStore::open_some(program, bundle, check, &wanted)?;
+    let mapped = MappedStore::of(program, files, check, &wanted)?;
     let paging = under(program, paging, options.budget)?;
     let count = paging.frames.saturating_add(paging.spare);
     let class = if paging.by_neurons() {
@@ -130,7 +130,7 @@ pub(crate) fn open(
     };
     let tables = Arc::new(Tables::new(paging.layers.iter().map(matrices)));
     let pager = if paging.by_neurons() {
-        let pager = NeuronPager::new((program, bundle), &paging, flash, Arc::clone(&tables), options)?;
+        let pager = NeuronPager::new((program, files), &paging, flash, Arc::clone(&tables), options)?;
         OnFlash::Neurons(Arc::new(pager))
     } else {
         OnFlash::Experts(Arc::new(Pager::new(program, &paging, flash, Arc::clone(&tables), options)?))
@@ -223,7 +223,7 @@ fn still_pinned(paging: &plan::Paging, frames: u32) -> &[(u32, u32)] {
 }
 
 /// Every matrix of every expert: by layer, expert, and part.
-fn table(program: &Program, bundle: &Path) -> Result<ExtentTable> {
+fn table(program: &Program, opened: &BundleFiles) -> Result<ExtentTable> {
     let paging = on_flash(program)?;
     let segment = |i: u32| {
         program.segments.get(i as usize).ok_or_else(|| Error::Plan(format!("there is no segment {i}")))
@@ -231,7 +231,7 @@ fn table(program: &Program, bundle: &Path) -> Result<ExtentTable> {
     let (mut files, mut extents) = (Vec::new(), Vec::new());
     if paging.by_neurons() {
         for (i, expert, skip, bytes) in neurons::units(program)? {
-            let whole = extent(program, bundle, segment(i)?, expert, None, &mut files)?;
+            let whole = extent((program, opened), segment(i)?, expert, None, &mut files)?;
             extents.push(Extent { offset: whole.offset + skip, bytes, ..whole });
         }
         return ExtentTable::new(files.into_iter().map(|(_, entry)| entry).collect(), extents);
@@ -241,7 +241,7 @@ fn table(program: &Program, bundle: &Path) -> Result<ExtentTable> {
         for expert in 0..l.experts {
             for i in [l.gate_up, l.down] {
                 let crc32c = checksums.next().copied().unwrap_or(0);
-                extents.push(extent(program, bundle, segment(i)?, expert, Some(crc32c), &mut files)?);
+                extents.push(extent((program, opened), segment(i)?, expert, Some(crc32c), &mut files)?);
             }
         }
     }
@@ -266,15 +266,15 @@ pub(crate) fn threads(program: &Program, requested: Option<usize>) -> Result<usi
 pub(crate) fn reader(program: &Program, bundle: &Path) -> Result<String> {
     let block_bytes = program.paging.as_ref().map_or(flash::LARGEST_BLOCK, |p| p.block_bytes);
     let options = flash::Options { block_bytes, ..usual_flash()? };
-    let files = Arc::new(Files::open(&table(program, bundle)?, options.direct)?);
+    let files =
+        Arc::new(Files::open(&table(program, &BundleFiles::open(program, bundle)?)?, options.direct)?);
     let buffers = Buffers::new(&[Class { bytes: flash::BLOCK, count: 1 }])?;
     Ok(flash::open::reader(&files, &buffers, &options)?.describe())
 }
 
 /// One matrix of an expert. Files are numbered in the order in which extents name them.
 fn extent(
-    program: &Program,
-    bundle: &Path,
+    (program, opened): (&Program, &BundleFiles),
     segment: &Segment,
     expert: u32,
     crc32c: Option<u32>,
@@ -285,10 +285,9 @@ fn extent(
     let file = known.unwrap_or(files.len());
     if known.is_none() {
         let info = program.files.get(segment.file as usize).ok_or_else(wrong)?;
-        files.push((
-            segment.file,
-            FileEntry { path: file_path(bundle, &info.path)?, bytes: info.bytes, cached: false },
-        ));
+        let of = opened.get(segment.file)?;
+        let (path, identity) = (of.path.clone(), of.identity()?);
+        files.push((segment.file, FileEntry { path, bytes: info.bytes, cached: false, identity }));
     }
     let offset = segment.matrix_offset(expert);
     let bytes = segment.matrix_bytes().ok_or_else(wrong)?;

@@ -159,5 +159,8 @@ fn table(paging: &plan::Paging, matrices: &[[u64; 2]]) -> Result<ExtentTable> {
             }
         }
     }
-    ExtentTable::new(vec![FileEntry { path: PathBuf::new(), bytes: at, cached: false }], extents)
+    ExtentTable::new(
+        vec![FileEntry { path: PathBuf::new(), bytes: at, cached: false, identity: None }],
+        extents,
+    )
 }

@@ -6,7 +6,8 @@
 //! one round's chunks per token: neither starves. Sequences that end leave their slot at once, and others enter.
 //!
 //! **Equal prefixes are computed once.** A slot keeps its text when its sequence has left. A prompt that begins as what a slot holds
-//! takes that over, or a copy of it ([`Sharing`]). Several sequences after one prompt compute it once.
+//! takes that over, or a copy of it ([`Sharing`]). Several sequences after one prompt compute it once. Where answers are decoded with
+//! fewer experts, only whole chunks of prompts are shared, which all experts have computed.
 //!
 //! **What company changes.** Kernels for several rows sum in another order than those for one, so an answer may differ from that of a run by itself
 //! where two tokens are nearly equally likely. With [`Setting::exact`] rows decode one by one and only whole chunks are

@@ -60,15 +60,17 @@ pub(super) struct Served<'e, 'p> {
     pub(super) sharing: Option<Sharing>,
 }
 
-/// How much sequences of a program may share, and what the states can do for it.
-fn means(program: &Program, exact: bool) -> Means {
+/// How much sequences of a program may share, and what the states can do for it. `reduced`: decoding leaves keys and values that
+/// fewer experts have computed.
+fn means(program: &Program, exact: bool, reduced: bool) -> Means {
     let prefill = |k: EntryKind| matches!(k, EntryKind::Prefill(_)).then(|| k.rows());
     let chunk = program.entries.iter().filter_map(|e| prefill(e.kind)).max().unwrap_or(1);
     let sharing = if program.schedule.is_some() {
         // Units round differently, and who computes an expert depends on what came before.
         Sharing::None
-    } else if exact || !program.sets.is_empty() {
-        // What a chunk's experts drop depends on who is in the chunk.
+    } else if exact || reduced || !program.sets.is_empty() {
+        // What a chunk's experts drop depends on who is in the chunk. Answers of fewer experts are approximations, which no other
+        // sequence goes on from: prompts are read with all experts.
         Sharing::Chunks
     } else {
         Sharing::All
@@ -82,7 +84,7 @@ fn means(program: &Program, exact: bool) -> Means {
 
 impl Model for Served<'_, '_> {
     fn means(&self) -> Means {
-        let means = means(self.engine.program(), self.exact);
+        let means = means(self.engine.program(), self.exact, self.decoder.is_reduced());
         Means { sharing: self.sharing.unwrap_or(means.sharing), ..means }
     }
 

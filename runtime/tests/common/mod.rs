@@ -127,7 +127,7 @@ unsafe extern "C" fn route<const N: usize>(
     for t in begin as usize..end as usize {
         unsafe {
             for (c, e) in choices(a.get::<f32>(0, t) as usize).into_iter().take(N).enumerate() {
-                a.set(1, t * N + c, e as i32 + BAD_CHOICE.load(Ordering::Relaxed));
+                a.set(1, t * N + c, (e as i32).saturating_add(BAD_CHOICE.load(Ordering::Relaxed)));
             }
         }
     }

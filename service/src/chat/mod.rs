@@ -15,7 +15,7 @@ use moec_runtime::cli::{self, Context, Failure, Io, More, interrupt};
 use moec_runtime::generate::rate;
 use moec_runtime::stops::Stops;
 use moec_runtime::text::TextStream;
-use moec_runtime::{Decoder, Sampler, Sampling, Text, regular};
+use moec_runtime::{Decoder, Demand, Sampler, Sampling, Text, regular};
 use serde_json::{Map, Value, json};
 use session::{Answer, End, Session};
 use std::path::{Path, PathBuf};
@@ -89,7 +89,7 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
         // One that cannot be used is refused before weights are opened.
         grammars.constraint(grammar)?;
     }
-    let mut engine = context.open(&args.common)?;
+    let mut engine = context.open(&args.common, Demand::FULL)?;
     let mut decoder = Decoder::of(context.program)?;
     let session = Session::new(&mut engine, &mut decoder)?;
     let mut chat = Conversation {

@@ -29,7 +29,7 @@ use error::{Answer, ApiError};
 use metrics::Metrics;
 use moec_runtime::cli::args::Common;
 use moec_runtime::cli::{Context, Failure, Io, More, check, interrupt};
-use moec_runtime::{Decoder, Error, Scheduler, Setting, Text, regular};
+use moec_runtime::{Decoder, Demand, Error, Scheduler, Setting, Text, regular};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -216,7 +216,7 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
     let templates = templates(context, args.template.as_deref())?;
     let listener = TcpListener::bind(at).map_err(failed)?;
     let at = listener.local_addr().map_err(failed)?;
-    let mut engine = context.open(&args.common)?;
+    let mut engine = context.open(&args.common, Demand::FULL)?;
     let program = context.program;
     let mut decoder = if args.no_big_little { Decoder::full() } else { Decoder::of(program)? };
     let (worker, commands) = channel();

@@ -16,6 +16,7 @@ use crate::states::most_guesses;
 use crate::stops::{self, Stops, Until};
 use crate::text::{self, Text, TextStream};
 use crate::timeline::Timeline;
+use crate::weights::Demand;
 use moec_ir::FEW_ROWS;
 use report::{add_guesses, line_of_guesses, rates, rates_of_several, report, report_of_several};
 use serde_json::json;
@@ -69,7 +70,8 @@ pub(super) fn run(
         other => other,
     };
     let watch = Watch::create(args)?;
-    let mut engine = context.open_recording(&args.common, args.json)?;
+    let demand = Demand { sequences: many, tokens: prompt.len() + n };
+    let mut engine = context.open_recording(&args.common, demand, args.json)?;
     // The ids are data of their own; without a tokenizer they are all there is.
     let tokenizer = match tokenizer {
         None if text::path(context.bundle).is_file() => match Text::open(context.bundle, model.bos) {

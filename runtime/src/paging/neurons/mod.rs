@@ -26,6 +26,7 @@ use crate::flash::{Class, Event, Flash, Priority};
 use crate::memory::{Addr, Region};
 use crate::neurons::{Regions, Segmented, Shape};
 use crate::program::Program;
+use crate::store::BundleFiles;
 use crate::timeline::{Timeline, What};
 use crate::unit::{Half, Lane, Launch, StepFault};
 use moec_ir::bundle::{BLOCK, Bundle};
@@ -34,7 +35,6 @@ use moec_ir::plan;
 use moec_ir::plan::{Grid, Segment};
 use stage::{Item, Needs};
 use state::State;
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -120,7 +120,7 @@ impl NeuronPager {
     /// # Errors
     /// Memory refused, neurons that cannot be numbered, scales that cannot be read.
     pub(super) fn new(
-        (program, folder): (&Program, &Path),
+        (program, files): (&Program, &BundleFiles),
         paging: &plan::Paging,
         flash: Flash,
         tables: Arc<Tables>,
@@ -145,7 +145,7 @@ impl NeuronPager {
         let cache = Segmented::new(shape, Regions { fixed: 0, hot: 0, cold })
             .map_err(|e| Error::Plan(e.to_string()))?;
         let frames = Region::new("neurons", cold)?;
-        let scales = scales::load(program, folder, paging, &tables)?;
+        let scales = scales::load(program, files, paging, &tables)?;
         let report = Report {
             reader: flash.describe().to_owned(),
             policy: paging.policy.clone(),

@@ -5,18 +5,21 @@ use crate::error::{Error, Result};
 use crate::memory::Region;
 use crate::paging::tables::Tables;
 use crate::program::Program;
-use crate::regular;
-use crate::store::{file_path, forget};
+use crate::store::{BundleFiles, forget};
 use crate::unit::Half;
 use moec_ir::plan::{Paging, Segment};
 use std::io::{Read as _, Seek as _, SeekFrom};
-use std::path::Path;
 
 /// Reads those of all layers, and enters where they are; no bytes where codes and scales lie together.
 ///
 /// # Errors
 /// Memory refused, a file that cannot be read.
-pub(super) fn load(program: &Program, folder: &Path, paging: &Paging, tables: &Tables) -> Result<Region> {
+pub(super) fn load(
+    program: &Program,
+    files: &BundleFiles,
+    paging: &Paging,
+    tables: &Tables,
+) -> Result<Region> {
     const NAME: &str = "scales of neurons";
     let bundle = bundle(program, paging)?;
     let each = bundle.rest_stored_bytes() - bundle.rest_pitch();
@@ -30,10 +33,9 @@ pub(super) fn load(program: &Program, folder: &Path, paging: &Paging, tables: &T
     for (layer, l) in paging.layers.iter().enumerate() {
         let lost = || Error::Plan("neurons of no segment".to_owned());
         let segment: &Segment = program.segments.get(l.down as usize).ok_or_else(lost)?;
-        let info = program.files.get(segment.file as usize).ok_or_else(lost)?;
-        let path = file_path(folder, &info.path)?;
-        let failed = |source| Error::Io { doing: "read", path: path.clone(), source };
-        let mut file = regular::open(&path).map_err(failed)?;
+        let of = files.get(segment.file)?;
+        let failed = |source| Error::Io { doing: "read", path: of.path.clone(), source };
+        let mut file = &of.file;
         let inter = segment.extents().1 as usize;
         for expert in 0..l.experts {
             let first =
@@ -44,7 +46,7 @@ pub(super) fn load(program: &Program, folder: &Path, paging: &Paging, tables: &T
             let bytes = unsafe { std::slice::from_raw_parts_mut(place.ptr(), inter * each) };
             file.seek(SeekFrom::Start(first)).and_then(|_| file.read_exact(bytes)).map_err(failed)?;
             // A budget has no room for them twice.
-            forget(&file, usize::try_from(first).unwrap_or(usize::MAX).saturating_add(bytes.len()));
+            forget(file, usize::try_from(first).unwrap_or(usize::MAX).saturating_add(bytes.len()));
             for i in 0..inter {
                 let neuron = expert as usize * inter + i;
                 let entry = neuron * bundle.rest_addresses() + 1;

@@ -183,7 +183,7 @@ fn fastest(threads: usize, work: &(dyn Fn(usize, usize) + Sync)) -> f64 {
 /// Microseconds from one meeting of all threads of a pool to the next.
 fn meeting(threads: usize) -> moec_runtime::Result<f64> {
     const MEETINGS: usize = 2000;
-    let mut pool = Pool::new(threads, 0, cpu::pinning(threads))?;
+    let mut pool = Pool::new(threads, 0, false)?;
     let mut best = f64::INFINITY;
     for _ in 0..ROUNDS {
         let start = Instant::now();
