@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, HashMap};
 /// with several units, steps are taken to be executed one after the other.
 pub(super) fn check(plan: &Plan, draft: bool) -> Result<(), VerifyError> {
     let accesses = Accesses::new(plan);
-    let entries = plan.entries.iter().enumerate();
-    entries.map(|(i, entry)| check_entry(&accesses, entry, &format!("entries[{i}]"), draft)).collect()
+    let mut entries = plan.entries.iter().enumerate();
+    entries.try_for_each(|(i, entry)| check_entry(&accesses, entry, &format!("entries[{i}]"), draft))
 }
 
 fn check_entry(accesses: &Accesses<'_>, entry: &Entry, here: &str, draft: bool) -> Result<(), VerifyError> {
