@@ -150,8 +150,8 @@ fn expected(prompt: &[u32], n: usize) -> (String, &'static str) {
 
 /// The servers' process for grammars: this program, with the name of this test.
 #[test]
-fn grammar_worker() {
-    moec_service::grammar::worker::run().unwrap();
+fn bounded_worker() {
+    moec_service::process::worker::run().unwrap();
 }
 
 /// One after the other, since a signal is for the whole process.

@@ -116,8 +116,8 @@ enum Verb {
     #[command(hide = true)]
     Worker(worker::Args),
     /// Hold answers of `moec run BUNDLE serve` to grammars, until stdin ends
-    #[command(hide = true, name = "grammar_worker")]
-    GrammarWorker,
+    #[command(hide = true, name = "bounded_worker")]
+    BoundedWorker,
 }
 
 /// Runs the command line of this process.
@@ -131,7 +131,7 @@ pub fn main() -> ExitCode {
         }
     };
     // A worker ends with whoever started it.
-    if !matches!(cli.verb, Verb::Worker(_) | Verb::GrammarWorker) {
+    if !matches!(cli.verb, Verb::Worker(_) | Verb::BoundedWorker) {
         interrupt::install();
     }
     match cli.global.color {
@@ -179,8 +179,8 @@ impl Verb {
             Self::Pass(args) => pass::run(args),
             Self::Docs(args) => docs::run(args),
             Self::Worker(args) => return worker::run(args),
-            Self::GrammarWorker => {
-                moec_service::grammar::worker::run().map_err(|e| Error::environment(e.what))
+            Self::BoundedWorker => {
+                moec_service::process::worker::run().map_err(|e| Error::environment(e.what))
             }
         }
         .map(|()| ExitCode::SUCCESS)

@@ -5,7 +5,7 @@
 
 pub mod process;
 pub(crate) mod words;
-pub mod worker;
+pub(crate) mod worker;
 
 use crate::error::{Error, Result};
 use clap::{ArgMatches, Args as _, FromArgMatches as _};

@@ -1,88 +1,45 @@
 //! Processes that hold the answers of others to grammars: [`worker`](super::worker) is what they do.
 
-use super::worker::{COMPILE, Command, Link, MEMORY, NAME, TOKEN, Vocabulary};
+use super::worker::{COMPILE, Command, MEMORY, TOKEN, Vocabulary};
 use super::{Grammar, apply};
 use crate::error::{Error, Result};
+use crate::process::{self, End, PATIENCE};
 use moec_runtime::Constraint;
 use moec_runtime::error::Error as Failed;
 use std::collections::VecDeque;
 use std::io;
-use std::net::Shutdown;
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
-
-/// How long a process may be silent. Its own limits count its time on the CPU and end it earlier, unless the machine is very busy.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A process that compiles a grammar and computes the masks of its answers. It ends with the value.
 #[derive(Debug)]
 pub struct Process {
-    child: Child,
-    link: Link,
+    process: process::Process,
     /// Whether it has the vocabulary.
     is_open: bool,
     /// Masks that it still sends and nobody reads.
     owed: usize,
 }
 
-/// Ends a process when dropped, wherever that is: whoever waits for its reply gets an error.
-#[derive(Debug)]
-pub struct End(Option<UnixStream>);
-
-impl End {
-    /// Lets the process go on.
-    pub fn keep(mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for End {
-    fn drop(&mut self) {
-        // One that has ended already needs no end.
-        let _ = self.0.as_ref().map(|stream| stream.shutdown(Shutdown::Both));
-    }
-}
-
 impl Process {
-    /// Starts one: the program of this process once more.
+    /// Starts one.
     ///
     /// # Errors
     /// It cannot be started.
     pub fn start() -> Result<Self> {
-        let start = || {
-            let (ours, theirs) = UnixStream::pair()?;
-            ours.set_write_timeout(Some(PATIENCE))?;
-            let mut command = std::process::Command::new(program()?);
-            command.arg(NAME).stdin(Stdio::from(OwnedFd::from(theirs)));
-            command.stdout(Stdio::null()).stderr(Stdio::null());
-            // Ctrl-C is for the server, which answers what it has begun.
-            let child = command.process_group(0).spawn()?;
-            Ok(Self { child, link: Link(ours), is_open: false, owed: 0 })
-        };
-        start().map_err(|e: io::Error| {
-            Error::new(format!("the process that holds answers to grammars cannot be started: {e}"))
-        })
+        Ok(Self { process: process::Process::start(&process::GRAMMARS)?, is_open: false, owed: 0 })
     }
 
     /// What ends it.
     ///
     /// # Errors
     /// Too many files are open.
-    pub fn end(&self) -> Result<End> {
-        let stream = self.link.0.try_clone();
-        stream
-            .map(|stream| End(Some(stream)))
-            .map_err(|e| Error::new(format!("the process for grammars cannot be watched: {e}")))
+    pub(crate) fn end(&self) -> Result<End> {
+        self.process.end()
     }
 
     /// Whether it still runs.
     pub fn is_alive(&mut self) -> bool {
-        self.child.try_wait().is_ok_and(|status| status.is_none())
+        self.process.is_alive()
     }
 
     /// Gives it the vocabulary of a `tokenizer.json`, if it has none.
@@ -96,8 +53,8 @@ impl Process {
         let ended = |e: io::Error| Error::new(format!("the process for grammars has ended: {e}"));
         let vocabulary = Vocabulary { tokens, ends: ends.to_vec() };
         let vocabulary = serde_json::to_vec(&vocabulary).map_err(|e| Error::new(e.to_string()))?;
-        self.link.send(&vocabulary).and_then(|()| self.link.send(tokenizer)).map_err(ended)?;
-        self.link.replied(2 * PATIENCE).map_err(ended)?.map_err(Error::new)?;
+        self.process.link.send(&vocabulary).and_then(|()| self.process.link.send(tokenizer)).map_err(ended)?;
+        self.process.link.replied(2 * PATIENCE).map_err(ended)?.map_err(Error::new)?;
         self.is_open = true;
         Ok(())
     }
@@ -117,10 +74,10 @@ impl Process {
         let mut compile = || {
             for _ in 0..std::mem::take(&mut self.owed) {
                 // An answer that was given up has no use for it, be it a mask or an error.
-                let _ = self.link.replied(PATIENCE)?;
+                let _ = self.process.link.replied(PATIENCE)?;
             }
-            self.link.send(&command)?;
-            self.link.replied(PATIENCE)
+            self.process.link.send(&command)?;
+            self.process.link.replied(PATIENCE)
         };
         let mask = match compile() {
             Ok(Ok(mask)) => Arc::<[u8]>::from(mask),
@@ -136,21 +93,6 @@ impl Process {
         let one = |answer| Box::new(Remote { session: Arc::clone(&session), answer, ended: false }) as _;
         Ok((0..answers).map(one).collect())
     }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // One that has ended is waited for all the same, so that nothing of it is left.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// The program of this process. Where its file was replaced, Linux still has it.
-fn program() -> io::Result<PathBuf> {
-    let path = std::env::current_exe()?;
-    let linked = Path::new("/proc/self/exe");
-    Ok(if !path.exists() && linked.exists() { linked.to_owned() } else { path })
 }
 
 fn too_large(grammar: &Grammar) -> Error {
@@ -193,7 +135,7 @@ impl Session {
     /// Reads the next mask that comes.
     fn read(&mut self, process: &mut Process) -> io::Result<()> {
         if let Some(answer) = self.pending.pop_front() {
-            let mask = process.link.replied(PATIENCE)?.map(Arc::from);
+            let mask = process.process.link.replied(PATIENCE)?.map(Arc::from);
             self.masks[answer] = Some(mask);
         }
         Ok(())
@@ -219,11 +161,11 @@ impl Session {
         let command = command.map_err(|e| Failed::Constraint(e.to_string()))?;
         self.masks[answer] = None;
         let complete = self.with(|session, process| {
-            process.link.send(&command)?;
+            process.process.link.send(&command)?;
             while !session.pending.is_empty() {
                 session.read(process)?;
             }
-            process.link.replied(PATIENCE)
+            process.process.link.replied(PATIENCE)
         })?;
         let complete = complete.map_err(Failed::Constraint)? == [1];
         if !complete {
@@ -406,7 +348,7 @@ mod tests {
     #[test]
     fn a_process_that_ends_ends_its_answers() {
         let process = process();
-        let id = process.child.id().to_string();
+        let id = process.process.id().to_string();
         let (made, back) = constraints(process, &Grammar::Regex("[ab]{9}".to_owned()), 2);
         let mut made = made.unwrap();
         assert!(std::process::Command::new("kill").args(["-KILL", &id]).status().unwrap().success());

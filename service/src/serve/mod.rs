@@ -17,7 +17,7 @@ mod stream;
 mod worker;
 
 use crate::grammar::words::{Word, words};
-use crate::template::{MAX_SOURCE, Templates};
+use crate::template::{MAX_SOURCE, Template, Templates};
 use axum::http::HeaderValue;
 use clap::{Args, FromArgMatches};
 use constraints::Constraints;
@@ -255,9 +255,9 @@ fn templates(
     let read = regular::read_text(path, TEMPLATE);
     let source = read.map_err(|source| Error::Io { doing: "read", path: path.to_owned(), source })?;
     let tokens = own.ok().flatten().map(|t| t.tokens).unwrap_or_default();
-    let templates = Templates { templates: [("default".to_owned(), source)].into(), tokens };
-    // One that is no template is no server's.
-    templates.choose(false)?;
+    // One that is not a template is an error at the start.
+    Template::new(&source, &tokens)?;
+    let templates = Templates::new([("default".to_owned(), source)].into(), tokens);
     Ok(Ok(Some(templates)))
 }
 
