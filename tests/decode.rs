@@ -428,7 +428,7 @@ fn a_prompt_turns_as_a_whole() {
                 choosers: vec![Box::new(Sampler::new(Sampling::default()))],
                 n: 12,
                 end: Vec::new(),
-                deadline: None,
+                limit: None,
                 guesses: 0,
             };
             scheduler.submit(job).unwrap();

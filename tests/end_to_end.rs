@@ -53,3 +53,9 @@ mod trust;
 mod tune;
 mod untrusted;
 mod weights;
+
+/// What a process is started for that works on templates: this program, with the name of this test.
+#[test]
+fn bounded_worker() {
+    moec_service::process::worker::run().unwrap();
+}

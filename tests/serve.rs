@@ -91,6 +91,36 @@ fn answers_are_those_of_generate_and_a_signal_lets_them_end() {
     assert_eq!(server.ended(Duration::from_mins(1)).unwrap().code(), Some(0));
 }
 
+/// A bundle's own `run` and `moec run` start themselves again for grammars: what few bytes ask for without end is refused, and what can be held
+/// is held.
+#[test]
+fn both_programs_hold_answers_to_schemas() {
+    let folder = tempfile::tempdir().unwrap();
+    let setup = Setup { format: "bf16", chunk: 64, batch: &[1, 2], context: 256 };
+    let bundle = folder.path().join("ferris.moec");
+    ok(moec().arg("build").arg(setup.write(&ferris(), folder.path())).args(["--quiet", "-o"]).arg(&bundle));
+    let template = root().join("golden/plain.jinja");
+    let options = ["--template", template.to_str().unwrap()];
+    let mut own = clean(Command::new(bundle.join("run")));
+    own.args(["serve", "--port", "0", "--threads", "1"]).args(options);
+    let pattern = |i: u8| json!({"type": "string", "pattern": format!(".*[a-{}].{{{}}}.*", char::from(b'b' + i), 10 + i)});
+    let endless = json!({"allOf": (0..16).map(pattern).collect::<Vec<_>>()});
+    for mut command in [own, serve(&[], &bundle, &options)] {
+        let mut server = Server::start(&mut command).unwrap();
+        let of = |schema: &Value| {
+            let format = json!({"type": "json_schema", "json_schema": {"schema": schema}});
+            let body = json!({"messages": [{"role": "user", "content": "a"}], "response_format": format, "max_tokens": 20});
+            http::ask(server.address(), &post("/v1/chat/completions"), &body.to_string()).unwrap()
+        };
+        let held = of(&json!({"enum": ["ab", "cd"]}));
+        assert!(held.body.contains(r#""\"ab\"""#) || held.body.contains(r#""\"cd\"""#), "{}", held.body);
+        let refused = of(&endless);
+        assert!(refused.status == 400 && refused.body.contains("takes more than"), "{}", refused.body);
+        server.signal("-TERM").unwrap();
+        assert_eq!(server.ended(Duration::from_mins(1)).unwrap().code(), Some(0));
+    }
+}
+
 /// Bundles whose experts are not simply in memory: a name, what `model.toml` says beside the shapes, the target, options of `moec run`, and
 /// whether answers can be those of single runs to the bit.
 type Kind = (&'static str, &'static str, &'static str, &'static [&'static str], bool);

@@ -106,6 +106,7 @@ pub fn build(
     compilation.list.check(&config.placement)?.iter().for_each(|note| progress.warn(note));
     // What text becomes, before anything is computed.
     compilation.tokenizer()?;
+    check_templates(&checkpoint, progress)?;
     first_token(&checkpoint, &spec)?;
     // What is static, or does not fit, is decided by what calibration saw.
     let free = !compilation.list.free.is_empty();
@@ -175,6 +176,25 @@ pub fn build(
     let summary = write::write(&mut compilation, &folder, route, request.reuse, progress)?;
     let plan = compilation.plan()?.clone();
     Ok(Some(Built { folder, plan, summary }))
+}
+
+/// Parses the chat templates of a checkpoint. One that is not a template is a warning: texts can be continued without it.
+///
+/// # Errors
+/// A template that takes more than any may.
+fn check_templates(checkpoint: &Checkpoint, progress: &Progress) -> Result<()> {
+    let Some(bytes) = checkpoint.chat_templates()? else { return Ok(()) };
+    let templates = Templates::parse(&bytes).map_err(|e| Error::bug("the chat templates").because(e))?;
+    for (name, template) in templates.all() {
+        let refused = |e: moec_service::Error| {
+            Error::input(format!("the chat template `{name}` of the checkpoint cannot be used: {}", e.what))
+                .hint("mend or remove `chat_template` in `tokenizer_config.json` or `chat_template.jinja`")
+        };
+        if let Some(why) = template.check().map_err(refused)? {
+            progress.warn(&format!("the chat template `{name}` cannot be used: {}", why.what));
+        }
+    }
+    Ok(())
 }
 
 /// The cache folder must be writable before texts are read for minutes whose profile is kept there.

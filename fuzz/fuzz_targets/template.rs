@@ -2,14 +2,15 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use moec_service::template::{Render, Template};
+use moec_service::template::Render;
+use moec_service::template::engine::Engine;
 use moec_service::tools::{Parser, SYNTAXES};
 use serde_json::json;
 use std::collections::BTreeMap;
 
 fuzz_target!(|source: &str| {
     let messages = [json!({"role": "system", "content": "é"}), json!({"role": "user", "content": "a", "n": [1, 2.5, null]})];
-    if let Ok(template) = Template::new(source, &BTreeMap::new()) {
+    if let Ok(template) = Engine::new(source, &BTreeMap::new()) {
         let request = Render { messages: &messages, add_generation_prompt: true, ..Render::default() };
         let _ = template.render(&request);
     }

@@ -146,7 +146,7 @@ fn draw(
         Ok(Box::new(sampler) as Box<dyn Choose>)
     });
     let choosers = choosers.collect::<Result<_>>()?;
-    let job = Job { prompt: prompt.to_vec(), choosers, n, end: end.to_vec(), deadline: None, guesses: 0 };
+    let job = Job { prompt: prompt.to_vec(), choosers, n, end: end.to_vec(), limit: None, guesses: 0 };
     let setting = Setting { slots: first..first.saturating_add(many as u32), ..Setting::default() };
     let mut scheduler = Scheduler::new(engine, decoder, &setting)?;
     let ids = scheduler.submit(job)?;

@@ -120,7 +120,7 @@ pub fn generate_by(
         choosers: vec![Box::new(sampler)],
         n,
         end: end.to_vec(),
-        deadline: None,
+        limit: None,
         guesses,
     };
     scheduler.submit(job)?;

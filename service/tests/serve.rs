@@ -150,6 +150,12 @@ fn expected(prompt: &[u32], n: usize) -> (String, &'static str) {
     (text_of(&ids), if end.is_some_and(|at| at < n) { "stop" } else { "length" })
 }
 
+/// The servers' process for grammars: this program, with the name of this test.
+#[test]
+fn bounded_worker() {
+    moec_service::process::worker::run().unwrap();
+}
+
 /// One after the other, since a signal is for the whole process.
 #[test]
 fn serves() {
@@ -589,12 +595,14 @@ fn conversations(at: &str) {
             value["choices"][choice]["message"]["content"].as_str().unwrap_or_else(|| panic!("{value}"));
         assert!(["\"ab\"", "\"cd\""].contains(&said), "{value}");
     }
-    let tool = json!({"type": "function", "function": {"name": "f", "parameters": {"enum": [7]}}});
+    let parameters =
+        json!({"properties": {"p": {"enum": [7]}}, "required": ["p"], "additionalProperties": false});
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": parameters}});
     let mut body = json!({"messages": messages, "tools": [tool], "tool_choice": "required", "temperature": 0,
         "logit_bias": {"9": -100, "10": -100, "13": -100, "32": -100}});
     let value = of(&body).json();
     let call = &value["choices"][0]["message"]["tool_calls"][0];
-    assert_eq!(call["function"], json!({"name": "f", "arguments": "7"}), "{value}");
+    assert_eq!(call["function"], json!({"name": "f", "arguments": r#"{"p":7}"#}), "{value}");
     // As templates want it that take nothing else.
     let id = call["id"].as_str().unwrap_or_else(|| panic!("{value}"));
     assert!(id.len() == 9 && id.bytes().all(|b| b.is_ascii_alphanumeric()), "{id}");

@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
 use chrono::{Local, NaiveDateTime, TimeZone as _};
-use moec_service::template::{Render, Template};
+use moec_service::template::Render;
+use moec_service::template::engine::Engine;
 use moec_service::tools::{Event, Parser, Syntax};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
@@ -56,7 +57,7 @@ fn conversations() -> Vec<Value> {
 struct Published {
     source: String,
     golden: Value,
-    template: Template,
+    template: Engine,
 }
 
 impl Published {
@@ -64,7 +65,7 @@ impl Published {
         let golden: Value = serde_json::from_str(&text(&format!("{name}.json"))).unwrap();
         let tokens = serde_json::from_value(golden["tokens"].clone()).unwrap();
         let source = text(&format!("{name}.jinja"));
-        Self { template: Template::new(&source, &tokens).unwrap(), source, golden }
+        Self { template: Engine::new(&source, &tokens).unwrap(), source, golden }
     }
 
     /// The prompt of these messages, all else as a conversation has it.
@@ -83,7 +84,7 @@ impl Published {
             add_generation_prompt: begins,
             continue_final_message: flag(conversation, "continue_final_message"),
             more: Some(&more),
-            now: Local.from_local_datetime(&now).single(),
+            now: Local.from_local_datetime(&now).single().map(|now| now.fixed_offset()),
         })
     }
 }

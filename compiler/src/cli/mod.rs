@@ -44,7 +44,7 @@ pub mod verify;
 pub mod worker;
 
 use crate::progress::Progress;
-use crate::{Result, interrupt, tools};
+use crate::{Error, Result, interrupt, tools};
 use clap::{ColorChoice, Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -115,6 +115,9 @@ enum Verb {
     Docs(docs::Args),
     #[command(hide = true)]
     Worker(worker::Args),
+    /// Hold answers of `moec run BUNDLE serve` to grammars, until stdin ends
+    #[command(hide = true, name = "bounded_worker")]
+    BoundedWorker,
 }
 
 /// Runs the command line of this process.
@@ -128,7 +131,7 @@ pub fn main() -> ExitCode {
         }
     };
     // A worker ends with whoever started it.
-    if !matches!(cli.verb, Verb::Worker(_)) {
+    if !matches!(cli.verb, Verb::Worker(_) | Verb::BoundedWorker) {
         interrupt::install();
     }
     match cli.global.color {
@@ -176,6 +179,9 @@ impl Verb {
             Self::Pass(args) => pass::run(args),
             Self::Docs(args) => docs::run(args),
             Self::Worker(args) => return worker::run(args),
+            Self::BoundedWorker => {
+                moec_service::process::worker::run().map_err(|e| Error::environment(e.what))
+            }
         }
         .map(|()| ExitCode::SUCCESS)
     }

@@ -314,7 +314,7 @@ fn once(engine: &mut Engine<'_>, what: Task) -> Result<(Duration, Duration)> {
             choosers: vec![known],
             n: n + 1,
             end: Vec::new(),
-            deadline: None,
+            limit: None,
             guesses: 0,
         };
         scheduler.submit(job)?;

@@ -10,6 +10,7 @@ mod bench;
 mod generate;
 mod info;
 pub mod interrupt;
+pub mod limits;
 mod logits;
 mod paging;
 

@@ -58,8 +58,10 @@ struct Sequence {
 /// Sequences after one prompt that have no slots yet.
 #[derive(Debug)]
 struct Waiting {
-    ids: Vec<Id>,
+    ids: VecDeque<Id>,
     prompt: Vec<u32>,
+    /// The first of them that got a slot: while it computes the prompt, the others wait for that.
+    first: Option<Id>,
 }
 
 /// The state machine.
@@ -72,6 +74,7 @@ pub(super) struct Core {
     budget: usize,
     /// Of these, computed since the last step of decoding.
     spent: usize,
+    /// The next free slot is for the front one, which then goes to the back if it needs more.
     waiting: VecDeque<Waiting>,
     /// In order of arrival.
     live: Vec<Sequence>,
@@ -100,24 +103,27 @@ impl Core {
         self.live.len()
     }
 
-    /// Takes in `many` sequences after a prompt, both at least one, and gives their names. More than there are slots wait for ever: the caller refuses
-    /// them.
+    /// Takes in `many` sequences after a prompt, both at least one, and gives their names.
     pub(super) fn submit(&mut self, prompt: Vec<u32>, many: usize) -> Vec<Id> {
         let ids: Vec<Id> = (self.next..).take(many).collect();
         self.next += many as u64;
-        self.waiting.push_back(Waiting { ids: ids.clone(), prompt });
+        self.waiting.push_back(Waiting { ids: ids.iter().copied().collect(), prompt, first: None });
         ids
     }
 
     /// What to do next. The same again until it is told what came of it.
     ///
-    /// The rule of rounds: sequences get their slots in order of arrival, as soon as enough are free. Then come chunks of
+    /// The rule of rounds: free slots go to the requests that wait, one to each in turn. Then come chunks of
     /// prompts, the oldest prompt first, up to the budget and at least one; then one step of decoding of all that run.
     pub(super) fn next(&mut self) -> Action {
         // One after the other: what a slot is said to hold is there when the next sequence looks for its prompt.
-        if let Some((id, place)) = self.unplaced().or_else(|| self.admit().then(|| self.unplaced()).flatten())
-        {
-            return Action::Place { id, place };
+        loop {
+            if let Some((id, place)) = self.unplaced() {
+                return Action::Place { id, place };
+            }
+            if !self.admit() {
+                break;
+            }
         }
         let prompt = self.live.iter().find(|s| matches!(s.stage, Stage::Prompt { .. }));
         let runs = self.live.iter().any(|s| s.stage == Stage::Runs);
@@ -157,20 +163,26 @@ impl Core {
         })
     }
 
-    /// Gives slots to the first of those who wait, if there are enough.
+    /// Gives a free slot to one sequence of the request whose turn it is; whether there were both.
+    ///
+    /// A request of many sequences holds up nobody: its others wait behind those of the requests that have come meanwhile, and no
+    /// request gets a second slot before each has got one.
     fn admit(&mut self) -> bool {
-        if self.waiting.front().is_none_or(|w| w.ids.len() > self.slots.free()) {
-            return false;
+        let Some(mut request) = self.waiting.pop_front_if(|_| self.slots.free() > 0) else { return false };
+        let computes = |s: &&Sequence| matches!(s.stage, Stage::Unplaced(_) | Stage::Prompt { .. });
+        let first = self.live.iter().filter(computes).map(|s| s.id).find(|&id| request.first == Some(id));
+        // One that waits copies the prompt when it is there.
+        let shared: &[u32] = if first.is_some() { &[] } else { &request.prompt };
+        let Some(id) = request.ids.pop_front() else { return true };
+        let Some(place) = self.slots.take(id, shared) else { return false };
+        let stage = first.map_or(Stage::Unplaced(place), |on| Stage::Waits { on });
+        let ids = request.prompt.clone();
+        self.live.push(Sequence { id, slot: place.slot, stage, prompt: ids.len(), ids, filled: 0 });
+        if first.is_none() {
+            request.first = Some(id);
         }
-        let Some(Waiting { ids, prompt }) = self.waiting.pop_front() else { return false };
-        for &id in &ids {
-            let first = ids[0];
-            // Those that follow copy the first one's prompt when it is there.
-            let shared: &[u32] = if id == first { &prompt } else { &[] };
-            let Some(place) = self.slots.take(id, shared) else { return false };
-            let stage = if id == first { Stage::Unplaced(place) } else { Stage::Waits { on: first } };
-            let ids = prompt.clone();
-            self.live.push(Sequence { id, slot: place.slot, stage, prompt: ids.len(), ids, filled: 0 });
+        if !request.ids.is_empty() {
+            self.waiting.push_back(request);
         }
         true
     }

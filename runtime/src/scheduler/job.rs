@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::sampler::{LogProbabilities, Sampler};
-use std::time::Instant;
+use std::time::Duration;
 
 /// Refuses a prompt and a number of tokens that do not fit the context together.
 ///
@@ -77,8 +77,8 @@ pub struct Job<'j> {
     pub n: usize,
     /// Tokens that end a sequence.
     pub end: Vec<u32>,
-    /// When those that are not done end.
-    pub deadline: Option<Instant>,
+    /// Time after which a sequence ends that is not done, from when it has its slot.
+    pub limit: Option<Duration>,
     /// Tokens of a sequence that are guessed and checked in a call at most, where it decodes alone. Its chooser takes the likeliest
     /// token then. Where states cannot take tokens back, none are.
     pub guesses: usize,

@@ -1,6 +1,7 @@
 //! Many sequences over one engine: who gets a slot, which chunk of a prompt comes next, and who decodes together.
 //!
-//! **The rule of rounds.** Sequences get slots in order of arrival. A round computes chunks of prompts, the oldest prompt
+//! **The rule of rounds.** A free slot goes to the request that has waited longest; one of several sequences then queues again for its
+//! next, so that neither it nor those behind it wait until all slots are free. A round computes chunks of prompts, the oldest prompt
 //! first, up to a budget of tokens and at least one chunk; then all sequences that run decode one token together, in the smallest
 //! entry point that takes them. So a prompt waits for one step of decoding per chunk, and a running sequence for
 //! one round's chunks per token: neither starves. Sequences that end leave their slot at once, and others enter.
@@ -216,6 +217,8 @@ struct Live<'j> {
     chooser: Box<dyn Choose + 'j>,
     left: usize,
     end: std::sync::Arc<[u32]>,
+    limit: Option<Duration>,
+    /// When its time is over: `limit` after it got its slot.
     deadline: Option<Instant>,
     guesses: usize,
 }
@@ -246,7 +249,7 @@ impl<'j, M: Model> Inner<'j, M> {
     }
 
     fn submit(&mut self, job: Job<'j>, of_plan: u32) -> Result<Vec<Id>> {
-        let Job { prompt, choosers, n, end, deadline, guesses } = job;
+        let Job { prompt, choosers, n, end, limit, guesses } = job;
         // The last token is given away and never computed with.
         check_room(prompt.len(), n.saturating_sub(1), self.context)?;
         let (many, slots) = (choosers.len(), self.core.slots().len());
@@ -267,7 +270,8 @@ impl<'j, M: Model> Inner<'j, M> {
         let ids = self.core.submit(prompt, many);
         let end: std::sync::Arc<[u32]> = end.into();
         for (&id, chooser) in ids.iter().zip(choosers) {
-            self.live.insert(id, Live { chooser, left: n, end: end.clone(), deadline, guesses });
+            let end = end.clone();
+            self.live.insert(id, Live { chooser, left: n, end, limit, deadline: None, guesses });
         }
         Ok(ids)
     }
@@ -283,6 +287,9 @@ impl<'j, M: Model> Inner<'j, M> {
                         self.counters.shared_tokens += kept as u64;
                         self.counters.shared_sequences += u64::from(kept > 0);
                         self.core.placed(id, kept);
+                        if let Some(live) = self.live.get_mut(&id) {
+                            live.deadline = live.limit.and_then(|limit| start.checked_add(limit));
+                        }
                         self.tell(id, Event::Began { shared: kept }, sink);
                     }
                     Err(e) => self.fail(id, e, sink)?,

@@ -203,7 +203,7 @@ fn scheduler(toy: Toy, budget: usize, queue: usize) -> Inner<'static, Toy> {
 
 fn job(prompt: &[u32], many: usize, n: usize) -> Job<'static> {
     let choosers = (0..many).map(|_| Box::new(Greedy) as Box<dyn Choose>).collect();
-    Job { prompt: prompt.to_vec(), choosers, n, end: vec![7], deadline: None, guesses: 0 }
+    Job { prompt: prompt.to_vec(), choosers, n, end: vec![7], limit: None, guesses: 0 }
 }
 
 /// What became of a sequence.
@@ -365,7 +365,7 @@ fn what_is_too_much_is_refused() {
 #[test]
 fn time_ends_a_sequence() {
     let mut s = scheduler(Toy { fork: true, rewind: true, ..Toy::default() }, 4, 2);
-    s.submit(Job { deadline: Some(Instant::now()), ..job(&[1], 1, 30) }, SLOTS).unwrap();
+    s.submit(Job { limit: Some(Duration::ZERO), ..job(&[1], 1, 30) }, SLOTS).unwrap();
     let mut end = None;
     while s
         .step(&mut |_, event| {
@@ -377,4 +377,56 @@ fn time_ends_a_sequence() {
         != Done::Idle
     {}
     assert_eq!((end.as_deref(), s.core.slots().free()), (Some("Ended(Expired)"), 3));
+}
+
+/// All slots are taken; a sequence without time left waits for one, and ends only when it has got it.
+#[test]
+fn time_without_a_slot_does_not_count() {
+    let mut s = scheduler(Toy { fork: true, rewind: true, ..Toy::default() }, 4, 9);
+    let running = s.submit(Job { end: Vec::new(), ..job(&[1], 3, 20) }, SLOTS).unwrap();
+    while s.core.live() < 3 {
+        s.step(&mut |_, _| true).unwrap();
+    }
+    let waits = s.submit(Job { limit: Some(Duration::ZERO), ..job(&[2], 1, 20) }, SLOTS).unwrap();
+    let mut said: Vec<(Id, String)> = Vec::new();
+    loop {
+        let step = s.step(&mut |id, event| {
+            said.push((id, format!("{event:?}")));
+            true
+        });
+        if step.unwrap().done == Done::Idle {
+            break;
+        }
+    }
+    let at = |id, event: &str| said.iter().position(|(of, what)| *of == id && what == event);
+    let left = running.iter().filter_map(|&id| at(id, "Ended(Length)")).min().unwrap();
+    assert!(at(waits[0], "Ended(Expired)").unwrap() > left, "{said:?}");
+    assert!(said.iter().any(|(id, what)| *id == waits[0] && what.starts_with("Began")), "{said:?}");
+}
+
+/// One request wants all slots while a long sequence has one: it gets those that are free, one that comes later gets its own in turn,
+/// and the large one is whole in the end.
+#[test]
+fn a_request_of_many_sequences_holds_up_nobody() {
+    let mut s = scheduler(Toy { fork: true, rewind: true, ..Toy::default() }, 4, 9);
+    let endless = |prompt: &[u32], many, n| Job { end: Vec::new(), ..job(prompt, many, n) };
+    let long = s.submit(endless(&[1], 1, 39), SLOTS).unwrap()[0];
+    s.step(&mut |_, _| true).unwrap();
+    let large = s.submit(endless(&[2, 2], SLOTS as usize, 3), SLOTS).unwrap();
+    let small = s.submit(endless(&[3], 1, 3), SLOTS).unwrap()[0];
+    let mut ended = Vec::new();
+    loop {
+        let step = s.step(&mut |id, event| {
+            if matches!(event, Event::Ended(_)) {
+                ended.push(id);
+            }
+            true
+        });
+        if step.unwrap().done == Done::Idle {
+            break;
+        }
+    }
+    assert_eq!((ended.last(), ended.len()), (Some(&long), 5), "{ended:?}");
+    let place = |id: &Id| ended.iter().position(|of| of == id).unwrap();
+    assert!(place(&small) < place(large.last().unwrap()), "{ended:?}");
 }

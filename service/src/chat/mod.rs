@@ -136,7 +136,10 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
 fn template(context: &Context<'_>, file: Option<&Path>) -> Result<Template> {
     let own = Templates::open(context.bundle)?;
     let Some(path) = file else {
-        return own.map(|own| own.choose(false)).transpose()?.ok_or_else(|| {
+        let own = own.map(|own| own.choose(false)).transpose()?;
+        // One that is not a template is an error at the start.
+        own.iter().try_for_each(|own| own.check()?.map_or(Ok(()), Err))?;
+        return own.ok_or_else(|| {
             Error::new(
                 "the bundle has no chat template: its model continues texts, or was published without one",
             )

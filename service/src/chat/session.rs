@@ -86,8 +86,7 @@ impl<'e, 'p> Session<'e, 'p> {
     ) -> Result<Answer> {
         sampler.begin(prompt);
         let choosers: Vec<Box<dyn Choose>> = vec![Box::new(sampler)];
-        let job =
-            Job { prompt: prompt.to_vec(), choosers, n, end: ends.to_vec(), deadline: None, guesses: 0 };
+        let job = Job { prompt: prompt.to_vec(), choosers, n, end: ends.to_vec(), limit: None, guesses: 0 };
         let names = self.scheduler.submit(job)?;
         let mut out = Answer {
             ids: Vec::new(),

@@ -1,9 +1,11 @@
 //! Answers that keep to a grammar, a JSON schema or a regular expression: a constraint of the sampler, by `llguidance`.
 //!
-//! What may come next is asked in front of every token. Grammars may come from others: what they may take is bounded by the
-//! library's own limits.
+//! What may come next is computed before every token. The library's own limits do not bound all of that: a server, whose grammars come
+//! from others, leaves it to a process that can be ended ([`process`], [`worker`]). `generate` and `chat` do it themselves.
 
+pub mod process;
 pub(crate) mod words;
+pub(crate) mod worker;
 
 use crate::error::{Error, Result};
 use clap::{ArgMatches, Args as _, FromArgMatches as _};
@@ -13,6 +15,7 @@ use llguidance::{Matcher, ParserFactory};
 use moec_runtime::cli::{Context, Failure, Forms, MakeConstraint};
 use moec_runtime::error::Error as Failed;
 use moec_runtime::{Constraint, Program, regular, text};
+use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::Arc;
 use words::Word;
@@ -21,7 +24,7 @@ use words::Word;
 const FILE: regular::Limit = regular::Limit { what: "a grammar", bytes: 4 << 20 };
 
 /// What an answer must be.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Grammar {
     /// A grammar in llguidance's variant of Lark.
     Lark(String),
@@ -29,6 +32,17 @@ pub enum Grammar {
     Schema(serde_json::Value),
     /// All of it matches a regular expression, in the syntax of Rust's.
     Regex(String),
+}
+
+impl Grammar {
+    /// What it is, for messages.
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Lark(_) => "grammar",
+            Self::Schema(_) => "JSON schema",
+            Self::Regex(_) => "regular expression",
+        }
+    }
 }
 
 /// Options for a grammar.
@@ -131,8 +145,16 @@ impl Grammars {
     /// # Errors
     /// A grammar that cannot be read, or is too large.
     pub fn constraint(&self, grammar: &Grammar) -> Result<Box<dyn Constraint>> {
-        let (what, top) = match grammar {
-            Grammar::Lark(text) => ("grammar", TopLevelGrammar::from_lark(text.clone())),
+        self.matcher(grammar).map(|(matcher, _)| Box::new(Held(matcher)) as _)
+    }
+
+    /// What holds one answer, and its first mask.
+    ///
+    /// # Errors
+    /// As [`Grammars::constraint`].
+    fn matcher(&self, grammar: &Grammar) -> Result<(Matcher, Vec<u8>)> {
+        let top = match grammar {
+            Grammar::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
             Grammar::Schema(schema) => {
                 let mut schema = schema.clone();
                 // Space between tokens that may be of any length is where small models stay.
@@ -140,18 +162,34 @@ impl Grammars {
                     of.entry("x-guidance")
                         .or_insert_with(|| serde_json::json!({"whitespace_flexible": false}));
                 }
-                ("JSON schema", TopLevelGrammar::from_json_schema(schema))
+                TopLevelGrammar::from_json_schema(schema)
             }
-            Grammar::Regex(regex) => ("regular expression", TopLevelGrammar::from_regex(regex)),
+            Grammar::Regex(regex) => TopLevelGrammar::from_regex(regex),
         };
         let mut matcher = Matcher::new(self.factory.create_parser(top));
+        let what = grammar.kind();
         let unusable = |why: &str| Error::new(format!("the {what} cannot be used: {}", why.trim()));
         if let Some(why) = matcher.get_error() {
             return Err(unusable(&why));
         }
         // What is wrong shows with the first mask.
-        matcher.compute_mask_or_eos().map_err(|e| unusable(&e.to_string()))?;
-        Ok(Box::new(Held(matcher)))
+        let mask = mask(&mut matcher).map_err(|why| unusable(&why))?;
+        Ok((matcher, mask))
+    }
+}
+
+/// The tokens that may come next, a bit for each, the lowest bit of the first byte first.
+fn mask(matcher: &mut Matcher) -> std::result::Result<Vec<u8>, String> {
+    let mask = matcher.compute_mask_or_eos().map_err(|e| e.to_string())?;
+    Ok(mask.as_slice().iter().flat_map(|word| word.to_le_bytes()).collect())
+}
+
+/// Makes −∞ of the logits of tokens that a [`mask`] does not have.
+fn apply(mask: &[u8], logits: &mut [f32]) {
+    for (id, logit) in logits.iter_mut().enumerate() {
+        if !mask.get(id / 8).is_some_and(|byte| byte >> (id % 8) & 1 == 1) {
+            *logit = f32::NEG_INFINITY;
+        }
     }
 }
 
@@ -171,12 +209,7 @@ struct Held(Matcher);
 
 impl Constraint for Held {
     fn mask(&mut self, logits: &mut [f32]) -> moec_runtime::Result<()> {
-        let mask = self.0.compute_mask_or_eos().map_err(|e| Failed::Constraint(e.to_string()))?;
-        for (id, logit) in logits.iter_mut().enumerate() {
-            if id >= mask.len() || !mask.get(id) {
-                *logit = f32::NEG_INFINITY;
-            }
-        }
+        apply(&mask(&mut self.0).map_err(Failed::Constraint)?, logits);
         Ok(())
     }
 
@@ -190,25 +223,34 @@ impl Constraint for Held {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use moec_runtime::{Sampler, Sampling};
     use serde_json::json;
 
+    /// Logits of a model of [`tokenizer`], and its end token.
+    pub(crate) const VOCAB: usize = 130;
+    pub(crate) const END: u32 = 128;
+
     /// A tokenizer of bytes, with `</s>` behind them.
-    fn bytes() -> (Grammars, u32) {
+    pub(crate) fn tokenizer() -> String {
         let spelled = |b: u32| {
             char::from_u32(b).filter(char::is_ascii_graphic).map_or(format!("<0x{b:02X}>"), String::from)
         };
         let vocab: serde_json::Map<String, serde_json::Value> =
             (0..128u32).map(|b| (spelled(b), b.into())).collect();
+        let end = json!({"id": END, "content": "</s>", "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true});
         let tokenizer = json!({
-            "added_tokens": [{"id": 128, "content": "</s>", "special": true}],
-            "decoder": {"type": "ByteFallback"},
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [end], "normalizer": null,
+            "pre_tokenizer": null, "post_processor": null, "decoder": {"type": "ByteFallback"},
             "model": {"type": "BPE", "vocab": vocab, "merges": []},
         });
-        let grammars = Grammars::new(tokenizer.to_string().as_bytes(), 130, &[128]).unwrap();
-        (grammars, 128)
+        tokenizer.to_string()
+    }
+
+    fn bytes() -> (Grammars, u32) {
+        (Grammars::new(tokenizer().as_bytes(), VOCAB, &[END]).unwrap(), END)
     }
 
     /// What is drawn from logits that wish for something else.

@@ -13,7 +13,6 @@ use moec_runtime::{Sampler, Sampling, Text};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 /// A piece of an answer.
@@ -113,8 +112,7 @@ impl<'t> Answers<'t> {
                 let stream = begun(stream, &prompt, options)?;
                 choices.push(Choice { text: Some(stream), stops: Stops::new(options.stop.clone()), said: 0 });
             }
-            let deadline = Some(Instant::now() + server.limit);
-            let job = Job { prompt, choosers, n, end: end.clone(), deadline, guesses: 0 };
+            let job = Job { prompt, choosers, n, end: end.clone(), limit: Some(server.limit), guesses: 0 };
             let number = server.tickets.fetch_add(1, Ordering::Relaxed);
             let ask = Ask { ticket: number, job, first: p * options.n, tell: tell.clone() };
             server.worker.send(Command::Submit(ask)).map_err(|_| gone())?;
@@ -181,11 +179,6 @@ impl<'t> Answers<'t> {
                 }
             }
             Event::Ended(End::Failed(e)) => return Err(e.into()),
-            Event::Ended(End::Expired) => {
-                let message =
-                    "the time for this answer is over; hint: the server's `--timeout` says how long that is";
-                return Err(ApiError::new(StatusCode::GATEWAY_TIMEOUT, message).code("timeout"));
-            }
             Event::Ended(end) => {
                 let rest = choice.text.take().map(TextStream::finish).transpose()?.unwrap_or_default();
                 let mut text = choice.stops.push(&rest);
@@ -193,7 +186,9 @@ impl<'t> Answers<'t> {
                 if !hit {
                     text += &std::mem::take(&mut choice.stops).finish();
                 }
-                let why = if matches!(end, End::Length) && !hit { "length" } else { "stop" };
+                // What was made before its time was over is an answer that was cut.
+                let cut = matches!(end, End::Length | End::Expired) && !hit;
+                let why = if cut { "length" } else { "stop" };
                 self.ready.push_back(Piece { text, finish: Some(why), ..piece });
             }
         }
@@ -217,4 +212,34 @@ fn gone() -> ApiError {
 pub(super) async fn encode(server: &Server, text: &Arc<Text>, prompt: String) -> Answer<Vec<u32>> {
     let text = Arc::clone(text);
     Ok(server.on_core(move || text.encode(&prompt)).await??)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::grammar::tests::{END, tokenizer};
+
+    /// What was made before the time of an answer was over is the answer.
+    #[test]
+    fn answers_whose_time_is_over_are_cut() {
+        let text = Text::parse(tokenizer().as_bytes(), None).unwrap();
+        let (_tell, events) = unbounded_channel();
+        let choice = Choice { text: Some(text.stream()), stops: Stops::new(Vec::new()), said: 0 };
+        let mut answers = Answers {
+            events,
+            _tickets: Vec::new(),
+            choices: vec![choice],
+            ready: VecDeque::new(),
+            end: vec![END],
+            each: 1,
+            usage: Usage::default(),
+        };
+        for id in [104, 105] {
+            answers.take(0, Event::Token { id, log_probabilities: None }).unwrap();
+        }
+        answers.take(0, Event::Ended(End::Expired)).unwrap();
+        let said: String = answers.ready.iter().map(|piece| &*piece.text).collect();
+        assert_eq!((&*said, answers.ready.back().unwrap().finish), ("hi", Some("length")));
+        assert!(answers.choices[0].text.is_none());
+    }
 }

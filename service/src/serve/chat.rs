@@ -10,7 +10,7 @@ use super::request::Options;
 use super::stream::{Form, answer};
 use crate::grammar::Grammar;
 use crate::template::{Prompt, Render, Template};
-use crate::tools::{Event, Parser, Syntax, ToolCall, schema};
+use crate::tools::{Event, Parser, Syntax, ToolCall, begun_call, schema};
 use axum::http::StatusCode;
 use axum::response::Response;
 use moec_runtime::sampler::{LogProbabilities, MAX_LIKELIEST};
@@ -87,7 +87,11 @@ pub(super) async fn read(server: &Arc<Server>, body: &Value) -> Answer<Asked> {
     };
     // What a grammar holds is text from its first token on, whatever the prompt has begun.
     let syntax = if grammar.is_some() { Syntax::text_alone() } else { Syntax::of(template.source()) };
-    let constraints = constraints(server, grammar, options.n).await?;
+    // What cannot be used is refused before anything is asked of the engine.
+    let constraints = match grammar {
+        Some(grammar) => server.constraints.make(grammar, options.n).await?,
+        None => Vec::new(),
+    };
     let more = variables(fields)?;
     let shown = tools.shown().cloned();
     let encoder = Arc::clone(&text);
@@ -207,6 +211,12 @@ impl Tools {
                     format!("`tools[{i}]` must have `type` \"function\", and a `function` with a `name`");
                 return Err(ApiError::bad("tools", message));
             }
+            if schema::of_arguments(&tool["function"]["parameters"], "").is_none() {
+                let message = format!(
+                    "`tools[{i}].function.parameters` must be the JSON schema of an object; hint: arguments have names, so give its `properties`"
+                );
+                return Err(ApiError::bad("tools", message));
+            }
         }
         let bad = |value| wrong("tool_choice", "\"none\", \"auto\", \"required\" or a function", value);
         let choice = match fields.get("tool_choice") {
@@ -262,10 +272,8 @@ impl Tools {
         }
         let call = |(i, tool): (usize, &Value)| {
             let function = &tool["function"];
-            let arguments = match &function["parameters"] {
-                Value::Null => json!({"type": "object"}),
-                schema => schema::moved(schema, &format!("/anyOf/{i}/properties/arguments")),
-            };
+            let place = format!("/anyOf/{i}/properties/arguments");
+            let arguments = schema::of_arguments(&function["parameters"], &place);
             json!({
                 "type": "object",
                 "properties": {"name": {"const": function["name"]}, "arguments": arguments},
@@ -295,22 +303,6 @@ fn response_format(fields: Fields<'_>) -> Answer<Option<Grammar>> {
             "`response_format.type` must be \"text\", \"json_object\" or \"json_schema\"",
         )),
     }
-}
-
-/// The constraints of `n` answers, where there is a grammar. What cannot be used is refused before anything is asked of the engine.
-async fn constraints(
-    server: &Arc<Server>,
-    grammar: Option<Grammar>,
-    n: usize,
-) -> Answer<Vec<Box<dyn Constraint>>> {
-    let Some(grammar) = grammar else { return Ok(Vec::new()) };
-    let server = Arc::clone(server);
-    // The first one reads the vocabulary, and each compiles the grammar, while others are waiting.
-    let made = tokio::task::spawn_blocking(move || {
-        let grammars = server.grammars()?;
-        (0..n).map(|_| Ok(grammars.constraint(&grammar)?)).collect::<Answer<Vec<_>>>()
-    });
-    made.await.map_err(|e| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))?
 }
 
 /// One answer.
@@ -352,14 +344,15 @@ impl Chat {
         if self.forced {
             choice.forced += &piece.text;
             if piece.finish.is_some() {
-                events.push(forced_call(std::mem::take(&mut choice.forced)));
+                events.extend(begun_call(&choice.forced).map(Event::Call));
             }
         } else {
             if let Some(parser) = &mut choice.parser {
                 events = parser.push(&piece.text);
             }
-            if piece.finish.is_some() {
-                events.extend(choice.parser.take().into_iter().flat_map(Parser::finish));
+            if let Some(parser) = choice.parser.take_if(|_| piece.finish.is_some()) {
+                let cut = piece.finish == Some("length");
+                events.extend(if cut { parser.cut() } else { parser.finish() });
             }
         }
         for event in events {
@@ -390,18 +383,6 @@ fn call_id(answer: &str, choice: usize, index: usize) -> String {
     const SIGNS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
     let hash = Sha256::digest(format!("{answer} {choice} {index}"));
     hash.iter().take(9).map(|&byte| char::from(SIGNS[usize::from(byte) % SIGNS.len()])).collect()
-}
-
-/// The call that an answer had to be. One that was cut short is text.
-fn forced_call(text: String) -> Event {
-    let value: Value = serde_json::from_str(&text).unwrap_or_default();
-    match value["name"].as_str() {
-        Some(name) => {
-            let arguments = value["arguments"].to_string();
-            Event::Call(ToolCall { name: name.to_owned(), arguments, id: None })
-        }
-        None => Event::Content(text),
-    }
 }
 
 impl Form for Chat {

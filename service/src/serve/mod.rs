@@ -8,6 +8,7 @@ mod body;
 mod chat;
 mod completions;
 mod connections;
+mod constraints;
 mod error;
 mod fields;
 mod http;
@@ -18,13 +19,13 @@ mod requests;
 mod stream;
 mod worker;
 
-use crate::grammar::Grammars;
 use crate::grammar::words::{Word, words};
-use crate::template::{MAX_SOURCE, Templates};
+use crate::template::{MAX_SOURCE, Template, Templates};
 use axum::http::HeaderValue;
 use axum::http::StatusCode;
 use clap::{Args, FromArgMatches};
 use connections::Limits;
+use constraints::Constraints;
 use error::{Answer, ApiError};
 use metrics::Metrics;
 use moec_runtime::cli::args::Common;
@@ -71,7 +72,7 @@ struct Serve {
     /// Sequences that may wait for a slot; more are sent away with status 429
     #[arg(long, value_name = "N", default_value_t = 64)]
     max_queue: usize,
-    /// Seconds after which an answer that is not done ends
+    /// Seconds after which an answer that is not done is cut, with `finish_reason` "length"; waiting for a slot does not count
     #[arg(long, value_name = "S", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
     /// Bytes that the body of a request may have
@@ -120,8 +121,8 @@ struct Server {
     /// The tokenizer, or why there is none.
     text: Result<Arc<Text>, String>,
     /// Its file.
-    tokenizer: Vec<u8>,
-    grammars: OnceLock<crate::Result<Arc<Grammars>>>,
+    tokenizer: Arc<[u8]>,
+    constraints: Arc<Constraints>,
     words: OnceLock<Option<Arc<[Word]>>>,
     /// Chat templates, if the bundle has any, or why they cannot be used.
     templates: Result<Option<Templates>, String>,
@@ -176,15 +177,6 @@ impl Server {
         matches!(self.templates, Ok(Some(_)))
     }
 
-    /// What holds answers to grammars; made when it is first wanted.
-    ///
-    /// # Errors
-    /// The tokenizer cannot be held to one.
-    fn grammars(&self) -> Answer<Arc<Grammars>> {
-        let make = || Grammars::new(&self.tokenizer, self.vocab as usize, &self.eos).map(Arc::new);
-        Ok(self.grammars.get_or_init(make).clone()?)
-    }
-
     /// The bytes of all tokens, where the tokenizer tells them; read when they are first wanted.
     fn words(&self) -> Option<Arc<[Word]>> {
         let read = || {
@@ -231,17 +223,22 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
     let key = args.api_key.or_else(|| std::env::var(KEY).ok()).filter(|key| !key.is_empty());
     let text = Text::open(context.bundle, program.model.bos);
     let text = text.map(|text| text.at_most(program.model.max_context as usize, program.model.vocab));
+    let tokenizer: Arc<[u8]> = regular::read(&moec_runtime::text::path(context.bundle), regular::TOKENIZER)
+        .unwrap_or_default()
+        .into();
+    let (slots, ends) = (scheduler.load().slots, program.model.eos.clone());
+    let constraints =
+        Constraints::new(Arc::clone(&tokenizer), program.model.vocab, ends, slots, args.max_queue);
     let server = Arc::new(Server {
         model: args.model_name.unwrap_or_else(|| name(context)),
         started: now(),
         context: program.model.max_context as usize,
-        slots: scheduler.load().slots,
+        slots,
         vocab: program.model.vocab,
         eos: program.model.eos.clone(),
         text: text.map(Arc::new).map_err(|e| e.to_string()),
-        tokenizer: regular::read(&moec_runtime::text::path(context.bundle), regular::TOKENIZER)
-            .unwrap_or_default(),
-        grammars: OnceLock::new(),
+        tokenizer,
+        constraints: Arc::new(constraints),
         words: OnceLock::new(),
         templates,
         worker,
@@ -272,12 +269,15 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
     };
     let model = server.model.clone();
     let limits = Limits { total: args.max_connections, per_address: args.max_connections_per_address };
+    let finish = server.worker.clone();
     let web = thread::Builder::new()
         .name("http".to_owned())
         .spawn(move || {
             let done = runtime.block_on(http::serve(listener, server, limits, signals));
             // What still runs beside it has nobody to tell.
             runtime.shutdown_background();
+            // Threads beside it may still have the server, and with it a way to ask.
+            let _ = finish.send(Command::Finish);
             done
         })
         .map_err(failed)?;
@@ -301,9 +301,9 @@ fn templates(
     let read = regular::read_text(path, TEMPLATE);
     let source = read.map_err(|source| Error::Io { doing: "read", path: path.to_owned(), source })?;
     let tokens = own.ok().flatten().map(|t| t.tokens).unwrap_or_default();
-    let templates = Templates { templates: [("default".to_owned(), source)].into(), tokens };
-    // One that is no template is no server's.
-    templates.choose(false)?;
+    // One that is not a template is an error at the start.
+    Template::new(&source, &tokens)?;
+    let templates = Templates::new([("default".to_owned(), source)].into(), tokens);
     Ok(Ok(Some(templates)))
 }
 

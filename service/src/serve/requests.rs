@@ -1,10 +1,12 @@
 //! Requests as the server reads them, without an engine that answers: for fuzzing.
 
 use super::error::Answer;
+use super::constraints::Constraints;
 use super::metrics::Metrics;
 use super::{Server, body, chat, completions, cores};
 use crate::template::Templates;
 use moec_runtime::{Memory, Text};
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, OnceLock};
@@ -26,10 +28,9 @@ impl Requests {
     /// The tokenizer cannot be used.
     pub fn new(tokenizer: &[u8], template: &str, vocab: u32, context: usize) -> Result<Self, String> {
         let text = Text::parse(tokenizer, None)?.at_most(context, vocab);
-        let templates = Templates {
-            templates: [("default".to_owned(), template.to_owned())].into(),
-            ..Templates::default()
-        };
+        let templates = Templates::new([("default".to_owned(), template.to_owned())].into(), BTreeMap::new());
+        let tokenizer: Arc<[u8]> = tokenizer.into();
+        let constraints = Constraints::new(Arc::clone(&tokenizer), vocab, Vec::new(), 4, 0);
         let server = Server {
             model: "model".to_owned(),
             started: 0,
@@ -38,8 +39,8 @@ impl Requests {
             vocab,
             eos: Vec::new(),
             text: Ok(Arc::new(text)),
-            tokenizer: tokenizer.to_vec(),
-            grammars: OnceLock::new(),
+            tokenizer,
+            constraints: Arc::new(constraints),
             words: OnceLock::new(),
             templates: Ok(Some(templates)),
             worker: channel().0,

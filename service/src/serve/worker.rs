@@ -14,6 +14,8 @@ pub(super) enum Command {
     Submit(Ask),
     /// Nobody waits for these any longer.
     Cancel(u64),
+    /// Nothing follows: it ends as soon as nobody waits.
+    Finish,
     /// It is to end at once, whoever waits.
     End,
 }
@@ -71,8 +73,11 @@ pub(super) fn work(
     metrics: &Metrics,
 ) -> Result<()> {
     let mut waiters: BTreeMap<Id, Waiter> = BTreeMap::new();
-    let mut idle = true;
+    let (mut idle, mut finishing) = (true, false);
     loop {
+        if idle && finishing {
+            return Ok(());
+        }
         let first = if idle {
             match commands.recv() {
                 Ok(command) => Some(command),
@@ -92,6 +97,7 @@ pub(super) fn work(
                         waiters.remove(&id);
                     }
                 }
+                Command::Finish => finishing = true,
                 Command::End => return Err(Error::Interrupted),
             }
         }

@@ -41,7 +41,7 @@ fn the_engine_is_transformers() {
 fn a_clock_that_is_given() {
     use chrono::TimeZone as _;
     let template = Template::new("{{ strftime_now('%d %B %Y') }}", &BTreeMap::new()).unwrap();
-    let now = Local.with_ymd_and_hms(2024, 7, 26, 12, 0, 0).single();
+    let now = chrono::Local.with_ymd_and_hms(2024, 7, 26, 12, 0, 0).single().map(|now| now.fixed_offset());
     assert_eq!(template.render(&Render { now, ..Render::default() }).unwrap(), "26 July 2024");
     let bad = Template::new("{{ strftime_now('%!') }}", &BTreeMap::new()).unwrap();
     assert!(bad.render(&Render::default()).unwrap_err().what.contains("no format of a time"));
@@ -98,6 +98,45 @@ fn what_is_written_of_values_takes_fuel() {
     let all =
         render("{{ messages | tojson(indent=4, ensure_ascii=true) }}{{ messages }}", &messages).unwrap();
     assert!(all.len() > 3 << 20, "{}", all.len());
+}
+
+/// What would overflow a stack, or takes memory or time without a step of the engine.
+#[test]
+fn hostile_templates_end_their_process_alone() {
+    let doubled = "{% set n = namespace(a=[1]) %}{% for i in range(30) %}{% set n.a = [n.a, n.a] %}{% endfor %}";
+    let own = "{% set n = namespace() %}{% set n.n = n %}";
+    let elif = format!("{{% if a %}}{}{{% endif %}}", "{% elif b %}".repeat(40_000));
+    for source in [
+        format!("{{{{ {}1 }}}}", "-".repeat(5408)),
+        format!("{{{{ {}1 }}}}", "-".repeat(500_000)),
+        format!("{{{{ {}1{} }}}}", "(".repeat(100_000), ")".repeat(100_000)),
+        format!("{{{{ 'a'{} }}}}", "|upper".repeat(100_000)),
+        elif,
+        format!("{own}{{{{ n }}}}{{{{ n == n }}}}{{{{ [n] | tojson }}}}"),
+        format!("{doubled}{{{{ n.a == n.a }}}}"),
+        "{{ strftime_now('%Y' * 10000000) }}".to_owned(),
+        "{{ '{:>1000000000}'.format(1) }}".to_owned(),
+        "{{ '%1000000000d' % 1 }}".to_owned(),
+    ] {
+        // An answer or an error: this process goes on, and the next template is rendered.
+        if let Err(e) = render(&source, &[]) {
+            assert!(e.what.contains("the chat template"), "{e}");
+        }
+        assert_eq!(render("{{ 1 + 1 }}", &[]).unwrap(), "2");
+    }
+    let deep = render(&format!("{{{{ {}1 }}}}", "-".repeat(500_000)), &[]).unwrap_err();
+    assert!(deep.what.contains("takes more than") && deep.hint.is_some(), "{deep}");
+}
+
+#[test]
+fn conversations_share_the_process_of_their_templates() {
+    let templates = Templates::new([("default".to_owned(), "{{ messages | length }}".to_owned())].into(), BTreeMap::new());
+    for n in 0..3 {
+        let messages = vec![json!({"role": "user", "content": "a"}); n];
+        let request = Render { messages: &messages, ..Render::default() };
+        assert_eq!(templates.choose(true).unwrap().render(&request).unwrap(), n.to_string());
+        assert_eq!(templates.idle.0.lock().unwrap().len(), 1);
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Calls as families write them.
 
-use super::{Event, ToolCall, schema};
+use super::{Event, Read, ToolCall, schema};
 use serde_json::{Map, Value};
 
 /// `{"name": …, "arguments": {…}}` (Qwen).
@@ -138,6 +138,59 @@ pub(super) fn arguments(name: String, text: String) -> Event {
         Ok(arguments) => Event::Call(ToolCall { name, arguments, id: None }),
         Err(why) => Event::Broken { text, why },
     }
+}
+
+/// The call that a text begins and does not end, once its name is known, with as much of its arguments as has come: JSON up to some
+/// byte, or, where a family writes keys and values, an object without its end.
+pub(super) fn begun(text: &str, read: Read, tools: &[Value]) -> Option<ToolCall> {
+    let text = text.trim();
+    if text.starts_with('{') {
+        return begun_json(text);
+    }
+    let of = |name: &str, arguments: &str| ToolCall {
+        name: name.trim().to_owned(),
+        arguments: arguments.trim_start().to_owned(),
+        id: None,
+    };
+    if let Some((head, arguments)) = text.split_once("[ARGS]") {
+        let name = head.split("[CALL_ID]").next().unwrap_or(head);
+        return (!arguments.contains("[TOOL_CALLS]")).then(|| of(name, arguments));
+    }
+    if let Some((name, rest)) = text.split_once("<｜tool▁sep｜>") {
+        return match rest.split_once("```json") {
+            Some((name, arguments)) => Some(of(name, arguments)),
+            None if name.trim() == "function" => None,
+            None => Some(of(name, rest)),
+        };
+    }
+    if let Some((head, arguments)) = text.split_once("<|tool_call_argument_begin|>") {
+        let name = head.trim().rsplit_once(':').map_or(head, |(name, _)| name).trim();
+        return Some(of(name.strip_prefix("functions.").unwrap_or(name), arguments));
+    }
+    let forms = [("<arg_key>", "</arg_value>", ""), ("<parameter=", "</parameter>", "</function>")];
+    forms.into_iter().find_map(|(begin, end, close)| {
+        let whole = text.rfind(end).map(|at| at + end.len()).or_else(|| text.find(begin))?;
+        let mut call = read(&format!("{}{close}", &text[..whole]), tools).ok()?.pop()?;
+        call.arguments.pop();
+        Some(call)
+    })
+}
+
+/// The call that JSON with `name` and then `arguments` is or begins.
+pub(crate) fn begun_json(text: &str) -> Option<ToolCall> {
+    if let Ok(value) = serde_json::from_str(text) {
+        return call(&value).ok();
+    }
+    let rest = behind(text, &["{", "\"name\"", ":"])?;
+    let mut names = serde_json::Deserializer::from_str(rest).into_iter::<String>();
+    let name = names.next()?.ok()?;
+    let arguments = behind(&rest[names.byte_offset()..], &[",", "\"arguments\"", ":"]).unwrap_or_default();
+    Some(ToolCall { name, arguments: arguments.trim_start().to_owned(), id: None })
+}
+
+/// What follows these words, with space around them.
+fn behind<'t>(text: &'t str, words: &[&str]) -> Option<&'t str> {
+    words.iter().try_fold(text, |text, word| text.trim_start().strip_prefix(word))
 }
 
 fn parse(text: &str) -> Result<Value, String> {

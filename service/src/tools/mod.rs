@@ -5,6 +5,8 @@
 mod calls;
 pub(crate) mod schema;
 
+pub(crate) use calls::begun_json as begun_call;
+
 use moec_runtime::stops::begun;
 use serde_json::Value;
 use std::sync::Arc;
@@ -250,6 +252,32 @@ impl Parser {
             State::In(Kind::Header | Kind::Nothing, _) => {}
             State::In(Kind::Reasoning, _) => self.say(text, true, &mut events),
             State::Content | State::Addressed => self.say(text, false, &mut events),
+        }
+        events
+    }
+
+    /// As [`Parser::finish`], where the answer was cut: a call that has no end yet is a call, with the arguments that have come, once
+    /// its name is known.
+    pub fn cut(mut self) -> Vec<Event> {
+        let begun = match self.state.clone() {
+            State::In(Kind::Calls(read, _), closes) => {
+                let mark = closes.iter().map(|mark| begun(&self.held, mark)).max().unwrap_or(0);
+                self.held.truncate(self.held.len() - mark);
+                if read(self.held.trim(), &self.tools).is_ok() {
+                    // Only its mark is missing.
+                    self.state = State::In(Kind::Calls(read, true), closes);
+                }
+                calls::begun(&self.held, read, &self.tools)
+            }
+            State::Arguments(name) => {
+                let arguments = self.held.trim().to_owned();
+                Some(ToolCall { name, arguments, id: None })
+            }
+            _ => None,
+        };
+        let mut events = self.finish();
+        if let (Some(last @ Event::Broken { .. }), Some(call)) = (events.last_mut(), begun) {
+            *last = Event::Call(call);
         }
         events
     }

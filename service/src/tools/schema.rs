@@ -1,6 +1,6 @@
 //! JSON schemas of what tools take.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Keywords whose values are data.
 const DATA: [&str; 4] = ["const", "enum", "default", "examples"];
@@ -15,6 +15,23 @@ pub(crate) fn moved(schema: &Value, place: &str) -> Value {
     let mut schema = schema.clone();
     move_to(&mut schema, place);
     schema
+}
+
+/// The schema of a function's arguments inside of another schema, at `place` as of [`moved`]. `parameters`: as the function declares
+/// them; none: it takes none. `None` where they cannot be those of an object, which arguments are.
+pub(crate) fn of_arguments(parameters: &Value, place: &str) -> Option<Value> {
+    let mut schema = match parameters {
+        Value::Null => json!({"properties": {}, "additionalProperties": false}),
+        Value::Object(_) => moved(parameters, place),
+        _ => return None,
+    };
+    let object = |kind: &Value| kind == "object";
+    let fits = match &schema["type"] {
+        Value::Array(kinds) => kinds.iter().any(object),
+        kind => kind.is_null() || object(kind),
+    };
+    schema["type"] = json!("object");
+    fits.then_some(schema)
 }
 
 fn move_to(schema: &mut Value, place: &str) {
@@ -59,7 +76,6 @@ pub(crate) fn takes_text(schema: &Value, text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn references_move_and_data_do_not() {
@@ -86,6 +102,24 @@ mod tests {
             "$defs": {"Point": {"default": {"$ref": "#"}}},
         });
         assert_eq!(moved(&schema, "/a/0"), expected);
+    }
+
+    #[test]
+    fn arguments_are_objects() {
+        let none = json!({"properties": {}, "additionalProperties": false, "type": "object"});
+        let point = json!({"$ref": "#/a/$defs/P", "$defs": {"P": {"properties": {}}}, "type": "object"});
+        for (parameters, expected) in [
+            (Value::Null, Some(none)),
+            (json!({}), Some(json!({"type": "object"}))),
+            (json!({"type": ["null", "object"]}), Some(json!({"type": "object"}))),
+            (json!({"$ref": "#/$defs/P", "$defs": {"P": {"properties": {}}}}), Some(point)),
+            (json!({"type": "string"}), None),
+            (json!({"type": ["string", "null"]}), None),
+            (json!(true), None),
+            (json!([]), None),
+        ] {
+            assert_eq!(of_arguments(&parameters, "/a"), expected, "{parameters}");
+        }
     }
 
     #[test]

@@ -239,3 +239,42 @@ fn broken_calls_are_named() {
     broken("Kimi-K2", "<|tool_call_begin|>functions.f:0 {}<|tool_call_end|>", "argument_begin");
     broken("gpt-oss", "<|channel|>commentary to=functions.f<|message|>[]<|call|>", "no JSON object");
 }
+
+#[test]
+fn calls_that_are_cut_have_the_arguments_that_have_come() {
+    for (name, text, expected) in [
+        ("Qwen", r#"<tool_call>{"name": "f", "arguments": {"a": "b"#, call("f", r#"{"a": "b"#)),
+        ("Qwen", r#"<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_"#, call("f", r#"{"a":1}"#)),
+        ("Qwen", r#"<tool_call>{"name": "f", "argu"#, call("f", "")),
+        ("Mistral", r#"[TOOL_CALLS]f[ARGS]{"a"#, call("f", r#"{"a"#)),
+        ("Mistral", r#"[TOOL_CALLS]f[CALL_ID]a1b2c3d4e[ARGS]{"a"#, call("f", r#"{"a"#)),
+        ("DeepSeek", r#"<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a"#, call("f", r#"{"a"#)),
+        ("DeepSeek", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{", call("f", "{")),
+        (
+            "Kimi-K2",
+            r#"<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a"#,
+            call("f", r#"{"a"#),
+        ),
+        (
+            "GLM-4.5",
+            "<tool_call>f\n<arg_key>a</arg_key><arg_value>1</arg_value><arg_key>b",
+            call("f", r#"{"a":1"#),
+        ),
+        ("GLM-4.5", "<tool_call>f\n<arg_key>b", call("f", "{")),
+        (
+            "Qwen3-Coder",
+            "<tool_call><function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=b>x",
+            call("f", r#"{"a":1"#),
+        ),
+        ("gpt-oss", r#"<|channel|>commentary to=functions.f<|message|>{"a": [1"#, call("f", r#"{"a": [1"#)),
+    ] {
+        let syntax = SYNTAXES.iter().find(|s| s.name == name).unwrap();
+        let mut parser = Parser::new(syntax, "");
+        assert_eq!(parser.push(text), [], "{text}");
+        assert_eq!(parser.cut(), [expected], "{text}");
+    }
+    // What has no name yet is still what was written.
+    let mut parser = Parser::new(SYNTAXES.iter().find(|s| s.name == "Qwen").unwrap(), "");
+    parser.push(r#"<tool_call>{"name": "f"#);
+    assert!(matches!(parser.cut().as_slice(), [Event::Broken { .. }]));
+}

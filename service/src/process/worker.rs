@@ -1,0 +1,65 @@
+//! What a process does that was started to work for another.
+
+use super::link::Link;
+use super::{JOBS, NAME};
+use crate::error::{Error, Result};
+use moec_runtime::cli::{Context, Failure, Io, More, limits};
+use std::io::{self, ErrorKind};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+
+/// Stack of the work: parsers call themselves for each level of a grammar or of a template.
+const STACK: usize = 64 << 20;
+
+/// The subcommand.
+pub(crate) const VERB: More = More { command, run: run_verb };
+
+fn command() -> clap::Command {
+    clap::Command::new(NAME).hide(true)
+}
+
+fn run_verb(_: &Context<'_>, _: &clap::ArgMatches, _: &mut Io<'_>) -> std::result::Result<(), Failure> {
+    Ok(run()?)
+}
+
+/// Whether this process was started to be a worker.
+pub fn is_started() -> bool {
+    std::env::args_os().skip(1).eq([NAME])
+}
+
+/// Does what the process at the other end of standard input, a socket, requests, until that has gone. Returns at once in a process
+/// that was not started for it.
+///
+/// # Errors
+/// The connection fails, or a limit cannot be set.
+pub fn run() -> Result<()> {
+    if !is_started() {
+        return Ok(());
+    }
+    let failed = |e: io::Error| Error::new(format!("the worker process fails: {e}"));
+    let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned().map_err(failed)?);
+    let work = move || serve(&mut Link(stream));
+    let thread = std::thread::Builder::new().stack_size(STACK).spawn(work).map_err(failed)?;
+    match thread.join() {
+        Ok(Err(e)) if e.kind() != ErrorKind::UnexpectedEof => Err(failed(e)),
+        Ok(_) => Ok(()),
+        Err(_) => Err(Error::new("the worker process ended in a panic")),
+    }
+}
+
+/// The first message names the job.
+fn serve(link: &mut Link) -> io::Result<()> {
+    limits::no_core_file()?;
+    let name = link.receive()?;
+    let job = JOBS.iter().find(|job| job.name.as_bytes() == name).ok_or(ErrorKind::InvalidInput)?;
+    (job.serve)(link)
+}
+
+#[cfg(test)]
+mod tests {
+    /// What a [`Process`](super::super::Process) of the other tests runs: this program, with the name of this test.
+    #[test]
+    fn bounded_worker() {
+        super::run().unwrap();
+    }
+}
