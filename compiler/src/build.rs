@@ -8,7 +8,7 @@ use crate::config::{Config, Home, Predict, Rounding, Size, Threshold};
 use crate::error::{Error, Result};
 use crate::families;
 use crate::human;
-use crate::import::{self, ImportOptions};
+use crate::import::{self, Checkpoint, ImportOptions};
 use crate::mix;
 use crate::passes::tier;
 use crate::passes::units::Units;
@@ -23,6 +23,7 @@ use moec_cpu::WeightImportance;
 use moec_device::UnitKind;
 use moec_ir::plan::Plan;
 use moec_runtime::hybrid::MOEC;
+use moec_service::template::Templates;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

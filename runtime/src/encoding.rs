@@ -2,7 +2,7 @@
 //! the bytes of a text.
 
 use crate::error::{Error, Result};
-use crate::text::{Limit, Text};
+use crate::text::{Limit, Text, timed};
 
 /// Bytes for each token of the limit up to which a text is encoded without being counted before.
 const UNCOUNTED: usize = 4;
@@ -68,7 +68,7 @@ impl Text {
         if let Some(limit) = self.limit {
             self.check(text, limit)?;
         }
-        let encoding = self.tokenizer.encode_fast(text, special);
+        let encoding = timed(|| self.tokenizer.encode_fast(text, special));
         Ok(encoding.map_err(|e| Error::Tokenizer(e.to_string()))?.get_ids().to_vec())
     }
 
@@ -83,7 +83,7 @@ impl Text {
         let (mut rest, mut count) = (text, 0);
         while !rest.is_empty() {
             let (piece, after) = rest.split_at(rest.floor_char_boundary(PIECE));
-            let encoding = self.tokenizer.encode_fast(piece, false);
+            let encoding = timed(|| self.tokenizer.encode_fast(piece, false));
             count += encoding.map_err(|e| Error::Tokenizer(e.to_string()))?.len();
             if count > limit.tokens.saturating_mul(MARGIN) {
                 return Err(limit.refused());

@@ -1,12 +1,15 @@
 //! Text to ids and back, with the checkpoint's own tokenizer.
 
+mod bounded;
+
 use crate::error::{Error, Result};
 use crate::regular;
+pub(crate) use bounded::timed;
+use bounded::{Bounded, fault};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tokenizers::Tokenizer;
 
 /// Where a bundle keeps its tokenizer.
 pub fn path(bundle: &Path) -> PathBuf {
@@ -15,7 +18,7 @@ pub fn path(bundle: &Path) -> PathBuf {
 
 /// A tokenizer.
 pub struct Text {
-    pub(crate) tokenizer: Tokenizer,
+    pub(crate) tokenizer: Bounded,
     pub(crate) bos: Option<u32>,
     /// Of prompts, where there is one.
     pub(crate) limit: Option<Limit>,
@@ -55,15 +58,16 @@ impl Text {
     /// As [`Text::open`], of what a `tokenizer.json` holds.
     ///
     /// # Errors
-    /// Why it cannot be used.
+    /// Why it cannot be used: it is no tokenizer, or its rules lengthen texts without bound.
     pub fn parse(json: &[u8], bos: Option<u32>) -> Result<Self, String> {
+        let read = timed(|| serde_json::from_slice(json));
+        let mut tokenizer: Bounded = read.map_err(|e| e.to_string())?;
+        if let Some(fault) = fault(&tokenizer) {
+            return Err(fault.to_owned());
+        }
         // A prompt is encoded whole, whatever the file says of cutting and padding.
-        let read = Tokenizer::from_bytes(json).and_then(|mut tokenizer| {
-            tokenizer.with_truncation(None)?;
-            tokenizer.with_padding(None);
-            Ok(tokenizer)
-        });
-        let tokenizer = read.map_err(|e| e.to_string())?;
+        tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
+        tokenizer.with_padding(None);
         let added = tokenizer.get_added_tokens_decoder();
         let special = added.into_iter().filter(|(_, token)| token.special);
         let special = special.map(|(id, token)| (id, token.content)).collect();
@@ -80,7 +84,7 @@ impl Text {
     /// # Errors
     /// [`Error::Tokenizer`].
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
-        self.tokenizer.decode(ids, true).map_err(|e| Error::Tokenizer(e.to_string()))
+        timed(|| self.tokenizer.decode(ids, true)).map_err(|e| Error::Tokenizer(e.to_string()))
     }
 
     /// A decoder that is fed id by id. It leaves special tokens out.
@@ -180,7 +184,7 @@ impl<'a> TextStream<'a> {
 
     /// Text of the window's first ids.
     fn decode(&self, ids: usize) -> Result<String> {
-        let decoded = self.source().tokenizer.decode(&self.window[..ids], self.skip);
+        let decoded = timed(|| self.source().tokenizer.decode(&self.window[..ids], self.skip));
         decoded.map_err(|e| Error::Tokenizer(e.to_string()))
     }
 

@@ -225,4 +225,92 @@ fn a_text_that_its_normalizer_shrinks_is_refused_by_what_becomes_of_it() {
     let text = of_eights(json!({"type": "NFKC"})).at_most(MOST, 260);
     assert_eq!(text.encode(&"𝐚".repeat(8 * MOST)).unwrap().len(), MOST);
     assert!(text.encode(&"𝐚".repeat(8 * MOST + 1)).is_err());
+
+/// A tokenizer of bytes with other parts of a file; BPE without merges has a token for each byte's character.
+fn with(parts: &Value) -> Result<Text, String> {
+    let vocab: serde_json::Map<_, _> =
+        (0..128u8).map(|b| (char::from(b).to_string(), json!(u32::from(b)))).collect();
+    let mut json = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": null, "post_processor": null, "decoder": null,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    });
+    json.as_object_mut().unwrap().extend(parts.as_object().unwrap().clone());
+    Text::parse(json.to_string().as_bytes(), None)
+}
+
+fn rule(pattern: &Value, content: &str) -> Value {
+    json!({"type": "Replace", "pattern": pattern, "content": content})
+}
+
+#[test]
+fn rules_that_lengthen_texts_without_bound_are_refused() {
+    let hundred = "a".repeat(100);
+    let five = |pattern: &Value| vec![rule(pattern, &hundred); 5];
+    for pattern in
+        [json!({"String": "a"}), json!({"Regex": "a"}), json!({"String": ""}), json!({"Regex": "x*"})]
+    {
+        for (key, part) in [
+            ("normalizer", json!({"type": "Sequence", "normalizers": five(&pattern)})),
+            ("decoder", json!({"type": "Sequence", "decoders": five(&pattern)})),
+        ] {
+            let e = with(&json!({ key: part })).err().unwrap();
+            assert!(e.contains(key) && e.contains("times as long; 64 times is the maximum"), "{e}");
+        }
+    }
+    let metaspace = |c: &str| json!({"type": "Metaspace", "replacement": c, "prepend_scheme": "always"});
+    let e = with(
+        &json!({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [metaspace("_"), metaspace("x"), metaspace("y")]}}),
+    );
+    assert!(e.err().unwrap().contains("write a text anew"));
+    let e = with(&json!({"pre_tokenizer": {"type": "FixedLength", "length": 0}})).err().unwrap();
+    assert!(e.contains("no characters"), "{e}");
+    let many = json!({"type": "Sequence", "normalizers": vec![json!({"type": "Lowercase"}); 257]});
+    assert!(with(&json!({ "normalizer": many })).err().unwrap().contains("256 is the maximum"));
+}
+
+#[test]
+fn a_text_that_rules_would_make_too_long_is_refused() {
+    // Matches without length are found in texts alone: here, one before each letter.
+    let empty = rule(&json!({"Regex": "(?=a)"}), &"b".repeat(64));
+    let text = with(&json!({ "normalizer": empty })).unwrap();
+    assert_eq!(text.encode_plain("a").unwrap().len(), 65);
+    let e = text.encode_plain(&"a".repeat(100_000)).unwrap_err();
+    assert!(e.to_string().contains("can make a text of 100000 bytes"), "{e}");
+    let text = with(&json!({ "decoder": empty })).unwrap();
+    let e = text.decode(&vec![97; 100_000]).unwrap_err();
+    assert!(e.to_string().contains("can make a text of 100000 bytes"), "{e}");
+    // The same while tokens are added, which are normalized as the file is read.
+    let token = json!({"id": 200, "content": "a".repeat(100_000), "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": true, "special": false});
+    let e = with(&json!({ "normalizer": empty, "added_tokens": [token] })).err().unwrap();
+    assert!(e.contains("can make a text of 100000 bytes"), "{e}");
+}
+
+#[test]
+fn rules_do_what_those_of_the_crate_do() {
+    let normalizers = json!({"type": "Sequence", "normalizers": [
+        {"type": "Prepend", "prepend": "^"},
+        rule(&json!({"String": " "}), "_"), rule(&json!({"Regex": "b+"}), "B"), rule(&json!({"String": "."}), "()"),
+    ]});
+    let decoders = json!({"type": "Sequence", "decoders": [
+        rule(&json!({"String": "_"}), " "), {"type": "Strip", "content": "x", "start": 1, "stop": 0},
+    ]});
+    let text = with(&json!({ "normalizer": normalizers, "decoder": decoders })).unwrap();
+    let vocab: std::collections::BTreeMap<_, _> =
+        (0..128u8).map(|b| (char::from(b).to_string(), u32::from(b))).collect();
+    let whole = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": normalizers,
+        "pre_tokenizer": null, "post_processor": null, "decoder": decoders,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    });
+    let whole = tokenizers::Tokenizer::from_bytes(whole.to_string()).unwrap();
+    for sample in ["a bbb c.", "", "...", "bb b", "x_x"] {
+        let ids = text.encode_plain(sample).unwrap();
+        assert_eq!(ids, whole.encode(sample, false).unwrap().get_ids(), "{sample}");
+        assert_eq!(text.decode(&ids).unwrap(), whole.decode(&ids, true).unwrap(), "{sample}");
+    }
+    // A token that is shorter than what is stripped of it: the crate's own decoder panics.
+    let strip = json!({"type": "Strip", "content": "x", "start": 0, "stop": 3});
+    assert_eq!(with(&json!({ "decoder": strip })).unwrap().decode(&[120, 97, 120]).unwrap(), "a");
 }

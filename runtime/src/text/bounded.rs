@@ -1,0 +1,442 @@
+//! Bounds of a tokenizer that came with a model: how much longer its rules make a text, and how long its regular expressions take.
+//!
+//! Rules that replace text by longer text multiply its length, one after another. What the rules of a file can do is checked when it is
+//! read; what a rule does to a text is checked before it runs. Time is checked between the matches of a regular expression, each of
+//! which the expression's own limit of backtracking ends.
+#![expect(clippy::cast_possible_truncation, reason = "digits of base64, and lengths of a table in memory")]
+
+use serde::Deserialize;
+use std::cell::Cell;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+use tokenizers::decoders::strip::Strip;
+use tokenizers::normalizers::Replace;
+use tokenizers::pattern::{Invert, Pattern};
+use tokenizers::utils::SysRegex;
+use tokenizers::{
+    Decoder, DecoderWrapper, ModelWrapper, NormalizedString, Normalizer, NormalizerWrapper, Offsets,
+    PostProcessorWrapper, PreTokenizedString, PreTokenizer, PreTokenizerWrapper, TokenizerImpl,
+};
+
+/// Result of a rule, with the error of the crate `tokenizers`.
+type Result<T, E = tokenizers::Error> = std::result::Result<T, E>;
+
+/// A tokenizer whose rules are bounded.
+pub(super) type Bounded =
+    TokenizerImpl<ModelWrapper, Normalizers, PreTokenizers, PostProcessorWrapper, Decoders>;
+
+/// Maximum growth of a text. Compatibility forms of Unicode make one character up to 11 times as long.
+const GROWTH: usize = 64;
+/// Bytes that a text may grow by in any case.
+const ADDED: usize = 64 << 10;
+/// Maximum length of a text that has grown, in bytes.
+const LONGEST: usize = 256 << 20;
+/// Maximum number of rules of a kind.
+const RULES: usize = 256;
+/// Maximum number of pre-tokenizers that write a text anew (`ByteLevel`, `Metaspace`), each up to 8 times as long.
+const REWRITES: usize = 2;
+/// Longest replacement in SentencePiece's table of characters; the longest published one has 33 bytes.
+const LONGEST_CHARACTER: usize = 64;
+/// Time for the regular expressions of one text: a limit against hanging, and no measure.
+const TIME: Duration = Duration::from_secs(60);
+
+thread_local! {
+    /// When the regular expressions of this thread's text have to end.
+    static END: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// Runs a tokenizer over one text.
+pub(super) fn timed<T>(run: impl FnOnce() -> T) -> T {
+    END.set(Instant::now().checked_add(TIME));
+    let done = run();
+    END.set(None);
+    done
+}
+
+/// Why the rules of a tokenizer that was read are invalid, if they are.
+pub(super) fn fault(tokenizer: &Bounded) -> Option<&str> {
+    let normalizers = tokenizer.get_normalizer()?;
+    normalizers.read.get_or_init(|| ());
+    normalizers.fault.get().map(String::as_str)
+}
+
+/// Fails where a text has become too long.
+fn check(text: usize, length: usize) -> Result<()> {
+    if length > text.saturating_mul(GROWTH).saturating_add(ADDED).min(LONGEST) {
+        return Err(format!("its rules can make a text of {text} bytes {length} bytes long").into());
+    }
+    Ok(())
+}
+
+/// Fails where the rules of a file multiply the length of texts. `growths`: how many times as long each makes a text.
+fn check_file(what: &str, growths: &[usize]) -> Result<(), String> {
+    let all = growths.iter().fold(1usize, |all, &growth| all.saturating_mul(growth));
+    if all > GROWTH {
+        return Err(format!("its {what} can make a text {all} times as long; {GROWTH} times is the maximum"));
+    }
+    if growths.len() > RULES {
+        return Err(format!("it has {} {what}; {RULES} is the maximum", growths.len()));
+    }
+    Ok(())
+}
+
+/// Matches of a regular expression, within the time.
+struct Timed<'a>(&'a SysRegex);
+
+impl Pattern for Timed<'_> {
+    fn find_matches(&self, inside: &str) -> Result<Vec<(Offsets, bool)>> {
+        if inside.is_empty() {
+            return Ok(vec![((0, 0), false)]);
+        }
+        let mut before = 0;
+        let mut found = Vec::new();
+        for (start, end) in self.0.find_iter(inside) {
+            if END.get().is_some_and(|end| Instant::now() > end) {
+                let seconds = TIME.as_secs();
+                return Err(format!("its regular expressions take more than {seconds} s for a text").into());
+            }
+            if before != start {
+                found.push(((before, start), false));
+            }
+            found.push(((start, end), true));
+            before = end;
+        }
+        if before != inside.len() {
+            found.push(((before, inside.len()), false));
+        }
+        Ok(found)
+    }
+}
+
+/// A rule that replaces what matches.
+#[derive(Debug)]
+struct Replacement {
+    regex: SysRegex,
+    /// Length of the text that is replaced; of a regular expression, none.
+    literal: Option<usize>,
+    /// Whether what matches may be empty.
+    empty: bool,
+    content: String,
+}
+
+impl Replacement {
+    fn new(rule: &Replace) -> Result<Self, String> {
+        /// Characters with a meaning in regular expressions.
+        const META: &str = r"\.+*?()|[]{}^$#&-~";
+        // The pattern is private.
+        let json = serde_json::to_value(rule).map_err(|e| e.to_string())?;
+        let text = json["pattern"]["String"].as_str();
+        let pattern = match (text, json["pattern"]["Regex"].as_str()) {
+            (Some(text), _) => text
+                .chars()
+                .flat_map(|c| META.contains(c).then_some('\\').into_iter().chain([c]))
+                .collect::<String>(),
+            (None, Some(pattern)) => pattern.to_owned(),
+            (None, None) => return Err("it has a rule that replaces, and does not say what".to_owned()),
+        };
+        let regex = SysRegex::new(&pattern).map_err(|e| e.to_string())?;
+        let empty = regex.find_iter("").next().is_some();
+        Ok(Self {
+            regex,
+            literal: text.map(str::len).filter(|&n| n > 0),
+            empty,
+            content: rule.content.clone(),
+        })
+    }
+
+    /// Length of what becomes of a text of this length, at most.
+    fn length(&self, text: usize) -> usize {
+        let content = self.content.len();
+        match self.literal {
+            Some(literal) => {
+                (text / literal).saturating_mul(content.saturating_sub(literal)).saturating_add(text)
+            }
+            None => text.saturating_add(1).saturating_mul(content).saturating_add(text),
+        }
+    }
+
+    /// How many times as long a text becomes, at most, if what matches is not empty or the rule says that it may be.
+    fn growth(&self) -> usize {
+        let content = self.content.len();
+        match self.literal {
+            Some(literal) => content.div_ceil(literal).max(1),
+            None if self.empty => content + 1,
+            None => content.max(1),
+        }
+    }
+
+    fn replaced(&self, token: &str) -> Result<String> {
+        let mut out = String::new();
+        for ((start, end), matches) in Timed(&self.regex).find_matches(token)? {
+            out.push_str(if matches { &self.content } else { &token[start..end] });
+        }
+        Ok(out)
+    }
+}
+
+/// Normalizers, in their order.
+#[derive(Debug, Deserialize)]
+#[serde(try_from = "NormalizerWrapper")]
+pub(super) struct Normalizers {
+    steps: Vec<Normal>,
+    /// Set when the tokenizer is read. Before that it takes an error for impossible, so that it is kept in `fault`.
+    read: OnceLock<()>,
+    fault: OnceLock<String>,
+}
+
+#[derive(Debug)]
+enum Normal {
+    Replace(Replacement),
+    /// Any other, and how many times as long it makes a text, and how many bytes longer.
+    Other(NormalizerWrapper, usize, usize),
+}
+
+impl Normal {
+    fn all_of(wrapper: NormalizerWrapper, out: &mut Vec<Self>) -> Result<(), String> {
+        let (growth, added) = match &wrapper {
+            NormalizerWrapper::Sequence(_) => {
+                let NormalizerWrapper::Sequence(sequence) = wrapper else { return Ok(()) };
+                return sequence.into_iter().try_for_each(|step| Self::all_of(step, out));
+            }
+            NormalizerWrapper::Replace(rule) => {
+                out.push(Self::Replace(Replacement::new(rule)?));
+                return Ok(());
+            }
+            NormalizerWrapper::Prepend(rule) => (1, rule.prepend.len()),
+            NormalizerWrapper::ByteLevel(_) => (2, 0),
+            NormalizerWrapper::Lowercase(_) => (3, 0),
+            NormalizerWrapper::NFC(_) | NormalizerWrapper::NFD(_) => (4, 0),
+            NormalizerWrapper::NFKC(_)
+            | NormalizerWrapper::NFKD(_)
+            | NormalizerWrapper::BertNormalizer(_) => (12, 0),
+            NormalizerWrapper::StripNormalizer(_)
+            | NormalizerWrapper::StripAccents(_)
+            | NormalizerWrapper::Nmt(_) => (1, 0),
+            NormalizerWrapper::Precompiled(_) => (longest_character(&wrapper)?, 0),
+        };
+        out.push(Self::Other(wrapper, growth, added));
+        Ok(())
+    }
+
+    fn length(&self, text: usize) -> usize {
+        match self {
+            Self::Replace(rule) => rule.length(text),
+            Self::Other(_, growth, added) => text.saturating_mul(*growth).saturating_add(*added),
+        }
+    }
+
+    /// How many times as long a text becomes by the file's own rules; those of Unicode are bounded by themselves.
+    fn growth(&self) -> usize {
+        match self {
+            Self::Replace(rule) => rule.growth(),
+            Self::Other(..) => 1,
+        }
+    }
+}
+
+impl TryFrom<NormalizerWrapper> for Normalizers {
+    type Error = String;
+
+    fn try_from(wrapper: NormalizerWrapper) -> Result<Self, String> {
+        let mut steps = Vec::new();
+        Normal::all_of(wrapper, &mut steps)?;
+        check_file("normalizers", &steps.iter().map(Normal::growth).collect::<Vec<_>>())?;
+        Ok(Self { steps, read: OnceLock::new(), fault: OnceLock::new() })
+    }
+}
+
+impl Normalizer for Normalizers {
+    fn normalize(&self, normalized: &mut NormalizedString) -> Result<()> {
+        let text = normalized.len_original();
+        for step in &self.steps {
+            let done = check(text, step.length(normalized.len())).and_then(|()| match step {
+                Normal::Replace(rule) => normalized.replace(Timed(&rule.regex), &rule.content),
+                Normal::Other(wrapper, ..) => wrapper.normalize(normalized),
+            });
+            if let Err(e) = done {
+                if self.read.get().is_some() {
+                    return Err(e);
+                }
+                self.fault.get_or_init(|| e.to_string());
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Length of the longest replacement in SentencePiece's table: texts that zeros end, after a trie whose length the first word has.
+fn longest_character(precompiled: &NormalizerWrapper) -> Result<usize, String> {
+    let json = serde_json::to_value(precompiled).map_err(|e| e.to_string())?;
+    let table = from_base64(json["precompiled_charsmap"].as_str().unwrap_or_default());
+    let trie = table.first_chunk().map_or(0, |word| u32::from_le_bytes(*word) as usize);
+    let texts = table.get(trie.saturating_add(4)..).unwrap_or_default();
+    let longest = texts.split(|&byte| byte == 0).map(<[u8]>::len).max().unwrap_or(0);
+    if longest > LONGEST_CHARACTER {
+        return Err(format!(
+            "its table of characters replaces one by {longest} bytes; {LONGEST_CHARACTER} is the maximum"
+        ));
+    }
+    Ok(longest.max(1))
+}
+
+/// Bytes of base64 that was written from bytes.
+fn from_base64(text: &str) -> Vec<u8> {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut out = Vec::with_capacity(text.len() / 4 * 3);
+    let (mut bits, mut count) = (0u32, 0);
+    for digit in text.bytes().filter_map(|c| DIGITS.iter().position(|&d| d == c)) {
+        bits = bits << 6 | digit as u32;
+        count += 6;
+        if count >= 8 {
+            count -= 8;
+            out.push((bits >> count) as u8);
+        }
+    }
+    out
+}
+
+/// Pre-tokenizers, in their order.
+#[derive(Debug, Deserialize)]
+#[serde(try_from = "PreTokenizerWrapper")]
+pub(super) struct PreTokenizers(Vec<PreTokenizerWrapper>);
+
+impl TryFrom<PreTokenizerWrapper> for PreTokenizers {
+    type Error = String;
+
+    fn try_from(wrapper: PreTokenizerWrapper) -> Result<Self, String> {
+        fn all_of(wrapper: PreTokenizerWrapper, out: &mut Vec<PreTokenizerWrapper>) {
+            match wrapper {
+                PreTokenizerWrapper::Sequence(sequence) => {
+                    sequence.into_iter().for_each(|step| all_of(step, out))
+                }
+                step => out.push(step),
+            }
+        }
+        let mut steps = Vec::new();
+        all_of(wrapper, &mut steps);
+        check_file("pre-tokenizers", &vec![1; steps.len()])?;
+        let rewrites = |step: &&PreTokenizerWrapper| {
+            matches!(step, PreTokenizerWrapper::ByteLevel(_) | PreTokenizerWrapper::Metaspace(_))
+        };
+        let rewrites = steps.iter().filter(rewrites).count();
+        if rewrites > REWRITES {
+            return Err(format!(
+                "it has {rewrites} pre-tokenizers that write a text anew; {REWRITES} is the maximum"
+            ));
+        }
+        if steps.iter().any(|s| matches!(s, PreTokenizerWrapper::FixedLength(fixed) if fixed.length == 0)) {
+            return Err("its pre-tokenizer cuts texts into pieces of no characters".to_owned());
+        }
+        Ok(Self(steps))
+    }
+}
+
+impl PreTokenizer for PreTokenizers {
+    fn pre_tokenize(&self, text: &mut PreTokenizedString) -> Result<()> {
+        for step in &self.0 {
+            match step {
+                PreTokenizerWrapper::Split(split) => text.split(|_, piece| {
+                    let pattern = Timed(&split.regex);
+                    if split.invert {
+                        piece.split(Invert(pattern), split.behavior)
+                    } else {
+                        piece.split(pattern, split.behavior)
+                    }
+                })?,
+                step => step.pre_tokenize(text)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Decoders, in their order.
+#[derive(Debug, Deserialize)]
+#[serde(try_from = "DecoderWrapper")]
+pub(super) struct Decoders(Vec<Decode>);
+
+#[derive(Debug)]
+enum Decode {
+    Replace(Replacement),
+    Strip(Strip),
+    Other(DecoderWrapper),
+}
+
+impl Decode {
+    fn all_of(wrapper: DecoderWrapper, out: &mut Vec<Self>) -> Result<(), String> {
+        match wrapper {
+            DecoderWrapper::Sequence(sequence) => {
+                return sequence.get_decoders().iter().cloned().try_for_each(|step| Self::all_of(step, out));
+            }
+            DecoderWrapper::Replace(rule) => out.push(Self::Replace(Replacement::new(&rule)?)),
+            DecoderWrapper::Strip(strip) => out.push(Self::Strip(strip)),
+            other => out.push(Self::Other(other)),
+        }
+        Ok(())
+    }
+
+    /// Length of what becomes of tokens, at most.
+    fn length(&self, tokens: &[String]) -> usize {
+        match self {
+            Self::Replace(rule) => {
+                tokens.iter().fold(0usize, |all, token| all.saturating_add(rule.length(token.len())))
+            }
+            Self::Strip(_) => total(tokens),
+            // Bytes of no character become three each, and a token gets a space.
+            Self::Other(_) => total(tokens).saturating_mul(3).saturating_add(2 * tokens.len()),
+        }
+    }
+
+    fn growth(&self) -> usize {
+        match self {
+            Self::Replace(rule) => rule.growth(),
+            Self::Strip(_) | Self::Other(_) => 1,
+        }
+    }
+}
+
+impl TryFrom<DecoderWrapper> for Decoders {
+    type Error = String;
+
+    fn try_from(wrapper: DecoderWrapper) -> Result<Self, String> {
+        let mut steps = Vec::new();
+        Decode::all_of(wrapper, &mut steps)?;
+        check_file("decoders", &steps.iter().map(Decode::growth).collect::<Vec<_>>())?;
+        Ok(Self(steps))
+    }
+}
+
+impl Decoder for Decoders {
+    fn decode_chain(&self, mut tokens: Vec<String>) -> Result<Vec<String>> {
+        let text = total(&tokens);
+        for step in &self.0 {
+            // Some decoders take it that there is a token.
+            if tokens.is_empty() {
+                break;
+            }
+            check(text, step.length(&tokens))?;
+            tokens = match step {
+                Decode::Replace(rule) => {
+                    tokens.iter().map(|token| rule.replaced(token)).collect::<Result<_>>()?
+                }
+                Decode::Strip(strip) => tokens.iter().map(|token| stripped(token, strip)).collect(),
+                Decode::Other(step) => step.decode_chain(tokens)?,
+            };
+        }
+        Ok(tokens)
+    }
+}
+
+fn total(tokens: &[String]) -> usize {
+    tokens.iter().map(String::len).sum()
+}
+
+/// A token without a character at its ends. The crate's own indexes before the beginning of a short token.
+fn stripped(token: &str, strip: &Strip) -> String {
+    let is = |c: &char| *c == strip.content;
+    let before = token.chars().take(strip.start).take_while(is).count();
+    let after = token.chars().rev().take(strip.stop).take_while(is).count();
+    let left = token.chars().count().saturating_sub(before + after);
+    token.chars().skip(before).take(left).collect()
+}
