@@ -156,6 +156,7 @@ const fn most(bytes: u64) -> usize {
     if bytes > usize::MAX as u64 { usize::MAX } else { bytes as usize }
 }
 
+#[expect(clippy::disallowed_methods, reason = "a limit is set")]
 fn within<T: Decode<()>, const LIMIT: usize>(bytes: &[u8]) -> Result<(T, usize), DecodeError> {
     bincode::decode_from_slice(bytes, bincode::config::standard().with_limit::<LIMIT>())
 }
