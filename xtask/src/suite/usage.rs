@@ -80,7 +80,7 @@ fn sample(stop: &AtomicBool) -> BTreeMap<&'static str, f64> {
     while !stop.load(Ordering::Relaxed) {
         for process in descendants(std::process::id()) {
             let name = stat(&format!("/proc/{process}/stat")).map_or_else(String::new, |s| s.name);
-            for thread in numbers(&format!("/proc/{process}/task")) {
+            for thread in numbers(format!("/proc/{process}/task")) {
                 if let Some(s) = stat(&format!("/proc/{process}/task/{thread}/stat")) {
                     threads.insert((process, thread, s.began), (kind(&s.name, &name), s.seconds));
                 }
