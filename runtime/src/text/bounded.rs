@@ -46,7 +46,7 @@ thread_local! {
 }
 
 /// Runs a tokenizer over one text.
-pub(super) fn timed<T>(run: impl FnOnce() -> T) -> T {
+pub(crate) fn timed<T>(run: impl FnOnce() -> T) -> T {
     END.set(Instant::now().checked_add(TIME));
     let done = run();
     END.set(None);
