@@ -162,6 +162,15 @@ fn weights_that_are_no_numbers() {
     let text = fs::read_to_string(&case.toml).unwrap();
     fs::write(&case.toml, text.replace("[shapes]", "allow_nonfinite = true\n[shapes]")).unwrap();
     ok(&mut case.build());
+    // Where all of them are none, the first router that has nothing to choose by is named.
+    case.weights(|b| {
+        let first = header_len(b);
+        b[first..].chunks_exact_mut(2).for_each(|number| number.copy_from_slice(&[0xc0, 0x7f]));
+    });
+    ok(&mut case.build());
+    let (code, said) = fails(moec().arg("run").arg(case.output()).args(["generate", "--ids", "1,2", "-n", "1"]));
+    assert!(code == 1 && said.contains("the router of layer 0 cannot choose experts"), "{said}");
+    assert!(said.contains("hint: ") && said.contains("moec verify"), "{said}");
 }
 
 #[test]

@@ -3,16 +3,15 @@
 
 use super::DEVICE;
 use super::manifest::Manifest;
-use crate::error::{Error, Result, io_error};
+use crate::error::{Error, Result};
 use moec_cpu::CpuTarget;
 use moec_device::Device;
 use moec_ir::plan::Plan;
-use std::fs::File;
-use std::io::Read;
+use moec_runtime::regular::Limit;
 use std::path::Path;
 
-/// Most bytes of a description.
-const MOST: u64 = 1 << 20;
+/// How long a description may be.
+const MOST: Limit = Limit { what: "a device", bytes: 1 << 20 };
 
 /// The description of a target, as a device file. `native` stands as what it was resolved to.
 ///
@@ -34,15 +33,9 @@ pub fn text(target: &CpuTarget) -> Result<String> {
 pub fn read(folder: &Path, manifest: &Manifest, plan: &Plan) -> Result<Device> {
     let path = folder.join(DEVICE);
     let again = |e: Error| e.hint("build the bundle again");
-    let entry = manifest.files.get(DEVICE).ok_or_else(|| {
-        again(Error::input(format!("the manifest of `{}` lists no `{DEVICE}`", folder.display())))
-    })?;
-    if entry.bytes > MOST {
-        return Err(again(Error::input(format!("`{}` is too large for a device", path.display()))));
-    }
-    let mut text = String::new();
-    let file = File::open(&path).map_err(|e| io_error("read", &path, &e))?;
-    file.take(MOST).read_to_string(&mut text).map_err(|e| again(io_error("read", &path, &e)))?;
+    let bytes = manifest.read_file(folder, DEVICE, MOST)?;
+    let text = String::from_utf8(bytes)
+        .map_err(|e| again(Error::input(format!("`{}` is not text", path.display())).because(e)))?;
     let device = Device::parse(&text, &path).map_err(|e| again(Error::input(e.to_string())))?;
     let (placement, name) = (&plan.placement, &plan.target.name);
     let units: Vec<&str> = device.units.iter().map(|u| u.name.as_str()).collect();

@@ -3,11 +3,11 @@
 use super::MANIFEST;
 use crate::error::{Error, Result, io_error};
 use crate::hashing::{hex, sha256};
-use moec_runtime::regular;
+use moec_runtime::regular::{self, Limit};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Component, Path};
 
@@ -119,6 +119,29 @@ impl Manifest {
         self.files.values().fold(0, |sum, f| sum.saturating_add(f.bytes))
     }
 
+    /// Reads a file of the bundle whole. What is given is what the manifest's SHA-256 is of, whatever happened to the file since it
+    /// was checked.
+    ///
+    /// # Errors
+    /// A file that the manifest does not list, that cannot be read, or that was changed.
+    pub fn read_file(&self, folder: &Path, name: &str, limit: Limit) -> Result<Vec<u8>> {
+        let path = folder.join(name);
+        let entry = self.files.get(name).ok_or_else(|| {
+            Error::input(format!("the manifest of `{}` lists no `{name}`", folder.display()))
+                .hint("build the bundle again")
+        })?;
+        let bytes = regular::read(&path, limit).map_err(|e| io_error("read", &path, &e))?;
+        let found = hex(&sha256(&bytes));
+        if found == entry.sha256 { Ok(bytes) } else { Err(changed(&path, &other_hash(&found, entry))) }
+    }
+
+    /// The part of it that is about the files which `keep` names.
+    #[must_use]
+    pub fn part(&self, keep: impl Fn(&str) -> bool) -> Self {
+        let files = self.files.iter().filter(|(name, _)| keep(name));
+        Self { files: files.map(|(name, entry)| (name.clone(), entry.clone())).collect(), ..self.clone() }
+    }
+
     /// Compares every file with its size and, if `hash`, its SHA-256.
     ///
     /// # Errors
@@ -127,27 +150,34 @@ impl Manifest {
         let home = fs::canonicalize(folder).map_err(|e| io_error("find", folder, &e))?;
         for (name, entry) in &self.files {
             let path = folder.join(name);
-            let changed = |what: String| {
-                Error::input(format!("`{}` was changed after the build: {what}", path.display()))
-                    .hint("build the bundle again")
-            };
             let real = fs::canonicalize(&path).map_err(|e| io_error("read", &path, &e))?;
             if !real.starts_with(&home) {
-                return Err(changed("a link leads out of the bundle".to_owned()));
+                return Err(changed(&path, "a link leads out of the bundle"));
             }
-            let bytes = regular::size(&real).map_err(|e| io_error("read", &path, &e))?;
+            let mut file = regular::open(&real).map_err(|e| io_error("read", &path, &e))?;
+            let bytes = file.metadata().map_err(|e| io_error("read", &path, &e))?.len();
             if bytes != entry.bytes {
-                return Err(changed(format!("{bytes} bytes instead of {}", entry.bytes)));
+                return Err(changed(&path, &format!("{bytes} bytes instead of {}", entry.bytes)));
             }
             if hash {
-                let found = hash_file(&path)?;
+                let found = hash_of(&mut file, &path)?;
                 if found != entry.sha256 {
-                    return Err(changed(format!("SHA-256 {:.12}… instead of {:.12}…", found, entry.sha256)));
+                    return Err(changed(&path, &other_hash(&found, entry)));
                 }
             }
         }
         Ok(())
     }
+}
+
+/// The error of a file that is not what the manifest says.
+fn changed(path: &Path, what: &str) -> Error {
+    Error::input(format!("`{}` was changed after the build: {what}", path.display()))
+        .hint("build the bundle again")
+}
+
+fn other_hash(found: &str, entry: &FileEntry) -> String {
+    format!("SHA-256 {found:.12}… instead of {:.12}…", entry.sha256)
 }
 
 /// Whether a path stays in its folder.
@@ -189,12 +219,12 @@ pub fn digest(manifest: &[u8]) -> String {
 /// # Errors
 /// A file that cannot be read.
 pub fn entry(path: &Path) -> Result<FileEntry> {
-    let bytes = regular::size(path).map_err(|e| io_error("read", path, &e))?;
-    Ok(FileEntry { bytes, sha256: hash_file(path)? })
+    let mut file = regular::open(path).map_err(|e| io_error("read", path, &e))?;
+    let bytes = file.metadata().map_err(|e| io_error("read", path, &e))?.len();
+    Ok(FileEntry { bytes, sha256: hash_of(&mut file, path)? })
 }
 
-fn hash_file(path: &Path) -> Result<String> {
-    let mut file = regular::open(path).map_err(|e| io_error("read", path, &e))?;
+fn hash_of(file: &mut File, path: &Path) -> Result<String> {
     let mut sha = Sha256::new();
     let mut buffer = vec![0; 1 << 20];
     loop {
@@ -203,5 +233,38 @@ fn hash_file(path: &Path) -> Result<String> {
             return Ok(hex(&sha.finalize()));
         }
         sha.update(&buffer[..n]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_changes_after_it_was_checked_is_not_given_out() {
+        const OBJECT: &str = "kernels.o";
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(OBJECT);
+        fs::write(&path, "code").unwrap();
+        let manifest = Manifest {
+            bundle_version: BUNDLE_VERSION,
+            moec_version: String::new(),
+            family: String::new(),
+            target: String::new(),
+            llvm: String::new(),
+            assembler: None,
+            source_fingerprint: String::new(),
+            profile: None,
+            files: [(OBJECT.to_owned(), entry(&path).unwrap())].into(),
+        };
+        manifest.check(dir.path(), true).unwrap();
+        assert_eq!(manifest.read_file(dir.path(), OBJECT, regular::OBJECT).unwrap(), b"code");
+        fs::write(&path, "evil").unwrap();
+        let e = manifest.read_file(dir.path(), OBJECT, regular::OBJECT).unwrap_err();
+        assert!(e.to_string().contains("kernels.o` was changed after the build"), "{e}");
+        let e = manifest.read_file(dir.path(), "other", regular::OBJECT).unwrap_err();
+        assert!(e.to_string().contains("lists no `other`"), "{e}");
     }
 }

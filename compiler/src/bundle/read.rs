@@ -5,11 +5,14 @@ use super::manifest::{Manifest, digest};
 use super::{DECISIONS, GRAPH, KERNELS, PLAN, destination, workspace};
 use crate::decisions::{Decisions, VERSION};
 use crate::error::{Error, Result, io_error};
+use crate::hashing::hex;
 use crate::progress::Progress;
 use moec_cpu::{HostError, HostUnit};
 use moec_device::Device;
 use moec_ir::Module;
 use moec_ir::plan::{Plan, TargetInfo};
+#[cfg(doc)]
+use moec_runtime::CheckLevel;
 use moec_runtime::regular;
 use std::path::{Path, PathBuf};
 
@@ -37,18 +40,9 @@ impl Bundle {
         let _ = workspace::recover(folder);
         let (manifest, manifest_bytes) = Manifest::load(folder)?;
         manifest.check(folder, false)?;
-        let small = Manifest {
-            files: manifest
-                .files
-                .iter()
-                .filter(|(name, _)| !name.starts_with("weights/") && !is_inside(name))
-                .map(|(name, entry)| (name.clone(), entry.clone()))
-                .collect(),
-            ..manifest.clone()
-        };
-        small.check(folder, true)?;
+        manifest.part(|name| !name.starts_with("weights/") && !is_inside(name)).check(folder, true)?;
         let path = folder.join(PLAN);
-        let bytes = regular::read(&path, regular::PLAN).map_err(|e| io_error("read", &path, &e))?;
+        let bytes = manifest.read_file(folder, PLAN, regular::PLAN)?;
         let malformed = |cause: String| {
             Error::input(format!("`{}` is no plan of this version", path.display()))
                 .because(cause)
@@ -81,15 +75,38 @@ impl Bundle {
         super::device::read(&self.folder, &self.manifest, &self.plan)
     }
 
+    /// Compares the SHA-256 of all files but those that the plan lists: what executes it opens these, and checks what it opens
+    /// ([`CheckLevel::All`]).
+    ///
+    /// # Errors
+    /// As [`Manifest::check`].
+    pub fn check_rest(&self) -> Result<()> {
+        let in_plan = |name: &str| self.plan.files.iter().any(|f| f.path == name);
+        self.manifest.part(|name| !in_plan(name)).check(&self.folder, true)?;
+        // The plan holds hashes of its own.
+        for of in &self.plan.files {
+            let listed = self.manifest.files.get(&of.path);
+            if listed.is_none_or(|entry| entry.bytes != of.bytes || entry.sha256 != hex(&of.sha256)) {
+                return Err(Error::input(format!(
+                    "the manifest and the plan say different things of `{}`",
+                    of.path
+                ))
+                .hint("build the bundle again"));
+            }
+        }
+        Ok(())
+    }
+
     /// The Graph that the plan computes.
     ///
     /// # Errors
     /// A text that does not parse or verify.
     pub fn graph(&self) -> Result<Module> {
         let path = self.folder.join(GRAPH);
-        let text = regular::read_text(&path, regular::PLAN).map_err(|e| io_error("read", &path, &e))?;
         let malformed =
             |cause: String| Error::input(format!("`{}` is no graph", path.display())).because(cause);
+        let bytes = self.manifest.read_file(&self.folder, GRAPH, regular::PLAN)?;
+        let text = String::from_utf8(bytes).map_err(|e| malformed(e.to_string()))?;
         let module = moec_ir::text::parse_module(&text).map_err(|e| malformed(e.to_string()))?;
         moec_ir::verify::module(&module).map_err(|e| malformed(e.to_string()))?;
         Ok(module)
@@ -101,9 +118,7 @@ impl Bundle {
     /// A bundle of an earlier moec, or a file that is not well-formed.
     pub fn decisions(&self) -> Result<Decisions> {
         let path = self.folder.join(DECISIONS);
-        let bytes = regular::read(&path, regular::PLAN).map_err(|e| {
-            io_error("read", &path, &e).hint("build the bundle again: earlier versions of moec wrote none")
-        })?;
+        let bytes = self.manifest.read_file(&self.folder, DECISIONS, regular::PLAN)?;
         let decisions: Decisions = serde_json::from_slice(&bytes).map_err(|e| {
             Error::input(format!("`{}` is not well-formed", path.display()))
                 .because(e)
@@ -137,9 +152,16 @@ impl Bundle {
         Ok(unit)
     }
 
+    /// The object code.
+    ///
+    /// # Errors
+    /// As [`Manifest::read_file`].
+    pub fn object(&self) -> Result<Vec<u8>> {
+        self.manifest.read_file(&self.folder, KERNELS, regular::OBJECT)
+    }
+
     fn load(&self, how: impl FnOnce(&[u8], &TargetInfo) -> Result<HostUnit, HostError>) -> Result<HostUnit> {
-        let path = self.folder.join(KERNELS);
-        let object = regular::read(&path, regular::OBJECT).map_err(|e| io_error("read", &path, &e))?;
+        let object = self.object()?;
         how(&object, &self.plan.target).map_err(|e| {
             let hint = e.hint();
             let error: Error = match e {

@@ -10,9 +10,9 @@ use crate::tools;
 use crate::twin::Twin;
 use crate::{Error, Result};
 use moec_ir::plan::UnitRef;
-use moec_runtime::Program;
 use moec_runtime::beside::Executor;
 use moec_runtime::cli::{Beside, Front};
+use moec_runtime::{CheckLevel, Program};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -58,21 +58,25 @@ pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
     let bundle = Bundle::open(&args.bundle)?;
     if args.key.is_some() {
         trust::Trust::of(&bundle, args.key.as_deref(), progress)?;
-        bundle.manifest.check(&bundle.folder, true)?;
+        bundle.check_rest()?;
     }
+    // Who wants the signer's bundle gets the signer's weights, too: they are checked as they are opened.
+    let check = if args.key.is_some() { CheckLevel::All } else { CheckLevel::Small };
     let name = format!("moec run {}", args.bundle.display());
     if args.args.first().is_some_and(|verb| verb == SERVE) {
         interrupt::release();
     }
     let words = std::iter::once(name.clone().into()).chain(args.args.iter().cloned()).skip(1);
     if let Some(whose @ (Emulator::Library | Emulator::Device)) = args.emulate {
-        return run_on_library(&bundle, whose, words, &name, progress);
+        return run_on_library(args, &bundle, whose, words, &name, progress);
     }
     let emulates = args.emulate.is_some();
     if emulates && !bundle.plan.graphs.is_empty() {
-        let twin = Twin::of(&bundle, progress)?;
+        let twin = twin(args, &bundle, progress)?;
         let beside = Beside { weights: twin.folder(), executor: &host };
-        return Ok(front(&name, Some(beside)).run(twin.program(), &bundle.folder, words).into());
+        return Ok(front(&name, Some(beside), CheckLevel::Small)
+            .run(twin.program(), &bundle.folder, words)
+            .into());
     }
     let unit = if emulates { bundle.emulated_unit(progress)? } else { bundle.unit()? };
     let program = Program::new(bundle.plan.clone(), &|symbol| unit.resolve(symbol))
@@ -82,12 +86,20 @@ pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
     let brings = emulates || attached(&program, info)?;
     let executor: &dyn Fn(&UnitRef) -> Option<Executor> = if emulates { &host } else { &here };
     let beside = brings.then_some(Beside { weights: &bundle.folder, executor });
-    Ok(front(&name, beside).run(&program, &bundle.folder, words).into())
+    Ok(front(&name, beside, check).run(&program, &bundle.folder, words).into())
 }
 
 /// A bundle's own verbs, in this process.
-fn front<'a>(name: &'a str, beside: Option<Beside<'a>>) -> Front<'a> {
-    Front { name, beside, ..moec_service::front(None) }
+fn front<'a>(name: &'a str, beside: Option<Beside<'a>>, check: CheckLevel) -> Front<'a> {
+    Front { name, beside, check, ..moec_service::front(None) }
+}
+
+/// A bundle's twin, whose weights are packed from those of the bundle: with a key these are checked first.
+fn twin(args: &Args, bundle: &Bundle, progress: &Progress) -> Result<Twin> {
+    if args.key.is_some() {
+        bundle.manifest.check(&bundle.folder, true)?;
+    }
+    Twin::of(bundle, progress)
 }
 
 /// The verb that finishes its answers when a signal comes.
@@ -121,6 +133,7 @@ fn here(unit: &UnitRef) -> Option<Executor> {
 
 /// Runs with static graphs on the emulator of their unit's maker.
 fn run_on_library(
+    args: &Args,
     bundle: &Bundle,
     whose: Emulator,
     words: impl Iterator<Item = OsString>,
@@ -144,12 +157,12 @@ fn run_on_library(
     };
     // Whether it is there, before weights are packed.
     drop(library()?);
-    let twin = Twin::of(bundle, progress)?;
+    let twin = twin(args, bundle, progress)?;
     let executor = |unit: &UnitRef| {
         if unit.name == units.npu.name { library().ok().map(Executor::Graphs) } else { host(unit) }
     };
     let beside = Beside { weights: twin.folder(), executor: &executor };
-    Ok(front(name, Some(beside)).run(twin.program(), &bundle.folder, words).into())
+    Ok(front(name, Some(beside), CheckLevel::Small).run(twin.program(), &bundle.folder, words).into())
 }
 
 fn host(unit: &UnitRef) -> Option<Executor> {

@@ -65,8 +65,7 @@ pub fn verify(bundle: &Bundle, source: Option<&Checkpoint>, progress: &Progress)
         Text::open(&bundle.folder, bundle.plan.model.bos).map_err(Error::from)?;
     }
     let path = bundle.folder.join(KERNELS);
-    let code = std::fs::read(&path).map_err(|e| crate::error::io_error("read", &path, &e))?;
-    object_code(&code, &bundle.plan).map_err(|why| {
+    object_code(&bundle.object()?, &bundle.plan).map_err(|why| {
         Error::input(format!("`{}` is not the plan's object code", path.display()))
             .because(why)
             .hint("build the bundle again")
