@@ -4,8 +4,8 @@ mod bounded;
 
 use crate::error::{Error, Result};
 use crate::regular;
+use bounded::Bounded;
 pub(crate) use bounded::timed;
-use bounded::{Bounded, fault};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -60,11 +60,8 @@ impl Text {
     /// # Errors
     /// Why it cannot be used: it is no tokenizer, or its rules lengthen texts without bound.
     pub fn parse(json: &[u8], bos: Option<u32>) -> Result<Self, String> {
-        let read = timed(|| serde_json::from_slice(json));
+        let read = timed(|| serde_json::from_slice(json).map_err(Into::into));
         let mut tokenizer: Bounded = read.map_err(|e| e.to_string())?;
-        if let Some(fault) = fault(&tokenizer) {
-            return Err(fault.to_owned());
-        }
         // A prompt is encoded whole, whatever the file says of cutting and padding.
         tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
         tokenizer.with_padding(None);

@@ -7,7 +7,6 @@
 
 use serde::Deserialize;
 use std::cell::Cell;
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use tokenizers::decoders::strip::Strip;
 use tokenizers::normalizers::Replace;
@@ -43,21 +42,17 @@ const TIME: Duration = Duration::from_secs(60);
 thread_local! {
     /// When the regular expressions of this thread's text have to end.
     static END: Cell<Option<Instant>> = const { Cell::new(None) };
+    /// What a normalizer refused: the crate drops its errors, or takes them for impossible.
+    static REFUSED: Cell<Option<String>> = const { Cell::new(None) };
 }
 
 /// Runs a tokenizer over one text.
-pub(crate) fn timed<T>(run: impl FnOnce() -> T) -> T {
+pub(crate) fn timed<T>(run: impl FnOnce() -> Result<T>) -> Result<T> {
     END.set(Instant::now().checked_add(TIME));
+    REFUSED.set(None);
     let done = run();
     END.set(None);
-    done
-}
-
-/// Why the rules of a tokenizer that was read are invalid, if they are.
-pub(super) fn fault(tokenizer: &Bounded) -> Option<&str> {
-    let normalizers = tokenizer.get_normalizer()?;
-    normalizers.read.get_or_init(|| ());
-    normalizers.fault.get().map(String::as_str)
+    REFUSED.take().map_or(done, |why| Err(why.into()))
 }
 
 /// Fails where a text has become too long.
@@ -179,9 +174,6 @@ impl Replacement {
 #[serde(try_from = "NormalizerWrapper")]
 pub(super) struct Normalizers {
     steps: Vec<Normal>,
-    /// Set when the tokenizer is read. Before that it takes an error for impossible, so that it is kept in `fault`.
-    read: OnceLock<()>,
-    fault: OnceLock<String>,
 }
 
 #[derive(Debug)]
@@ -241,7 +233,7 @@ impl TryFrom<NormalizerWrapper> for Normalizers {
         let mut steps = Vec::new();
         Normal::all_of(wrapper, &mut steps)?;
         check_file("normalizers", &steps.iter().map(Normal::growth).collect::<Vec<_>>())?;
-        Ok(Self { steps, read: OnceLock::new(), fault: OnceLock::new() })
+        Ok(Self { steps })
     }
 }
 
@@ -254,10 +246,7 @@ impl Normalizer for Normalizers {
                 Normal::Other(wrapper, ..) => wrapper.normalize(normalized),
             });
             if let Err(e) = done {
-                if self.read.get().is_some() {
-                    return Err(e);
-                }
-                self.fault.get_or_init(|| e.to_string());
+                REFUSED.set(Some(e.to_string()));
                 return Ok(());
             }
         }
