@@ -168,7 +168,8 @@ fn weights_that_are_no_numbers() {
         b[first..].chunks_exact_mut(2).for_each(|number| number.copy_from_slice(&[0xc0, 0x7f]));
     });
     ok(&mut case.build());
-    let (code, said) = fails(moec().arg("run").arg(case.output()).args(["generate", "--ids", "1,2", "-n", "1"]));
+    let (code, said) =
+        fails(moec().arg("run").arg(case.output()).args(["generate", "--ids", "1,2", "-n", "1"]));
     assert!(code == 1 && said.contains("the router of layer 0 cannot choose experts"), "{said}");
     assert!(said.contains("hint: ") && said.contains("moec verify"), "{said}");
 }

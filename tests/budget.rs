@@ -3,8 +3,8 @@
 #![cfg(target_os = "linux")]
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-use crate::support::group;
 use crate::support;
+use crate::support::group;
 
 use group::{Group, forget};
 use moec::bundle::read::Bundle;

@@ -10,8 +10,8 @@
     reason = "a test fails by panicking"
 )]
 
-use crate::support::pty;
 use crate::support;
+use crate::support::pty;
 
 use moec_testing::PREBUILT;
 use pty::{left, on_terminal};

@@ -2,10 +2,10 @@
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+use crate::support;
 #[cfg(target_os = "linux")]
 #[allow(dead_code, reason = "every test file uses its own part")]
 use crate::support::group;
-use crate::support;
 
 #[cfg(target_os = "linux")]
 use moec_testing::GROUPS;

@@ -102,8 +102,11 @@ fn add(
                 .get(&target)
                 .ok_or_else(|| Error::Bug("a relocation has an unknown symbol".to_owned()))?;
             let addend = relocation.addend().wrapping_add_unsigned(moved);
-            out.add_relocation(id, Relocation { offset: at + offset, symbol, addend, flags: relocation.flags() })
-                .map_err(Error::bug)?;
+            out.add_relocation(
+                id,
+                Relocation { offset: at + offset, symbol, addend, flags: relocation.flags() },
+            )
+            .map_err(Error::bug)?;
         }
     }
     Ok(())

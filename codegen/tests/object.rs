@@ -7,8 +7,8 @@ use moec_codegen::llvm_ir;
 use moec_codegen::machine::FEATURES;
 use moec_codegen::table::{TABLE, table};
 use moec_codegen::{
-    ByteDot, Compute, Error, Isa, KernelSpec, Machine, MapOp, NormKind, Objects, Rotation, RowForm, RowNorm, Schedule,
-    WeightOrder, assembly, compile, packed_words,
+    ByteDot, Compute, Error, Isa, KernelSpec, Machine, MapOp, NormKind, Objects, Rotation, RowForm, RowNorm,
+    Schedule, WeightOrder, assembly, compile, packed_words,
 };
 use moec_ir::op::{
     Activation, AttentionDesc, DispatchLayout, Glu, GroupScore, Groups, Renorm, RopeStyle, RouterDesc, Score,

@@ -132,8 +132,9 @@ impl Twin {
             Rc::new(Weights { scratch, segments: plan.segments.clone(), files: plan.files.clone() })
         };
         plan.files.clone_from(&weights.files);
-        let object =
-            target.compile(&c.kernels, &ObjectCache::open()).map_err(|e| Error::bug("the kernels do not compile").because(e))?;
+        let object = target
+            .compile(&c.kernels, &ObjectCache::open())
+            .map_err(|e| Error::bug("the kernels do not compile").because(e))?;
         let unit = HostUnit::load(&object, &plan.target)
             .map_err(|e| Error::environment(format!("`{KERNELS}` does not load here")).because(e))?;
         let program = Program::new(plan, &|symbol| unit.resolve(symbol)).map_err(Error::from)?;

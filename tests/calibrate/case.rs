@@ -1,7 +1,7 @@
 //! A checkpoint that can be calibrated, and what is read to it.
 
-use crate::support::{Setup, checkpoint, moec, ok};
 use super::wide::Wide;
+use crate::support::{Setup, checkpoint, moec, ok};
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::fs;

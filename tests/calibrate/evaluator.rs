@@ -1,8 +1,8 @@
 //! A profile against the evaluator: it says what the Graph means.
 
 use super::case::{Case, WINDOW, ids};
-use crate::support::FAMILIES;
 use super::wide::Wide;
+use crate::support::FAMILIES;
 use moec::calibrate::{Request, calibrate, read_texts};
 use moec::config::Config;
 use moec::import::{self, ImportOptions};

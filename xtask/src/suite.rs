@@ -105,7 +105,9 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failed> {
         check.args(["--workspace", "--all-targets", "--locked"]);
         stages.timed("check", || step(&mut check))?;
     } else if selection.names.is_empty() {
-        skipped.extend(stages.timed("tools", || cross::run().into_iter().chain(tools::run()).collect::<Vec<_>>()));
+        skipped.extend(
+            stages.timed("tools", || cross::run().into_iter().chain(tools::run()).collect::<Vec<_>>()),
+        );
         skipped.extend(checks(&llvm, &mut stages)?);
     }
     let programs = stages.timed("build", || programs::build(&llvm, &selection))?;

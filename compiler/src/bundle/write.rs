@@ -64,8 +64,10 @@ pub fn write(
     }
 
     let phase = progress.phase("Compiling", &format!("{} kernels for {}", c.kernels.len(), c.target.name()));
-    let object =
-        c.target.compile(&c.kernels, &ObjectCache::open()).map_err(|e| Error::bug("the kernels do not compile").because(e))?;
+    let object = c
+        .target
+        .compile(&c.kernels, &ObjectCache::open())
+        .map_err(|e| Error::bug("the kernels do not compile").because(e))?;
     drop(phase);
     put(&root.join(KERNELS), &object)?;
     put(&root.join(GRAPH), c.module.to_string().as_bytes())?;

@@ -53,7 +53,11 @@ impl Process {
         let ended = |e: io::Error| Error::new(format!("the process for grammars has ended: {e}"));
         let vocabulary = Vocabulary { tokens, ends: ends.to_vec() };
         let vocabulary = serde_json::to_vec(&vocabulary).map_err(|e| Error::new(e.to_string()))?;
-        self.process.link.send(&vocabulary).and_then(|()| self.process.link.send(tokenizer)).map_err(ended)?;
+        self.process
+            .link
+            .send(&vocabulary)
+            .and_then(|()| self.process.link.send(tokenizer))
+            .map_err(ended)?;
         self.process.link.replied(2 * PATIENCE).map_err(ended)?.map_err(Error::new)?;
         self.is_open = true;
         Ok(())

@@ -1,7 +1,7 @@
 //! Requests as the server reads them, without an engine that answers: for fuzzing.
 
-use super::error::Answer;
 use super::constraints::Constraints;
+use super::error::Answer;
 use super::metrics::Metrics;
 use super::{Server, body, chat, completions, cores};
 use crate::template::Templates;

@@ -153,7 +153,9 @@ impl Template {
     pub fn check(&self) -> Result<Option<Error>> {
         if self.source.len() > MAX_SOURCE {
             let bytes = self.source.len();
-            return Err(Error::new(format!("the chat template has {bytes} bytes; {MAX_SOURCE} are the most")));
+            return Err(Error::new(format!(
+                "the chat template has {bytes} bytes; {MAX_SOURCE} are the most"
+            )));
         }
         Ok(self.ask(None)?.err())
     }
@@ -173,7 +175,8 @@ impl Template {
 
     /// Has it parsed, and rendered if there is something to render.
     fn ask(&self, render: Option<&Render<'_>>) -> Result<Result<String>> {
-        let request = Request { source: Cow::Borrowed(&self.source), tokens: Cow::Borrowed(&self.tokens), render };
+        let request =
+            Request { source: Cow::Borrowed(&self.source), tokens: Cow::Borrowed(&self.tokens), render };
         let request = serde_json::to_vec(&request).map_err(|e| Error::new(e.to_string()))?;
         let idle = self.idle.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut process = match idle {

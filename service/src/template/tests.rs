@@ -103,7 +103,8 @@ fn what_is_written_of_values_takes_fuel() {
 /// What would overflow a stack, or takes memory or time without a step of the engine.
 #[test]
 fn hostile_templates_end_their_process_alone() {
-    let doubled = "{% set n = namespace(a=[1]) %}{% for i in range(30) %}{% set n.a = [n.a, n.a] %}{% endfor %}";
+    let doubled =
+        "{% set n = namespace(a=[1]) %}{% for i in range(30) %}{% set n.a = [n.a, n.a] %}{% endfor %}";
     let own = "{% set n = namespace() %}{% set n.n = n %}";
     let elif = format!("{{% if a %}}{}{{% endif %}}", "{% elif b %}".repeat(40_000));
     for source in [
@@ -130,7 +131,10 @@ fn hostile_templates_end_their_process_alone() {
 
 #[test]
 fn conversations_share_the_process_of_their_templates() {
-    let templates = Templates::new([("default".to_owned(), "{{ messages | length }}".to_owned())].into(), BTreeMap::new());
+    let templates = Templates::new(
+        [("default".to_owned(), "{{ messages | length }}".to_owned())].into(),
+        BTreeMap::new(),
+    );
     for n in 0..3 {
         let messages = vec![json!({"role": "user", "content": "a"}); n];
         let request = Render { messages: &messages, ..Render::default() };

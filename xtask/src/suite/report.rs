@@ -34,10 +34,8 @@ impl Stages {
     pub(super) fn timed<T>(&mut self, name: &'static str, work: impl FnOnce() -> T) -> T {
         let (start, before) = (Instant::now(), usage::children());
         let result = work();
-        self.0.push((
-            name,
-            Time { seconds: start.elapsed().as_secs_f64(), cores: usage::children() - before },
-        ));
+        self.0
+            .push((name, Time { seconds: start.elapsed().as_secs_f64(), cores: usage::children() - before }));
         result
     }
 

@@ -59,7 +59,8 @@ impl Usage {
     pub(super) fn start() -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&stop);
-        let sampler = std::thread::Builder::new().name("xtask-usage".into()).spawn(move || sample(&seen)).ok();
+        let sampler =
+            std::thread::Builder::new().name("xtask-usage".into()).spawn(move || sample(&seen)).ok();
         Self { stop, sampler, before: children() }
     }
 
