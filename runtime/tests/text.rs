@@ -225,6 +225,7 @@ fn a_text_that_its_normalizer_shrinks_is_refused_by_what_becomes_of_it() {
     let text = of_eights(json!({"type": "NFKC"})).at_most(MOST, 260);
     assert_eq!(text.encode(&"𝐚".repeat(8 * MOST)).unwrap().len(), MOST);
     assert!(text.encode(&"𝐚".repeat(8 * MOST + 1)).is_err());
+}
 
 /// A tokenizer of bytes with other parts of a file; BPE without merges has a token for each byte's character.
 fn with(parts: &Value) -> Result<Text, String> {
