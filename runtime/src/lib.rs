@@ -50,7 +50,6 @@ pub mod cli;
 #[cfg(any(target_os = "macos", test))]
 pub mod coreml;
 pub mod cpu;
-mod encoding;
 pub mod engine;
 pub mod error;
 mod events;

@@ -1,11 +1,11 @@
 //! Text to ids and back, with the checkpoint's own tokenizer.
 
 mod bounded;
+mod encoding;
 
 use crate::error::{Error, Result};
 use crate::regular;
-use bounded::Bounded;
-pub(crate) use bounded::timed;
+use bounded::{Bounded, timed};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,20 +18,20 @@ pub fn path(bundle: &Path) -> PathBuf {
 
 /// A tokenizer.
 pub struct Text {
-    pub(crate) tokenizer: Bounded,
-    pub(crate) bos: Option<u32>,
+    tokenizer: Bounded,
+    bos: Option<u32>,
     /// Of prompts, where there is one.
-    pub(crate) limit: Option<Limit>,
+    limit: Option<Limit>,
     /// Special tokens, which are left out of a text.
     special: BTreeMap<u32, String>,
 }
 
 /// The tokens that a prompt may have ([`Text::at_most`]).
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limit {
-    pub(crate) tokens: usize,
+struct Limit {
+    tokens: usize,
     /// Bytes of a text that one token stands for at most.
-    pub(crate) longest: usize,
+    longest: usize,
 }
 
 impl Text {

@@ -139,7 +139,7 @@ fn answer(scheduler: &mut Scheduler<'_, '_, '_>, prompt: &[u32], n: usize) -> (V
         choosers: vec![Box::new(Sampler::new(Sampling::default()))],
         n,
         end: vec![],
-        deadline: None,
+        limit: None,
         guesses: 0,
     };
     scheduler.submit(job).unwrap();

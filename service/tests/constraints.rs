@@ -1,5 +1,10 @@
 //! The server with requests that ask for grammars: those that take too much, and calls of tools, over the runtime's toy model.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "what fails here fails the test"
+)]
 
 #[path = "../../runtime/tests/common/mod.rs"]
 mod common;

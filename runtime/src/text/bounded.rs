@@ -37,7 +37,7 @@ const REWRITES: usize = 2;
 /// Longest replacement in SentencePiece's table of characters; the longest published one has 33 bytes.
 const LONGEST_CHARACTER: usize = 64;
 /// Time for the regular expressions of one text: a limit against hanging, and no measure.
-const TIME: Duration = Duration::from_secs(60);
+const TIME: Duration = Duration::from_mins(1);
 
 thread_local! {
     /// When the regular expressions of this thread's text have to end.
@@ -47,7 +47,7 @@ thread_local! {
 }
 
 /// Runs a tokenizer over one text.
-pub(crate) fn timed<T>(run: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(super) fn timed<T>(run: impl FnOnce() -> Result<T>) -> Result<T> {
     END.set(Instant::now().checked_add(TIME));
     REFUSED.set(None);
     let done = run();
@@ -297,7 +297,7 @@ impl TryFrom<PreTokenizerWrapper> for PreTokenizers {
         fn all_of(wrapper: PreTokenizerWrapper, out: &mut Vec<PreTokenizerWrapper>) {
             match wrapper {
                 PreTokenizerWrapper::Sequence(sequence) => {
-                    sequence.into_iter().for_each(|step| all_of(step, out))
+                    sequence.into_iter().for_each(|step| all_of(step, out));
                 }
                 step => out.push(step),
             }

@@ -187,7 +187,7 @@ fn mask(matcher: &mut Matcher) -> std::result::Result<Vec<u8>, String> {
 /// Makes −∞ of the logits of tokens that a [`mask`] does not have.
 fn apply(mask: &[u8], logits: &mut [f32]) {
     for (id, logit) in logits.iter_mut().enumerate() {
-        if !mask.get(id / 8).is_some_and(|byte| byte >> (id % 8) & 1 == 1) {
+        if mask.get(id / 8).is_none_or(|byte| byte >> (id % 8) & 1 != 1) {
             *logit = f32::NEG_INFINITY;
         }
     }

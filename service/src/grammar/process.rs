@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// A process that compiles a grammar and computes the masks of its answers. It ends with the value.
 #[derive(Debug)]
 pub struct Process {
-    process: process::Process,
+    worker: process::Process,
     /// Whether it has the vocabulary.
     is_open: bool,
     /// Masks that it still sends and nobody reads.
@@ -26,7 +26,7 @@ impl Process {
     /// # Errors
     /// It cannot be started.
     pub fn start() -> Result<Self> {
-        Ok(Self { process: process::Process::start(&process::GRAMMARS)?, is_open: false, owed: 0 })
+        Ok(Self { worker: process::Process::start(&process::GRAMMARS)?, is_open: false, owed: 0 })
     }
 
     /// What ends it.
@@ -34,12 +34,12 @@ impl Process {
     /// # Errors
     /// Too many files are open.
     pub(crate) fn end(&self) -> Result<End> {
-        self.process.end()
+        self.worker.end()
     }
 
     /// Whether it still runs.
     pub fn is_alive(&mut self) -> bool {
-        self.process.is_alive()
+        self.worker.is_alive()
     }
 
     /// Gives it the vocabulary of a `tokenizer.json`, if it has none.
@@ -53,12 +53,8 @@ impl Process {
         let ended = |e: io::Error| Error::new(format!("the process for grammars has ended: {e}"));
         let vocabulary = Vocabulary { tokens, ends: ends.to_vec() };
         let vocabulary = serde_json::to_vec(&vocabulary).map_err(|e| Error::new(e.to_string()))?;
-        self.process
-            .link
-            .send(&vocabulary)
-            .and_then(|()| self.process.link.send(tokenizer))
-            .map_err(ended)?;
-        self.process.link.replied(2 * PATIENCE).map_err(ended)?.map_err(Error::new)?;
+        self.worker.link.send(&vocabulary).and_then(|()| self.worker.link.send(tokenizer)).map_err(ended)?;
+        self.worker.link.replied(2 * PATIENCE).map_err(ended)?.map_err(Error::new)?;
         self.is_open = true;
         Ok(())
     }
@@ -78,10 +74,10 @@ impl Process {
         let mut compile = || {
             for _ in 0..std::mem::take(&mut self.owed) {
                 // An answer that was given up has no use for it, be it a mask or an error.
-                let _ = self.process.link.replied(PATIENCE)?;
+                let _ = self.worker.link.replied(PATIENCE)?;
             }
-            self.process.link.send(&command)?;
-            self.process.link.replied(PATIENCE)
+            self.worker.link.send(&command)?;
+            self.worker.link.replied(PATIENCE)
         };
         let mask = match compile() {
             Ok(Ok(mask)) => Arc::<[u8]>::from(mask),
@@ -139,7 +135,7 @@ impl Session {
     /// Reads the next mask that comes.
     fn read(&mut self, process: &mut Process) -> io::Result<()> {
         if let Some(answer) = self.pending.pop_front() {
-            let mask = process.process.link.replied(PATIENCE)?.map(Arc::from);
+            let mask = process.worker.link.replied(PATIENCE)?.map(Arc::from);
             self.masks[answer] = Some(mask);
         }
         Ok(())
@@ -147,7 +143,7 @@ impl Session {
 
     fn mask(&mut self, answer: usize, logits: &mut [f32]) -> Result<(), Failed> {
         while self.masks[answer].is_none() && !self.pending.is_empty() {
-            self.with(|session, process| session.read(process))?;
+            self.with(Self::read)?;
         }
         match &self.masks[answer] {
             Some(Ok(mask)) => {
@@ -165,11 +161,11 @@ impl Session {
         let command = command.map_err(|e| Failed::Constraint(e.to_string()))?;
         self.masks[answer] = None;
         let complete = self.with(|session, process| {
-            process.process.link.send(&command)?;
+            process.worker.link.send(&command)?;
             while !session.pending.is_empty() {
                 session.read(process)?;
             }
-            process.process.link.replied(PATIENCE)
+            process.worker.link.replied(PATIENCE)
         })?;
         let complete = complete.map_err(Failed::Constraint)? == [1];
         if !complete {
@@ -342,7 +338,7 @@ mod tests {
     #[test]
     fn a_process_that_ends_ends_its_answers() {
         let process = process();
-        let id = process.process.id().to_string();
+        let id = process.worker.id().to_string();
         let (made, back) = constraints(process, &Grammar::Regex("[ab]{9}".to_owned()), 2);
         let mut made = made.unwrap();
         assert!(std::process::Command::new("kill").args(["-KILL", &id]).status().unwrap().success());

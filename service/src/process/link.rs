@@ -37,7 +37,7 @@ impl Link {
     }
 
     /// Sends a reply: what was asked for, or why not.
-    pub(crate) fn reply(&mut self, reply: std::result::Result<Vec<u8>, String>) -> io::Result<()> {
+    pub(crate) fn reply(&mut self, reply: Result<Vec<u8>, String>) -> io::Result<()> {
         let (status, bytes) = reply.map_or_else(|why| (1, why.into_bytes()), |bytes| (0, bytes));
         self.send(&[&[status], &*bytes].concat())
     }
@@ -46,7 +46,7 @@ impl Link {
     ///
     /// # Errors
     /// As [`Link::receive`].
-    pub(crate) fn replied(&mut self, patience: Duration) -> io::Result<std::result::Result<Vec<u8>, String>> {
+    pub(crate) fn replied(&mut self, patience: Duration) -> io::Result<Result<Vec<u8>, String>> {
         self.0.set_read_timeout(Some(patience))?;
         let mut message = self.receive()?;
         match message.first() {

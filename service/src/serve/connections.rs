@@ -119,7 +119,7 @@ impl Drop for Admission {
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & (u128::MAX << 64)).into(),
-        v4 => v4,
+        v4 @ IpAddr::V4(_) => v4,
     }
 }
 

@@ -121,6 +121,7 @@ pub struct Render<'a> {
     /// Variables of the model's own: `enable_thinking`, `reasoning_effort`.
     pub more: Option<&'a Map<String, Json>>,
     /// What `strftime_now` takes for the time; none: the clock's.
+    #[serde(serialize_with = "worker::write_time")]
     pub now: Option<DateTime<FixedOffset>>,
 }
 
@@ -179,9 +180,9 @@ impl Template {
             Request { source: Cow::Borrowed(&self.source), tokens: Cow::Borrowed(&self.tokens), render };
         let request = serde_json::to_vec(&request).map_err(|e| Error::new(e.to_string()))?;
         let idle = self.idle.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let mut process = match idle {
-            Some(mut process) if process.is_alive() => process,
-            _ => Process::start(&TEMPLATES)?,
+        let mut process = match idle.and_then(|mut process| process.is_alive().then_some(process)) {
+            Some(process) => process,
+            None => Process::start(&TEMPLATES)?,
         };
         let reply = process.link.send(&request).and_then(|()| process.link.replied(PATIENCE));
         // Where the connection has ended the process has exceeded a limit.

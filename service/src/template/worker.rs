@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::process::link::Link;
 use chrono::{DateTime, FixedOffset};
 use moec_runtime::cli::limits;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value as Json};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -42,7 +42,7 @@ struct Owned {
     add_generation_prompt: bool,
     continue_final_message: bool,
     more: Option<Map<String, Json>>,
-    now: Option<DateTime<FixedOffset>>,
+    now: Option<String>,
 }
 
 impl Owned {
@@ -54,9 +54,18 @@ impl Owned {
             add_generation_prompt: self.add_generation_prompt,
             continue_final_message: self.continue_final_message,
             more: self.more.as_ref(),
-            now: self.now,
+            now: self.now.as_deref().and_then(|now| DateTime::parse_from_rfc3339(now).ok()),
         }
     }
+}
+
+/// Writes a time as RFC 3339 has it.
+#[expect(clippy::ref_option, reason = "serde calls it so")]
+pub(super) fn write_time<S: Serializer>(
+    now: &Option<DateTime<FixedOffset>>,
+    to: S,
+) -> Result<S::Ok, S::Error> {
+    now.map(|now| now.to_rfc3339()).serialize(to)
 }
 
 /// An error, as it is sent.

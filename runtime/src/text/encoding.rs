@@ -1,8 +1,9 @@
 //! Text to ids. What holds more tokens than a prompt may have is refused before it is encoded whole: encoding takes hundreds of times
 //! the bytes of a text.
 
+use super::bounded::timed;
+use super::{Limit, Text};
 use crate::error::{Error, Result};
-use crate::text::{Limit, Text, timed};
 
 /// Bytes for each token of the limit up to which a text is encoded without being counted before.
 const UNCOUNTED: usize = 4;
