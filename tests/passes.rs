@@ -133,7 +133,12 @@ fn experts_have_extents() {
                     }
                 }
             }
-            let file = FileEntry { path: "experts.bin".into(), bytes: plan.files[1].bytes, cached: false };
+            let file = FileEntry {
+                path: "experts.bin".into(),
+                bytes: plan.files[1].bytes,
+                cached: false,
+                identity: None,
+            };
             let count = extents.len() as u32;
             let table = ExtentTable::new(vec![file], extents).unwrap();
             for first in (0..count).step_by(2) {

@@ -87,7 +87,7 @@ fn measure(machine: &Machine, probe: &Probe) -> Outcome {
     let desc = AttentionDesc { heads, kv_heads, qk_dim, v_dim, scale, window, sinks, v_from_k };
     let out_ld = if splits > 1 { HEADS * splits * (DIM + 2) } else { HEADS * DIM };
     let spec = KernelSpec::Attention { desc, cache, compute, ctx, rows, splits, q_ld: HEADS * DIM, out_ld };
-    let loaded = Loaded::new(&compile(machine, std::slice::from_ref(&spec))?)?;
+    let loaded = Loaded::new(&compile(machine, std::slice::from_ref(&spec), &())?)?;
     let kernel = loaded.kernel(&spec.symbol(&isa))?;
     let size = |order| {
         CacheHead { format: cache, order, ctx, dim: DIM }

@@ -77,7 +77,7 @@ impl Layer {
         let weight = packed_bytes(Layout::Panels { nr: isa.nr as u32 }, format, 1, n, k);
         let memory = [small(rows * x_ld * 4), small(weight as usize), small(rows * n * 4)];
         let scratch = small(spec.scratch_bytes(&isa));
-        let loaded = Loaded::new(&compile(machine, std::slice::from_ref(&spec))?)?;
+        let loaded = Loaded::new(&compile(machine, std::slice::from_ref(&spec), &())?)?;
         Ok(Self { loaded, spec, rows, items, memory, scratch })
     }
 

@@ -158,7 +158,7 @@ fn experts(name: &'static str, experts: usize, tokens: usize, format: Format, co
 
 fn measure(machine: &Machine, probe: &Probe, threads: usize) -> Outcome {
     let isa = machine.isa();
-    let loaded = Loaded::new(&compile(machine, std::slice::from_ref(&probe.spec))?)?;
+    let loaded = Loaded::new(&compile(machine, std::slice::from_ref(&probe.spec), &())?)?;
     let kernel = loaded.kernel(&probe.spec.symbol(&isa))?;
     // Small numbers in every format.
     let small = |words: usize| vec![Line::new([0x3c00_3c00; 16]); words.div_ceil(16)];

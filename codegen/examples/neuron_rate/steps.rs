@@ -209,7 +209,7 @@ impl<'m> Builder<'m> {
 
     pub(crate) fn finish(mut self, n: usize, active: usize) -> Outcome<Path> {
         let isa = self.machine.isa();
-        let loaded = Loaded::new(&compile(self.machine, &self.specs)?)?;
+        let loaded = Loaded::new(&compile(self.machine, &self.specs, &())?)?;
         let at: Vec<usize> = self.memory.iter_mut().map(|m| m.as_mut_ptr().expose_provenance()).collect();
         let mut steps = Vec::new();
         for ((spec, args), table) in self.specs.iter().zip(&self.args).zip(&self.tables) {

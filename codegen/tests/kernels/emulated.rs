@@ -57,7 +57,7 @@ fn multiplies_bytes(spec: &KernelSpec) -> bool {
 fn check_on(machine: &Machine, cases: &[&Case]) {
     let isa = machine.isa();
     let specs: Vec<_> = cases.iter().map(|c| c.spec.clone()).collect();
-    let object = compile(machine, &specs).unwrap_or_else(|e| panic!("{e}"));
+    let object = compile(machine, &specs, &()).unwrap_or_else(|e| panic!("{e}"));
     let mut numbers = BTreeMap::new();
     for spec in &specs {
         let next = numbers.len();

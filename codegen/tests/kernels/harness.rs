@@ -276,7 +276,7 @@ fn codes(group: &mut [f32], words: &mut Vec<i32>) {
 pub(crate) fn check_on(machine: &Machine, cases: &[Case]) {
     let isa = machine.isa();
     let specs: Vec<KernelSpec> = cases.iter().map(|c| c.spec.clone()).collect();
-    let object = compile(machine, &specs).unwrap_or_else(|e| panic!("{e}"));
+    let object = compile(machine, &specs, &()).unwrap_or_else(|e| panic!("{e}"));
     let loaded = Loaded::new(&object).unwrap_or_else(|e| panic!("{e}"));
     for case in cases {
         let kernel = loaded.kernel(&case.spec.symbol(&isa)).unwrap_or_else(|e| panic!("{e}"));

@@ -12,6 +12,7 @@ use crate::error::{Error, Result, io_error};
 use crate::evaluate::{kl, log_probabilities};
 use crate::families;
 use crate::human;
+use crate::objects::ObjectCache;
 use crate::pipeline::{Compilation, Stops};
 use crate::profile::{Importance, Profile};
 use crate::progress::Progress;
@@ -174,7 +175,7 @@ impl Builder<'_> {
         let mut plan = c.plan()?.clone();
         store.place(c, &importance, &mut plan, self.progress)?;
         let bytes = bytes(&plan);
-        let object = self.target.compile(&c.kernels);
+        let object = self.target.compile(&c.kernels, &ObjectCache::open());
         let object = object.map_err(|e| Error::bug("the kernels do not compile").because(e))?;
         let unit = HostUnit::load(&object, &plan.target)
             .map_err(|e| Error::environment("the compiled kernels do not load here").because(e))?;

@@ -1,5 +1,5 @@
 //! Tests of whole networks.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::cast_possible_truncation, clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod it {
     mod emitted;

@@ -2,7 +2,7 @@
 //!
 //! The cases are those of `moec-codegen`; they stand in this crate because the emulator does.
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
-#![allow(clippy::panic, clippy::print_stdout)] // this is a test, though not all of it a test function
+#![allow(clippy::cast_possible_truncation, clippy::panic, clippy::print_stdout)] // this is a test, though not all of it a test function
 
 #[path = "../../../../codegen/tests/kernels/attention.rs"]
 mod attention;
