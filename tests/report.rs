@@ -168,7 +168,7 @@ fn a_report_to_be_sent_has_every_unit_and_nothing_private() {
 
     let mut all = Vec::new();
     strings(&json, &mut all);
-    let host = String::from_utf8(ok(&mut Command::new("uname").arg("-n")).stdout).unwrap();
+    let host = String::from_utf8(ok(Command::new("uname").arg("-n")).stdout).unwrap();
     for private in ["mara", folder.path().to_str().unwrap()] {
         assert!(!text.contains(private), "`{private}` is in the report:\n{text}");
     }
