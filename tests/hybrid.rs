@@ -34,7 +34,7 @@ const TIMES: [(&str, &str); 2] = [
 ];
 
 /// The device file of the modelled unit, with times.
-fn device(folder: &Path) -> PathBuf {
+pub(crate) fn device(folder: &Path) -> PathBuf {
     let mut text = fs::read_to_string(root().join("targets/mirror/mirror.toml")).unwrap();
     for (line, times) in TIMES {
         assert!(text.contains(line));

@@ -24,7 +24,7 @@ const CASES: [(&str, &str, &str, usize); 15] = [
         "[placement]\nattention = \"mirror\"\nexperts = \"mirror:30%\"\nrest = \"mirror\"\n",
         4,
     ),
-    ("targets/mirror/mirror.toml", "bf16", "[placement]\npolicy = \"moec\"\nexperts = \"mirror:30%\"\n", 4),
+    (TIMED_MIRROR, "bf16", "[placement]\npolicy = \"moec\"\nexperts = \"mirror:30%\"\n", 4),
     ("targets/cuda/beside.toml", "bf16", "[placement]\nattention = \"gpu\"\nexperts = \"gpu\"\n", 4),
     ("targets/cuda/beside.toml", "bf16", "[placement]\nexperts = \"gpu:50%\"\n", 3),
     (
@@ -36,6 +36,9 @@ const CASES: [(&str, &str, &str, usize); 15] = [
     ("targets/cuda/beside.toml", "bf16", "[placement]\npolicy = \"moec\"\nexperts = \"gpu:30%\"\n", 4),
 ];
 
+/// The device file of the mirror with times of experts, which policies need.
+const TIMED_MIRROR: &str = "mirror with times";
+
 #[derive(Debug, Default)]
 struct Count {
     tried: usize,
@@ -44,13 +47,15 @@ struct Count {
 
 #[test]
 fn every_dependency_and_barrier_is_missed_or_implied() {
+    let folder = tempfile::tempdir().unwrap();
+    let timed = crate::hybrid::device(folder.path());
     let (mut barriers, mut own, mut between) = (Count::default(), Count::default(), Count::default());
     let native = FAMILIES.map(|family| (family, "x86-64-v3", "f32", ""));
     let others = CASES.iter().enumerate().flat_map(|(i, &(device, format, more, every))| {
         MIXTURES.into_iter().skip(i % every).step_by(every).map(move |f| (f, device, format, more))
     });
     for (family, device, format, more) in native.into_iter().chain(others) {
-        let path = root().join(device);
+        let path = if device == TIMED_MIRROR { timed.clone() } else { root().join(device) };
         let name = if path.exists() { &*path.to_string_lossy() } else { device };
         let device = moec::targets::device(name).unwrap();
         let setup = Setup { format, chunk: CHUNK as usize, batch: &[1, 2], context: 128 };
