@@ -21,7 +21,11 @@ pub(super) const ALONE: &[(&str, &str, &str)] = &[
 
 /// Tests that are slow and rarely tell anything: program, test (empty: all of its tests), what else finds most of what they would.
 /// `cargo xtask test --all` runs them.
-pub(super) const SLOW: &[(&str, &str, &str)] = &[];
+pub(super) const SLOW: &[(&str, &str, &str)] = &[(
+    "reproducible",
+    "bundles_whose_runtime_cargo_compiles_are_equal_byte_for_byte",
+    "cargo compiles the runtime twice: minutes; linked bundles are compared, and `linking` runs what cargo compiles",
+)];
 
 /// Programs beside those from end to end whose tests are started one by one, and why.
 pub(super) const APART: &[(&str, &str)] = &[
