@@ -4,7 +4,7 @@
 //! `ρ = tr(ΔW H ΔWᵀ) / tr(W H Wᵀ)` of the output's energy, here over a sample of rows. To second order a loss grows with `ρ`;
 //! by how much is measured, class by class: a model with that class in q4 reads text beside the model as it is, and the
 //! divergence of their probabilities is shared out by `ρ`. Then formats are bought by gain per byte, and what was
-//! bought is measured, too. What all of this takes is said before it begins ([`measure`]).
+//! bought is measured, too. What all of this takes is said before it begins (`measure`).
 #![expect(clippy::cast_possible_truncation, reason = "estimates in bytes, and ids of weights")]
 
 mod knapsack;

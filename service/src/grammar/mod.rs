@@ -1,7 +1,7 @@
 //! Answers that keep to a grammar, a JSON schema or a regular expression: a constraint of the sampler, by `llguidance`.
 //!
 //! What may come next is computed before every token. The library's own limits do not bound all of that: a server, whose grammars come
-//! from others, leaves it to a process that can be ended ([`process`], [`worker`]). `generate` and `chat` do it themselves.
+//! from others, leaves it to a process that can be ended ([`process`]). `generate` and `chat` do it themselves.
 
 pub mod process;
 pub(crate) mod words;

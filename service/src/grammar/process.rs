@@ -1,4 +1,4 @@
-//! Processes that hold the answers of others to grammars: [`worker`](super::worker) is what they do.
+//! Processes that hold the answers of others to grammars: `worker` is what they do.
 
 use super::worker::{COMPILE, Command, MEMORY, TOKEN, Vocabulary};
 use super::{Grammar, apply};

@@ -2,7 +2,7 @@
 //!
 //! A template is a program that came with a model, so it is not trusted. The engine counts steps, but parsing recurses on a
 //! template's structure, and some functions take memory without a step. So a template is parsed and rendered in a process of its
-//! own ([`worker`]), under limits of the operating system, which ends without taking the server with it.
+//! own (`worker`), under limits of the operating system, which ends without taking the server with it.
 
 pub mod engine;
 mod prompt;
