@@ -378,7 +378,8 @@ fn no_numbers_are_left_in_a_slot() {
         assert_eq!(generated(engine, &good).unwrap(), want);
         // One that nobody waited for.
         engine.reset(0).unwrap();
-        engine.prefill(0, 0, &bad[..20], Want::None, &mut |_, _| Ok(())).unwrap();
+        let unread = engine.prefill(0, 0, &bad[..20], Want::None, &mut |_, _| Ok(()));
+        assert!(matches!(unread, Err(moec_runtime::Error::RouterNan { layer: Some(0) })), "{unread:?}");
         assert_eq!(generated(engine, &good).unwrap(), want);
     });
 }

@@ -57,5 +57,5 @@ mod weights;
 /// What a process is started for that works on templates: this program, with the name of this test.
 #[test]
 fn bounded_worker() {
-    moec_service::process::worker::run().unwrap();
+    moec_service::worker::run().unwrap();
 }

@@ -51,8 +51,8 @@ pub fn compile(machine: &Machine, kernels: &[KernelSpec], objects: &dyn Objects)
     let isa = machine.isa();
     let sorted: BTreeMap<String, &KernelSpec> = kernels.iter().map(|s| (s.symbol(&isa), s)).collect();
     let sorted: Vec<(&str, &KernelSpec)> = sorted.iter().map(|(symbol, spec)| (&**symbol, *spec)).collect();
-    let modules: Vec<&[(&str, &KernelSpec)]> =
-        if machine.is_elf() { sorted.chunks(1).collect() } else { vec![&sorted] };
+    let alone = machine.is_elf() && !sorted.is_empty();
+    let modules: Vec<&[(&str, &KernelSpec)]> = if alone { sorted.chunks(1).collect() } else { vec![&sorted] };
     let next = AtomicUsize::new(0);
     let compiled: Vec<OnceLock<Result<Vec<u8>>>> = modules.iter().map(|_| OnceLock::new()).collect();
     let work = || {

@@ -494,6 +494,13 @@ fn a_kept_object_is_taken_for_the_same_kernels_on_the_same_machine_alone() {
 }
 
 #[test]
+fn no_kernels_are_an_object_without_symbols() {
+    let machine = Machine::x86_64_level(3);
+    let (wanted, defined) = symbols(&machine, &compile(&machine, &[], &()).unwrap());
+    assert!(wanted.is_empty() && defined.is_empty(), "{wanted:?} {defined:?}");
+}
+
+#[test]
 fn the_same_kernels_give_the_same_bytes() {
     let machine = Machine::x86_64_level(3);
     let mut kernels = vec![norm(), linear(24, 33, Format::Bf16, None), norm()];

@@ -7,17 +7,18 @@
 pub mod chat;
 pub mod error;
 pub mod grammar;
-pub mod process;
+mod process;
 mod serve;
 pub mod template;
 pub mod tools;
+pub mod worker;
 
 pub use error::{Error, Result};
 use moec_runtime::cli::{Front, More, Native};
 pub use serve::{Asked, Requests};
 
 /// The verbs beside the runtime's own.
-const VERBS: &[More] = &[chat::VERB, serve::VERB, process::worker::VERB];
+const VERBS: &[More] = &[chat::VERB, serve::VERB, worker::VERB];
 
 /// The verbs of a bundle, the runtime's and this crate's, and grammars for those of the runtime. `native`: what executes units that
 /// the runtime by itself does not.

@@ -27,6 +27,12 @@ impl Done {
     }
 }
 
+/// The process that renders templates: this program, with the name of this test.
+#[test]
+fn bounded_worker() {
+    moec_service::worker::run().unwrap();
+}
+
 /// A bundle with a tokenizer and a template.
 fn talking() -> tempfile::TempDir {
     let dir = bundle();

@@ -22,7 +22,7 @@ use std::time::Duration;
 /// The server's processes: this program, with the name of this test.
 #[test]
 fn bounded_worker() {
-    moec_service::process::worker::run().unwrap();
+    moec_service::worker::run().unwrap();
 }
 
 /// Gives on what is written.

@@ -153,7 +153,7 @@ fn expected(prompt: &[u32], n: usize) -> (String, &'static str) {
 /// The servers' process for grammars: this program, with the name of this test.
 #[test]
 fn bounded_worker() {
-    moec_service::process::worker::run().unwrap();
+    moec_service::worker::run().unwrap();
 }
 
 /// One after the other, since a signal is for the whole process.

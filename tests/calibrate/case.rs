@@ -76,7 +76,7 @@ impl Case {
         command
     }
 
-    /// Nothing but what was there, and no model in the cache: profiles and the notes of packed weights may stay.
+    /// Nothing but what was there, and no model in the cache: profiles, the notes of packed weights and objects of kernels may stay.
     pub(crate) fn nothing_left(&self, besides: &[&str]) {
         let names = |folder: &Path| -> Vec<String> {
             let entries = fs::read_dir(folder).into_iter().flatten();
@@ -88,7 +88,7 @@ impl Case {
         });
         assert!(left.is_empty(), "left behind: {left:?}");
         let mut cache = names(&self.path("cache"));
-        cache.retain(|n| !["profiles", "packed"].contains(&n.as_str()));
+        cache.retain(|n| !["profiles", "packed", "objects"].contains(&n.as_str()));
         assert!(cache.is_empty(), "left in the cache: {cache:?}");
     }
 }

@@ -179,9 +179,7 @@ impl Verb {
             Self::Pass(args) => pass::run(args),
             Self::Docs(args) => docs::run(args),
             Self::Worker(args) => return worker::run(args),
-            Self::BoundedWorker => {
-                moec_service::process::worker::run().map_err(|e| Error::environment(e.what))
-            }
+            Self::BoundedWorker => moec_service::worker::run().map_err(|e| Error::environment(e.what)),
         }
         .map(|()| ExitCode::SUCCESS)
     }

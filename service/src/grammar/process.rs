@@ -1,6 +1,6 @@
 //! Processes that hold the answers of others to grammars: `worker` is what they do.
 
-use super::worker::{COMPILE, Command, MEMORY, TOKEN, Vocabulary};
+use super::worker::{COMPILE, Command, JOB, MEMORY, TOKEN, Vocabulary};
 use super::{Grammar, apply};
 use crate::error::{Error, Result};
 use crate::process::{self, End, PATIENCE};
@@ -26,7 +26,7 @@ impl Process {
     /// # Errors
     /// It cannot be started.
     pub fn start() -> Result<Self> {
-        Ok(Self { worker: process::Process::start(&process::GRAMMARS)?, is_open: false, owed: 0 })
+        Ok(Self { worker: process::Process::start(JOB)?, is_open: false, owed: 0 })
     }
 
     /// What ends it.

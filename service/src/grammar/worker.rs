@@ -11,6 +11,8 @@ use moec_runtime::cli::limits;
 use serde::{Deserialize, Serialize};
 use std::io::{self, ErrorKind};
 
+/// What its process is started for.
+pub(crate) const JOB: &str = "grammars";
 /// Seconds on the CPU to read a vocabulary.
 const OPEN: u64 = 60;
 /// Seconds on the CPU to compile a grammar.

@@ -5,10 +5,8 @@
 //! and not the one that answers requests.
 
 pub(crate) mod link;
-pub mod worker;
 
 use crate::error::{Error, Result};
-use crate::{grammar, template};
 use link::Link;
 use std::io;
 use std::net::Shutdown;
@@ -21,20 +19,6 @@ use std::time::Duration;
 
 /// The subcommand, hidden, of every program that starts such a process. Test programs take it for the name of a test.
 pub(crate) const NAME: &str = "bounded_worker";
-
-/// What a process can be started for.
-#[derive(Debug)]
-pub(crate) struct Job {
-    name: &'static str,
-    /// Serves requests until the connection ends.
-    serve: fn(&mut Link) -> io::Result<()>,
-}
-
-/// Answers are held to grammars.
-pub(crate) const GRAMMARS: Job = Job { name: "grammars", serve: grammar::worker::serve };
-/// Conversations become prompts.
-pub(crate) const TEMPLATES: Job = Job { name: "templates", serve: template::worker::serve };
-const JOBS: [Job; 2] = [GRAMMARS, TEMPLATES];
 
 /// How long a process may be silent. Its own limits count its time on the CPU and end it earlier, unless the machine is very busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -65,11 +49,11 @@ impl Drop for End {
 }
 
 impl Process {
-    /// Starts one: the program of this process once more.
+    /// Starts one: the program of this process once more. `job`: a name of [`worker`](crate::worker)'s table.
     ///
     /// # Errors
     /// It cannot be started.
-    pub(crate) fn start(job: &Job) -> Result<Self> {
+    pub(crate) fn start(job: &str) -> Result<Self> {
         let start = || {
             let (ours, theirs) = UnixStream::pair()?;
             ours.set_write_timeout(Some(PATIENCE))?;
@@ -79,11 +63,11 @@ impl Process {
             // Ctrl-C is for the server, which answers what it has begun.
             let child = command.process_group(0).spawn()?;
             let mut process = Self { child, link: Link(ours) };
-            process.link.send(job.name.as_bytes())?;
+            process.link.send(job.as_bytes())?;
             Ok(process)
         };
         start().map_err(|e: io::Error| {
-            Error::new(format!("the process that works on {} cannot be started: {e}", job.name))
+            Error::new(format!("the process that works on {job} cannot be started: {e}"))
         })
     }
 

@@ -10,7 +10,7 @@ mod python;
 pub(crate) mod worker;
 
 use crate::error::{Error, Result};
-use crate::process::{PATIENCE, Process, TEMPLATES};
+use crate::process::{PATIENCE, Process};
 use chrono::{DateTime, FixedOffset};
 use moec_runtime::regular;
 pub use prompt::Prompt;
@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use worker::{Failure, MEMORY, Request, TIME};
+use worker::{Failure, JOB, MEMORY, Request, TIME};
 
 /// Most bytes of a template's source; those that are published have 20 KB.
 pub const MAX_SOURCE: usize = 1 << 20;
@@ -182,7 +182,7 @@ impl Template {
         let idle = self.idle.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut process = match idle.and_then(|mut process| process.is_alive().then_some(process)) {
             Some(process) => process,
-            None => Process::start(&TEMPLATES)?,
+            None => Process::start(JOB)?,
         };
         let reply = process.link.send(&request).and_then(|()| process.link.replied(PATIENCE));
         // Where the connection has ended the process has exceeded a limit.

@@ -12,6 +12,8 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
 
+/// What its process is started for.
+pub(crate) const JOB: &str = "templates";
 /// Seconds on the CPU to parse and render a template once.
 pub(super) const TIME: u64 = 4;
 /// Memory of a template, a conversation and its prompt.

@@ -1,12 +1,19 @@
 //! What a process does that was started to work for another.
 
-use super::link::Link;
-use super::{JOBS, NAME};
 use crate::error::{Error, Result};
+use crate::process::NAME;
+use crate::process::link::Link;
+use crate::{grammar, template};
 use moec_runtime::cli::{Context, Failure, Io, More, limits};
 use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+
+/// What a process can be started for: its name, and what serves requests until the connection ends.
+type Job = (&'static str, fn(&mut Link) -> io::Result<()>);
+
+const JOBS: [Job; 2] =
+    [(grammar::worker::JOB, grammar::worker::serve), (template::worker::JOB, template::worker::serve)];
 
 /// Stack of the work: parsers call themselves for each level of a grammar or of a template.
 const STACK: usize = 64 << 20;
@@ -51,13 +58,13 @@ pub fn run() -> Result<()> {
 fn serve(link: &mut Link) -> io::Result<()> {
     limits::no_core_file()?;
     let name = link.receive()?;
-    let job = JOBS.iter().find(|job| job.name.as_bytes() == name).ok_or(ErrorKind::InvalidInput)?;
-    (job.serve)(link)
+    let (_, serve) = JOBS.iter().find(|(job, _)| job.as_bytes() == name).ok_or(ErrorKind::InvalidInput)?;
+    serve(link)
 }
 
 #[cfg(test)]
 mod tests {
-    /// What a [`Process`](super::super::Process) of the other tests runs: this program, with the name of this test.
+    /// What a [`Process`](crate::process) of the other tests runs: this program, with the name of this test.
     #[test]
     fn bounded_worker() {
         super::run().unwrap();
