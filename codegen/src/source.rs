@@ -128,8 +128,8 @@ mod tests {
 model "test" {vocab = 10, hidden = 8, layers = 1, max_context = 16, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "native" {triple = "x86_64-unknown-linux-gnu", cpu = "znver4", features = []}
 unit 0 "a\n`unit`" {family = "cpu", memory = 0}
-kernel 0 "linear_8"
-kernel 1 "norm"
+kernel 0 "linear_8" {results = [0]}
+kernel 1 "norm" {results = [0]}
 entry prefill[4] {out_rows = 2, logits = 0} {
   step 0 kernel 1 () {unit = 0, rows = tokens, grid = one, deps = [], node = 0}
   step 1 kernel 0 () {unit = 0, rows = tokens, grid = tiles(rows = 4, tiles = 2), barrier = true, deps = [0], node = 1}
