@@ -85,7 +85,7 @@ impl Place {
     /// A process that replaces the bundle by one with this mark.
     fn build(&self, mark: &str) -> Command {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "a_process_that_replaces", "--ignored"]);
+        command.args(["--exact", "replace::a_process_that_replaces", "--ignored"]);
         command.env("REPLACE_PLACE", self.bundle()).env("REPLACE_MARK", mark);
         command.stdout(Stdio::null()).stderr(Stdio::null());
         command
