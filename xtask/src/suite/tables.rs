@@ -21,11 +21,23 @@ pub(super) const ALONE: &[(&str, &str, &str)] = &[
 
 /// Tests that are slow and rarely tell anything: program, test (empty: all of its tests), what else finds most of what they would.
 /// `cargo xtask test --all` runs them.
-pub(super) const SLOW: &[(&str, &str, &str)] = &[(
-    "reproducible",
-    "bundles_whose_runtime_cargo_compiles_are_equal_byte_for_byte",
-    "cargo compiles the runtime twice: minutes; linked bundles are compared, and `linking` runs what cargo compiles",
-)];
+pub(super) const SLOW: &[(&str, &str, &str)] = &[
+    (
+        "reproducible",
+        "bundles_whose_runtime_cargo_compiles_are_equal_byte_for_byte",
+        "cargo compiles the runtime twice: minutes; linked bundles are compared, and `linking` runs what cargo compiles",
+    ),
+    (
+        "aarch64",
+        "neurons_come_from_flash",
+        "emulated for minutes; its kernels are emulated by `moec-codegen/kernels`, and `neurons_flash` reads from flash here",
+    ),
+    (
+        "qnn",
+        "sizes::sizes_beside_limits_stand_in_the_page",
+        "two minutes for a table of a page; `qnn limits` holds the limits themselves",
+    ),
+];
 
 /// Programs beside those from end to end whose tests are started one by one, and why.
 pub(super) const APART: &[(&str, &str)] = &[
