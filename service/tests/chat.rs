@@ -191,7 +191,7 @@ fn what_cannot_be_is_said() {
     let done = chat(dir.path(), "--regex (", "hi\n");
     assert!(done.err.contains("the regular expression cannot be used"), "{}", done.err);
     std::fs::write(dir.path().join("artifacts/chat_template.json"), "[]").unwrap();
-    assert!(chat(dir.path(), "", "hi\n").err.contains("`templates` is no table of texts"));
+    assert!(chat(dir.path(), "", "hi\n").err.contains("`templates` is not a table of texts"));
 }
 
 /// The process that [`in_a_terminal`] starts.
