@@ -83,6 +83,9 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("moec init model.gguf", "wants a file that Python writes; a test of its own does the same"),
 ];
 
+/// Subcommands of `cargo xtask` that are those of `moec-papers`.
+const PAPERS: [&str; 5] = ["npumoe", "trimoe", "powerinfer2", "hybrimoe", "mobile"];
+
 /// Commands behind which something in `model.toml` is changed: as the text beside them says, and so that something of a model
 /// this small lives on the Neural Engine.
 const THEN: &[(&str, &str, &str)] = &[
@@ -237,7 +240,13 @@ fn parses(folder: &Path, command: &str) -> Result<(), String> {
             if !PYTHON.here() {
                 return Ok(());
             }
-            sh(&root(), &format!("{cargo} xtask {name} --help"))?
+            let papers = Path::new(env!("CARGO_BIN_EXE_moec")).with_file_name("moec-papers");
+            if PAPERS.contains(name) && papers.exists() {
+                // What `cargo xtask` would compile once more.
+                sh(folder, &format!("{} {name} --help", papers.display()))?
+            } else {
+                sh(&root(), &format!("{cargo} xtask {name} --help"))?
+            }
         }
         ["cargo", "run", ..] => {
             let name = behind("-p").trim_start_matches("moec-");

@@ -30,6 +30,14 @@ pub const REQUIRE: &str = "MOEC_REQUIRE";
 /// The variable with the path of the file that gets a line for everything that was skipped.
 pub const SKIPPED: &str = "MOEC_SKIPPED";
 
+/// The variable that is set where tests try every combination, not a part that meets each pair.
+pub const ALL: &str = "MOEC_ALL";
+
+/// Whether tests try every combination: `cargo xtask test` says so for `--all`, and for tests that are named.
+pub fn all() -> bool {
+    std::env::var_os(ALL).is_some_and(|value| !value.is_empty())
+}
+
 /// Something that was skipped: a line of the file, fields between tabs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Skip {

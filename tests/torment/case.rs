@@ -201,8 +201,8 @@ impl Case {
         let made = self.verb.makes.filter(|_| well).map(|name| inside(&place.work.join(name)));
         let cut = place.later.iter().map(|cut| inside(&cut.path));
         // Notes of what was packed stay, for the next build of the same weights.
-        let notes = PathBuf::from("cache/packed");
-        let may: Vec<PathBuf> = made.into_iter().chain(cut).chain([notes]).collect();
+        let kept = ["cache/packed", "cache/objects"].map(PathBuf::from);
+        let may: Vec<PathBuf> = made.into_iter().chain(cut).chain(kept).collect();
         let changes = judge::changes(&before, &listing(place.folder.path()), &may);
         if !changes.is_empty() {
             return Err(format!(

@@ -82,7 +82,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     let moec = setup::moec()?;
     let mut report = Report { text: format!("{cards}\n"), failed: Vec::new() };
     for (name, package, test, filter) in
-        [("kernels", "moec-codegen", "kernels", ""), ("bundles", "moec", "cuda", "on_threads")]
+        [("kernels", "moec-codegen", "kernels", ""), ("bundles", "moec", "end_to_end", "on_threads")]
     {
         let mut tests = cargo("test", Some(&llvm));
         tests

@@ -20,6 +20,7 @@ mod demo;
 mod deny;
 mod dist;
 mod docs;
+mod fuzz;
 mod gpu_check;
 mod hit_rates;
 mod llvm;
@@ -96,6 +97,11 @@ const COMMANDS: &[Command] = &[
     ("docs", "write the generated pages of docs/", docs::run),
     ("deny", "check licences, sources and advisories of all crates with cargo-deny", deny::run),
     ("notices", "write the licences of what is linked into `run`, which bundles carry", notices::run),
+    (
+        "fuzz",
+        "run the targets of fuzz/ for a minute each; takes targets and options, `--help` lists them",
+        || fuzz::run(&options()),
+    ),
     ("dist", "pack moec: a tarball, a Debian package, checksums; takes options, `--help` lists them", || {
         dist::run(&options())
     }),
@@ -243,6 +249,7 @@ fn main() -> ExitCode {
                     | "bench-neurons"
                     | "bench-serve"
                     | "dist"
+                    | "fuzz"
                     | "hostile-requests"
                     | "hybrimoe"
                     | "mobile"

@@ -111,7 +111,11 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failed> {
         skipped.extend(checks(&llvm, &mut stages)?);
     }
     let programs = stages.timed("build", || programs::build(&llvm, &selection))?;
-    let (jobs, left_out) = programs::jobs(&programs, &selection)?;
+    let (jobs, mut left_out) = programs::jobs(&programs, &selection)?;
+    let every = selection.all || !selection.names.is_empty();
+    if !every {
+        left_out.extend(tables::IN_PART.iter().map(|(program, what)| format!("{what} of {program}")));
+    }
     if selection.names.is_empty() && !selection.fast {
         // Examples in documentation, which have no program that could be started.
         let mut examples = cargo("test", Some(&llvm));
@@ -120,7 +124,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failed> {
     }
     let workers = selection.workers.unwrap_or_else(run::workers);
     stage("Testing", &format!("{} jobs, {workers} side by side", jobs.len()));
-    let outcomes = stages.timed("tests", || run::all(jobs, workers))?;
+    let outcomes = stages.timed("tests", || run::all(jobs, workers, every))?;
     let missed = std::fs::read_to_string(run::skips()).unwrap_or_default();
     print!("{}", stages.table(&usage.stop()));
     let (text, good) = report::closing(&outcomes, &missed);

@@ -31,7 +31,7 @@ pub(crate) fn run(args: &[String]) -> Result<(), Failed> {
     let llvm = setup::run()?;
     // The usual profile: the damage is met in code that reads files, and what it compiles is as fast in either.
     let mut test = cargo("test", Some(&llvm));
-    test.args(["--locked", "--package", "moec", "--test", "torment", "--", "--nocapture"])
+    test.args(["--locked", "--package", "moec", "--test", "end_to_end", "--", "--nocapture", "torment::"])
         .env(OPTIONS[0].1, CASES);
     test.envs(values);
     stage("Running", &shown(&test));

@@ -143,10 +143,12 @@ pub(crate) fn able(isa: &Isa, spec: &KernelSpec) -> bool {
 /// Checks the cases on every machine that this host runs, as far as they can multiply so.
 pub(crate) fn check(cases: &[Case]) {
     crate::threads::check(cases);
-    for machine in machines() {
-        let wanted = |c: &&Case| able(&machine.isa(), &c.spec) && wanted(&c.spec);
-        let cases: Vec<Case> = cases.iter().filter(wanted).cloned().collect();
-        check_on(&machine, &cases);
+    for (number, machine) in machines().iter().enumerate() {
+        let isa = machine.isa();
+        let dealt =
+            cases.iter().enumerate().filter(|(i, c)| wanted(&c.spec, *i, number) && able(&isa, &c.spec));
+        let cases: Vec<Case> = dealt.map(|(_, case)| case.clone()).collect();
+        check_on(machine, &cases);
     }
     #[cfg(not(target_arch = "aarch64"))]
     crate::emulated::check(cases);
@@ -155,11 +157,16 @@ pub(crate) fn check(cases: &[Case]) {
 /// Checks that every schedule gives the bits of the usual one, on every machine that this host runs. A
 /// schedule that a machine has no kernels of is passed over, but some must be left.
 pub(crate) fn same_bits(cases: &[(Case, Vec<Schedule>)]) {
-    for machine in machines() {
+    for (number, machine) in machines().iter().enumerate() {
         let isa = machine.isa();
         let mut specs = Vec::new();
         let mut pairs = Vec::new();
-        for (case, schedules) in cases.iter().filter(|(c, _)| able(&isa, &c.spec) && wanted(&c.spec)) {
+        let cases: Vec<_> = (0..)
+            .zip(cases)
+            .filter(|(i, (c, _))| wanted(&c.spec, *i, number))
+            .map(|(_, case)| case)
+            .collect();
+        for (case, schedules) in cases.iter().filter(|(c, _)| able(&isa, &c.spec)) {
             specs.push(case.spec.clone());
             for schedule in schedules.iter().filter(|s| s.fits(&isa)) {
                 let other = Case { spec: case.spec.with_schedule(*schedule), ..case.clone() };
@@ -168,7 +175,7 @@ pub(crate) fn same_bits(cases: &[(Case, Vec<Schedule>)]) {
             }
         }
         assert!(pairs.len() >= cases.len() / 5, "{} schedules for {} cases", pairs.len(), cases.len());
-        let loaded = Loaded::new(&compile(&machine, &specs, &()).unwrap_or_else(|e| panic!("{e}")));
+        let loaded = Loaded::new(&compile(machine, &specs, &()).unwrap_or_else(|e| panic!("{e}")));
         let loaded = loaded.unwrap_or_else(|e| panic!("{e}"));
         let kernel = |spec: &KernelSpec| loaded.kernel(&spec.symbol(&isa)).unwrap_or_else(|e| panic!("{e}"));
         for (usual, other) in pairs {

@@ -2,11 +2,12 @@
 //!
 //! In this order: logit bias, repetition penalty, presence and frequency penalties, the masks of constraints; the largest logit where the
 //! temperature is 0; else temperature, softmax, top-k, top-p, min-p, typical-p, one draw. Ties go to the lowest id. The same seed,
-//! options and logits give the same tokens. The stages are two tables in `stages`.
+//! options and logits give the same tokens. The stages are two tables in `stages`; `softmax` has the passes over whole vocabularies.
 
 mod log_probabilities;
 mod options;
 mod random;
+mod softmax;
 mod stages;
 #[cfg(test)]
 mod tests;
@@ -15,6 +16,7 @@ use crate::error::{Error, Result};
 pub use log_probabilities::LogProbabilities;
 pub use options::{MAX_LIKELIEST, Sampling};
 pub(crate) use random::SplitMix64;
+use softmax::{Weights, largest, largest_k};
 use stages::{CUTS, Candidate, History, ON_LOGITS};
 
 /// What an answer must be like: which tokens may come next, and what has come.
@@ -45,6 +47,14 @@ pub struct Sampler {
     last: Option<LogProbabilities>,
     /// Logits that stages have changed, kept for the next token.
     logits: Vec<f32>,
+    drawing: Drawing,
+}
+
+/// Memory of a draw, kept for the next one.
+#[derive(Default)]
+struct Drawing {
+    largest: Vec<(f32, u32)>,
+    weights: Weights,
     candidates: Vec<Candidate>,
 }
 
@@ -68,7 +78,7 @@ impl Sampler {
             seen: History::new(),
             last: None,
             logits: Vec::new(),
-            candidates: Vec::new(),
+            drawing: Drawing::default(),
         }
     }
 
@@ -114,52 +124,61 @@ impl Sampler {
     }
 
     fn choose(&mut self, logits: &[f32]) -> Result<u32> {
-        let Self { how, rng, constraints, seen, logits: changed, candidates, .. } = self;
+        let Self { how, rng, constraints, seen, logits: changed, drawing, .. } = self;
         let wanted = ON_LOGITS.iter().filter(|stage| (stage.wanted)(how));
         if constraints.is_empty() && wanted.clone().next().is_none() {
-            return draw(how, rng, candidates, logits).ok_or(Error::NotFinite);
+            return drawing.draw(how, rng, logits).ok_or(Error::NotFinite);
         }
         // What the model did wrong is not to be taken for what the stages did.
-        argmax(logits).ok_or(Error::NotFinite)?;
+        largest(logits).ok_or(Error::NotFinite)?;
         changed.clear();
         changed.extend_from_slice(logits);
         wanted.for_each(|stage| (stage.apply)(how, seen, changed));
         constraints.iter_mut().try_for_each(|c| c.mask(changed))?;
-        draw(how, rng, candidates, changed).ok_or(Error::NoToken)
+        drawing.draw(how, rng, changed).ok_or(Error::NoToken)
     }
 }
 
-/// Draws a token; none if the largest logit is not finite.
-fn draw(how: &Sampling, rng: &mut SplitMix64, c: &mut Vec<Candidate>, logits: &[f32]) -> Option<u32> {
-    let (best, max) = argmax(logits)?;
-    if how.temperature <= 0.0 {
-        return Some(best);
-    }
-    let temperature = f64::from(how.temperature);
-    let weight = |l: f32| if l.is_nan() { 0.0 } else { (f64::from(l - max) / temperature).exp() };
-    let weights = logits.iter().enumerate().map(|(id, &l)| (weight(l), id as u32));
-    c.clear();
-    c.extend(weights.filter(|(w, _)| *w > 0.0));
-    CUTS.iter().filter(|cut| (cut.wanted)(how)).for_each(|cut| (cut.apply)(how, c));
-    let total: f64 = c.iter().map(|(w, _)| w).sum();
-    let mut left = rng.unit() * total;
-    for &(w, id) in &*c {
-        left -= w;
-        if left < 0.0 {
-            return Some(id);
+impl Drawing {
+    /// Draws a token; none if the largest logit is not finite.
+    ///
+    /// Of a whole vocabulary no more is done than is needed: top-k takes exponentials of what it leaves, top-p and min-p keep only tokens that
+    /// can be left, and where nothing is cut no candidates are made.
+    fn draw(&mut self, how: &Sampling, rng: &mut SplitMix64, logits: &[f32]) -> Option<u32> {
+        let (best, max) = largest(logits)?;
+        if how.temperature <= 0.0 {
+            return Some(best);
         }
-    }
-    // Rounding can leave a hair.
-    Some(c.last().map_or(best, |&(_, id)| id))
-}
-
-/// The lowest id of the largest logit, and that logit; none if it is not finite.
-fn argmax(logits: &[f32]) -> Option<(u32, f32)> {
-    let mut best: Option<(u32, f32)> = None;
-    for (id, &l) in logits.iter().enumerate() {
-        if best.is_none_or(|(_, b)| l > b) && !l.is_nan() {
-            best = Some((id as u32, l));
+        let Self { largest, weights, candidates: c } = self;
+        let mut total = if (1..logits.len()).contains(&how.top_k) {
+            largest_k(logits, how.top_k, largest);
+            let temperature = f64::from(how.temperature);
+            c.clear();
+            c.extend(largest.iter().map(|&(l, id)| ((f64::from(l - max) / temperature).exp(), id)));
+            c.retain(|(w, _)| *w > 0.0);
+            // The order of what is left decides which token a seed draws.
+            c.sort_unstable_by(stages::likelier);
+            stages::total(c)
+        } else {
+            weights.set(logits, max, how.temperature);
+            if !CUTS.iter().any(|cut| (cut.wanted)(how)) {
+                return Some(weights.at(rng.unit()).unwrap_or(best));
+            }
+            weights.at_least(stages::floor(how, weights.total(), logits.len()), c);
+            weights.total()
+        };
+        for cut in CUTS.iter().filter(|cut| (cut.wanted)(how)) {
+            (cut.apply)(how, c, total);
+            total = stages::total(c);
         }
+        let mut left = rng.unit() * total;
+        for &(w, id) in &*c {
+            left -= w;
+            if left < 0.0 {
+                return Some(id);
+            }
+        }
+        // Rounding can leave a hair.
+        Some(c.last().map_or(best, |&(_, id)| id))
     }
-    best.filter(|(_, l)| l.is_finite())
 }

@@ -1,6 +1,6 @@
 //! The stages of a choice, in their order: two tables.
 //!
-//! Stages on logits come first. Those that are still finite then become candidates with weights, which the cuts thin out; each
+//! Stages on logits come first. Of those that are still finite, the largest that top-k leaves become candidates with weights, which the cuts thin out; each
 //! cut sees what the one before it has left, with the probabilities of what is left (as transformers' processors do).
 
 use super::Sampling;
@@ -31,8 +31,8 @@ pub(super) struct OnLogits {
 pub(super) struct Cut {
     /// Whether it takes any away.
     pub(super) wanted: fn(&Sampling) -> bool,
-    /// Takes them away.
-    pub(super) apply: fn(&Sampling, &mut Vec<Candidate>),
+    /// Takes them away, given the weights of all that the stage before has left.
+    pub(super) apply: fn(&Sampling, &mut Vec<Candidate>, f64),
 }
 
 /// In this order. A constraint's mask follows them.
@@ -45,9 +45,8 @@ pub(super) const ON_LOGITS: [OnLogits; 3] = [
     },
 ];
 
-/// In this order, behind the temperature.
-pub(super) const CUTS: [Cut; 4] = [
-    Cut { wanted: |how| how.top_k > 0, apply: top_k },
+/// In this order, behind the temperature and top-k.
+pub(super) const CUTS: [Cut; 3] = [
     Cut { wanted: |how| how.top_p < 1.0, apply: top_p },
     Cut { wanted: |how| how.min_p > 0.0, apply: min_p },
     Cut { wanted: |how| how.typical_p < 1.0, apply: typical_p },
@@ -78,29 +77,26 @@ fn presence_and_frequency(how: &Sampling, seen: &History, logits: &mut [f32]) {
 }
 
 /// The likelier one first; equal ones by id.
-fn likelier(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
+pub(super) fn likelier(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
     b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
 
-fn total(c: &[Candidate]) -> f64 {
+pub(super) fn total(c: &[Candidate]) -> f64 {
     c.iter().map(|(w, _)| w).sum()
 }
 
-fn top_k(how: &Sampling, c: &mut Vec<Candidate>) {
-    if how.top_k < c.len() {
-        c.select_nth_unstable_by(how.top_k - 1, likelier);
-        c.truncate(how.top_k);
-        // The order of what is left decides which token a seed draws.
-        c.sort_unstable_by(likelier);
+/// The least weight of a token of a whole vocabulary that the first cut may leave.
+pub(super) fn floor(how: &Sampling, total: f64, tokens: usize) -> f64 {
+    if how.top_p < 1.0 {
+        // All tokens below this share together stay under 1 − p, so none of them is ever needed.
+        (1.0 - f64::from(how.top_p)) * total / tokens as f64
+    } else {
+        // The largest weight is 1.
+        f64::from(how.min_p)
     }
 }
 
-fn top_p(how: &Sampling, c: &mut Vec<Candidate>) {
-    let total = total(c);
-    // All tokens below this share together stay under 1 − p, so none of them is ever needed;
-    // without them there is little to sort.
-    let floor = (1.0 - f64::from(how.top_p)) * total / c.len() as f64;
-    c.retain(|(w, _)| *w >= floor);
+fn top_p(how: &Sampling, c: &mut Vec<Candidate>, total: f64) {
     c.sort_unstable_by(likelier);
     let enough = f64::from(how.top_p) * total;
     let mut sum = 0.0;
@@ -112,14 +108,13 @@ fn top_p(how: &Sampling, c: &mut Vec<Candidate>) {
     c.truncate(keep.max(1));
 }
 
-fn min_p(how: &Sampling, c: &mut Vec<Candidate>) {
+fn min_p(how: &Sampling, c: &mut Vec<Candidate>, _: f64) {
     let max = c.iter().map(|(w, _)| *w).fold(0.0, f64::max);
     let floor = f64::from(how.min_p) * max;
     c.retain(|(w, _)| *w >= floor);
 }
 
-fn typical_p(how: &Sampling, c: &mut Vec<Candidate>) {
-    let total = total(c);
+fn typical_p(how: &Sampling, c: &mut Vec<Candidate>, total: f64) {
     // What a token tells: −ln p, in nats.
     let tells = |w: f64| (total / w).ln();
     let entropy: f64 = c.iter().map(|&(w, _)| w / total * tells(w)).sum();

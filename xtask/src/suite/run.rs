@@ -5,7 +5,7 @@ use super::report::{Outcome, Progress, Time};
 use super::tables::LONG;
 use super::usage;
 use crate::shell::Failed;
-use moec_testing::SKIPPED;
+use moec_testing::{ALL, SKIPPED};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -39,8 +39,9 @@ pub(super) fn workers() -> usize {
     free.map_or(cores, |kib: u64| cores.min((kib * 1024 / MEMORY).max(1) as usize))
 }
 
-/// Runs all jobs, those that took longest the last time first, and those that must be alone last.
-pub(super) fn all(jobs: Vec<Job>, workers: usize) -> Result<Vec<Outcome>, Failed> {
+/// Runs all jobs, those that took longest the last time first, and those that must be alone last. `every` combination is tried, or
+/// each pair.
+pub(super) fn all(jobs: Vec<Job>, workers: usize, every: bool) -> Result<Vec<Outcome>, Failed> {
     let failed = |e: std::io::Error| Failed::new(format!("`{}` cannot be written: {e}", reports().display()));
     fs::create_dir_all(reports()).map_err(failed)?;
     fs::write(skips(), "").map_err(failed)?;
@@ -49,8 +50,8 @@ pub(super) fn all(jobs: Vec<Job>, workers: usize) -> Result<Vec<Outcome>, Failed
     let last = |job: &Job| known.get(&job.name()).copied().unwrap_or_else(|| guess(&job.program()));
     beside.sort_by(|a, b| last(a).total_cmp(&last(b)));
     let progress = Progress::new(alone.len() + beside.len());
-    let mut outcomes = side_by_side(beside, workers, &progress);
-    outcomes.extend(side_by_side(alone, 1, &progress));
+    let mut outcomes = side_by_side(beside, workers, every, &progress);
+    outcomes.extend(side_by_side(alone, 1, every, &progress));
     known.extend(outcomes.iter().map(|o| (o.job.name(), o.time.seconds)));
     let lines: Vec<String> = known.iter().map(|(name, s)| format!("{s:.2} {name}\n")).collect();
     fs::write(times(), lines.concat()).map_err(failed)?;
@@ -73,14 +74,14 @@ fn read_times(text: &str) -> BTreeMap<String, f64> {
 }
 
 /// Runs jobs, the last first.
-fn side_by_side(jobs: Vec<Job>, workers: usize, progress: &Progress) -> Vec<Outcome> {
+fn side_by_side(jobs: Vec<Job>, workers: usize, every: bool, progress: &Progress) -> Vec<Outcome> {
     let (jobs, outcomes) = (Mutex::new(jobs), Mutex::new(Vec::new()));
     let next = || jobs.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop();
     std::thread::scope(|scope| {
         for _ in 0..workers {
             scope.spawn(|| {
                 while let Some(job) = next() {
-                    let outcome = one(job);
+                    let outcome = one(job, every);
                     progress.ended(&outcome);
                     outcomes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(outcome);
                 }
@@ -90,21 +91,25 @@ fn side_by_side(jobs: Vec<Job>, workers: usize, progress: &Progress) -> Vec<Outc
     outcomes.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-fn one(job: Job) -> Outcome {
+fn one(job: Job, every: bool) -> Outcome {
     let start = Instant::now();
     let log = reports().join(file_name(&job.name())).with_added_extension("log");
     let mut cores = 0.0;
-    let status = ended(&job, &log, &mut cores);
+    let status = ended(&job, &log, every, &mut cores);
     let time = Time { seconds: start.elapsed().as_secs_f64(), cores };
     let said = fs::read(&log).unwrap_or_default();
     Outcome::new(job, time, status.map_err(|e| e.to_string()), &String::from_utf8_lossy(&said), log)
 }
 
 /// How a job ended; one that goes on for ever is killed. `cores` gets the core-seconds that it had at its last look.
-fn ended(job: &Job, log: &Path, cores: &mut f64) -> std::io::Result<ExitStatus> {
+fn ended(job: &Job, log: &Path, every: bool, cores: &mut f64) -> std::io::Result<ExitStatus> {
     let file = File::create(log)?;
     let mut command = job.command();
-    command.env(SKIPPED, skips()).stdout(file.try_clone()?).stderr(file);
+    command
+        .env(SKIPPED, skips())
+        .env(ALL, if every { "1" } else { "" })
+        .stdout(file.try_clone()?)
+        .stderr(file);
     let mut child: Child = command.spawn()?;
     let start = Instant::now();
     loop {

@@ -39,6 +39,10 @@ pub(super) const SLOW: &[(&str, &str, &str)] = &[
     ),
 ];
 
+/// Programs that try a part of their combinations unless `MOEC_ALL` is set: program, what it leaves out.
+pub(super) const IN_PART: &[(&str, &str)] =
+    &[("moec-codegen/kernels", "half of the pairs of a kernel and a machine")];
+
 /// Programs beside those from end to end whose tests are started one by one, and why.
 pub(super) const APART: &[(&str, &str)] = &[
     ("moec-codegen/kernels", "every kernel is compiled for several machines, and emulated"),

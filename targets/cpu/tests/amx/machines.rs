@@ -38,7 +38,7 @@ pub(crate) fn machines() -> Vec<Machine> {
 }
 
 /// Whether a kernel is to be checked on them: those that use tiles, since the others are as on AVX-512.
-pub(crate) fn wanted(spec: &KernelSpec) -> bool {
+pub(crate) fn wanted(spec: &KernelSpec, _: usize, _: usize) -> bool {
     matches!(
         spec,
         KernelSpec::Linear { compute: Compute::Bf16, .. }

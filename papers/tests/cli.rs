@@ -1,0 +1,31 @@
+//! The program's command line.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::process::{Command, Output};
+
+fn papers(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_moec-papers")).args(args).output().unwrap()
+}
+
+#[test]
+fn every_evaluation_says_what_it_takes() {
+    for (paper, option) in [
+        ("npumoe", "--json"),
+        ("trimoe", "--quick"),
+        ("powerinfer2", "--quick"),
+        ("hybrimoe", "--quick"),
+        ("mobile", "--quick"),
+    ] {
+        let out = papers(&[paper, "--help"]);
+        let help = String::from_utf8(out.stdout).unwrap();
+        assert!(out.status.success() && help.contains(option), "{paper}: {help}");
+    }
+}
+
+#[test]
+fn an_evaluation_that_is_not_there_is_refused() {
+    let out = papers(&["nothing"]);
+    let said = String::from_utf8(out.stderr).unwrap();
+    assert_eq!(out.status.code(), Some(2), "{said}");
+    assert!(said.contains("'nothing'"), "{said}");
+}
