@@ -57,10 +57,13 @@ def arguments():
     p.add_argument("--answers", type=int, default=2, help="answers that each client wants, one after the other")
     p.add_argument("--repeat", type=int, default=3, help="turns, of which the medians count")
     p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--how", choices=["greedy", "sampled", "schema"], default="greedy",
+                   help="how tokens are chosen: the most probable one, at temperature 0.7, or the same under a JSON schema (moec alone)")
     p.add_argument("--alone", action="store_true", help="leave llama-server out")
     p.add_argument("--no-install", action="store_true", help="leave it out where it is not compiled yet")
     p.add_argument("--json", action="store_true", help="print the results as JSON instead of the table")
     args = p.parse_args()
+    args.alone |= args.how == "schema"
     args.context = -(-(args.prompt + args.gen + 1) // 64) * 64
     return args
 
@@ -121,7 +124,7 @@ class Bench:
         """All clients of one turn."""
         self.seed += 1
         args = self.args
-        words = [args.load, server.address, clients, answers, args.prompt, args.gen, self.shape.vocab, self.seed]
+        words = [args.load, server.address, clients, answers, args.prompt, args.gen, self.shape.vocab, self.seed, args.how]
         before = self.counted(server)
         done = subprocess.run([str(w) for w in words], capture_output=True, text=True)
         if done.returncode:
@@ -192,7 +195,7 @@ class Bench:
                 log(f"  llama-server: {e}")
                 self.failure = str(e)
                 rows = self.measure([moec])
-        keys = ["clients", "layers", "format", "prompt", "gen", "answers", "repeat", "threads"]
+        keys = ["clients", "layers", "format", "prompt", "gen", "answers", "repeat", "threads", "how"]
         return {
             "conditions": {key: getattr(args, key) for key in keys} | {"load_before": load},
             "machine": limits.middle(self.reports), "llama_cpp_python": self.version, "failure": self.failure,

@@ -3,6 +3,7 @@
 from table import FORMAT, cells, find, number, rule
 
 MARKS = ("<!-- bench-serve -->", "<!-- /bench-serve -->")
+HOW = {"greedy": "at temperature 0", "sampled": "at temperature 0.7", "schema": "at temperature 0.7 under a JSON schema"}
 
 
 def conditions(results):
@@ -16,7 +17,7 @@ def conditions(results):
         f"read, the median of what was measured between the turns; the load before was {c['load_before']:.1f}.", "",
         f"Random weights in the shapes of OLMoE-1B-7B, {c['layers']} layers, every matrix in {FORMAT[c['format']]} (routers and norms f32), "
         f"{c['threads']} threads. Each client asks {times(c['answers'])}, with a prompt of {c['prompt']} token ids "
-        f"that nobody else has, and gets {c['gen']} tokens at temperature 0 as a stream. {c['repeat']} turns of each server, alternating: medians of "
+        f"that nobody else has, and gets {c['gen']} tokens {HOW[c.get('how', 'greedy')]} as a stream. {c['repeat']} turns of each server, alternating: medians of "
         f"rates, percentiles of all times of all turns. {peer}.",
     ]
 

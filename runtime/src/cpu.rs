@@ -275,6 +275,20 @@ pub fn pin(index: usize) {
 #[cfg(not(target_os = "linux"))]
 pub fn pin(_index: usize) {}
 
+/// Has the calling thread run only where no other one wants the core, for as long as it lives.
+#[cfg(target_os = "linux")]
+pub(crate) fn only_when_idle() {
+    // SAFETY: plain numbers, of which 0 is the only priority of this policy; 0 is the calling thread.
+    unsafe {
+        let none: libc::sched_param = std::mem::zeroed();
+        libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const none);
+    }
+}
+
+/// Does nothing on this system.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn only_when_idle() {}
+
 /// Most memory that this process has had resident, in bytes; mapped weights that were read included.
 pub fn peak_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;

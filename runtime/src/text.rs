@@ -1,6 +1,7 @@
 //! Text to ids and back, with the checkpoint's own tokenizer.
 
 mod bounded;
+mod charsmap;
 mod encoding;
 
 use crate::error::{Error, Result};
@@ -60,6 +61,7 @@ impl Text {
     /// # Errors
     /// Why it cannot be used: it is no tokenizer, or its rules lengthen texts without bound.
     pub fn parse(json: &[u8], bos: Option<u32>) -> Result<Self, String> {
+        charsmap::check(json)?;
         let read = timed(|| serde_json::from_slice(json).map_err(Into::into));
         let mut tokenizer: Bounded = read.map_err(|e| e.to_string())?;
         // A prompt is encoded whole, whatever the file says of cutting and padding.

@@ -376,6 +376,27 @@ fn weights_move_behind_the_first_prompt() {
     }
 }
 
+/// What was read past the page cache is left in it, so that the next start need not wait.
+#[test]
+fn a_second_start_finds_the_weights_in_the_page_cache() {
+    let dir = bundle();
+    let p = &program();
+    forget(&dir.path().join("weights/model.bin"));
+    let options = Options { threads: Some(2), ..Options::default() };
+    let open = || Engine::open(p, dir.path(), options).unwrap();
+    let mut first = open();
+    is_right(&mut first);
+    if !PAGE_CACHE.by(first.weights().own) {
+        return;
+    }
+    let start = Instant::now();
+    while !open().weights().why.contains("page cache") {
+        assert!(start.elapsed() < Duration::from_mins(1), "{:?}", open().weights());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    is_right(&mut first);
+}
+
 /// What engines have told the user in this process.
 static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 

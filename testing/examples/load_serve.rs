@@ -24,6 +24,40 @@ struct Load {
     vocab: u64,
     /// No two runs with different ones have the same prompts.
     seed: u64,
+    how: How,
+}
+
+/// How tokens are chosen.
+#[derive(Clone, Copy)]
+enum How {
+    /// The most probable one.
+    Greedy,
+    /// At temperature 0.7.
+    Sampled,
+    /// At temperature 0.7, as a list of texts that is longer than the answer.
+    Schema,
+}
+
+impl How {
+    fn read(word: &str) -> Option<Self> {
+        match word {
+            "greedy" => Some(Self::Greedy),
+            "sampled" => Some(Self::Sampled),
+            "schema" => Some(Self::Schema),
+            _ => None,
+        }
+    }
+
+    /// Sets the fields of a request.
+    fn set(self, body: &mut Value) {
+        body["temperature"] = if matches!(self, Self::Greedy) { json!(0) } else { json!(0.7) };
+        if matches!(self, Self::Schema) {
+            let schema =
+                json!({"type": "array", "items": {"type": "string", "maxLength": 9}, "minItems": 1000});
+            body["response_format"] =
+                json!({"type": "json_schema", "json_schema": {"name": "list", "schema": schema}});
+        }
+    }
 }
 
 /// What came of one answer.
@@ -36,11 +70,16 @@ struct Times {
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let numbers: Vec<u64> = words.iter().skip(1).filter_map(|word| word.parse().ok()).collect();
-    let ([address, ..], &[clients, answers, prompt, tokens, vocab, seed]) = (&*words, &*numbers) else {
-        eprintln!("usage: load_serve ADDRESS CLIENTS ANSWERS PROMPT TOKENS VOCABULARY SEED");
+    let how = words.last().and_then(|word| How::read(word));
+    let ([address, ..], &[clients, answers, prompt, tokens, vocab, seed], Some(how)) =
+        (&*words, &*numbers, how)
+    else {
+        eprintln!(
+            "usage: load_serve ADDRESS CLIENTS ANSWERS PROMPT TOKENS VOCABULARY SEED greedy|sampled|schema"
+        );
         return ExitCode::from(2);
     };
-    match all(address, Load { clients, answers, prompt, tokens, vocab, seed }) {
+    match all(address, Load { clients, answers, prompt, tokens, vocab, seed, how }) {
         Ok(said) => {
             println!("{said}");
             ExitCode::SUCCESS
@@ -78,16 +117,16 @@ fn all(address: &str, load: Load) -> Result<Value, String> {
 /// Asks for one answer.
 fn one(address: &str, load: Load, nth: u64) -> Result<Times, String> {
     let failed = |e: std::io::Error| e.to_string();
-    let body = json!({
+    let mut body = json!({
         "prompt": prompt(load, nth),
         "max_tokens": load.tokens,
-        "temperature": 0,
         "ignore_eos": true,
         "stream": true,
         "stream_options": {"include_usage": true},
         // llama.cpp's: no prompt is asked for twice.
         "cache_prompt": false,
     });
+    load.how.set(&mut body);
     let start = Instant::now();
     let stream = send(address, &post("/v1/completions"), &body.to_string()).map_err(failed)?;
     let mut incoming = Incoming::of(stream).map_err(failed)?;

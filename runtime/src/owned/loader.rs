@@ -3,9 +3,11 @@
 use super::arrival::{Arrival, Why};
 use super::order::{PIECE, Piece, Pieces};
 use super::page_cache::PageCache;
+use crate::available::available;
 use crate::cpu;
 use crate::error::{Error, Result};
 use crate::flash::{Buffer, Buffers, Event, Flash, Priority};
+use crate::weights::RESERVE;
 use sha2::{Digest, Sha256};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
@@ -24,6 +26,11 @@ const LOOK: Duration = Duration::from_millis(20);
 /// reads, and much slower where a machine is virtual and its host has to find the memory.
 const TOUCHING: usize = 4;
 
+/// Threads that read.
+fn threads() -> usize {
+    cpu::cores().min(TOUCHING)
+}
+
 /// The threads. Dropping it ends them: reads in flight are waited for, a second at most.
 #[derive(Debug)]
 pub(super) struct Loader {
@@ -40,7 +47,7 @@ impl Loader {
         let arrival = Arc::clone(&reading.arrival);
         let mut loader = Self { arrival: Arc::clone(&arrival), threads: Vec::new() };
         let reading = Arc::new(reading);
-        for _ in 0..cpu::cores().min(TOUCHING) {
+        for _ in 0..threads() {
             let reading = Arc::clone(&reading);
             loader.spawn("moec-weights", move || reading.run())?;
         }
@@ -98,6 +105,8 @@ pub(super) struct Reading {
     flying: AtomicUsize,
     /// Pieces of the order that are not there yet.
     left: AtomicUsize,
+    /// Threads that still read.
+    last: AtomicUsize,
 }
 
 /// The extent of a piece that passes by the page cache, or the one that does not.
@@ -116,8 +125,19 @@ impl Reading {
     ) -> Self {
         let passing = pieces.all.iter().map(|_| AtomicBool::new(false)).collect();
         let left = AtomicUsize::new(arrival.order().len());
-        let (asked, flying) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Self { arrival, flash, pieces, buffers: Mutex::new(buffers), caches, passing, asked, flying, left }
+        let (asked, flying, last) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(threads()));
+        Self {
+            arrival,
+            flash,
+            pieces,
+            buffers: Mutex::new(buffers),
+            caches,
+            passing,
+            asked,
+            flying,
+            left,
+            last,
+        }
     }
 
     /// Asks for pieces as long as few are on their way, and else sees to what has come. Every thread does both.
@@ -149,6 +169,25 @@ impl Reading {
         }
         if self.left.load(Relaxed) == 0 {
             std::mem::forget(guard);
+        }
+        if self.last.fetch_sub(1, Relaxed) == 1 {
+            self.leave_in_cache();
+        }
+    }
+
+    /// Has the page cache read what went past it, for the next start, while there is memory for it and nothing else wants the core.
+    fn leave_in_cache(&self) {
+        cpu::only_when_idle();
+        for (Piece { file, offset, bytes }, passing) in self.pieces.all.iter().zip(&self.passing) {
+            let room = available().is_some_and(|free| free >= RESERVE + bytes);
+            if !room || !self.arrival.is_wanted() {
+                return;
+            }
+            if passing.load(Relaxed)
+                && let Some(cache) = self.cache(*file)
+            {
+                cache.fetch(*offset, *bytes);
+            }
         }
     }
 

@@ -53,12 +53,21 @@ impl PageCache {
         asked == 0 && there * MOSTLY.0 >= pages.len() * MOSTLY.1
     }
 
-    /// Lets a range go, which nobody needs there any more.
+    /// Lets a range go, which is not needed there any more.
     pub(super) fn forget(&self, offset: u64, bytes: u64) {
+        self.advise(offset, bytes, libc::POSIX_FADV_DONTNEED);
+    }
+
+    /// Has a range read into it; the reads may end later.
+    pub(super) fn fetch(&self, offset: u64, bytes: u64) {
+        self.advise(offset, bytes, libc::POSIX_FADV_WILLNEED);
+    }
+
+    fn advise(&self, offset: u64, bytes: u64, advice: libc::c_int) {
         use std::os::fd::AsRawFd as _;
         let (Ok(at), Ok(len)) = (libc::off_t::try_from(offset), libc::off_t::try_from(bytes)) else { return };
         // SAFETY: a hint on a descriptor that is open; no memory is passed.
-        unsafe { libc::posix_fadvise(self.file.as_raw_fd(), at, len, libc::POSIX_FADV_DONTNEED) };
+        unsafe { libc::posix_fadvise(self.file.as_raw_fd(), at, len, advice) };
     }
 }
 
@@ -73,6 +82,10 @@ impl PageCache {
     /// Does nothing on this system.
     #[allow(clippy::unused_self, reason = "it has something to look at on Linux only")]
     pub(super) fn forget(&self, _offset: u64, _bytes: u64) {}
+
+    /// Does nothing on this system.
+    #[allow(clippy::unused_self, reason = "it has something to look at on Linux only")]
+    pub(super) fn fetch(&self, _offset: u64, _bytes: u64) {}
 }
 
 /// Whether the kernel says what is there: to who owns the file. To others it says that all is, since Linux 5.2.
@@ -96,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_is_there_until_it_is_let_go() {
+    fn a_range_is_there_until_it_is_let_go_and_when_it_was_fetched() {
         let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let path = dir.path().join("file");
         std::fs::write(&path, vec![7; 1 << 20]).unwrap();
@@ -106,5 +119,10 @@ mod tests {
         cache.file.sync_all().unwrap();
         cache.forget(0, 1 << 20);
         assert!(!cache.holds(0, 1 << 20));
+        let start = std::time::Instant::now();
+        while !cache.holds(0, 1 << 20) {
+            cache.fetch(0, 1 << 20);
+            assert!(start.elapsed() < std::time::Duration::from_secs(20), "it is not read");
+        }
     }
 }

@@ -4,11 +4,16 @@
 /// Logits of a block.
 const BLOCK: usize = 64;
 
+/// The largest of some logits; NaN counts as −∞.
+fn max(logits: &[f32]) -> f32 {
+    logits.iter().fold(f32::NEG_INFINITY, |max, &l| if l > max { l } else { max })
+}
+
 /// The lowest id of the largest logit, and that logit; none if it is not finite. NaN counts as −∞.
 pub(super) fn largest(logits: &[f32]) -> Option<(u32, f32)> {
     let mut best = (0, f32::NEG_INFINITY);
     for (number, block) in logits.chunks(BLOCK).enumerate() {
-        let max = block.iter().fold(f32::NEG_INFINITY, |max, &l| if l > max { l } else { max });
+        let max = max(block);
         if max > best.1 {
             let at = block.iter().position(|&l| l == max).unwrap_or(0);
             best = (number * BLOCK + at, max);
@@ -26,7 +31,7 @@ pub(super) fn largest_k(logits: &[f32], k: usize, found: &mut Vec<(f32, u32)>) {
     found.clear();
     for (number, block) in logits.chunks(BLOCK).enumerate() {
         // Ids ascend, so one that equals the least of `k` is behind it.
-        if !block.iter().fold(false, |any, &l| any | (l > floor)) {
+        if max(block) <= floor {
             continue;
         }
         let ids = (number * BLOCK) as u32..;

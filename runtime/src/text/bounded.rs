@@ -3,8 +3,8 @@
 //! Rules that replace text by longer text multiply its length, one after another. What the rules of a file can do is checked when it is
 //! read; what a rule does to a text is checked before it runs. Time is checked between the matches of a regular expression, each of
 //! which the expression's own limit of backtracking ends.
-#![expect(clippy::cast_possible_truncation, reason = "digits of base64, and lengths of a table in memory")]
 
+use super::charsmap;
 use serde::Deserialize;
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -34,8 +34,6 @@ const LONGEST: usize = 256 << 20;
 const RULES: usize = 256;
 /// Maximum number of pre-tokenizers that write a text anew (`ByteLevel`, `Metaspace`), each up to 8 times as long.
 const REWRITES: usize = 2;
-/// Longest replacement in SentencePiece's table of characters; the longest published one has 33 bytes.
-const LONGEST_CHARACTER: usize = 64;
 /// Time for the regular expressions of one text: a limit against hanging, and no measure.
 const TIME: Duration = Duration::from_mins(1);
 
@@ -204,7 +202,7 @@ impl Normal {
             NormalizerWrapper::StripNormalizer(_)
             | NormalizerWrapper::StripAccents(_)
             | NormalizerWrapper::Nmt(_) => (1, 0),
-            NormalizerWrapper::Precompiled(_) => (longest_character(&wrapper)?, 0),
+            NormalizerWrapper::Precompiled(_) => (charsmap::longest(&wrapper)?, 0),
         };
         out.push(Self::Other(wrapper, growth, added));
         Ok(())
@@ -252,37 +250,6 @@ impl Normalizer for Normalizers {
         }
         Ok(())
     }
-}
-
-/// Length of the longest replacement in SentencePiece's table: texts that zeros end, after a trie whose length the first word has.
-fn longest_character(precompiled: &NormalizerWrapper) -> Result<usize, String> {
-    let json = serde_json::to_value(precompiled).map_err(|e| e.to_string())?;
-    let table = from_base64(json["precompiled_charsmap"].as_str().unwrap_or_default());
-    let trie = table.first_chunk().map_or(0, |word| u32::from_le_bytes(*word) as usize);
-    let texts = table.get(trie.saturating_add(4)..).unwrap_or_default();
-    let longest = texts.split(|&byte| byte == 0).map(<[u8]>::len).max().unwrap_or(0);
-    if longest > LONGEST_CHARACTER {
-        return Err(format!(
-            "its table of characters replaces one by {longest} bytes; {LONGEST_CHARACTER} is the maximum"
-        ));
-    }
-    Ok(longest.max(1))
-}
-
-/// Bytes of base64 that was written from bytes.
-fn from_base64(text: &str) -> Vec<u8> {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut out = Vec::with_capacity(text.len() / 4 * 3);
-    let (mut bits, mut count) = (0u32, 0);
-    for digit in text.bytes().filter_map(|c| DIGITS.iter().position(|&d| d == c)) {
-        bits = bits << 6 | digit as u32;
-        count += 6;
-        if count >= 8 {
-            count -= 8;
-            out.push((bits >> count) as u8);
-        }
-    }
-    out
 }
 
 /// Pre-tokenizers, in their order.
