@@ -76,7 +76,10 @@ pub const KEYS: &[Key] = &[
         name: "max_context",
         default: "4096, or the model's own limit if that is shorter",
         range: "1..=1048576, and at most the model's own limit",
-        help: &["Longest sequence in tokens, prompt and answer together. The KV cache has this length."],
+        help: &[
+            "Longest sequence in tokens, prompt and answer together. The KV cache has this length, but for layers with a",
+            "sliding window: these keep window and chunk (`prefill_chunk`) alone.",
+        ],
         set: |c, v| v.integer(1..=1 << 20).map(|n| c.shapes.max_context = Some(n)),
     },
     Key {

@@ -23,7 +23,7 @@ fn facts() -> Facts {
         experts: 24,
         experts_per_token: 4,
         max_context: 2048,
-        kv_numbers_per_token: 512,
+        kv: vec![(512, None)],
         by_class: vec![
             (WeightClass::Experts, 5_308_416),
             (WeightClass::Attention, 393_216),

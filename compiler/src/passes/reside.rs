@@ -65,7 +65,7 @@ pub fn reside(
     }
     let mut here = placement.clone();
     here.ops = ops(placement, units.cpu_index())?;
-    let context = module.states.first().and_then(|s| s.ty.shape.get(2)).copied().unwrap_or(1);
+    let context = context(module);
     let context = u32::try_from(context).unwrap_or(u32::MAX);
     let request = Request::new(module, units, loads, wanted.mix, context)?;
     let cost = |placement: &Placement, unit: &str| {
@@ -200,6 +200,11 @@ pub(super) fn row_of(units: &Units<'_>, op: &str) -> String {
     }
 }
 
+/// Tokens of a sequence: rows of the longest state.
+fn context(module: &Module) -> usize {
+    module.states.iter().filter_map(|s| s.ty.shape.get(2)).copied().max().unwrap_or(1)
+}
+
 /// Whether each node of a graph runs on the NPU, and why there or not.
 ///
 /// # Errors
@@ -212,7 +217,7 @@ fn partition(
 ) -> Result<Vec<(bool, String)>> {
     let (module, units) = (writable.module, writable.units);
     let graph = &module.entries[entry];
-    let ctx = module.states.first().and_then(|s| s.ty.shape.get(2)).copied().unwrap_or(0);
+    let ctx = context(module);
     let refused: Vec<Option<String>> = graph.nodes.iter().map(|n| refusal(module, n, units)).collect();
     let mut out: Vec<(bool, String)> =
         refused.iter().map(|p| (false, p.clone().unwrap_or_default())).collect();

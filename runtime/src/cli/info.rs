@@ -19,7 +19,7 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
     let p = context.program;
     let (m, t) = (&p.model, &p.target);
     let weights: u64 = p.segments.iter().fold(0, |sum, s| sum.saturating_add(s.bytes));
-    let kv: u64 = p.states.iter().fold(0, |sum, s| sum.saturating_add(s.bytes()));
+    let (kv, saved) = (p.state_bytes(), p.saved_by_rings());
     let kv_format = p.cache_format().map(Format::name);
     // Padding and weights that are stored twice count, too.
     let bits = weights as f64 * 8.0 / m.parameters.max(1) as f64;
@@ -64,6 +64,7 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
                 "weight_bytes": weights,
                 "bits_per_parameter": bits,
                 "kv_bytes": kv,
+                "kv_bytes_saved_by_windows": saved,
                 "kv_format": kv_format,
             },
             // As a run decides that begins now and asks for nothing; `bench` says what came of it.
@@ -114,7 +115,7 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
         ("target", format!("{} ({}, {}); {here}", t.name, t.triple, t.cpu)),
         ("weights", format!("{} in {} files, {bits:.2} bits per parameter", size(weights), p.files.len())),
         ("in memory", shown(&held, huge_pages)),
-        ("KV cache", format!("{} of {} when full", size(kv), kv_format.unwrap_or("nothing"))),
+        ("KV cache", format!("{} of {} when full{}", size(kv), kv_format.unwrap_or("nothing"), less(saved))),
         ("arena", format!("{}, and {} of scratch per thread", size(p.arena_bytes()), size(p.scratch_bytes))),
         ("entry points", entries.join(", ")),
         ("tokenizer", if tokenizer { "yes".to_owned() } else { "none: only `--ids` works".to_owned() }),
@@ -157,6 +158,11 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
     let lines: Vec<_> = lines.iter().map(|(what, value)| format!("{what:13} {value}\n")).collect();
     io.say(&lines.concat())?;
     Ok(())
+}
+
+/// What windows save of a KV cache, in words.
+fn less(saved: u64) -> String {
+    if saved == 0 { String::new() } else { format!(", {} less for sliding windows", size(saved)) }
 }
 
 /// Names of units that have steps and that nothing here executes.
