@@ -94,7 +94,7 @@ fn every_key_is_read() {
             tiers: 2,
             group: Some(8),
             sizes: 2,
-            overflow: Overflow::Spill,
+            overflow: Some(Overflow::Spill),
             coverage: 1.0,
             skip: Skip::On,
             predict: Predict::Coarse,

@@ -21,7 +21,7 @@ fn device() -> Device {
 }
 
 fn wanted(tiers: usize, overflow: Overflow) -> ExpertsConfig {
-    ExpertsConfig { tiers, overflow, ..Config::defaults(Path::new("model.toml")).experts }
+    ExpertsConfig { tiers, overflow: Some(overflow), ..Config::defaults(Path::new("model.toml")).experts }
 }
 
 /// One layer whose chunks have these loads.

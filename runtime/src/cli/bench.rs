@@ -35,6 +35,7 @@ pub(super) fn run(context: &Context<'_>, args: &Bench, io: &mut Io<'_>) -> Resul
     let start = Instant::now();
     let demand = Demand { sequences: args.best_of.unwrap_or(args.batch), tokens: prompt + n };
     let mut engine = context.open(&args.common, demand)?;
+    engine.ignore_overflow();
     let opened = start.elapsed();
     let _interrupt = interrupt::guard();
     if let Some(many) = args.best_of {
@@ -80,6 +81,9 @@ pub(super) fn run(context: &Context<'_>, args: &Bench, io: &mut Io<'_>) -> Resul
     }
     if let Some(did) = &did {
         io.say(&format!("{}\n", paging::line(did)))?;
+    }
+    if let Some(over) = engine.overflowed() {
+        io.say(&format!("{:15} {over}\n", "capacities"))?;
     }
     if let Some(did) = engine.assigned() {
         io.say(&format!("{}\n", assigned::line(&did)))?;

@@ -7,6 +7,7 @@ use crate::cpu;
 use crate::engine;
 use crate::error::Result;
 use crate::manifest;
+use crate::overflow::Overflow;
 use crate::paging;
 use crate::program::Program;
 use crate::text;
@@ -21,6 +22,7 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
     let weights: u64 = p.segments.iter().fold(0, |sum, s| sum.saturating_add(s.bytes));
     let (kv, saved) = (p.state_bytes(), p.saved_by_rings());
     let kv_format = p.cache_format().map(Format::name);
+    let capacities = Capacities::of(p);
     // Padding and weights that are stored twice count, too.
     let bits = weights as f64 * 8.0 / m.parameters.max(1) as f64;
     let features: Vec<&str> = t.features.iter().map(String::as_str).collect();
@@ -67,6 +69,9 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
                 "kv_bytes_saved_by_windows": saved,
                 "kv_format": kv_format,
             },
+            "capacities": capacities.as_ref().map(|c| json!({
+                "overflow": c.overflow.name(), "expected_rate": c.expected,
+            })),
             // As a run decides that begins now and asks for nothing; `bench` says what came of it.
             "weights": { "own": held.own, "why": held.why, "shared": !held.own, "huge_pages": huge_pages },
             "entries": entries.iter().map(|(kind, out_rows, steps)| {
@@ -120,6 +125,9 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
         ("entry points", entries.join(", ")),
         ("tokenizer", if tokenizer { "yes".to_owned() } else { "none: only `--ids` works".to_owned() }),
     ];
+    if let Some(of) = &capacities {
+        lines.push(("capacities", of.to_string()));
+    }
     if let Some(manifest) = manifest {
         lines.push(("manifest", format!("SHA-256 {manifest}")));
     }
@@ -158,6 +166,36 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
     let lines: Vec<_> = lines.iter().map(|(what, value)| format!("{what:13} {value}\n")).collect();
     io.say(&lines.concat())?;
     Ok(())
+}
+
+/// What the plan expects of experts with fixed capacities.
+struct Capacities {
+    overflow: Overflow,
+    /// Share of the rows that find no room, over all layers.
+    expected: f64,
+}
+
+impl Capacities {
+    /// `None` where no experts have capacities.
+    fn of(p: &Program) -> Option<Self> {
+        p.sets.iter().find(|s| s.hot.is_none())?;
+        // Every layer routes as many rows for each of its experts per token.
+        let rates = p.placement.experts.iter().filter_map(|t| Some((f64::from(t.k), t.expected?)));
+        let (rows, over) = rates.fold((0.0, 0.0), |(rows, over), (k, expected)| {
+            (rows + k, f64::from(expected.overflow).mul_add(k, over))
+        });
+        Some(Self { overflow: p.placement.overflow, expected: over / f64::max(rows, 1.0) })
+    }
+}
+
+impl std::fmt::Display for Capacities {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let fate = match self.overflow {
+            Overflow::Prune => "are dropped",
+            Overflow::Spill => "run on the CPU",
+        };
+        write!(f, "{:.2} % of the rows of experts are expected past them, and {fate}", self.expected * 100.0)
+    }
 }
 
 /// What windows save of a KV cache, in words.
