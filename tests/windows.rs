@@ -88,7 +88,8 @@ fn saved_prompts_and_guesses_go_back_in_a_ring_or_begin_again() {
     assert_eq!(generated(&bundle, &ids, &["--load-prompt", file]), want);
     // It shares the end that the ring holds, and a beginning that the ring has overwritten.
     for shared in [290, 100] {
-        let other: Vec<u32> = ids[..shared].iter().copied().chain(prompt(340)[shared + 7..].iter().copied()).collect();
+        let other: Vec<u32> =
+            ids[..shared].iter().copied().chain(prompt(340)[shared + 7..].iter().copied()).collect();
         assert_eq!(generated(&bundle, &other, &["--load-prompt", file]), generated(&bundle, &other, &[]));
     }
 }
@@ -134,7 +135,8 @@ fn the_cache_of_gpt_oss_20b_at_8192_tokens() {
             "self_attn.sinks" => vec![heads],
             _ => tensor.shape().to_vec(),
         };
-        let size = shape.iter().product::<usize>() * tensor.data().len() / tensor.shape().iter().product::<usize>();
+        let size =
+            shape.iter().product::<usize>() * tensor.data().len() / tensor.shape().iter().product::<usize>();
         let dtype = tensor.dtype();
         for layer in 0..layers {
             let view = safetensors::tensor::TensorView::new(dtype, shape.clone(), &zeros[..size]).unwrap();

@@ -7,7 +7,6 @@ use crate::infer::TypeError;
 use crate::op::{Kind, Op};
 use crate::plan::RowSpace;
 use crate::scope::Scope;
-use crate::state::StateKind;
 use crate::types::Type;
 use crate::weights::Weight;
 

@@ -131,7 +131,7 @@ impl Overflowed {
     }
 
     /// Whether so much more than expected found no room that chance does not explain it: as clumps of rows, which are
-    /// Poisson, by [`SURE`] standard deviations and as many clumps.
+    /// Poisson, by four standard deviations and as many clumps.
     pub fn exceeds(&self) -> bool {
         let over = (self.tally.pruned + self.tally.spilled) as f64;
         over > self.expected + SURE * (self.expected * CLUMP).sqrt() + SURE * CLUMP

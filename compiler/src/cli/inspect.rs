@@ -144,7 +144,10 @@ fn config(args: &Args, config: &Config) -> Result<()> {
                 w.activations.name()
             ),
         ),
-        row("estimate", format!("{} of weights, {} of KV cache{less}", human::bytes(bytes), human::bytes(cache))),
+        row(
+            "estimate",
+            format!("{} of weights, {} of KV cache{less}", human::bytes(bytes), human::bytes(cache)),
+        ),
     ]);
     if let Some(budget) = config.memory.budget {
         value["budget_bytes"] = json!(budget);

@@ -3,8 +3,8 @@
 use super::support::{Folder, golden, shapes, spec};
 use moec::import::{self, ImportOptions, ModelSpec};
 use moec::passes::lower::{Shapes, lower};
-use moec_ir::text::parse_module;
 use moec_ir::eval::Evaluator;
+use moec_ir::text::parse_module;
 use moec_ir::{EntryKind, Module, Op, Part, Scope, StateKind, WeightClass};
 use serde_json::json;
 

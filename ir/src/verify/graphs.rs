@@ -144,10 +144,14 @@ fn check_windows(module: &Module, graph: &Graph) -> Result<(), VerifyError> {
             let StateKind::Ring { window } = state.kind else { continue };
             let held = (window as usize).min(state.ty.shape[2]);
             let fits = desc.window.is_some_and(|w| w <= held);
-            require(fits, || at_node(graph, i), || {
-                let sees = desc.window.map_or("all positions".to_owned(), |w| format!("{w} positions"));
-                format!("it sees {sees}, and the ring {:?} keeps {held}", state.name)
-            })?;
+            require(
+                fits,
+                || at_node(graph, i),
+                || {
+                    let sees = desc.window.map_or("all positions".to_owned(), |w| format!("{w} positions"));
+                    format!("it sees {sees}, and the ring {:?} keeps {held}", state.name)
+                },
+            )?;
         }
     }
     Ok(())

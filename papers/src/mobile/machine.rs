@@ -42,7 +42,7 @@ impl Machine {
             let time = unit.and_then(|u| u.matmul.iter().find(|t| t.rows == 1));
             time.map(|t| t.weights as f64 * WEIGHT / (t.ms * 1e3))
         };
-        let link = device.links.iter().find(|l| l.from == "dram").map(|l| l.gb_per_s * 1e3);
+        let link = device.links.iter().find(|l| l.from == "dram").map(|l| l.rate() * 1e3);
         match (rate("gpu"), rate("cpu"), link) {
             (Some(gpu), Some(cpu), Some(link)) => Ok(Self { gpu, cpu, link, overhead: OVERHEAD_US }),
             _ => Err(Error::input(format!("`{TARGET}` lacks a rate"))),

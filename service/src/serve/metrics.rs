@@ -158,8 +158,16 @@ impl Metrics {
         }
         if let Some(o) = s.overflowed {
             let rows: [(&str, &str, u64); 3] = [
-                ("moec_expert_rows_total", "Rows that routers gave to experts with capacities.", o.tally.routed),
-                ("moec_expert_rows_dropped_total", "Of these, rows past a capacity that were dropped.", o.tally.pruned),
+                (
+                    "moec_expert_rows_total",
+                    "Rows that routers gave to experts with capacities.",
+                    o.tally.routed,
+                ),
+                (
+                    "moec_expert_rows_dropped_total",
+                    "Of these, rows past a capacity that were dropped.",
+                    o.tally.pruned,
+                ),
                 (
                     "moec_expert_rows_spilled_total",
                     "Of these, rows past a capacity that ran on the CPU.",

@@ -41,8 +41,18 @@ impl CpuTarget {
         // A row of decoding is no work for several threads but by heads.
         let each = if node.apart { 1 } else { heads };
         let (norm, rotation) = (None, None);
-        let spec =
-            KernelSpec::CacheWrite { heads, dim, ctx, ring, cache: format, values, norm, rotation, each, x_ld };
+        let spec = KernelSpec::CacheWrite {
+            heads,
+            dim,
+            ctx,
+            ring,
+            cache: format,
+            values,
+            norm,
+            rotation,
+            each,
+            x_ld,
+        };
         let work = Work::Kernel(spec);
         s.launches.push(Launch { work, args: (0..4).map(Role::In).collect() });
         Ok(())
