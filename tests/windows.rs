@@ -17,9 +17,9 @@ const CONTEXT: usize = 512;
 fn build(folder: &Path, chunk: usize, format: &str) -> PathBuf {
     let toml = folder.join(format!("{format}-{chunk}.toml"));
     let text = format!(
-        "[model]\nsource = {:?}\n[shapes]\nmax_context = {CONTEXT}\nprefill_chunk = {chunk}\ndecode_batch = [1, 2]\n\
+        "[model]\nsource = \"{}\"\n[shapes]\nmax_context = {CONTEXT}\nprefill_chunk = {chunk}\ndecode_batch = [1, 2]\n\
          [weights]\nactivations = \"f32\"\nkv_cache = \"{format}\"\n",
-        checkpoint(FAMILY)
+        checkpoint(FAMILY).display()
     );
     fs::write(&toml, text).unwrap();
     let bundle = folder.join(format!("{format}-{chunk}"));

@@ -93,7 +93,7 @@ fn config(args: &Args, config: &Config) -> Result<()> {
         prefill_chunk: shapes.prefill_chunk,
         prefill_out_rows: 1,
         decode_batch: shapes.decode_batch.clone(),
-        slots: slots as usize,
+        slots: 1,
         little: None,
     };
     let of_states = |rings| facts.kv_bytes(config.kv_format(), &states(rings)) * slots;

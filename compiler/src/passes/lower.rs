@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::import::spec::{
     Attention, Block, Gqa, LayerSpec, Mixer, Mla, Mlp, ModelSpec, Moe, Norm, Projection, Rope, RouterInput,
 };
-use moec_codegen::CACHE_BLOCK;
+use moec_cpu::CACHE_BLOCK;
 use moec_ir::infer::TypeError;
 use moec_ir::op::{AttentionDesc, LongSwitch};
 use moec_ir::{

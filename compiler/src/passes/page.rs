@@ -436,11 +436,11 @@ mod tests {
             bandwidth: rates
                 .iter()
                 .map(|&(block_bytes, gb_per_s)| Bandwidth {
-            block_bytes,
-            gb_per_s,
-            source: String::new(),
-            achieved: None,
-        })
+                    block_bytes,
+                    gb_per_s,
+                    source: String::new(),
+                    achieved: None,
+                })
                 .collect(),
             ..Memory::default()
         };

@@ -165,7 +165,8 @@ fn costs_follow_the_table_of_times() {
 /// What was published and not measured is a bound that programs do not reach: a model predicts with the share that they do.
 #[test]
 fn published_rates_are_derated() {
-    let published = ["data sheet", "Intel ARK", "press release", "product brief", "PCI Express", "Table 1: ", "Ada GPU"];
+    let published =
+        ["data sheet", "Intel ARK", "press release", "product brief", "PCI Express", "Table 1: ", "Ada GPU"];
     let is = |source: &str| published.iter().any(|p| source.contains(p)) && !source.contains("found from");
     let mut seen = 0;
     for (name, _) in BUILT_IN {
@@ -202,7 +203,9 @@ fn what_is_achieved_is_a_share() {
     assert_eq!(gpu.peak["bf16"].rate(), 989_500.0 * 0.43);
     assert_eq!(d.links[0].rate(), 63.0 * 0.79);
     assert_eq!(d.transfer_us("dram", "vram", 63e3 * 0.79), Some(1000.0));
-    for (from, to) in [("value = 0.83", "value = 1.1"), ("value = 0.43", "value = 0"), ("value = 0.79", "value = 79")] {
+    for (from, to) in
+        [("value = 0.83", "value = 1.1"), ("value = 0.43", "value = 0"), ("value = 0.79", "value = 79")]
+    {
         assert!(error(&text.replacen(from, to, 1)).contains("is a share above 0, and of at most 1"), "{to}");
     }
 }
