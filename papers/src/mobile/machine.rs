@@ -15,7 +15,7 @@ pub const TARGET: &str = "rtx4080-i5";
 pub const WEIGHT: f64 = 2.0;
 /// Microseconds of a layer, and of what follows the last one, beside reading weights: launches, norms, attention's cache, the framework. Found
 /// from 1.85, OLMoE with half of its experts (Table II).
-pub const OVERHEAD_US: f64 = 216.0;
+pub const OVERHEAD_US: f64 = 281.0;
 
 /// Rates.
 #[derive(Clone, Copy, Debug, PartialEq)]
