@@ -18,7 +18,7 @@ fn build(folder: &Path, chunk: usize, format: &str) -> PathBuf {
     let toml = folder.join(format!("{format}-{chunk}.toml"));
     let text = format!(
         "[model]\nsource = \"{}\"\n[shapes]\nmax_context = {CONTEXT}\nprefill_chunk = {chunk}\ndecode_batch = [1, 2]\n\
-         [weights]\nactivations = \"f32\"\nkv_cache = \"{format}\"\n",
+         [weights]\nactivations = \"f32\"\n[memory]\nkv_cache = \"{format}\"\n",
         checkpoint(FAMILY).display()
     );
     fs::write(&toml, text).unwrap();
