@@ -53,6 +53,7 @@ mod trust;
 mod tune;
 mod untrusted;
 mod weights;
+mod windows;
 
 /// What a process is started for that works on templates: this program, with the name of this test.
 #[test]

@@ -172,6 +172,10 @@ fn clients_of_every_kind_of_bundle_get_what_single_runs_give() {
         for (found, alone) in together(&server).iter().zip(&alone) {
             found.leaves(alone).unwrap_or_else(|e| panic!("{name}: {e}"));
         }
+        let figures = http::ask(server.address(), "GET /metrics HTTP/1.1", "").unwrap().body;
+        let routed = figures.lines().find_map(|l| l.strip_prefix("moec_expert_rows_total "));
+        assert_eq!(routed.is_some_and(|n| n != "0"), name == "capacities", "{figures}");
+        assert_eq!(figures.contains("moec_expert_rows_past_capacity_expected "), name == "capacities");
         drop(server);
         if !exact {
             let (_, said) = fails(&mut serve(&["--exact"]));

@@ -28,7 +28,7 @@ pub mod simt;
 
 pub use emit::{Objects, assembly, compile, llvm_ir};
 pub use error::{Error, Result};
-pub use kernels::cache::{key_order, value_order};
+pub use kernels::cache::{BLOCK as CACHE_BLOCK, key_order, value_order};
 pub use kernels::neuron::{neurons_meet, neurons_sketched};
 pub use machine::{ByteDot, Isa, Machine};
 pub use spec::schedule::{self, Knob, Schedule, evenly_from, least};

@@ -169,6 +169,7 @@ fn specs() -> Vec<KernelSpec> {
         heads: 2,
         dim: 16,
         ctx: 32,
+        ring: false,
         cache,
         values,
         norm,
@@ -517,8 +518,8 @@ fn contradictions_are_refused_by_name() {
         KernelSpec::Attention { desc, cache, compute, ctx: 8, rows, splits, q_ld: 64, out_ld: 64 }
     };
     let cached = |cache, norm, each| {
-        let (heads, dim, ctx, values, rotation, x_ld) = (2, 16, 32, false, None, 32);
-        KernelSpec::CacheWrite { heads, dim, ctx, cache, values, norm, rotation, each, x_ld }
+        let (heads, dim, ctx, ring, values, rotation, x_ld) = (2, 16, 32, false, false, None, 32);
+        KernelSpec::CacheWrite { heads, dim, ctx, ring, cache, values, norm, rotation, each, x_ld }
     };
     let gate_up = |out| KernelSpec::ExpertGateUp {
         layout: DispatchLayout { rows: 4, k: 2, experts: 3 },

@@ -7,7 +7,6 @@ use crate::infer::TypeError;
 use crate::op::{Kind, Op};
 use crate::plan::RowSpace;
 use crate::scope::Scope;
-use crate::state::StateKind;
 use crate::types::Type;
 use crate::weights::Weight;
 
@@ -102,11 +101,11 @@ fn infer_node(
             return Err(error(format!("operand {i} is {input:?}, expected a {}", kind.name())));
         }
         if let Operand::State(s) = input
-            && let Some(state) = module.states.get(s.0 as usize).filter(|s| s.kind != StateKind::Cache)
+            && let Some(state) = module.states.get(s.0 as usize).filter(|s| s.kind.needs_snapshots())
         {
             let (name, kind) = (&state.name, state.kind.name());
             return Err(error(format!(
-                "operand {i} is the state {name:?}, which is {kind}, expected a cache"
+                "operand {i} is the state {name:?}, which is {kind}, expected a cache or a ring"
             )));
         }
         types.push(ty);

@@ -308,11 +308,12 @@ pub enum Op {
         style: RopeStyle,
     },
     /// `$state[slots, heads, ctx, dim], x[T, heads·dim], pos i32[T], slot i32[T] → state`: rows with a
-    /// position ≥ 0 are stored at (slot, ·, pos, ·). The result is the updated state, in place.
+    /// position ≥ 0 are stored at (slot, ·, pos mod ctx, ·). The result is the updated state, in place.
     CacheWrite,
     /// `q[T, heads·qk_dim], k(state), v(state)?, pos i32[T], slot i32[T], @sinks[heads]? → f32[T, heads·v_dim]`
     ///
-    /// Row `t` attends to positions `0 ..= pos[t]` of its slot, the last `window` of them if set.
+    /// Row `t` attends to positions `0 ..= pos[t]` of its slot, the last `window` of them if set. Position `p` is row
+    /// `p mod ctx` of the state.
     Attention(AttentionDesc),
     /// `logits[T, E], @select_bias[E]? → i32[T, k], f32[T, k]`
     Router(RouterDesc),

@@ -718,6 +718,23 @@ impl Plan {
         self.states.iter().find(|s| !s.kind.needs_snapshots()).map(|s| s.format)
     }
 
+    /// Bytes of all states, snapshots included.
+    pub fn state_bytes(&self) -> u64 {
+        self.states.iter().fold(0, |sum, s| sum.saturating_add(s.bytes()))
+    }
+
+    /// Bytes that rings save: what their layers would take beside if they kept the whole context.
+    pub fn saved_by_rings(&self) -> u64 {
+        let saved = |s: &StateBuf| {
+            let StateKind::Ring { .. } = s.kind else { return 0 };
+            let [slots, heads, rows, dim] = s.shape;
+            let whole = [slots, heads, rows.max(self.model.max_context), dim];
+            let whole = StateBuf { shape: whole, ..s.clone() };
+            whole.bytes().saturating_sub(s.bytes())
+        };
+        self.states.iter().map(saved).fold(0, u64::saturating_add)
+    }
+
     /// Layers whose `fetch` somebody hears, in order: experts, and experts per token. They stay on flash, or lie in frames.
     pub fn asked_layers(&self) -> Vec<(u32, u32)> {
         let hybrid = self.schedule.as_ref().and_then(|s| s.hybrid.as_ref().map(|h| (s, h.k)));

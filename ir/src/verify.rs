@@ -9,8 +9,8 @@
 //!    have the types that [`Graph`](crate::Graph) lists.
 //! 5. Every value is defined exactly once, before it is used.
 //! 6. Operands are of the kinds, and in the number, that [`Op::signature`](crate::Op::signature) says. An
-//!    operand that takes a state takes one of the kind `cache` or the result of a cache write, and nothing else takes
-//!    these.
+//!    operand that takes a state takes one of the kinds `cache` and `ring` or the result of a cache write, and nothing
+//!    else takes these. Attention over a ring has a window, which the ring holds.
 //! 7. Declared types equal inferred ones, and their sizes in bytes do not overflow. No attribute is NaN.
 //! 8. An entry writes a state at most once. If it does, every reader reads the result of that write.
 //! 9. Token rows and output rows do not mix: only `gather_rows` goes from the first to the second, by

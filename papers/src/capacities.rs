@@ -3,7 +3,7 @@
 
 use crate::recorded::{DOMAINS, Recorded};
 use crate::shapes::{OLMOE, PHIMOE, QWEN3, Shape};
-use moec::config::ExpertsConfig;
+use moec::config::{ExpertsConfig, Overflow};
 use moec::passes::group::{Options, group_layer, tiered};
 use moec::passes::reside::reside_layer;
 use moec::passes::tier::tier;
@@ -169,7 +169,7 @@ impl Case {
             constants: Constants::NPUMOE,
             calibration: whole,
             coverage: setting.experts.coverage,
-            overflow: setting.experts.overflow,
+            overflow: Overflow::Prune,
         };
         let placed = |tables: &[ExpertTable]| Placed {
             attention: Queue::Npu,

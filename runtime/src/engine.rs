@@ -7,7 +7,7 @@ use crate::call::{Bound, Places, bind};
 use crate::error::Result;
 use crate::events::Events;
 use crate::memory::{Addr, Region};
-use crate::overflow::Tally;
+use crate::overflow::{Overflowed, Tally};
 use crate::owned::Arrival;
 use crate::paging::{self, OnFlash, Paging};
 use crate::pool::Pool;
@@ -122,6 +122,8 @@ pub struct Engine<'p> {
     rows: Vec<Row>,
     stop: Option<&'static AtomicBool>,
     warn: Option<fn(&str)>,
+    /// To be told once of more overflow than is expected.
+    warn_overflow: Option<fn(&str)>,
     /// Entry point of the last call.
     last: Option<usize>,
 }
@@ -217,6 +219,29 @@ impl<'p> Engine<'p> {
     /// was opened; empty where there are none.
     pub fn tallies(&self) -> Vec<(u32, Tally)> {
         self.tallies.all()
+    }
+
+    /// What found no room in experts with fixed capacities since the engine was opened, beside what the plan expects; `None`
+    /// where there are none.
+    pub fn overflowed(&self) -> Option<Overflowed> {
+        Overflowed::of(&self.tallies(), &self.program.placement)
+    }
+
+    /// Warns of no overflow: what is read is no text that anything was calibrated for.
+    pub(crate) fn ignore_overflow(&mut self) {
+        self.warn_overflow = None;
+    }
+
+    /// Warns once when more finds no room than the plan expects.
+    pub(crate) fn warn_of_overflow(&mut self) {
+        let Some(warn) = self.warn_overflow else { return };
+        if let Some(over) = self.overflowed().filter(Overflowed::exceeds) {
+            warn(&format!(
+                "{over}: this text is not like that of the calibration; name some of it as `text` under `[calibrate]`, and \
+                 build again"
+            ));
+            self.warn_overflow = None;
+        }
     }
 
     /// Experts that calls which decode have computed with since the engine was opened: each once for all rows of a call, summed over

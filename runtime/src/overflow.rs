@@ -6,6 +6,7 @@
 //! same expert's weights.
 
 pub use moec_ir::placement::Overflow;
+use moec_ir::placement::Placement;
 use std::cmp::Ordering;
 
 /// What happens to a (token, expert) pair.
@@ -89,6 +90,66 @@ impl Tally {
         self.spilled += other.spilled;
         self.rows += other.rows;
         self.padding += other.padding;
+    }
+}
+
+/// Rows of an expert that overflow together, about: those of one call. They are no independent observations.
+const CLUMP: f64 = 32.0;
+/// Standard deviations past the expectation from which on it is no chance.
+const SURE: f64 = 4.0;
+
+/// What found no room in all layers, beside what the plan expects.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Overflowed {
+    /// What became of pairs.
+    pub tally: Tally,
+    /// Pairs that would have found no room at the rates that the plan expects.
+    pub expected: f64,
+}
+
+impl Overflowed {
+    /// Of tallies by layer, under a placement; `None` where no experts have capacities.
+    pub fn of(tallies: &[(u32, Tally)], placement: &Placement) -> Option<Self> {
+        let mut sum = Self::default();
+        for (layer, tally) in tallies {
+            let table = placement.experts.iter().find(|t| t.layer == *layer);
+            let rate = table.and_then(|t| t.expected).map_or(0.0, |e| f64::from(e.overflow));
+            sum.tally.add(tally);
+            sum.expected += rate * tally.routed as f64;
+        }
+        (!tallies.is_empty()).then_some(sum)
+    }
+
+    /// Share of the pairs that found no room.
+    pub fn rate(&self) -> f64 {
+        (self.tally.pruned + self.tally.spilled) as f64 / self.tally.routed.max(1) as f64
+    }
+
+    /// Share that the plan expects.
+    pub fn expected_rate(&self) -> f64 {
+        self.expected / self.tally.routed.max(1) as f64
+    }
+
+    /// Whether so much more than expected found no room that chance does not explain it: as clumps of rows, which are
+    /// Poisson, by four standard deviations and as many clumps.
+    pub fn exceeds(&self) -> bool {
+        let over = (self.tally.pruned + self.tally.spilled) as f64;
+        over > self.expected + SURE * (self.expected * CLUMP).sqrt() + SURE * CLUMP
+    }
+}
+
+impl std::fmt::Display for Overflowed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let percent = |rate: f64| rate * 100.0;
+        let Tally { pruned, spilled, .. } = self.tally;
+        write!(f, "{:.2} % of the rows of experts found no room", percent(self.rate()))?;
+        match (pruned, spilled) {
+            (0, 0) => {}
+            (_, 0) => write!(f, " and were dropped")?,
+            (0, _) => write!(f, " and ran on the CPU")?,
+            (dropped, ran) => write!(f, " ({dropped} dropped, {ran} ran on the CPU)")?,
+        }
+        write!(f, "; {:.2} % were expected", percent(self.expected_rate()))
     }
 }
 

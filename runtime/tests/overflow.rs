@@ -3,7 +3,8 @@
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
-use moec_runtime::overflow::{Choices, Decider, Fate, Misrouted, Overflow, Tally};
+use moec_ir::placement::{Expected, ExpertTable, Placement};
+use moec_runtime::overflow::{Choices, Decider, Fate, Misrouted, Overflow, Overflowed, Tally};
 use proptest::prelude::*;
 
 fn decide(
@@ -29,6 +30,37 @@ fn the_least_salient_tokens_go_and_ties_keep_the_lowest_index() {
     assert_eq!(decide(&ids, 1, &[1.0; 5], &[3, 1], Overflow::Spill).0[4], Spilled);
     // What is no number is kept: it is an error that must be seen.
     assert_eq!(decide(&[0, 0], 1, &[9.0, f32::NAN], &[1], Overflow::Prune).0, [P, S]);
+}
+
+/// A layer that expects 1 % of its rows past capacities, and what became of so many.
+fn overflowed(routed: u64, spilled: u64) -> Overflowed {
+    let expected = Expected { imbalance: 1.0, overflow: 0.01, padding: 0.0 };
+    let table = ExpertTable {
+        layer: 3,
+        k: 2,
+        tiers: vec![16],
+        expected: Some(expected),
+        groups: Vec::new(),
+        experts: Vec::new(),
+    };
+    let placement = Placement { chunk: 64, experts: vec![table], ..Placement::default() };
+    let tally = Tally { routed, spilled, ..Tally::default() };
+    Overflowed::of(&[(3, tally)], &placement).unwrap()
+}
+
+#[test]
+fn more_overflow_than_expected_is_seen_when_it_is_no_chance() {
+    // As expected, twice as much of few rows, twice as much of many.
+    assert!(!overflowed(100_000, 1000).exceeds());
+    assert!(!overflowed(10_000, 200).exceeds());
+    let over = overflowed(1_000_000, 20_000);
+    assert!(over.exceeds());
+    assert_eq!(
+        over.to_string(),
+        "2.00 % of the rows of experts found no room and ran on the CPU; 1.00 % were expected"
+    );
+    assert!(!overflowed(0, 0).exceeds());
+    assert_eq!(Overflowed::of(&[], &Placement::default()), None);
 }
 
 #[test]

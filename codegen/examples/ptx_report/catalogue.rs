@@ -141,6 +141,7 @@ fn others(all: &mut Vec<(String, KernelSpec)>) {
         heads: 4,
         dim: 128,
         ctx: 4096,
+        ring: false,
         cache: Format::Bf16,
         values: false,
         norm,

@@ -10,7 +10,7 @@ use moec_ir::state::CacheHead;
 use moec_ir::types::{Format, GROUP};
 
 /// Tokens of a block of values, and of a step of attention.
-pub(crate) const BLOCK: usize = 128;
+pub const BLOCK: usize = 128;
 
 /// Order of the keys that attention reads.
 pub fn key_order(isa: &Isa) -> CacheOrder {
@@ -67,7 +67,8 @@ struct Token<'k> {
 type Heads<'k> = (P<'k>, usize);
 
 pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::CacheWrite { heads, dim, ctx, cache, values, norm, rotation, each, x_ld } = *spec else {
+    let KernelSpec::CacheWrite { heads, dim, ctx, ring, cache, values, norm, rotation, each, x_ld } = *spec
+    else {
         return k.fail("not a cache write");
     };
     let head_bytes = head_bytes(&k.isa, cache, values, ctx, dim);
@@ -76,11 +77,16 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     let (state, x) = (arg(), arg());
     let way = Way::new(dim, norm, rotation, &mut arg);
     let (pos, slot) = (arg(), arg());
+    // The row of the state that a row goes to.
+    let place = |row: I<'k>| {
+        let at = pos.words(row).load_int();
+        if ring { at.lt(k.i(0)).pick_int(at, at.rem(k.i(ctx as i64))) } else { at }
+    };
     let prepared = k.scratch().bytes(small_bytes(dim));
     let factors = prepared.words(k.lanes() * prepared_ld(dim));
     // The heads of `count` tokens from `row` on, one head after the other.
     let each_head = |tile: I<'k>, row: I<'k>, count: usize, put: &dyn Fn(Heads<'k>, &Token<'k>)| {
-        let (slots, at) = (slot.words(row).load_int() * heads, pos.words(row).load_int());
+        let (slots, at) = (slot.words(row).load_int() * heads, place(row));
         k.each(0, count, 1, |i| {
             if let Some(factor) = way.of_row(k, x.words((row + i) * x_ld)) {
                 factors.words(i).store(factor);
@@ -100,7 +106,7 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         });
     };
     let one = |tile: I<'k>, row: I<'k>| {
-        let at = pos.words(row).load_int();
+        let at = place(row);
         k.when(at.ge(k.i(0)).and(at.lt(k.i(ctx as i64))), || {
             each_head(tile, row, 1, &|(x, _), token| {
                 if values {
@@ -121,7 +127,7 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         k.fold(first, end, 1, &[first], |row, next| {
             let begins = row.ge(next[0]);
             let run = begins.and(is_run(k, pos, slot, row, end)).and(pos.words(row).load_int().ge(k.i(0)));
-            let run = run.and((pos.words(row).load_int() + (lanes - 1)).lt(k.i(ctx as i64)));
+            let run = run.and((place(row) + (lanes - 1)).lt(k.i(ctx as i64)));
             k.when(run, || {
                 each_head(tile, row, lanes, &|x, token| {
                     if values {

@@ -110,10 +110,11 @@ pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
             rules.extend(position::rules(*heads, *dim, *norm, Some(*rotation)));
             rules
         }
-        KernelSpec::CacheWrite { heads, dim, ctx, cache, values, norm, rotation, each, x_ld } => {
+        KernelSpec::CacheWrite { heads, dim, ctx, ring, cache, values, norm, rotation, each, x_ld } => {
             let mut rules = vec![
                 (*x_ld >= heads * dim, "rows overlap"),
                 (*dim > 0 && *ctx > 0, "an extent is zero"),
+                (!*ring || ctx.is_multiple_of(cache::BLOCK), "a ring of no whole blocks"),
                 (*each > 0 && heads.is_multiple_of((*each).max(1)), "heads that no work item has"),
                 (cache::head_bytes(isa, *cache, *values, *ctx, *dim) > 0, "a cache of another format"),
             ];

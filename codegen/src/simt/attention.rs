@@ -171,6 +171,7 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         let token = token + own;
         let there = token.lt(end);
         let token = token.min(end - 1);
+        let token = if d.window.is_some() { token.rem(k.i(s.ctx as i64)) } else { token };
         let size = if s.cache == Format::F32 { 4 } else { 2 };
         let key = keys.bytes(token * (d.qk_dim * size));
         let key = read(k, &s, (key, s.cache, s.chunk()), d.qk_dim, lane);
@@ -197,7 +198,8 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
 
 /// Tokens that a row attends to in a part: first, and one past the last. Empty for a padding row.
 fn range<'k>(k: &'k Kb<'k>, s: &Shape<'_>, pos: I<'k>, part: I<'k>) -> [I<'k>; 2] {
-    let end = (pos.min(k.i(s.ctx as i64 - 1)) + 1).max(k.i(0));
+    let pos = if s.d.window.is_some() { pos } else { pos.min(k.i(s.ctx as i64 - 1)) };
+    let end = (pos + 1).max(k.i(0));
     let first = s.d.window.map_or(k.i(0), |w| (end - w.min(s.ctx)).max(k.i(0)));
     if s.splits == 1 {
         return [first, end];

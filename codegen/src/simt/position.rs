@@ -98,7 +98,7 @@ pub(super) fn rope<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
 }
 
 pub(super) fn cache_write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::CacheWrite { heads, dim, ctx, cache, norm, rotation, x_ld, .. } = *spec else {
+    let KernelSpec::CacheWrite { heads, dim, ctx, ring, cache, norm, rotation, x_ld, .. } = *spec else {
         return k.fail("not a cache write");
     };
     let mut args = (0..).map(|i| k.arg(i));
@@ -108,6 +108,7 @@ pub(super) fn cache_write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     let (pos, slot) = (arg(), arg());
     let (row, head) = (k.block_index(0), k.block_index(1));
     let at = pos.words(row).load_int();
+    let at = if ring { at.lt(k.i(0)).pick_int(at, at.rem(k.i(ctx as i64))) } else { at };
     k.when(at.ge(k.i(0)).and(at.lt(k.i(ctx as i64))), || {
         let place = slot.words(row).load_int() * heads + head;
         let state = state.bytes(place * head_bytes(cache, ctx, dim).unwrap_or(0));

@@ -275,7 +275,7 @@ pub enum KernelSpec {
     },
     /// `[state, x, norm weight?, angles?, pos i32, slot i32]`: rows into a KV-cache tensor, ordered as [`crate::key_order`]
     /// or [`crate::value_order`] says, normalised and rotated before, if so. Rows with a position outside of `0 .. ctx` are
-    /// skipped.
+    /// skipped; in a ring those below 0 alone, and position `p` goes to row `p mod ctx`.
     CacheWrite {
         /// Heads.
         heads: usize,
@@ -283,6 +283,8 @@ pub enum KernelSpec {
         dim: usize,
         /// Tokens of the state.
         ctx: usize,
+        /// Whether the state is a ring of whole blocks ([`CACHE_BLOCK`](crate::CACHE_BLOCK)).
+        ring: bool,
         /// Format of the state.
         cache: Format,
         /// Whether they are values, not keys.
@@ -297,7 +299,8 @@ pub enum KernelSpec {
         x_ld: usize,
     },
     /// `[q, k_state, v_state?, pos i32, slot i32, sinks? f32 [heads], out]`. States are ordered as
-    /// [`crate::key_order`] and [`crate::value_order`] say; `v_state` is absent with `v_from_k`. `pos < 0`: zeros.
+    /// [`crate::key_order`] and [`crate::value_order`] say; `v_state` is absent with `v_from_k`. `pos < 0`: zeros. With a
+    /// window, position `p` is row `p mod ctx` of states of whole blocks, and of no other state past `ctx`.
     ///
     /// With `splits > 1` the tokens of the cache are cut into so many parts, `sinks` is absent, and `out` is
     /// what [`KernelSpec::AttentionMerge`] reads.

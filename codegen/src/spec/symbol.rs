@@ -57,9 +57,10 @@ impl KernelSpec {
                 s.norm(*norm);
                 s.num("h", *heads).num("d", *dim).num("x", *x_ld).num("o", *out_ld);
             }
-            Self::CacheWrite { heads, dim, ctx, cache, values, norm, rotation, each, x_ld } => {
+            Self::CacheWrite { heads, dim, ctx, ring, cache, values, norm, rotation, each, x_ld } => {
                 s.word("cache_write").word(if *values { "values" } else { "keys" }).word(cache.name());
                 s.num("p", isa.nr).num("h", *heads).num("d", *dim).num("ctx", *ctx).num("x", *x_ld);
+                s.flag("ring", *ring);
                 s.option("n", (each != heads).then_some(*each));
                 if let Some(r) = rotation {
                     s.rotation(*r);

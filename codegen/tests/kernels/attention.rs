@@ -46,8 +46,10 @@ impl Problem {
         let mut state = |values: bool, dim: usize| {
             let mut numbers = rng.floats(slots * d.kv_heads * ctx * dim);
             for (i, x) in numbers.iter_mut().enumerate() {
-                let (key, slot) = ((i / dim % ctx) as i32, (i / dim / ctx / d.kv_heads) as i32);
-                if !s.rows.iter().any(|&(pos, s)| s == slot && key <= pos) {
+                let (key, slot) = (i / dim % ctx, (i / dim / ctx / d.kv_heads) as i32);
+                // The last positions up to one that a row has, as many as the cache has rows.
+                let held = |pos: i32| (0..=pos).rev().take(ctx).any(|p| p as usize % ctx == key);
+                if !s.rows.iter().any(|&(pos, s)| s == slot && held(pos)) {
                     *x = 1e30;
                 }
             }
@@ -80,7 +82,7 @@ impl Problem {
                 let query = &self.q[t * self.q_ld() + h * d.qk_dim..][..d.qk_dim];
                 let scores: Vec<f64> = (first..=pos as usize)
                     .map(|p| {
-                        let key = &keys[(base + p) * d.qk_dim..][..d.qk_dim];
+                        let key = &keys[(base + p % ctx) * d.qk_dim..][..d.qk_dim];
                         let dot: f64 =
                             query.iter().zip(key).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
                         dot * f64::from(d.scale)
@@ -89,7 +91,7 @@ impl Problem {
                 let sink = self.sinks.as_ref().map(|s| f64::from(s[h]));
                 let total: f64 = scores.iter().copied().chain(sink).map(f64::exp).sum();
                 for c in 0..d.v_dim {
-                    let value = |i: usize| f64::from(values[(base + first + i) * v_ld + c]);
+                    let value = |i: usize| f64::from(values[(base + (first + i) % ctx) * v_ld + c]);
                     let sum: f64 = scores.iter().enumerate().map(|(i, s)| s.exp() * value(i)).sum();
                     expected[t * out_ld + h * d.v_dim + c] = (sum / total) as f32;
                 }
@@ -190,9 +192,10 @@ fn check_chains(chains: &[Chain]) {
 }
 
 /// Tokens of random numbers, at (position, slot) each, written to a cache of others; only tokens inside of the context
-/// change it.
+/// change it. In a ring that is any, and they go round.
 fn written(
     rng: &mut Rng,
+    ring: bool,
     [heads, dim, ctx, slots]: [usize; 4],
     (cache, values): (Format, bool),
     rows: &[(i32, i32)],
@@ -201,9 +204,10 @@ fn written(
     let x = random(rng, n, heads * dim, x_ld);
     let before = rng.floats(slots * heads * ctx * dim);
     let mut after = before.clone();
-    for (r, &(pos, slot)) in rows.iter().enumerate().filter(|(_, r)| (0..ctx as i32).contains(&r.0)) {
+    let most = if ring { i32::MAX } else { ctx as i32 };
+    for (r, &(pos, slot)) in rows.iter().enumerate().filter(|(_, r)| (0..most).contains(&r.0)) {
         for c in 0..heads * dim {
-            let at = ((slot as usize * heads + c / dim) * ctx + pos as usize) * dim;
+            let at = ((slot as usize * heads + c / dim) * ctx + pos as usize % ctx) * dim;
             after[at + c % dim] = x[r * x_ld + c];
         }
     }
@@ -214,6 +218,7 @@ fn written(
             heads,
             dim,
             ctx,
+            ring,
             cache,
             values,
             norm: None,
@@ -243,7 +248,7 @@ fn rows_outside_of_the_context_are_skipped() {
                 let last = ctx as i32 - 1;
                 let pos = [0, last, -1, last + 1, 2, 0, 3, 1, 4];
                 let rows: Vec<_> = pos.into_iter().zip([0, 2, 1, 1, 1, 1, 1, 1, 0]).collect();
-                cases.push(written(&mut rng, [2, dim, ctx, 3], (cache, values), &rows));
+                cases.push(written(&mut rng, false, [2, dim, ctx, 3], (cache, values), &rows));
             }
         }
     }
@@ -269,8 +274,23 @@ fn tokens_that_follow_each_other_are_stored_as_others_are() {
                 run(32, 20, 1).chain([(-1, 0); 12]).collect(),
             ];
             for (rows, values) in rows.iter().flat_map(|rows| [(rows, false), (rows, true)]) {
-                cases.push(written(&mut rng, [2, dim, ctx, 3], (cache, values), rows));
+                cases.push(written(&mut rng, false, [2, dim, ctx, 3], (cache, values), rows));
             }
+        }
+    }
+    check(&cases);
+}
+
+#[test]
+fn tokens_go_round_in_a_ring() {
+    let mut rng = Rng::new(19);
+    let mut cases = Vec::new();
+    for dim in [1, 7, 32, 80] {
+        for (cache, values) in FORMATS.into_iter().flat_map(|f| [(f, false), (f, true)]) {
+            // Across the end, in the middle of a vector and at its start; single tokens; padding.
+            let runs = (1000..1060).map(|p| (p, 1)).chain((5 * 256 - 16..5 * 256 + 32).map(|p| (p, 2)));
+            let rows: Vec<_> = runs.chain([(700, 0), (-1, 0), (256, 0), (3, 0)]).collect();
+            cases.push(written(&mut rng, true, [2, dim, 256, 3], (cache, values), &rows));
         }
     }
     check(&cases);
@@ -319,6 +339,28 @@ fn windows_and_sinks() {
         }
     }
     check(&cases);
+}
+
+#[test]
+fn windows_go_round_in_a_ring() {
+    let mut rng = Rng::new(45);
+    let (mut cases, mut chains) = (Vec::new(), Vec::new());
+    let windows = [(1, false), (7, true), (150, true), (196, false), (129, true)];
+    for ((window, sinks), (cache, compute)) in windows.into_iter().zip(arithmetics().into_iter().cycle()) {
+        let few = vec![(699, 0), (-3, 0), (2, 1), (511, 2)];
+        let desc = AttentionDesc { window: Some(window), sinks, ..desc(8, 2, 32, 24) };
+        // As many rows as window and chunk need, and no more: 196 + 60 is 256.
+        for (rows, tile) in
+            [(prefill(500, 60), 24), (prefill(230, 60), 5), (prefill(0, 60), 24), (few.clone(), 1)]
+        {
+            let setting = Setting { desc: desc.clone(), ctx: 256, cache, compute, tile, rows };
+            cases.push(Problem::new(&mut rng, setting).case());
+        }
+        let setting = Setting { desc, ctx: 384, cache, compute, tile: 1, rows: few };
+        chains.push(Problem::new(&mut rng, setting).parts(3));
+    }
+    check(&cases);
+    check_chains(&chains);
 }
 
 #[test]

@@ -250,6 +250,7 @@ fn heads_are_normalised_and_rotated_where_they_are_stored() {
                 heads,
                 dim,
                 ctx,
+                ring: false,
                 cache,
                 values,
                 norm,

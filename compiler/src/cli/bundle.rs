@@ -63,7 +63,15 @@ pub(super) fn inspect(path: &Path, as_json: bool) -> Result<()> {
         row("weights", format!("{}: {}", text("weights"), formats.join("; "))),
         row(
             "KV cache",
-            format!("{} of {}", text("kv_cache"), facts["kv_cache_format"].as_str().unwrap_or("nothing")),
+            format!(
+                "{} of {}{}",
+                text("kv_cache"),
+                facts["kv_cache_format"].as_str().unwrap_or("nothing"),
+                match plan.saved_by_rings() {
+                    0 => String::new(),
+                    saved => format!(", {} less for sliding windows", human::bytes(saved)),
+                }
+            ),
         ),
         row("arena", text("arena")),
         row("kernels", plan.kernels.len().to_string()),
@@ -128,7 +136,7 @@ fn bits(numbers: u64, bytes: u64) -> f64 {
 /// What a plan decided, in numbers.
 pub(super) fn facts(plan: &Plan) -> Value {
     let weights: u64 = plan.segments.iter().map(|s| s.bytes).sum();
-    let cache: u64 = plan.states.iter().map(moec_ir::plan::StateBuf::bytes).sum();
+    let (cache, saved) = (plan.state_bytes(), plan.saved_by_rings());
     json!({
         "family": plan.model.family,
         "target": plan.target.name,
@@ -156,7 +164,7 @@ pub(super) fn facts(plan: &Plan) -> Value {
         })).collect::<Vec<_>>(),
         "paging": plan.paging.as_ref().map(|p| paging::value(p, None)),
         "kv_cache_format": plan.cache_format().map(Format::name),
-        "memory": {"weights": weights, "kv_cache": cache, "arena": plan.arena_bytes(), "scratch_per_thread": plan.scratch_bytes},
+        "memory": {"weights": weights, "kv_cache": cache, "kv_cache_saved_by_windows": saved, "arena": plan.arena_bytes(), "scratch_per_thread": plan.scratch_bytes},
     })
 }
 

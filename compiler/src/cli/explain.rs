@@ -254,6 +254,13 @@ fn cache(states: &[&StateBuf]) -> Option<(&'static str, f64, u64)> {
     Some((first.format.name(), bytes as f64 * 8.0 / numbers.max(1) as f64, bytes / tokens.max(1)))
 }
 
+/// What layers with a sliding window keep: rows for each sequence, the most of any layer, and bytes.
+fn windows(states: &[&StateBuf]) -> Option<(u32, u64)> {
+    let rings = || states.iter().filter(|s| matches!(s.kind, StateKind::Ring { .. }));
+    let rows = rings().map(|s| s.shape[2]).max()?;
+    Some((rows, rings().map(|s| s.bytes()).sum()))
+}
+
 fn head(
     args: &Args,
     bundle: &Bundle,
@@ -277,6 +284,9 @@ fn head(
     rows.extend(decisions.thresholds.as_ref().map(|t| row("thresholds", silenced(t))));
     rows.extend(cache(states).map(|(format, bits, bytes)| {
         row("KV cache", format!("{format}, {bits:.2} bits per number, {bytes} bytes per token"))
+    }));
+    rows.extend(windows(states).map(|(rows, bytes)| {
+        row("sliding windows", format!("{rows} rows for each sequence, {} in all", human::bytes(bytes)))
     }));
     rows.extend(
         decisions
@@ -420,6 +430,7 @@ fn report(
         "kv_cache": cache(states).map(|(format, bits, bytes)| json!({
             "format": format, "bits_per_number": bits, "bytes_per_token": bytes,
         })),
+        "sliding_windows": windows(states).map(|(rows, bytes)| json!({"rows": rows, "bytes": bytes})),
         "on_flash": decisions.on_flash,
         "attention": decisions.attention,
         "predictors": decisions.predictors,

@@ -102,13 +102,12 @@ impl Count<'_> {
     }
 }
 
-/// Numbers of KV cache that a layer takes per token.
-fn kv_numbers(l: &LayerSpec) -> u64 {
-    let channels = l.attention().map_or(0, |attention| match attention {
-        Attention::Gqa(a) => 2 * a.kv_heads * a.head_dim,
-        Attention::Mla(a) => a.latent + a.rotated,
-    });
-    channels as u64
+/// Numbers of KV cache that an attention takes per token, and its window.
+fn kv(attention: &Attention) -> (u64, Option<usize>) {
+    match attention {
+        Attention::Gqa(a) => (2 * (a.kv_heads * a.head_dim) as u64, a.window),
+        Attention::Mla(a) => ((a.latent + a.rotated) as u64, None),
+    }
 }
 
 /// The figures of a model. `format` says which format holds the numbers of a leaf as the checkpoint stores them, if there is one.
@@ -130,7 +129,7 @@ pub fn of(spec: &ModelSpec, format: &dyn Fn(&Leaf) -> Option<Format>) -> Facts {
         experts: spec.experts(),
         experts_per_token: moe().map(|m| m.router.k).max().unwrap_or(0),
         max_context: spec.max_positions,
-        kv_numbers_per_token: spec.layers.iter().map(kv_numbers).sum(),
+        kv: spec.layers.iter().filter_map(LayerSpec::attention).map(kv).collect(),
         by_class: by_class().map(|(class, of)| (class, of.parameters)).collect(),
         stored: by_class().filter_map(|(class, of)| Some((class, one(of)?))).collect(),
         tied_embeddings: spec.head.is_none(),

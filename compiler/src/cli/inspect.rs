@@ -5,6 +5,7 @@ use crate::bundle::MANIFEST;
 use crate::bundle::workspace;
 use crate::config::{Config, Facts, sizes};
 use crate::import::{self, ImportOptions, ModelSpec, containers};
+use crate::passes::lower;
 use crate::{Error, Result, families, human};
 use moec_ir::Format;
 use moec_runtime::regular;
@@ -86,7 +87,21 @@ fn config(args: &Args, config: &Config) -> Result<()> {
     let facts = facts::of(&spec, &|leaf| checkpoint.format(leaf));
     let bytes = facts.bundle_bytes(&config.weights);
     let slots = shapes.decode_batch.last().copied().unwrap_or(1) as u64;
-    let cache = facts.kv_bytes_per_token(config.kv_format()) * shapes.max_context as u64 * slots;
+    let states = |rings| lower::Shapes {
+        max_context: shapes.max_context,
+        rings,
+        prefill_chunk: shapes.prefill_chunk,
+        prefill_out_rows: 1,
+        decode_batch: shapes.decode_batch.clone(),
+        slots: 1,
+        little: None,
+    };
+    let of_states = |rings| facts.kv_bytes(config.kv_format(), &states(rings)) * slots;
+    let (cache, without_windows) = (of_states(true), of_states(false));
+    let less = match without_windows - cache {
+        0 => String::new(),
+        saved => format!(", {} less for sliding windows", human::bytes(saved)),
+    };
     let w = &config.weights;
     let mut value = json!({
         "kind": "model.toml",
@@ -104,7 +119,7 @@ fn config(args: &Args, config: &Config) -> Result<()> {
             "activations": w.activations.name(),
             "rounding": w.rounding.name(),
         },
-        "estimate": {"weight_bytes": bytes, "kv_cache_bytes": cache},
+        "estimate": {"weight_bytes": bytes, "kv_cache_bytes": cache, "kv_cache_bytes_without_windows": without_windows},
     });
     let mut rows = model_rows(&config.model.source, &spec, &facts);
     let row = |a: &str, b: String| vec![a.to_owned(), b];
@@ -129,7 +144,10 @@ fn config(args: &Args, config: &Config) -> Result<()> {
                 w.activations.name()
             ),
         ),
-        row("estimate", format!("{} of weights, {} of KV cache", human::bytes(bytes), human::bytes(cache))),
+        row(
+            "estimate",
+            format!("{} of weights, {} of KV cache{less}", human::bytes(bytes), human::bytes(cache)),
+        ),
     ]);
     if let Some(budget) = config.memory.budget {
         value["budget_bytes"] = json!(budget);

@@ -145,7 +145,7 @@ fn unit(found: &Roofline) -> Unit {
     let peak = |format: &str| {
         let p = found.best(format)?;
         let source = source(p.instruction, n, p.gops.one, "GOP/s");
-        Some((format.to_owned(), Peak { gops: rounded(p.gops.all), source }))
+        Some((format.to_owned(), Peak { gops: rounded(p.gops.all), source, achieved: None }))
     };
     Unit {
         name: "cpu".to_owned(),
@@ -171,6 +171,7 @@ fn memory(found: &Roofline) -> Memory {
             block_bytes: BLOCK,
             gb_per_s: rounded(read.all),
             source: source(what, found.threads, read.one, "GB/s"),
+            achieved: None,
         }],
         ..Memory::default()
     }
@@ -190,7 +191,7 @@ fn beside(device: &mut Device, family: &str, card: &ThreadRates) {
     let best = card.experts.iter().max_by(|a, b| ThreadRates::gops(a).total_cmp(&ThreadRates::gops(b)));
     let peak = best.map(|t| {
         let source = format!("moec profile-device: experts of {} rows, {}", t.rows, card.name);
-        ("bf16".to_owned(), Peak { gops: rounded(ThreadRates::gops(t)), source })
+        ("bf16".to_owned(), Peak { gops: rounded(ThreadRates::gops(t)), source, achieved: None })
     });
     device.description = format!("{}; beside it {}", device.description, card.name);
     device.units.push(Unit {
@@ -213,6 +214,7 @@ fn beside(device: &mut Device, family: &str, card: &ThreadRates) {
             block_bytes: BLOCK,
             gb_per_s: rounded(card.read_gb_per_s),
             source: format!("moec profile-device: one row meets a matrix of bf16, {}", card.name),
+            achieved: None,
         }],
         ..Memory::default()
     });
@@ -221,7 +223,7 @@ fn beside(device: &mut Device, family: &str, card: &ThreadRates) {
         let source =
             format!("moec profile-device: copies of pinned memory, a small one with its wait, {}", card.name);
         let latency_us = Some(rounded(card.copy_us));
-        device.links.push(Link { from, to, gb_per_s: rounded(gb_per_s), latency_us, source });
+        device.links.push(Link { from, to, gb_per_s: rounded(gb_per_s), latency_us, source, achieved: None });
     }
 }
 
@@ -269,6 +271,7 @@ fn flash_memory(flash: &FlashRates) -> Memory {
     let figure = |r: Rate| Bandwidth {
         block_bytes: u64::from(r.point.block_bytes),
         gb_per_s: rounded(r.gb_per_s),
+        achieved: None,
         source: format!(
             "moec profile-device: random reads within {} MiB, {} in flight; {}",
             r.point.range_bytes >> 20,

@@ -76,7 +76,10 @@ pub const KEYS: &[Key] = &[
         name: "max_context",
         default: "4096, or the model's own limit if that is shorter",
         range: "1..=1048576, and at most the model's own limit",
-        help: &["Longest sequence in tokens, prompt and answer together. The KV cache has this length."],
+        help: &[
+            "Longest sequence in tokens, prompt and answer together. The KV cache has this length, but for layers with a",
+            "sliding window: these keep window and chunk (`prefill_chunk`) alone.",
+        ],
         set: |c, v| v.integer(1..=1 << 20).map(|n| c.shapes.max_context = Some(n)),
     },
     Key {
@@ -346,13 +349,20 @@ pub const KEYS: &[Key] = &[
     Key {
         section: "experts",
         name: "overflow",
-        default: "\"prune\"",
-        range: "\"prune\" or \"spill\"",
+        default: "\"auto\"",
+        range: "\"auto\", \"prune\" or \"spill\"",
         help: &[
-            "What happens to tokens past an expert's capacity: those whose attention output is smallest lose its part,",
-            "or they run on the CPU, and nothing is lost.",
+            "What happens to tokens past an expert's capacity: `spill`: they run on the CPU, and nothing is lost. `prune`: those",
+            "whose attention output is smallest lose its part. `auto` is `spill`, and `prune` where `max_perplexity_increase`",
+            "says what may be lost.",
         ],
-        set: |c, v| Overflow::parse(v.text()?).map(|o| c.experts.overflow = o).ok_or(Wrong::Range),
+        set: |c, v| {
+            c.experts.overflow = match v.text()? {
+                "auto" => None,
+                name => Some(Overflow::parse(name).ok_or(Wrong::Range)?),
+            };
+            Ok(())
+        },
     },
     Key {
         section: "experts",

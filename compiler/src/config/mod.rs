@@ -166,8 +166,8 @@ pub struct ExpertsConfig {
     pub group: Option<usize>,
     /// Most numbers of rows that a graph has functions for.
     pub sizes: usize,
-    /// What happens to tokens past a capacity.
-    pub overflow: Overflow,
+    /// What happens to tokens past a capacity; `None`: what [`Config::overflow`] says.
+    pub overflow: Option<Overflow>,
     /// Share of the calibration's chunks whose load an expert's capacity covers.
     pub coverage: f64,
     /// Whether experts are computed neuron by neuron, and those that a gate makes 0 are skipped.
@@ -276,7 +276,7 @@ impl ExpertsConfig {
         tiers: 6,
         group: None,
         sizes: 4,
-        overflow: Overflow::Prune,
+        overflow: None,
         coverage: 0.99,
         skip: Skip::Auto,
         predict: Predict::Off,
@@ -595,6 +595,13 @@ impl Config {
                     .hint(format!("set it to {} or less; {} is the default", k - 1, k.div_ceil(2))))
             }
         }
+    }
+
+    /// What happens to tokens past an expert's capacity. The CPU is beside every unit with static graphs and loses nothing;
+    /// where the user says what may be lost, the least salient rows are dropped.
+    pub fn overflow(&self) -> Overflow {
+        let budget = self.quality.max_perplexity_increase;
+        self.experts.overflow.unwrap_or(if budget.is_some() { Overflow::Prune } else { Overflow::Spill })
     }
 
     /// The static shapes, for a model whose own limit is `model_max` tokens.

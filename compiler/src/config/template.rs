@@ -3,6 +3,7 @@
 
 use super::{Activations, DEFAULT_MAX_CONTEXT, KEYS, Rounding, Size, Weights};
 use crate::human;
+use crate::passes::lower::Shapes;
 use moec_ir::types::GROUP;
 use moec_ir::{Format, WeightClass};
 use std::fmt::Write as _;
@@ -27,8 +28,8 @@ pub struct Facts {
     pub experts_per_token: usize,
     /// Longest sequence that the model was made for.
     pub max_context: usize,
-    /// Numbers of KV cache per token and sequence.
-    pub kv_numbers_per_token: u64,
+    /// Of each layer with attention the numbers of KV cache per token and sequence, and its window.
+    pub kv: Vec<(u64, Option<usize>)>,
     /// Parameters by class.
     pub by_class: Vec<(WeightClass, u64)>,
     /// The format that holds all matrices of a class as the checkpoint stores them, where there is one.
@@ -52,8 +53,15 @@ impl Facts {
 
     /// Bytes of KV cache per token and sequence, in a format.
     pub fn kv_bytes_per_token(&self, format: Format) -> u64 {
-        // Formats are counted by groups, which no head of a model cuts.
-        format.bytes(GROUP) as u64 * self.kv_numbers_per_token / GROUP as u64
+        self.kv.iter().map(|&(numbers, _)| of_numbers(format, numbers)).sum()
+    }
+
+    /// Bytes of KV cache of a sequence, in a format and with states of such shapes.
+    pub fn kv_bytes(&self, format: Format, shapes: &Shapes) -> u64 {
+        let of_layer = |&(numbers, window): &(u64, Option<usize>)| {
+            of_numbers(format, numbers) * shapes.kept(window).0 as u64
+        };
+        self.kv.iter().map(of_layer).sum()
     }
 
     /// About how many bytes the weights of a bundle take.
@@ -64,6 +72,11 @@ impl Facts {
         };
         self.by_class.iter().map(bytes).sum()
     }
+}
+
+/// Bytes of numbers of a KV cache. Formats are counted by groups, which no head of a model cuts.
+fn of_numbers(format: Format, numbers: u64) -> u64 {
+    format.bytes(GROUP) as u64 * numbers / GROUP as u64
 }
 
 /// The text of a `model.toml` for the checkpoint in `source`, a path seen from the file's folder. It builds

@@ -23,7 +23,7 @@ fn facts() -> Facts {
         experts: 24,
         experts_per_token: 4,
         max_context: 2048,
-        kv_numbers_per_token: 512,
+        kv: vec![(512, None)],
         by_class: vec![
             (WeightClass::Experts, 5_308_416),
             (WeightClass::Attention, 393_216),
@@ -94,7 +94,7 @@ fn every_key_is_read() {
             tiers: 2,
             group: Some(8),
             sizes: 2,
-            overflow: Overflow::Spill,
+            overflow: Some(Overflow::Spill),
             coverage: 1.0,
             skip: Skip::On,
             predict: Predict::Coarse,

@@ -130,7 +130,7 @@ impl Experts {
     /// those); infinite where the device file does not say.
     pub fn memory_rate(&self, units: &Units<'_>) -> f64 {
         let memory = units.device.memories.iter().find(|m| m.name != FLASH);
-        let rate = memory.and_then(|m| m.bandwidth.last()).map_or(f64::INFINITY, |b| b.gb_per_s * 1e9);
+        let rate = memory.and_then(|m| m.bandwidth.last()).map_or(f64::INFINITY, |b| b.rate() * 1e9);
         rate * self.bytes * 8.0 / ((3 * self.hidden) as f64 * TABLE_BITS)
     }
 

@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::import::spec::{
     Attention, Block, Gqa, LayerSpec, Mixer, Mla, Mlp, ModelSpec, Moe, Norm, Projection, Rope, RouterInput,
 };
+use moec_cpu::CACHE_BLOCK;
 use moec_ir::infer::TypeError;
 use moec_ir::op::{AttentionDesc, LongSwitch};
 use moec_ir::{
@@ -29,6 +30,8 @@ pub struct Shapes {
     pub decode_batch: Vec<usize>,
     /// Sequences that the KV cache holds.
     pub slots: usize,
+    /// Whether layers with a sliding window keep a ring of positions. A static graph of attention has a cache of its own.
+    pub rings: bool,
     /// Experts per token of the little entry points, one beside each of decode; `None`: there are none.
     pub little: Option<usize>,
 }
@@ -40,6 +43,18 @@ impl Shapes {
         let decode = self.decode_batch.iter().map(|&b| (EntryKind::Decode(b as u32), b));
         let little = self.decode_batch.iter().map(|&b| (EntryKind::Little(b as u32), b));
         std::iter::once(prefill).chain(decode).chain(little.filter(|_| self.little.is_some()))
+    }
+
+    /// Rows of the states of an attention that sees so many positions, and their kind: a ring where that is shorter than the
+    /// context. The rows of a call are all written before the first of them looks back, and kernels write whole blocks.
+    pub fn kept(&self, window: Option<usize>) -> (usize, StateKind) {
+        let ring = window.filter(|_| self.rings).and_then(|window| {
+            let most = self.entries().map(|(kind, _)| kind.rows()).max().unwrap_or(1);
+            let rows = window.checked_add(most - 1)?.checked_next_multiple_of(CACHE_BLOCK)?;
+            let window = u32::try_from(window).ok()?;
+            (rows < self.max_context).then_some((rows, StateKind::Ring { window }))
+        });
+        ring.unwrap_or((self.max_context, StateKind::Cache))
     }
 
     /// The router of an entry point. That of a little one takes the first of the experts that the model would take, and
@@ -188,16 +203,17 @@ impl<'a> Lowering<'a, '_> {
             q = self.g.one(rotate(a.heads), &[q.into(), angles.into()])?;
             k = self.g.one(rotate(a.kv_heads), &[k.into(), angles.into()])?;
         }
-        let keys = self.cache(&format!("{at}.k"), a.kv_heads, a.head_dim, k)?;
-        let values = self.cache(&format!("{at}.v"), a.kv_heads, a.head_dim, v)?;
+        // A window as long as the context hides nothing.
+        let window = a.window.filter(|&w| w < self.shapes.max_context);
+        let keys = self.cache(&format!("{at}.k"), [a.kv_heads, a.head_dim], window, k)?;
+        let values = self.cache(&format!("{at}.v"), [a.kv_heads, a.head_dim], window, v)?;
         let desc = AttentionDesc {
             heads: a.heads,
             kv_heads: a.kv_heads,
             qk_dim: a.head_dim,
             v_dim: a.head_dim,
             scale: a.scale,
-            // A window as long as the context hides nothing.
-            window: a.window.filter(|&w| w < self.shapes.max_context),
+            window,
             sinks: a.sinks.is_some(),
             v_from_k: false,
         };
@@ -237,7 +253,7 @@ impl<'a> Lowering<'a, '_> {
         let rotated = self.g.one(rotate(1), &[rotated.into(), angles.into()])?;
         let k = self.g.one(Op::Concat { heads: 1 }, &[latent.into(), rotated.into()])?;
         let dim = a.latent + a.rotated;
-        let keys = self.cache(&format!("{at}.k"), 1, dim, k)?;
+        let keys = self.cache(&format!("{at}.k"), [1, dim], None, k)?;
         let desc = AttentionDesc {
             heads: a.heads,
             kv_heads: 1,
@@ -351,10 +367,16 @@ impl<'a> Lowering<'a, '_> {
     }
 
     /// Stores keys or values, and returns the cache as it is then.
-    fn cache(&mut self, name: &str, heads: usize, dim: usize, x: ValueId) -> Built<Operand> {
-        let ty = Type::f32([self.shapes.slots, heads, self.shapes.max_context, dim]);
-        let state: StateId =
-            self.g.module().add_state(StateDecl { name: name.to_owned(), ty, kind: StateKind::Cache });
+    fn cache(
+        &mut self,
+        name: &str,
+        [heads, dim]: [usize; 2],
+        window: Option<usize>,
+        x: ValueId,
+    ) -> Built<Operand> {
+        let (rows, kind) = self.shapes.kept(window);
+        let ty = Type::f32([self.shapes.slots, heads, rows, dim]);
+        let state: StateId = self.g.module().add_state(StateDecl { name: name.to_owned(), ty, kind });
         let inputs = [state.into(), x.into(), Graph::POS.into(), Graph::SLOT.into()];
         Ok(self.g.one(Op::CacheWrite, &inputs)?.into())
     }

@@ -435,7 +435,12 @@ mod tests {
         let table = |rates: &[(u64, f64)]| Memory {
             bandwidth: rates
                 .iter()
-                .map(|&(block_bytes, gb_per_s)| Bandwidth { block_bytes, gb_per_s, source: String::new() })
+                .map(|&(block_bytes, gb_per_s)| Bandwidth {
+                    block_bytes,
+                    gb_per_s,
+                    source: String::new(),
+                    achieved: None,
+                })
                 .collect(),
             ..Memory::default()
         };

@@ -229,15 +229,15 @@ fn matmul_us(unit: &Unit, bandwidth: Option<f64>, rows: f64, weights: f64) -> Op
     }
     let peak = unit.peak.get("bf16").or_else(|| unit.peak.get("f16")).or_else(|| unit.peak.get("f32"))?;
     let reading = weights * NUMBER_BYTES / (bandwidth? * 1e3);
-    Some((2.0 * rows * weights / (peak.gops * 1e3)).max(reading))
+    Some((2.0 * rows * weights / (peak.rate() * 1e3)).max(reading))
 }
 
 /// 10⁹ bytes per second of the memory that a unit works in: its own figure, else the memory's.
 fn bandwidth(device: &Device, unit: &Unit) -> Option<f64> {
     let name = device.memory_of(unit).or_else(|| device.processor_memory());
     let memory = device.memories.iter().find(|m| Some(m.name.as_str()) == name);
-    let of_memory = memory.and_then(|m| m.bandwidth.last()).map(|b| b.gb_per_s);
-    unit.bandwidth_gb_per_s.as_ref().map(|f| f.value).or(of_memory)
+    let of_memory = memory.and_then(|m| m.bandwidth.last()).map(moec_device::Bandwidth::rate);
+    unit.bandwidth().or(of_memory)
 }
 
 /// Microseconds of one expert by its rows on a unit, launches aside; `None` where the device file does not say.

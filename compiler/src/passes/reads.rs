@@ -225,7 +225,12 @@ mod tests {
 
     #[test]
     fn small_reads_count_as_the_table_says() {
-        let row = |(block_bytes, gb_per_s)| Bandwidth { block_bytes, gb_per_s, source: String::new() };
+        let row = |(block_bytes, gb_per_s)| Bandwidth {
+            block_bytes,
+            gb_per_s,
+            source: String::new(),
+            achieved: None,
+        };
         let bandwidth = [(4096, 0.5), (65_536, 1.5), (524_288, 2.0)].map(row);
         let memory = Memory {
             name: "flash".to_owned(),

@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::profile::loads::{LayerLoads, Loads};
 use crate::simulate::request::Request;
 use moec_family::StaticPart;
-use moec_ir::placement::{ExpertTable, OpPlace, Placement};
+use moec_ir::placement::{ExpertGroup, ExpertRow, ExpertTable, OpPlace, Placement};
 use moec_ir::scope::AnyLayer;
 use moec_ir::{EntryKind, Graph, Module, Node, Op, Operand, Scope, WeightClass};
 use std::collections::{BTreeMap, HashMap};
@@ -54,6 +54,9 @@ pub fn reside(
     for (table, layer) in placement.experts.iter_mut().zip(&loads.layers) {
         reside_layer(table, layer, units, wanted.experts);
     }
+    if wanted.experts == Wish::Auto {
+        limit_contexts(placement, loads, units, units.npu.most_contexts());
+    }
     let sizes = expert_sizes_on(module, units)?;
     let home = wanted.attention;
     let ops = |placement: &Placement, attention| operators(module, placement, &sizes, units, home, attention);
@@ -65,7 +68,7 @@ pub fn reside(
     }
     let mut here = placement.clone();
     here.ops = ops(placement, units.cpu_index())?;
-    let context = module.states.first().and_then(|s| s.ty.shape.get(2)).copied().unwrap_or(1);
+    let context = context(module);
     let context = u32::try_from(context).unwrap_or(u32::MAX);
     let request = Request::new(module, units, loads, wanted.mix, context)?;
     let cost = |placement: &Placement, unit: &str| {
@@ -103,16 +106,47 @@ pub fn reside_layer(table: &mut ExpertTable, layer: &LayerLoads, units: &Units<'
             Wish::Graphs | Wish::Processor => format!("asked for by `placement.experts`: {costs}"),
         };
         group.unit = if hot { npu } else { cpu };
-        for &e in &group.experts {
-            if let Some(row) = table.experts.get_mut(e as usize) {
-                row.unit = group.unit;
-                if !hot {
-                    (row.capacity, row.fallback) = (0, None);
-                }
+        settle(&mut table.experts, group, hot);
+    }
+    table.expected = Some(predict(layer, table));
+}
+
+/// Gives the experts of a group its unit. Those of the processor take any number of tokens.
+fn settle(experts: &mut [ExpertRow], group: &ExpertGroup, hot: bool) {
+    for &e in &group.experts {
+        if let Some(row) = experts.get_mut(e as usize) {
+            row.unit = group.unit;
+            if !hot {
+                (row.capacity, row.fallback) = (0, None);
             }
         }
     }
-    table.expected = Some(predict(layer, table));
+}
+
+/// Leaves the NPU at most so many groups of experts, each of which is a context that is loaded at the start: those that gain most there.
+pub(super) fn limit_contexts(placement: &mut Placement, loads: &Loads, units: &Units<'_>, most: usize) {
+    let (cpu, npu) = (units.cpu_index(), units.npu_index());
+    let mut there: Vec<(f32, usize, usize)> = Vec::new();
+    for (t, table) in placement.experts.iter().enumerate() {
+        for (g, group) in table.groups.iter().enumerate().filter(|(_, g)| g.unit == npu) {
+            let cost = |unit: u32| group.cost_us.get(unit as usize).copied().unwrap_or(0.0);
+            there.push((cost(cpu) - cost(npu), t, g));
+        }
+    }
+    there.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
+    for &(gain, t, g) in there.iter().skip(most) {
+        let table = &mut placement.experts[t];
+        let group = &mut table.groups[g];
+        group.unit = cpu;
+        group.why = format!(
+            "a start loads {most} contexts at most, and {} others gain more than the {gain:.1} µs per call of this one",
+            most.min(there.len())
+        );
+        settle(&mut table.experts, group, false);
+    }
+    for (table, layer) in placement.experts.iter_mut().zip(&loads.layers) {
+        table.expected = Some(predict(layer, table));
+    }
 }
 
 /// Where every operator of every entry point runs, alike ones of all layers together; with `attention` on that unit where
@@ -200,6 +234,11 @@ pub(super) fn row_of(units: &Units<'_>, op: &str) -> String {
     }
 }
 
+/// Tokens of a sequence: rows of the longest state.
+fn context(module: &Module) -> usize {
+    module.states.iter().filter_map(|s| s.ty.shape.get(2)).copied().max().unwrap_or(1)
+}
+
 /// Whether each node of a graph runs on the NPU, and why there or not.
 ///
 /// # Errors
@@ -212,7 +251,7 @@ fn partition(
 ) -> Result<Vec<(bool, String)>> {
     let (module, units) = (writable.module, writable.units);
     let graph = &module.entries[entry];
-    let ctx = module.states.first().and_then(|s| s.ty.shape.get(2)).copied().unwrap_or(0);
+    let ctx = context(module);
     let refused: Vec<Option<String>> = graph.nodes.iter().map(|n| refusal(module, n, units)).collect();
     let mut out: Vec<(bool, String)> =
         refused.iter().map(|p| (false, p.clone().unwrap_or_default())).collect();

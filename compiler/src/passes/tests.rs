@@ -1,7 +1,7 @@
 //! The passes `tier`, `group` and `reside` over loads of every kind: 1 to 160 experts, every number of tiers.
 
 use super::group::{self, group_layer};
-use super::reside::reside_layer;
+use super::reside::{limit_contexts, reside_layer};
 use super::tier::{LADDER, few, spend, tier};
 use super::units::{ExpertSize, Units, Wish};
 use crate::config::{Config, ExpertsConfig, Overflow};
@@ -21,7 +21,7 @@ fn device() -> Device {
 }
 
 fn wanted(tiers: usize, overflow: Overflow) -> ExpertsConfig {
-    ExpertsConfig { tiers, overflow, ..Config::defaults(Path::new("model.toml")).experts }
+    ExpertsConfig { tiers, overflow: Some(overflow), ..Config::defaults(Path::new("model.toml")).experts }
 }
 
 /// One layer whose chunks have these loads.
@@ -179,6 +179,47 @@ fn hot_groups_live_on_the_npu_and_cold_ones_on_the_cpu() {
     let p = place(&loads, &units, &wanted(3, Overflow::Spill), small, Wish::Auto);
     assert!(p.experts[0].groups.iter().all(|g| g.unit == units.cpu_index()));
     assert_eq!(p.experts[0].expected.unwrap().padding, 0.0);
+}
+
+/// A start loads a context for each graph: the graphs that gain least stay on the processor.
+#[test]
+fn contexts_are_few_enough_to_load() {
+    let phone = Device::find("snapdragon-8-gen-3").unwrap();
+    let units = Units::of(&phone).unwrap();
+    // 4 seconds by 53.8 ms.
+    assert_eq!(units.npu.most_contexts(), 74);
+    let loads = layer(256, vec![(0..16).map(|e| 64 - 2 * e).collect(); 4]);
+    let mut wanted = wanted(3, Overflow::Spill);
+    // What an expert of 4-bit weights gains, each in a graph of its own.
+    wanted.group = Some(1);
+    let mut p = place(&loads, &units, &wanted, LARGE, Wish::Auto);
+    let npu = units.npu_index();
+    let there = |p: &Placement| {
+        let groups = p.experts[0].groups.iter().filter(|g| g.unit == npu);
+        groups.flat_map(|g| g.experts.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(there(&p).len(), 16);
+    limit_contexts(&mut p, &loads, &units, 5);
+    moec_ir::verify::placement(&p).unwrap();
+    assert_eq!(there(&p), [0, 1, 2, 3, 4]);
+    let moved = &p.experts[0].groups[7];
+    assert!(moved.why.starts_with("a start loads 5 contexts at most"), "{}", moved.why);
+    assert!(p.experts[0].experts[5..].iter().all(|r| r.capacity == 0 && r.unit == units.cpu_index()));
+    limit_contexts(&mut p, &loads, &units, 5);
+    assert_eq!(there(&p).len(), 5);
+}
+
+/// Where a launch costs what it does, experts share graphs.
+#[test]
+fn launches_of_a_phone_make_groups_large() {
+    let phone = Device::find("snapdragon-8-gen-3").unwrap();
+    let units = Units::of(&phone).unwrap();
+    assert_eq!(units.npu.launch_us(), 159.0);
+    // Experts of ferris-relu: 24 of three matrices of 192 by 64.
+    let small = ExpertSize { weights: 3 * 192 * 64, bytes: 3 * 192 * 32 };
+    let loads = layer(256, vec![(0..24).map(|e| 40 - e).collect(); 4]);
+    let p = place(&loads, &units, &wanted(6, Overflow::Spill), small, Wish::Graphs);
+    assert!(p.experts[0].groups.len() <= 6, "{}", p.experts[0].groups.len());
 }
 
 /// Loads of one layer at a chunk size, from balanced to wild, some experts unused.

@@ -29,11 +29,16 @@ pub fn tier(loads: &Loads, units: &Units<'_>, wanted: &ExpertsConfig, coverage: 
     let table = |layer: &LayerLoads| table(layer, loads.chunk, units, wanted, coverage);
     Placement {
         chunk: loads.chunk,
-        overflow: wanted.overflow,
+        overflow: overflow(wanted),
         units: units.names(),
         ops: Vec::new(),
         experts: loads.layers.iter().map(table).collect(),
     }
+}
+
+/// What happens to rows past a capacity, where nothing else is said.
+fn overflow(wanted: &ExpertsConfig) -> Overflow {
+    wanted.overflow.unwrap_or(Overflow::Spill)
 }
 
 fn table(
@@ -56,7 +61,7 @@ fn table(
             group: 0,
             unit: units.npu_index(),
             tier: Some(tier as u32),
-            fallback: (wanted.overflow == Overflow::Spill).then(|| units.cpu_index()),
+            fallback: (overflow(wanted) == Overflow::Spill).then(|| units.cpu_index()),
             load: Some(layer.mean(e, chunk) as f32),
             few: is_few(layer, e),
         }
@@ -130,7 +135,8 @@ pub(super) fn tiers(needs: &[u32], most: usize) -> Vec<u32> {
 }
 
 /// What the profile predicts for a table: experts with a capacity overflow past it and pad up to it, a graph at a
-/// time where there are groups.
+/// time where there are groups. What overflows is what other text than that of the capacities would
+/// ([`LayerLoads::held_out_overflow`]).
 pub fn predict(layer: &LayerLoads, table: &ExpertTable) -> Expected {
     let grouped = !table.groups.is_empty();
     let capacity = |e: usize| table.experts.get(e).map(|r| r.capacity).filter(|c| *c > 0);
@@ -142,7 +148,7 @@ pub fn predict(layer: &LayerLoads, table: &ExpertTable) -> Expected {
     let sum = layer.account_sized(&capacity, &graph, &rows);
     Expected {
         imbalance: layer.imbalance() as f32,
-        overflow: sum.overflow_rate() as f32,
+        overflow: layer.held_out_overflow(&capacity) as f32,
         padding: sum.padding_rate() as f32,
     }
 }

@@ -13,7 +13,7 @@ use crate::passes::lower;
 use crate::passes::offload::Statics;
 use crate::passes::rewrite::Applied;
 use crate::passes::threshold::Thresholds;
-use crate::passes::units::{UnitList, Units};
+use crate::passes::units::{UnitList, Units, Wish};
 use crate::profile::Profile;
 use crate::profile::loads::Loads;
 use crate::progress::Progress;
@@ -282,8 +282,10 @@ impl<'a> Compilation<'a> {
         let fit = LOGITS_BYTES / row;
         let rows = shapes.prefill_chunk;
         let prefill_out_rows = if rows <= fit { rows } else { (fit / 16 * 16).clamp(1, rows) };
+        let attention = self.list.wish("attention", &self.config.placement.attention);
         Ok(lower::Shapes {
             max_context: shapes.max_context,
+            rings: Units::of(self.list.device).is_none() || attention.is_ok_and(|a| a == Wish::Processor),
             prefill_chunk: rows,
             prefill_out_rows,
             slots: shapes.decode_batch.iter().copied().max().unwrap_or(1),

@@ -1,6 +1,7 @@
 //! Runs the passes that say where things live.
 
 use super::{Candidate, Compilation};
+use crate::config::ExpertsConfig;
 use crate::error::{Error, Result};
 use crate::passes::units::expert_sizes_on;
 use crate::passes::{frames, group, home, place, reside, tier};
@@ -23,7 +24,8 @@ pub(super) fn tier(c: &mut Compilation<'_>) -> Result<()> {
         return Err(Error::input("the profile has other experts than the model")
             .hint("take it anew with `moec calibrate`"));
     }
-    let wanted = &c.config.experts;
+    let overflow = c.config.overflow();
+    let wanted = &ExpertsConfig { overflow: Some(overflow), ..c.config.experts.clone() };
     let options = group_options(c)?;
     let sizes = expert_sizes_on(&c.module, units)?;
     let place = |coverage: f64| {
@@ -31,7 +33,7 @@ pub(super) fn tier(c: &mut Compilation<'_>) -> Result<()> {
     };
     let coverage = match c.config.quality.max_perplexity_increase {
         // What spills is computed all the same.
-        Some(budget) if wanted.overflow == Overflow::Prune => {
+        Some(budget) if overflow == Overflow::Prune => {
             let probe = c.quality.ok_or_else(|| {
                 Error::limit(format!("nothing here measures the loss of quality on `{}`", units.device.name))
                     .hint("name `text` under `[quality]`, or set `coverage` under `[experts]` in place of `max_perplexity_increase`")

@@ -5,6 +5,9 @@ use super::Profile;
 use crate::error::{Error, Result};
 use std::fmt::Write as _;
 
+/// Runs that samples are cut into, to judge capacities by text that they were not made for.
+pub const FOLDS: usize = 5;
+
 /// Loads at a chunk size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loads {
@@ -71,6 +74,30 @@ impl LayerLoads {
         self.account_sized(capacity, graph, &|_, _| None)
     }
 
+    /// Share of the pairs that find no room in text that capacities were not made for: the samples are cut into [`FOLDS`] runs,
+    /// and each meets the capacities that the others would have led to. An expert's capacity there is at the quantile of its
+    /// loads where it is now, and has as much room above it. Fewer than two samples are judged by themselves.
+    pub fn held_out_overflow(&self, capacity: &dyn Fn(usize) -> Option<u32>) -> f64 {
+        let n = self.samples.len();
+        let folds = FOLDS.min(n);
+        if folds < 2 {
+            return self.account(capacity, &|e| e).overflow_rate();
+        }
+        let mut overflow = 0;
+        for e in 0..self.experts() {
+            let Some(c) = capacity(e) else { continue };
+            let loads: Vec<u32> = self.samples.iter().map(|s| s[e]).collect();
+            for fold in 0..folds {
+                let own = fold * n / folds..(fold + 1) * n / folds;
+                let others = loads.iter().enumerate().filter(|(i, _)| !own.contains(i)).map(|(_, &l)| l);
+                let bound = refit(c, &loads, others.collect());
+                overflow += loads[own].iter().map(|&l| u64::from(l.saturating_sub(bound))).sum::<u64>();
+            }
+        }
+        let routed: u64 = self.samples.iter().flatten().map(|&l| u64::from(l)).sum();
+        overflow as f64 / routed.max(1) as f64
+    }
+
     /// As [`LayerLoads::account`], with graphs of several sizes: `rows(graph, most)` is what each of its experts has in a
     /// call whose busiest expert has `most` tokens; none is the capacity.
     pub fn account_sized(
@@ -101,6 +128,20 @@ impl LayerLoads {
         }
         sum
     }
+}
+
+/// The capacity that some of an expert's loads lead to, where all of them have led to `capacity`.
+fn refit(capacity: u32, all: &[u32], mut some: Vec<u32>) -> u32 {
+    some.sort_unstable();
+    let held = all.iter().filter(|&&l| l <= capacity).count();
+    let most = all.iter().copied().filter(|&l| l <= capacity).max().unwrap_or(0);
+    let rank = (held * some.len()).div_ceil(all.len().max(1));
+    let own = rank.checked_sub(1).and_then(|i| some.get(i)).copied().unwrap_or(0);
+    if most == 0 || own == 0 {
+        return capacity;
+    }
+    let scaled = (u64::from(capacity) * u64::from(own)).div_ceil(u64::from(most));
+    u32::try_from(scaled).unwrap_or(u32::MAX)
 }
 
 /// Rows by what became of them.

@@ -484,6 +484,28 @@ mod chunks {
         assert_eq!((free.overflow, free.rows), (32, 32));
         assert_eq!((apart.and(apart).overflow_rate(), apart.padding_rate()), (0.125, 32.0 / 144.0));
     }
+
+    /// Capacities that hold all of the text that they were made from do not hold other text.
+    #[test]
+    fn overflow_is_expected_of_text_that_capacities_were_not_made_for() {
+        let mut layer = loads(&example(), 64).unwrap().layers.remove(0);
+        // Ten chunks of two texts: the second loads expert 1 twice as much.
+        let sample = |i: usize| if i < 8 { vec![40, 20] } else { vec![20, 40] };
+        layer.samples = (0..10).map(sample).collect();
+        layer.chosen = vec![360, 240];
+        let capacity = |rows: [u32; 2]| move |e: usize| Some(rows[e]);
+        assert_eq!(layer.account(&capacity([40, 40]), &|e| e).overflow, 0);
+        // Without the last fold, expert 1 has room for 20 rows of the 40 of both its chunks.
+        assert_eq!(layer.held_out_overflow(&capacity([40, 40])), 40.0 / 600.0);
+        // With half as much room again above its loads, it has room for 30.
+        assert_eq!(layer.held_out_overflow(&capacity([60, 60])), 20.0 / 600.0);
+        assert_eq!(layer.held_out_overflow(&|_| None), 0.0);
+        // Nothing but loads that are all alike surprises nobody.
+        layer.samples = vec![vec![40, 20]; 10];
+        assert_eq!(layer.held_out_overflow(&capacity([40, 20])), 0.0);
+        layer.samples.truncate(1);
+        assert_eq!(layer.held_out_overflow(&capacity([30, 20])), 10.0 / 60.0);
+    }
 }
 
 mod channels {

@@ -80,7 +80,7 @@ pub fn assigned(
     let link = |unit: Option<u32>| {
         let own = name(unit).and_then(|name| device.units.iter().find(|u| u.name == name))?;
         let (home, there) = (device.processor_memory()?, device.memory_of(own)?);
-        device.links.iter().find(|l| l.from == home && l.to == there).map(|l| l.gb_per_s)
+        device.links.iter().find(|l| l.from == home && l.to == there).map(moec_device::Link::rate)
     };
     let scene = StreamScene { schedule, loads: &loads, rows: &steps, link_gb_per_s: link(schedule.hot) };
     let run = streams

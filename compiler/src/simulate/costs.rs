@@ -103,12 +103,12 @@ impl<'a> Costs<'a> {
             let (format, top) = cpu
                 .peak
                 .iter()
-                .max_by(|a, b| a.1.gops.total_cmp(&b.1.gops))
+                .max_by(|a, b| a.1.rate().total_cmp(&b.1.rate()))
                 .ok_or_else(|| missing("how fast it computes"))?;
-            (bandwidth, peak) = (memory.gb_per_s * 1e3, top.gops * 1e3);
-            let value = format!("{} GB/s", memory.gb_per_s);
+            (bandwidth, peak) = (memory.rate() * 1e3, top.rate() * 1e3);
+            let value = format!("{} GB/s", memory.rate());
             constants.push(Constant { what: "memory", value, source: memory.source.clone() });
-            let value = format!("{} GOP/s of {format}", top.gops);
+            let value = format!("{} GOP/s of {format}", top.rate());
             constants.push(Constant { what: "peak", value, source: top.source.clone() });
         }
         if let Some(figure) = &cpu.dispatch_cost_us {

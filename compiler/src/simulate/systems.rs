@@ -173,7 +173,14 @@ impl System {
         let mut placement = tier(
             loads,
             units,
-            &ExpertsConfig { tiers, group, sizes: 1, overflow, coverage, ..ExpertsConfig::DEFAULT },
+            &ExpertsConfig {
+                tiers,
+                group,
+                sizes: 1,
+                overflow: Some(overflow),
+                coverage,
+                ..ExpertsConfig::DEFAULT
+            },
             coverage,
         );
         let one = match shapes {

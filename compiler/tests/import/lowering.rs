@@ -1,10 +1,11 @@
 //! The Graphs of every golden checkpoint, and the choices that lowering makes.
 
 use super::support::{Folder, golden, shapes, spec};
-use moec::import::ModelSpec;
+use moec::import::{self, ImportOptions, ModelSpec};
 use moec::passes::lower::{Shapes, lower};
+use moec_ir::eval::Evaluator;
 use moec_ir::text::parse_module;
-use moec_ir::{EntryKind, Module, Op, Part, Scope, WeightClass};
+use moec_ir::{EntryKind, Module, Op, Part, Scope, StateKind, WeightClass};
 use serde_json::json;
 
 const FAMILIES: [&str; 14] = [
@@ -130,6 +131,37 @@ fn a_window_as_long_as_the_context_is_none() {
     };
     assert_eq!(windows(64), [Some(16), None]);
     assert_eq!(windows(16), [None, None]);
+}
+
+#[test]
+fn a_window_keeps_a_ring_where_the_context_is_longer() {
+    let spec = spec(&golden("hf/gpt_oss"));
+    let kept = |shapes: &Shapes| {
+        let module = module(&spec, shapes);
+        let of = |s: &moec_ir::StateDecl| (s.ty.shape[2], s.kind);
+        module.states.iter().map(of).collect::<Vec<_>>()
+    };
+    let (ring, cache) = (StateKind::Ring { window: 16 }, StateKind::Cache);
+    // Window and chunk are 16 + 31, which is a block; 16 + 127 are two.
+    assert_eq!(kept(&shapes(512, 32)), [(128, ring), (128, ring), (512, cache), (512, cache)]);
+    assert_eq!(kept(&shapes(512, 128)), [(256, ring), (256, ring), (512, cache), (512, cache)]);
+    assert_eq!(kept(&shapes(128, 32)), [(128, cache); 4]);
+    assert_eq!(kept(&Shapes { rings: false, ..shapes(512, 32) }), [(512, cache); 4]);
+}
+
+#[test]
+fn a_ring_computes_what_a_cache_computes() {
+    let dir = golden("hf/gpt_oss");
+    let (checkpoint, spec) = import::open(&dir, &ImportOptions::default()).unwrap();
+    let ids: Vec<u32> = (0..400).map(|i| (i * 37 + i / 7) % 320).collect();
+    let logits = |rings| {
+        let module = module(&spec, &Shapes { rings, ..shapes(512, 32) });
+        assert_eq!(module.states.iter().any(|s| s.kind != StateKind::Cache), rings);
+        let mut evaluator = Evaluator::new(&module, &checkpoint);
+        let all = evaluator.logits_from(0, 1, 0, &ids).unwrap();
+        all.as_f32()[390 * 320..].to_vec()
+    };
+    assert_eq!(logits(true), logits(false));
 }
 
 #[test]

@@ -160,6 +160,7 @@ pub(crate) fn load(path: &Path) -> BTreeMap<String, Tensor> {
 pub(crate) fn shapes(max_context: usize, chunk: usize) -> Shapes {
     Shapes {
         max_context,
+        rings: true,
         prefill_chunk: chunk,
         prefill_out_rows: chunk,
         decode_batch: vec![1, 2],

@@ -61,16 +61,14 @@ fn place(state: &Tensor, slot: usize, head: usize, pos: usize) -> usize {
     ((slot * shape[1] + head) * shape[2] + pos) * shape[3]
 }
 
-/// Stores the rows of `x`; the operands are `x, pos, slot`.
+/// Stores the rows of `x`, position `p` in row `p mod ctx`; the operands are `x, pos, slot`.
 pub(super) fn write(a: &Args<'_>, state: &mut Tensor) -> Result<(), EvalError> {
     let (slots, heads, ctx, dim) =
         (state.ty.shape[0], state.ty.shape[1], state.ty.shape[2], state.ty.shape[3]);
     let (pos, slot) = (a.i32(1)?, a.i32(2)?);
     for (t, row) in a.f32(0)?.chunks_exact(heads * dim).enumerate() {
-        if pos[t] < 0 {
-            continue;
-        }
-        let p = a.index("position", pos[t], ctx)?;
+        let Ok(p) = usize::try_from(pos[t]) else { continue };
+        let p = p % ctx;
         let s = a.index("slot", slot[t], slots)?;
         for (h, head) in row.chunks_exact(dim).enumerate() {
             let at = place(state, s, h, p);
@@ -96,14 +94,16 @@ pub(super) fn attention(a: &Args<'_>, d: &AttentionDesc) -> Result<Vec<f32>, Eva
             out.extend(std::iter::repeat_n(0.0, d.heads * d.v_dim));
             continue;
         }
-        let last = a.index("position", pos[t], ctx)?;
+        // What a state of `ctx` rows holds of the positions up to the last: all of them, or its window.
+        let held = if d.window.is_some_and(|w| w <= ctx) { usize::MAX } else { ctx };
+        let last = a.index("position", pos[t], held)?;
         let slot = a.index("slot", slot[t], slots)?;
         let first = d.window.map_or(0, |w| (last + 1).saturating_sub(w));
         for (h, query) in row.chunks_exact(d.qk_dim).enumerate() {
             let kv_head = h / (d.heads / d.kv_heads);
             let scores: Vec<f64> = (first..=last)
                 .map(|p| {
-                    let at = place(k, slot, kv_head, p);
+                    let at = place(k, slot, kv_head, p % ctx);
                     dot(query, &k.as_f32()[at..at + d.qk_dim]) * f64::from(d.scale)
                 })
                 .collect();
@@ -113,7 +113,7 @@ pub(super) fn attention(a: &Args<'_>, d: &AttentionDesc) -> Result<Vec<f32>, Eva
             let mut sum = vec![0.0_f64; d.v_dim];
             for (p, s) in (first..=last).zip(&scores) {
                 let weight = (s - max).exp() / total;
-                let at = place(v, slot, kv_head, p);
+                let at = place(v, slot, kv_head, p % ctx);
                 for (y, &x) in sum.iter_mut().zip(&v.as_f32()[at..at + d.v_dim]) {
                     *y += weight * f64::from(x);
                 }

@@ -88,6 +88,7 @@ fn check_entry(module: &Module, graph: &Graph) -> Result<(), VerifyError> {
         require(!nan_attribute(&node.op), || at_node(graph, i), || "an attribute is NaN".into())?;
     }
     check_states(graph)?;
+    check_windows(module, graph)?;
     check_row_spaces(module, graph)?;
 
     let output = graph.values.get(graph.output.0 as usize);
@@ -124,6 +125,33 @@ fn check_states(graph: &Graph) -> Result<(), VerifyError> {
                     || format!("state {} is written in this entry: read the result of the write", s.0),
                 )?;
             }
+        }
+    }
+    Ok(())
+}
+
+/// Attention over a ring sees no more positions than the ring keeps for it. Operand kinds are checked already.
+fn check_windows(module: &Module, graph: &Graph) -> Result<(), VerifyError> {
+    let written = |operand: &Operand| match operand {
+        Operand::Value(v) => graph.def(*v).and_then(|n| graph.nodes[n.0 as usize].inputs.first().copied()),
+        other => Some(*other),
+    };
+    for (i, node) in graph.nodes.iter().enumerate() {
+        let Op::Attention(desc) = &node.op else { continue };
+        for operand in &node.inputs {
+            let Some(Operand::State(s)) = written(operand) else { continue };
+            let Some(state) = module.states.get(s.0 as usize) else { continue };
+            let StateKind::Ring { window } = state.kind else { continue };
+            let held = (window as usize).min(state.ty.shape[2]);
+            let fits = desc.window.is_some_and(|w| w <= held);
+            require(
+                fits,
+                || at_node(graph, i),
+                || {
+                    let sees = desc.window.map_or("all positions".to_owned(), |w| format!("{w} positions"));
+                    format!("it sees {sees}, and the ring {:?} keeps {held}", state.name)
+                },
+            )?;
         }
     }
     Ok(())

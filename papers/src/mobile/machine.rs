@@ -15,7 +15,7 @@ pub const TARGET: &str = "rtx4080-i5";
 pub const WEIGHT: f64 = 2.0;
 /// Microseconds of a layer, and of what follows the last one, beside reading weights: launches, norms, attention's cache, the framework. Found
 /// from 1.85, OLMoE with half of its experts (Table II).
-pub const OVERHEAD_US: f64 = 216.0;
+pub const OVERHEAD_US: f64 = 281.0;
 
 /// Rates.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,7 +42,7 @@ impl Machine {
             let time = unit.and_then(|u| u.matmul.iter().find(|t| t.rows == 1));
             time.map(|t| t.weights as f64 * WEIGHT / (t.ms * 1e3))
         };
-        let link = device.links.iter().find(|l| l.from == "dram").map(|l| l.gb_per_s * 1e3);
+        let link = device.links.iter().find(|l| l.from == "dram").map(|l| l.rate() * 1e3);
         match (rate("gpu"), rate("cpu"), link) {
             (Some(gpu), Some(cpu), Some(link)) => Ok(Self { gpu, cpu, link, overhead: OVERHEAD_US }),
             _ => Err(Error::input(format!("`{TARGET}` lacks a rate"))),

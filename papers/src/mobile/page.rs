@@ -59,12 +59,20 @@ fn machine(report: &Report) -> String {
             format!("{OVERHEAD_US:.0} µs"),
             "found: 1.85, OLMoE with half of its experts (Table II)".to_owned(),
         ),
-        ("the link", format!("{:.1} GB/s", m.link * 1e-3), format!("`{TARGET}`: sixteen lanes of PCI Express 4.0")),
-        ("the GPU", format!("{:.0} GB/s of weights", m.gpu * 1e-3), format!("`{TARGET}`: NVIDIA's data sheet")),
+        (
+            "the link",
+            format!("{:.1} GB/s", m.link * 1e-3),
+            format!("`{TARGET}`: what sixteen lanes of PCI Express 4.0 achieve"),
+        ),
+        (
+            "the GPU",
+            format!("{:.0} GB/s of weights", m.gpu * 1e-3),
+            format!("`{TARGET}`: what is achieved of NVIDIA's data sheet"),
+        ),
         (
             "the processor",
             format!("{:.1} GB/s of weights", m.cpu * 1e-3),
-            format!("`{TARGET}`: two channels of DDR5; moec's rows alone use it"),
+            format!("`{TARGET}`: what two channels of DDR5 achieve; moec's rows alone use it"),
         ),
         ("a weight", "16 bits".to_owned(), "the checkpoints are in bf16; no other format is named".to_owned()),
         (

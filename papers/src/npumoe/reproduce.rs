@@ -2,7 +2,7 @@
 
 use super::paper::{CLAIMS, CONFIGS, Claim, Config, Metric, ORDERS, Printed, SHORT};
 use crate::recorded::{DOMAINS, Recorded};
-use moec::config::ExpertsConfig;
+use moec::config::{ExpertsConfig, Overflow};
 use moec::passes::units::Units;
 use moec::simulate::run::{Outcome, Prompt, Scene};
 use moec::simulate::systems::{ABLATIONS, ANEMLL, COREML_CPU, COREML_NAIVE, OURS, SYSTEMS};
@@ -217,7 +217,8 @@ impl Bench {
             constants,
             calibration: &calibration,
             coverage: ExpertsConfig::DEFAULT.coverage,
-            overflow: ExpertsConfig::DEFAULT.overflow,
+            // As the paper does.
+            overflow: Overflow::Prune,
         };
         let chunks = config.prompt.div_ceil(config.chunk);
         let prompts = DOMAINS.map(|domain| Prompt {

@@ -12,7 +12,7 @@ use crate::sampler::{Sampler, Sampling};
 use crate::scheduler::{Choose, Done, End, Event, Job, Scheduler, Setting};
 use crate::weights::{Demand, Held};
 use moec_ir::EntryKind;
-use moec_ir::plan::{Arg, Step};
+use moec_ir::plan::{Arg, StateBuf, StateKind, Step};
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -35,6 +35,7 @@ pub(super) fn run(context: &Context<'_>, args: &Bench, io: &mut Io<'_>) -> Resul
     let start = Instant::now();
     let demand = Demand { sequences: args.best_of.unwrap_or(args.batch), tokens: prompt + n };
     let mut engine = context.open(&args.common, demand)?;
+    engine.ignore_overflow();
     let opened = start.elapsed();
     let _interrupt = interrupt::guard();
     if let Some(many) = args.best_of {
@@ -80,6 +81,9 @@ pub(super) fn run(context: &Context<'_>, args: &Bench, io: &mut Io<'_>) -> Resul
     }
     if let Some(did) = &did {
         io.say(&format!("{}\n", paging::line(did)))?;
+    }
+    if let Some(over) = engine.overflowed() {
+        io.say(&format!("{:15} {over}\n", "capacities"))?;
     }
     if let Some(did) = engine.assigned() {
         io.say(&format!("{}\n", assigned::line(&did)))?;
@@ -210,13 +214,26 @@ struct Report {
     bytes_per_call: u64,
 }
 
+/// Bytes of the states that a sequence of so many tokens reads for one more: all of them, or those that a window sees.
+fn cached_bytes(program: &Program, tokens: usize) -> u64 {
+    let of_state = |s: &StateBuf| {
+        let [slots, _, rows, _] = s.shape.map(f64::from);
+        let read = match s.kind {
+            StateKind::Ring { window } => (tokens as f64).min(f64::from(window)),
+            StateKind::Cache => tokens as f64,
+            StateKind::Recurrent | StateKind::Convolution => rows,
+        };
+        (s.live_bytes().unwrap_or(0) as f64 * (read / rows).min(1.0) / slots) as u64
+    };
+    program.states.iter().map(of_state).sum()
+}
+
 impl Report {
     fn new(engine: &Engine<'_>, what: Task, times: &[(Duration, Duration)]) -> Self {
         let (model, memory) = (&engine.program().model, engine.memory());
         let Task { prompt, n, batch } = what;
         // A token's share of the weights, and the cache of the tokens before it.
         let active = model.active_parameters as f64 / model.parameters.max(1) as f64;
-        let cached = (prompt + n / 2) as f64 / (f64::from(model.slots) * f64::from(model.max_context));
         let weights = (memory.weights as f64 * active.min(1.0)) as u64;
         let weights = weights.saturating_sub(tables(engine.program()));
         Self {
@@ -228,7 +245,7 @@ impl Report {
             first: None,
             memory,
             held: engine.weights(),
-            bytes_per_call: weights + (memory.kv as f64 * cached.min(1.0)) as u64,
+            bytes_per_call: weights + cached_bytes(engine.program(), prompt + n / 2),
         }
     }
 

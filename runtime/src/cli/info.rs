@@ -7,6 +7,7 @@ use crate::cpu;
 use crate::engine;
 use crate::error::Result;
 use crate::manifest;
+use crate::overflow::Overflow;
 use crate::paging;
 use crate::program::Program;
 use crate::text;
@@ -19,8 +20,9 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
     let p = context.program;
     let (m, t) = (&p.model, &p.target);
     let weights: u64 = p.segments.iter().fold(0, |sum, s| sum.saturating_add(s.bytes));
-    let kv: u64 = p.states.iter().fold(0, |sum, s| sum.saturating_add(s.bytes()));
+    let (kv, saved) = (p.state_bytes(), p.saved_by_rings());
     let kv_format = p.cache_format().map(Format::name);
+    let capacities = Capacities::of(p);
     // Padding and weights that are stored twice count, too.
     let bits = weights as f64 * 8.0 / m.parameters.max(1) as f64;
     let features: Vec<&str> = t.features.iter().map(String::as_str).collect();
@@ -64,8 +66,12 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
                 "weight_bytes": weights,
                 "bits_per_parameter": bits,
                 "kv_bytes": kv,
+                "kv_bytes_saved_by_windows": saved,
                 "kv_format": kv_format,
             },
+            "capacities": capacities.as_ref().map(|c| json!({
+                "overflow": c.overflow.name(), "expected_rate": c.expected,
+            })),
             // As a run decides that begins now and asks for nothing; `bench` says what came of it.
             "weights": { "own": held.own, "why": held.why, "shared": !held.own, "huge_pages": huge_pages },
             "entries": entries.iter().map(|(kind, out_rows, steps)| {
@@ -114,11 +120,14 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
         ("target", format!("{} ({}, {}); {here}", t.name, t.triple, t.cpu)),
         ("weights", format!("{} in {} files, {bits:.2} bits per parameter", size(weights), p.files.len())),
         ("in memory", shown(&held, huge_pages)),
-        ("KV cache", format!("{} of {} when full", size(kv), kv_format.unwrap_or("nothing"))),
+        ("KV cache", format!("{} of {} when full{}", size(kv), kv_format.unwrap_or("nothing"), less(saved))),
         ("arena", format!("{}, and {} of scratch per thread", size(p.arena_bytes()), size(p.scratch_bytes))),
         ("entry points", entries.join(", ")),
         ("tokenizer", if tokenizer { "yes".to_owned() } else { "none: only `--ids` works".to_owned() }),
     ];
+    if let Some(of) = &capacities {
+        lines.push(("capacities", of.to_string()));
+    }
     if let Some(manifest) = manifest {
         lines.push(("manifest", format!("SHA-256 {manifest}")));
     }
@@ -157,6 +166,41 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
     let lines: Vec<_> = lines.iter().map(|(what, value)| format!("{what:13} {value}\n")).collect();
     io.say(&lines.concat())?;
     Ok(())
+}
+
+/// What the plan expects of experts with fixed capacities.
+struct Capacities {
+    overflow: Overflow,
+    /// Share of the rows that find no room, over all layers.
+    expected: f64,
+}
+
+impl Capacities {
+    /// `None` where no experts have capacities.
+    fn of(p: &Program) -> Option<Self> {
+        p.sets.iter().find(|s| s.hot.is_none())?;
+        // Every layer routes as many rows for each of its experts per token.
+        let rates = p.placement.experts.iter().filter_map(|t| Some((f64::from(t.k), t.expected?)));
+        let (rows, over) = rates.fold((0.0, 0.0), |(rows, over), (k, expected)| {
+            (rows + k, f64::from(expected.overflow).mul_add(k, over))
+        });
+        Some(Self { overflow: p.placement.overflow, expected: over / f64::max(rows, 1.0) })
+    }
+}
+
+impl std::fmt::Display for Capacities {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let fate = match self.overflow {
+            Overflow::Prune => "are dropped",
+            Overflow::Spill => "run on the CPU",
+        };
+        write!(f, "{:.2} % of the rows of experts are expected past them, and {fate}", self.expected * 100.0)
+    }
+}
+
+/// What windows save of a KV cache, in words.
+fn less(saved: u64) -> String {
+    if saved == 0 { String::new() } else { format!(", {} less for sliding windows", size(saved)) }
 }
 
 /// Names of units that have steps and that nothing here executes.

@@ -77,6 +77,7 @@ impl Engine<'_> {
             }
             done += n;
         }
+        self.warn_of_overflow();
         // The first prompt has read most of what it will ever need, in the order of its steps. What is left, decoding would
         // ask for piece by piece.
         self.begin_preload();

@@ -197,6 +197,7 @@ impl<'p> Engine<'p> {
             rows: Vec::with_capacity(program.entries.iter().map(|e| e.kind.rows()).max().unwrap_or(0)),
             stop: options.stop,
             warn: options.warn,
+            warn_overflow: options.warn,
             last: None,
         })
     }

@@ -1,7 +1,8 @@
 //! What the server did and does, in the text form that Prometheus reads.
 
-use moec_runtime::Memory;
+use moec_runtime::overflow::Overflowed;
 use moec_runtime::scheduler::{Counters, End, Load};
+use moec_runtime::{Engine, Memory};
 use std::fmt::Write as _;
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -46,6 +47,7 @@ struct State {
     counters: Counters,
     load: Option<Load>,
     experts: u64,
+    overflowed: Option<Overflowed>,
     refused: u64,
     waited: Histogram,
     first_token: Histogram,
@@ -70,9 +72,12 @@ impl Metrics {
         body(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// `experts`: those that steps of decoding have computed with.
-    pub(super) fn publish(&self, counters: Counters, load: Load, experts: u64) {
-        self.with(|s| (s.counters, s.load, s.experts) = (counters, Some(load), experts));
+    /// What the scheduler and its engine have counted.
+    pub(super) fn publish(&self, counters: Counters, load: Load, engine: &Engine<'_>) {
+        let (experts, overflowed) = (engine.decoded_experts(), engine.overflowed());
+        self.with(|s| {
+            (s.counters, s.load, s.experts, s.overflowed) = (counters, Some(load), experts, overflowed);
+        });
     }
 
     pub(super) fn refused(&self) {
@@ -150,6 +155,31 @@ impl Metrics {
         let mut out = String::new();
         for (name, kind, help, value) in rows {
             let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
+        }
+        if let Some(o) = s.overflowed {
+            let rows: [(&str, &str, u64); 3] = [
+                (
+                    "moec_expert_rows_total",
+                    "Rows that routers gave to experts with capacities.",
+                    o.tally.routed,
+                ),
+                (
+                    "moec_expert_rows_dropped_total",
+                    "Of these, rows past a capacity that were dropped.",
+                    o.tally.pruned,
+                ),
+                (
+                    "moec_expert_rows_spilled_total",
+                    "Of these, rows past a capacity that ran on the CPU.",
+                    o.tally.spilled,
+                ),
+            ];
+            for (name, help, value) in rows {
+                let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {value}");
+            }
+            let name = "moec_expert_rows_past_capacity_expected";
+            let help = "Rows past a capacity that the plan expects of so many.";
+            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {}", o.expected);
         }
         for (name, help, time) in [
             ("moec_prompt_seconds_total", "Time of calls with prompts.", c.prompt_time),

@@ -261,7 +261,7 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
             "warning: others than this machine reach {at}, and no key is wanted; `--api-key` asks for one"
         ));
     }
-    metrics.publish(scheduler.counters(), scheduler.load(), scheduler.engine().decoded_experts());
+    metrics.publish(scheduler.counters(), scheduler.load(), scheduler.engine());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     let signals = {
         let _inside = runtime.enter();

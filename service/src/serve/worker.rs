@@ -120,7 +120,7 @@ pub(super) fn work(
             heard
         })?;
         idle = step.done == Done::Idle;
-        metrics.publish(scheduler.counters(), scheduler.load(), scheduler.engine().decoded_experts());
+        metrics.publish(scheduler.counters(), scheduler.load(), scheduler.engine());
     }
 }
 

@@ -20,6 +20,8 @@ const PART: usize = 256;
 pub struct CacheView<'a> {
     /// `[slots, heads, ctx, dim]`.
     pub shape: &'a [usize],
+    /// Whether it is a ring.
+    pub ring: bool,
     /// Storage.
     pub format: Format,
     /// Whether attention reads it as values.
@@ -35,12 +37,22 @@ impl CpuTarget {
     pub(crate) fn cache_write(s: &mut Selection, node: &NodeView<'_>) -> Result<()> {
         let (_, x_ld) = node.value(1)?;
         let (cache, [_, heads, ctx, dim]) = cache(node, 0)?;
-        let (format, values) = (cache.format, cache.values);
+        let (format, values, ring) = (cache.format, cache.values, cache.ring);
         // A row of decoding is no work for several threads but by heads.
         let each = if node.apart { 1 } else { heads };
         let (norm, rotation) = (None, None);
-        let spec =
-            KernelSpec::CacheWrite { heads, dim, ctx, cache: format, values, norm, rotation, each, x_ld };
+        let spec = KernelSpec::CacheWrite {
+            heads,
+            dim,
+            ctx,
+            ring,
+            cache: format,
+            values,
+            norm,
+            rotation,
+            each,
+            x_ld,
+        };
         let work = Work::Kernel(spec);
         s.launches.push(Launch { work, args: (0..4).map(Role::In).collect() });
         Ok(())
@@ -57,7 +69,8 @@ impl CpuTarget {
         let (cache, count) = (cached.format, q.rows());
         let heads = desc.heads;
         let rows = if node.apart { 1 } else { (QUERIES / shared(desc)).clamp(1, count.max(1)) };
-        let splits = if node.apart { parts(desc, ctx, count) } else { 1 };
+        let seen = desc.window.map_or(ctx, |w| w.min(ctx));
+        let splits = if node.apart { parts(desc, seen, count) } else { 1 };
         let compute = match cache {
             Format::F32 => Compute::F32,
             // Threads widen what they read of the cache.

@@ -80,7 +80,7 @@ impl Figures {
         let cores = unit.and_then(|u| u.cores).filter(|n| *n > 1).unwrap_or(CORES);
         let stated = |name: &str| {
             let p = unit?.peak.get(name)?;
-            let value = p.gops * 1e9 / f64::from(unit?.cores.unwrap_or(1).max(1));
+            let value = p.rate() * 1e9 / f64::from(unit?.cores.unwrap_or(1).max(1));
             (value > 0.0).then(|| Rate { value, source: p.source.clone() })
         };
         let lanes = isa.lanes as f64;
@@ -121,7 +121,7 @@ impl Figures {
         let read = read.map_or_else(
             || Rate { value: READ, source: "assumed: 20 GB/s for a core".to_owned() },
             |b| {
-                let share = b.gb_per_s * 1e9 / f64::from(unit.and_then(|u| u.cores).unwrap_or(1).max(1));
+                let share = b.rate() * 1e9 / f64::from(unit.and_then(|u| u.cores).unwrap_or(1).max(1));
                 Rate { value: share.min(READ_MOST), source: b.source.clone() }
             },
         );

@@ -150,6 +150,7 @@ fn rope_then_cache(
         heads: kept,
         dim: channels,
         ctx,
+        ring,
         cache,
         values,
         norm: None,
@@ -164,7 +165,7 @@ fn rope_then_cache(
         return None;
     }
     let rotation = Some(rotation);
-    let spec = KernelSpec::CacheWrite { heads, dim, ctx, cache, values, norm, rotation, each, x_ld };
+    let spec = KernelSpec::CacheWrite { heads, dim, ctx, ring, cache, values, norm, rotation, each, x_ld };
     let of_writer = (0..writer.args() - 1).map(Operand::Writer);
     let args = std::iter::once(Operand::Reader(0)).chain(of_writer);
     Some((spec, args.chain((2..reader.args()).map(Operand::Reader)).collect()))
@@ -195,8 +196,8 @@ mod tests {
 
     fn cached(dim: usize) -> KernelSpec {
         let (heads, ctx, cache, values) = (64 / dim, 32, Format::Bf16, false);
-        let (norm, rotation, each, x_ld) = (None, None, heads, 64);
-        KernelSpec::CacheWrite { heads, dim, ctx, cache, values, norm, rotation, each, x_ld }
+        let (norm, rotation, each, x_ld, ring) = (None, None, heads, 64, false);
+        KernelSpec::CacheWrite { heads, dim, ctx, ring, cache, values, norm, rotation, each, x_ld }
     }
 
     fn gate_up() -> KernelSpec {

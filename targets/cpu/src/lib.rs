@@ -26,7 +26,9 @@ pub use moec_codegen::pack::feedback::gains;
 pub use moec_codegen::pack::quantise::LARGEST;
 pub use moec_codegen::pack::{Feedback, Q4o, Weighting, quantise_q4o, round_rows};
 pub use moec_codegen::source::SourceFile;
-pub use moec_codegen::{Compute, Error as CodegenError, KernelSpec, Knob, Objects, RowForm, Schedule};
+pub use moec_codegen::{
+    CACHE_BLOCK, Compute, Error as CodegenError, KernelSpec, Knob, Objects, RowForm, Schedule,
+};
 pub use packing::{
     Block, PackError, Packer, Scratch, Stored, WeightImportance, groups, packed_bytes, round_as_packed,
     unpack,

@@ -21,6 +21,10 @@ pub struct MatmulTime {
     pub source: String,
 }
 
+/// Microseconds that contexts may take to load at the start of a program: what reading the weights of a model that fills a phone's
+/// memory takes, 16 GB at 4 GB/s.
+const LOADING_US: f64 = 4e6;
+
 impl Unit {
     /// Microseconds of a product of `rows` rows with matrices of `weights` numbers; `None` where the file has
     /// no table. 0 for no rows.
@@ -50,6 +54,18 @@ impl Unit {
     pub fn launch_us(&self) -> f64 {
         let of = |f: &Option<Figure>| f.as_ref().map_or(0.0, |f| f.value);
         of(&self.dispatch_cost_us) + of(&self.sync_cost_us)
+    }
+
+    /// 10⁹ bytes per second that programs read on the unit, where the file says.
+    pub fn bandwidth(&self) -> Option<f64> {
+        let share = self.achieved_bandwidth.as_ref().map_or(1.0, |f| f.value);
+        self.bandwidth_gb_per_s.as_ref().map(|f| f.value * share)
+    }
+
+    /// Most contexts that are loaded within four seconds, one at least; no limit where the file states no cost.
+    pub fn most_contexts(&self) -> usize {
+        let cost = self.context_cost_us.as_ref().filter(|f| f.value > 0.0);
+        cost.map_or(usize::MAX, |f| ((LOADING_US / f.value) as usize).max(1))
     }
 
     /// Most bytes of weights in one graph, where there is a limit.

@@ -50,6 +50,21 @@ pub struct Peak {
     pub gops: f64,
     /// Where it comes from.
     pub source: String,
+    /// Share of it that programs achieve, where the figure is what was published and not what was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub achieved: Option<Figure>,
+}
+
+impl Peak {
+    /// 10⁹ operations per second that programs achieve.
+    pub fn rate(&self) -> f64 {
+        self.gops * share(self.achieved.as_ref())
+    }
+}
+
+/// A share that is achieved; all where the file does not say.
+fn share(achieved: Option<&Figure>) -> f64 {
+    achieved.map_or(1.0, |f| f.value)
 }
 
 /// Something that computes.
@@ -84,6 +99,12 @@ pub struct Unit {
     /// 10⁹ bytes per second that the unit reads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth_gb_per_s: Option<Figure>,
+    /// Share of that bandwidth that programs achieve, where the figure is what was published and not what was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub achieved_bandwidth: Option<Figure>,
+    /// Microseconds to load one context, a compiled artifact of static graphs, at the start of a program.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context_cost_us: Option<Figure>,
     /// Watts when it works.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub busy_w: Option<Figure>,
@@ -180,6 +201,16 @@ pub struct Bandwidth {
     pub gb_per_s: f64,
     /// Where it comes from.
     pub source: String,
+    /// Share of it that programs achieve, where the figure is what was published and not what was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub achieved: Option<Figure>,
+}
+
+impl Bandwidth {
+    /// 10⁹ bytes per second that programs achieve.
+    pub fn rate(&self) -> f64 {
+        self.gb_per_s * share(self.achieved.as_ref())
+    }
 }
 
 /// Read bandwidth where reads are random within a range of a storage.
@@ -255,6 +286,16 @@ pub struct Link {
     pub latency_us: Option<f64>,
     /// Where it comes from.
     pub source: String,
+    /// Share of it that programs achieve, where the figure is what was published and not what was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub achieved: Option<Figure>,
+}
+
+impl Link {
+    /// 10⁹ bytes per second that transfers achieve.
+    pub fn rate(&self) -> f64 {
+        self.gb_per_s * share(self.achieved.as_ref())
+    }
 }
 
 /// Power.

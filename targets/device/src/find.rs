@@ -1,6 +1,6 @@
 //! Finding, reading and checking a device description.
 
-use crate::{Device, DeviceError, Dimms, Link, NATIVE, Unit, UnitKind, host, nearest};
+use crate::{Device, DeviceError, Dimms, Figure, Link, NATIVE, Unit, UnitKind, host, nearest};
 use moec_runtime::regular;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -102,6 +102,10 @@ impl Device {
                 return bad(key, &format!("`{name}` is empty, badly spelt or already taken"));
             }
         }
+        let of_memories = self.memories.iter().flat_map(|m| m.bandwidth.iter().chain(&m.sequential));
+        let of_memories = of_memories.filter_map(|b| b.achieved.as_ref());
+        let shares = of_memories.chain(self.links.iter().filter_map(|l| l.achieved.as_ref()));
+        check_shares(shares).or_else(|()| bad("achieved", NO_SHARE))?;
         for l in &self.links {
             if let Some(end) = [&l.from, &l.to].into_iter().find(|e| !names.contains(e.as_str())) {
                 return bad("link", &format!("no unit or memory is named `{end}`"));
@@ -197,6 +201,8 @@ impl Device {
                 ("unit.max_graph_bytes", &u.max_graph_bytes),
                 ("unit.capacity_alignment", &u.capacity_alignment),
                 ("unit.bandwidth_gb_per_s", &u.bandwidth_gb_per_s),
+                ("unit.achieved_bandwidth", &u.achieved_bandwidth),
+                ("unit.context_cost_us", &u.context_cost_us),
                 ("unit.busy_w", &u.busy_w),
             ];
             for (key, figure) in figures {
@@ -221,6 +227,8 @@ impl Device {
             out.extend(u.matmul.iter().map(|m| ("unit.matmul", m.ms, &*m.source)));
             out.extend(u.legality.iter().map(|l| ("unit.legality", 0.0, &*l.source)));
             out.extend(u.peak.values().map(|p| ("unit.peak", p.gops, &*p.source)));
+            let achieved = u.peak.values().filter_map(|p| p.achieved.as_ref());
+            out.extend(achieved.map(|f| ("unit.peak.achieved", f.value, &*f.source)));
         }
         for m in &self.memories {
             out.extend(m.capacity.iter().map(|f| ("memory.capacity", f.value, &*f.source)));
@@ -231,6 +239,10 @@ impl Device {
             out.extend(m.ranges.iter().map(|b| ("memory.ranges", b.gb_per_s, &*b.source)));
             out.extend(m.shared_queue.iter().map(|f| ("memory.shared_queue", f.value, &*f.source)));
         }
+        let of_links = self.links.iter().filter_map(|l| l.achieved.as_ref());
+        let rows = self.memories.iter().flat_map(|m| m.bandwidth.iter().chain(&m.sequential));
+        let achieved = rows.filter_map(|b| b.achieved.as_ref()).chain(of_links);
+        out.extend(achieved.map(|f| ("achieved", f.value, &*f.source)));
         out.extend(self.caches.iter().map(|c| ("cache", c.bytes as f64, &*c.source)));
         out.extend(self.links.iter().map(|l| ("link", l.gb_per_s, &*l.source)));
         let latencies = self.links.iter().filter_map(|l| Some((l.latency_us?, &*l.source)));
@@ -241,6 +253,14 @@ impl Device {
         }
         out
     }
+}
+
+/// Why a share is refused.
+const NO_SHARE: &str = "what is achieved is a share above 0, and of at most 1";
+
+/// Fails where one is no share.
+fn check_shares<'a>(mut shares: impl Iterator<Item = &'a Figure>) -> Result<(), ()> {
+    if shares.all(|f| f.value > 0.0 && f.value <= 1.0) { Ok(()) } else { Err(()) }
 }
 
 /// The first value of a unit that makes no sense: its key, and why.
@@ -276,6 +296,8 @@ fn check_unit(u: &Unit) -> Result<(), (String, String)> {
     if let Some((key, message)) = u.graph.fault() {
         return bad(key, message);
     }
+    let shares = u.peak.values().filter_map(|p| p.achieved.as_ref()).chain(&u.achieved_bandwidth);
+    check_shares(shares).or_else(|()| bad("unit", NO_SHARE.into()))?;
     // What is not whole would make capacities and limits that no graph has.
     let whole = [("max_graph_bytes", &u.max_graph_bytes), ("capacity_alignment", &u.capacity_alignment)];
     for (key, figure) in whole {

@@ -27,8 +27,8 @@ pub fn tiles(format: &str) -> Option<Peak> {
     let device = Device::find(TILES).ok()?;
     let unit = device.units.first()?;
     let peak = unit.peak.get(format)?;
-    let gops = peak.gops / f64::from(unit.cores.unwrap_or(1).max(1));
-    Some(Peak { gops, source: format!("as `{TILES}`: {}", peak.source) })
+    let gops = peak.rate() / f64::from(unit.cores.unwrap_or(1).max(1));
+    Some(Peak { gops, source: format!("as `{TILES}`: {}", peak.source), achieved: None })
 }
 
 /// What a folder in the form of [`SYS`] says.

@@ -150,7 +150,7 @@ impl Device {
     /// Microseconds that `bytes` bytes take from one memory to another; `None` where no link leads there.
     pub fn transfer_us(&self, from: &str, to: &str, bytes: f64) -> Option<f64> {
         let link = self.links.iter().find(|l| l.from == from && l.to == to)?;
-        Some(link.latency_us.unwrap_or(0.0) + bytes / (link.gb_per_s * 1e3))
+        Some(link.latency_us.unwrap_or(0.0) + bytes / (link.rate() * 1e3))
     }
 
     /// Whether this machine's architecture and operating system are the device's.

@@ -263,7 +263,9 @@ impl<'k> Kernel<'_, 'k> {
     /// Tokens that a row attends to in a part: first, and one past the last. Empty for a padding row.
     fn range(&self, row: I<'k>, part: I<'k>) -> [I<'k>; 2] {
         let (k, ctx) = (self.k, self.s.ctx);
-        let end = (self.pos.words(row).load_int().min(k.i(ctx as i64 - 1)) + 1).max(k.i(0));
+        let pos = self.pos.words(row).load_int();
+        let pos = if self.s.d.window.is_some() { pos } else { pos.min(k.i(ctx as i64 - 1)) };
+        let end = (pos + 1).max(k.i(0));
         let first = match self.s.d.window {
             Some(w) => (end - w.min(ctx)).max(k.i(0)),
             None => k.i(0),

@@ -99,7 +99,10 @@ impl<'k> Kernel<'_, 'k> {
         let lo = (reach[0].max(token) - token).div(k.i(nr as i64)) * nr;
         let hi = (reach[1].min(token + BLOCK) - token + (nr - 1)).div(k.i(nr as i64)) * nr;
         let stored = cache::key_panel_bytes(isa, cached, d.qk_dim);
-        let mut keys = keys.bytes(token.div(k.i(nr as i64)) * stored);
+        // The row of the state where the block begins: with a window, blocks go round.
+        let around = self.s.ctx.next_multiple_of(BLOCK) as i64;
+        let row = if d.window.is_some() { token.rem(k.i(around)) } else { token };
+        let mut keys = keys.bytes(row.div(k.i(nr as i64)) * stored);
         let mut key_panel = stored;
         let widen = cached == Format::Q8 && !self.s.direct();
         if widen {
@@ -107,7 +110,7 @@ impl<'k> Kernel<'_, 'k> {
             cache::widen_keys(k, [lo, hi], d.qk_dim, keys, to, wide);
             (keys, key_panel) = (to, cache::wide_panel_bytes(isa, wide, d.qk_dim));
         }
-        let at = token.div(k.i(BLOCK as i64)) * cache::value_block_bytes(isa, cached, d.v_dim);
+        let at = row.div(k.i(BLOCK as i64)) * cache::value_block_bytes(isa, cached, d.v_dim);
         let own = self.at(self.scratch.values);
         let values = match values.map(|v| v.bytes(at)) {
             Some(values) if widen => {

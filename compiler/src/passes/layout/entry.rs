@@ -14,8 +14,8 @@ use moec_cpu::{
 };
 use moec_ir::graph::INPUTS;
 use moec_ir::plan::{
-    ALIGN, Arg, Builtin, Code, Entry, ExpertHomes, Layout, Paging, Place, RowSpace, Segment, Step, StreamSet,
-    ThreadKernel,
+    ALIGN, Arg, Builtin, Code, Entry, ExpertHomes, Layout, Paging, Place, RowSpace, Segment, StateKind, Step,
+    StreamSet, ThreadKernel,
 };
 use moec_ir::{Format, Graph, Module, Node, Op, Operand, StateId, ValueId, WeightClass, WeightId};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -435,7 +435,9 @@ impl Builder<'_> {
 
     fn cached(&self, s: StateId) -> CacheView<'_> {
         let values = self.values.contains(&s);
-        CacheView { shape: &self.module.state(s).ty.shape, format: self.cache, values }
+        let state = self.module.state(s);
+        let ring = matches!(state.kind, StateKind::Ring { .. });
+        CacheView { shape: &state.ty.shape, ring, format: self.cache, values }
     }
 
     pub(super) fn kernel(&mut self, spec: &KernelSpec) -> Result<u32> {
