@@ -84,11 +84,12 @@ fn pages_say_what_a_bundle_is() {
 fn a_page_shows_the_profile_and_modelled_rates() {
     let folder = tempfile::tempdir().unwrap();
     let text = "The borrow checker reads what was lent, and says so at once. ".repeat(40);
-    fs::write(folder.path().join("corpus.txt"), text).unwrap();
+    let corpus = folder.path().join("corpus.txt");
+    fs::write(&corpus, text).unwrap();
     let setup = Setup { format: "q8", chunk: 16, batch: &[1], context: 64 };
     let toml = setup.write(&ferris(), folder.path());
     let config = fs::read_to_string(&toml).unwrap();
-    fs::write(&toml, format!("{config}[calibrate]\ntext = [\"corpus.txt\"]\ntokens = 256\n")).unwrap();
+    fs::write(&toml, format!("{config}[calibrate]\ntext = [{corpus:?}]\ntokens = 256\n")).unwrap();
     let bundle = folder.path().join("out.moec");
     built(&toml, &["--target", "x86-64-v3"], &bundle);
     let page = folder.path().join("page.html");
