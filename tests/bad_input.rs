@@ -394,7 +394,7 @@ fn a_bundle_whose_file_was_changed_by_one_byte() {
     // What is checked is counted: all that the manifest lists.
     let listed = moec::bundle::manifest::Manifest::read(&case.output()).unwrap();
     let files = listed.files.len();
-    assert!(listed.files.contains_key("run") && files > 100, "{files} files");
+    assert!(listed.files.contains_key("run") && files > 10, "{files} files");
     let checked = format!("checked {files} files, ");
     let said = ok(own().args(generate).arg("--check")).stderr;
     assert!(String::from_utf8_lossy(&said).contains(&checked), "{}", String::from_utf8_lossy(&said));
@@ -431,7 +431,7 @@ fn requests_that_cannot_be_met() {
     assert!(said.contains("65") && said.contains("64"), "{said}");
     // What fits is said, in numbers that the user gave.
     let (code, said) = run(&["generate", "--ids", "1,2", "-n", "99999999"]);
-    assert_eq!(code, 1, "{said}");
+    assert_eq!(code, 2, "{said}");
     for words in ["the prompt takes 2 tokens and 99999999 are to follow", "holds 64", "up to 62 fit"] {
         assert!(said.contains(words), "`{words}` is missing: {said}");
     }

@@ -211,6 +211,43 @@ fn machine_code_is_that_of_the_text() {
     assert!(said.contains("is missing from the bundle"), "{said}");
 }
 
+/// `moec targets` asks the driver for a GPU of the target's generation.
+#[test]
+fn targets_report_whether_a_gpu_is_present() {
+    let folder = tempfile::tempdir().unwrap();
+    let driver = driver(folder.path());
+    let targets = |cards: &str, sm: &str| {
+        let mut targets = moec();
+        targets.env("LD_LIBRARY_PATH", &driver).env("MOEC_FAKE_CARDS", cards).env("MOEC_FAKE_SM", sm);
+        targets.arg("targets");
+        targets
+    };
+    let beside = |cards: &str, sm: &str| -> serde_json::Value {
+        let mut one = targets(cards, sm);
+        let out = ok(one.arg(root().join("targets/cuda/beside.toml")).arg("--json"));
+        serde_json::from_slice(&out.stdout).unwrap()
+    };
+    let here = beside("1", "90");
+    assert_eq!(
+        (&here["runs_here"], here["missing_units"].as_array().unwrap().len()),
+        (&true.into(), 0),
+        "{here}"
+    );
+    for (cards, sm, why) in [("0", "90", "there is no card"), ("1", "89", "is of sm_89, older than sm_90")] {
+        let none = beside(cards, sm);
+        let unit = &none["missing_units"][0];
+        assert_eq!((&none["runs_here"], &unit["name"]), (&false.into(), &"gpu".into()), "{none}");
+        assert!(unit["why"].as_str().unwrap().contains(why), "{none}");
+    }
+    let list = ok(&mut targets("0", "90")).stdout;
+    let list = String::from_utf8(list).unwrap();
+    for line in
+        list.lines().filter(|l| ["a6000-xeon", "h100-x86", "rtx4080-i5"].iter().any(|t| l.starts_with(t)))
+    {
+        assert!(!line.contains("runs here"), "{line}");
+    }
+}
+
 /// A card is measured over the same driver; what comes of it is a device file that a build takes.
 #[test]
 fn a_card_is_measured() {

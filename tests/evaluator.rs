@@ -102,6 +102,7 @@ fn built(source: &Path, format: &str, activations: &str, folder: &Path) -> Bundl
         tune: None,
         link: false,
         from_source: false,
+        sources: false,
         reuse: false,
         stops: Stops::default(),
     };

@@ -5,7 +5,7 @@
 use crate::support;
 
 use moec::bundle::read::Bundle;
-use moec::bundle::write::write;
+use moec::bundle::write;
 use moec::config::Config;
 use moec::import::{self, ImportOptions};
 use moec::passes::tune;
@@ -30,7 +30,7 @@ fn run(toml: &Path, last: &str, ids: &[u32], bundle: &Path) -> (Vec<u32>, Vec<us
         c.decisions = Some(tune::tune(&mut plan, &mut kernels, &target, None).unwrap());
     }
     let steps = c.plan().unwrap().entries.iter().map(|e| e.steps.len()).collect();
-    write(&mut c, bundle, None, false, &Progress::silent()).unwrap();
+    write::write(&mut c, bundle, write::Options::default(), &Progress::silent()).unwrap();
     let bundle = Bundle::open(bundle).unwrap();
     let unit = bundle.unit().unwrap();
     let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).unwrap();

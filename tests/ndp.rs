@@ -64,6 +64,36 @@ fn near(a: &[f32], b: &[f32], rows: usize) -> f64 {
     near as f64 / rows as f64
 }
 
+/// An expert that begins in the GPU's memory, or with the CPU, has no DIMM: its command stream is labelled so.
+#[test]
+fn command_streams_of_experts_without_a_dimm_are_labelled() {
+    let folder = tempfile::tempdir().unwrap();
+    let toml = folder.path().join("m.toml");
+    let text = format!(
+        "[model]\nsource = \"{}\"\n[shapes]\nmax_context = 64\nprefill_chunk = 16\n[weights]\nexperts = \"bf16\"\n\
+         [placement]\ncached = 2\n",
+        checkpoint("olmoe").display()
+    );
+    fs::write(&toml, text).unwrap();
+    built(&toml, &["--target", "h100-spr-ndp"], &folder.path().join("b"));
+    let bundle = Bundle::open(&folder.path().join("b")).unwrap();
+    let schedule = bundle.plan.schedule.as_ref().unwrap();
+    assert!(!bundle.plan.streams.is_empty() && schedule.layers.iter().any(|l| !l.cached.is_empty()));
+    for (layer, set) in schedule.layers.iter().zip(&bundle.plan.streams) {
+        let out = ok(moec().arg("inspect").arg(bundle.folder.join(&set.artifact))).stdout;
+        let text = format!("\n{}", String::from_utf8(out).unwrap());
+        let streams: Vec<&str> = text.split("\nstream ").skip(1).collect();
+        assert_eq!(streams.len(), layer.modules.len());
+        for ((stream, &dimm), e) in streams.iter().zip(&layer.modules).zip(0..) {
+            let name = stream.lines().next().unwrap();
+            assert_eq!(name.ends_with(".striped"), dimm < 0, "{name}");
+            assert!(dimm < 0 || stream.contains(&format!("\ndimm {dimm}\n")), "{name}");
+            assert!(!layer.cached.contains(&e) || dimm < 0, "{name}");
+        }
+        assert_eq!(text.matches("begins striped").count(), layer.modules.iter().filter(|d| **d < 0).count());
+    }
+}
+
 /// Every family: the schedule gives experts to all three, and the tokens are transformers'.
 #[test]
 fn three_places_give_the_tokens_of_the_reference() {

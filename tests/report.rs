@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{Setup, built, checkpoint, fails, moec, ok};
+use support::{Setup, built, checkpoint, fails, ferris, moec, ok};
 
 /// A tiny bundle for a target; `more` is added to its `model.toml`.
 fn bundle(folder: &Path, name: &str, target: &str, more: &str) -> PathBuf {
@@ -23,7 +23,7 @@ fn bundle(folder: &Path, name: &str, target: &str, more: &str) -> PathBuf {
 }
 
 /// Text of a page without what is between `<` and `>`; tags must match.
-fn text(page: &str) -> String {
+fn text_of(page: &str) -> String {
     let mut open: Vec<String> = Vec::new();
     let mut text = String::new();
     let mut rest = page;
@@ -65,7 +65,7 @@ fn pages_say_what_a_bundle_is() {
         let html = fs::read_to_string(&page).unwrap();
         // All there is of other places is the language of the drawings.
         assert!(!html.contains("<script") && !html.contains("http"), "{name}");
-        let said = text(&html);
+        let said = text_of(&html);
         for word in
             words.iter().chain(&["What runs where", "Memory", "Formats of weights", "Decisions", "Files"])
         {
@@ -77,6 +77,46 @@ fn pages_say_what_a_bundle_is() {
     // A page takes the place of another, or of nothing.
     let (code, said) = fails(moec().arg("report").arg(folder.path()));
     assert!(code == 1 && said.contains("hint"), "{said}");
+}
+
+/// A bundle whose weights were rounded by a profile shows it; rates are modelled, in the unit of `run bench`.
+#[test]
+fn a_page_shows_the_profile_and_modelled_rates() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "The borrow checker reads what was lent, and says so at once. ".repeat(40);
+    let corpus = folder.path().join("corpus.txt");
+    fs::write(&corpus, text).unwrap();
+    let setup = Setup { format: "q8", chunk: 16, batch: &[1], context: 64 };
+    let toml = setup.write(&ferris(), folder.path());
+    let config = fs::read_to_string(&toml).unwrap();
+    fs::write(&toml, format!("{config}[calibrate]\ntext = [{corpus:?}]\ntokens = 256\n")).unwrap();
+    let bundle = folder.path().join("out.moec");
+    built(&toml, &["--target", "x86-64-v3"], &bundle);
+    let page = folder.path().join("page.html");
+    let out = ok(moec().arg("report").arg(&bundle).arg("-o").arg(&page).arg("--json")).stdout;
+    let json: Value = serde_json::from_slice(&out).unwrap();
+    let html = fs::read_to_string(&page).unwrap();
+    assert_eq!(json["bytes"].as_u64(), Some(html.len() as u64));
+    let said = text_of(&html);
+    for words in [
+        "How often calibration has seen an expert chosen",
+        "corpus.txt",
+        "Modelled, not measured",
+        "chunk of a prompt",
+        "decode step",
+    ] {
+        assert!(said.contains(words), "`{words}` is not in:\n{said}");
+    }
+    assert!(
+        said.contains("tokens/s") && !said.contains("rows per second") && !said.contains("no profile"),
+        "{said}"
+    );
+    // Every part of a memory has its colour at any width: the bar is no drawing that is scrolled.
+    let bars: Vec<&str> =
+        html.split("<div class=\"stack\"").skip(1).map(|bar| bar.split("</div>").next().unwrap()).collect();
+    let parts: usize = bars.iter().map(|bar| bar.matches("<span class=\"c").count()).sum();
+    let table = html.split("<tr><th>memory</th>").nth(1).unwrap().split("</table>").next().unwrap();
+    assert!(parts > 3 && parts == table.matches("</tr>").count() - 1, "{parts}: {table}");
 }
 
 #[test]

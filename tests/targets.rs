@@ -79,6 +79,34 @@ fn impossible(folder: &Path) -> PathBuf {
     path
 }
 
+/// `--gpu-experts` is checked against the target before the model is read.
+#[test]
+fn gpu_experts_require_a_gpu_with_known_costs() {
+    let folder = tempfile::tempdir().unwrap();
+    let toml = SETUP.write(&folder.path().join("no-checkpoint"), folder.path());
+    let text = fs::read_to_string(support::root().join("targets/cuda/beside.toml")).unwrap();
+    let (before, rest) = text.split_once("matmul = [").unwrap();
+    let device = folder.path().join("silent.toml");
+    fs::write(&device, format!("{before}{}", rest.split_once("]\n").unwrap().1)).unwrap();
+    for (target, says) in [
+        ("native", vec!["`--gpu-experts` requires a GPU", "`moec targets`"]),
+        (
+            device.to_str().unwrap(),
+            vec![
+                "`--gpu-experts 50%` cannot be used with",
+                "what an expert costs on `cpu`",
+                "moec profile-device",
+                "leave `--gpu-experts` out",
+            ],
+        ),
+    ] {
+        let (code, said) =
+            fails(moec().arg("build").arg(&toml).args(["--target", target, "--gpu-experts", "50%"]));
+        assert_eq!(code, 2, "{said}");
+        assert!(says.iter().all(|part| said.contains(part)), "{said}");
+    }
+}
+
 /// `run` of a bundle, and `moec run`.
 fn both(bundle: &Path) -> [Command; 2] {
     let mut through_moec = moec();
@@ -126,6 +154,68 @@ fn a_bundle_for_another_architecture_or_system_is_refused() {
         assert_eq!(code, 1, "{said}");
         assert!(said.contains(&triple) && said.contains(std::env::consts::ARCH), "{said}");
         assert!(said.contains("hint:"), "{said}");
+    }
+}
+
+/// A bundle for another machine that holds no package is compiled for this one from its own graph and weights.
+#[test]
+fn a_bundle_for_another_machine_is_checked_by_its_host_build() {
+    let arm = cfg!(target_arch = "aarch64");
+    let others = ["apple-m2", if arm { "x86-64-v3" } else { "neoverse-v2" }];
+    let generate = ["generate", "--ids", "1,2,3", "-n", "8", "--json"];
+    let ids = |run: &mut Command| -> serde_json::Value {
+        let said: serde_json::Value = serde_json::from_slice(&ok(run.args(generate)).stdout).unwrap();
+        said["ids"].clone()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let (native, _) = build("olmoe", "native", folder.path(), &["--no-run"]);
+    let want = ids(moec().arg("run").arg(&native));
+    for target in others.into_iter().filter(|t| !Device::find(t).unwrap().is_host()) {
+        let folder = tempfile::tempdir().unwrap();
+        let (bundle, _) = build("olmoe", target, folder.path(), &["--no-run"]);
+        let triple = Device::find(target).unwrap().triple;
+        assert_eq!(ids(moec().args(["run", "--emulate"]).arg(&bundle)), want, "{target}");
+        let out = ok(moec().arg("verify").arg(&bundle).arg("--json")).stdout;
+        let report: serde_json::Value = serde_json::from_slice(&out).unwrap();
+        assert_eq!((&report["verdict"], report["entries"].as_array().unwrap().len()), (&"right".into(), 2));
+        let note = report["unverified"][0].as_str().unwrap();
+        assert!(note.contains(&triple) && note.contains("compiled for this machine"), "{note}");
+    }
+}
+
+#[test]
+fn a_bundle_for_a_mac_is_evaluated_anywhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let toml = SETUP.write(&support::ferris(), folder.path());
+    let text = "The borrow checker reads what was lent, and says so at once. ".repeat(20);
+    fs::write(folder.path().join("text"), text).unwrap();
+    let config = fs::read_to_string(&toml).unwrap();
+    fs::write(&toml, config + "[calibrate]\ntext = [\"text\"]\ntokens = 256\n").unwrap();
+    let perplexity = |target: &str| {
+        let bundle = folder.path().join(target);
+        let mut build = moec();
+        ok(build
+            .arg("build")
+            .arg(&toml)
+            .args(["--quiet", "--no-run", "--target", target, "-o"])
+            .arg(&bundle));
+        let mut eval = moec();
+        let out = ok(eval
+            .args(["eval", "--emulate", "--json", "--text"])
+            .arg(folder.path().join("text"))
+            .arg(&bundle));
+        let found: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+        found["perplexity"].as_f64().unwrap()
+    };
+    let native = perplexity("native");
+    // Left to itself, a build of so small a model puts nothing on the Neural Engine.
+    for mac in ["apple-m2", "m2-ultra"] {
+        let found = perplexity(mac);
+        assert!((found / native - 1.0).abs() < 1e-3, "{mac}: {found} {native}");
+        let files = fs::read_dir(folder.path().join(mac).join("artifacts")).unwrap();
+        let packages =
+            files.filter(|f| f.as_ref().unwrap().path().extension().is_some_and(|e| e == "mlpackage"));
+        assert_eq!(packages.count(), 0, "{mac}");
     }
 }
 

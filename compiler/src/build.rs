@@ -4,14 +4,15 @@ use crate::bundle::toolchain::Route;
 use crate::bundle::write::{self, Summary};
 use crate::bundle::{cargo, destination, workspace};
 use crate::cache_dir;
-use crate::config::{Config, Home, Predict, Rounding, Size, Threshold};
-use crate::error::{Error, Result};
+use crate::config::{Config, Home, Homes, Predict, Rounding, Size, Threshold};
+use crate::error::{Error, Fault, Result};
 use crate::families;
 use crate::human;
 use crate::import::{self, Checkpoint, ImportOptions};
 use crate::mix;
+use crate::passes::frames;
 use crate::passes::tier;
-use crate::passes::units::Units;
+use crate::passes::units::{UnitList, Units};
 use crate::pipeline::{Compilation, QualityProbe, Stops, first_token};
 use crate::profile::Importance;
 use crate::progress::Progress;
@@ -20,7 +21,7 @@ use crate::targets;
 use crate::thresholds;
 use crate::tuner::Tuner;
 use moec_cpu::WeightImportance;
-use moec_device::UnitKind;
+use moec_device::{Device, UnitKind};
 use moec_ir::plan::Plan;
 use moec_runtime::hybrid::MOEC;
 use moec_service::template::Templates;
@@ -44,6 +45,8 @@ pub struct Request<'a> {
     pub link: bool,
     /// Whether cargo builds it from the bundle's sources, though the runtime is there precompiled.
     pub from_source: bool,
+    /// Whether the bundle has the runtime's sources, which it has in any case where cargo builds its `run`.
+    pub sources: bool,
     /// Whether weights that an earlier bundle of the checkpoint has are taken from there.
     pub reuse: bool,
     /// Where to print and to stop.
@@ -72,12 +75,16 @@ pub fn build(
 ) -> Result<Option<Built>> {
     let device = targets::device(request.target)?;
     let target = targets::target_of(&device, request.target)?;
+    if let Some(percent) = request.gpu_experts {
+        check_gpu_experts(&device, percent, request.target)?;
+    }
     let mut config = Config::load(request.config)?;
     if let Some(percent) = request.gpu_experts {
-        config.placement.experts = Home::Share(UnitKind::Gpu.name().to_owned(), percent);
+        config.placement.experts = gpu_experts(percent);
         config.placement.policy.get_or_insert(&MOEC);
     }
     let config = config;
+    frames::check(&UnitList::of(&device), &config.placement)?;
     let folder = request.output.map_or_else(|| default_output(&config, target.name()), Path::to_owned);
     if request.stops.stop_after.is_none() {
         // Before minutes of compiling; `write` looks again.
@@ -151,9 +158,13 @@ pub fn build(
     if let Some(profile) = &profile {
         compilation.profile_entry = Some(crate::calibrate::entry(&compilation, profile)?);
     }
-    let (importance, entry) = crate::calibrate::importance(&compilation, progress)?.unzip();
+    let weighed = crate::calibrate::importance(&compilation, progress)?;
+    let expert_use = profile.as_ref().map(crate::calibrate::expert_use);
+    let importance = weighed.as_ref().map(|w| &w.importance);
     if let Some(decisions) = &mut compilation.decisions {
-        decisions.rounding = importance.as_ref().map_or(Rounding::Nearest, Importance::rounding);
+        decisions.rounding = importance.map_or(Rounding::Nearest, Importance::rounding);
+        let used = expert_use.or_else(|| weighed.as_ref().map(|w| w.expert_use.clone()));
+        decisions.expert_use = used.unwrap_or_default();
         decisions.mix = mix;
         decisions.thresholds = thresholds;
     }
@@ -171,12 +182,36 @@ pub fn build(
         .because("its panels are wider than those of the machine that formats were chosen on")
         .hint("say so much less under `size`"));
     }
-    compilation.importance = importance.as_ref().map(|i| i as &dyn WeightImportance);
-    compilation.profile_entry = entry.or(compilation.profile_entry);
+    compilation.importance = importance.map(|i| i as &dyn WeightImportance);
+    compilation.profile_entry = weighed.as_ref().map(|w| w.entry.clone()).or(compilation.profile_entry);
     crate::interrupt::check()?;
-    let summary = write::write(&mut compilation, &folder, route, request.reuse, progress)?;
+    let sources = request.sources || Route::needs_sources(target.triple(), from_source);
+    let options = write::Options { route, reuse: request.reuse, sources };
+    let summary = write::write(&mut compilation, &folder, options, progress)?;
     let plan = compilation.plan()?.clone();
     Ok(Some(Built { folder, plan, summary }))
+}
+
+/// Where `--gpu-experts` wants experts.
+fn gpu_experts(percent: u8) -> Home {
+    Home::Share(UnitKind::Gpu.name().to_owned(), percent)
+}
+
+/// Checks `--gpu-experts` against the target, before anything is read.
+///
+/// # Errors
+/// A target without a GPU, or one that does not say what experts cost.
+fn check_gpu_experts(device: &Device, percent: u8, target: &str) -> Result<()> {
+    if device.unit_of(UnitKind::Gpu).is_none() {
+        return Err(Error::usage(format!("`--gpu-experts` requires a GPU, and `{}` has none", device.name))
+            .hint("`moec targets` lists targets with one; or leave `--gpu-experts` out"));
+    }
+    let wanted = Homes { experts: gpu_experts(percent), policy: Some(&MOEC), ..Homes::defaults() };
+    frames::check(&UnitList::of(device), &wanted).map_err(|why| {
+        let hint = format!("{}; or leave `--gpu-experts` out", why.hint.clone().unwrap_or_default());
+        let why = why.context(format!("`--gpu-experts {percent}%` cannot be used with `--target {target}`"));
+        Error { fault: Fault::Usage, hint: Some(hint), ..why }
+    })
 }
 
 /// Parses the chat templates of a checkpoint. One that is not a template is a warning: texts can be continued without it.

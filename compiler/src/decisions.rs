@@ -57,6 +57,19 @@ pub struct Decisions {
     /// Where attention lives and why, where the costs of a request decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention: Option<AttentionDecision>,
+    /// How often calibration saw experts chosen, by layer, where the build took a profile.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub expert_use: Vec<ExpertUse>,
+}
+
+/// How often calibration saw the experts of a layer chosen.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExpertUse {
+    /// Layer.
+    pub layer: u32,
+    /// Tokens that chose each expert.
+    pub chosen: Vec<u64>,
 }
 
 /// Frames of a memory beside the processor's, and who begins in them.

@@ -149,17 +149,23 @@ pub fn evaluate(
     })
 }
 
-/// Runs `body` with a bundle's engine. A bundle with packages runs as its twin, with their unit emulated.
+/// Runs `body` with a bundle's engine. What this machine lacks is emulated, which is said: units and other architectures by the host
+/// build, instructions one by one.
 pub(crate) fn with_engine<T>(
     bundle: &Bundle,
     progress: &Progress,
     body: impl FnOnce(&mut Engine<'_>) -> Result<T>,
 ) -> Result<T> {
-    if !bundle.plan.graphs.is_empty() {
+    if bundle.needs_host_build() {
+        if bundle.is_foreign() {
+            progress.warn(&bundle.host_build_note());
+        }
         return Twin::of(bundle, progress)?.with_engine(Some(&bundle.folder), body);
     }
-    let unit = bundle.unit()?;
-    let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).map_err(Error::from)?;
+    let unit = bundle.emulated_unit(progress)?;
+    let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s))
+        .map_err(Error::from)?
+        .emulating(unit.emulated());
     let options = Options::default();
     let (folder, host) = (&bundle.folder, &mut |unit: &UnitRef| families::host(&unit.family, &unit.name));
     let mut engine = Engine::with_units(&program, folder, host, folder, options).map_err(Error::from)?;

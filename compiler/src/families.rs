@@ -4,7 +4,7 @@
 //! kernels, packed weights and object code every bundle has.
 
 use crate::error::{Error, Result};
-use moec_device::{Device, Unit};
+use moec_device::{Device, PROCESSORS, Unit};
 use moec_family::{Bench, Family, Runner, StaticGraphs, Streams, Threads};
 use moec_ir::plan::Plan;
 use moec_runtime::beside::Executor;
@@ -80,6 +80,23 @@ pub fn host(family: &str, unit: &str) -> Option<Executor> {
 pub fn attached(family: &str, unit: &str) -> Option<Result<Executor>> {
     let found = named(family)?.attached(unit)?;
     Some(found.map_err(Error::from))
+}
+
+/// Units of a device beside the CPU that this machine does not have, each with the reason: a run emulates them.
+///
+/// # Errors
+/// A unit of an unknown family.
+pub fn absent(device: &Device) -> Result<Vec<(&str, String)>> {
+    let mut absent = Vec::new();
+    for unit in device.units.iter().filter(|u| device.family_of(u) != PROCESSORS) {
+        let why = match of(unit, device)?.present(unit) {
+            Some(Ok(())) => continue,
+            Some(Err(e)) => e.to_string(),
+            None => format!("`{}` is executed by moec's emulator alone", unit.name),
+        };
+        absent.push((unit.name.as_str(), why));
+    }
+    Ok(absent)
 }
 
 /// A unit of this machine with kernels of threads, opened to be measured, and its family.

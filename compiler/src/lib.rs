@@ -23,6 +23,7 @@ pub mod interrupt;
 mod locked_folder;
 pub mod mix;
 mod objects;
+pub(crate) mod packed;
 pub mod passes;
 pub mod pipeline;
 pub mod profile;

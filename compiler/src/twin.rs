@@ -11,13 +11,13 @@ use crate::config::{Activations, Config, KvCache};
 use crate::error::{Error, Result, io_error};
 use crate::families;
 use crate::objects::ObjectCache;
+use crate::packed::{Packed, read_from_bundle};
 use crate::passes::home::Homes;
 use crate::passes::offload::Statics;
 use crate::passes::units::Units;
 use crate::pipeline::{Compilation, Stops};
 use crate::progress::Progress;
 use crate::scratch::Scratch;
-use crate::verify::weights::{Packed, read_from_bundle};
 use moec_cpu::{HostUnit, Stored};
 use moec_ir::placement::Placement;
 use moec_ir::plan::{FileRef, ModelInfo, Paging, Plan, Segment, UnitRef};
@@ -151,9 +151,10 @@ impl Twin {
         read_from_bundle(&mut module, &source);
         let plan = &bundle.plan;
         let device = bundle.device()?;
-        let units =
-            Units::of(&device).ok_or_else(|| Error::input("the bundle's target has no static graphs"))?;
-        let statics = Statics::of(&module, &plan.placement, &units)?;
+        let statics = match Units::of(&device) {
+            Some(units) => Statics::of(&module, &plan.placement, &units)?,
+            None => Statics::default(),
+        };
         if (&statics.graphs, &statics.sets, &statics.parts) != (&plan.graphs, &plan.sets, &plan.parts) {
             return Err(Error::input("plan and graph are of two builds").hint("build the bundle again"));
         }

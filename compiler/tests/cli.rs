@@ -92,6 +92,112 @@ fn help_of_every_verb() {
     }
 }
 
+/// Long help of a bundle's own program, and of one of its subcommands.
+#[test]
+fn help_of_a_bundles_program() {
+    let mut settings = insta::Settings::clone_current();
+    settings.set_prepend_module_to_snapshot(false);
+    settings.set_omit_expression(true);
+    settings.bind(|| {
+        let mut program = moec_service::front(None).command().term_width(100);
+        insta::assert_snapshot!("run_help", program.render_long_help());
+        let generate = program.find_subcommand_mut("generate").expect("`generate`");
+        insta::assert_snapshot!("run_help_generate", generate.render_long_help());
+    });
+}
+
+/// Subcommands describe themselves, and a heading is over the options of its own group alone: flattened groups set both.
+#[test]
+fn flattened_options_keep_description_and_heading_to_themselves() {
+    use clap::{Args as _, Command, CommandFactory as _};
+    let groups = [
+        moec_runtime::cli::args::Common::augment_args(Command::new("group")),
+        moec_runtime::cli::args::SamplingArgs::augment_args(Command::new("group")),
+        moec_service::grammar::GrammarArgs::augment_args(Command::new("group")),
+    ];
+    let of_bundles = moec_service::front(None).command();
+    for (root, groups) in [(moec::cli::Cli::command(), &groups[..0]), (of_bundles, &groups[..])] {
+        let heading_of = |id: &clap::Id| {
+            let mut all = groups.iter().flat_map(Command::get_arguments);
+            all.find(|a| a.get_id() == id).and_then(|a| a.get_help_heading())
+        };
+        for option in root.get_arguments().filter(|a| !a.is_positional()) {
+            assert_eq!(option.get_help_heading(), Some("Global options"), "{}", option.get_id());
+        }
+        for command in root.get_subcommands().filter(|c| !c.is_hide_set()) {
+            let name = command.get_name();
+            let about = command.get_about().map(ToString::to_string).expect(name);
+            for group in groups {
+                assert_ne!(group.get_about().map(ToString::to_string).as_ref(), Some(&about), "{name}");
+            }
+            for option in command.get_arguments().filter(|a| !a.is_positional()) {
+                let (id, found) = (option.get_id(), option.get_help_heading());
+                assert_eq!(found, heading_of(id), "{name} --{id}");
+            }
+        }
+    }
+}
+
+/// Everything that prints a result prints it as JSON, too.
+#[test]
+fn subcommands_that_print_results_have_json() {
+    use clap::CommandFactory as _;
+    // Hand on arguments, print a script, or run until they are stopped.
+    let none = ["run", "completions", "serve"];
+    for root in [moec::cli::Cli::command(), moec_service::front(None).command()] {
+        for command in root.get_subcommands().filter(|c| !c.is_hide_set()) {
+            let json = command.get_arguments().any(|a| a.get_long() == Some("json"));
+            assert_eq!(json, !none.contains(&command.get_name()), "{}", command.get_name());
+        }
+    }
+    let dir = empty();
+    for args in [
+        &["init", FERRIS, "--json"][..],
+        &["inspect", "model.toml", "--json"],
+        &["targets", "x86-64-v3", "--json"],
+        &["passes", "--json"],
+    ] {
+        let out = moec(dir.path(), args);
+        let value = serde_json::from_slice::<serde_json::Value>(&out.stdout);
+        assert!(out.status.success() && value.is_ok_and(|v| v.is_object()), "{args:?}");
+    }
+}
+
+/// 2: the command line is wrong, and nothing was done; 1: the work failed.
+#[test]
+fn exit_codes_follow_one_rule() {
+    let dir = with_model("[model]\nsource = \"gone\"\n");
+    fs::create_dir(dir.path().join("folder")).unwrap();
+    for (args, code) in [
+        (&["--help"][..], 0),
+        (&["targets"], 0),
+        (&[], 2),
+        (&["fly"], 2),
+        (&["build", "--wings"], 2),
+        (&["build", "model.toml", "--gpu-experts", "101%"], 2),
+        (&["build", "model.toml", "--gpu-experts", "50%"], 2),
+        (&["build", "model.toml", "--target", "abacus"], 2),
+        (&["build", "gone.toml"], 1),
+        (&["build", "model.toml"], 1),
+        (&["build", "model.toml", "--target", "gone.toml"], 1),
+        (&["init", FERRIS, "-o", "model.toml"], 2),
+        (&["init", "folder"], 1),
+        (&["synth", "folder", "--like", "olmoe"], 2),
+        (&["inspect", "gone"], 1),
+        (&["inspect", "folder"], 1),
+        (&["inspect", "model.toml", "--cache", "50%"], 2),
+        (&["verify", "folder"], 1),
+        (&["verify", "folder", "--bound", "nan"], 2),
+        (&["report", "gone"], 1),
+        (&["eval", "folder"], 2),
+        (&["run", "gone", "info"], 1),
+        (&["completions", "tcl"], 2),
+    ] {
+        let out = moec(dir.path(), args);
+        assert_eq!(out.status.code(), Some(code), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
+    }
+}
+
 #[test]
 fn the_passes_of_the_compiler() {
     check!("passes", empty(), ["passes"]);
@@ -149,6 +255,7 @@ fn targets() {
 fn model_toml_is_checked() {
     let inspect = ["inspect", "model.toml"];
     check!("model_toml_missing", empty(), inspect);
+    check!("inspect_of_nothing", empty(), ["inspect", "nope"]);
     check!("model_toml_is_a_folder", empty(), ["inspect", "."]);
     check!("source_missing", with_model("[model]\nsource = \"hf\"\n"), inspect);
     check!("source_is_no_checkpoint", with_model("[model]\nsource = \".\"\n"), inspect);

@@ -529,6 +529,25 @@ impl Error {
         }
     }
 
+    /// Whether the arguments of a command are wrong: an option or value that this bundle does not take. Known before any work.
+    pub fn is_bad_use(&self) -> bool {
+        matches!(
+            self,
+            Self::Range { .. }
+                | Self::NoPaging(_)
+                | Self::NoLittle
+                | Self::OwnUnderBudget
+                | Self::FewSlots { .. }
+                | Self::NotExact
+                | Self::EmptyPrompt
+                | Self::BadId { .. }
+                | Self::Context { .. }
+                | Self::Room { .. }
+                | Self::Threads { .. }
+                | Self::Budget { .. }
+        )
+    }
+
     /// What to do about it, if there is anything.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {

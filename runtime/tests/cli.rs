@@ -244,16 +244,16 @@ fn refusals() {
         ("generate --ids 1 --threads 0", 2, &["must be a number from 1 to 1024"]),
         (
             "generate --ids 1,260",
-            1,
+            2,
             &["error: token id 260 is outside of the vocabulary of 260 tokens", "hint: ids are 0 to 259"],
         ),
-        ("generate --ids 1,2 -n 63", 1, &["63 are to follow, but the context holds 64", "hint: "]),
+        ("generate --ids 1,2 -n 63", 2, &["63 are to follow, but the context holds 64", "hint: "]),
         ("generate --ids 1 --gamma 1.5", 2, &["must be a number from 0 to 1"]),
         ("generate --ids 1 --gamma nan", 2, &["must be a number from 0 to 1"]),
         ("generate --ids 1 --gamma 0.5 --no-big-little", 2, &["cannot be used with"]),
         (
             "generate --ids 1 --gamma 0.5",
-            1,
+            2,
             &[
                 "error: the bundle was built without big-little decoding",
                 "hint: set `big_little = true` under `[decode]` in `model.toml`",
@@ -262,7 +262,7 @@ fn refusals() {
         ("generate --ids 1 --best-of 0", 2, &["must be a number from 1 to 64"]),
         (
             "generate --ids 1 --best-of 4 --temperature 1",
-            1,
+            2,
             &[
                 "error: 4 sequences were asked for, but the KV cache holds 3",
                 "hint: name 4 in `decode_batch` under `[shapes]`",
@@ -276,7 +276,7 @@ fn refusals() {
         ),
         ("generate --ids 1 --all", 2, &["--best-of"]),
         ("generate --ids 1 --best-of 2 --temperature 1 --all --json", 2, &["cannot be used with"]),
-        ("bench --best-of 4", 1, &["error: 4 sequences were asked for, but the KV cache holds 3"]),
+        ("bench --best-of 4", 2, &["error: 4 sequences were asked for, but the KV cache holds 3"]),
         ("bench --best-of 2 --batch 2", 2, &["cannot be used with"]),
         (
             "generate --ids 1 --budget -3",
@@ -290,16 +290,16 @@ fn refusals() {
         ("generate --ids 1 --prefetch 1 --no-budget", 2, &["cannot be used with"]),
         (
             "generate --ids 1 --budget 3GiB",
-            1,
+            2,
             &["error: `--budget` is about experts on flash", "hint: set `budget` under `[memory]`"],
         ),
-        ("bench --no-verify-reads", 1, &["error: `--no-verify-reads` is about experts on flash"]),
-        ("logits --ids 1 --out x --prefetch 0", 1, &["error: `--prefetch` is about experts on flash"]),
+        ("bench --no-verify-reads", 2, &["error: `--no-verify-reads` is about experts on flash"]),
+        ("logits --ids 1 --out x --prefetch 0", 2, &["error: `--prefetch` is about experts on flash"]),
         // Before any work, so that nothing is printed that would have to be made again.
         ("generate --ids 1 --timeline /no/such/folder/x", 1, &["error: cannot create `/no/such/folder/x`"]),
         ("logits --ids 1", 2, &["--out"]),
         ("logits --ids 1 --out /no/such/folder/x", 1, &["error: cannot create `/no/such/folder/x`"]),
-        ("bench --prompt 60 --gen 10", 1, &["10 are to follow, but the context holds 64"]),
+        ("bench --prompt 60 --gen 10", 2, &["10 are to follow, but the context holds 64"]),
     ];
     for (args, status, words) in cases {
         let done = run(args);
@@ -443,7 +443,7 @@ fn logits_of_every_position() {
     // What fails leaves nothing behind.
     let bad = dir.path().join("bad.safetensors");
     let done = run_in(dir.path(), &format!("logits --ids 1,999 --out {}", bad.display()), None);
-    assert_eq!(done.status, 1);
+    assert_eq!(done.status, 2);
     let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|f| f.unwrap().file_name()).collect();
     assert_eq!(left.len(), 2, "{left:?}");
 }

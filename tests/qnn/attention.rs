@@ -2,7 +2,7 @@
 
 use super::library::installed;
 use super::{Case, PHONE, Tiny, forge};
-use crate::support::{checkpoint, distance, expected, fails, ferris, list, logits_file, ok};
+use crate::support::{Setup, checkpoint, distance, expected, fails, ferris, list, logits_file, moec, ok};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -83,6 +83,18 @@ fn attention_that_networks_cannot_compute_is_refused_by_name() {
         let words = ["layers.0.attn", "cannot be a graph of `npu`", expected, "attention = \"auto\""];
         assert!(code == 1 && words.iter().all(|words| said.contains(words)), "{model}: {said}");
     }
+}
+
+/// What no profile can change is said before one is asked for.
+#[test]
+fn attention_is_refused_without_a_profile_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let setup = Setup { format: "f16", chunk: 16, batch: &[1], context: 64 };
+    let toml = setup.write(&checkpoint("deepseek_v2"), folder.path());
+    let text = fs::read_to_string(&toml).unwrap();
+    fs::write(&toml, text + "[placement]\nattention = \"npu\"\nexperts = \"cpu\"\n").unwrap();
+    let (code, said) = fails(moec().arg("build").arg(&toml).args(["--target", PHONE]));
+    assert!(code == 1 && said.contains("it is latent attention") && !said.contains("profile"), "{said}");
 }
 
 /// A network in the place of another is named, before its rows are counted.

@@ -120,6 +120,24 @@ fn hot_neurons_by_batch_become_networks_that_share_weights_and_verify() {
     assert!(code == 1 && said.contains("the Graph leaves other neurons to the processor"), "{said}");
 }
 
+/// A row that activates few hot neurons has a tiny spread of its own: networks of one row are held against that of all rows.
+#[test]
+fn networks_of_small_batches_are_held_against_the_spread_of_all_rows() {
+    let Some(tools) = installed() else { return };
+    let case = relu();
+    let text = fs::read_to_string(&case.toml).unwrap();
+    fs::write(&case.toml, text.replace("decode_batch = [1, 4]", "decode_batch = [1, 2, 4]")).unwrap();
+    case.build(PHONE, "a.moec");
+    let mut verify = case.moec("verify");
+    verify.arg(case.path("a.moec")).arg("--json").envs(tools.iter().map(|(name, value)| (name, value)));
+    let report: Value = serde_json::from_slice(&ok(&mut verify).stdout).unwrap();
+    assert_eq!(report["verdict"], "right", "{}", report["failures"]);
+    let packages = report["packages"].as_array().unwrap();
+    let of_one = packages.iter().filter(|f| f["function"].as_str().unwrap().ends_with("_batch1"));
+    let executed = of_one.filter(|f| f["checks"].as_array().is_some_and(|checks| !checks.is_empty()));
+    assert!(executed.count() > EXPERTS, "{report}");
+}
+
 /// Layers with hot neurons, by entry point that decodes. A set of them is a step of the unit, and the processor, which waits for it where
 /// both are added, has steps in between.
 fn divided(bundle: &Path) -> Vec<usize> {

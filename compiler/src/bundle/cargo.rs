@@ -60,7 +60,7 @@ pub fn build(
     lock.lock().map_err(|e| io_error("lock", &lock_path, &e))?;
 
     let runner = home.join("runner");
-    write_sources(&runner, generated, more)?;
+    write_sources(&runner, generated, more, true)?;
     remove_others(&runner, generated, more)?;
     for name in [PLAN, KERNELS] {
         let path = bundle.join(name);

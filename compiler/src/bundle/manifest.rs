@@ -33,7 +33,7 @@ pub struct Manifest {
     pub assembler: Option<String>,
     /// SHA-256 over the names, types, shapes and places of the checkpoint's tensors.
     pub source_fingerprint: String,
-    /// Profile whose importance the weights were rounded by, if any.
+    /// Profile that the build took, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<ProfileEntry>,
     /// Every other file, by path.

@@ -13,7 +13,7 @@ use moec_ir::Module;
 use moec_ir::plan::{Plan, TargetInfo};
 #[cfg(doc)]
 use moec_runtime::CheckLevel;
-use moec_runtime::regular;
+use moec_runtime::{cpu, regular};
 use std::path::{Path, PathBuf};
 
 /// A bundle on disk, its plan decoded and verified.
@@ -131,6 +131,22 @@ impl Bundle {
         Ok(decisions)
     }
 
+    /// Whether its object code is for another architecture or operating system.
+    pub fn is_foreign(&self) -> bool {
+        matches!(cpu::check(&self.plan.target), Err(moec_runtime::Error::WrongArch { .. }))
+    }
+
+    /// Whether this machine executes it by its host build alone: compiled for this machine from its own graph and weights.
+    pub fn needs_host_build(&self) -> bool {
+        !self.plan.graphs.is_empty() || self.is_foreign()
+    }
+
+    /// What users are told where the host build stands in for its object code.
+    pub fn host_build_note(&self) -> String {
+        let triple = &self.plan.target.triple;
+        format!("its kernels are for {triple}: its graph and weights were compiled for this machine instead")
+    }
+
     /// Loads the object code into this process.
     ///
     /// # Errors
@@ -176,9 +192,9 @@ impl Bundle {
         })
     }
 
-    /// The error of a machine that cannot run it. One with static graphs can be emulated on any.
+    /// The error of a machine that cannot run it. One for another architecture has a host build here.
     fn elsewhere(&self, e: moec_runtime::Error) -> Error {
-        let emulated = matches!(e, moec_runtime::Error::WrongArch { .. }) && !self.plan.graphs.is_empty();
+        let emulated = matches!(e, moec_runtime::Error::WrongArch { .. });
         let error = Error::from(e);
         match &error.hint {
             Some(hint) if emulated => {

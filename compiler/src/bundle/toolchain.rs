@@ -104,12 +104,22 @@ pub enum Route {
 }
 
 impl Route {
+    /// Whether this moec links `run` for `triple` without cargo.
+    fn is_linked_here(triple: &str, from_source: bool) -> bool {
+        !from_source && link::is_prebuilt() && is_host(triple)
+    }
+
+    /// Whether a bundle has the runtime's sources unasked: cargo builds its `run` here, or on the machine that it is for.
+    pub fn needs_sources(triple: &str, from_source: bool) -> bool {
+        !Self::is_linked_here(triple, from_source) || deployment_target(triple).is_some()
+    }
+
     /// The way to `run` for programs of `triple`; `from_source`: by cargo in any case.
     ///
     /// # Errors
     /// What is missing.
     pub fn find(triple: &str, from_source: bool) -> Result<Self, Missing> {
-        if from_source || !link::is_prebuilt() || !is_host(triple) {
+        if !Self::is_linked_here(triple, from_source) {
             return Toolchain::find(triple).map(Self::Cargo);
         }
         let there = |cc: &&&str| said(&(**cc).into(), &["--version"]).is_some();

@@ -43,18 +43,28 @@ pub struct Summary {
     pub manifest_sha256: String,
 }
 
-/// Writes the compiled model to `destination`. `route`: how `run` comes about, or what keeps it from that; `None`
-/// where it is not wanted. `reuses`: whether weights may come from earlier bundles.
+/// What a bundle has besides what every one has.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// How `run` comes about, or what keeps it from that; `None` where it is not wanted.
+    pub route: Option<Result<Route, Missing>>,
+    /// Whether weights may come from earlier bundles.
+    pub reuse: bool,
+    /// Whether the sources of the runtime are in it.
+    pub sources: bool,
+}
+
+/// Writes the compiled model to `destination`.
 ///
 /// # Errors
 /// Whatever keeps a file from being written; nothing is left behind then.
 pub fn write(
     c: &mut Compilation<'_>,
     destination: &Path,
-    route: Option<Result<Route, Missing>>,
-    reuses: bool,
+    options: Options,
     progress: &Progress,
 ) -> Result<Summary> {
+    let Options { route, reuse: reuses, sources } = options;
     let checkpoint = c.checkpoint()?;
     let partial = Partial::create(destination)?;
     let root = partial.path();
@@ -118,7 +128,7 @@ pub fn write(
     let more = families::runner(&plan)?;
     let generated = moec_cpu::runner_source(&plan, more.map(|more| more.native))
         .map_err(|e| Error::bug("the source of `run` is not written").because(e))?;
-    runner::write_sources(&root.join("runner"), &generated, more)?;
+    runner::write_sources(&root.join("runner"), &generated, more, sources)?;
     runner::write_script(root, c.target.triple())?;
     let route = route.transpose();
     if let Ok(Some(route)) = &route {

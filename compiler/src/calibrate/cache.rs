@@ -5,6 +5,7 @@
 use super::{Request, WINDOW, calibrate, read_texts};
 use crate::bundle::manifest::ProfileEntry;
 use crate::cache_dir;
+use crate::decisions::ExpertUse;
 use crate::error::{Error, Result};
 use crate::hashing::{hex, sha256};
 use crate::pipeline::Compilation;
@@ -35,12 +36,23 @@ fn named(path: &Path, origin: &Origin) -> Result<Profile> {
     Ok(profile)
 }
 
-/// The importance of weights for a build, and what profile it is of. `None` where `model.toml` says nothing of
+/// What a build takes of a profile for its weights.
+#[derive(Debug)]
+pub struct Weighed {
+    /// Importance of the weights.
+    pub importance: Importance,
+    /// The profile's name and hash.
+    pub entry: ProfileEntry,
+    /// How often experts were chosen.
+    pub expert_use: Vec<ExpertUse>,
+}
+
+/// The importance of weights for a build, and the profile that it is of. `None` where `model.toml` says nothing of
 /// calibration, or where no weight is rounded so far that it would tell.
 ///
 /// # Errors
 /// A profile that cannot be used, or is of another model; a calibration that fails.
-pub fn importance(c: &Compilation<'_>, progress: &Progress) -> Result<Option<(Importance, ProfileEntry)>> {
+pub fn importance(c: &Compilation<'_>, progress: &Progress) -> Result<Option<Weighed>> {
     if !c.module.weights.iter().any(|w| w.format.is_quantised()) {
         // A profile that is named must be right all the same.
         if let Some(path) = &c.config.calibrate.profile {
@@ -54,8 +66,14 @@ pub fn importance(c: &Compilation<'_>, progress: &Progress) -> Result<Option<(Im
     }
     let (lowered, checkpoint) = (c.lowered()?, c.checkpoint()?);
     let importance = Importance::new(&profile, &lowered, &c.module, checkpoint, |w| w.format.is_quantised())?;
-    let entry = entry(c, &profile)?;
-    Ok(Some((importance.rounded(c.config.weights.rounding, profile.correlations), entry)))
+    let (entry, expert_use) = (entry(c, &profile)?, expert_use(&profile));
+    let importance = importance.rounded(c.config.weights.rounding, profile.correlations);
+    Ok(Some(Weighed { importance, entry, expert_use }))
+}
+
+/// How often a profile saw experts chosen.
+pub fn expert_use(profile: &Profile) -> Vec<ExpertUse> {
+    profile.layers.iter().map(|l| ExpertUse { layer: l.layer, chosen: l.chosen.clone() }).collect()
 }
 
 /// What a bundle says of the profile that it was built with.

@@ -13,7 +13,7 @@ mod products;
 mod record;
 pub(crate) mod texts;
 
-pub use cache::{entry, importance, profile};
+pub use cache::{Weighed, entry, expert_use, importance, profile};
 pub use texts::{Corpus, read_ids, read_texts};
 
 use crate::bundle::read::Bundle;
@@ -88,7 +88,7 @@ pub fn calibrate(
 
     let scratch = Scratch::create("calibrate", compilation.plan()?)?;
     let folder = scratch.path().join("model.moec");
-    write::write(&mut compilation, &folder, None, false, progress)?;
+    write::write(&mut compilation, &folder, write::Options::default(), progress)?;
     let bundle = Bundle::open(&folder)?;
     let open = || {
         Text::open(&folder, bundle.plan.model.bos).map_err(|_| {

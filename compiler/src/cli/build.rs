@@ -43,7 +43,12 @@ pub struct Args {
     /// Write no `run` program (it needs a C compiler; for machines of another kind, cargo)
     #[arg(long)]
     pub no_run: bool,
-    /// Compile `run` with cargo from the sources in the bundle, instead of linking the runtime that moec carries
+    /// Write the runtime's sources into the bundle, below `runner/vendor`: then cargo builds `runner/`
+    ///
+    /// Bundles whose `run` cargo builds have them in any case: those for macOS, Android and other machines than this one.
+    #[arg(long)]
+    pub with_sources: bool,
+    /// Compile `run` with cargo from the runtime's sources, instead of linking the runtime that moec carries
     #[arg(long, conflicts_with = "no_run")]
     pub run_from_source: bool,
     /// Pack every weight anew, though an earlier bundle of this checkpoint has it
@@ -74,6 +79,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         tune: args.tune.then(|| Duration::from_secs(u64::from(args.tune_time))),
         link: !args.no_run,
         from_source: args.run_from_source,
+        sources: args.with_sources,
         reuse: !args.no_reuse,
         stops: Stops {
             print_after: args.print_after.as_deref(),

@@ -53,7 +53,15 @@ fn command_line() -> String {
     let mut command = Cli::command().term_width(100);
     command.build();
     let mut out = String::from(
-        "# Command line\n\nWhat `moec VERB --help` prints. Exit code: 0, 1 (failed), 2 (bad use).\n",
+        "# Command line\n\nWhat `moec VERB --help` prints.\n\n\
+         Exit codes, of `moec` and of a bundle's `run`:\n\n\
+         | code | when |\n|---|---|\n\
+         | 0 | it worked |\n\
+         | 1 | it failed: a file is missing or wrong (`model.toml` included), this machine lacks something, a check found a fault |\n\
+         | 2 | the command line is wrong, and nothing was done: an unknown option, a value out of range, an option that this bundle, model \
+         or target does not take, an output that exists |\n\
+         | 130, 143 | it was interrupted by Ctrl-C, by SIGTERM |\n\n\
+         `--json` prints one JSON value to stdout; every subcommand has it that prints a result.\n",
     );
     let _ = write!(out, "\n```text\n{}\n```\n", trimmed(&mut command));
     for verb in command.get_subcommands_mut().filter(|c| !c.is_hide_set()) {
@@ -99,8 +107,8 @@ fn targets() -> Result<String> {
          A bundle's object code needs nothing but moec. Its program `run` is linked by a C compiler on a machine of the\n\
          target's kind, from the runtime that moec carries; elsewhere by cargo and these, which compile the runtime once\n\
          per machine and target, for one to six minutes. `moec doctor` says what is missing, with the\n\
-         command that installs it. Without them a bundle has all but `run`, and its folder `runner` builds with cargo\n\
-         on the machine that it is for. Cross-linked programs are static: they need no library of the system that\n\
+         command that installs it. Without them a bundle has all but `run`, and its folder `runner`, which has the\n\
+         runtime's sources, builds with cargo on the machine that it is for (for this machine's kind: `--with-sources`). Cross-linked programs are static: they need no library of the system that\n\
          they run on. Those that load a library of the device themselves, as QNN's, are linked with the system's.\n\n\
          Programs for macOS are linked on a Mac, against Apple's own libraries: `sh runner/build.sh` in the bundle\n\
          makes `run` there, with Xcode's command line tools and Rust. The object code is that of the build.\n\n\

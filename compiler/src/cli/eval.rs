@@ -11,6 +11,9 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 
 /// Measure a bundle's quality: perplexity, exact match
+///
+/// What this machine lacks is emulated, as by `moec verify`, and a warning says so: instructions, units beside the CPU, another
+/// architecture. Results are the same, only slower.
 #[derive(Clone, Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true).args(["text", "qa"]))]
 pub struct Args {
@@ -41,6 +44,9 @@ pub struct Args {
     /// with commas between them [default: what the bundle was built with]
     #[arg(long, value_name = "G,G,…", requires = "big_little", value_delimiter = ',', value_parser = gamma, allow_negative_numbers = true)]
     pub gamma: Vec<f64>,
+    /// Accepted as by `moec run`, and has no effect: what this machine lacks is emulated in any case, which is said
+    #[arg(long)]
+    pub emulate: bool,
     /// Print one JSON object to stdout
     #[arg(long)]
     pub json: bool,

@@ -1,9 +1,10 @@
 //! `moec init`.
 
-use super::facts;
+use super::{facts, output};
 use crate::import::{self, ImportOptions, hub};
 use crate::progress::Progress;
 use crate::{Error, Result, config, human};
+use serde_json::json;
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write as _};
 use std::path::{Component, Path, PathBuf};
@@ -26,6 +27,9 @@ pub struct Args {
     /// Replace a file that is already there
     #[arg(long, short)]
     pub force: bool,
+    /// Print one JSON object to stdout
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Writes it.
@@ -49,7 +53,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         .open(&args.output);
     opened.and_then(|mut f| f.write_all(text.as_bytes())).map_err(|e| {
         if e.kind() == ErrorKind::AlreadyExists {
-            return Error::input(format!("`{shown}` exists already"))
+            return Error::usage(format!("`{shown}` exists already"))
                 .hint("`--force` replaces it, `-o` names another");
         }
         Error::environment(format!("`{shown}` cannot be written")).because(e)
@@ -59,6 +63,16 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         &format!("`{shown}` for {} with {} parameters", spec.title, human::count(facts.parameters)),
     );
     progress.stage("Next", &format!("moec build {shown}"));
+    if args.json {
+        output::json(&json!({
+            "model_toml": args.output,
+            "source": source,
+            "family": spec.family,
+            "parameters": facts.parameters,
+            "active_parameters": facts.active_parameters,
+            "warnings": spec.warnings,
+        }))?;
+    }
     Ok(())
 }
 

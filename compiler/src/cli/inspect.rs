@@ -44,6 +44,12 @@ pub fn run(args: &Args) -> Result<()> {
     }
     // A bundle whose build was killed while it was being replaced is put back.
     let _ = workspace::recover(path);
+    if !path.exists() && path.extension().is_none_or(|e| e != "toml") {
+        return Err(Error::input(format!("there is no `{shown}`")).hint(
+            "`moec inspect` takes a bundle, a checkpoint (a folder or a GGUF file), a `model.toml`, a profile (`.trace`), or NDP \
+             command streams of a bundle (`.streams`)",
+        ));
+    }
     if path.join(MANIFEST).is_file() {
         bundle::inspect(path, args.json)
     } else if containers::find(path).is_some() {

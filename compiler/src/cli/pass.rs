@@ -3,6 +3,7 @@
 use super::output;
 use crate::Result;
 use crate::filetest::Filetest;
+use serde_json::json;
 use std::path::PathBuf;
 
 /// Run one pass on the text of a Graph, or on the input of a filetest, and print what comes out
@@ -14,6 +15,9 @@ pub struct Args {
     pub name: String,
     /// The file
     pub file: PathBuf,
+    /// Print one JSON object to stdout
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Runs it.
@@ -21,5 +25,6 @@ pub struct Args {
 /// # Errors
 /// What is wrong with the file, and what the pass says.
 pub fn run(args: &Args) -> Result<()> {
-    output::data(&Filetest::read(&args.file, Some(&args.name))?.run()?)
+    let text = Filetest::read(&args.file, Some(&args.name))?.run()?;
+    if args.json { output::json(&json!({"pass": args.name, "text": text})) } else { output::data(&text) }
 }

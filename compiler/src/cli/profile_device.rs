@@ -75,7 +75,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     let name = args.name.clone().unwrap_or_else(|| info.cpu.clone());
     let path = args.dir.as_ref().map(|dir| dir.join(format!("{name}.toml")));
     if let Some(path) = path.as_ref().filter(|p| p.exists()) {
-        return Err(Error::input(format!("`{}` exists already", path.display()))
+        return Err(Error::usage(format!("`{}` exists already", path.display()))
             .hint("give another `--name`, or remove it first"));
     }
     // Whether there is one is known at once; the rest takes seconds.

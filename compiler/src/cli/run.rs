@@ -23,8 +23,10 @@ use std::process::ExitCode;
 /// is a program: run only what you trust.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Emulate what this machine lacks, slowly: AMX instructions, or units beside the processor. Stands before the verb
+    /// Emulate what this machine lacks, slowly: AMX instructions, units beside the CPU, or another architecture. Stands before the
+    /// subcommand
     ///
+    /// A bundle for another architecture, as a Mac's, is compiled anew for this machine from its own graph and weights.
     /// `--emulate=library` runs static graphs on the emulator of the unit's maker, where that is installed, instead of
     /// moec's own. `--emulate=device` runs them there as a `run` does on the device: compiled, and in this process.
     #[arg(long, value_name = "WHOSE", num_args = 0..=1, require_equals = true, default_missing_value = "moec")]
@@ -71,7 +73,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
         return run_on_library(args, &bundle, whose, words, &name, progress);
     }
     let emulates = args.emulate.is_some();
-    if emulates && !bundle.plan.graphs.is_empty() {
+    if emulates && bundle.needs_host_build() {
         let twin = twin(args, &bundle, progress)?;
         let beside = Beside { weights: twin.folder(), executor: &host };
         return Ok(front(&name, Some(beside), CheckLevel::Small)

@@ -1,9 +1,11 @@
 //! `moec synth`: a checkpoint of random weights in a real model's shapes. Hidden; for benchmarks and tests.
 
+use super::output;
 use crate::progress::Progress;
 use crate::synth::{self, Cut, Like, Popular, Popularity};
 use crate::{Error, Result};
 use moec_runtime::regular;
+use serde_json::json;
 use std::path::{Path, PathBuf};
 
 /// Write a checkpoint of random weights in the shapes of a real model
@@ -35,6 +37,9 @@ pub struct Args {
     /// Seed of the weights
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub seed: u64,
+    /// Print one JSON object to stdout
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Writes it.
@@ -47,7 +52,8 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     let popularity =
         args.popularity.as_deref().map(|path| counts(path, args.model.as_deref())).transpose()?;
     let popular = popularity.as_ref().map(|popularity| Popular { popularity, zeros: args.zeros });
-    synth::write(&args.out_dir, args.like, cut, args.seed, popular, progress)
+    synth::write(&args.out_dir, args.like, cut, args.seed, popular, progress)?;
+    if args.json { output::json(&json!({"checkpoint": args.out_dir, "seed": args.seed})) } else { Ok(()) }
 }
 
 fn share(text: &str) -> std::result::Result<f64, String> {

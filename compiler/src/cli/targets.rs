@@ -2,7 +2,7 @@
 
 use super::output;
 use crate::targets::device;
-use crate::{Error, Result};
+use crate::{Error, Result, families};
 use moec_device::{BUILT_IN, Device};
 use serde_json::{Value, json};
 
@@ -24,29 +24,49 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(name) = &args.name {
         let device = device(name)?;
         return if args.json {
-            output::json(&describe(&device))
+            output::json(&describe(&device)?)
         } else {
             output::data(&file(name, &device)?)
         };
     }
     let devices: Vec<Device> = BUILT_IN.iter().map(|(name, _)| device(name)).collect::<Result<_>>()?;
     if args.json {
-        return output::json(&devices.iter().map(describe).collect());
+        return output::json(&devices.iter().map(describe).collect::<Result<_>>()?);
     }
-    let rows: Vec<_> =
-        devices.iter().map(|d| vec![d.name.clone(), runs_here(d), d.description.clone()]).collect();
+    let row = |d: &Device| Ok(vec![d.name.clone(), Here::of(d)?.words(d), d.description.clone()]);
+    let rows: Vec<_> = devices.iter().map(row).collect::<Result<_>>()?;
     output::data(&output::table(&rows))
 }
 
-/// Whether this machine can run code for the device, in words.
-fn runs_here(device: &Device) -> String {
-    let lacks = lacks(device);
-    if !device.is_host() {
-        "other machines".into()
-    } else if lacks.is_empty() {
-        "runs here".into()
-    } else {
-        format!("lacks {}", lacks.join(", "))
+/// What this machine lacks to run code for a device.
+struct Here<'a> {
+    /// Features of the CPU. Of another architecture all are lacking.
+    features: Vec<&'a str>,
+    /// Units beside the CPU, each with the reason.
+    units: Vec<(&'a str, String)>,
+}
+
+impl<'a> Here<'a> {
+    fn of(device: &'a Device) -> Result<Self> {
+        Ok(Self { features: lacks(device), units: families::absent(device)? })
+    }
+
+    /// Whether this machine runs code for the device without emulation.
+    fn runs(&self, device: &Device) -> bool {
+        device.is_host() && self.features.is_empty() && self.units.is_empty()
+    }
+
+    fn words(&self, device: &Device) -> String {
+        let units: Vec<_> = self.units.iter().map(|(name, _)| format!("`{name}`")).collect();
+        if !device.is_host() {
+            "other machines".into()
+        } else if !self.features.is_empty() {
+            format!("lacks {}", self.features.join(", "))
+        } else if units.is_empty() {
+            "runs here".into()
+        } else {
+            format!("emulated here: no {}", units.join(", "))
+        }
     }
 }
 
@@ -57,14 +77,16 @@ pub(super) fn lacks(device: &Device) -> Vec<&str> {
 }
 
 /// A device as JSON: the file's keys, and what this machine makes of it.
-fn describe(device: &Device) -> Value {
+fn describe(device: &Device) -> Result<Value> {
     let mut value = serde_json::to_value(device).unwrap_or_default();
     if let Value::Object(map) = &mut value {
-        let lacks = lacks(device);
-        map.insert("runs_here".into(), json!(device.is_host() && lacks.is_empty()));
-        map.insert("lacks".into(), json!(lacks));
+        let here = Here::of(device)?;
+        map.insert("runs_here".into(), json!(here.runs(device)));
+        map.insert("lacks".into(), json!(here.features));
+        let unit = |(name, why): &(&str, String)| json!({"name": name, "why": why});
+        map.insert("missing_units".into(), here.units.iter().map(unit).collect());
     }
-    value
+    Ok(value)
 }
 
 /// The text of a device file.

@@ -119,7 +119,7 @@ fn package_rows(report: &Report) -> Vec<Vec<String>> {
 }
 
 /// What the columns of [`check_rows`] mean.
-const CHECKS: &str = "off  largest difference from the same weights with activations in f32, as a share of the results' spread";
+const CHECKS: &str = "off  largest difference from the same weights with activations in f32, as a share of the results' spread over all rows";
 
 /// What others than moec compute of packages: for each of them its worst function.
 fn check_rows(report: &Report) -> Vec<Vec<String>> {

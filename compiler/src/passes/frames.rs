@@ -12,7 +12,7 @@
 
 use super::home::{Homes, expert_rows, expert_tables, regroup, size, takes_experts};
 use super::page::routers;
-use super::place::{alike, curve, window_us};
+use super::place::{alike, curve, window_us, without_costs};
 use super::units::{Free, UnitList};
 use crate::config::{self, Home};
 use crate::decisions::FramesDecision;
@@ -54,6 +54,20 @@ fn hot<'a>(list: &UnitList<'a>, wanted: &config::Homes) -> Result<Free<'a>> {
     Ok(free)
 }
 
+/// Checks that a device has what `policy` under `[placement]` requires, before a model is read: a unit with frames, and the cost
+/// of an expert there and on the CPU.
+///
+/// # Errors
+/// What the device lacks.
+pub fn check(list: &UnitList<'_>, wanted: &config::Homes) -> Result<()> {
+    if wanted.policy.is_none_or(|system| system.keeps == Keeps::Layers) {
+        return Ok(());
+    }
+    let units = [list.device.units.first(), Some(hot(list, wanted)?.unit)];
+    let silent = units.into_iter().flatten().find(|unit| curve(list.device, unit, 1.0).is_none());
+    silent.map_or(Ok(()), |unit| Err(without_costs(list.device, unit)))
+}
+
 /// Gives every layer of experts two units and a schedule; [`fill`] says who begins in a frame.
 ///
 /// # Errors
@@ -91,11 +105,7 @@ pub fn frames(
     let size = size(module, *experts.first().unwrap_or(&0));
     let way = |bytes: f64| device.transfer_us(home, there, bytes).unwrap_or(0.0);
     let back = device.transfer_us(there, home, 0.0).unwrap_or(0.0);
-    let missing = |unit: &moec_device::Unit| {
-        Error::input(format!("`{}` of `{}` does not say what an expert costs", unit.name, device.name))
-            .hint("give it `matmul`, which `moec profile-device` measures, or `peak` and a bandwidth")
-    };
-    let times = |unit| curve(device, unit, expert.weights()).ok_or_else(|| missing(unit));
+    let times = |unit| curve(device, unit, expert.weights()).ok_or_else(|| without_costs(device, unit));
     let processor = device.units.first().ok_or_else(|| Error::bug("a device without a processor"))?;
     let units = vec![0, hot.index];
     let placed = match placement {

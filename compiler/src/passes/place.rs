@@ -246,14 +246,17 @@ pub fn curve(device: &Device, unit: &Unit, weights: f64) -> Option<Vec<(u32, f64
     ROWS.iter().map(|&rows| Some((rows, matmul_us(unit, rate, f64::from(rows), weights)?))).collect()
 }
 
+/// The error for a unit whose cost of an expert the device file leaves out.
+pub fn without_costs(device: &Device, unit: &Unit) -> Error {
+    Error::input(format!("the device file of `{}` does not say what an expert costs on `{}`", device.name, unit.name))
+        .hint("`moec profile-device DIR`, with `--gpu` for a GPU, measures the machine that will run the bundle and writes a \
+               device file: give its path as `--target`")
+}
+
 /// What an expert costs on every unit.
 fn times(device: &Device, hot: Option<Free<'_>>, cold: &StreamCosts, size: &Size) -> Result<ExpertTimes> {
-    let missing = |unit: &Unit| {
-        Error::input(format!("`{}` of `{}` does not say what an expert costs", unit.name, device.name))
-            .hint("give it `matmul`, which `moec profile-device` measures, or `peak` and a bandwidth")
-    };
     let curve = |unit: &Unit| {
-        let points = curve(device, unit, size.weights).ok_or_else(|| missing(unit))?;
+        let points = curve(device, unit, size.weights).ok_or_else(|| without_costs(device, unit))?;
         Ok::<_, Error>(points.into_iter().map(|(rows, us)| (rows, us + unit.launch_us())).collect::<Vec<_>>())
     };
     let processor = device.units.first().ok_or_else(|| Error::bug("a device without a processor"))?;

@@ -86,6 +86,19 @@ pub fn reside(
     Ok(Some(AttentionDecision { prompt, generate, chosen, homes }))
 }
 
+/// Checks that what `attention` of `[placement]` wants on the unit can be graphs there: known before loads are.
+///
+/// # Errors
+/// A scope that cannot be a graph, and why.
+pub fn check(module: &Module, units: &Units<'_>, attention: Wish) -> Result<()> {
+    if attention != Wish::Graphs {
+        return Ok(());
+    }
+    let mut writable = Writable { module, units, of: HashMap::new() };
+    let mut entries = 0..module.entries.len();
+    entries.try_for_each(|entry| partition(entry, &mut writable, attention, units.npu_index()).map(drop))
+}
+
 /// Gives every group of a layer its unit.
 pub fn reside_layer(table: &mut ExpertTable, layer: &LayerLoads, units: &Units<'_>, home: Wish) {
     let (cpu, npu) = (units.cpu_index(), units.npu_index());

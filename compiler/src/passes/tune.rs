@@ -105,6 +105,7 @@ pub fn tune(
         predictors: Vec::new(),
         predictors_increase: None,
         attention: None,
+        expert_use: Vec::new(),
         version: VERSION,
         activations: target.activations().name().to_owned(),
         rounding: crate::config::Rounding::default(),

@@ -12,6 +12,7 @@ use moec_runtime::hybrid::Keeps;
 
 pub(super) fn tier(c: &mut Compilation<'_>) -> Result<()> {
     let Some(units) = &c.units else { return Ok(()) };
+    reside::check(&c.module, units, c.list.wish("attention", &c.config.placement.attention)?)?;
     let loads = match &c.loads {
         Some(given) => given.clone(),
         None => recorded(c)?,

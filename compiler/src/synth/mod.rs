@@ -54,7 +54,7 @@ fn write_tensors(
     let shown = dir.display();
     let total: u64 = tensors.iter().map(Tensor::bytes).sum();
     if dir.exists() {
-        return Err(Error::input(format!("`{shown}` exists already"))
+        return Err(Error::usage(format!("`{shown}` exists already"))
             .hint("give a folder that does not, or remove it first"));
     }
     if let Some(free) = disk::free_bytes(disk::existing(dir))

@@ -4,7 +4,7 @@ use crate::bundle::read::Bundle;
 use crate::error::{Error, Result};
 use moec_cpu::{Activations, Compute};
 use moec_family::stored;
-use moec_ir::plan::{Builtin, Code};
+use moec_ir::plan::{Builtin, Code, Plan};
 use moec_ir::{Format, Glu, Op};
 use std::collections::HashMap;
 
@@ -44,9 +44,14 @@ impl Arithmetic {
         Ok(Self {
             kernels: panels.flatten().map(Some).chain(kernels).collect::<Option<_>>().ok_or_else(unknown)?,
             launches: bundle.plan.launches.iter().map(|k| of_symbol(&k.symbol)).collect(),
-            cache: bundle.plan.states.iter().map(|s| s.format).max().unwrap_or(Format::F32),
+            cache: cache(&bundle.plan),
             rough: decisions.activations != Activations::F32.name(),
         })
+    }
+
+    /// That of a host build: activations in f32.
+    pub(super) fn exact(plan: &Plan) -> Self {
+        Self { kernels: HashMap::new(), launches: Vec::new(), cache: cache(plan), rough: false }
     }
 
     /// Local error that formats and arithmetic explain of a node that these kernels compute; 0 where it is of f32.
@@ -70,6 +75,11 @@ impl Arithmetic {
             }
         }
     }
+}
+
+/// The widest format of the KV cache.
+fn cache(plan: &Plan) -> Format {
+    plan.states.iter().map(|s| s.format).max().unwrap_or(Format::F32)
 }
 
 /// Whether gates are cut at a threshold. Of gates that are off by a share of their size about such a share lies that near to it, and

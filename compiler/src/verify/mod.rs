@@ -9,15 +9,17 @@ mod allowed;
 mod artifacts;
 mod probe;
 pub mod statics;
-pub(crate) mod weights;
 
 use crate::bundle::read::Bundle;
 use crate::error::{Error, Result};
 use crate::families;
 use crate::import::Checkpoint;
+use crate::packed;
 use crate::progress::Progress;
+use crate::twin::Twin;
+use allowed::Arithmetic;
 use moec_ir::eval::{Evaluator, Tensor};
-use moec_ir::plan::UnitRef;
+use moec_ir::plan::{Plan, UnitRef};
 use moec_ir::{EntryKind, Graph, Module, NodeId};
 use moec_runtime::{Engine, Options, Program, Row};
 use serde::Serialize;
@@ -188,14 +190,14 @@ pub fn verify(
     bundle.manifest.check(&bundle.folder, true)?;
     let mut module = bundle.graph()?;
     agree(bundle, &module)?;
-    let arithmetic = allowed::Arithmetic::of(bundle)?;
-    let packed = weights::Packed::open(bundle)?;
-    weights::split_tables(&mut module, &packed);
+    let arithmetic = Arithmetic::of(bundle)?;
+    let packed = packed::Packed::open(bundle)?;
+    packed::split_tables(&mut module, &packed);
     if source.is_none() {
-        weights::complete(&module, &packed, &bundle.folder)?;
-        weights::read_from_bundle(&mut module, &packed);
+        packed::complete(&module, &packed, &bundle.folder)?;
+        packed::read_from_bundle(&mut module, &packed);
     }
-    let beside = source.map(|checkpoint| weights::Beside { checkpoint, packed: &packed });
+    let beside = source.map(|checkpoint| packed::Beside { checkpoint, packed: &packed });
     let mut evaluator = match &beside {
         Some(beside) => Evaluator::new(&module, beside),
         None => Evaluator::new(&module, &packed),
@@ -215,10 +217,18 @@ pub fn verify(
     packages.extend(artifacts::verify_streams(bundle, &module, &mut exact, progress)?);
     unverified.extend(artifacts::read_threads(bundle)?.1);
     let files = bundle.manifest.files.len();
-    if !packages.is_empty() && !bundle.plan.target.triple.starts_with(std::env::consts::ARCH) {
+    if bundle.is_foreign() {
         let triple = &bundle.plan.target.triple;
-        progress.warn(&format!("the kernels are for {triple}: only packages were executed"));
-        return Ok(Report { files, bound, entries: Vec::new(), packages, unverified });
+        if !packages.is_empty() {
+            progress.warn(&format!("the kernels are for {triple}: only packages were executed"));
+            return Ok(Report { files, bound, entries: Vec::new(), packages, unverified });
+        }
+        unverified.push(bundle.host_build_note());
+        let twin = Twin::of(bundle, progress)?;
+        let run = Run { plan: twin.plan(), module: &module, arithmetic: &Arithmetic::exact(twin.plan()) };
+        let entries =
+            twin.with_engine(Some(&bundle.folder), |engine| run.entries(engine, &mut evaluator, progress))?;
+        return Ok(Report { files, bound, entries, packages, unverified });
     }
     let unit = bundle.emulated_unit(progress)?;
     let program = Program::new(bundle.plan.clone(), &|symbol| unit.resolve(symbol))
@@ -228,15 +238,37 @@ pub fn verify(
     let (folder, host) = (&bundle.folder, &mut |unit: &UnitRef| families::host(&unit.family, &unit.name));
     let mut engine = Engine::with_units(&program, folder, host, folder, options)
         .map_err(|e| Error::input("the bundle does not open").because(e))?;
-    let bar = progress.items("Verifying", module.entries.iter().map(|g| g.nodes.len() as u64).sum(), "nodes");
-    let mut entries = Vec::new();
-    for (index, graph) in module.entries.iter().enumerate() {
-        bar.label(&graph.kind.to_string());
-        let mut job = Job { bundle, module: &module, arithmetic: &arithmetic, index, graph };
-        entries.push(job.run(&mut engine, &mut evaluator, &|| bar.add(1))?);
-    }
-    bar.finish();
+    let run = Run { plan: &bundle.plan, module: &module, arithmetic: &arithmetic };
+    let entries = run.entries(&mut engine, &mut evaluator, progress)?;
     Ok(Report { files, bound, entries, packages, unverified })
+}
+
+/// A compiled model beside the Graph that it computes.
+#[derive(Clone, Copy)]
+struct Run<'a> {
+    plan: &'a Plan,
+    module: &'a Module,
+    arithmetic: &'a Arithmetic,
+}
+
+impl Run<'_> {
+    /// Verifies every entry point.
+    fn entries(
+        self,
+        engine: &mut Engine<'_>,
+        evaluator: &mut Evaluator<'_>,
+        progress: &Progress,
+    ) -> Result<Vec<EntryReport>> {
+        let graphs = &self.module.entries;
+        let bar = progress.items("Verifying", graphs.iter().map(|g| g.nodes.len() as u64).sum(), "nodes");
+        let mut entries = Vec::new();
+        for (index, graph) in graphs.iter().enumerate() {
+            bar.label(&graph.kind.to_string());
+            entries.push(Job { of: self, index, graph }.run(engine, evaluator, &|| bar.add(1))?);
+        }
+        bar.finish();
+        Ok(entries)
+    }
 }
 
 /// The plan and the graph must be of one build.
@@ -256,9 +288,7 @@ fn agree(bundle: &Bundle, module: &Module) -> Result<()> {
 
 /// One entry point being verified.
 struct Job<'a> {
-    bundle: &'a Bundle,
-    module: &'a Module,
-    arithmetic: &'a allowed::Arithmetic,
+    of: Run<'a>,
     index: usize,
     graph: &'a Graph,
 }
@@ -283,10 +313,9 @@ impl Job<'_> {
             // The rows of a prefill are one prompt, those of decoding are sequences of their own.
             let prompt = rows.iter().filter(|_| self.graph.kind.is_prefill());
             let seq_len = prompt.map(|r| r.pos + 1).max().unwrap_or(0);
-            let entry = &self.bundle.plan.entries[self.index];
-            let states = &self.bundle.plan.states;
-            let mut probe =
-                probe::Probe::new(self.module, self.graph, (entry, states), self.arithmetic, &own, seq_len);
+            let Run { plan, module, arithmetic } = self.of;
+            let (entry, states) = (&plan.entries[self.index], &plan.states);
+            let mut probe = probe::Probe::new(module, self.graph, (entry, states), arithmetic, &own, seq_len);
             let mut failed = None;
             let result = engine.trace_entry(self.index, rows, &wanted, seq_len, &mut |moment, view| {
                 if measured && failed.is_none() {
@@ -303,7 +332,7 @@ impl Job<'_> {
                 return Err(e);
             }
             if measured {
-                report = Some(probe.finish(&self.bundle.plan, &wanted));
+                report = Some(probe.finish(plan, &wanted));
             }
         }
         report.ok_or_else(|| Error::bug("nothing was measured"))
@@ -311,7 +340,8 @@ impl Job<'_> {
 
     /// Token rows of each call; the last one is measured, on a cache that is not empty.
     fn calls(&self) -> Vec<Vec<Row>> {
-        let (vocab, context) = (self.bundle.plan.model.vocab, self.bundle.plan.model.max_context as usize);
+        let model = &self.of.plan.model;
+        let (vocab, context) = (model.vocab, model.max_context as usize);
         // Fixed, spread over the vocabulary (Knuth's multiplicative hashing).
         let id = |i: usize| (i as u32 + 1).wrapping_mul(2_654_435_761) % vocab;
         match self.graph.kind {

@@ -1,10 +1,11 @@
 //! `moec verify --static`: everything about a bundle that can be known without executing any of it.
 
-use super::{agree, weights};
+use super::agree;
 use crate::bundle::read::Bundle;
 use crate::bundle::{DECISIONS, KERNELS, TOKENIZER};
 use crate::error::{Error, Result};
 use crate::import::Checkpoint;
+use crate::packed;
 use crate::progress::Progress;
 use moec_ir::eval::Evaluator;
 use moec_ir::plan::{Plan, TargetInfo};
@@ -126,11 +127,11 @@ fn object_code(code: &[u8], plan: &Plan) -> Result<(), String> {
 
 /// Compares every packed weight with the checkpoint's, rounded as the bundle stores it. Gives how many there are.
 fn compare(bundle: &Bundle, module: &mut Module, source: &Checkpoint, progress: &Progress) -> Result<usize> {
-    let packed = weights::Packed::open(bundle)?;
-    weights::split_tables(module, &packed);
+    let packed = packed::Packed::open(bundle)?;
+    packed::split_tables(module, &packed);
     let mut own = module.clone();
-    weights::read_from_bundle(&mut own, &packed);
-    let beside = weights::Beside { checkpoint: source, packed: &packed };
+    packed::read_from_bundle(&mut own, &packed);
+    let beside = packed::Beside { checkpoint: source, packed: &packed };
     let (mut stored, mut right) = (Evaluator::new(&own, &packed), Evaluator::new(module, &beside));
     stored.keep_weights(false);
     right.keep_weights(false);

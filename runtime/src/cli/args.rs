@@ -1,4 +1,7 @@
-//! What the verbs take.
+//! Arguments of the subcommands.
+//!
+//! A group that several subcommands flatten has a heading of its own and is flattened after the subcommand's own options: a heading
+//! holds for all options after it.
 
 use crate::cpu::MAX_THREADS;
 use crate::sampler::{MAX_LIKELIEST, Sampling};
@@ -42,8 +45,9 @@ impl Verb {
     }
 }
 
-/// Options of every verb that opens the model.
+/// Options of every subcommand that opens the model.
 #[derive(Args)]
+#[command(next_help_heading = "Memory and threads")]
 pub struct Common {
     /// Threads [default: `MOEC_THREADS`, else one per core]
     #[arg(long, value_name = "N", value_parser = between(1..=MAX_THREADS, "from 1 to 1024"), allow_negative_numbers = true)]
@@ -142,8 +146,6 @@ pub(super) struct Generate {
     /// Tokens to generate at most [default: 128, or what the context leaves]
     #[arg(short = 'n', long = "tokens", value_name = "N", value_parser = between(1..=u32::MAX as usize, "from 1 up"), allow_negative_numbers = true)]
     pub(super) n: Option<usize>,
-    #[command(flatten)]
-    pub(super) sampling: SamplingArgs,
     /// End at this text, which is not printed; may be given several times
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(super) stop: Vec<String>,
@@ -189,6 +191,8 @@ pub(super) struct Generate {
     #[arg(long, short)]
     pub(super) quiet: bool,
     #[command(flatten)]
+    pub(super) sampling: SamplingArgs,
+    #[command(flatten)]
     pub(super) common: Common,
 }
 
@@ -207,6 +211,9 @@ pub(super) struct Logits {
     /// File to write: safetensors with one tensor, `logits`, f32 [ids, vocabulary]
     #[arg(long, value_name = "FILE")]
     pub(super) out: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(super) json: bool,
     #[command(flatten)]
     pub(super) common: Common,
 }

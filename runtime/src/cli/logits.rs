@@ -24,7 +24,11 @@ pub(super) fn run(context: &Context<'_>, args: &Logits, io: &mut Io<'_>) -> Resu
         file.put(&bytes)
     })?;
     file.finish()?;
-    io.note(&format!("wrote `{}`: `logits` f32 [{}, {vocab}]", args.out.display(), args.ids.len()));
+    let rows = args.ids.len();
+    io.note(&format!("wrote `{}`: `logits` f32 [{rows}, {vocab}]", args.out.display()));
+    if args.json {
+        io.say(&format!("{}\n", serde_json::json!({"out": args.out, "rows": rows, "vocab": vocab})))?;
+    }
     Ok(())
 }
 

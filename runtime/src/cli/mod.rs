@@ -1,8 +1,8 @@
 //! The verbs of a bundle: `generate`, `logits`, `bench`, `info`, and what a crate above this one brings: verbs ([`More`]) and options
 //! ([`Forms`]).
 //!
-//! Data goes to standard output, everything else to standard error. Exit status 0; 1 if it failed; 2 for
-//! bad use; 130 after an interrupt. A reader that closes the output early has had enough: that is no error.
+//! Data goes to standard output, everything else to standard error. Exit status 0; 1 if it failed; 2 if the arguments are wrong
+//! ([`Error::is_bad_use`]); 130 after an interrupt. A reader that closes the output early has had enough: that is no error.
 
 pub mod args;
 mod assigned;
@@ -286,7 +286,11 @@ impl Front<'_> {
         let brought = self.more.iter().map(|more| (more.command)());
         let command = Cli::command().bin_name(self.name).subcommands(brought);
         match self.forms {
-            Some(forms) => command.mut_subcommand(GENERATE, forms.options),
+            Some(forms) => command.mut_subcommand(GENERATE, |generate| {
+                // `augment_args` also sets the description, which is that of the subcommand.
+                let about = generate.get_about().cloned().unwrap_or_default();
+                (forms.options)(generate).about(about)
+            }),
             None => command,
         }
     }
@@ -361,7 +365,7 @@ impl Front<'_> {
             Err(Failure::Error(Error::Interrupted)) => INTERRUPTED,
             Err(Failure::Error(e)) => {
                 io.error(&e.to_string(), e.hint().as_deref());
-                if matches!(e, Error::Range { .. }) { BAD_USE } else { 1 }
+                if e.is_bad_use() { BAD_USE } else { 1 }
             }
         }
     }

@@ -1,6 +1,6 @@
 //! A card of this machine, for who measures it.
 
-use crate::{GENERATIONS, NAME};
+use crate::{GENERATIONS, NAME, number};
 use moec_cuda_unit::card::{Card, Image, Kernel, Refusal};
 use moec_cuda_unit::open;
 use moec_family::error::{Error, Result};
@@ -57,7 +57,6 @@ impl Bench for Measured {
 
     fn generation(&self) -> Result<&'static str> {
         let here = self.card.generation().map_err(refused)?;
-        let number = |g: &str| g.strip_prefix("sm_").and_then(|n| n.parse::<u32>().ok());
         let newest = GENERATIONS.into_iter().rev().find(|g| number(g).is_some_and(|n| n <= here));
         newest.ok_or_else(|| {
             Error::limit(format!("`{}` is of sm_{here}", self.name()))

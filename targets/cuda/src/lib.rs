@@ -30,6 +30,11 @@ use moec_cuda_unit::FAMILY as NAME;
 /// Generations that kernels are written for.
 const GENERATIONS: [&str; 3] = ["sm_80", "sm_89", "sm_90"];
 
+/// Number of a generation: 90 of `sm_90`.
+fn number(generation: &str) -> Option<u32> {
+    generation.strip_prefix("sm_")?.parse().ok()
+}
+
 /// The family of NVIDIA's graphics processors.
 #[derive(Clone, Copy, Debug)]
 pub struct Cuda;
@@ -99,6 +104,22 @@ impl Family for Cuda {
 
     fn attached(&self, unit: &str) -> Option<moec_runtime::Result<Executor>> {
         Some(Gpu::open(unit).map(|gpu| Executor::Unit(Box::new(gpu))))
+    }
+
+    /// The GPU's generation decides besides: PTX runs on its own generation and on newer ones.
+    fn present(&self, unit: &DeviceUnit) -> Option<moec_runtime::Result<()>> {
+        let here = moec_cuda_unit::open(&unit.name).and_then(|card| {
+            let generation = card.generation().map_err(|refusal| refusal.to_string());
+            let newest = unit.sm.as_deref().and_then(number).unwrap_or(0);
+            let why = match generation {
+                Ok(here) if here >= newest => return Ok(()),
+                Ok(here) => format!("`{}` is of sm_{here}, older than sm_{newest}", card.name()),
+                Err(refusal) => refusal,
+            };
+            let hint = "take a target of its generation".to_owned();
+            Err(moec_runtime::Error::Unit { unit: unit.name.clone(), why, hint })
+        });
+        Some(here)
     }
 
     fn host(&self, _unit: &str) -> Option<Executor> {

@@ -6,7 +6,7 @@ use std::{fmt, io};
 /// Whose fault an error is. It decides the exit code and the opening word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The command line: exit 2.
+    /// The command line, by itself or for this bundle, model or target: exit 2.
     Usage,
     /// A file of the user's: exit 1.
     Input,
@@ -92,8 +92,8 @@ impl std::error::Error for Error {}
 impl From<moec_runtime::Error> for Error {
     fn from(e: moec_runtime::Error) -> Self {
         let fault = match e.fault() {
-            moec_runtime::Fault::Request => Fault::Usage,
-            moec_runtime::Fault::Bundle => Fault::Input,
+            moec_runtime::Fault::Request if e.is_bad_use() => Fault::Usage,
+            moec_runtime::Fault::Request | moec_runtime::Fault::Bundle => Fault::Input,
             moec_runtime::Fault::Host => Fault::Environment,
             moec_runtime::Fault::Moec => Fault::Bug,
         };

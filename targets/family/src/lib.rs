@@ -99,6 +99,14 @@ pub trait Family: Sync + std::fmt::Debug {
         None
     }
 
+    /// Whether this machine has a unit that runs what is compiled for this one; `None`: a run finds none by itself.
+    ///
+    /// # Errors
+    /// Why the machine has none.
+    fn present(&self, unit: &Unit) -> Option<moec_runtime::Result<()>> {
+        Some(self.attached(&unit.name)?.map(drop))
+    }
+
     /// A unit of it that this machine has, to be measured; `None`: its units are not measured.
     ///
     /// # Errors

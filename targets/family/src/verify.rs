@@ -68,7 +68,7 @@ pub struct Check {
     /// Who executed what: `QNN's emulator`.
     pub by: String,
     /// Largest difference from the same weights with activations in f32, as a share of the spread of these results (their
-    /// largest less their smallest).
+    /// largest less their smallest) over all rows that the artifact is verified by.
     pub share_of_spread: f64,
     /// The largest that passes.
     pub bound: f64,

@@ -25,6 +25,9 @@ pub const MAGIC: [u8; 8] = *b"moecdimm";
 pub const VERSION: u32 = 1;
 /// Most experts of a layer.
 pub const MAX_EXPERTS: u32 = 1 << 12;
+/// End of the name of a stream whose expert begins striped over all DIMMs, as those in a GPU's memory do: it is executed when
+/// the expert has been moved to one DIMM.
+pub const STRIPED: &str = ".striped";
 /// Most bytes of a stream.
 pub const MAX_STREAM: u32 = 1 << 20;
 

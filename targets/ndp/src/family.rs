@@ -10,7 +10,7 @@ mod simulate;
 use crate::NAME;
 use crate::allot;
 use crate::allot::Modules;
-use crate::artifact::{self, Artifact, Placed};
+use crate::artifact::{self, Artifact, Placed, STRIPED};
 use crate::emit::{Output, emit};
 use crate::image::{self, Shape};
 use crate::machine::{self, Bus};
@@ -204,7 +204,8 @@ impl Streams for Ndp {
                 let local = local_rows(&shape, &modules, all.boxes(), home, &rows);
                 let mut stream =
                     emit(&shape, &modules, dimm, local, all.boxes(), Output::Slots).map_err(|e| limit(&e))?;
-                stream.name = format!("layers.{}.experts.{expert}", layer.set.layer);
+                let striped = if home == allot::Home::Striped { STRIPED } else { "" };
+                stream.name = format!("layers.{}.experts.{expert}{striped}", layer.set.layer);
                 moec_ndp_isa::verify(&stream)
                     .map_err(|e| Error::bug(format!("a stream of layer {}", layer.set.layer)).because(e))?;
                 entries.push(Placed { expert, stream });
@@ -230,7 +231,11 @@ impl Streams for Ndp {
 
     fn print(&self, bytes: &[u8]) -> Result<String, String> {
         let artifact = artifact::decode(bytes).map_err(|e| e.to_string())?;
-        let streams: Vec<String> = artifact.experts.iter().map(|e| e.stream.to_string()).collect();
+        let text = |Placed { stream, .. }: &Placed| {
+            let note = if stream.name.ends_with(STRIPED) { NOTE } else { "" };
+            format!("{note}{stream}")
+        };
+        let streams: Vec<String> = artifact.experts.iter().map(text).collect();
         Ok(streams.join("\n"))
     }
 
@@ -242,6 +247,9 @@ impl Streams for Ndp {
         check::verify(trial)
     }
 }
+
+/// Comment in front of such a stream.
+const NOTE: &str = "; the expert begins striped over all DIMMs: `dimm` and the rows of `expert` are set when it is moved to one\n";
 
 /// The row sets of a stream: those of its expert, or, where that lies over all modules, the first behind the boxes: it gets
 /// others when it comes into a module.

@@ -11,6 +11,7 @@
 
 use crate::NAME;
 use crate::allot::{Allotment, Allotter, Boxes, Expert, Home, Modules, Move};
+use crate::artifact::STRIPED;
 use crate::emit::transfer;
 use crate::image::{Packed, Shape};
 use crate::machine::{Bus, Dimms, Program as Commands};
@@ -196,6 +197,7 @@ impl Machine {
             Home::Dimm(dimm) => {
                 let mut stream = commands.stream().clone();
                 stream.dimm = dimm;
+                stream.name = stream.name.trim_end_matches(STRIPED).into();
                 if let Some(region) = stream.regions.first_mut() {
                     region.rows = moved.to.rows.clone();
                 }

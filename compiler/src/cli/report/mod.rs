@@ -4,9 +4,11 @@ mod page;
 pub(super) mod summary;
 
 use crate::bundle::read::Bundle;
+use crate::cli::output;
 use crate::error::io_error;
 use crate::progress::Progress;
 use crate::{Result, disk, human};
+use serde_json::json;
 use std::path::PathBuf;
 
 /// Write a page about a bundle: what runs where, memory, hot experts, formats, expected speed, decisions
@@ -19,6 +21,9 @@ pub struct Args {
     /// File to write; one that is there is replaced
     #[arg(long, short, value_name = "FILE", default_value = "report.html")]
     pub output: PathBuf,
+    /// Print one JSON object to stdout
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Writes it.
@@ -32,5 +37,8 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     disk::write_whole(&args.output, page.as_bytes()).map_err(|e| io_error("write", &args.output, &e))?;
     let size = human::bytes(page.len() as u64);
     progress.stage("Wrote", &format!("`{}`, {size}", args.output.display()));
+    if args.json {
+        output::json(&json!({"bundle": args.bundle, "page": args.output, "bytes": page.len()}))?;
+    }
     Ok(())
 }

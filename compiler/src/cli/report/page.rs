@@ -22,8 +22,12 @@ const STYLE: &str = "
   --tile: #f5f7fa; }
 @media (prefers-color-scheme: dark) { :root { --c0: #6aa0ff; --c1: #ff9d57; --c2: #5fd29a; --c3: #cf8cf0; --c4: #ff7d92; --c5: #4fd0e2;
   --c6: #d3c35a; --c7: #9aa5b3; --tile: #1b2129; } }
-.c0 { fill: var(--c0); } .c1 { fill: var(--c1); } .c2 { fill: var(--c2); } .c3 { fill: var(--c3); } .c4 { fill: var(--c4); }
-.c5 { fill: var(--c5); } .c6 { fill: var(--c6); } .c7 { fill: var(--c7); }
+.c0 { --own: var(--c0); } .c1 { --own: var(--c1); } .c2 { --own: var(--c2); } .c3 { --own: var(--c3); } .c4 { --own: var(--c4); }
+.c5 { --own: var(--c5); } .c6 { --own: var(--c6); } .c7 { --own: var(--c7); } rect[class^=c] { fill: var(--own, var(--cell)); }
+.of { margin: .8rem 0 .2rem; font-size: .8rem; } .stack { display: flex; gap: 1px; height: 1.4rem; }
+.stack span { flex: 0 1 0; min-width: 4px; overflow: hidden; white-space: nowrap; background: var(--own); color: var(--page);
+  font-size: .72rem; line-height: 1.4rem; font-weight: 600; text-indent: .3rem; }
+@media (max-width: 48rem) { .stack span { color: transparent; } }
 h1 { margin-bottom: .2rem; } h2 { border-top: 1px solid var(--line); padding-top: 1.4rem; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(11rem, 1fr)); gap: .6rem; padding: 0; margin: 1.2rem 0; }
 .tiles div { background: var(--tile); border-radius: .5rem; padding: .6rem .8rem; overflow-wrap: anywhere; }
@@ -34,7 +38,7 @@ h1 { margin-bottom: .2rem; } h2 { border-top: 1px solid var(--line); padding-top
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .35rem 1rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { color: var(--soft); font-weight: 500; white-space: nowrap; } td.n, th.n { text-align: right; white-space: nowrap; }
-td { overflow-wrap: break-word; } tr > :last-child { padding-right: 0; } text.on { fill: var(--page); font-weight: 600; }
+td { overflow-wrap: break-word; } tr > :last-child { padding-right: 0; }
 ";
 
 /// The page of a bundle.
@@ -158,42 +162,28 @@ fn memory(out: &mut String, parts: &[Part]) {
         colours.of(&part.what);
     }
     colours.legend(out);
-    let h = 46.0;
-    begin(out, of.len() as f64 * h, "bytes of each memory");
-    for (i, (name, parts)) in of.iter().enumerate() {
-        let y = i as f64 * h;
+    for (name, parts) in &of {
+        let all = sum(parts);
         let _ = writeln!(
             out,
-            "<text x=\"0\" y=\"{:.1}\">{}: {}</text>",
-            y + 11.0,
+            "<p class=\"of\">{}: {}</p>\n<div class=\"stack\" style=\"width: {:.2}%\">",
             escaped(name),
-            human::bytes(sum(parts))
+            human::bytes(all),
+            100.0 * all as f64 / most
         );
-        let mut x = 0.0;
         for part in parts {
-            let wide = part.bytes as f64 / most * WIDTH;
-            let label = human::bytes(part.bytes);
-            let _ = write!(
+            let (colour, bytes) = (colours.of(&part.what), human::bytes(part.bytes));
+            let fits = bytes.len() as f64 * LETTER + 8.0 < part.bytes as f64 / most * WIDTH;
+            let label = if fits { &*bytes } else { "" };
+            let _ = writeln!(
                 out,
-                "<g><rect class=\"c{}\" x=\"{x:.2}\" y=\"{:.1}\" width=\"{:.2}\" height=\"20\"/><title>{}: {label}</title></g>",
-                colours.of(&part.what),
-                y + 16.0,
-                (wide - 1.0).max(0.5),
+                "<span class=\"c{colour}\" style=\"flex-grow: {}\" title=\"{}: {bytes}\">{label}</span>",
+                part.bytes,
                 escaped(&part.what)
             );
-            if label.len() as f64 * LETTER + 8.0 < wide {
-                let _ = write!(
-                    out,
-                    "<text class=\"on\" x=\"{:.1}\" y=\"{:.1}\">{label}</text>",
-                    x + 5.0,
-                    y + 30.0
-                );
-            }
-            x += wide;
         }
-        out.push('\n');
+        *out += "</div>\n";
     }
-    end(out);
     let rows = parts.iter().map(|p| vec![p.memory.clone(), p.what.clone(), human::bytes(p.bytes)]).collect();
     table(out, &["memory", "what", "#bytes"], rows);
 }
@@ -220,7 +210,7 @@ fn weights(out: &mut String, weights: &[Stored]) {
 fn loads(out: &mut String, s: &Summary) {
     *out += "<h2>Hot and rare experts</h2>\n";
     let Some(loads) = &s.loads else {
-        *out += "<p>The bundle does not say how often experts are chosen: it was built without a profile, or its target has no use for one. \
+        *out += "<p>The build took no profile: <code>[calibrate]</code> names none, or nothing in this bundle depends on one. \
                  <code>moec calibrate</code> records one, and <code>moec inspect --html</code> draws it.</p>\n";
         return;
     };
@@ -262,25 +252,27 @@ fn expected(out: &mut String, s: &Summary) {
     let (timed, all) = s.timed;
     let _ = writeln!(
         out,
-        "<h2>Expected speed</h2>\n<p>What the cost model expects of the processor's matrix kernels, one behind the other on one core. It is no \
-         measurement: <code>run bench</code> measures. Of {all} schedules {timed} were chosen by the clock.</p>"
+        "<h2>Expected speed</h2>\n<p>Modelled, not measured: the cost model's time of the CPU's matrix kernels, one after the other on one core. \
+         Attention, norms, and waiting between kernels are not in it, so small models run slower than it says. <code>run bench</code> \
+         measures tokens/s. Of {all} schedules {timed} were chosen by measurement.</p>"
     );
     if s.expected.is_empty() {
-        *out += "<p>No matrix is multiplied on the processor.</p>\n";
+        *out += "<p>No matrix is multiplied on the CPU.</p>\n";
         return;
     }
     let row = |e: &super::summary::Expected| {
-        let rate = e.rows as f64 / e.ms * 1000.0;
+        let tokens = e.rows as f64 / e.ms * 1000.0;
         vec![
+            if e.prompt { "chunk of a prompt" } else { "decode step" }.to_owned(),
             e.entry.clone(),
             format!("{:.3} ms", e.ms),
-            format!("{rate:.1}"),
+            format!("{tokens:.1} tokens/s"),
             format!("{:.0} %", 100.0 * e.memory_bound),
         ]
     };
     table(
         out,
-        &["call", "#expected", "#rows per second", "#waiting for memory"],
+        &["call", "entry point", "#modelled time", "#modelled rate", "#waiting for memory"],
         s.expected.iter().map(row).collect(),
     );
 }

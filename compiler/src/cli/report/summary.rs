@@ -4,7 +4,8 @@
 use crate::bundle::artifacts::is_inside;
 use crate::bundle::read::Bundle;
 use crate::cli::{explain, paging};
-use crate::decisions::{By, Decisions};
+use crate::decisions::{By, Decisions, ExpertUse};
+use crate::profile::importance::ENOUGH;
 use crate::{Result, human};
 use moec_ir::plan::{Entry, Plan};
 use moec_ir::{EntryKind, Format, Module, WeightClass};
@@ -47,7 +48,9 @@ pub(in crate::cli) struct Stored {
 pub(in crate::cli) struct Expected {
     /// Entry point.
     pub(in crate::cli) entry: String,
-    /// Rows of a call.
+    /// Whether it reads a chunk of a prompt; else it decodes.
+    pub(in crate::cli) prompt: bool,
+    /// Rows of a call: tokens.
     pub(in crate::cli) rows: usize,
     /// Milliseconds of its matrix kernels on one core.
     pub(in crate::cli) ms: f64,
@@ -112,7 +115,7 @@ pub(in crate::cli) fn of(bundle: &Bundle) -> Result<Summary> {
         places,
         memory: memory(plan, &module),
         weights: weights(plan, &module),
-        loads: loads(plan),
+        loads: loads(plan, &decisions),
         expected: expected(plan, &decisions),
         timed: (kernels.iter().filter(|d| d.by == By::Clock).count(), kernels.len()),
         tiers: plan
@@ -286,21 +289,20 @@ fn weights(plan: &Plan, module: &Module) -> Vec<Stored> {
         .collect()
 }
 
-/// From the placement, where capacities were chosen by loads; else from what the cache of experts begins with.
-fn loads(plan: &Plan) -> Option<Loads> {
-    let tables = plan.placement.experts.iter().filter(|t| t.experts.iter().any(|r| r.load.is_some()));
+/// From the profile of the build; else from what the cache of experts begins with.
+fn loads(plan: &Plan, decisions: &Decisions) -> Option<Loads> {
     let relative = |all: Vec<f64>| {
         let mean = all.iter().sum::<f64>() / all.len().max(1) as f64;
         all.into_iter().map(|x| if mean > 0.0 { x / mean } else { 0.0 }).collect()
     };
-    let rows = || plan.placement.experts.iter().flat_map(|t| &t.experts);
-    let few = (rows().filter(|r| r.few).count(), rows().count());
-    let of_table = |t: &moec_ir::placement::ExpertTable| {
-        (t.layer, relative(t.experts.iter().map(|r| f64::from(r.load.unwrap_or(0.0))).collect()))
-    };
-    let layers: Vec<_> = tables.map(of_table).collect();
-    if !layers.is_empty() {
-        return Some(Loads { layers, few });
+    if !decisions.expert_use.is_empty() {
+        let all = || decisions.expert_use.iter().flat_map(|layer| &layer.chosen);
+        let of =
+            |layer: &ExpertUse| (layer.layer, relative(layer.chosen.iter().map(|&n| n as f64).collect()));
+        return Some(Loads {
+            layers: decisions.expert_use.iter().map(of).collect(),
+            few: (all().filter(|&&n| n < ENOUGH).count(), all().count()),
+        });
     }
     let paging = plan.paging.as_ref().filter(|p| !p.uses.is_empty())?;
     let mut uses = paging.uses.iter();
@@ -326,7 +328,8 @@ fn expected(plan: &Plan, decisions: &Decisions) -> Vec<Expected> {
             }
         }
         let memory_bound = if ms > 0.0 { waits / ms } else { 0.0 };
-        Expected { entry: name, rows: entry.kind.rows(), ms, memory_bound }
+        let prompt = matches!(entry.kind, EntryKind::Prefill(_));
+        Expected { entry: name, prompt, rows: entry.kind.rows(), ms, memory_bound }
     };
     plan.entries.iter().map(of).filter(|e| e.ms > 0.0).collect()
 }
@@ -337,7 +340,7 @@ fn decided(plan: &Plan, decisions: &Decisions, bundle: &Bundle) -> Vec<(String, 
     let mut add = |name: &str, what: String| rows.push((name.to_owned(), what));
     add("rounding", explain::rounding(decisions).to_owned());
     if let Some(p) = &bundle.manifest.profile {
-        add("profile", format!("weights were rounded by {}", p.name));
+        add("profile", format!("of `{}`", p.name));
     }
     for (name, what) in [
         ("mix of formats", decisions.mix.as_ref().map(explain::mixed)),

@@ -64,6 +64,11 @@ impl Family for CoreMl {
         Some(self)
     }
 
+    /// A run on a Mac loads packages by Core ML.
+    fn present(&self, _unit: &Unit) -> Option<moec_runtime::Result<()>> {
+        cfg!(target_os = "macos").then_some(Ok(()))
+    }
+
     fn doctor(&self, tools: Tools<'_>, targets: &[&str]) -> Vec<Diagnosis> {
         let name = "core ml";
         let row = match Helper::find(tools.cache).and_then(|helper| helper.versions()) {

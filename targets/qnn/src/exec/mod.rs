@@ -250,13 +250,20 @@ fn places(shape: &[usize], out: &[usize]) -> Vec<usize> {
     all
 }
 
-/// How far results are from a reference, as a share of the reference's spread.
-///
-/// The spread of a tensor is its largest number less its smallest: what its codes are spread over.
-pub fn share_of_spread(got: &[f32], want: &[f32]) -> f64 {
+/// Spread of a tensor: its largest number less its smallest, which its codes are divided over.
+pub fn spread(values: &[f32]) -> f64 {
     let (least, most) =
-        want.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(a, b), x| (a.min(*x), b.max(*x)));
-    let spread = f64::from(most) - f64::from(least);
+        values.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(a, b), x| (a.min(*x), b.max(*x)));
+    f64::from(most) - f64::from(least)
+}
+
+/// How far results are from a reference, as a share of the reference's spread.
+pub fn share_of_spread(got: &[f32], want: &[f32]) -> f64 {
+    share_of(spread(want), got, want)
+}
+
+/// How far results are from a reference, as a share of a spread.
+pub fn share_of(spread: f64, got: &[f32], want: &[f32]) -> f64 {
     let most = got.iter().zip(want).fold(0.0_f64, |most, (a, b)| {
         let d = (f64::from(*a) - f64::from(*b)).abs();
         if d.is_nan() || d > most { d } else { most }

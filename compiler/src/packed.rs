@@ -1,4 +1,5 @@
-//! Weights for the reference: the bundle's own, unpacked, or the checkpoint's.
+//! Packed weights of a bundle, read back: for references and for host builds.
+#![expect(clippy::cast_possible_truncation, reason = "ids of a graph")]
 
 use crate::bundle::read::Bundle;
 use crate::config::Rounding;
@@ -132,7 +133,7 @@ fn in_rows(weight: &str) -> String {
 ///
 /// # Errors
 /// It has not: the reference needs the checkpoint.
-pub(super) fn complete(module: &Module, packed: &Packed, bundle: &Path) -> Result<()> {
+pub(crate) fn complete(module: &Module, packed: &Packed, bundle: &Path) -> Result<()> {
     let inputs = module.entries.iter().flat_map(|g| &g.nodes).flat_map(|n| &n.inputs);
     let read: BTreeSet<WeightId> = inputs
         .filter_map(|input| match input {
