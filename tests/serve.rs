@@ -1,4 +1,4 @@
-//! `run serve` on the demo model: OpenAI's own client, a browser, signals, and the answers of `run generate`.
+//! `run serve` on the demo model: OpenAI's own client, signals, and the answers of `run generate`.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 #[path = "../testing/clients/answer.rs"]
@@ -13,13 +13,12 @@ use answer::Answer;
 use moec_ir::plan::{Paging, Plan};
 use moec_testing::http::{self, Incoming, post};
 use moec_testing::server::Server;
-use moec_testing::{CHROMIUM, COREML, OPENAI};
+use moec_testing::{COREML, OPENAI};
 use serde_json::{Value, json};
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 use support::{Setup, built, clean, fails, ferris, moec, ok, root};
 
@@ -245,35 +244,4 @@ fn hostile_requests_neither_stop_the_server_nor_fill_its_memory() {
         .filter_map(|case| Some(format!("{}: {}", case.name, hostile::play(case, &bundle).err()?)))
         .collect();
     assert!(failed.is_empty(), "{}", failed.join("\n"));
-}
-
-#[test]
-fn the_page_talks_in_a_browser() {
-    if !CHROMIUM.here() {
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let server = start(&bundle(folder.path()), &[]);
-    let mut chromium = clean(Command::new("chromium"));
-    chromium.args(["--headless", "--no-sandbox", "--disable-gpu"]);
-    // With a port it stays until it is ended, and what the page logs comes at standard error.
-    chromium.args(["--remote-debugging-port=0", "--enable-logging=stderr"]);
-    chromium.arg(format!("--user-data-dir={}", folder.path().join("profile").display()));
-    chromium.arg(format!("http://{}/#ask=The%20borrow%20checker", server.address()));
-    let mut browser = chromium.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-    let lines = BufReader::new(browser.stderr.take().unwrap()).lines();
-    let logged = lines.map_while(Result::ok).filter(|line| line.contains("CONSOLE"));
-    let mut said = Vec::new();
-    for line in logged.take(8) {
-        let done = line.contains("tokens/s");
-        said.push(line);
-        if done {
-            break;
-        }
-    }
-    browser.kill().unwrap();
-    browser.wait().unwrap();
-    let answer = said.iter().find_map(|line| Some(line.split_once("{\"answer\":\"")?.1)).unwrap_or_default();
-    assert!(answer.chars().take_while(|c| *c != '"').filter(|c| c.is_alphabetic()).count() > 8, "{said:?}");
-    assert!(said.last().is_some_and(|line| line.contains("tokens in (0 known), ")), "{said:?}");
 }
