@@ -89,13 +89,18 @@ fn thoughts_are_shown_apart(page: &mut Browser, asked: &impl Fn(usize) -> Value)
     let thoughts = page.text("document.querySelector('.thinking div').textContent");
     assert_eq!(thoughts, "Two and two are to be added.\nThat is easy.");
     assert_eq!(page.value("document.querySelector('.thinking').open"), false);
-    assert_eq!(page.text("document.querySelector('.assistant .what').textContent"), "The sum is 4:\nlet sum = 2 + 2;");
+    assert_eq!(
+        page.text("document.querySelector('.assistant .what').textContent"),
+        "The sum is 4:\nlet sum = 2 + 2;"
+    );
     assert_eq!(page.text(STATE).split(", ").next(), Some("9 tokens in (3 known)"));
 }
 
 /// Light, dark and narrow: colours follow, and nothing is wider than the window.
 fn pictures_of(page: &mut Browser) {
-    page.value("document.querySelector('.thinking').open = true; document.getElementById('turns').scrollTop = 0");
+    page.value(
+        "document.querySelector('.thinking').open = true; document.getElementById('turns').scrollTop = 0",
+    );
     for (name, width, scheme, paper) in [
         ("light", 900, "light", "rgb(251, 250, 248)"),
         ("dark", 900, "dark", "rgb(25, 24, 22)"),

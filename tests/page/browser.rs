@@ -31,7 +31,13 @@ impl Browser {
         let profile = tempfile::tempdir().unwrap();
         // Commands come at descriptor 3, answers go to 4.
         let mut shell = clean(Command::new("sh"));
-        shell.args(["-c", "exec chromium \"$@\" 3<&0 4>&1 0</dev/null 1>&2", "sh", "--headless", "--no-sandbox"]);
+        shell.args([
+            "-c",
+            "exec chromium \"$@\" 3<&0 4>&1 0</dev/null 1>&2",
+            "sh",
+            "--headless",
+            "--no-sandbox",
+        ]);
         shell.args(["--disable-gpu", "--disable-background-networking", "--no-first-run"]);
         shell.args(["--remote-debugging-pipe", "--hide-scrollbars"]);
         shell.arg(format!("--user-data-dir={}", profile.path().display()));
@@ -48,12 +54,13 @@ impl Browser {
         });
         let mut browser = Self { child, commands, messages, last: 0, session: None, _profile: profile };
         let target = browser.call("Target.createTarget", json!({"url": "about:blank"}))["targetId"].clone();
-        let attached =
-            browser.call("Target.attachToTarget", json!({"targetId": target, "flatten": true}));
+        let attached = browser.call("Target.attachToTarget", json!({"targetId": target, "flatten": true}));
         browser.session = attached["sessionId"].as_str().map(str::to_owned);
         browser.call("Page.enable", json!({}));
         browser.call("Page.navigate", json!({"url": url}));
-        browser.until("document.readyState === 'complete' && document.getElementById('model').textContent !== ''");
+        browser.until(
+            "document.readyState === 'complete' && document.getElementById('model').textContent !== ''",
+        );
         browser
     }
 

@@ -83,7 +83,8 @@ fn answer(mut stream: &TcpStream, seen: &Mutex<Seen>) -> std::io::Result<()> {
     }
     whole("200 OK", "text/event-stream", "")?;
     let mut event = |value: &Value| write!(stream, "data: {value}\n\n");
-    let delta = |delta: Value, finish: Option<&str>| json!({"choices": [{"delta": delta, "finish_reason": finish}]});
+    let delta =
+        |delta: Value, finish: Option<&str>| json!({"choices": [{"delta": delta, "finish_reason": finish}]});
     event(&delta(json!({"role": "assistant", "content": ""}), None))?;
     let finish = match &*said {
         THOUGHT => {
@@ -118,7 +119,8 @@ fn answer(mut stream: &TcpStream, seen: &Mutex<Seen>) -> std::io::Result<()> {
         }
     };
     event(&delta(json!({}), Some(finish)))?;
-    let usage = json!({"prompt_tokens": 9, "completion_tokens": 60, "prompt_tokens_details": {"cached_tokens": 3}});
+    let usage =
+        json!({"prompt_tokens": 9, "completion_tokens": 60, "prompt_tokens_details": {"cached_tokens": 3}});
     event(&json!({"choices": [], "usage": usage}))?;
     write!(stream, "data: [DONE]\n\n")
 }

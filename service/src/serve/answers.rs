@@ -153,6 +153,14 @@ impl<'t> Answers<'t> {
         }
     }
 
+    /// Ends an answer: nothing more comes of it. When all have ended, what is left of them is cancelled with the value.
+    pub(super) fn end(&mut self, choice: usize) {
+        if let Some(choice) = self.choices.get_mut(choice) {
+            choice.text = None;
+        }
+        self.ready.retain(|piece| piece.choice != choice);
+    }
+
     /// Makes pieces of what became of a choice.
     fn take(&mut self, index: usize, event: Event) -> Answer<()> {
         let Some(choice) = self.choices.get_mut(index) else { return Ok(()) };

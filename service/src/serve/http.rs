@@ -102,7 +102,7 @@ fn routes(server: Arc<Server>) -> Router {
         .route("/health", get(|| async { axum::Json(json!({"status": "ok"})) }))
         .route("/metrics", get(metrics))
         .route("/v1/models", get(models))
-        .route("/v1/models/{id}", get(model))
+        .route("/v1/models/{*id}", get(model))
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chat))
         .fallback(|| async {
@@ -121,9 +121,12 @@ async fn guard(State(server): State<Arc<Server>>, request: Request, next: Next) 
     let path = request.uri().path();
     let open = asks || path == "/" || path == "/health";
     let wanted = server.cors.as_ref().and_then(|origin| wanted_headers(origin, request.headers()));
-    let mut response = if server.local && !is_local(request.headers()) {
-        let message = "a server at a loopback address answers only to `localhost`, names under it, `host.docker.internal` and such addresses, so that no page reaches it by a \
-                       name of its own; hint: `--host` listens at another address, and `--api-key` asks for a key instead";
+    let mut response = if request.headers().get_all(header::HOST).iter().nth(1).is_some() {
+        let message = "the request has more than one `Host`; hint: send one";
+        ApiError::new(StatusCode::BAD_REQUEST, message).code("several_hosts").into_response()
+    } else if server.local && !is_local(request.headers()) {
+        let message = "a server at a loopback address answers only to `localhost`, names under it, `host.docker.internal` and loopback addresses, so that no \
+                       page reaches it by a name of its own; hint: send one of these as `Host`";
         ApiError::new(StatusCode::FORBIDDEN, message).code("unknown_host").into_response()
     } else if !open && !is_allowed(&server, request.headers()) {
         let message = "a key is wanted; hint: send `Authorization: Bearer KEY`";

@@ -30,7 +30,7 @@ use error::{Answer, ApiError};
 use metrics::Metrics;
 use moec_runtime::cli::args::Common;
 use moec_runtime::cli::{Context, Failure, Io, More, check, interrupt};
-use moec_runtime::{Decoder, Demand, Error, Scheduler, Setting, Text, regular};
+use moec_runtime::{Decoder, Demand, Error, Sampling, Scheduler, Setting, Text, regular};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -118,6 +118,8 @@ struct Server {
     slots: usize,
     vocab: u32,
     eos: Vec<u32>,
+    /// How tokens are drawn where a request does not say.
+    sampling: Sampling,
     /// The tokenizer, or why there is none.
     text: Result<Arc<Text>, String>,
     /// Its file.
@@ -206,6 +208,7 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
     let at = SocketAddr::new(args.host, args.port);
     let failed = |source| Error::Io { doing: "listen at", path: PathBuf::from(at.to_string()), source };
     let templates = templates(context, args.template.as_deref())?;
+    let sampling = crate::sampling::open(context.bundle)?;
     let listener = TcpListener::bind(at).map_err(failed)?;
     let at = listener.local_addr().map_err(failed)?;
     let mut engine = context.open(&args.common, Demand::FULL)?;
@@ -236,6 +239,7 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
         slots,
         vocab: program.model.vocab,
         eos: program.model.eos.clone(),
+        sampling,
         text: text.map(Arc::new).map_err(|e| e.to_string()),
         tokenizer,
         constraints: Arc::new(constraints),
