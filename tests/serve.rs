@@ -245,3 +245,57 @@ fn hostile_requests_neither_stop_the_server_nor_fill_its_memory() {
         .collect();
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
+
+/// A line for each request, for people or as JSON, and none where nobody asks.
+#[test]
+fn requests_are_logged_where_that_is_wanted() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = bundle(folder.path());
+    let log = |options: &[&str]| {
+        let path = folder.path().join("stderr");
+        let mut command = serve(&[], &bundle, options);
+        let mut server = Server::start(command.stderr(fs::File::create(&path).unwrap())).unwrap();
+        let body = json!({"prompt": "A trait is", "max_tokens": 5, "temperature": 0, "ignore_eos": true, "stream": true});
+        let whole = Incoming::of(send(&server, &body)).unwrap().whole().unwrap();
+        assert!(whole.body.contains("data: [DONE]"), "{}", whole.body);
+        let lost = http::ask(server.address(), "GET /nothing?secret HTTP/1.1", "").unwrap();
+        assert_eq!(lost.status, 404);
+        server.signal("-TERM").unwrap();
+        server.ended(Duration::from_mins(1)).unwrap();
+        fs::read_to_string(path).unwrap()
+    };
+    let silent = log(&[]);
+    assert!(
+        !silent.contains("/nothing") && silent.contains("serving ferris: 4 sequences at a time"),
+        "{silent}"
+    );
+    let text = log(&["-v"]);
+    let lines: Vec<&str> = text.lines().filter(|line| line.contains("method=")).collect();
+    assert_eq!(lines.len(), 2, "{text}");
+    for part in [
+        "method=POST",
+        "path=\"/v1/completions\"",
+        "status=200",
+        "completion_tokens=5",
+        "first_token_ms=",
+        "total_ms=",
+        "complete=true",
+    ] {
+        assert!(lines[0].contains(part), "{part}: {text}");
+    }
+    assert!(
+        lines[1].contains("status=404") && !lines[1].contains("tokens") && !text.contains("secret"),
+        "{text}"
+    );
+    let text = log(&["--log", "json"]);
+    let lines: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    assert_eq!(lines.len(), 2, "{text}");
+    let first = &lines[0];
+    assert_eq!(
+        (&first["path"], &first["status"], &first["completion_tokens"]),
+        (&json!("/v1/completions"), &json!(200), &json!(5))
+    );
+    assert!(first["prompt_tokens"].as_u64() > Some(2), "{first}");
+    let [start, end] = ["first_token_ms", "total_ms"].map(|name| first[name].as_f64().unwrap());
+    assert!(start <= end && first["timestamp"].is_string(), "{first}");
+}

@@ -10,7 +10,7 @@ mod common;
 use clients::{Answer, COMPLETIONS, Case, Clients, Model, Random};
 use common::*;
 use moec_runtime::cli::Io;
-use moec_runtime::{Decoder, Request, Sampler, Sampling, Text, generate};
+use moec_runtime::{Decoder, Program, Request, Sampler, Sampling, Text, generate};
 use moec_testing::http::{self, Incoming, Reply};
 use serde_json::{Map, Value, json};
 use socket2::{Domain, Socket, Type};
@@ -45,12 +45,21 @@ fn with_server(options: &[&str], test: impl FnOnce(&str)) -> u8 {
 
 /// As [`with_server`], of a bundle with other artifacts.
 fn with_bundle(artifacts: &[(&str, &str)], options: &[&str], test: impl FnOnce(&str)) -> u8 {
+    with_program(&program(&ENTRIES), artifacts, options, test).0
+}
+
+/// As [`with_bundle`], with another program. Gives also what the server says on standard error.
+fn with_program(
+    program: &Program,
+    artifacts: &[(&str, &str)],
+    options: &[&str],
+    test: impl FnOnce(&str),
+) -> (u8, String) {
     let dir = bundle();
     add_tokenizer(dir.path());
     for (name, text) in artifacts {
         std::fs::write(dir.path().join("artifacts").join(name), text).unwrap();
     }
-    let program = program(&ENTRIES);
     let (lines, said) = channel();
     std::thread::scope(|scope| {
         let server = scope.spawn(|| {
@@ -65,7 +74,7 @@ fn with_bundle(artifacts: &[(&str, &str)], options: &[&str], test: impl FnOnce(&
                 .collect::<Vec<_>>();
             let (mut out, mut err) = (Lines(lines, Vec::new()), Vec::new());
             let io = Io { input: None, out: &mut out, err: &mut err };
-            let status = moec_service::front(None).run_with(&program, dir.path(), args.into_iter(), io);
+            let status = moec_service::front(None).run_with(program, dir.path(), args.into_iter(), io);
             (status, String::from_utf8(err).unwrap())
         });
         let url = said.recv_timeout(Duration::from_mins(1)).unwrap();
@@ -77,7 +86,7 @@ fn with_bundle(artifacts: &[(&str, &str)], options: &[&str], test: impl FnOnce(&
             eprintln!("{err}");
             std::panic::resume_unwind(panic);
         }
-        status
+        (status, err)
     })
 }
 
@@ -188,6 +197,7 @@ fn serves() {
         );
     });
     assert_eq!(advised, 0);
+    slots_are_as_many_as_memory_is_free_for();
     let named = with_server(&["--model-name", "org/toy"], |at| {
         for path in ["org/toy", "org%2Ftoy"] {
             let reply = ask(at, &format!("GET /v1/models/{path} HTTP/1.1"), "");
@@ -316,6 +326,41 @@ fn answers(at: &str) {
     let page = ask(at, "GET / HTTP/1.1", "");
     assert!(page.body.contains("<title>moec</title>") && page.headers.contains("content-security-policy"));
     assert!(metric(at, "moec_tokens_total") > 0 && metric(at, "moec_slots") == SLOTS as u64);
+}
+
+/// Of slots whose full caches would take terabytes, those are opened whose caches fit.
+fn slots_are_as_many_as_memory_is_free_for() {
+    let said = |program: &Program| {
+        let mut slots = 0;
+        let (status, said) = with_program(program, &[], &[], |at| {
+            slots = metric(at, "moec_slots");
+            assert_eq!(
+                complete(at, &json!({"prompt": [1, 2], "max_tokens": 3, "temperature": 0})).status,
+                200
+            );
+        });
+        assert_eq!(status, 0);
+        (slots, said)
+    };
+    let (slots, why) = said(&program(&ENTRIES));
+    assert!(
+        slots == 3 && why.contains("3 sequences at a time (the largest `decode_batch`"),
+        "{slots}: {why}"
+    );
+    // Others do not say how much is free.
+    if !cfg!(target_os = "linux") {
+        return;
+    }
+    const MANY: u32 = 1 << 16;
+    let mut plan = plan(&ENTRIES);
+    plan.model.slots = MANY;
+    for state in &mut plan.states {
+        (state.shape[0], state.shape[1]) = (MANY, MANY);
+    }
+    let (slots, why) = said(&Program::new(plan, &resolve).unwrap());
+    assert!((1..u64::from(MANY)).contains(&slots), "{slots}");
+    let words = format!("{slots} sequences at a time (of the {MANY} that the bundle has slots for");
+    assert!(why.contains(&words), "{why}");
 }
 
 fn refusals(at: &str) {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A browser with one page. It ends with the value.
-pub struct Browser {
+pub(super) struct Browser {
     child: Child,
     commands: ChildStdin,
     messages: Receiver<Value>,
@@ -27,7 +27,7 @@ pub struct Browser {
 
 impl Browser {
     /// Starts it, and opens a page.
-    pub fn open(url: &str) -> Self {
+    pub(super) fn open(url: &str) -> Self {
         let profile = tempfile::tempdir().unwrap();
         // Commands come at descriptor 3, answers go to 4.
         let mut shell = clean(Command::new("sh"));
@@ -65,7 +65,7 @@ impl Browser {
     }
 
     /// Sends a command, and waits for its result.
-    pub fn call(&mut self, method: &str, params: Value) -> Value {
+    pub(super) fn call(&mut self, method: &str, params: Value) -> Value {
         self.last += 1;
         let mut command = json!({"id": self.last, "method": method, "params": params});
         if let Some(session) = &self.session {
@@ -82,20 +82,20 @@ impl Browser {
     }
 
     /// The value of an expression on the page.
-    pub fn value(&mut self, expression: &str) -> Value {
+    pub(super) fn value(&mut self, expression: &str) -> Value {
         let result = self.call("Runtime.evaluate", json!({"expression": expression, "returnByValue": true}));
         assert!(result.get("exceptionDetails").is_none(), "{expression}: {result}");
         result["result"]["value"].clone()
     }
 
     /// The text of an expression on the page.
-    pub fn text(&mut self, expression: &str) -> String {
+    pub(super) fn text(&mut self, expression: &str) -> String {
         let value = self.value(expression);
         value.as_str().unwrap_or_else(|| panic!("{expression}: {value}")).to_owned()
     }
 
     /// Waits until an expression on the page is true.
-    pub fn until(&mut self, expression: &str) {
+    pub(super) fn until(&mut self, expression: &str) {
         let start = Instant::now();
         while self.value(expression) != true {
             if start.elapsed() > PATIENCE {
@@ -107,7 +107,7 @@ impl Browser {
     }
 
     /// Types a text into the empty field, and sends it with the key for that.
-    pub fn send(&mut self, text: &str) {
+    pub(super) fn send(&mut self, text: &str) {
         self.value("document.getElementById('text').value = ''; document.getElementById('text').focus()");
         self.call("Input.insertText", json!({"text": text}));
         for kind in ["keyDown", "keyUp"] {
@@ -117,13 +117,13 @@ impl Browser {
     }
 
     /// Sends a text, and waits until the page does not stream any longer.
-    pub fn ask(&mut self, text: &str) {
+    pub(super) fn ask(&mut self, text: &str) {
         self.send(text);
         self.until("running === null && document.getElementById('stop').hidden");
     }
 
     /// Gives the window a size, and the colours that its user prefers.
-    pub fn look(&mut self, width: u32, height: u32, scheme: &str) {
+    pub(super) fn look(&mut self, width: u32, height: u32, scheme: &str) {
         let size = json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
         self.call("Emulation.setDeviceMetricsOverride", size);
         let preferred = json!([{"name": "prefers-color-scheme", "value": scheme}]);
@@ -131,7 +131,7 @@ impl Browser {
     }
 
     /// Writes what is seen to a file.
-    pub fn screenshot(&mut self, path: &Path) {
+    pub(super) fn screenshot(&mut self, path: &Path) {
         let image = self.call("Page.captureScreenshot", json!({"format": "png"}));
         std::fs::write(path, STANDARD.decode(image["data"].as_str().unwrap()).unwrap()).unwrap();
     }

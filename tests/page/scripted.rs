@@ -11,11 +11,11 @@ use std::time::Duration;
 const PAGE: &str = include_str!("../../service/src/serve/page.html");
 
 /// Messages that it knows.
-pub const THOUGHT: &str = "Think first";
-pub const LENGTH: &str = "Answer at length";
-pub const ENDLESS: &str = "Never end";
+pub(super) const THOUGHT: &str = "Think first";
+pub(super) const LENGTH: &str = "Answer at length";
+pub(super) const ENDLESS: &str = "Never end";
 /// Messages with whose answers something goes wrong, and what the page says of it.
-pub const FAILURES: [(&str, &str); 3] = [
+pub(super) const FAILURES: [(&str, &str); 3] = [
     ("Be refused", "too many sequences wait"),
     ("Fail", "the sequence cannot go on"),
     ("Break off", "the connection ended before the answer did"),
@@ -23,15 +23,15 @@ pub const FAILURES: [(&str, &str); 3] = [
 
 /// What it has seen.
 #[derive(Default)]
-pub struct Seen {
+pub(super) struct Seen {
     /// Bodies of requests for answers.
-    pub asked: Vec<Value>,
+    pub(super) asked: Vec<Value>,
     /// Answers whose client went away before they ended.
-    pub left: usize,
+    pub(super) left: usize,
 }
 
 /// Starts it; it ends with the process. Gives its address.
-pub fn start() -> (String, Arc<Mutex<Seen>>) {
+pub(super) fn start() -> (String, Arc<Mutex<Seen>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let seen = Arc::new(Mutex::new(Seen::default()));

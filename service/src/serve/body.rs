@@ -2,6 +2,7 @@
 
 use super::Server;
 use super::error::{Answer, ApiError};
+use super::log::Record;
 use axum::extract::Request;
 use axum::http::{StatusCode, header};
 use hyper::body::Body as _;
@@ -28,6 +29,8 @@ pub(super) fn large_bodies() -> Arc<Semaphore> {
 /// A body, until its prompts are encoded.
 pub(super) struct Body {
     pub(super) value: Value,
+    /// What is logged of its request.
+    pub(super) record: Arc<Record>,
     // Dropped after the value, so that its memory is free by then.
     _large: Option<LargeBody>,
 }
@@ -62,6 +65,7 @@ pub(super) async fn read(server: &Server, request: Request) -> Answer<Body> {
             format!("the body is larger than {} bytes, the most that this server takes", server.body);
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
     };
+    let record = request.extensions().get::<Arc<Record>>().cloned().unwrap_or_default();
     let length = request.headers().get(header::CONTENT_LENGTH).and_then(|l| l.to_str().ok());
     let length: Option<u64> = length.and_then(|l| l.parse().ok());
     if length.is_some_and(|l| l > server.body as u64) {
@@ -85,7 +89,7 @@ pub(super) async fn read(server: &Server, request: Request) -> Answer<Body> {
     let bytes = timeout(server.client_timeout, read).await.map_err(late)??;
     let value =
         if large_body.is_some() { server.on_core(move || parse(&bytes)).await?? } else { parse(&bytes)? };
-    Ok(Body { value, _large: large_body })
+    Ok(Body { value, record, _large: large_body })
 }
 
 /// The bytes of a body.

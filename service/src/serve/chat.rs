@@ -50,7 +50,8 @@ impl From<crate::Error> for ApiError {
 /// # Errors
 /// What cannot be read, or does not fit; a model without a template.
 pub(super) async fn complete(server: Arc<Server>, body: Body) -> Answer<Response> {
-    let Asked { text, ids, options, constraints, form } = read(&server, &body.value).await?;
+    let Asked { text, ids, mut options, constraints, form } = read(&server, &body.value).await?;
+    options.record = Arc::clone(&body.record);
     drop(body);
     answer(server, text, vec![ids], options, constraints, form).await
 }

@@ -22,7 +22,8 @@ const MAX_PROMPTS: usize = 64;
 /// # Errors
 /// What cannot be read, or does not fit.
 pub(super) async fn complete(server: Arc<Server>, body: Body) -> Answer<Response> {
-    let Asked { text, prompts, options } = read(&server, &body.value).await?;
+    let Asked { text, prompts, mut options } = read(&server, &body.value).await?;
+    options.record = Arc::clone(&body.record);
     drop(body);
     let (id, seed) = (server.name("cmpl"), options.sampling.seed);
     let form = Completion { id, created: super::now(), model: server.model.clone(), seed };

@@ -3,13 +3,14 @@
 use super::body::{self, Body};
 use super::connections::{Connections, Limits, WriteTimeout};
 use super::error::{Answer, ApiError};
+use super::log::log;
 use super::worker::Command;
 use super::{Server, Signals};
 use axum::Router;
 use axum::extract::{Path, Request, State};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -112,6 +113,7 @@ fn routes(server: Arc<Server>) -> Router {
             ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this path has no such method")
         })
         .layer(guarded)
+        .layer(from_fn(log))
         .with_state(server)
 }
 

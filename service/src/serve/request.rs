@@ -3,8 +3,10 @@
 use super::Server;
 use super::error::{Answer, ApiError};
 use super::fields::{Fields, wrong};
+use super::log::Record;
 use crate::sampling::random_seed;
 use moec_runtime::Sampling;
+use std::sync::Arc;
 
 /// Most strings that may end an answer.
 const MAX_STOPS: usize = 16;
@@ -32,6 +34,8 @@ pub(super) struct Options {
     pub(super) stream: bool,
     /// Whether the last event of a stream has the usage.
     pub(super) usage: bool,
+    /// What is logged of the request.
+    pub(super) record: Arc<Record>,
 }
 
 /// Numbers of [`Sampling`] by the names of requests, OpenAI's first.
@@ -90,7 +94,18 @@ impl Options {
         }
         let usage = of_stream.map_or(Ok(false), |o| o.boolean("include_usage"))?;
         let ignore_eos = fields.boolean("ignore_eos")?;
-        Ok(Self { sampling, tokens, n, stop, ignore_eos, special: false, behind: false, stream, usage })
+        Ok(Self {
+            sampling,
+            tokens,
+            n,
+            stop,
+            ignore_eos,
+            special: false,
+            behind: false,
+            stream,
+            usage,
+            record: Arc::default(),
+        })
     }
 
     /// Tokens that may follow a prompt: as many as are asked for, and no more than the context leaves.
