@@ -43,7 +43,12 @@ fn a_template_travels_with_its_model() {
         serde_json::from_slice(&fs::read(bundle.join("artifacts/chat_template.json")).unwrap()).unwrap();
     assert_eq!(kept["tokens"]["eos_token"], "<|endoftext|>");
     let manifest = fs::read_to_string(bundle.join("manifest.json")).unwrap();
-    assert!(manifest.contains("artifacts/chat_template.json"));
+    assert!(
+        manifest.contains("artifacts/chat_template.json") && manifest.contains("artifacts/sampling.json")
+    );
+    let advised: Value =
+        serde_json::from_slice(&fs::read(bundle.join("artifacts/sampling.json")).unwrap()).unwrap();
+    assert_eq!(advised, serde_json::json!({"do_sample": false}));
 
     let said = answers(&bundle, &[], "The borrow checker\nWhat is a trait?\n");
     assert_eq!(said.len(), 2);

@@ -33,6 +33,7 @@ mod mix;
 mod ndp;
 mod neurons;
 mod neurons_flash;
+mod page;
 mod paging;
 mod passes;
 mod placement;

@@ -1,4 +1,4 @@
-//! `run serve` on the demo model: OpenAI's own client, a browser, signals, and the answers of `run generate`.
+//! `run serve` on the demo model: OpenAI's own client, signals, and the answers of `run generate`.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 #[path = "../testing/clients/answer.rs"]
@@ -13,13 +13,12 @@ use answer::Answer;
 use moec_ir::plan::{Paging, Plan};
 use moec_testing::http::{self, Incoming, post};
 use moec_testing::server::Server;
-use moec_testing::{CHROMIUM, COREML, OPENAI};
+use moec_testing::{COREML, OPENAI};
 use serde_json::{Value, json};
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 use support::{Setup, built, clean, fails, ferris, moec, ok, root};
 
@@ -251,33 +250,56 @@ fn hostile_requests_neither_stop_the_server_nor_fill_its_memory() {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
+/// A line for each request, for people or as JSON, and none where nobody asks.
 #[test]
-fn the_page_talks_in_a_browser() {
-    if !CHROMIUM.here() {
-        return;
-    }
+fn requests_are_logged_where_that_is_wanted() {
     let folder = tempfile::tempdir().unwrap();
-    let server = start(&bundle(folder.path()), &[]);
-    let mut chromium = clean(Command::new("chromium"));
-    chromium.args(["--headless", "--no-sandbox", "--disable-gpu"]);
-    // With a port it stays until it is ended, and what the page logs comes at standard error.
-    chromium.args(["--remote-debugging-port=0", "--enable-logging=stderr"]);
-    chromium.arg(format!("--user-data-dir={}", folder.path().join("profile").display()));
-    chromium.arg(format!("http://{}/#ask=The%20borrow%20checker", server.address()));
-    let mut browser = chromium.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-    let lines = BufReader::new(browser.stderr.take().unwrap()).lines();
-    let logged = lines.map_while(Result::ok).filter(|line| line.contains("CONSOLE"));
-    let mut said = Vec::new();
-    for line in logged.take(8) {
-        let done = line.contains("tokens/s");
-        said.push(line);
-        if done {
-            break;
-        }
+    let bundle = bundle(folder.path());
+    let log = |options: &[&str]| {
+        let path = folder.path().join("stderr");
+        let mut command = serve(&[], &bundle, options);
+        let mut server = Server::start(command.stderr(fs::File::create(&path).unwrap())).unwrap();
+        let body = json!({"prompt": "A trait is", "max_tokens": 5, "temperature": 0, "ignore_eos": true, "stream": true});
+        let whole = Incoming::of(send(&server, &body)).unwrap().whole().unwrap();
+        assert!(whole.body.contains("data: [DONE]"), "{}", whole.body);
+        let lost = http::ask(server.address(), "GET /nothing?secret HTTP/1.1", "").unwrap();
+        assert_eq!(lost.status, 404);
+        server.signal("-TERM").unwrap();
+        server.ended(Duration::from_mins(1)).unwrap();
+        fs::read_to_string(path).unwrap()
+    };
+    let silent = log(&[]);
+    assert!(
+        !silent.contains("/nothing") && silent.contains("serving ferris: 4 sequences at a time"),
+        "{silent}"
+    );
+    let text = log(&["-v"]);
+    let lines: Vec<&str> = text.lines().filter(|line| line.contains("method=")).collect();
+    assert_eq!(lines.len(), 2, "{text}");
+    for part in [
+        "method=POST",
+        "path=\"/v1/completions\"",
+        "status=200",
+        "completion_tokens=5",
+        "first_token_ms=",
+        "total_ms=",
+        "complete=true",
+    ] {
+        assert!(lines[0].contains(part), "{part}: {text}");
     }
-    browser.kill().unwrap();
-    browser.wait().unwrap();
-    let answer = said.iter().find_map(|line| Some(line.split_once("{\"answer\":\"")?.1)).unwrap_or_default();
-    assert!(answer.chars().take_while(|c| *c != '"').filter(|c| c.is_alphabetic()).count() > 8, "{said:?}");
-    assert!(said.last().is_some_and(|line| line.contains("tokens in (0 known), ")), "{said:?}");
+    assert!(
+        lines[1].contains("status=404") && !lines[1].contains("tokens") && !text.contains("secret"),
+        "{text}"
+    );
+    let text = log(&["--log", "json"]);
+    let lines: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    assert_eq!(lines.len(), 2, "{text}");
+    let first = &lines[0];
+    assert_eq!(
+        (&first["path"], &first["status"], &first["completion_tokens"]),
+        (&json!("/v1/completions"), &json!(200), &json!(5))
+    );
+    assert!(first["prompt_tokens"].as_u64() > Some(2), "{first}");
+    let [start, end] = ["first_token_ms", "total_ms"].map(|name| first[name].as_f64().unwrap());
+    assert!(start <= end && first["timestamp"].is_string(), "{first}");
 }

@@ -115,6 +115,7 @@ pub fn build(
     // What text becomes, before anything is computed.
     compilation.tokenizer()?;
     check_templates(&checkpoint, progress)?;
+    check_sampling(&checkpoint)?;
     first_token(&checkpoint, &spec)?;
     // What is static, or does not fit, is decided by what calibration saw.
     let free = !compilation.list.free.is_empty();
@@ -231,6 +232,18 @@ fn check_templates(checkpoint: &Checkpoint, progress: &Progress) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Refuses options of sampling that no run could use.
+///
+/// # Errors
+/// One of another type, or out of its range.
+fn check_sampling(checkpoint: &Checkpoint) -> Result<()> {
+    let Some(bytes) = checkpoint.sampling()? else { return Ok(()) };
+    moec_service::sampling::parse(&bytes).map(|_| ()).map_err(|why| {
+        Error::input(format!("the options of sampling in `generation_config.json` cannot be used: {why}"))
+            .hint("mend or remove the key")
+    })
 }
 
 /// The cache folder must be writable before texts are read for minutes whose profile is kept there.

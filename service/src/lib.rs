@@ -8,6 +8,7 @@ pub mod chat;
 pub mod error;
 pub mod grammar;
 mod process;
+pub mod sampling;
 mod serve;
 pub mod template;
 pub mod tools;

@@ -83,7 +83,7 @@ fn three_turns_prefill_what_is_new() {
 #[test]
 fn answers_are_those_of_whole_prompts() {
     let dir = talking();
-    let done = chat(dir.path(), "--json -n 3 --system s", "hi\nho\n");
+    let done = chat(dir.path(), "--json -n 3 --temperature 0 --system s", "hi\nho\n");
     let answers = done.answers();
     let first = ids("[s]s[u]hi[a]");
     assert_eq!(answers[0]["ids"], json!(continuation(&first, 3)));
@@ -91,6 +91,57 @@ fn answers_are_those_of_whole_prompts() {
     let second = format!("[s]s[u]hi[a]{}[u]ho[a]", answers[0]["text"].as_str().unwrap());
     assert_eq!(answers[1]["ids"], json!(continuation(&ids(&second), 3)));
     assert!(answers[1]["kept_tokens"].as_u64().unwrap() >= first.len() as u64);
+}
+
+/// A conversation that is longer than the context goes on without its oldest turns, and with its system message.
+#[test]
+fn a_full_context_drops_the_oldest_turns() {
+    let dir = talking();
+    let lines = "0123456789\n".repeat(9);
+    let done = chat(dir.path(), "--json -n 8 --system s --regex [a-d]{8}", &lines);
+    assert_eq!(done.status, 0, "{}", done.err);
+    let answers = done.answers();
+    assert_eq!(answers.len(), 9);
+    let turn = "[u]0123456789[a]".len() + 8;
+    let prompt = |turns: usize| "[s]s".len() + turns * turn - 8;
+    let prompts: Vec<usize> = answers.iter().map(|a| a["prompt_tokens"].as_u64().unwrap() as usize).collect();
+    // Two turns and an answer fit; of three the context of 64 leaves no eight tokens.
+    assert_eq!(prompts[..3], [prompt(1), prompt(2), prompt(2)], "{prompts:?}");
+    assert!(
+        prompts.iter().all(|tokens| tokens + 8 <= 64)
+            && answers.iter().all(|a| a["ids"].as_array().unwrap().len() == 8)
+    );
+    assert!(done.err.contains("no longer sees the oldest turn"), "{}", done.err);
+}
+
+/// What the makers of the model advise holds where nothing is said, and the seed of an answer gives it again.
+#[test]
+fn defaults_are_those_of_the_model_and_seeds_are_shown() {
+    let dir = talking();
+    let of = |args: &str| chat(dir.path(), &format!("--json -n 20 {args}"), "hi\n").answers().remove(0);
+    let seeds = [of(""), of("")].map(|answer| answer["seed"].as_u64().unwrap());
+    assert_ne!(seeds[0], seeds[1]);
+    let (first, again) =
+        (of("--temperature 30"), |seed: &Value| of(&format!("--temperature 30 --seed {seed}")));
+    assert_eq!(again(&first["seed"])["ids"], first["ids"]);
+    assert_ne!(again(&json!(first["seed"].as_u64().unwrap() + 1))["ids"], first["ids"]);
+    let advise = |text: &str| std::fs::write(dir.path().join("artifacts/sampling.json"), text).unwrap();
+    let likeliest =
+        json!(continuation(&ids("[u]hi[a]"), 20).into_iter().take_while(|&id| id != EOS).collect::<Vec<_>>());
+    let without_end = |answer: Value| {
+        answer["ids"].as_array().unwrap().iter().filter(|id| **id != EOS).cloned().collect::<Value>()
+    };
+    advise(r#"{"do_sample": false}"#);
+    assert_eq!(without_end(of("")), likeliest);
+    assert_ne!(without_end(of("--temperature 30 --seed 1")), likeliest);
+    advise(r#"{"temperature": 30, "top_k": 1}"#);
+    assert_eq!(without_end(of("")), likeliest);
+    assert_ne!(without_end(of("--top-k 0 --seed 1")), likeliest);
+    let shown = chat(dir.path(), "--seed 9", "");
+    assert!(shown.err.contains("temperature 30, top_k 1; seed 9"), "{}", shown.err);
+    advise("[]");
+    let refused = chat(dir.path(), "", "hi\n");
+    assert!(refused.status == 1 && refused.err.contains("sampling.json"), "{}", refused.err);
 }
 
 #[test]
@@ -132,11 +183,14 @@ fn commands() {
 #[test]
 fn stop_strings_are_not_printed() {
     let dir = talking();
-    let whole = chat(dir.path(), "-n 8 --quiet --regex [a-d]{8} --temperature 3", "hi\n").out;
+    let whole = chat(dir.path(), "-n 8 --quiet --regex [a-d]{8} --temperature 3 --seed 1", "hi\n").out;
     let stop = &whole[3..5];
     let at = whole.find(stop).unwrap();
-    let done =
-        chat(dir.path(), &format!("-n 8 --quiet --regex [a-d]{{8}} --temperature 3 --stop {stop}"), "hi\n");
+    let done = chat(
+        dir.path(),
+        &format!("-n 8 --quiet --regex [a-d]{{8}} --temperature 3 --seed 1 --stop {stop}"),
+        "hi\n",
+    );
     assert_eq!(done.out, format!("{}\n", &whole[..at]));
     assert_eq!(done.err, "");
 }

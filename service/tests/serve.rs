@@ -10,7 +10,7 @@ mod common;
 use clients::{Answer, COMPLETIONS, Case, Clients, Model, Random};
 use common::*;
 use moec_runtime::cli::Io;
-use moec_runtime::{Decoder, Request, Sampler, Sampling, Text, generate};
+use moec_runtime::{Decoder, Program, Request, Sampler, Sampling, Text, generate};
 use moec_testing::http::{self, Incoming, Reply};
 use serde_json::{Map, Value, json};
 use socket2::{Domain, Socket, Type};
@@ -40,23 +40,41 @@ impl Write for Lines {
 
 /// Runs a test against a server with these options, and ends the server with SIGTERM. Gives its status.
 fn with_server(options: &[&str], test: impl FnOnce(&str)) -> u8 {
-    with_tokenizer(&tokenizer(), options, test)
+    with_bundle(&[], options, test)
 }
 
-/// As [`with_server`], with another tokenizer.
-fn with_tokenizer(tokenizer: &str, options: &[&str], test: impl FnOnce(&str)) -> u8 {
+/// As [`with_server`], of a bundle with other artifacts.
+fn with_bundle(artifacts: &[(&str, &str)], options: &[&str], test: impl FnOnce(&str)) -> u8 {
+    with_program(&program(&ENTRIES), artifacts, options, test).0
+}
+
+/// As [`with_bundle`], with another program. Gives also what the server says on standard error.
+fn with_program(
+    program: &Program,
+    artifacts: &[(&str, &str)],
+    options: &[&str],
+    test: impl FnOnce(&str),
+) -> (u8, String) {
     let dir = bundle();
     add_tokenizer(dir.path());
-    std::fs::write(dir.path().join("artifacts/tokenizer.json"), tokenizer).unwrap();
-    let program = program(&ENTRIES);
+    for (name, text) in artifacts {
+        std::fs::write(dir.path().join("artifacts").join(name), text).unwrap();
+    }
     let (lines, said) = channel();
     std::thread::scope(|scope| {
         let server = scope.spawn(|| {
-            let args = ["serve", "--port", "0", "--model-name", "toy", "--threads", "1"];
-            let args = args.iter().chain(options).map(OsString::from).collect::<Vec<_>>();
+            let args = ["serve", "--port", "0", "--threads", "1"];
+            let name = ["--model-name", "toy"];
+            let named = options.contains(&name[0]);
+            let args = args
+                .iter()
+                .chain(name.iter().filter(|_| !named))
+                .chain(options)
+                .map(OsString::from)
+                .collect::<Vec<_>>();
             let (mut out, mut err) = (Lines(lines, Vec::new()), Vec::new());
             let io = Io { input: None, out: &mut out, err: &mut err };
-            let status = moec_service::front(None).run_with(&program, dir.path(), args.into_iter(), io);
+            let status = moec_service::front(None).run_with(program, dir.path(), args.into_iter(), io);
             (status, String::from_utf8(err).unwrap())
         });
         let url = said.recv_timeout(Duration::from_mins(1)).unwrap();
@@ -68,7 +86,7 @@ fn with_tokenizer(tokenizer: &str, options: &[&str], test: impl FnOnce(&str)) ->
             eprintln!("{err}");
             std::panic::resume_unwind(panic);
         }
-        status
+        (status, err)
     })
 }
 
@@ -169,6 +187,25 @@ fn serves() {
         too_many_are_sent_away(at);
     });
     assert_eq!(status, 0);
+    let advised = with_bundle(&[("sampling.json", r#"{"temperature": 30, "top_k": 1}"#)], &[], |at| {
+        let prompt = [72, 105, 32];
+        let said = |body: Value| complete(at, &body).json()["choices"][0]["text"].clone();
+        assert_eq!(said(json!({"prompt": prompt, "max_tokens": 20})), expected(&prompt, 20).0);
+        assert_ne!(
+            said(json!({"prompt": prompt, "max_tokens": 20, "top_k": 0, "seed": 1})),
+            expected(&prompt, 20).0
+        );
+    });
+    assert_eq!(advised, 0);
+    slots_are_as_many_as_memory_is_free_for();
+    let named = with_server(&["--model-name", "org/toy"], |at| {
+        for path in ["org/toy", "org%2Ftoy"] {
+            let reply = ask(at, &format!("GET /v1/models/{path} HTTP/1.1"), "");
+            assert_eq!((reply.status, reply.json()["id"].as_str()), (200, Some("org/toy")));
+        }
+        assert_eq!(ask(at, "GET /v1/models/org/other HTTP/1.1", "").status, 404);
+    });
+    assert_eq!(named, 0);
     let key =
         with_server(&["--api-key", "secret", "--cors", "https://a.example", "--exact"], keys_and_origins);
     assert_eq!(key, 0);
@@ -184,7 +221,14 @@ fn serves() {
     let source = "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools %}T{% endif %}";
     std::fs::write(&template, source).unwrap();
     assert_eq!(with_server(&["--template", template.to_str().unwrap()], conversations), 0);
-    assert_eq!(with_tokenizer(&pieces(), &["--template", template.to_str().unwrap()], first_words), 0);
+    assert_eq!(
+        with_bundle(
+            &[("tokenizer.json", &pieces())],
+            &["--template", template.to_str().unwrap()],
+            first_words
+        ),
+        0
+    );
     std::fs::write(&template, "{{ messages[0].content }}<think>{# </think> #}").unwrap();
     assert_eq!(with_server(&["--template", template.to_str().unwrap()], thoughts), 0);
     assert_eq!(with_server(&["--max-queue", "1000", "--max-body", "4096"], many_clients), 0);
@@ -219,6 +263,24 @@ fn answers(at: &str) {
     let mut narrow = body.clone();
     (narrow["temperature"], narrow["top_p"]) = (json!(50.0), json!(0));
     assert_eq!(complete(at, &narrow).json()["choices"][0]["text"], text);
+    // More tokens than the context has room for are as many as it has.
+    let most = json!({"prompt": prompt, "max_tokens": 1000, "temperature": 0, "ignore_eos": true});
+    let value = complete(at, &most).json();
+    assert_eq!(
+        (&value["choices"][0]["finish_reason"], &value["usage"]["total_tokens"]),
+        (&json!("length"), &json!(64))
+    );
+    // Without a temperature tokens are drawn, with a seed that is shown.
+    let mut drawn = json!({"prompt": prompt, "max_tokens": 20, "temperature": 30.0, "ignore_eos": true});
+    let first = complete(at, &drawn).json();
+    drawn["seed"] = first["seed"].clone();
+    let again = complete(at, &drawn).json();
+    assert!(
+        first["seed"].is_u64() && again["choices"][0]["text"] == first["choices"][0]["text"],
+        "{first} {again}"
+    );
+    drawn["seed"] = json!(null);
+    assert_ne!(complete(at, &drawn).json()["seed"], first["seed"]);
     // Several prompts, several answers, a seed, log-probabilities: those of the library.
     let body = json!({"prompt": [[1, 2, 3], [9, 8]], "n": 2, "max_tokens": 6, "temperature": 30.0, "seed": 5, "logprobs": 2,
         "ignore_eos": true});
@@ -266,6 +328,41 @@ fn answers(at: &str) {
     assert!(metric(at, "moec_tokens_total") > 0 && metric(at, "moec_slots") == SLOTS as u64);
 }
 
+/// Of slots whose full caches would take terabytes, those are opened whose caches fit.
+fn slots_are_as_many_as_memory_is_free_for() {
+    let said = |program: &Program| {
+        let mut slots = 0;
+        let (status, said) = with_program(program, &[], &[], |at| {
+            slots = metric(at, "moec_slots");
+            assert_eq!(
+                complete(at, &json!({"prompt": [1, 2], "max_tokens": 3, "temperature": 0})).status,
+                200
+            );
+        });
+        assert_eq!(status, 0);
+        (slots, said)
+    };
+    let (slots, why) = said(&program(&ENTRIES));
+    assert!(
+        slots == 3 && why.contains("3 sequences at a time (the largest `decode_batch`"),
+        "{slots}: {why}"
+    );
+    // Others do not say how much is free.
+    if !cfg!(target_os = "linux") {
+        return;
+    }
+    const MANY: u32 = 1 << 16;
+    let mut plan = plan(&ENTRIES);
+    plan.model.slots = MANY;
+    for state in &mut plan.states {
+        (state.shape[0], state.shape[1]) = (MANY, MANY);
+    }
+    let (slots, why) = said(&Program::new(plan, &resolve).unwrap());
+    assert!((1..u64::from(MANY)).contains(&slots), "{slots}");
+    let words = format!("{slots} sequences at a time (of the {MANY} that the bundle has slots for");
+    assert!(why.contains(&words), "{why}");
+}
+
 fn refusals(at: &str) {
     let of = |body: Value| {
         let reply = complete(at, &body);
@@ -286,7 +383,7 @@ fn refusals(at: &str) {
         (json!({"prompt": {"a": 1}}), 400, "prompt", "an object"),
         (json!({"prompt": [300]}), 400, "", "outside of the vocabulary"),
         (json!({"prompt": []}), 400, "", "the prompt is empty"),
-        (json!({"prompt": "a", "max_tokens": 64}), 400, "", "the context holds 64"),
+        (json!({"prompt": "a".repeat(64), "max_tokens": 1}), 400, "", "the context holds 64"),
         (json!({}), 400, "prompt", "missing"),
         (json!([]), 400, "the body", "an object"),
         (json!({"prompt": "a", "model": "gpt-9"}), 404, "model", "this is `toy`"),
@@ -297,7 +394,23 @@ fn refusals(at: &str) {
         assert!(error["message"].as_str().unwrap().contains(says), "{body} {error}");
         assert_eq!(error["param"].as_str().unwrap_or_default(), param, "{body} {error}");
         assert_eq!(error["type"], "invalid_request_error");
+        assert!(!error["message"].as_str().unwrap().contains("`-"), "options are not for clients: {error}");
     }
+    // Bodies whose transfer is malformed, that are no JSON, and that are too large.
+    let mut stream = TcpStream::connect(at).unwrap();
+    write!(stream, "{POST}\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nno size\r\n").unwrap();
+    let reply = Incoming::of(stream).unwrap().whole().unwrap();
+    assert!(reply.status == 400 && reply.body.contains("cannot be read"), "{}", reply.body);
+    let mut stream = TcpStream::connect(at).unwrap();
+    write!(
+        stream,
+        "{POST}\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1388\r\n{}\r\n",
+        "x".repeat(5000)
+    )
+    .unwrap();
+    assert_eq!(Incoming::of(stream).unwrap().status, 413);
+    let large = ask(at, POST, &"x".repeat(5000));
+    assert!(!large.body.contains("`-"), "{}", large.body);
     assert_eq!(ask(at, POST, "{").status, 400);
     assert_eq!(ask(at, "POST /v1/completions HTTP/1.1\r\nContent-Type: text/plain", "{}").status, 415);
     assert_eq!(ask(at, "GET /v1/completions HTTP/1.1", "").status, 405);
@@ -414,12 +527,14 @@ fn only_this_machine_is_answered(at: &str) {
         ("Host: a.example\r\n", 403),
         ("Host: localhost.a.example\r\n", 403),
         ("Host: 10.0.0.1:80\r\n", 403),
+        ("Host: localhost\r\nHost: a.example\r\n", 400),
+        ("Host: a.example\r\nHost: localhost\r\n", 400),
     ] {
         let mut stream = TcpStream::connect(at).unwrap();
         write!(stream, "GET /v1/models HTTP/1.0\r\n{host}\r\n").unwrap();
         let reply = Incoming::of(stream).unwrap().whole().unwrap();
         assert_eq!(reply.status, status, "{host}: {}", reply.body);
-        assert!(status == 200 || reply.body.contains("hint: `--host`"), "{}", reply.body);
+        assert!(status == 200 || reply.body.contains("`Host`"), "{}", reply.body);
     }
 }
 
@@ -473,6 +588,11 @@ fn connections_have_limits(at: &str) {
             std::thread::sleep(Duration::from_millis(20));
         }
     };
+    // A body that does not come.
+    let mut late = connect(at, "127.0.0.1");
+    write!(late, "{POST}\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{{").unwrap();
+    assert_eq!(Incoming::of(late).unwrap().status, 408);
+    soon("a client that is late stays", Box::new(|| status("127.0.0.1") == 200));
     // Nothing, a part of a head, and an answer behind which nothing is asked.
     let mut held: Vec<TcpStream> = (0..3).map(|_| connect(at, "127.0.0.1")).collect();
     write!(held[1], "GET /health HTT").unwrap();
@@ -482,9 +602,7 @@ fn connections_have_limits(at: &str) {
         (refused.status, refused.json()["error"]["code"].as_str()),
         (429, Some("too_many_connections"))
     );
-    assert!(
-        refused.headers.contains("retry-after: 1") && refused.body.contains("--max-connections-per-address")
-    );
+    assert!(refused.headers.contains("retry-after: 1") && refused.body.contains("3 connections open"));
     let mut other = connect(at, "127.0.0.2");
     write!(other, "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     let mut begin = [0; 12];
@@ -609,8 +727,14 @@ fn conversations(at: &str) {
     assert_eq!(value["choices"][0]["finish_reason"], "tool_calls");
     body["stream"] = json!(true);
     let events = of(&body).said();
-    let call = events.iter().find_map(|e| e["choices"][0]["delta"].get("tool_calls"));
-    assert_eq!(call.unwrap_or_else(|| panic!("{events:?}"))[0]["function"]["name"], "f");
+    let deltas: Vec<&Value> = events.iter().map(|e| &e["choices"][0]["delta"]).collect();
+    let calls: Vec<&Value> = deltas.iter().filter_map(|d| Some(&d.get("tool_calls")?[0])).collect();
+    assert_eq!(calls[0]["function"]["name"], "f", "{events:?}");
+    let arguments: String = calls.iter().filter_map(|c| c["function"]["arguments"].as_str()).collect();
+    assert!(calls.len() > 3 && arguments == r#"{"p":7}"#, "{events:?}");
+    // An event has something to say: the first one, and the last one that says why it ended.
+    let empty = events.iter().filter(|e| e["choices"][0]["delta"] == json!({}));
+    assert!(empty.clone().count() <= 1 && empty.clone().all(|e| !e["choices"][0]["finish_reason"].is_null()));
     // What a tool's references name is found although its schema is a part of another one.
     body["stream"] = json!(false);
     body["tool_choice"] = json!({"type": "function", "function": {"name": "g"}});
@@ -647,6 +771,8 @@ fn conversations(at: &str) {
         ),
         (json!({}), "at least one"),
         (json!({"messages": [{"content": "a"}]}), "no `role`"),
+        (json!({"messages": [{"role": "robot", "content": "a"}]}), "`messages[0].role` is `robot`"),
+        (json!({"messages": messages, "tools": [tool], "parallel_tool_calls": 1}), "true or false"),
         (json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), "no text"),
         (json!({"messages": messages, "top_logprobs": 2}), "wants `logprobs`"),
         (json!({"messages": messages, "tools": [{"type": "x"}]}), "tools[0]"),
@@ -656,6 +782,10 @@ fn conversations(at: &str) {
         (
             json!({"messages": messages, "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "q"}}}}),
             "schema",
+        ),
+        (
+            json!({"messages": messages, "response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}}),
+            "no text fits it",
         ),
     ] {
         let reply = of(&body);

@@ -220,7 +220,7 @@ fn malformed(clients: &Clients<'_>, random: &mut Random) -> Result<(), String> {
 fn oversized(clients: &Clients<'_>, random: &mut Random) -> Result<(), String> {
     match random.below(3) {
         0 => clients.refused(&"x".repeat(clients.model.too_large()), 413),
-        1 => clients.refused(r#"{"prompt": "a", "max_tokens": 4000000}"#, 400),
+        1 => clients.refused(r#"{"prompt": "a", "best_of": 4000}"#, 400),
         _ => clients.refused(r#"{"prompt": "a", "n": 4000}"#, 400),
     }
 }

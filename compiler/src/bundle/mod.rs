@@ -11,6 +11,7 @@
 //! | `artifacts/graph.moe` | the Graph that the plan computes, for `moec verify` |
 //! | `artifacts/tokenizer.json` | the checkpoint's tokenizer, if it has one |
 //! | `artifacts/chat_template.json` | the checkpoint's chat templates and special tokens, if it has some |
+//! | `artifacts/sampling.json` | what the checkpoint says of sampling, if it does |
 //! | `runner/` | the generated crate; for a Mac also `build.sh`, which makes `run` of it there |
 //! | `run` | the program, where the host can link for the target |
 //! | `manifest.json.minisig` | a signature of the manifest, where somebody signed it; the manifest does not list it |
@@ -47,6 +48,8 @@ pub const GRAPH: &str = "artifacts/graph.moe";
 pub const TOKENIZER: &str = "artifacts/tokenizer.json";
 /// Chat templates.
 pub const CHAT_TEMPLATE: &str = "artifacts/chat_template.json";
+/// Options of sampling.
+pub const SAMPLING: &str = "artifacts/sampling.json";
 /// Binary form of the plan.
 pub const PLAN: &str = "plan.bin";
 /// Description of the device.

@@ -7,8 +7,8 @@ use super::partial::Partial;
 use super::reuse::Reuse;
 use super::toolchain::{Missing, Route};
 use super::{
-    CHAT_TEMPLATE, DECISIONS, DEVICE, GRAPH, KERNELS, PLAN, PLAN_TEXT, TOKENIZER, artifacts, cargo, device,
-    link, runner,
+    CHAT_TEMPLATE, DECISIONS, DEVICE, GRAPH, KERNELS, PLAN, PLAN_TEXT, SAMPLING, TOKENIZER, artifacts, cargo,
+    device, link, runner,
 };
 use crate::error::{Error, Result, io_error};
 use crate::families;
@@ -87,6 +87,9 @@ pub fn write(
     }
     if let Some(templates) = checkpoint.chat_templates()? {
         put(&root.join(CHAT_TEMPLATE), &templates)?;
+    }
+    if let Some(sampling) = checkpoint.sampling()? {
+        put(&root.join(SAMPLING), &sampling)?;
     }
 
     let emitted = artifacts::write(c, root, progress)?;

@@ -78,15 +78,18 @@ impl Facts {
 fn of_numbers(format: Format, numbers: u64) -> u64 {
     format.bytes(GROUP) as u64 * numbers / GROUP as u64
 }
+/// Sequences that are decoded together: a server has several clients.
+const BATCHES: &str = "[1, 2, 4]";
 
 /// The text of a `model.toml` for the checkpoint in `source`, a path seen from the file's folder. It builds
-/// as it stands and says nothing but defaults, and the formats that hold what the checkpoint stores in codes.
+/// as it stands and says nothing but defaults, sizes for several clients, and the formats that hold what the checkpoint stores in
+/// codes.
 pub fn template(source: &Path, facts: &Facts) -> String {
     let mut out = String::new();
     let all = if WeightClass::ALL.into_iter().any(|class| facts.taken(class).is_some()) {
-        "Keys below stand at their defaults and may be left out, but for formats of weights that are taken over."
+        "Keys below stand at their defaults and may be left out, but for `decode_batch`, and formats of weights that are taken over."
     } else {
-        "Every key below stands at its default and may be left out."
+        "Keys below stand at their defaults and may be left out, but for `decode_batch`."
     };
     let _ = writeln!(
         out,
@@ -120,6 +123,7 @@ pub fn template(source: &Path, facts: &Facts) -> String {
         let value = match (section, key.name) {
             ("model", "source") => toml::Value::from(source.to_string_lossy().as_ref()).to_string(),
             ("shapes", "max_context") => facts.max_context.min(DEFAULT_MAX_CONTEXT).to_string(),
+            ("shapes", "decode_batch") => BATCHES.to_owned(),
             ("decode", "little") => facts.experts_per_token.div_ceil(2).max(1).to_string(),
             ("weights", name) => match class(name).and_then(|class| facts.taken(class)) {
                 Some(format) => format!("\"{format}\""),
@@ -155,6 +159,10 @@ fn figures(section: &str, key: &str, facts: &Facts) -> Vec<String> {
                 "The cache takes {} per token and sequence in bf16.",
                 human::bytes(facts.kv_bytes_per_token(Format::Bf16))
             ),
+        ],
+        ("shapes", "decode_batch") => vec![
+            "`run serve` answers as many at a time as the largest of them. Without this key one alone."
+                .to_owned(),
         ],
         ("weights", key) => class(key).map(parameters).unwrap_or_default(),
         _ => Vec::new(),

@@ -313,7 +313,7 @@ fn whose_fault_it_is() {
 fn the_template_says_the_defaults() {
     let text = template(Path::new("."), &facts());
     let read = parse(&text).unwrap();
-    let mut plain = parse("").unwrap();
+    let mut plain = parse("[shapes]\ndecode_batch = [1, 2, 4]").unwrap();
     assert_eq!(read.shapes_for(2048).unwrap(), plain.shapes_for(2048).unwrap());
     assert_eq!(read.decode.little, Some(2));
     plain.shapes.max_context = read.shapes.max_context;

@@ -2,7 +2,7 @@
 
 use super::containers::{self, Container};
 use super::encodings::{self, Encoding};
-use super::{Config, ModelSpec, chat, tokenizer};
+use super::{Config, ModelSpec, chat, sampling, tokenizer};
 use crate::error::{Error, Result};
 use moec_ir::{Format, Leaf};
 use std::ops::Range;
@@ -58,7 +58,7 @@ impl Checkpoint {
         self.container.config()
     }
 
-    /// First and last tokens, as the container has them beside the configuration.
+    /// First and last tokens and options of sampling, as the container has them beside the configuration.
     ///
     /// # Errors
     /// They are there and cannot be read.
@@ -80,6 +80,14 @@ impl Checkpoint {
     /// They are there and cannot be read.
     pub fn chat_templates(&self) -> Result<Option<Vec<u8>>> {
         chat::templates(self.container.chat_template()?, self.container.tokenizer_config()?.as_ref())
+    }
+
+    /// How its makers draw tokens, in the form that a bundle keeps it in, if they say.
+    ///
+    /// # Errors
+    /// It is there and cannot be read.
+    pub fn sampling(&self) -> Result<Option<Vec<u8>>> {
+        Ok(sampling::sampling(self.container.generation_config()?.as_ref()))
     }
 
     /// The text of its tokenizer, if it has one that fits the model.

@@ -17,6 +17,7 @@ pub mod moe;
 mod parts;
 mod rectangles;
 pub mod rope;
+mod sampling;
 pub mod spec;
 pub mod tensors;
 mod tokenizer;

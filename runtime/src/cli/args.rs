@@ -84,53 +84,53 @@ pub struct Common {
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
-    /// Divides the logits before one is drawn; 0 takes the likeliest token
-    #[arg(long, value_name = "T", default_value = "0", value_parser = between(0f32..=100.0, "from 0 to 100"), allow_negative_numbers = true)]
-    pub temperature: f32,
-    /// Draw from the likeliest tokens that together have this probability
-    #[arg(long, value_name = "P", default_value = "1", value_parser = between(0f32..=1.0, "from 0 to 1"), allow_negative_numbers = true)]
-    pub top_p: f32,
-    /// Draw from this many of the likeliest tokens; 0 from all
-    #[arg(long, value_name = "K", default_value = "0", allow_negative_numbers = true)]
-    pub top_k: usize,
-    /// Draw from tokens with at least this share of the probability of the likeliest one; 0 from all
-    #[arg(long, value_name = "P", default_value = "0", value_parser = between(0f32..=1.0, "from 0 to 1"), allow_negative_numbers = true)]
-    pub min_p: f32,
-    /// Draw from the most typical tokens, nearest to the entropy, that together have this probability
-    #[arg(long, value_name = "P", default_value = "1", value_parser = between(f32::MIN_POSITIVE..=1.0, "above 0, up to 1"), allow_negative_numbers = true)]
-    pub typical_p: f32,
-    /// Divide positive logits of tokens of the prompt and the answer by this, and multiply negative ones; 1 leaves them
-    #[arg(long, value_name = "R", default_value = "1", value_parser = between(f32::MIN_POSITIVE..=100.0, "above 0, up to 100"), allow_negative_numbers = true)]
-    pub repetition_penalty: f32,
-    /// Subtract this from the logit of every token of the answer
-    #[arg(long, value_name = "A", default_value = "0", value_parser = between(-100f32..=100.0, "from -100 to 100"), allow_negative_numbers = true)]
-    pub presence_penalty: f32,
-    /// Subtract this from the logit of a token once for every time that the answer has it
-    #[arg(long, value_name = "A", default_value = "0", value_parser = between(-100f32..=100.0, "from -100 to 100"), allow_negative_numbers = true)]
-    pub frequency_penalty: f32,
+    /// Divides the logits before one is drawn; 0 takes the likeliest token [default: 0; in `chat` what the model's makers advise, else 1]
+    #[arg(long, value_name = "T", value_parser = between(0f32..=100.0, "from 0 to 100"), allow_negative_numbers = true)]
+    pub temperature: Option<f32>,
+    /// Draw from the likeliest tokens that together have this probability [default: 1; in `chat` as advised]
+    #[arg(long, value_name = "P", value_parser = between(0f32..=1.0, "from 0 to 1"), allow_negative_numbers = true)]
+    pub top_p: Option<f32>,
+    /// Draw from this many of the likeliest tokens; 0 from all [default: 0; in `chat` as advised]
+    #[arg(long, value_name = "K", allow_negative_numbers = true)]
+    pub top_k: Option<usize>,
+    /// Draw from tokens with at least this share of the probability of the likeliest one; 0 from all [default: 0; in `chat` as advised]
+    #[arg(long, value_name = "P", value_parser = between(0f32..=1.0, "from 0 to 1"), allow_negative_numbers = true)]
+    pub min_p: Option<f32>,
+    /// Draw from the most typical tokens, nearest to the entropy, that together have this probability [default: 1; in `chat` as advised]
+    #[arg(long, value_name = "P", value_parser = between(f32::MIN_POSITIVE..=1.0, "above 0, up to 1"), allow_negative_numbers = true)]
+    pub typical_p: Option<f32>,
+    /// Divide positive logits of tokens of the prompt and the answer by this, and multiply negative ones; 1 leaves them [default: 1; in `chat` as advised]
+    #[arg(long, value_name = "R", value_parser = between(f32::MIN_POSITIVE..=100.0, "above 0, up to 100"), allow_negative_numbers = true)]
+    pub repetition_penalty: Option<f32>,
+    /// Subtract this from the logit of every token of the answer [default: 0]
+    #[arg(long, value_name = "A", value_parser = between(-100f32..=100.0, "from -100 to 100"), allow_negative_numbers = true)]
+    pub presence_penalty: Option<f32>,
+    /// Subtract this from the logit of a token once for every time that the answer has it [default: 0]
+    #[arg(long, value_name = "A", value_parser = between(-100f32..=100.0, "from -100 to 100"), allow_negative_numbers = true)]
+    pub frequency_penalty: Option<f32>,
     /// Add to the logits of tokens: `42:1.5,7:-inf`
     #[arg(long, value_name = "ID:BIAS,…", value_delimiter = ',', value_parser = bias, allow_hyphen_values = true)]
     pub logit_bias: Vec<(u32, f32)>,
-    /// Seed of the random numbers
-    #[arg(long, value_name = "S", default_value = "0", allow_negative_numbers = true)]
-    pub seed: u64,
+    /// Seed of the random numbers [default: 0; in `chat` a random one, which is shown]
+    #[arg(long, value_name = "S", allow_negative_numbers = true)]
+    pub seed: Option<u64>,
 }
 
 impl SamplingArgs {
-    /// The options of a sampler. Log-probabilities are not among these arguments.
-    pub fn sampling(&self) -> Sampling {
+    /// The options of a sampler: those that are given, over others. Log-probabilities are not among these arguments.
+    pub fn over(&self, others: &Sampling) -> Sampling {
         Sampling {
-            temperature: self.temperature,
-            top_p: self.top_p,
-            top_k: self.top_k,
-            min_p: self.min_p,
-            typical_p: self.typical_p,
-            repetition_penalty: self.repetition_penalty,
-            presence_penalty: self.presence_penalty,
-            frequency_penalty: self.frequency_penalty,
+            temperature: self.temperature.unwrap_or(others.temperature),
+            top_p: self.top_p.unwrap_or(others.top_p),
+            top_k: self.top_k.unwrap_or(others.top_k),
+            min_p: self.min_p.unwrap_or(others.min_p),
+            typical_p: self.typical_p.unwrap_or(others.typical_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(others.repetition_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(others.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(others.frequency_penalty),
             bias: self.logit_bias.clone(),
-            seed: self.seed,
-            log_probabilities: None,
+            seed: self.seed.unwrap_or(others.seed),
+            log_probabilities: others.log_probabilities,
         }
     }
 }

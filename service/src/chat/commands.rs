@@ -139,6 +139,7 @@ fn load(chat: &mut Conversation<'_, '_, '_>, text: &str, io: &mut Io<'_>) -> Res
     let text = regular::read_text(path, FILE).map_err(|e| failed(e.to_string()))?;
     let file: File = serde_json::from_str(&text).map_err(|e| failed(e.to_string()))?;
     chat.messages = file.messages;
+    chat.first = 0;
     io.note(&format!("read {} messages", chat.messages.len()));
     Ok(())
 }

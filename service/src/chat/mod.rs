@@ -6,7 +6,7 @@ pub mod session;
 
 use crate::error::{Error, Result};
 use crate::grammar::{Grammar, GrammarArgs, Grammars};
-use crate::template::{Message, Render, Template, Templates};
+use crate::template::{Message, Prompt, Render, Template, Templates};
 use crate::tools::{Event, Parser, Syntax};
 use clap::{Args, FromArgMatches as _};
 use lines::{Line, Lines};
@@ -79,7 +79,8 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
         hint: format!("see `{} help chat`", context.name),
     })?;
     cli::check(context, &args.common, !args.quiet, io)?;
-    let how = args.sampling.sampling();
+    let advised = crate::sampling::open(context.bundle)?;
+    let how = args.sampling.over(&Sampling { seed: crate::sampling::random_seed(), ..advised });
     how.check_ids(context.program.model.vocab)?;
     let template = template(context, args.template.as_deref())?;
     let text = Text::open(context.bundle, context.program.model.bos)?;
@@ -106,10 +107,14 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
         n: args.n.map(|n| n.get() as usize),
         vars: args.var.into_iter().collect(),
         messages: Vec::new(),
+        first: 0,
         json: args.json,
         quiet: args.quiet,
     };
     chat.reset(args.system);
+    if !chat.quiet && !chat.json {
+        io.note(&chat.drawn());
+    }
     let mut lines = Lines::open(io)?;
     loop {
         let done = match lines.next(io)? {
@@ -182,6 +187,8 @@ struct Conversation<'a, 'e, 'p> {
     n: Option<usize>,
     vars: Map<String, Value>,
     messages: Vec<Message>,
+    /// The first message, behind that of the system, of which the model is still told.
+    first: usize,
     json: bool,
     quiet: bool,
 }
@@ -190,6 +197,7 @@ impl Conversation<'_, '_, '_> {
     /// Begins anew.
     fn reset(&mut self, system: Option<String>) {
         self.messages.clear();
+        self.first = 0;
         self.messages.extend(system.map(|text| Message::new("system", text)));
     }
 
@@ -208,9 +216,26 @@ impl Conversation<'_, '_, '_> {
         done
     }
 
-    /// Answers the last message.
-    fn answer(&mut self, io: &mut Io<'_>) -> Result<(), Failure> {
-        let messages: Vec<Value> = self.messages.iter().map(|m| json!(m)).collect();
+    /// How tokens are drawn, in words.
+    fn drawn(&self) -> String {
+        let Sampling { temperature, top_p, top_k, min_p, .. } = self.how;
+        if temperature <= 0.0 {
+            return "sampling: temperature 0, always the likeliest token".to_owned();
+        }
+        let cuts = [
+            (top_k > 0).then(|| format!(", top_k {top_k}")),
+            (top_p < 1.0).then(|| format!(", top_p {top_p}")),
+            (min_p > 0.0).then(|| format!(", min_p {min_p}")),
+        ];
+        let cuts: String = cuts.into_iter().flatten().collect();
+        format!("sampling: temperature {temperature}{cuts}; seed {}", self.seed)
+    }
+
+    /// The prompt of the messages of which the model is told, and how many tokens the context has left.
+    fn render(&self) -> Result<(Prompt, usize)> {
+        let system = usize::from(self.system().is_some());
+        let told = self.messages.iter().enumerate().filter(|(i, _)| *i < system || *i >= self.first);
+        let messages: Vec<Value> = told.map(|(_, m)| json!(m)).collect();
         let request = Render {
             messages: &messages,
             add_generation_prompt: true,
@@ -219,14 +244,42 @@ impl Conversation<'_, '_, '_> {
         };
         let prompt = self.template.prompt(self.text, &request)?;
         let left = self.max.saturating_sub(prompt.ids.len());
+        Ok((prompt, left))
+    }
+
+    /// The prompt. Where the context is full the oldest turns are left out from then on, so many that several answers have room.
+    fn prompt(&mut self, io: &mut Io<'_>) -> Result<(Prompt, usize)> {
+        let before = self.first;
+        let mut wanted = self.n.unwrap_or(self.max).min(self.max / 8).max(1);
+        let (prompt, left) = loop {
+            let (prompt, left) = self.render()?;
+            let begin = self.first.max(usize::from(self.system().is_some()));
+            let mut later = self.messages.iter().enumerate().skip(begin + 1);
+            match later.find(|(_, m)| m.role == "user") {
+                Some((next, _)) if left < wanted => {
+                    self.first = next;
+                    wanted = self.max / 4;
+                }
+                _ => break (prompt, left),
+            }
+        };
         if left == 0 {
-            let what = format!(
-                "the conversation has {} tokens, and the context holds {}",
-                prompt.ids.len(),
-                self.max
-            );
-            return Err(Error::new(what).hint("begin anew with `/reset`").into());
+            self.first = before;
+            let what =
+                format!("the prompt has {} tokens, and the context holds {}", prompt.ids.len(), self.max);
+            return Err(Error::new(what).hint("say it in fewer words, or begin anew with `/reset`"));
         }
+        let out = self.messages[before..self.first].iter().filter(|m| m.role == "user").count();
+        if out > 0 {
+            let turns = if out == 1 { "turn".to_owned() } else { format!("{out} turns") };
+            io.note(&format!("note: the context is full: the model no longer sees the oldest {turns}"));
+        }
+        Ok((prompt, left))
+    }
+
+    /// Answers the last message.
+    fn answer(&mut self, io: &mut Io<'_>) -> Result<(), Failure> {
+        let (prompt, left) = self.prompt(io)?;
         let mut sampler = Sampler::new(Sampling { seed: self.seed, ..self.how.clone() });
         if let Some((grammars, grammar)) = self.grammar {
             sampler = sampler.constrained(grammars.constraint(grammar)?);
@@ -247,8 +300,11 @@ impl Conversation<'_, '_, '_> {
         drop(interrupt);
         let done = done?;
         said.finish(io)?;
-        self.seed = self.seed.wrapping_add(1);
         self.report(&said, &done, io)?;
+        self.seed = self.seed.wrapping_add(1);
+        if done.end == End::Length && n == left && !self.json {
+            io.note("note: the context is full: the answer is cut");
+        }
         self.messages.push(said.message);
         Ok(())
     }
@@ -261,6 +317,7 @@ impl Conversation<'_, '_, '_> {
                 "tool_calls": said.calls,
                 "ids": done.ids,
                 "end": done.end.name(),
+                "seed": self.seed,
                 "prompt_tokens": done.prompt,
                 "kept_tokens": done.kept,
                 "prefilled_tokens": done.prompt - done.kept,

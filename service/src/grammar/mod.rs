@@ -168,13 +168,27 @@ impl Grammars {
         };
         let mut matcher = Matcher::new(self.factory.create_parser(top));
         let what = grammar.kind();
-        let unusable = |why: &str| Error::new(format!("the {what} cannot be used: {}", why.trim()));
+        let unusable = |why: &str| Error::new(format!("the {what} cannot be used: {}", reason(why.trim())));
         if let Some(why) = matcher.get_error() {
             return Err(unusable(&why));
         }
         // What is wrong shows with the first mask.
         let mask = mask(&mut matcher).map_err(|why| unusable(&why))?;
         Ok((matcher, mask))
+    }
+}
+
+/// Why a grammar cannot be used, where the library gives no more than the name of a state.
+fn reason(why: &str) -> &str {
+    match why {
+        _ if why.contains("NoExtension") => {
+            "no text fits it; a rule or a `$ref` that leads to itself alone has no end"
+        }
+        _ if why.contains("LexerTooComplex") => "its patterns are too complex",
+        _ if why.contains("ParserTooComplex") => {
+            "its rules are too complex, or have too many alternatives at a time"
+        }
+        why => why,
     }
 }
 
@@ -290,6 +304,8 @@ pub(crate) mod tests {
             (Grammar::Regex("(".to_owned()), "regular expression"),
             (Grammar::Lark("start: nothing".to_owned()), "grammar"),
             (Grammar::Schema(json!({"type": "no such"})), "JSON schema"),
+            (Grammar::Schema(json!({"$ref": "#"})), "no text fits it"),
+            (Grammar::Lark("start: start".to_owned()), "no text fits it"),
         ] {
             let e = grammars.constraint(&grammar).err().unwrap();
             assert!(e.what.contains(what), "{e}");

@@ -2,6 +2,7 @@
 
 use super::Server;
 use super::error::{Answer, ApiError};
+use super::log::Record;
 use super::request::Options;
 use super::worker::{Ask, Command, Ticket, Told};
 use axum::http::StatusCode;
@@ -69,6 +70,7 @@ pub(super) struct Answers<'t> {
     /// Answers to each prompt.
     each: usize,
     pub(super) usage: Usage,
+    record: Arc<Record>,
 }
 
 impl<'t> Answers<'t> {
@@ -92,6 +94,7 @@ impl<'t> Answers<'t> {
         for (p, prompt) in prompts.into_iter().enumerate() {
             let n = options.room(prompt.len(), server.context)?;
             usage.prompt += prompt.len();
+            options.record.prompt(prompt.len());
             let mut choosers: Vec<Box<dyn Choose>> = Vec::new();
             for i in 0..options.n {
                 let seed = options.sampling.seed.wrapping_add((p * options.n + i) as u64);
@@ -119,7 +122,8 @@ impl<'t> Answers<'t> {
             tickets.push(Ticket { number, worker: server.worker.clone() });
         }
         let (ready, each) = (VecDeque::new(), options.n);
-        let mut answers = Self { events, _tickets: tickets, choices, ready, end, each, usage };
+        let record = Arc::clone(&options.record);
+        let mut answers = Self { events, _tickets: tickets, choices, ready, end, each, usage, record };
         let mut accepted = 0;
         while accepted < asked {
             match answers.events.recv().await {
@@ -153,6 +157,14 @@ impl<'t> Answers<'t> {
         }
     }
 
+    /// Ends an answer: nothing more comes of it. When all have ended, what is left of them is cancelled with the value.
+    pub(super) fn end(&mut self, choice: usize) {
+        if let Some(choice) = self.choices.get_mut(choice) {
+            choice.text = None;
+        }
+        self.ready.retain(|piece| piece.choice != choice);
+    }
+
     /// Makes pieces of what became of a choice.
     fn take(&mut self, index: usize, event: Event) -> Answer<()> {
         let Some(choice) = self.choices.get_mut(index) else { return Ok(()) };
@@ -164,6 +176,7 @@ impl<'t> Answers<'t> {
             Event::Began { .. } => {}
             Event::Token { id, log_probabilities } => {
                 self.usage.answers += 1;
+                self.record.token();
                 piece.log_probabilities = log_probabilities;
                 let new = if self.end.contains(&id) { String::new() } else { stream.push(id)? };
                 piece.offset = choice.said;
@@ -233,6 +246,7 @@ mod tests {
             end: vec![END],
             each: 1,
             usage: Usage::default(),
+            record: Arc::default(),
         };
         for id in [104, 105] {
             answers.take(0, Event::Token { id, log_probabilities: None }).unwrap();

@@ -2,10 +2,14 @@
 
 use super::Server;
 use super::error::{Answer, ApiError};
+use super::log::Record;
 use axum::extract::Request;
 use axum::http::{StatusCode, header};
+use hyper::body::Body as _;
 use moec_runtime::memory;
 use serde_json::Value;
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
@@ -25,6 +29,8 @@ pub(super) fn large_bodies() -> Arc<Semaphore> {
 /// A body, until its prompts are encoded.
 pub(super) struct Body {
     pub(super) value: Value,
+    /// What is logged of its request.
+    pub(super) record: Arc<Record>,
     // Dropped after the value, so that its memory is free by then.
     _large: Option<LargeBody>,
 }
@@ -56,9 +62,10 @@ pub(super) async fn read(server: &Server, request: Request) -> Answer<Body> {
     }
     let large = || {
         let message =
-            format!("the body is larger than {} bytes; hint: `--max-body` allows more", server.body);
+            format!("the body is larger than {} bytes, the most that this server takes", server.body);
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
     };
+    let record = request.extensions().get::<Arc<Record>>().cloned().unwrap_or_default();
     let length = request.headers().get(header::CONTENT_LENGTH).and_then(|l| l.to_str().ok());
     let length: Option<u64> = length.and_then(|l| l.parse().ok());
     if length.is_some_and(|l| l > server.body as u64) {
@@ -78,11 +85,30 @@ pub(super) async fn read(server: &Server, request: Request) -> Answer<Body> {
         None
     };
     let late = |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body did not come in time");
-    let read = axum::body::to_bytes(request.into_body(), server.body);
-    let bytes = timeout(server.client_timeout, read).await.map_err(late)?.map_err(|_| large())?;
+    let read = bytes(request.into_body(), server.body, large);
+    let bytes = timeout(server.client_timeout, read).await.map_err(late)??;
     let value =
         if large_body.is_some() { server.on_core(move || parse(&bytes)).await?? } else { parse(&bytes)? };
-    Ok(Body { value, _large: large_body })
+    Ok(Body { value, record, _large: large_body })
+}
+
+/// The bytes of a body.
+///
+/// # Errors
+/// `large()` for more than `most`; a body whose transfer breaks off, or is malformed.
+async fn bytes(mut body: axum::body::Body, most: usize, large: impl Fn() -> ApiError) -> Answer<Vec<u8>> {
+    let mut bytes = Vec::new();
+    while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
+        let frame = frame
+            .map_err(|e| ApiError::new(StatusCode::BAD_REQUEST, format!("the body cannot be read: {e}")))?;
+        // Trailers say nothing that is wanted.
+        let Ok(data) = frame.into_data() else { continue };
+        if data.len() > most - bytes.len() {
+            return Err(large());
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok(bytes)
 }
 
 /// The JSON of a body.

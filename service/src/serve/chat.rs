@@ -3,7 +3,7 @@
 use super::Server;
 use super::answers::{Answers, Piece};
 use super::body::Body;
-use super::error::{Answer, ApiError};
+use super::error::{Answer, ApiError, hint};
 use super::fields::{Fields, wrong};
 use super::names::{Names, name};
 use super::request::Options;
@@ -19,6 +19,8 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 
+/// Roles of messages, beside `developer`, which is `system`.
+const ROLES: [&str; 5] = ["system", "user", "assistant", "tool", "function"];
 /// Variables of templates that stand at the top of requests.
 const VARIABLES: [&str; 2] = ["reasoning_effort", "enable_thinking"];
 
@@ -28,9 +30,9 @@ impl Server {
         let refused = |why: String| ApiError::new(StatusCode::BAD_REQUEST, why).code("no_chat_template");
         match &self.templates {
             Ok(Some(templates)) => Ok(templates.choose(tools)?),
-            Ok(None) => Err(refused(
-                "this model has no chat template; hint: start the server with `--template FILE`, or use `/v1/completions`".to_owned(),
-            )),
+            Ok(None) => {
+                Err(refused("this model has no chat template; hint: use `/v1/completions`".to_owned()))
+            }
             Err(why) => Err(refused(why.clone())),
         }
     }
@@ -38,7 +40,7 @@ impl Server {
 
 impl From<crate::Error> for ApiError {
     fn from(e: crate::Error) -> Self {
-        let hint = e.hint.map_or_else(String::new, |hint| format!("; hint: {hint}"));
+        let hint = hint(e.hint);
         Self::new(StatusCode::BAD_REQUEST, format!("{}{hint}", e.what))
     }
 }
@@ -48,7 +50,8 @@ impl From<crate::Error> for ApiError {
 /// # Errors
 /// What cannot be read, or does not fit; a model without a template.
 pub(super) async fn complete(server: Arc<Server>, body: Body) -> Answer<Response> {
-    let Asked { text, ids, options, constraints, form } = read(&server, &body.value).await?;
+    let Asked { text, ids, mut options, constraints, form } = read(&server, &body.value).await?;
+    options.record = Arc::clone(&body.record);
     drop(body);
     answer(server, text, vec![ids], options, constraints, form).await
 }
@@ -115,7 +118,9 @@ pub(super) async fn read(server: &Arc<Server>, body: &Value) -> Answer<Asked> {
         id: server.name("chatcmpl"),
         created: super::now(),
         model: server.model.clone(),
+        seed: options.sampling.seed,
         forced: forced.is_some(),
+        parallel: tools.parallel,
         choices: choices.collect(),
     };
     Ok(Asked { text, ids, options, constraints, form })
@@ -131,8 +136,19 @@ fn messages(fields: Fields<'_>) -> Answer<Vec<Value>> {
 fn message(value: &Value, at: &str) -> Answer<Value> {
     let fields = Fields::of(value, at)?;
     let mut out = value.clone();
-    if fields.string("role").map_err(|e| e.at(at))?.is_none() {
-        return Err(ApiError::bad(at, format!("`{at}` has no `role`")));
+    match fields.string("role").map_err(|e| e.at(at))? {
+        None => return Err(ApiError::bad(at, format!("`{at}` has no `role`"))),
+        // OpenAI's newer name for it.
+        Some("developer") => out["role"] = json!("system"),
+        Some(role) if ROLES.contains(&role) => {}
+        Some(role) => {
+            let message = format!(
+                "`{at}.role` is `{}`; hint: it may be {}",
+                role.chars().take(40).collect::<String>(),
+                ROLES.map(|role| format!("`{role}`")).join(", ")
+            );
+            return Err(ApiError::bad(&format!("{at}.role"), message).code("unknown_role"));
+        }
     }
     match fields.get("content") {
         None => {
@@ -191,6 +207,8 @@ fn variables(fields: Fields<'_>) -> Answer<Map<String, Value>> {
 struct Tools {
     all: Arc<[Value]>,
     choice: ToolChoice,
+    /// Whether an answer may have several calls.
+    parallel: bool,
 }
 
 /// Whether it does.
@@ -244,7 +262,9 @@ impl Tools {
                 "`tool_choice` is \"required\", but there are no `tools`",
             ));
         }
-        Ok(Self { all, choice })
+        let parallel =
+            fields.get("parallel_tool_calls").is_none() || fields.boolean("parallel_tool_calls")?;
+        Ok(Self { all, choice, parallel })
     }
 
     /// Those that the template is given.
@@ -312,6 +332,8 @@ struct Choice {
     calls: usize,
     /// Text of a call that must be.
     forced: String,
+    /// Arguments of the next call that were given away while they came, once it has begun.
+    begun: Option<String>,
 }
 
 /// What a piece adds to an answer.
@@ -319,7 +341,41 @@ struct Choice {
 struct Delta {
     content: String,
     reasoning: String,
-    calls: Vec<Value>,
+    calls: Vec<CallDelta>,
+}
+
+/// What a piece adds to a call.
+struct CallDelta {
+    index: usize,
+    /// Id and name, where the call begins.
+    begins: Option<(String, String)>,
+    arguments: String,
+}
+
+impl Delta {
+    /// As the message of an event has it, or as a whole message has it.
+    fn calls(self) -> Value {
+        let of = |call: CallDelta| {
+            let Some((id, name)) = call.begins else {
+                return json!({"index": call.index, "function": {"arguments": call.arguments}});
+            };
+            let function = json!({"name": name, "arguments": call.arguments});
+            json!({"index": call.index, "id": id, "type": "function", "function": function})
+        };
+        self.calls.into_iter().map(of).collect()
+    }
+
+    /// Puts what follows behind it.
+    fn append(&mut self, more: Self) {
+        self.content += &more.content;
+        self.reasoning += &more.reasoning;
+        for call in more.calls {
+            match self.calls.last_mut().filter(|last| last.index == call.index) {
+                Some(last) => last.arguments += &call.arguments,
+                None => self.calls.push(call),
+            }
+        }
+    }
 }
 
 /// The form of its answers.
@@ -327,19 +383,22 @@ pub(super) struct Chat {
     id: String,
     created: u64,
     model: String,
+    seed: u64,
     forced: bool,
+    parallel: bool,
     choices: Vec<Choice>,
 }
 
 impl Chat {
     fn object(&self, kind: &str, choices: Vec<Value>) -> Value {
-        json!({"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices})
+        json!({"id": self.id, "object": kind, "created": self.created, "model": self.model, "seed": self.seed, "choices": choices})
     }
 
     /// What a piece adds, and why nothing follows.
     fn delta(&mut self, piece: &Piece) -> (Delta, Option<&'static str>) {
         let mut delta = Delta::default();
         let Some(choice) = self.choices.get_mut(piece.choice) else { return (delta, piece.finish) };
+        let most = if self.parallel { usize::MAX } else { 1 };
         let mut events = Vec::new();
         if self.forced {
             choice.forced += &piece.text;
@@ -357,24 +416,52 @@ impl Chat {
         }
         for event in events {
             match event {
-                Event::Content(text) | Event::Broken { text, .. } => delta.content += &text,
+                // What follows the last call that may be is left out.
+                _ if choice.calls == most => {}
                 Event::Reasoning(text) => delta.reasoning += &text,
-                Event::Call(ToolCall { name, arguments, id }) => {
-                    let index = choice.calls;
+                Event::Call(call) => {
+                    choice.goes_on(call, (&self.id, piece.choice), &mut delta);
                     choice.calls += 1;
-                    let id = id.unwrap_or_else(|| call_id(&self.id, piece.choice, index));
-                    let function = json!({"name": name, "arguments": arguments});
-                    delta
-                        .calls
-                        .push(json!({"index": index, "id": id, "type": "function", "function": function}));
+                    choice.begun = None;
                 }
+                // What has gone out of it is a call already.
+                Event::Broken { .. } if choice.begun.take().is_some() => choice.calls += 1,
+                Event::Content(text) | Event::Broken { text, .. } => delta.content += &text,
             }
+        }
+        let begun = match &choice.parser {
+            _ if choice.calls == most || piece.finish.is_some() => None,
+            _ if self.forced => begun_call(&choice.forced),
+            parser => parser.as_ref().and_then(Parser::begun),
+        };
+        if let Some(call) = begun {
+            choice.goes_on(call, (&self.id, piece.choice), &mut delta);
         }
         let finish = match piece.finish {
             Some("stop") if choice.calls > 0 => Some("tool_calls"),
+            None if choice.calls == most => Some("tool_calls"),
             other => other,
         };
         (delta, finish)
+    }
+}
+
+impl Choice {
+    /// Gives away what is new of the next call. `answer`: the id of the answer and the choice, which name the call.
+    fn goes_on(&mut self, call: ToolCall, (id, choice): (&str, usize), delta: &mut Delta) {
+        let ToolCall { name, mut arguments, id: own } = call;
+        let begins = match &self.begun {
+            // Arguments are written from their first byte to their last.
+            Some(given) => {
+                arguments = arguments.strip_prefix(&**given).map(str::to_owned).unwrap_or_default();
+                None
+            }
+            None => Some((own.unwrap_or_else(|| call_id(id, choice, self.calls)), name)),
+        };
+        if begins.is_some() || !arguments.is_empty() {
+            *self.begun.get_or_insert_default() += &arguments;
+            delta.calls.push(CallDelta { index: self.calls, begins, arguments });
+        }
     }
 }
 
@@ -392,8 +479,12 @@ impl Form for Chat {
         Some(self.object("chat.completion.chunk", vec![choice]))
     }
 
-    fn piece(&mut self, piece: &Piece, names: &Names) -> Value {
+    fn piece(&mut self, piece: &Piece, names: &Names) -> Option<Value> {
         let (delta, finish) = self.delta(piece);
+        let is_empty = delta.content.is_empty() && delta.reasoning.is_empty() && delta.calls.is_empty();
+        if is_empty && finish.is_none() && piece.log_probabilities.is_none() {
+            return None;
+        }
         let mut object = json!({});
         if !delta.content.is_empty() {
             object["content"] = json!(delta.content);
@@ -402,12 +493,16 @@ impl Form for Chat {
             object["reasoning_content"] = json!(delta.reasoning);
         }
         if !delta.calls.is_empty() {
-            object["tool_calls"] = json!(delta.calls);
+            object["tool_calls"] = delta.calls();
         }
         let content = piece.log_probabilities.as_ref().map(|l| json!({"content": [of_token(l, names)]}));
         let choice =
             json!({"index": piece.choice, "delta": object, "logprobs": content, "finish_reason": finish});
-        self.object("chat.completion.chunk", vec![choice])
+        Some(self.object("chat.completion.chunk", vec![choice]))
+    }
+
+    fn is_over(&self, choice: usize) -> bool {
+        !self.parallel && self.choices.get(choice).is_some_and(|choice| choice.calls > 0)
     }
 
     fn whole(&mut self, pieces: Vec<Vec<Piece>>, answers: &Answers<'_>, names: &Names) -> Value {
@@ -416,9 +511,7 @@ impl Form for Chat {
             let (mut all, mut finish, mut tokens) = (Delta::default(), None, Vec::new());
             for piece in &pieces {
                 let (delta, why) = self.delta(piece);
-                all.content += &delta.content;
-                all.reasoning += &delta.reasoning;
-                all.calls.extend(delta.calls);
+                all.append(delta);
                 finish = finish.or(why);
                 tokens.extend(piece.log_probabilities.as_ref().map(|l| of_token(l, names)));
             }
@@ -429,10 +522,11 @@ impl Form for Chat {
                 message["reasoning_content"] = json!(all.reasoning);
             }
             if !all.calls.is_empty() {
-                for call in &mut all.calls {
+                let mut calls = all.calls();
+                for call in calls.as_array_mut().into_iter().flatten() {
                     call.as_object_mut().map(|c| c.shift_remove("index"));
                 }
-                message["tool_calls"] = json!(all.calls);
+                message["tool_calls"] = calls;
             }
             let logprobs = if tokens.is_empty() { Value::Null } else { json!({"content": tokens}) };
             choices.push(
@@ -481,12 +575,49 @@ mod tests {
             let call = "<tool_call>{\"name\": \"f\"}</tool_call>";
             let choices = vec![Choice { parser: Some(parser), ..Choice::default() }];
             let (id, model) = (String::new(), String::new());
-            let mut chat = Chat { id, created: 0, model, forced: false, choices };
+            let mut chat = Chat { id, created: 0, model, seed: 0, forced: false, parallel: true, choices };
             let piece = Piece { text: format!("hm</think>{call}"), finish: Some("stop"), ..Piece::default() };
             let (delta, finish) = chat.delta(&piece);
             assert_eq!((&*delta.reasoning, &*delta.content), ("hm", if calls { "" } else { call }), "{body}");
             assert_eq!(delta.calls.len(), usize::from(calls), "{body}");
             assert_eq!(finish, Some(if calls { "tool_calls" } else { "stop" }), "{body}");
+        }
+    }
+
+    #[test]
+    fn the_newer_name_of_a_role_is_the_older_one() {
+        for (role, expected) in [("developer", Some("system")), ("tool", Some("tool")), ("robot", None)] {
+            let read = message(&json!({"role": role, "content": "a"}), "messages[0]");
+            assert_eq!(read.ok().as_ref().and_then(|m| m["role"].as_str()), expected);
+        }
+    }
+
+    /// Two calls, letter by letter: the first piece of each has its name, and the others its arguments. Where only one may be, the answer
+    /// ends with it.
+    #[test]
+    fn calls_come_in_pieces() {
+        let tool = json!({"type": "function", "function": {"name": "f"}});
+        for (parallel, most) in [(json!(null), 2), (json!(true), 2), (json!(false), 1)] {
+            let body = json!({"tools": [tool], "parallel_tool_calls": parallel});
+            let tools = Tools::read(Fields::of(&body, "the body").unwrap()).unwrap();
+            let parser = tools.parser(Syntax::of("<tool_call>"), "");
+            let choices = vec![Choice { parser: Some(parser), ..Choice::default() }];
+            let (id, model) = (String::new(), String::new());
+            let mut chat =
+                Chat { id, created: 0, model, seed: 0, forced: false, parallel: tools.parallel, choices };
+            let call = r#"<tool_call>{"name": "f", "arguments": {"a": [1, 2]}}</tool_call>"#;
+            let (mut all, mut pieces, mut ended) = (Delta::default(), 0, None);
+            for c in format!("{call}{call}").chars() {
+                let (delta, finish) = chat.delta(&Piece { text: c.to_string(), ..Piece::default() });
+                assert!(delta.calls.iter().all(|c| c.begins.is_some() || !c.arguments.is_empty()));
+                pieces += delta.calls.len();
+                all.append(delta);
+                ended = ended.or(finish);
+            }
+            assert_eq!((all.calls.len(), &*all.content), (most, ""), "{parallel}");
+            assert!(all.calls.iter().all(|c| c.arguments == r#"{"a": [1, 2]}"#) && pieces > 8 * most);
+            assert_eq!(ended, (most == 1).then_some("tool_calls"));
+            assert_eq!(chat.is_over(0), most == 1);
         }
     }
 }

@@ -22,9 +22,11 @@ const MAX_PROMPTS: usize = 64;
 /// # Errors
 /// What cannot be read, or does not fit.
 pub(super) async fn complete(server: Arc<Server>, body: Body) -> Answer<Response> {
-    let Asked { text, prompts, options } = read(&server, &body.value).await?;
+    let Asked { text, prompts, mut options } = read(&server, &body.value).await?;
+    options.record = Arc::clone(&body.record);
     drop(body);
-    let form = Completion { id: server.name("cmpl"), created: super::now(), model: server.model.clone() };
+    let (id, seed) = (server.name("cmpl"), options.sampling.seed);
+    let form = Completion { id, created: super::now(), model: server.model.clone(), seed };
     answer(server, text, prompts, options, Vec::new(), form).await
 }
 
@@ -53,7 +55,7 @@ pub(super) async fn read(server: &Server, body: &Value) -> Answer<Asked> {
     if let Some(best_of) = fields.integer("best_of", 1, server.slots)?
         && best_of != options.n
     {
-        let message = "`best_of` must be what `n` is; hint: `run generate --best-of` chooses among several";
+        let message = "`best_of` must be what `n` is; hint: leave it out";
         return Err(ApiError::bad("best_of", message).code("unsupported_parameter"));
     }
     // OpenAI's default for this endpoint.
@@ -102,16 +104,18 @@ struct Completion {
     id: String,
     created: u64,
     model: String,
+    seed: u64,
 }
 
 impl Completion {
     fn object(&self, choices: Vec<Value>) -> Value {
-        json!({"id": self.id, "object": "text_completion", "created": self.created, "model": self.model, "choices": choices})
+        json!({"id": self.id, "object": "text_completion", "created": self.created, "model": self.model, "seed": self.seed,
+            "choices": choices})
     }
 }
 
 impl Form for Completion {
-    fn piece(&mut self, piece: &Piece, names: &Names) -> Value {
+    fn piece(&mut self, piece: &Piece, names: &Names) -> Option<Value> {
         let log_probabilities = piece.log_probabilities.as_ref().map(|l| of_token(l, piece.offset, names));
         let choice = json!({
             "index": piece.choice,
@@ -119,7 +123,7 @@ impl Form for Completion {
             "logprobs": log_probabilities,
             "finish_reason": piece.finish,
         });
-        self.object(vec![choice])
+        Some(self.object(vec![choice]))
     }
 
     fn whole(&mut self, pieces: Vec<Vec<Piece>>, answers: &Answers<'_>, names: &Names) -> Value {

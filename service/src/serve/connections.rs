@@ -55,15 +55,14 @@ impl Connections {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if open.values().sum::<usize>() >= total {
             let message = format!(
-                "the server has {total} connections open, the most that `--max-connections` allows; hint: try again soon"
+                "the server has {total} connections open, the most that it takes; hint: try again soon"
             );
             return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).code("too_many_connections"));
         }
         let of_address = open.entry(address).or_default();
         if *of_address >= per_address {
             let message = format!(
-                "your address has {per_address} connections open, the most that `--max-connections-per-address` allows; hint: close some, \
-                 or try again soon"
+                "your address has {per_address} connections open, the most that the server takes of one; hint: close some, or try again soon"
             );
             return Err(ApiError::new(StatusCode::TOO_MANY_REQUESTS, message).code("too_many_connections"));
         }

@@ -68,9 +68,20 @@ impl ApiError {
     }
 }
 
+/// What a client can do, in the fields of requests. Hints that name options are for who starts programs.
+pub(super) fn hint(own: Option<String>) -> String {
+    own.filter(|hint| !hint.contains("`-")).map_or_else(String::new, |hint| format!("; hint: {hint}"))
+}
+
 impl From<Error> for ApiError {
     fn from(e: Error) -> Self {
-        let hint = e.hint().map_or_else(String::new, |hint| format!("; hint: {hint}"));
+        let hint = hint(match &e {
+            Error::EmptyPrompt => Some("give a text in `prompt` or `messages`".to_owned()),
+            Error::Room { .. } | Error::Context { .. } => Some("shorten `prompt` or `messages`".to_owned()),
+            Error::FewSlots { slots, .. } => Some(format!("`n` may be {slots} at most")),
+            Error::Busy { .. } => Some("try again soon".to_owned()),
+            e => e.hint(),
+        });
         let (status, code) = match &e {
             Error::Busy { .. } => (StatusCode::TOO_MANY_REQUESTS, Some("queue_full")),
             Error::Interrupted => (StatusCode::SERVICE_UNAVAILABLE, None),

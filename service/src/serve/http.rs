@@ -3,13 +3,14 @@
 use super::body::{self, Body};
 use super::connections::{Connections, Limits, WriteTimeout};
 use super::error::{Answer, ApiError};
+use super::log::log;
 use super::worker::Command;
 use super::{Server, Signals};
 use axum::Router;
 use axum::extract::{Path, Request, State};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -102,7 +103,7 @@ fn routes(server: Arc<Server>) -> Router {
         .route("/health", get(|| async { axum::Json(json!({"status": "ok"})) }))
         .route("/metrics", get(metrics))
         .route("/v1/models", get(models))
-        .route("/v1/models/{id}", get(model))
+        .route("/v1/models/{*id}", get(model))
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chat))
         .fallback(|| async {
@@ -112,6 +113,7 @@ fn routes(server: Arc<Server>) -> Router {
             ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this path has no such method")
         })
         .layer(guarded)
+        .layer(from_fn(log))
         .with_state(server)
 }
 
@@ -121,9 +123,12 @@ async fn guard(State(server): State<Arc<Server>>, request: Request, next: Next) 
     let path = request.uri().path();
     let open = asks || path == "/" || path == "/health";
     let wanted = server.cors.as_ref().and_then(|origin| wanted_headers(origin, request.headers()));
-    let mut response = if server.local && !is_local(request.headers()) {
-        let message = "a server at a loopback address answers only to `localhost`, names under it, `host.docker.internal` and such addresses, so that no page reaches it by a \
-                       name of its own; hint: `--host` listens at another address, and `--api-key` asks for a key instead";
+    let mut response = if request.headers().get_all(header::HOST).iter().nth(1).is_some() {
+        let message = "the request has more than one `Host`; hint: send one";
+        ApiError::new(StatusCode::BAD_REQUEST, message).code("several_hosts").into_response()
+    } else if server.local && !is_local(request.headers()) {
+        let message = "a server at a loopback address answers only to `localhost`, names under it, `host.docker.internal` and loopback addresses, so that no \
+                       page reaches it by a name of its own; hint: send one of these as `Host`";
         ApiError::new(StatusCode::FORBIDDEN, message).code("unknown_host").into_response()
     } else if !open && !is_allowed(&server, request.headers()) {
         let message = "a key is wanted; hint: send `Authorization: Bearer KEY`";

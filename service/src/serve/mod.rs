@@ -12,6 +12,7 @@ mod constraints;
 mod error;
 mod fields;
 mod http;
+mod log;
 mod metrics;
 mod names;
 mod request;
@@ -27,10 +28,11 @@ use clap::{Args, FromArgMatches};
 use connections::Limits;
 use constraints::Constraints;
 use error::{Answer, ApiError};
+use log::LogFormat;
 use metrics::Metrics;
 use moec_runtime::cli::args::Common;
 use moec_runtime::cli::{Context, Failure, Io, More, check, interrupt};
-use moec_runtime::{Decoder, Demand, Error, Scheduler, Setting, Text, regular};
+use moec_runtime::{Decoder, Demand, Engine, Error, Sampling, Scheduler, Setting, Text, regular};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,7 +53,7 @@ const KEY: &str = "MOEC_API_KEY";
 /// Answer requests of OpenAI's form over HTTP, and serve a page to talk to the model.
 ///
 /// `POST /v1/completions` and `/v1/chat/completions`, `GET /v1/models`, `/health`, `/metrics` and `/`. Sequences of all clients are
-/// decoded together, as many as the KV cache has slots: the largest number of `decode_batch` in `model.toml`.
+/// decoded together, as many as the KV cache has slots, the largest number of `decode_batch` in `model.toml`, and as memory is free for.
 #[derive(Args)]
 struct Serve {
     /// Address to listen at; others than this machine reach it where this is not a loopback address
@@ -99,6 +101,12 @@ struct Serve {
     /// Decode every token with all experts
     #[arg(long)]
     no_big_little: bool,
+    /// Write a line for each request to standard error: method, path, status, tokens, and times
+    #[arg(long, short)]
+    verbose: bool,
+    /// How these lines are written; naming it asks for them, as `--verbose` does [default: text]
+    #[arg(long, value_name = "FORMAT", value_enum)]
+    log: Option<LogFormat>,
     #[command(flatten)]
     common: Common,
 }
@@ -118,6 +126,8 @@ struct Server {
     slots: usize,
     vocab: u32,
     eos: Vec<u32>,
+    /// How tokens are drawn where a request does not say.
+    sampling: Sampling,
     /// The tokenizer, or why there is none.
     text: Result<Arc<Text>, String>,
     /// Its file.
@@ -206,9 +216,10 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
     let at = SocketAddr::new(args.host, args.port);
     let failed = |source| Error::Io { doing: "listen at", path: PathBuf::from(at.to_string()), source };
     let templates = templates(context, args.template.as_deref())?;
+    let sampling = crate::sampling::open(context.bundle)?;
     let listener = TcpListener::bind(at).map_err(failed)?;
     let at = listener.local_addr().map_err(failed)?;
-    let mut engine = context.open(&args.common, Demand::FULL)?;
+    let (mut engine, sequences) = open(context, &args.common)?;
     let program = context.program;
     let mut decoder = if args.no_big_little { Decoder::full() } else { Decoder::of(program)? };
     let (worker, commands) = channel();
@@ -217,6 +228,7 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
         queue: args.max_queue,
         budget: args.prompt_tokens,
         exact: args.exact,
+        slots: 0..sequences,
         ..Setting::default()
     };
     let mut scheduler = Scheduler::new(&mut engine, &mut decoder, &setting)?;
@@ -236,6 +248,7 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
         slots,
         vocab: program.model.vocab,
         eos: program.model.eos.clone(),
+        sampling,
         text: text.map(Arc::new).map_err(|e| e.to_string()),
         tokenizer,
         constraints: Arc::new(constraints),
@@ -270,10 +283,15 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
     let model = server.model.clone();
     let limits = Limits { total: args.max_connections, per_address: args.max_connections_per_address };
     let finish = server.worker.clone();
+    let log = args.log.or(args.verbose.then_some(LogFormat::Text)).map(LogFormat::dispatch);
     let web = thread::Builder::new()
         .name("http".to_owned())
         .spawn(move || {
-            let done = runtime.block_on(http::serve(listener, server, limits, signals));
+            let serve = || runtime.block_on(http::serve(listener, server, limits, signals));
+            let done = match &log {
+                Some(log) => tracing::dispatcher::with_default(log, serve),
+                None => serve(),
+            };
             // What still runs beside it has nobody to tell.
             runtime.shutdown_background();
             // Threads beside it may still have the server, and with it a way to ask.
@@ -281,13 +299,43 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
             done
         })
         .map_err(failed)?;
-    io.note(&format!("serving {model}, {} sequences at a time; Ctrl-C ends it", scheduler.load().slots));
+    io.note(&format!("serving {model}: {}; Ctrl-C ends it", capacity(scheduler.engine(), sequences)));
     io.say(&format!("http://{at}\n"))?;
     worker::work(&mut scheduler, &commands, &metrics)?;
     match web.join() {
         Ok(done) => Ok(done.map_err(failed)?),
         Err(_) => Err(Error::Plan("the server's thread ended in a panic".to_owned()).into()),
     }
+}
+
+/// Opens the engine for as many sequences as memory is free for, each with a full context; at least one, and no more than the bundle has
+/// slots. Gives how many.
+fn open<'a>(context: &Context<'a>, common: &Common) -> Result<(Engine<'a>, u32), Error> {
+    let slots = context.program.model.slots.max(1);
+    let open = |sequences: u32| {
+        let demand = Demand { sequences: sequences as usize, tokens: usize::MAX };
+        context.open(common, demand).map(|engine| (engine, sequences))
+    };
+    match open(slots) {
+        Err(Error::NoMemory { kv, rest, free, .. }) if slots > 1 => {
+            let each = kv.div_ceil(u64::from(slots)).max(1);
+            let fit = free.saturating_sub(rest) / each;
+            open(u32::try_from(fit).unwrap_or(slots).clamp(1, slots - 1))
+        }
+        done => done,
+    }
+}
+
+/// How many sequences are answered at a time, and why no more.
+fn capacity(engine: &Engine<'_>, sequences: u32) -> String {
+    let slots = engine.program().model.slots.max(1);
+    let each = engine.memory().kv as f64 / f64::from(slots) / (1 << 20) as f64;
+    let why = if sequences < slots {
+        format!("of the {slots} that the bundle has slots for, no more have memory that is free now")
+    } else {
+        "the largest `decode_batch` of the bundle".to_owned()
+    };
+    format!("{sequences} sequences at a time ({why}), each with up to {each:.1} MiB of KV cache")
 }
 
 /// The chat templates of the bundle, or the one of a file, which stands in for all of them. Why those of a bundle cannot be used is told

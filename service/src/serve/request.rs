@@ -3,8 +3,10 @@
 use super::Server;
 use super::error::{Answer, ApiError};
 use super::fields::{Fields, wrong};
+use super::log::Record;
+use crate::sampling::random_seed;
 use moec_runtime::Sampling;
-use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 
 /// Most strings that may end an answer.
 const MAX_STOPS: usize = 16;
@@ -32,6 +34,8 @@ pub(super) struct Options {
     pub(super) stream: bool,
     /// Whether the last event of a stream has the usage.
     pub(super) usage: bool,
+    /// What is logged of the request.
+    pub(super) record: Arc<Record>,
 }
 
 /// Numbers of [`Sampling`] by the names of requests, OpenAI's first.
@@ -58,17 +62,15 @@ impl Options {
             e.param = Some("model".to_owned());
             return Err(e);
         }
-        // As OpenAI's own: a draw from all that the model says.
-        let mut sampling = Sampling { temperature: 1.0, ..Sampling::GREEDY };
+        let mut sampling = server.sampling.clone();
         for (name, of) in NUMBERS {
             if let Some(x) = fields.number(name)? {
                 *of(&mut sampling) = x;
             }
         }
-        sampling.top_k = fields.integer("top_k", 0, u32::MAX as usize)?.unwrap_or(0);
+        sampling.top_k = fields.integer("top_k", 0, u32::MAX as usize)?.unwrap_or(sampling.top_k);
         sampling.bias = biases(fields)?;
-        let random = || RandomState::new().hash_one(std::process::id());
-        sampling.seed = fields.bits("seed")?.unwrap_or_else(random);
+        sampling.seed = fields.bits("seed")?.unwrap_or_else(random_seed);
         sampling.check()?;
         sampling.check_ids(server.vocab)?;
         let n = fields.integer("n", 1, server.slots)?.unwrap_or(1);
@@ -92,17 +94,28 @@ impl Options {
         }
         let usage = of_stream.map_or(Ok(false), |o| o.boolean("include_usage"))?;
         let ignore_eos = fields.boolean("ignore_eos")?;
-        Ok(Self { sampling, tokens, n, stop, ignore_eos, special: false, behind: false, stream, usage })
+        Ok(Self {
+            sampling,
+            tokens,
+            n,
+            stop,
+            ignore_eos,
+            special: false,
+            behind: false,
+            stream,
+            usage,
+            record: Arc::default(),
+        })
     }
 
-    /// Tokens behind a prompt.
+    /// Tokens that may follow a prompt: as many as are asked for, and no more than the context leaves.
     ///
     /// # Errors
     /// There is no room for one.
     pub(super) fn room(&self, prompt: usize, context: usize) -> Answer<usize> {
-        let n = self.tokens.unwrap_or_else(|| context.saturating_sub(prompt).max(1));
-        moec_runtime::generate::check_room(prompt, n, context)?;
-        Ok(n)
+        moec_runtime::generate::check_room(prompt, 1, context)?;
+        let left = context - prompt;
+        Ok(self.tokens.map_or(left, |n| n.min(left)))
     }
 }
 

@@ -5,7 +5,7 @@ use super::error::Answer;
 use super::metrics::Metrics;
 use super::{Server, body, chat, completions, cores};
 use crate::template::Templates;
-use moec_runtime::{Memory, Text};
+use moec_runtime::{Memory, Sampling, Text};
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::channel;
@@ -38,6 +38,7 @@ impl Requests {
             slots: 4,
             vocab,
             eos: Vec::new(),
+            sampling: Sampling { temperature: 1.0, ..Sampling::GREEDY },
             text: Ok(Arc::new(text)),
             tokenizer,
             constraints: Arc::new(constraints),

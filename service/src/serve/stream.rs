@@ -27,8 +27,13 @@ pub(super) trait Form: Send + 'static {
         None
     }
 
-    /// The event of a piece.
-    fn piece(&mut self, piece: &Piece, names: &Names) -> Value;
+    /// The event of a piece; none where nothing comes of it yet.
+    fn piece(&mut self, piece: &Piece, names: &Names) -> Option<Value>;
+
+    /// Whether an answer is complete as the form has it, although the model goes on.
+    fn is_over(&self, _choice: usize) -> bool {
+        false
+    }
 
     /// All answers at once, by their pieces.
     fn whole(&mut self, pieces: Vec<Vec<Piece>>, answers: &Answers<'_>, names: &Names) -> Value;
@@ -110,7 +115,14 @@ async fn send(
     }
     loop {
         match answers.next().await {
-            Ok(Some(piece)) => event(events, &form.piece(&piece, names)).await?,
+            Ok(Some(piece)) => {
+                if let Some(value) = form.piece(&piece, names) {
+                    event(events, &value).await?;
+                }
+                if form.is_over(piece.choice) {
+                    answers.end(piece.choice);
+                }
+            }
             Ok(None) => break,
             // Its status has gone out long before.
             Err(e) => return event(events, &e.json()).await,

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 /// `{"name": …, "arguments": {…}}` (Qwen).
 pub(super) fn json(text: &str, _: &[Value]) -> Result<Vec<ToolCall>, String> {
-    Ok(vec![call(&parse(text)?)?])
+    Ok(vec![as_written(text, call(&parse(text)?)?)])
 }
 
 /// A list of such objects, or `name[ARGS]{…}` one after the other, or `name[CALL_ID]id[ARGS]{…}` (Mistral).
@@ -106,15 +106,22 @@ fn python(value: &str) -> Value {
 /// `functions.NAME:N<|tool_call_argument_begin|>{…}`, the N-th call of a conversation (Kimi-K2). What stands in front of the mark is
 /// the id, if it has this form.
 pub(super) fn numbered(text: &str, _: &[Value]) -> Result<Vec<ToolCall>, String> {
-    const MARK: &str = "<|tool_call_argument_begin|>";
-    let (head, arguments) = text.split_once(MARK).ok_or_else(|| format!("the call has no `{MARK}`"))?;
+    let (head, arguments) =
+        text.split_once(KIMI_MARK).ok_or_else(|| format!("the call has no `{KIMI_MARK}`"))?;
+    let calls = with(numbered_name(head).0, object(arguments)?)?;
+    Ok(calls.into_iter().map(|call| ToolCall { id: numbered_name(head).1, ..call }).collect())
+}
+
+/// What stands in front of the arguments of Kimi-K2.
+const KIMI_MARK: &str = "<|tool_call_argument_begin|>";
+
+/// The name of a function in front of [`KIMI_MARK`], and the id.
+fn numbered_name(head: &str) -> (&str, Option<String>) {
     let head = head.trim();
     let (of, number) = head.rsplit_once(':').unwrap_or((head, ""));
     let name = of.strip_prefix("functions.");
     let counts = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
-    let id = (name.is_some() && counts).then(|| head.to_owned());
-    let calls = with(name.unwrap_or(of), object(arguments)?)?;
-    Ok(calls.into_iter().map(|call| ToolCall { id: id.clone(), ..call }).collect())
+    (name.unwrap_or(of), (name.is_some() && counts).then(|| head.to_owned()))
 }
 
 /// The one call of a function with this name.
@@ -163,9 +170,9 @@ pub(super) fn begun(text: &str, read: Read, tools: &[Value]) -> Option<ToolCall>
             None => Some(of(name, rest)),
         };
     }
-    if let Some((head, arguments)) = text.split_once("<|tool_call_argument_begin|>") {
-        let name = head.trim().rsplit_once(':').map_or(head, |(name, _)| name).trim();
-        return Some(of(name.strip_prefix("functions.").unwrap_or(name), arguments));
+    if let Some((head, arguments)) = text.split_once(KIMI_MARK) {
+        let (name, id) = numbered_name(head);
+        return Some(ToolCall { id, ..of(name, arguments) });
     }
     let forms = [("<arg_key>", "</arg_value>", ""), ("<parameter=", "</parameter>", "</function>")];
     forms.into_iter().find_map(|(begin, end, close)| {
@@ -178,14 +185,34 @@ pub(super) fn begun(text: &str, read: Read, tools: &[Value]) -> Option<ToolCall>
 
 /// The call that JSON with `name` and then `arguments` is or begins.
 pub(crate) fn begun_json(text: &str) -> Option<ToolCall> {
-    if let Ok(value) = serde_json::from_str(text) {
-        return call(&value).ok();
+    match serde_json::from_str(text) {
+        Ok(value) => call(&value).ok().map(|call| as_written(text, call)),
+        Err(_) => first_written(text),
     }
+}
+
+/// A call with its arguments as the text has them, where they are an object behind the name.
+fn as_written(text: &str, call: ToolCall) -> ToolCall {
+    let written = first_written(text).filter(|w| w.name == call.name && w.arguments.starts_with('{'));
+    written.map_or(call.clone(), |written| ToolCall { arguments: written.arguments, ..call })
+}
+
+/// The call of JSON that begins with `name` and then has `arguments`, as much of them as has come.
+fn first_written(text: &str) -> Option<ToolCall> {
     let rest = behind(text, &["{", "\"name\"", ":"])?;
     let mut names = serde_json::Deserializer::from_str(rest).into_iter::<String>();
     let name = names.next()?.ok()?;
     let arguments = behind(&rest[names.byte_offset()..], &[",", "\"arguments\"", ":"]).unwrap_or_default();
-    Some(ToolCall { name, arguments: arguments.trim_start().to_owned(), id: None })
+    Some(ToolCall { name, arguments: first_value(arguments.trim_start()).to_owned(), id: None })
+}
+
+/// The first value of JSON of a text, or all of the text where that has no end yet.
+pub(super) fn first_value(text: &str) -> &str {
+    let mut values = serde_json::Deserializer::from_str(text).into_iter::<serde::de::IgnoredAny>();
+    match values.next() {
+        Some(Ok(_)) => &text[..values.byte_offset()],
+        _ => text,
+    }
 }
 
 /// What follows these words, with space around them.

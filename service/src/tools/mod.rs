@@ -282,6 +282,28 @@ impl Parser {
         events
     }
 
+    /// The call that has begun and has no end yet, once its name is known, with as much of its arguments as is certain: the beginning of
+    /// what they will be.
+    pub fn begun(&self) -> Option<ToolCall> {
+        let certain = |closes: &[&str]| {
+            let mark = closes.iter().map(|mark| begun(&self.held, mark)).max().unwrap_or(0);
+            &self.held[..self.held.len() - mark]
+        };
+        let ToolCall { name, arguments, id } = match &self.state {
+            // Where calls end with the text, there may be several.
+            State::In(Kind::Calls(read, false), closes) => calls::begun(certain(closes), *read, &self.tools)?,
+            State::Arguments(name) => {
+                let arguments = certain(&ENDS).trim_start().to_owned();
+                ToolCall { name: name.clone(), arguments, id: None }
+            }
+            _ => return None,
+        };
+        let id = id.filter(|id| !self.ids.contains(id));
+        let arguments = calls::first_value(&arguments).to_owned();
+        // What is no object may be a text that holds one, or no call.
+        (arguments.is_empty() || arguments.starts_with('{')).then_some(ToolCall { name, arguments, id })
+    }
+
     /// Goes on to the next mark; whether there was one.
     fn step(&mut self, events: &mut Vec<Event>) -> bool {
         match self.state.clone() {

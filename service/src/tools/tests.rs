@@ -55,7 +55,7 @@ fn qwen() {
         "Qwen",
         "",
         text,
-        &[thought("hm\n"), content("Look:\n"), call("f", r#"{"a":"<x>"}"#), call("g", "{}")],
+        &[thought("hm\n"), content("Look:\n"), call("f", r#"{"a": "<x>"}"#), call("g", "{}")],
     );
     check("Qwen", "<think>\n", "so\n</think>\n\n4 < 5 <", &[thought("so\n"), content("4 < 5 <")]);
     check("Qwen", "", "<think>cut short", &[thought("cut short")]);
@@ -241,10 +241,62 @@ fn broken_calls_are_named() {
 }
 
 #[test]
+fn calls_are_known_while_their_arguments_come() {
+    let kimi = r#"<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": "b c"}<|tool_call_end|>"#;
+    for (name, text, id, pieces) in [
+        ("Qwen", "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"b c\"} }\n</tool_call>", None, 9),
+        (
+            "DeepSeek",
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"a\": \"b c\"}\n```<｜tool▁call▁end｜>",
+            None,
+            9,
+        ),
+        ("Kimi-K2", kimi, Some("functions.f:0"), 9),
+        (
+            "GLM-4.5",
+            "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value><arg_key>b</arg_key><arg_value>2</arg_value></tool_call>",
+            None,
+            2,
+        ),
+        (
+            "Qwen3-Coder",
+            "<tool_call><function=f>\n<parameter=a>\n1\n</parameter>\n</function></tool_call>",
+            None,
+            1,
+        ),
+        ("gpt-oss", r#"<|channel|>commentary to=functions.f<|message|>{"a": "b c"}<|call|>"#, None, 9),
+    ] {
+        let mut parser = Parser::new(SYNTAXES.iter().find(|s| s.name == name).unwrap(), "");
+        let (mut begun, mut events) = (Vec::new(), Vec::new());
+        for c in text.chars() {
+            events.extend(parser.push(&c.to_string()));
+            begun.extend(parser.begun());
+        }
+        events.extend(parser.finish());
+        let [Event::Call(whole)] = events.as_slice() else { panic!("{name}: {events:?}") };
+        assert_eq!(whole.id.as_deref(), id, "{name}");
+        begun.dedup();
+        assert!(begun.len() >= pieces, "{name}: {begun:?}");
+        for call in begun {
+            let fits = call.name == whole.name && call.id == whole.id;
+            assert!(fits && whole.arguments.starts_with(&call.arguments), "{name}: {call:?} of {whole:?}");
+        }
+    }
+    // A text that holds an object, and what Mistral may follow by other calls, come whole.
+    for (name, text) in
+        [("Qwen", r#"<tool_call>{"name": "f", "arguments": "{\"a"#), ("Mistral", r#"[TOOL_CALLS]f[ARGS]{"a"#)]
+    {
+        let mut parser = Parser::new(SYNTAXES.iter().find(|s| s.name == name).unwrap(), "");
+        parser.push(text);
+        assert_eq!(parser.begun(), None, "{name}");
+    }
+}
+
+#[test]
 fn calls_that_are_cut_have_the_arguments_that_have_come() {
     for (name, text, expected) in [
         ("Qwen", r#"<tool_call>{"name": "f", "arguments": {"a": "b"#, call("f", r#"{"a": "b"#)),
-        ("Qwen", r#"<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_"#, call("f", r#"{"a":1}"#)),
+        ("Qwen", r#"<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_"#, call("f", r#"{"a": 1}"#)),
         ("Qwen", r#"<tool_call>{"name": "f", "argu"#, call("f", "")),
         ("Mistral", r#"[TOOL_CALLS]f[ARGS]{"a"#, call("f", r#"{"a"#)),
         ("Mistral", r#"[TOOL_CALLS]f[CALL_ID]a1b2c3d4e[ARGS]{"a"#, call("f", r#"{"a"#)),
@@ -253,7 +305,7 @@ fn calls_that_are_cut_have_the_arguments_that_have_come() {
         (
             "Kimi-K2",
             r#"<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a"#,
-            call("f", r#"{"a"#),
+            called("functions.f:0", "f", r#"{"a"#),
         ),
         (
             "GLM-4.5",

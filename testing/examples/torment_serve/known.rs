@@ -160,7 +160,7 @@ fn generated(args: &Args, prompt: &str, n: usize) -> Result<String, String> {
 /// What `run chat` says.
 fn said(args: &Args, message: &str, n: usize) -> Result<String, String> {
     let mut command = args.verb("chat");
-    command.args(["--json", "-n", &n.to_string(), "--template"]).arg(&args.template);
+    command.args(["--json", "--temperature", "0", "-n", &n.to_string(), "--template"]).arg(&args.template);
     text_of(&mut command, message)
 }
 

@@ -73,7 +73,7 @@ pub trait Container: fmt::Debug + Send + Sync {
     /// The model's configuration, in the keys of `config.json`.
     fn config(&self) -> &Config;
 
-    /// First and last tokens, in the keys of `generation_config.json`.
+    /// First and last tokens and options of sampling, in the keys of `generation_config.json`.
     ///
     /// # Errors
     /// It is there and cannot be read.

@@ -54,13 +54,14 @@ pub(super) fn run(
     if many > model.slots as usize {
         return Err(Error::FewSlots { needed: many, slots: model.slots }.into());
     }
-    if many > 1 && args.sampling.temperature <= 0.0 {
+    let how = Sampling { log_probabilities: args.log_probabilities, ..args.sampling.over(&Sampling::GREEDY) };
+    if many > 1 && how.temperature <= 0.0 {
         return Err(Failure::Use {
             what: "with temperature 0 all sequences are the same".to_owned(),
             hint: "give one above 0, such as `--temperature 0.8`".to_owned(),
         });
     }
-    args.sampling.sampling().check_ids(model.vocab)?;
+    how.check_ids(model.vocab)?;
     if args.speculate.is_some() {
         check_speculation(context, args, form)?;
     }
@@ -84,7 +85,6 @@ pub(super) fn run(
         other => other,
     };
     let end = if args.ignore_eos || (args.ids.is_some() && !args.stop_at_eos) { &[] } else { &*model.eos };
-    let how = Sampling { log_probabilities: args.log_probabilities, ..args.sampling.sampling() };
     let request = Request { slot: 0, prompt: &prompt, n, end };
     let tokenizer = tokenizer.map(Arc::new);
     let held = Held { form, text: tokenizer.as_ref().filter(|_| !args.stop.is_empty()), stop: &args.stop };
@@ -146,7 +146,7 @@ fn check_speculation(
             hint: "leave one of the two out".to_owned(),
         });
     }
-    let how = args.sampling.sampling();
+    let how = args.sampling.over(&Sampling::GREEDY);
     if how != (Sampling { seed: how.seed, ..Sampling::default() }) {
         return Err(Failure::Use {
             what: "`--speculate` takes the likeliest tokens, and there are other options of sampling"

@@ -1,0 +1,15 @@
+//! How the makers of a checkpoint draw tokens, as a bundle keeps it.
+
+use super::Config;
+use serde_json::{Map, Value};
+
+/// Keys of `generation_config.json` that say it.
+const KEYS: [&str; 7] =
+    ["do_sample", "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty"];
+
+/// What `artifacts/sampling.json` holds: these keys, as the checkpoint has them. None where it has none of them.
+pub(super) fn sampling(config: Option<&Config>) -> Option<Vec<u8>> {
+    let value = |key: &&str| Some(((*key).to_owned(), config?.value(key)?.clone()));
+    let found: Map<String, Value> = KEYS.iter().filter_map(value).collect();
+    (!found.is_empty()).then(|| format!("{:#}\n", Value::Object(found)).into_bytes())
+}

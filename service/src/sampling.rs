@@ -1,0 +1,93 @@
+//! How tokens are drawn where nothing is said: as the makers of the model advise, else from all that it says.
+
+use crate::error::{Error, Result};
+use moec_runtime::{Sampling, regular};
+use serde::Deserialize;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A file of these options in a bundle.
+const FILE: regular::Limit = regular::Limit { what: "options of sampling", bytes: 1 << 16 };
+
+/// Where a bundle keeps what its checkpoint's `generation_config.json` says of sampling.
+pub fn path(bundle: &Path) -> PathBuf {
+    bundle.join("artifacts").join("sampling.json")
+}
+
+/// The keys of transformers.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Advice {
+    do_sample: Option<bool>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<usize>,
+    min_p: Option<f32>,
+    typical_p: Option<f32>,
+    repetition_penalty: Option<f32>,
+}
+
+/// The options of a bundle: those of its checkpoint, else temperature 1.
+///
+/// # Errors
+/// A file that has others.
+pub fn open(bundle: &Path) -> Result<Sampling> {
+    let path = path(bundle);
+    let failed = |why: String| {
+        Error::new(format!("cannot read `{}`: {why}", path.display())).hint("rebuild the bundle")
+    };
+    match regular::read(&path, FILE) {
+        Ok(bytes) => parse(&bytes).map_err(failed),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => parse(b"{}").map_err(failed),
+        Err(e) => Err(failed(e.to_string())),
+    }
+}
+
+/// Reads them as a bundle keeps them. `do_sample = false` takes the most probable token.
+///
+/// # Errors
+/// What is wrong with the text, or out of its range.
+pub fn parse(bytes: &[u8]) -> Result<Sampling, String> {
+    let advice: Advice = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+    let all = Sampling::GREEDY;
+    let sampling = Sampling {
+        temperature: match advice.do_sample {
+            Some(false) => 0.0,
+            _ => advice.temperature.unwrap_or(1.0),
+        },
+        top_p: advice.top_p.unwrap_or(all.top_p),
+        top_k: advice.top_k.unwrap_or(all.top_k),
+        min_p: advice.min_p.unwrap_or(all.min_p),
+        typical_p: advice.typical_p.unwrap_or(all.typical_p),
+        repetition_penalty: advice.repetition_penalty.unwrap_or(all.repetition_penalty),
+        ..all
+    };
+    sampling.check().map_err(|e| e.to_string())?;
+    Ok(sampling)
+}
+
+/// A seed that nobody has chosen.
+pub fn random_seed() -> u64 {
+    // Numbers of JSON beyond this are not exact in every client that gives it back.
+    RandomState::new().hash_one(std::process::id()) >> 11
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_advised_leaves_all_tokens() {
+        let of = |text: &str| parse(text.as_bytes());
+        assert_eq!(of("{}").unwrap(), Sampling { temperature: 1.0, ..Sampling::GREEDY });
+        let advised = r#"{"do_sample": true, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": null}"#;
+        let expected = Sampling { temperature: 0.6, top_p: 0.95, top_k: 20, ..Sampling::GREEDY };
+        assert_eq!(of(advised).unwrap(), expected);
+        assert_eq!(of(r#"{"do_sample": false, "temperature": 0.6}"#).unwrap(), Sampling::GREEDY);
+        for (wrong, words) in [("[]", "expected"), (r#"{"temperature": -1}"#, "temperature must be from 0")] {
+            assert!(of(wrong).unwrap_err().contains(words), "{wrong}");
+        }
+        assert_ne!(random_seed(), random_seed());
+    }
+}

@@ -1,0 +1,161 @@
+//! The server's page in a browser. What it looks like is written to `page/` in cargo's folder for tests, `target/tmp`.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod browser;
+mod scripted;
+
+use crate::support::{Setup, built, ferris, moec};
+use browser::Browser;
+use moec_testing::CHROMIUM;
+use moec_testing::server::Server;
+use scripted::{ENDLESS, FAILURES, LENGTH, THOUGHT};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Turns on the page, errors of the last one, and the field, as an expression.
+const TURNS: &str = "[...document.querySelectorAll('.turn')].map(t => t.innerText).join('|')";
+const STATE: &str = "document.getElementById('state').textContent";
+const FIELD: &str = "document.getElementById('text').value";
+
+fn pictures() -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("page");
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+#[test]
+fn conversations_on_the_page() {
+    if !CHROMIUM.here() {
+        return;
+    }
+    let (address, seen) = scripted::start();
+    let asked = |i: usize| seen.lock().unwrap().asked[i].clone();
+    let mut page = Browser::open(&format!("http://{address}/"));
+    page.look(900, 700, "light");
+    thoughts_are_shown_apart(&mut page, &asked);
+    let before = page.text(TURNS);
+    // What fails is not there any more; its text is in the field again.
+    for (text, why) in FAILURES {
+        page.ask(text);
+        assert_eq!((page.text(TURNS), page.text(FIELD)), (before.clone(), text.to_owned()));
+        assert_eq!(page.text(STATE), why);
+        assert_eq!(page.value("document.getElementById('state').className"), "error");
+    }
+    page.ask(LENGTH);
+    let messages = asked(4)["messages"].clone();
+    let roles: Vec<&str> = messages.as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
+    assert_eq!(roles, ["user", "assistant", "user"], "{messages}");
+    assert_eq!(messages[1]["reasoning_content"], "Two and two are to be added.\nThat is easy.");
+    let last = page.text("document.querySelector('.turn:last-child').innerText");
+    assert!(last.contains("Cut: the context is full"), "{last}");
+    pictures_of(&mut page);
+    // A new conversation while an answer comes ends that answer.
+    page.send(ENDLESS);
+    page.until("document.getElementById('turns').innerText.includes('leak')");
+    page.value("document.getElementById('new').click()");
+    page.ask(THOUGHT);
+    assert_eq!(asked(6)["messages"], json!([{"role": "user", "content": THOUGHT}]));
+    let turns = page.text(TURNS);
+    assert!(!turns.contains("leak") && turns.matches("You").count() == 1, "{turns}");
+    let start = Instant::now();
+    while seen.lock().unwrap().left == 0 {
+        assert!(start.elapsed() < Duration::from_secs(30), "the answer of the old conversation still comes");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // What was stopped stays, and so does what is typed meanwhile.
+    page.send(ENDLESS);
+    page.until("document.querySelector('.turn:last-child').innerText.includes('leak')");
+    page.call("Input.insertText", json!({"text": "meanwhile"}));
+    page.value("document.getElementById('stop').click()");
+    page.until("running === null");
+    assert_eq!((page.text(FIELD), page.text(STATE)), ("meanwhile".to_owned(), "stopped".to_owned()));
+    assert_eq!(page.value("turns.length"), 4);
+    // The limit of the settings, and the server's choice where nothing is set.
+    page.value("document.getElementById('max_tokens').value = '60'");
+    page.ask(LENGTH);
+    assert_eq!(asked(8)["max_tokens"], 60);
+    let last = page.text("document.querySelector('.turn:last-child').innerText");
+    assert!(last.contains("Cut at 60 tokens"), "{last}");
+}
+
+fn thoughts_are_shown_apart(page: &mut Browser, asked: &impl Fn(usize) -> Value) {
+    page.ask(THOUGHT);
+    for name in ["max_tokens", "temperature", "top_p", "seed"] {
+        assert!(asked(0).get(name).is_none(), "{}", asked(0));
+    }
+    assert_eq!(page.text("document.querySelector('.thinking summary').textContent"), "Thinking");
+    let thoughts = page.text("document.querySelector('.thinking div').textContent");
+    assert_eq!(thoughts, "Two and two are to be added.\nThat is easy.");
+    assert_eq!(page.value("document.querySelector('.thinking').open"), false);
+    assert_eq!(
+        page.text("document.querySelector('.assistant .what').textContent"),
+        "The sum is 4:\nlet sum = 2 + 2;"
+    );
+    assert_eq!(page.text(STATE).split(", ").next(), Some("9 tokens in (3 known)"));
+}
+
+/// Light, dark and narrow: colours follow, and nothing is wider than the window.
+fn pictures_of(page: &mut Browser) {
+    page.value(
+        "document.querySelector('.thinking').open = true; document.getElementById('turns').scrollTop = 0",
+    );
+    for (name, width, scheme, paper) in [
+        ("light", 900, "light", "rgb(251, 250, 248)"),
+        ("dark", 900, "dark", "rgb(25, 24, 22)"),
+        ("narrow", 360, "light", "rgb(251, 250, 248)"),
+        ("narrow-dark", 360, "dark", "rgb(25, 24, 22)"),
+    ] {
+        page.look(width, 700, scheme);
+        assert_eq!(page.text("getComputedStyle(document.body).backgroundColor"), paper, "{name}");
+        for dialog in [false, true] {
+            let suffix = if dialog { "-settings" } else { "" };
+            if dialog {
+                page.value("document.getElementById('open').click()");
+            }
+            let wide = "[...document.querySelectorAll('header *, .turn *, form *, dialog')].filter(e => e.offsetParent && !e.closest('pre') && \
+                        e.getBoundingClientRect().right > innerWidth).map(e => e.outerHTML).join()";
+            assert_eq!(page.text(wide), "", "{name}{suffix}");
+            page.screenshot(&pictures().join(format!("{name}{suffix}.png")));
+        }
+        page.value("document.getElementById('settings').close()");
+    }
+    page.look(900, 700, "light");
+}
+
+/// The real server, with a template that begins thoughts: the demo model never ends them, and its answer is cut.
+#[test]
+fn a_thinking_template_on_the_page() {
+    if !CHROMIUM.here() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = folder.path().join("ferris.moec");
+    let setup = Setup { format: "bf16", chunk: 64, batch: &[1, 2], context: 64 };
+    built(&setup.write(&ferris(), folder.path()), &[], &bundle);
+    let template = folder.path().join("template.jinja");
+    fs::write(&template, "{{ messages[-1].content }}<think>{# </think> #}").unwrap();
+    let serve = |options: &[&str]| {
+        let mut command = moec();
+        command.arg("run").arg(&bundle).args(["serve", "--port", "0", "--threads", "1"]).args(options);
+        Server::start(&mut command).unwrap()
+    };
+    let server = serve(&["--template", template.to_str().unwrap()]);
+    // A link may bring the first text.
+    let mut page = Browser::open(&format!("http://{}/#ask=The%20borrow%20checker", server.address()));
+    page.until("running === null && turns.length === 2");
+    let thoughts = page.text("document.querySelector('.thinking div').textContent");
+    assert!(thoughts.chars().filter(|c| c.is_alphabetic()).count() > 8, "{thoughts}");
+    assert_eq!(page.value("document.querySelector('.thinking').open"), true);
+    let note = page.text("document.querySelector('.note').textContent");
+    assert!(note.starts_with("Cut: the context is full"), "{note}");
+    drop(page);
+    // Without a template a text goes on, up to the end of the context.
+    let server = serve(&[]);
+    let mut page = Browser::open(&format!("http://{}/", server.address()));
+    page.ask("The borrow checker");
+    let state = page.text(STATE);
+    let out: u32 = state.split(" out").next().unwrap().rsplit(' ').next().unwrap().parse().unwrap();
+    assert!(out > 16, "{state}");
+}
