@@ -78,6 +78,7 @@ impl Facts {
 fn of_numbers(format: Format, numbers: u64) -> u64 {
     format.bytes(GROUP) as u64 * numbers / GROUP as u64
 }
+
 /// Sequences that are decoded together: a server has several clients.
 const BATCHES: &str = "[1, 2, 4]";
 
