@@ -60,7 +60,7 @@ fn attention_of_every_kind_becomes_networks_that_verify() {
 /// Left to itself a build keeps attention where its cache is.
 #[test]
 fn attention_goes_to_the_unit_only_where_it_is_asked_for() {
-    let built = Tiny::new("mixtral", &[1], "");
+    let built = Tiny::new("mixtral", &[1], "[placement]\nexperts = \"npu\"\n");
     let report = built.verify();
     let parts: Vec<&Value> = report["packages"].as_array().unwrap().iter().collect();
     assert!(parts.iter().all(|f| !f["package"].as_str().unwrap().contains("attn")), "{report}");

@@ -195,7 +195,7 @@ fn wrong_files_are_refused_by_line_and_key() {
         ),
         (
             "[experts]\noverflow = \"drop\"",
-            "`dir/model.toml:2:12`: `experts.overflow` is `\"drop\"`, expected \"prune\" or \"spill\" | the default is \"prune\"",
+            "`dir/model.toml:2:12`: `experts.overflow` is `\"drop\"`, expected \"auto\", \"prune\" or \"spill\" | the default is \"auto\"",
         ),
         (
             "[experts]\nthreshold = \"96%\"",

@@ -80,7 +80,8 @@ fn coverage_trades_padding_for_overflow() {
     let rates =
         |coverage| tier(&loads, &units, &wanted(3, Overflow::Prune), coverage).experts[0].expected.unwrap();
     let (most, less) = (rates(1.0), rates(0.9));
-    assert!(most.overflow == 0.0 && less.overflow > 0.0, "{less:?}");
+    // A burst like no other is expected to overflow the capacities of either.
+    assert!(most.overflow > 0.0 && less.overflow >= most.overflow, "{less:?}");
     assert!(less.padding < most.padding, "{less:?} {most:?}");
 }
 
@@ -269,7 +270,8 @@ proptest! {
             prop_assert!(row.capacity <= loads.chunk.next_multiple_of(16));
         }
         if coverage >= 1.0 {
-            prop_assert_eq!(table.expected.unwrap().overflow, 0.0);
+            let own = layer.account(&|e| Some(table.experts[e].capacity), &|e| e);
+            prop_assert_eq!(own.overflow, 0);
         }
     }
 
@@ -333,7 +335,8 @@ proptest! {
             &|e| table.experts[e].group as usize,
             &|g, most| Some(table.groups[g].rows(most, table.tiers[table.groups[g].tier as usize])),
         );
-        prop_assert_eq!(table.expected.unwrap().overflow, counted.overflow_rate() as f32);
+        let held_out = layer.held_out_overflow(&|e| Some(table.experts[e].capacity).filter(|c| *c > 0));
+        prop_assert_eq!(table.expected.unwrap().overflow, held_out as f32);
         prop_assert_eq!(table.expected.unwrap().padding, counted.padding_rate() as f32);
     }
 

@@ -135,7 +135,7 @@ fn refit(capacity: u32, all: &[u32], mut some: Vec<u32>) -> u32 {
     some.sort_unstable();
     let held = all.iter().filter(|&&l| l <= capacity).count();
     let most = all.iter().copied().filter(|&l| l <= capacity).max().unwrap_or(0);
-    let rank = (held * some.len()).div_ceil(all.len().max(1));
+    let rank = (held * some.len() / all.len().max(1)).max(1);
     let own = rank.checked_sub(1).and_then(|i| some.get(i)).copied().unwrap_or(0);
     if most == 0 || own == 0 {
         return capacity;

@@ -202,7 +202,7 @@ fn what_is_achieved_is_a_share() {
     assert_eq!(gpu.bandwidth(), Some(3350.0 * 0.83));
     assert_eq!(gpu.peak["bf16"].rate(), 989_500.0 * 0.43);
     assert_eq!(d.links[0].rate(), 63.0 * 0.79);
-    assert_eq!(d.transfer_us("dram", "vram", 63e3 * 0.79), Some(1000.0));
+    assert_eq!(d.transfer_us("dram", "vram", 63e3 * 0.79), Some(1.0));
     for (from, to) in
         [("value = 0.83", "value = 1.1"), ("value = 0.43", "value = 0"), ("value = 0.79", "value = 79")]
     {
