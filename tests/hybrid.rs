@@ -281,7 +281,7 @@ fn a_budget_of_the_other_memory_holds_or_is_refused() {
     says(refused(policy, "x86-64-v3"), &["`policy = \"moec\"`", "has no unit for it", "hint: take a target"]);
     says(
         refused(policy, root().join("targets/mirror/mirror.toml").to_str().unwrap()),
-        &["`mirror`", "does not say what an expert costs", "`matmul`"],
+        &["`mirror`", "does not say what an expert costs", "`moec profile-device DIR`"],
     );
     says(
         refused(&format!("{policy}[memory]\ndevice_budget = \"1 KiB\"\n"), device),
