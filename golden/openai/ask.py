@@ -29,7 +29,7 @@ assert cut.finish_reason == "stop" and word not in cut.text and whole.choices[0]
 
 for bad, kind in [
     ({"temperature": "hot"}, openai.BadRequestError),
-    ({"max_tokens": 10**6}, openai.BadRequestError),
+    ({"prompt": "borrow " * 10**4}, openai.BadRequestError),
     ({"model": "nobody"}, openai.NotFoundError),
     ({"extra_body": {"echo": True}}, openai.BadRequestError),
 ]:

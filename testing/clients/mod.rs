@@ -216,7 +216,7 @@ fn malformed(clients: &Clients<'_>, random: &mut Random) -> Result<(), String> {
     clients.refused(NONSENSE[random.below(NONSENSE.len() as u32) as usize], 400)
 }
 
-/// Asks for too much: of the body, of the context, of the slots.
+/// Asks for too much: of the body, or of the slots.
 fn oversized(clients: &Clients<'_>, random: &mut Random) -> Result<(), String> {
     match random.below(3) {
         0 => clients.refused(&"x".repeat(clients.model.too_large()), 413),
