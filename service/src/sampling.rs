@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use moec_runtime::{Sampling, regular};
 use serde::Deserialize;
+use serde_json::{Map, Value};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -49,7 +50,9 @@ pub fn open(bundle: &Path) -> Result<Sampling> {
 /// # Errors
 /// What is wrong with the text, or out of its range.
 pub fn parse(bytes: &[u8]) -> Result<Sampling, String> {
-    let advice: Advice = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+    // Of a list serde would take the values in order.
+    let object: Map<String, Value> = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+    let advice = Advice::deserialize(Value::Object(object)).map_err(|e| e.to_string())?;
     let all = Sampling::GREEDY;
     let sampling = Sampling {
         temperature: match advice.do_sample {

@@ -7,9 +7,11 @@ use axum::middleware::Next;
 use axum::response::Response;
 use clap::ValueEnum;
 use hyper::body::{Body as _, Frame, SizeHint};
+use std::fs::File;
+use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tracing::{Dispatch, Level};
@@ -25,13 +27,30 @@ pub(super) enum LogFormat {
 
 impl LogFormat {
     /// What writes the lines of the thread that it is the default of.
-    pub(super) fn dispatch(self) -> Dispatch {
-        let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false);
-        match self {
+    ///
+    /// # Errors
+    /// There is no standard error.
+    pub(super) fn dispatch(self) -> io::Result<Dispatch> {
+        let lines = tracing_subscriber::fmt().with_writer(Mutex::new(stderr()?)).with_target(false);
+        Ok(match self {
             Self::Text => lines.into(),
             Self::Json => lines.json().flatten_event(true).with_current_span(false).into(),
-        }
+        })
     }
+}
+
+/// Standard error beside its lock, which the thread of the engine holds as long as it runs.
+#[cfg(unix)]
+fn stderr() -> io::Result<File> {
+    use std::os::fd::AsFd as _;
+    Ok(io::stderr().as_fd().try_clone_to_owned()?.into())
+}
+
+/// Standard error beside its lock, which the thread of the engine holds as long as it runs.
+#[cfg(windows)]
+fn stderr() -> io::Result<File> {
+    use std::os::windows::io::AsHandle as _;
+    Ok(io::stderr().as_handle().try_clone_to_owned()?.into())
 }
 
 /// Figures of a request, from its handler and from its answers.

@@ -283,7 +283,10 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
     let model = server.model.clone();
     let limits = Limits { total: args.max_connections, per_address: args.max_connections_per_address };
     let finish = server.worker.clone();
-    let log = args.log.or(args.verbose.then_some(LogFormat::Text)).map(LogFormat::dispatch);
+    let log =
+        args.log.or(args.verbose.then_some(LogFormat::Text)).map(LogFormat::dispatch).transpose().map_err(
+            |source| Error::Io { doing: "write to", path: PathBuf::from("standard error"), source },
+        )?;
     let web = thread::Builder::new()
         .name("http".to_owned())
         .spawn(move || {
