@@ -102,7 +102,10 @@ fn config(args: &Args, config: &Config) -> Result<()> {
         slots: 1,
         little: None,
     };
-    let of_states = |rings| facts.kv_bytes(config.kv_format(), &states(rings)) * slots;
+    let of_states = |rings| {
+        let shapes = states(rings);
+        facts.kv_bytes(config.kv_format(), |window| shapes.kept(window).0) * slots
+    };
     let (cache, without_windows) = (of_states(true), of_states(false));
     let less = match without_windows - cache {
         0 => String::new(),

@@ -3,7 +3,6 @@
 
 use super::{Activations, DEFAULT_MAX_CONTEXT, KEYS, Rounding, Size, Weights};
 use crate::human;
-use crate::passes::lower::Shapes;
 use moec_ir::types::GROUP;
 use moec_ir::{Format, WeightClass};
 use std::fmt::Write as _;
@@ -56,11 +55,10 @@ impl Facts {
         self.kv.iter().map(|&(numbers, _)| of_numbers(format, numbers)).sum()
     }
 
-    /// Bytes of KV cache of a sequence, in a format and with states of such shapes.
-    pub fn kv_bytes(&self, format: Format, shapes: &Shapes) -> u64 {
-        let of_layer = |&(numbers, window): &(u64, Option<usize>)| {
-            of_numbers(format, numbers) * shapes.kept(window).0 as u64
-        };
+    /// Bytes of KV cache of a sequence, in a format. `kept`: rows of a layer with such a window.
+    pub fn kv_bytes(&self, format: Format, kept: impl Fn(Option<usize>) -> usize) -> u64 {
+        let of_layer =
+            |&(numbers, window): &(u64, Option<usize>)| of_numbers(format, numbers) * kept(window) as u64;
         self.kv.iter().map(of_layer).sum()
     }
 

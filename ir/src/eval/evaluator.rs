@@ -4,6 +4,7 @@ use super::tensor::Tensor;
 use super::{Arg, EvalError, op_in};
 use crate::graph::{EntryKind, Graph, Module, NodeId, Operand, StateId, WeightId};
 use crate::op::Op;
+use crate::state::StateKind;
 use crate::types::Type;
 use crate::weights::{Source, Weight};
 use std::collections::HashMap;
@@ -147,6 +148,12 @@ impl<'a> Evaluator<'a> {
                 return Err(EvalError::Call(message));
             }
             run.values[i] = Slot::Tensor(Tensor::i32([want], given.to_vec()));
+        }
+        // Rings go round, caches end.
+        let caches = module.states.iter().filter(|s| s.kind == StateKind::Cache);
+        if let Some(context) = caches.map(|s| s.ty.shape[2]).min().filter(|&context| longest > context) {
+            let message = format!("position {} is not in 0 .. {context}", longest - 1);
+            return Err(EvalError::Value { op: Op::CacheWrite.name(), message });
         }
         for (i, node) in graph.nodes.iter().enumerate() {
             let id = NodeId(i as u32);

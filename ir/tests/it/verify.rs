@@ -38,7 +38,7 @@ fn bad_modules_are_refused() {
     refuse("f32[slots", |m| m.states[0].ty = Type::f32([1, 2, 3]));
     refuse("f32[slots", |m| m.states[0].ty = Type::f32([usize::MAX, 2, 2, 2]));
     refuse("a ring without a window", |m| m.states[0].kind = StateKind::Ring { window: 0 });
-    refuse("it sees all positions, and the ring", |m| m.states[0].kind = StateKind::Ring { window: 4 });
+    refuse("it sees 6 positions, and the ring", |m| m.states[0].kind = StateKind::Ring { window: 4 });
     refuse("is recurrent, expected a cache or a ring", |m| m.states[0].kind = StateKind::Recurrent);
     refuse("declared twice", |m| m.entries[1].kind = m.entries[0].kind);
     refuse("input %1", |m| m.entries[0].values[1] = Type::i32([4]));
