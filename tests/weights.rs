@@ -88,7 +88,7 @@ fn a_budget_keeps_its_way() {
     let bundle = build(&checkpoint("olmoe"), folder.path(), "[memory]\nbudget = \"1 GiB\"\n");
     let generate = ["generate", "--ids", "1,2,3", "-n", "4"];
     let (code, said) = fails(run(&bundle, &generate).args(OWN));
-    assert!(code == 1 && said.contains("leaves experts on flash") && said.contains("--no-budget"), "{said}");
+    assert!(code == 2 && said.contains("leaves experts on flash") && said.contains("--no-budget"), "{said}");
     let all = ok(run(&bundle, &generate).args(OWN).arg("--no-budget")).stdout;
     assert_eq!(all, ok(&mut run(&bundle, &generate)).stdout);
     let info = json(&mut run(&bundle, &["info", "--json"]));
