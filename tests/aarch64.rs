@@ -168,7 +168,7 @@ fn small_numbers_mean_the_same_as_on_x86() {
     let Some(emulator) = emulator() else { return };
     // The same arithmetic on this machine, or the exact one where it has not the instructions.
     let pairs = std::arch::is_x86_feature_detected!("avx512bf16");
-    for (i, (format, activations)) in ROUNDED.into_iter().enumerate() {
+    for (i, (format, activations)) in moec_testing::every_second(ROUNDED.into_iter().enumerate()) {
         // Dense and latent attention, gates with biases, shared experts: three families stand for all.
         let family = ["olmoe", "deepseek_v3", "gpt_oss", "qwen2_moe", "mixtral", "qwen3_moe"][i];
         let want = expected(&checkpoint(family));

@@ -38,6 +38,11 @@ pub fn all() -> bool {
     std::env::var_os(ALL).is_some_and(|value| !value.is_empty())
 }
 
+/// Every second row of a table in a plain run, all rows where [`all`] is set.
+pub fn every_second<T>(table: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
+    table.into_iter().step_by(if all() { 1 } else { 2 })
+}
+
 /// Something that was skipped: a line of the file, fields between tabs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Skip {

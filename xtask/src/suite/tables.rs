@@ -33,6 +33,11 @@ pub(super) const SLOW: &[(&str, &str, &str)] = &[
         "emulated for minutes; its kernels are emulated by `moec-codegen/kernels`, and `neurons_flash` reads from flash here",
     ),
     (
+        "predictors",
+        "the_page_says_what_predictors_gain_and_cost",
+        "a table of a page; the other tests of predictors hold what each of them finds",
+    ),
+    (
         "qnn",
         "sizes::sizes_beside_limits_stand_in_the_page",
         "two minutes for a table of a page; `qnn limits` holds the limits themselves",
@@ -40,8 +45,11 @@ pub(super) const SLOW: &[(&str, &str, &str)] = &[
 ];
 
 /// Programs that try a part of their combinations unless `MOEC_ALL` is set: program, what it leaves out.
-pub(super) const IN_PART: &[(&str, &str)] =
-    &[("moec-codegen/kernels", "half of the pairs of a kernel and a machine")];
+pub(super) const IN_PART: &[(&str, &str)] = &[
+    ("moec-codegen/kernels", "half of the pairs of a kernel and a machine"),
+    ("qnn", "every second family on the emulator of Hexagon"),
+    ("aarch64", "every second pair of formats against x86"),
+];
 
 /// Programs beside those from end to end whose tests are started one by one, and why.
 pub(super) const APART: &[(&str, &str)] = &[
