@@ -240,10 +240,13 @@ fn a_share_needs_a_profile() {
     assert!(said.contains("`pin`") && said.contains("[calibrate]"), "{said}");
 }
 
-/// A plan with one more step: static graphs on the CPU, which reads rows of `x` and the table of experts `table`, if that is one of `k`
-/// experts a token.
-fn with_graphs(plan: &Plan, x: usize, table: usize, k: usize) -> Option<Plan> {
+/// A plan with one more step, and its place: static graphs on the CPU, which reads rows of `x` and the table of experts `table` behind the
+/// first step that has it, if it is one of `k` experts a token.
+fn with_graphs(plan: &Plan, x: usize, table: usize, k: usize) -> Option<(Plan, usize)> {
     let mut plan = plan.clone();
+    let has_table =
+        |s: &Step| s.args.iter().any(|arg| matches!(arg, Arg::Buffer(i, _) if *i as usize == table));
+    let at = plan.entries[0].steps.iter().position(has_table)? + 1;
     let experts = plan.paging.as_ref()?.layers.first()?.experts as usize;
     let (offset, buffers) = (plan.arena_bytes(), &mut plan.entries[0].buffers);
     let (rows, out) = (buffers[x].rows, buffers[x].clone());
@@ -260,17 +263,9 @@ fn with_graphs(plan: &Plan, x: usize, table: usize, k: usize) -> Option<Plan> {
     plan.sets.push(ExpertSet { layer: 0, overflow, capacities, groups: vec![], hot: None });
     let code = Code::Builtin(Builtin::Experts { set: 0, rows, k: k as u32, hidden });
     let (rows, grid) = (RowSpace::Tokens, Grid::One);
-    plan.entries[0].steps.push(Step {
-        unit: 0,
-        code,
-        args,
-        rows,
-        grid,
-        barrier: true,
-        deps: vec![],
-        node: 0,
-    });
-    Some(plan)
+    let step = Step { unit: 0, code, args, rows, grid, barrier: true, deps: vec![], node: 0 };
+    plan.entries[0].steps.insert(at, step);
+    Some((plan, at))
 }
 
 /// Static graphs are not a step of the CPU, with experts on flash or without: such a plan does not open.
@@ -283,14 +278,14 @@ fn a_step_that_the_unit_does_not_execute_is_refused() {
     // The verifier admits the step where an earlier one has written what it reads.
     let of = |x| (0..n).flat_map(move |table| (1..9).map(move |k| (x, table, k)));
     let program = (0..n).rev().flat_map(of).find_map(|(x, table, k)| {
-        Program::new(with_graphs(&bundle.plan, x, table, k)?, &|s| unit.resolve(s)).ok()
+        let (plan, at) = with_graphs(&bundle.plan, x, table, k)?;
+        Program::new(plan, &|s| unit.resolve(s)).ok().map(|program| (program, at))
     });
-    let program = program.expect("one buffer of rows and a table of experts are there at the end");
-    let last = program.entries[0].steps.len() - 1;
+    let (program, at) = program.expect("a step behind the first table of experts may read it");
     for resident in [false, true] {
         let options = Options { resident, ..Options::default() };
         let e = Engine::open(&program, &bundle.folder, options).err().unwrap();
-        assert!(matches!(&e, Error::UnknownStep { step, .. } if *step == last), "{e}");
+        assert!(matches!(&e, Error::UnknownStep { step, .. } if *step == at), "{e}");
         assert!(e.to_string().contains("expert_graphs {set = 0"), "{e}");
     }
 }

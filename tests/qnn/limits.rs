@@ -1,6 +1,6 @@
 //! What is larger than a graph may be comes in parts that are not.
 
-use super::{PHONE, Tiny, files};
+use super::{Tiny, files, without_costs};
 use crate::support::{moec, ok};
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,7 +15,7 @@ fn parts_of_a_head_are_below_the_limit() {
     let text = fs::read_to_string(&toml).unwrap();
     let from = text.lines().find(|line| line.starts_with("embeddings")).unwrap();
     fs::write(&toml, text.replace(from, "embeddings = \"q4\"")).unwrap();
-    let device = String::from_utf8(ok(moec().args(["targets", PHONE])).stdout).unwrap();
+    let device = without_costs();
     let small = device.replace("value = 2147483648", &format!("value = {LIMIT}"));
     assert_ne!(small, device);
     fs::write(made.at("small.toml"), small).unwrap();

@@ -14,7 +14,7 @@ use moec_device::Unit;
 use moec_family::{HotBatch, HotLayer, LayerExperts};
 use moec_ir::placement::Placement;
 use moec_ir::{EntryKind, Module, Op, Operand, Part};
-use moec_runtime::neurons::plan::{Tables, hot_share};
+use moec_runtime::neurons::plan::{Tables, hot_share, time_of};
 use moec_runtime::neurons::synthetic::{Activations, Independent};
 use moec_runtime::neurons::{NeuronError, Recorded};
 use std::collections::BTreeSet;
@@ -162,11 +162,18 @@ pub fn held(layers: &[Experts], experts: &Experts, room: f64) -> usize {
 
 /// The hot neurons of every layer whose gates were seen to leave zeros, for batches of 1 to as many tokens as were counted.
 ///
-/// `room` is what memory has for experts, in bytes. Where it is too little and the device file has no rate of flash, none.
+/// `room` is what memory has for experts, in bytes. Where it is too little and the device file has no rate of flash, none. `asked`: networks
+/// of them are made in any case; where launches do not pay, as many are hot as would be if launches took no time.
 ///
 /// # Errors
 /// Tables that nothing can be planned from.
-pub fn hot(layers: &[Experts], units: &Units<'_>, profile: &Profile, room: f64) -> Result<Vec<HotShare>> {
+pub fn hot(
+    layers: &[Experts],
+    units: &Units<'_>,
+    profile: &Profile,
+    room: f64,
+    asked: bool,
+) -> Result<Vec<HotShare>> {
     if units.cpu.matmul.is_empty() || units.npu.matmul.is_empty() {
         return Ok(Vec::new());
     }
@@ -183,7 +190,7 @@ pub fn hot(layers: &[Experts], units: &Units<'_>, profile: &Profile, room: f64) 
         let read = if held < experts.inter { experts.read_seconds(units) } else { Some(0.0) };
         let Some(read) = read else { continue };
         for batch in 1..=seen.batches() {
-            let wanted = Wanted { experts, units, batch, popularity: &popularity, held, read };
+            let wanted = Wanted { experts, units, batch, popularity: &popularity, held, read, asked };
             let planned = wanted.plan(seen);
             all.push(
                 planned.map_err(|e| Error::limit("hot neurons cannot be planned").because(e.to_string()))?,
@@ -263,6 +270,8 @@ struct Wanted<'a> {
     held: usize,
     /// Seconds of flash for a neuron that memory lacks.
     read: f64,
+    /// Whether networks are made though their launches do not pay.
+    asked: bool,
 }
 
 impl Wanted<'_> {
@@ -289,8 +298,14 @@ impl Wanted<'_> {
         };
         let drawn = (tables.read > 0.0).then(|| self.draw(&tables.active));
         let recorded = drawn.as_ref().map(|activations| Recorded { activations, lead: DRAWN[0] });
-        let share = hot_share(&tables, recorded.as_ref())?;
-        let cold = moec_runtime::neurons::plan::time_of(&tables, recorded.as_ref(), 0)?;
+        let mut share = hot_share(&tables, recorded.as_ref())?;
+        if self.asked && share.hot == 0 {
+            let launch = units.npu.launch_us() * 1e-6;
+            let dense = tables.dense.iter().map(|&(n, seconds)| (n, (seconds - launch).max(0.0))).collect();
+            let hot = hot_share(&Tables { dense, ..tables.clone() }, recorded.as_ref())?.hot;
+            share = time_of(&tables, recorded.as_ref(), hot)?;
+        }
+        let cold = time_of(&tables, recorded.as_ref(), 0)?;
         Ok(HotShare {
             layer: experts.layer,
             batch: batch as u32,

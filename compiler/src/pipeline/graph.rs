@@ -66,7 +66,7 @@ pub(super) fn cluster(c: &mut Compilation<'_>) -> Result<()> {
     if let Some((units, profile)) = c.units.as_ref().zip(c.profile) {
         let layers = Experts::of(&c.module, c.placement.as_ref(), units);
         let room = c.config.memory.budget.map(|bytes| bytes as f64).or(hot::available(units));
-        c.hot = hot::hot(&layers, units, profile, room.unwrap_or(f64::INFINITY))?;
+        c.hot = hot::hot(&layers, units, profile, room.unwrap_or(f64::INFINITY), networks)?;
         if networks {
             let decoded = c.module.entries.iter().filter_map(|g| match g.kind {
                 EntryKind::Decode(batch) => Some(batch),
