@@ -1,10 +1,7 @@
 //! Experts that never leave memory and are read at the start: the logits are the same, and less is read.
 
 use super::*;
-use moec_ir::DType;
-use moec_ir::op::DispatchLayout;
 use moec_ir::paging::Paging as Planned;
-use moec_ir::plan::{ALIGN, Arg, Buffer, Builtin, Code, ExpertSet, Grid, Overflow, RowSpace, Step};
 use moec_runtime::Error;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -238,54 +235,4 @@ fn a_share_needs_a_profile() {
     command.arg("build").arg(&toml).args(["--target", "native", "--no-run", "--quiet"]);
     let (_, said) = fails(command.arg("-o").arg(folder.path().join("b")));
     assert!(said.contains("`pin`") && said.contains("[calibrate]"), "{said}");
-}
-
-/// A plan with one more step, and its place: static graphs on the CPU, which reads rows of `x` and the table of experts `table` behind the
-/// first step that has it, if it is one of `k` experts a token.
-fn with_graphs(plan: &Plan, x: usize, table: usize, k: usize) -> Option<(Plan, usize)> {
-    let mut plan = plan.clone();
-    let has_table =
-        |s: &Step| s.args.iter().any(|arg| matches!(arg, Arg::Buffer(i, _) if *i as usize == table));
-    let at = plan.entries[0].steps.iter().position(has_table)? + 1;
-    let experts = plan.paging.as_ref()?.layers.first()?.experts as usize;
-    let (offset, buffers) = (plan.arena_bytes(), &mut plan.entries[0].buffers);
-    let (rows, out) = (buffers[x].rows, buffers[x].clone());
-    let words = DispatchLayout { rows: rows as usize, k, experts }.words();
-    let is_table = buffers[table].dtype == DType::I32 && buffers[table].rows as usize == words;
-    if !is_table || out.dtype != DType::F32 {
-        return None;
-    }
-    plan.memories[0].arena_bytes += out.bytes.next_multiple_of(ALIGN);
-    let hidden = out.stride;
-    buffers.push(Buffer { name: "%".to_owned(), offset, ..out });
-    let args = [x, table, buffers.len() - 1].map(|i| Arg::Buffer(i as u32, 0)).to_vec();
-    let (overflow, capacities) = (Overflow::Spill, vec![0; experts]);
-    plan.sets.push(ExpertSet { layer: 0, overflow, capacities, groups: vec![], hot: None });
-    let code = Code::Builtin(Builtin::Experts { set: 0, rows, k: k as u32, hidden });
-    let (rows, grid) = (RowSpace::Tokens, Grid::One);
-    let step = Step { unit: 0, code, args, rows, grid, barrier: true, deps: vec![], node: 0 };
-    plan.entries[0].steps.insert(at, step);
-    Some((plan, at))
-}
-
-/// Static graphs are not a step of the CPU, with experts on flash or without: such a plan does not open.
-#[test]
-fn a_step_that_the_unit_does_not_execute_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let (bundle, ..) = demo(folder.path());
-    let unit = bundle.unit().unwrap();
-    let n = bundle.plan.entries[0].buffers.len();
-    // The verifier admits the step where an earlier one has written what it reads.
-    let of = |x| (0..n).flat_map(move |table| (1..9).map(move |k| (x, table, k)));
-    let program = (0..n).rev().flat_map(of).find_map(|(x, table, k)| {
-        let (plan, at) = with_graphs(&bundle.plan, x, table, k)?;
-        Program::new(plan, &|s| unit.resolve(s)).ok().map(|program| (program, at))
-    });
-    let (program, at) = program.expect("a step behind the first table of experts may read it");
-    for resident in [false, true] {
-        let options = Options { resident, ..Options::default() };
-        let e = Engine::open(&program, &bundle.folder, options).err().unwrap();
-        assert!(matches!(&e, Error::UnknownStep { step, .. } if *step == at), "{e}");
-        assert!(e.to_string().contains("expert_graphs {set = 0"), "{e}");
-    }
 }

@@ -239,7 +239,7 @@ fn generated(built: &Tiny, how: &str) -> Vec<u64> {
 fn what_has_no_hot_neurons_is_refused_by_name() {
     for (model, target, more, expected) in [
         ("ferris", PHONE, "", "the profile saw no gates that leave zeros"),
-        ("ferris-relu", "m2-max", "", "cannot have those of layer"),
+        ("ferris-relu", "m2-max", "", "no hot neurons pay for a batch that this build decodes"),
         ("ferris-relu", PHONE, "[experts]\nskip = \"off\"\n", "with `skip = \"off\"`"),
         ("ferris-relu", PHONE, "[memory]\nbudget = \"64 MiB\"\n", "with a memory budget"),
     ] {

@@ -1,7 +1,7 @@
 //! What is larger than a graph may be comes in parts that are not.
 
 use super::{Tiny, files, without_costs};
-use crate::support::{moec, ok};
+use crate::support::ok;
 use std::collections::BTreeSet;
 use std::fs;
 

@@ -51,7 +51,7 @@ fn shares(device: &Device, of: Experts, room: f64) -> Vec<HotShare> {
     let plan = |batch| {
         let held = held(&layers, &of, room);
         let read = if held < of.inter { of.read_seconds(&units).unwrap() } else { 0.0 };
-        Wanted { experts: &of, units: &units, batch, popularity: &popularity, held, read }
+        Wanted { experts: &of, units: &units, batch, popularity: &popularity, held, read, asked: false }
             .plan(&counts)
             .unwrap()
     };
