@@ -2,7 +2,6 @@
 
 use super::*;
 use moec_ir::paging::Paging as Planned;
-use moec_runtime::Error;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
