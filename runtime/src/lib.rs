@@ -32,55 +32,77 @@
 //!
 //! Architecture invariant: this crate reaches `moec-ir` and nothing else of the workspace, so that it
 //! builds beside a generated runner.
-#![allow(clippy::cast_possible_truncation, reason = "counts and offsets of a verified plan")]
 
 pub mod abi;
+#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 mod admission;
+#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 pub mod assign;
 mod available;
 pub mod barrier;
+#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 pub mod beside;
+#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 pub mod best_of;
 pub mod big_little;
+#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 pub mod builtin;
+#[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
 pub mod cache;
+#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 mod call;
 pub mod chunk;
 pub mod cli;
 #[cfg(any(target_os = "macos", test))]
+#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 pub mod coreml;
 pub mod cpu;
+#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 pub mod engine;
 pub mod error;
 mod events;
+#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 pub mod flash;
 pub mod generate;
 pub mod graphs;
+#[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
 pub mod hybrid;
+#[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
 pub mod makespan;
 pub mod manifest;
 pub mod mapped;
 pub mod memory;
+#[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
 pub mod neuron_store;
+#[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
 pub mod neurons;
+#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 mod offload;
+#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 pub mod overflow;
 pub mod owned;
+#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 pub mod paging;
 pub mod pool;
 mod preload;
+#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 mod processor;
 pub mod program;
 pub mod regular;
+#[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
 pub mod sampler;
 pub mod saved;
+#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 pub mod scheduler;
 pub mod speculate;
+#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 mod states;
 pub mod stops;
 pub mod store;
 pub mod text;
+#[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
 pub mod timeline;
+#[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
 pub mod trace;
 pub mod unit;
 pub mod weights;

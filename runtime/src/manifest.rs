@@ -94,7 +94,8 @@ fn read(path: &Path) -> Result<Vec<u8>> {
 
 /// Bytes of a hash in hexadecimal.
 fn unhex(text: &str) -> Option<[u8; 32]> {
-    let digits: Vec<u8> = text.chars().map(|c| c.to_digit(16).map(|d| d as u8)).collect::<Option<_>>()?;
+    let digits: Vec<u8> =
+        text.chars().map(|c| c.to_digit(16).and_then(|d| u8::try_from(d).ok())).collect::<Option<_>>()?;
     let bytes: Vec<u8> = digits.chunks_exact(2).map(|pair| (pair[0] << 4) | pair[1]).collect();
     (digits.len() == 64).then_some(bytes)?.try_into().ok()
 }

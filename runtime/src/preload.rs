@@ -131,7 +131,7 @@ mod tests {
         let first = format!("{:x}-", map.as_ptr().addr());
         let all = fs::read_to_string("/proc/self/smaps").unwrap();
         let own = all.lines().skip_while(|line| !line.starts_with(&first)).collect::<Vec<_>>().join("\n");
-        field(&own, "Rss:").unwrap() as usize * 1024
+        usize::try_from(field(&own, "Rss:").unwrap()).unwrap() * 1024
     }
 
     #[test]

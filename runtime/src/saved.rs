@@ -33,8 +33,10 @@ const MAGIC: &[u8; 8] = b"moecsave";
 const VERSION: u32 = 1;
 /// Bytes in front of the ids.
 const HEAD: usize = 8 + 4 + 32 + 8 + 8;
+/// SHA-256.
+type Sha = [u8; 32];
 /// Bytes of the hash at the end.
-const HASH: u64 = 32;
+const HASH: u64 = size_of::<Sha>() as u64;
 
 /// A saved prompt that has been opened: its head fits this plan, and its ids are the vocabulary's. What its states hold is still
 /// to be read.
@@ -190,7 +192,7 @@ impl Saved {
             hash.update(part);
             Ok(())
         })?;
-        let mut said = [0; HASH as usize];
+        let mut said = Sha::default();
         let right = file.read_exact(&mut said).map_err(failed).and_then(|()| {
             let same = *hash.finalize() == said;
             if same { Ok(()) } else { Err(wrong("its content is not what was saved".to_owned())) }

@@ -115,8 +115,8 @@ impl Addresses {
         place: &dyn Fn(&Segment, u64) -> Option<Addr>,
     ) -> Result<Self> {
         let (mut segments, mut tables, mut bytes) = (Vec::new(), Vec::new(), 0_u64);
-        for (i, s) in program.segments.iter().enumerate() {
-            if !wanted(i as u32) {
+        for (i, s) in (0..).zip(&program.segments) {
+            if !wanted(i) {
                 segments.push(None);
                 tables.push(Vec::new());
                 continue;
@@ -129,7 +129,9 @@ impl Addresses {
             // Inside of the range: the last of them ends with it.
             let (lead, rows, _) = s.extents();
             let rows = rows as usize;
-            let matrix = |m: u32| first.plus(m as usize * s.pitch as usize);
+            let too_large = |_| Error::Plan(format!("segment {i} is larger than memory can be"));
+            let pitch = usize::try_from(s.pitch).map_err(too_large)?;
+            let matrix = |m: u32| first.plus(m as usize * pitch);
             tables.push(match s.rests() {
                 Some(b) => {
                     let row =
@@ -182,8 +184,8 @@ impl MappedStore {
         wanted: &dyn Fn(u32) -> bool,
     ) -> Result<Self> {
         let segments_in = |file: usize| {
-            let all = program.segments.iter().enumerate();
-            all.filter(move |(i, s)| s.file as usize == file && wanted(*i as u32)).count()
+            let all = (0..).zip(&program.segments);
+            all.filter(move |(i, s)| s.file as usize == file && wanted(*i)).count()
         };
         let mut maps = Vec::with_capacity(program.files.len());
         for (i, (info, file)) in program.files.iter().zip(files.iter()).enumerate() {

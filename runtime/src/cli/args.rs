@@ -270,7 +270,11 @@ fn size(text: &str) -> Result<u64, String> {
     let fits = |bytes: &f64| (1.0..9e18).contains(bytes);
     found
         .filter(fits)
-        .map(|b| b as u64)
+        .map(|b| {
+            #[allow(clippy::cast_possible_truncation, reason = "it is in the range of the filter")]
+            let bytes = b as u64;
+            bytes
+        })
         .ok_or_else(|| "must be a size such as `4.5GiB`: a number of KiB, MiB or GiB, or of bytes".to_owned())
 }
 

@@ -1,5 +1,7 @@
 //! `bench`: tokens per second and memory.
 
+#![allow(clippy::cast_possible_truncation, reason = "figures for readers, and ids within the vocabulary")]
+
 use super::args::Bench;
 use super::{Context, Failure, Io, assigned, interrupt, paging, size};
 use crate::best_of::best_of;

@@ -111,7 +111,8 @@ pub(super) struct Reading {
 
 /// The extent of a piece that passes by the page cache, or the one that does not.
 pub(super) fn extent(piece: usize, cached: bool) -> u32 {
-    2 * piece as u32 + u32::from(cached)
+    // There are fewer than half as many pieces as numbers.
+    u32::try_from(piece).map_or(u32::MAX, |piece| piece.saturating_mul(2) | u32::from(cached))
 }
 
 impl Reading {
@@ -241,10 +242,13 @@ impl Whole {
             let Some(of) = self.pieces.all.get(piece).filter(|_| arrival.was_read(piece)) else {
                 return false;
             };
-            let at = self.memory.base().plus(piece * PIECE as usize).ptr();
+            let (Ok(bytes), Ok(pitch)) = (usize::try_from(of.bytes), usize::try_from(PIECE)) else {
+                return false;
+            };
+            let at = self.memory.base().plus(piece * pitch).ptr();
             // SAFETY: a piece has its place of `PIECE` bytes in the memory, which is held here; it was read, and nobody
             // writes there any more.
-            hash.update(unsafe { std::slice::from_raw_parts(at, of.bytes as usize) });
+            hash.update(unsafe { std::slice::from_raw_parts(at, bytes) });
         }
         let found: [u8; 32] = hash.finalize().into();
         if found == self.sha256 {

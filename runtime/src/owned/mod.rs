@@ -92,7 +92,7 @@ impl OwnedStore {
         let whole: Vec<bool> = files().map(|(i, info, _)| read(i) && check.hashes(info.bytes)).collect();
         let is_whole = |file: u32| whole.get(file as usize).copied().unwrap_or(false);
 
-        let count = pieces.all.len() as u32;
+        let count = u32::try_from(pieces.all.len()).map_err(|_| too_many())?;
         let memory = Buffers::in_huge_pages("weights", &[Class { bytes: PIECE, count }])?;
         let addresses = Addresses::new(program, &|_| true, &|s, end| {
             let first = pieces.place(s.file, s.offset);
@@ -133,6 +133,10 @@ impl OwnedStore {
     }
 }
 
+fn too_many() -> Error {
+    Error::Plan("there are more weights than memory can be".to_owned())
+}
+
 /// Every piece twice: past the page cache, and through it.
 fn table<'a>(
     pieces: &Pieces,
@@ -144,7 +148,7 @@ fn table<'a>(
         if range.is_empty() {
             continue;
         }
-        let first = entries.len() as u32;
+        let first = u32::try_from(entries.len()).map_err(|_| too_many())?;
         let (path, identity) = (&file.path, file.identity()?);
         entries.extend([false, true].map(|cached| FileEntry {
             path: path.clone(),

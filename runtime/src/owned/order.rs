@@ -1,6 +1,6 @@
 //! Which pieces of the weight files are read, in which order, and what a segment needs of them.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::program::Program;
 use moec_ir::plan::{Arg, Segment};
 use std::ops::Range;
@@ -40,7 +40,7 @@ impl Pieces {
             let count = if used { info.bytes.div_ceil(PIECE) } else { 0 };
             // Far from what an index of a buffer can be: 8 PB.
             if count > u64::from(u32::MAX / 2) - first as u64 {
-                return Err(Error::Plan("there are more weights than memory can be".to_owned()));
+                return Err(super::too_many());
             }
             pieces.all.extend((0..count).map(|i| {
                 let offset = i * PIECE;
@@ -60,14 +60,16 @@ impl Pieces {
     fn of_segment(&self, s: &Segment) -> Range<usize> {
         let file = self.of_file(s.file);
         let end = s.end().unwrap_or(s.offset);
-        let at = |offset: u64| file.start.saturating_add(offset as usize).min(file.end);
+        let at = |offset: u64| {
+            file.start.saturating_add(usize::try_from(offset).unwrap_or(usize::MAX)).min(file.end)
+        };
         at(s.offset / PIECE)..at(end.div_ceil(PIECE))
     }
 
     /// Place of a byte of a file among all pieces in memory; none if the file has no such byte.
     pub(super) fn place(&self, file: u32, offset: u64) -> Option<usize> {
         let piece = self.of_file(file).nth(usize::try_from(offset / PIECE).ok()?)?;
-        piece.checked_mul(PIECE as usize)?.checked_add((offset % PIECE) as usize)
+        piece.checked_mul(usize::try_from(PIECE).ok()?)?.checked_add(usize::try_from(offset % PIECE).ok()?)
     }
 }
 
@@ -96,7 +98,7 @@ impl Order {
         for piece in used.chain(&program.segments).flat_map(&of) {
             if let Some(place @ None) = at.get_mut(piece) {
                 *place = Some(order.pieces.len());
-                order.pieces.push(piece as u32);
+                order.pieces.extend(u32::try_from(piece));
             }
         }
         let last = |s: &Segment| of(s).filter_map(|piece| at.get(piece).copied().flatten()).max();
