@@ -6,7 +6,7 @@ use libfuzzer_sys::fuzz_target;
 use moec_runtime::{Sampler, Sampling};
 use moec_service::grammar::Grammar;
 use moec_service::grammar::process::Process;
-use moec_service::grammar::worker;
+use moec_service::worker;
 use serde_json::{Map, Value, json};
 use std::sync::Mutex;
 
