@@ -68,7 +68,11 @@ fuzz_target!(
             }
         }
         if said.len() < LONGEST && matches!(grammar, Grammar::Schema(_)) {
-            assert!(serde_json::from_str::<Value>(&said).is_ok(), "{said:?} is no JSON, of {grammar:?}");
+            // JSON has numbers that are larger than any of a machine.
+            let json = serde_json::from_str::<Value>(&said).or_else(|e| {
+                if e.to_string().contains("out of range") { Ok(Value::Null) } else { Err(e) }
+            });
+            assert!(json.is_ok(), "{said:?} is no JSON, of {grammar:?}");
         }
     }
 );

@@ -131,7 +131,11 @@ pub(crate) const CASES: &[Case] = &[
         || format!("{{% if a %}}{}{{% endif %}}", "{% elif a %}".repeat(20_000)),
         &[400],
     ),
-    template("a template of 20 000 filters", || format!("{{{{ 'a'{} }}}}", "|upper".repeat(20_000)), &[200, 400]),
+    template(
+        "a template of 20 000 filters",
+        || format!("{{{{ 'a'{} }}}}", "|upper".repeat(20_000)),
+        &[200, 400],
+    ),
     template("a namespace that holds itself", || namespace("ns"), &[200, 400]),
     template("a namespace that holds itself, as JSON", || namespace("ns|tojson"), &[400]),
     template("a namespace that holds itself, compared", || namespace("[ns] == [ns]"), &[200, 400]),

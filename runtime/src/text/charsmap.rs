@@ -14,22 +14,25 @@ const LONGEST: usize = 64;
 /// The key of a table.
 const KEY: &str = "precompiled_charsmap";
 
-/// Checks the tables of a `tokenizer.json`.
+/// Checks the rules of a `tokenizer.json`, and the tables in them.
 ///
 /// # Errors
-/// Why one cannot be used.
+/// What is not JSON; why a table cannot be used.
 pub(super) fn check(json: &[u8]) -> Result<(), String> {
-    /// What holds tables.
-    #[derive(Deserialize)]
-    struct File {
-        #[serde(default)]
+    /// Rules of a tokenizer; `tokenizers` panics where one of them is not JSON.
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Rules {
         normalizer: Value,
+        #[serde(rename = "pre_tokenizer")]
+        _pre_tokenizer: Value,
+        #[serde(rename = "post_processor")]
+        _post_processor: Value,
+        #[serde(rename = "decoder")]
+        _decoder: Value,
     }
-    if !json.windows(KEY.len()).any(|part| part == KEY.as_bytes()) {
-        return Ok(());
-    }
-    let File { normalizer } = serde_json::from_slice(json).map_err(|e| e.to_string())?;
-    let mut left = vec![&normalizer];
+    let rules: Rules = serde_json::from_slice(json).map_err(|e| e.to_string())?;
+    let mut left = vec![&rules.normalizer];
     while let Some(value) = left.pop() {
         match value {
             Value::Object(map) => {
@@ -170,6 +173,18 @@ mod tests {
     fn characters_are_replaced() {
         let text = tokenizer(&table()).unwrap();
         assert_eq!(text.encode("ab").unwrap(), [2, 2]);
+    }
+
+    #[test]
+    fn rules_that_are_not_json_are_refused() {
+        for rule in ["normalizer", "pre_tokenizer", "post_processor", "decoder"] {
+            for broken in [r#"{"type": "Fuse", "\ud800": 1}"#, r#"{"type": "Fuse""#] {
+                let file = format!(
+                    r#"{{"model": {{"type": "BPE", "vocab": {{}}, "merges": []}}, "{rule}": {broken}}}"#
+                );
+                assert!(Text::parse(file.as_bytes(), None).is_err(), "{file}");
+            }
+        }
     }
 
     #[test]
