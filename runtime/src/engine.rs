@@ -227,7 +227,7 @@ impl<'p> Engine<'p> {
         Overflowed::of(&self.tallies(), &self.program.placement)
     }
 
-    /// Warns of no overflow: what is read is no text that anything was calibrated for.
+    /// Turns warnings of overflow off: the input is random ids, not text.
     pub(crate) fn ignore_overflow(&mut self) {
         self.warn_overflow = None;
     }

@@ -93,9 +93,9 @@ impl Tally {
     }
 }
 
-/// Rows of an expert that overflow together, about: those of one call. They are no independent observations.
+/// Rows of an expert that overflow together, about: those of one call. They are not independent observations.
 const CLUMP: f64 = 32.0;
-/// Standard deviations past the expectation from which on it is no chance.
+/// Standard deviations above the expectation that chance does not explain.
 const SURE: f64 = 4.0;
 
 /// What found no room in all layers, beside what the plan expects.

@@ -1,4 +1,4 @@
-//! How tokens are drawn where nothing is said: as the makers of the model advise, else from all that it says.
+//! Default sampling options of a bundle: those of its `generation_config.json`, else temperature 1.
 
 use crate::error::{Error, Result};
 use moec_runtime::{Sampling, regular};
@@ -70,7 +70,7 @@ pub fn parse(bytes: &[u8]) -> Result<Sampling, String> {
     Ok(sampling)
 }
 
-/// A seed that nobody has chosen.
+/// A random seed.
 pub fn random_seed() -> u64 {
     // Numbers of JSON beyond this are not exact in every client that gives it back.
     RandomState::new().hash_one(std::process::id()) >> 11

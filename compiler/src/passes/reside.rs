@@ -124,7 +124,7 @@ pub fn reside_layer(table: &mut ExpertTable, layer: &LayerLoads, units: &Units<'
     table.expected = Some(predict(layer, table));
 }
 
-/// Gives the experts of a group its unit. Those of the processor take any number of tokens.
+/// Gives the experts of a group its unit. Those of the CPU take any number of tokens.
 fn settle(experts: &mut [ExpertRow], group: &ExpertGroup, hot: bool) {
     for &e in &group.experts {
         if let Some(row) = experts.get_mut(e as usize) {

@@ -182,7 +182,7 @@ fn hot_groups_live_on_the_npu_and_cold_ones_on_the_cpu() {
     assert_eq!(p.experts[0].expected.unwrap().padding, 0.0);
 }
 
-/// A start loads a context for each graph: the graphs that gain least stay on the processor.
+/// A start loads a context for each graph: the graphs that gain least stay on the CPU.
 #[test]
 fn contexts_are_few_enough_to_load() {
     let phone = Device::find("snapdragon-8-gen-3").unwrap();

@@ -500,7 +500,7 @@ mod chunks {
         // With half as much room again above its loads, it has room for 30.
         assert_eq!(layer.held_out_overflow(&capacity([60, 60])), 20.0 / 600.0);
         assert_eq!(layer.held_out_overflow(&|_| None), 0.0);
-        // Nothing but loads that are all alike surprises nobody.
+        // Only equal loads leave no overflow on held-out text.
         layer.samples = vec![vec![40, 20]; 10];
         assert_eq!(layer.held_out_overflow(&capacity([40, 20])), 0.0);
         layer.samples.truncate(1);

@@ -2,7 +2,7 @@
 //! ([`Forms`]).
 //!
 //! Data goes to standard output, everything else to standard error. Exit status 0; 1 if it failed; 2 if the arguments are wrong
-//! ([`Error::is_bad_use`]); 130 after an interrupt. A reader that closes the output early has had enough: that is no error.
+//! ([`Error::is_bad_use`]); 130 after an interrupt. A reader that closes the output early is not an error.
 
 pub mod args;
 mod assigned;

@@ -176,7 +176,8 @@ impl Reading {
         }
     }
 
-    /// Has the page cache read what went past it, for the next start, while there is memory for it and nothing else wants the core.
+    /// Fetches the pieces that were read past the page cache into it, for the next start, while memory is free. The thread runs only on
+    /// idle cores.
     fn leave_in_cache(&self) {
         cpu::only_when_idle();
         for (Piece { file, offset, bytes }, passing) in self.pieces.all.iter().zip(&self.passing) {

@@ -30,7 +30,7 @@ pub(super) fn largest_k(logits: &[f32], k: usize, found: &mut Vec<(f32, u32)>) {
     let mut floor = f32::NEG_INFINITY;
     found.clear();
     for (number, block) in logits.chunks(BLOCK).enumerate() {
-        // Ids ascend, so one that equals the least of `k` is behind it.
+        // Ids ascend, so a logit that equals the smallest of the `k` has a higher id and loses.
         if max(block) <= floor {
             continue;
         }

@@ -45,7 +45,7 @@ pub(super) const ON_LOGITS: [OnLogits; 3] = [
     },
 ];
 
-/// In this order, behind the temperature and top-k.
+/// In this order, after the temperature and top-k.
 pub(super) const CUTS: [Cut; 3] = [
     Cut { wanted: |how| how.top_p < 1.0, apply: top_p },
     Cut { wanted: |how| how.min_p > 0.0, apply: min_p },

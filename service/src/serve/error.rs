@@ -68,7 +68,7 @@ impl ApiError {
     }
 }
 
-/// What a client can do, in the fields of requests. Hints that name options are for who starts programs.
+/// What a client can do, in the fields of requests. Hints that name options of a command line are left out.
 pub(super) fn hint(own: Option<String>) -> String {
     own.filter(|hint| !hint.contains("`-")).map_or_else(String::new, |hint| format!("; hint: {hint}"))
 }

@@ -300,7 +300,7 @@ impl Parser {
         };
         let id = id.filter(|id| !self.ids.contains(id));
         let arguments = calls::first_value(&arguments).to_owned();
-        // What is no object may be a text that holds one, or no call.
+        // Arguments that are not an object may be a string that holds one; otherwise this is not a call.
         (arguments.is_empty() || arguments.starts_with('{')).then_some(ToolCall { name, arguments, id })
     }
 

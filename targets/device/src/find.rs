@@ -258,7 +258,7 @@ impl Device {
 /// Why a share is refused.
 const NO_SHARE: &str = "what is achieved is a share above 0, and of at most 1";
 
-/// Fails where one is no share.
+/// Fails if one is not a share.
 fn check_shares<'a>(mut shares: impl Iterator<Item = &'a Figure>) -> Result<(), ()> {
     if shares.all(|f| f.value > 0.0 && f.value <= 1.0) { Ok(()) } else { Err(()) }
 }
