@@ -14,6 +14,7 @@ use moec_runtime::{
 };
 use serde_json::{Value, json};
 use std::path::Path;
+use std::sync::Mutex;
 use support::{MIXTURES, Setup, built, checkpoint, distance, expected, fails, ferris, list, moec, ok};
 
 const BATCHES: [usize; 3] = [1, 2, 4];
@@ -220,12 +221,9 @@ fn ferris_falls_back_where_it_is_not_sure() {
     with_engine(&bundle, |engine| {
         let mut decoder = Decoder::of(engine.program()).unwrap();
         let mut step = |engine: &mut Engine<'_>, batch: &[(u32, usize, u32)]| {
-            let (kept, mut logits) = (decoder.fallbacks().unwrap().full, Vec::new());
-            let sink = &mut |_: usize, l: &[f32]| {
-                logits.extend_from_slice(l);
-                Ok(())
-            };
-            decoder.decode(engine, batch, sink).unwrap();
+            let (kept, logits) = (decoder.fallbacks().unwrap().full, Mutex::new(Vec::new()));
+            decoder.decode(engine, batch, &|_, l| logits.lock().unwrap().extend_from_slice(l)).unwrap();
+            let logits = logits.into_inner().unwrap();
             // What is kept is sure, by its own numbers.
             let max = logits.iter().copied().fold(f32::MIN, f32::max);
             let p = 1.0 / logits.iter().map(|&z| f64::from(z - max).exp()).sum::<f64>();
@@ -244,22 +242,16 @@ fn ferris_falls_back_where_it_is_not_sure() {
                 engine.prefill(slot, 0, &ids[..n], Want::None, &mut |_, _| Ok(())).unwrap();
                 let mut decoder = Decoder::of(engine.program()).unwrap();
                 let row = [(slot, n, ids[n])];
-                let mut of_row = Vec::new();
-                let sink = &mut |_: usize, l: &[f32]| {
-                    of_row.extend_from_slice(l);
-                    Ok(())
-                };
-                decoder.decode(engine, &row, sink).unwrap();
-                alone.push((row[0], of_row, decoder.fallbacks().unwrap().full));
+                let of_row = Mutex::new(Vec::new());
+                decoder.decode(engine, &row, &|_, l| of_row.lock().unwrap().extend_from_slice(l)).unwrap();
+                alone.push((row[0], of_row.into_inner().unwrap(), decoder.fallbacks().unwrap().full));
             }
             let rows: Vec<_> = alone.iter().map(|a| a.0).collect();
             let mut decoder = Decoder::of(engine.program()).unwrap();
-            let mut worst = 0f32;
-            let sink = &mut |i: usize, l: &[f32]| {
-                worst = worst.max(distance(l, &alone[i].1));
-                Ok(())
-            };
-            decoder.decode(engine, &rows, sink).unwrap();
+            let distances = Mutex::new(Vec::new());
+            let sink = |i: usize, l: &[f32]| distances.lock().unwrap().push(distance(l, &alone[i].1));
+            decoder.decode(engine, &rows, &sink).unwrap();
+            let worst = distances.into_inner().unwrap().into_iter().fold(0f32, f32::max);
             assert_eq!(decoder.fallbacks().unwrap().full, alone.iter().map(|a| a.2).sum::<usize>());
             assert!(worst < 1e-4, "{many} rows: {worst}");
         }
@@ -278,18 +270,23 @@ fn replayed(
     let mut sampler = Sampler::new(how);
     let (mut differ, mut sum) = (0, 0.0);
     let mut held = |i: usize, logits: &[f32]| {
-        differ += usize::from(sampler.sample(logits)? != ids[i]);
+        differ += usize::from(sampler.sample(logits).unwrap() != ids[i]);
         let max = logits.iter().copied().fold(f32::MIN, f32::max);
         let total: f64 = logits.iter().map(|&z| f64::from(z - max).exp()).sum();
         sum += f64::from(logits[ids[i] as usize] - max) - total.ln();
-        Ok(())
     };
     engine.reset(0).unwrap();
-    engine.prefill(0, 0, prompt, Want::Last, &mut |_, logits| held(0, logits)).unwrap();
+    let last = &mut |_: usize, logits: &[f32]| {
+        held(0, logits);
+        Ok(())
+    };
+    engine.prefill(0, 0, prompt, Want::Last, last).unwrap();
+    let held = Mutex::new(held);
     for (i, &id) in ids[..ids.len() - 1].iter().enumerate() {
         let row = [(0, prompt.len() + i, id)];
-        decoder.decode(engine, &row, &mut |_, logits| held(i + 1, logits)).unwrap();
+        decoder.decode(engine, &row, &|_, logits| (held.lock().unwrap())(i + 1, logits)).unwrap();
     }
+    drop(held);
     (differ, sum / ids.len() as f64, decoder.fallbacks().map_or(0, |f| f.full))
 }
 

@@ -10,6 +10,8 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::program::Program;
 use crate::states::check_snapshots;
+use moec_ir::EntryKind;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Decodes the tokens of a batch: with all experts, or with fewer where that is enough.
 #[derive(Clone, Debug, Default)]
@@ -18,9 +20,6 @@ pub struct Decoder {
     gamma: Option<f32>,
     /// How often; `None`: big-little decoding is off.
     tally: Option<Fallbacks>,
-    /// Rows that are decoded again, kept for the next call.
-    again: Vec<(usize, (u32, usize, u32))>,
-    rows: Vec<(u32, usize, u32)>,
 }
 
 /// How many tokens needed all experts.
@@ -88,7 +87,8 @@ impl Decoder {
     }
 
     /// As [`Engine::decode`]. `sink` gets every row of the batch once, with the logits that count: first those that are
-    /// kept of the little pass, then those that are decoded again, together.
+    /// kept of the little pass, then those that are decoded again, together. It runs on the engine's threads, for several rows at
+    /// once and in no order.
     ///
     /// # Errors
     /// As [`Engine::decode`].
@@ -96,28 +96,31 @@ impl Decoder {
         &mut self,
         engine: &mut Engine<'_>,
         batch: &[(u32, usize, u32)],
-        sink: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
+        sink: &(dyn Fn(usize, &[f32]) + Sync),
     ) -> Result<()> {
-        let Self { gamma, tally, again, rows } = self;
-        again.clear();
-        match *gamma {
-            None => engine.decode(batch, sink)?,
-            Some(gamma) => {
-                engine.decode_little(batch, &mut |i, logits| {
-                    if is_sure(logits, gamma) {
-                        return sink(i, logits);
-                    }
-                    again.push((i, batch[i]));
-                    Ok(())
-                })?;
-                rows.clear();
-                rows.extend(again.iter().map(|(_, row)| *row));
-                engine.decode(rows, &mut |i, logits| sink(again[i].0, logits))?;
+        let full = match self.gamma {
+            None => {
+                engine.decode_on_threads(EntryKind::Decode, batch, sink)?;
+                batch.len()
             }
-        }
-        if let Some(tally) = tally {
+            Some(gamma) => {
+                let unsure: Vec<_> = batch.iter().map(|_| AtomicBool::new(false)).collect();
+                engine.decode_on_threads(EntryKind::Little, batch, &|i, logits| {
+                    if is_sure(logits, gamma) {
+                        sink(i, logits);
+                    } else {
+                        unsure[i].store(true, Ordering::Relaxed);
+                    }
+                })?;
+                let again: Vec<_> = (0..batch.len()).filter(|&i| unsure[i].load(Ordering::Relaxed)).collect();
+                let rows: Vec<_> = again.iter().map(|&i| batch[i]).collect();
+                engine.decode_on_threads(EntryKind::Decode, &rows, &|i, logits| sink(again[i], logits))?;
+                again.len()
+            }
+        };
+        if let Some(tally) = &mut self.tally {
             tally.tokens += batch.len();
-            tally.full += if gamma.is_some() { again.len() } else { batch.len() };
+            tally.full += full;
         }
         Ok(())
     }

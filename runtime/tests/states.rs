@@ -17,6 +17,7 @@ use moec_runtime::{
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use std::cell::Cell;
+use std::sync::Mutex;
 
 /// Channels.
 const C: usize = 3;
@@ -738,14 +739,10 @@ fn a_ring_takes_a_token_twice() {
     fill(engine, 2, 0, &[4]).unwrap();
     for (pos, id) in sequence(50, 2).into_iter().enumerate() {
         let before = decoder.fallbacks().unwrap().full;
-        let mut seen = Vec::new();
-        let keep = &mut |_: usize, l: &[f32]| -> moec_runtime::Result<()> {
-            seen = l.to_vec();
-            Ok(())
-        };
-        decoder.decode(engine, &[(2, pos + 1, id)], keep).unwrap();
+        let seen = Mutex::new(Vec::new());
+        decoder.decode(engine, &[(2, pos + 1, id)], &|_, l| *seen.lock().unwrap() = l.to_vec()).unwrap();
         seq.push((id, decoder.fallbacks().unwrap().full == before));
-        assert_eq!(seen, windowed(&seq), "position {pos}");
+        assert_eq!(seen.into_inner().unwrap(), windowed(&seq), "position {pos}");
     }
     let Fallbacks { tokens, full } = decoder.fallbacks().unwrap();
     assert!((1..tokens).contains(&full), "both happen: {full}");

@@ -11,6 +11,7 @@ use crate::progress::Progress;
 use moec_runtime::text::Text;
 use moec_runtime::{Decoder, Engine, Fallbacks, Want};
 use serde::Serialize;
+use std::sync::{Mutex, PoisonError};
 
 /// What was measured.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -93,12 +94,13 @@ fn read(
         crate::interrupt::check()?;
         engine.reset(0).map_err(Error::from)?;
         for (pos, pair) in ids.windows(2).enumerate() {
-            let mut sink = |_: usize, logits: &[f32]| {
-                loss += log_sum(logits)
-                    - logits.get(pair[1] as usize).map_or(f64::NEG_INFINITY, |&z| f64::from(z));
-                Ok(())
+            let of_token = Mutex::new(0.0);
+            let sink = |_: usize, logits: &[f32]| {
+                let of_next = logits.get(pair[1] as usize).map_or(f64::NEG_INFINITY, |&z| f64::from(z));
+                *of_token.lock().unwrap_or_else(PoisonError::into_inner) = log_sum(logits) - of_next;
             };
-            decoder.decode(engine, &[(0, pos, pair[0])], &mut sink).map_err(Error::from)?;
+            decoder.decode(engine, &[(0, pos, pair[0])], &sink).map_err(Error::from)?;
+            loss += of_token.into_inner().unwrap_or_else(PoisonError::into_inner);
             count += 1;
         }
         bar.add(1);
@@ -128,10 +130,11 @@ fn answers(
             return Ok(false);
         }
         if i + 1 < answer.len() {
-            decoder.decode(engine, &[(0, prompt.len() + i, id)], &mut |_, logits| {
-                best = Some(greedy(logits));
-                Ok(())
+            let found = Mutex::new(None);
+            decoder.decode(engine, &[(0, prompt.len() + i, id)], &|_, logits| {
+                *found.lock().unwrap_or_else(PoisonError::into_inner) = Some(greedy(logits));
             })?;
+            best = found.into_inner().unwrap_or_else(PoisonError::into_inner);
         }
     }
     Ok(true)

@@ -3,6 +3,8 @@
 use super::{Engine, Row, Want};
 use crate::call::{Extent, Threads, Walk};
 use crate::error::{Error, Result};
+use crate::memory::Region;
+use crate::program::Program;
 use crate::unit::{BadExpert, StepFault};
 use moec_ir::op::NO_EXPERT;
 use moec_ir::plan::{Arg, Builtin, Code, Entry, Plan};
@@ -95,7 +97,9 @@ impl Engine<'_> {
         batch: &[(u32, usize, u32)],
         sink: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
     ) -> Result<()> {
-        self.decode_in(EntryKind::Decode, batch, sink)
+        self.decode_in(EntryKind::Decode, batch, &mut |engine, entry, rows| {
+            engine.in_order(entry, rows, sink)
+        })
     }
 
     /// As [`Engine::decode`], in the little entry points, whose routers choose fewer experts. What they leave in the states
@@ -108,7 +112,26 @@ impl Engine<'_> {
         batch: &[(u32, usize, u32)],
         sink: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
     ) -> Result<()> {
-        self.decode_in(EntryKind::Little, batch, sink)
+        self.decode_in(EntryKind::Little, batch, &mut |engine, entry, rows| {
+            engine.in_order(entry, rows, sink)
+        })
+    }
+
+    /// As [`Engine::decode`] or [`Engine::decode_little`], by the kind of entry points; `sink` runs on the engine's threads, for
+    /// several rows at once and in any order.
+    ///
+    /// # Errors
+    /// As [`Engine::decode_little`].
+    pub(crate) fn decode_on_threads(
+        &mut self,
+        kind: fn(u32) -> EntryKind,
+        batch: &[(u32, usize, u32)],
+        sink: &(dyn Fn(usize, &[f32]) + Sync),
+    ) -> Result<()> {
+        self.decode_in(kind, batch, &mut |engine, entry, rows| {
+            engine.on_threads(entry, rows, sink);
+            Ok(())
+        })
     }
 
     /// Appends several tokens to the sequence in `slot` in one call, from position `start` on, in the smallest decode entry point that
@@ -141,12 +164,13 @@ impl Engine<'_> {
         most_rows(self.program)
     }
 
-    /// Decodes in the entry points of one kind.
+    /// Decodes in the entry points of one kind. `after` gets, after each call, its entry point and the rows of the batch that it
+    /// computed: the logits of the first of them are those of row 0 of the entry point.
     fn decode_in(
         &mut self,
         kind: fn(u32) -> EntryKind,
         batch: &[(u32, usize, u32)],
-        sink: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
+        after: &mut dyn FnMut(&mut Self, usize, Range<usize>) -> Result<()>,
     ) -> Result<()> {
         for (i, &(slot, pos, id)) in batch.iter().enumerate() {
             self.check_context("the sequence would have", pos.saturating_add(1))?;
@@ -169,12 +193,40 @@ impl Engine<'_> {
             let rows = batch[done..done + n].iter().map(|&(slot, pos, id)| Row { slot, pos, id });
             // Every row is a sequence of its own, which ends with it.
             self.call(entry, rows, 0..n, 0)?;
-            for i in 0..n {
-                sink(done + i, self.logits(entry, i))?;
-            }
+            after(self, entry, done..done + n)?;
             done += n;
         }
         Ok(())
+    }
+
+    /// Hands `sink` the logits of the rows of the last call, which it numbers from `rows.start` on.
+    fn in_order(
+        &self,
+        entry: usize,
+        rows: Range<usize>,
+        sink: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        rows.clone().try_for_each(|row| sink(row, self.logits(entry, row - rows.start)))
+    }
+
+    /// As [`Engine::in_order`], on all threads.
+    fn on_threads(&mut self, entry: usize, rows: Range<usize>, sink: &(dyn Fn(usize, &[f32]) + Sync)) {
+        let Self { program, arena, pool, .. } = self;
+        let lanes = pool.lanes().min(rows.len());
+        let walk = |lane: usize| {
+            for i in (lane..rows.len()).step_by(lanes) {
+                sink(rows.start + i, logits(program, arena, entry, i));
+            }
+        };
+        if lanes > 1 {
+            pool.run(&|thread, _| {
+                if thread < lanes {
+                    walk(thread);
+                }
+            });
+        } else {
+            walk(0);
+        }
     }
 
     /// Of the entry points of a kind, the one with the smallest room that is enough for `left` rows, else the
@@ -337,15 +389,21 @@ impl Engine<'_> {
 
     /// A row of the logits of the last call of an entry point.
     fn logits(&self, entry: usize, row: usize) -> &[f32] {
-        let e = &self.program.entries[entry];
-        let logits = &e.buffers[e.logits as usize];
-        let at = self.arena.base().plus(logits.offset as usize);
-        // SAFETY: `row < out_rows`, for which the verifier has found room; the arena is initialised memory
-        // and nothing writes to it while `self` is borrowed.
-        unsafe {
-            let first = at.of::<f32>().add(row * logits.stride as usize);
-            std::slice::from_raw_parts(first, self.program.model.vocab as usize)
-        }
+        logits(self.program, &self.arena, entry, row)
+    }
+}
+
+/// A row of the logits that the last call of an entry point has left in an engine's arena.
+fn logits<'a>(program: &Program, arena: &'a Region, entry: usize, row: usize) -> &'a [f32] {
+    let e = &program.entries[entry];
+    let logits = &e.buffers[e.logits as usize];
+    assert!(row < e.out_rows as usize, "a row of the outputs");
+    let at = arena.base().plus(logits.offset as usize);
+    // SAFETY: the verifier has found room for `out_rows` rows; the arena is initialised memory, and nothing writes to it
+    // while an engine's calls are not running, which take it mutably.
+    unsafe {
+        let first = at.of::<f32>().add(row * logits.stride as usize);
+        std::slice::from_raw_parts(first, program.model.vocab as usize)
     }
 }
 

@@ -37,7 +37,7 @@ impl<M: Model> Inner<'_, M> {
                 did.close += 1;
                 return;
             }
-            let choice = pick(live, id, logits);
+            let choice = pick(live.get_mut(&id), logits);
             open = matches!(&choice, Choice::Token { id, ended: false, .. } if !ends.contains(id) && ids.get(i + 1) == Some(id));
             did.kept += usize::from(open);
             chosen.push(choice);

@@ -36,6 +36,7 @@ use model::{Model, Served};
 pub use slots::Sharing;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How a scheduler works.
@@ -330,7 +331,7 @@ impl<'j, M: Model> Inner<'j, M> {
         let ids = core.ids(id, range.clone());
         let mut chosen = Vec::new();
         let mut choice =
-            |logits: &[f32]| chosen.extend(choose.iter().map(|&id| (id, pick(live, id, logits))));
+            |logits: &[f32]| chosen.extend(choose.iter().map(|id| (*id, pick(live.get_mut(id), logits))));
         match model.prompt(slot, range.start, ids, whole, want, &mut choice) {
             Ok(()) => {
                 self.counters.prompt_tokens += range.len() as u64;
@@ -353,37 +354,45 @@ impl<'j, M: Model> Inner<'j, M> {
         let plain = |rows: &[(Id, u32, usize, u32)]| -> Vec<_> {
             rows.iter().map(|&(_, slot, pos, id)| (slot, pos, id)).collect()
         };
-        let mut chosen: Vec<Option<Choice>> = rows.iter().map(|_| None).collect();
+        // Tokens are chosen on the threads that have computed the logits: a row of a large vocabulary takes up to milliseconds.
         let Self { model, live, .. } = self;
-        let together = model.decode(&plain(rows), &mut |i, logits| {
-            chosen[i] = Some(pick(live, rows[i].0, logits));
-        });
+        let mut of_row: BTreeMap<Id, &mut Live<'_>> = live.iter_mut().map(|(id, live)| (*id, live)).collect();
+        let seats: Vec<_> =
+            rows.iter().map(|row| Mutex::new((of_row.remove(&row.0), None::<Choice>))).collect();
+        let choose = |i: usize, logits: &[f32]| {
+            let mut seat = seats[i].lock().unwrap_or_else(PoisonError::into_inner);
+            let (live, choice) = &mut *seat;
+            *choice = Some(pick(live.as_deref_mut(), logits));
+        };
+        let together = model.decode(&plain(rows), &choose);
+        let mut failed: Vec<Option<Error>> = rows.iter().map(|_| None).collect();
         if let Err(e) = together {
             // Whose fault it is shows when each row is computed by itself. Rows that have their logits have their states, too.
             let mut first = Some(e);
             for (i, row) in rows.iter().enumerate() {
-                if chosen[i].is_some() {
+                if seats[i].lock().unwrap_or_else(PoisonError::into_inner).1.is_some() {
                     continue;
                 }
                 let alone = match first.take_if(|e| rows.len() == 1 || matches!(e, Error::Interrupted)) {
                     Some(e) => Err(e),
-                    None => model.decode(&plain(std::slice::from_ref(row)), &mut |_, logits| {
-                        chosen[i] = Some(pick(live, row.0, logits));
-                    }),
+                    None => model.decode(&plain(std::slice::from_ref(row)), &|_, logits| choose(i, logits)),
                 };
                 match alone {
                     Err(Error::Interrupted) => return Err(Error::Interrupted),
-                    Err(e) => chosen[i] = Some(Choice::Failed(e)),
+                    Err(e) => failed[i] = Some(e),
                     Ok(()) => {}
                 }
             }
         }
+        let chosen: Vec<_> = seats
+            .into_iter()
+            .map(|seat| seat.into_inner().unwrap_or_else(PoisonError::into_inner).1)
+            .collect();
         self.core.decoded(rows.iter().map(|row| row.0));
-        for (row, choice) in rows.iter().zip(chosen) {
-            match choice {
-                Some(Choice::Failed(e)) => self.fail(row.0, e, sink)?,
-                Some(choice) => self.book(row.0, choice, sink)?,
-                None => self.fail(row.0, Error::NotFinite, sink)?,
+        for ((row, choice), failed) in rows.iter().zip(chosen).zip(failed) {
+            match (choice, failed) {
+                (Some(choice), _) => self.book(row.0, choice, sink)?,
+                (None, failed) => self.fail(row.0, failed.unwrap_or(Error::NotFinite), sink)?,
             }
         }
         Ok(())
@@ -398,7 +407,6 @@ impl<'j, M: Model> Inner<'j, M> {
                 let torn = matches!(e, Error::NotFinite);
                 return self.over(id, End::Failed(e), torn, sink);
             }
-            Choice::Failed(e) => return self.fail(id, e, sink),
         };
         let Some(live) = self.live.get_mut(&id) else { return Ok(()) };
         live.left -= 1;
@@ -475,13 +483,11 @@ enum Choice {
     },
     /// None can be.
     None(Error),
-    /// There are no logits.
-    Failed(Error),
 }
 
 /// Chooses the next token of a sequence.
-fn pick(live: &mut BTreeMap<Id, Live<'_>>, id: Id, logits: &[f32]) -> Choice {
-    let Some(live) = live.get_mut(&id) else { return Choice::None(Error::NotFinite) };
+fn pick(live: Option<&mut Live<'_>>, logits: &[f32]) -> Choice {
+    let Some(live) = live else { return Choice::None(Error::NotFinite) };
     match live.chooser.choose(logits) {
         Ok(id) => {
             Choice::Token { id, log_probabilities: live.chooser.last().cloned(), ended: live.chooser.ended() }

@@ -33,8 +33,8 @@ pub(super) trait Model {
     ) -> Result<()>;
 
     /// Appends a token to each of several sequences (slot, position, token); `sink` gets the index of the row and the logits
-    /// behind it, in any order.
-    fn decode(&mut self, rows: &[(u32, usize, u32)], sink: &mut dyn FnMut(usize, &[f32])) -> Result<()>;
+    /// after it, for several rows at once and in any order.
+    fn decode(&mut self, rows: &[(u32, usize, u32)], sink: &(dyn Fn(usize, &[f32]) + Sync)) -> Result<()>;
 
     /// Tokens that [`Model::extend`] takes behind the first one at most.
     fn guesses(&self) -> usize;
@@ -121,16 +121,14 @@ impl Model for Served<'_, '_> {
         })
     }
 
-    fn decode(&mut self, rows: &[(u32, usize, u32)], sink: &mut dyn FnMut(usize, &[f32])) -> Result<()> {
+    fn decode(&mut self, rows: &[(u32, usize, u32)], sink: &(dyn Fn(usize, &[f32]) + Sync)) -> Result<()> {
         let together = if self.exact { 1 } else { rows.len() };
         for (i, rows) in rows.chunks(together.max(1)).enumerate() {
-            self.decoder.decode(self.engine, rows, &mut |row, logits| {
-                sink(i * together + row, logits);
-                Ok(())
-            })?;
+            self.decoder.decode(self.engine, rows, &|row, logits| sink(i * together + row, logits))?;
         }
         Ok(())
     }
+
     fn guesses(&self) -> usize {
         let most = states::most_guesses(self.engine.program()).unwrap_or(0);
         if self.exact { 0 } else { most.min(self.engine.most_rows().saturating_sub(1)) }
