@@ -7,10 +7,10 @@ use crate::support;
 
 use moec::bundle::read::Bundle;
 use moec_runtime::engine::Want;
-use moec_runtime::flash::fault::{Faulty, Gate, Injected};
 use moec_runtime::flash::{self, Choice};
 use moec_runtime::paging::{Paging, Report, Wrap};
 use moec_runtime::{Engine, Options, Program};
+use moec_sim::flash::fault::{Faulty, Gate, Injected};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use support::{built, checkpoint, expected, fails, ferris_relu, moec, ok, root};
@@ -141,7 +141,7 @@ fn logits_are_those_of_the_model_in_memory() {
             assert!(found == want, "{format}, {case:?}: other bits");
             assert!(report.misses > 0 && report.flash.bytes > 0, "{format}, {case:?}: {report:?}");
             if frames == all {
-                let (least, used) = report.belady.unwrap();
+                let (least, used) = moec_sim::least_read(report.used.as_ref().unwrap()).unwrap();
                 assert!(least <= used, "{report:?}");
             }
         }
@@ -185,7 +185,8 @@ fn per_token(bundle: &Bundle, frames: u32, text: &[u32]) -> (f64, f64) {
         let per = |bytes: u64| bytes as f64 / text.len() as f64;
         // Belady's bytes are those of frames; a read has what pads them on flash, too.
         let read = report.flash.bytes as f64 / report.misses.max(1) as f64;
-        let least = report.belady.unwrap().0 as f64 / bundle.plan.paging.as_ref().unwrap().frame_bytes as f64;
+        let least = moec_sim::least_read(report.used.as_ref().unwrap()).unwrap().0 as f64
+            / bundle.plan.paging.as_ref().unwrap().frame_bytes as f64;
         (per(report.flash.bytes), least * read / text.len() as f64)
     })
 }

@@ -2,7 +2,7 @@
 
 use crate::config::Rounding;
 use moec_cpu::{CpuTarget, KernelSpec, Knob, Schedule};
-use moec_runtime::cache::{Choice, Reason};
+use moec_sim::cache::{Choice, Reason};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

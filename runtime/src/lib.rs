@@ -16,9 +16,8 @@
 //! * [`flash`]: reads weights that are not held in memory; [`paging`]: experts that stay there, as steps see them.
 //! * [`hybrid`]: experts of a layer over a GPU, the processor and the link between them, transferred ahead and cached on three levels; decisions only.
 //! * [`assign`]: experts that several units can run, in a plan that runs; [`makespan`]: which unit computes which expert of a step, where several can; decisions only.
-//! * [`cache`]: which experts stay where not all fit; decisions only, for the store and for replays.
-//! * [`neuron_store`]: a step over neurons on flash, by what [`neurons`] decides.
-//! * [`neurons`]: experts by neurons: bundles, a cache in regions, a pipeline without barriers; decisions only.
+//! * [`cache`]: which experts stay where not all fit; decisions only.
+//! * [`neurons`]: which neurons of experts stay: a cache in regions; decisions only.
 //! * [`weights`]: whether they lie in memory of our own ([`owned`]) or in the page cache, and why.
 //! * [`mapped`]: files mapped for reading, and what happens when one is cut under the program.
 //! * [`regular`]: files that others wrote, opened without trust.
@@ -72,8 +71,6 @@ pub mod makespan;
 pub mod manifest;
 pub mod mapped;
 pub mod memory;
-#[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
-pub mod neuron_store;
 #[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
 pub mod neurons;
 #[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]

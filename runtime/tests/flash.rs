@@ -3,12 +3,12 @@
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
-use moec_runtime::flash::fault::{Faulty, Gate, Injected};
 use moec_runtime::flash::{
     BLOCK, Buffers, Choice, Class, Event, Extent, ExtentTable, FileEntry, Flash, ManualClock, Options,
     Priority, Read, ReadError, ReadFault, SystemClock, Ticket, checksum,
 };
 use moec_runtime::{Error, Fault};
+use moec_sim::flash::fault::{Faulty, Gate, Injected};
 use moec_testing::IO_URING;
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;

@@ -7,12 +7,12 @@
 mod common;
 
 use common::*;
-use moec_runtime::flash::fault::{Faulty, Gate, Injected};
 use moec_runtime::flash::{self, Choice, Read, ReadFault, Reader};
 use moec_runtime::owned::{How, MovingStore, OwnedStore};
 use moec_runtime::paging::Wrap;
 use moec_runtime::store::{MappedStore, Store};
 use moec_runtime::{CheckLevel, Engine, Error, Fault, Options, Program, Want, Weights};
+use moec_sim::flash::fault::{Faulty, Gate, Injected};
 use moec_testing::PAGE_CACHE;
 use sha2::{Digest, Sha256};
 use std::fs::{self, OpenOptions};

@@ -3,10 +3,12 @@
 
 use super::*;
 use moec_ir::paging::Paging as Planned;
-use moec_runtime::flash::{Link, Priority};
+use moec_runtime::flash::{Clock, Priority, Reader};
 use moec_runtime::paging::decider::{Decision, How};
-use moec_runtime::paging::simulate::{Scene, simulate};
 use moec_runtime::paging::{Journal, Units};
+use moec_sim::flash::Link;
+use moec_sim::paging::{Scene, simulate};
+use std::sync::Arc;
 
 /// Sequences of a run, tokens of a prompt and tokens decoded behind it.
 const SEQUENCES: usize = 4;
@@ -18,8 +20,8 @@ const DECODE: usize = 64;
 struct Slow;
 
 impl Units for Slow {
-    fn link(&self) -> Link {
-        Link { latency: Duration::from_micros(80), bytes_per_second: 0.9e9, depth: 8 }
+    fn device(&self, bytes: Option<Box<dyn Reader>>) -> (Box<dyn Reader>, Arc<dyn Clock>) {
+        Link { latency: Duration::from_micros(80), bytes_per_second: 0.9e9, depth: 8 }.device(bytes)
     }
 
     fn between(&self, layer: usize, rows: usize) -> Duration {

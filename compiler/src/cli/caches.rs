@@ -4,7 +4,8 @@
 use super::output;
 use crate::error::{Error, Result};
 use crate::profile::Profile;
-use moec_runtime::cache::{Choice, Pin, Reason, Row, Tally, Trace, choose};
+use moec_runtime::cache::Trace;
+use moec_sim::cache::{Choice, Pin, Reason, Row, Tally, choose};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::str::FromStr;
@@ -160,7 +161,8 @@ fn as_value(trace: &Trace, sized: &[Sized]) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use moec_runtime::cache::{CachedLayer, ExpertIndex, synthetic};
+    use moec_runtime::cache::{CachedLayer, ExpertIndex};
+    use moec_sim::cache::synthetic;
 
     #[test]
     fn the_table_of_a_skewed_router() {

@@ -6,8 +6,9 @@ use crate::human;
 use moec_ir::Format;
 use moec_ir::placement::MOST_TIERS;
 use moec_ir::plan::Refine;
-use moec_runtime::cache::{Pin, Setting};
+use moec_runtime::cache::Setting;
 use moec_runtime::hybrid::System;
+use moec_sim::cache::Pin;
 use std::path::PathBuf;
 
 /// Most of the cache that may be pinned, in percent: a policy has the rest.

@@ -21,9 +21,9 @@ pub use moec_cpu::Activations;
 pub use moec_ir::placement::Overflow;
 use moec_ir::plan::Refine;
 use moec_ir::{Format, WeightClass};
-use moec_runtime::cache::Pin;
 use moec_runtime::hybrid::System;
 use moec_runtime::regular;
+use moec_sim::cache::Pin;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 

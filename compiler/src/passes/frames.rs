@@ -8,7 +8,7 @@
 //!
 //! A frame is a promise, as `[memory] budget` is: `fill` stands at the end, since what all else takes of the other memory is known
 //! there. Who begins in a frame, what stays there for good and which policy keeps the rest is chosen by replays of recorded routing
-//! ([`mod@moec_runtime::hybrid::resident`]).
+//! ([`mod@moec_sim::resident`]).
 
 use super::home::{Homes, expert_rows, expert_tables, regroup, size, takes_experts};
 use super::page::routers;
@@ -21,9 +21,9 @@ use crate::profile::Profile;
 use moec_ir::Module;
 use moec_ir::placement::Placement;
 use moec_ir::plan::{ExpertHomes, ExpertTimes, Hybrid, Plan, Refine, Schedule, ScheduledLayer};
-use moec_runtime::cache::{self, Key, Setting, Trace};
-use moec_runtime::hybrid::resident::{Prices, resident};
+use moec_runtime::cache::{Key, Setting, Trace};
 use moec_runtime::hybrid::{Keeps, MOEC, System};
+use moec_sim::resident::{Prices, resident};
 
 /// Of the frames of experts that stay for good, one in so many is for those that pass through.
 const PASSING: usize = 4;
@@ -299,7 +299,7 @@ fn kept(plan: &Plan, wanted: Wanted<'_>, room: &Room, trace: Option<&Trace>) -> 
         (0..each).flat_map(|e| (0..room.layers).map(move |l| Key { layer: l as u16, expert: e as u16 }));
     let mut popular: Vec<Key> = keys.collect();
     if let Some(trace) = trace {
-        let uses = cache::uses(trace);
+        let uses = moec_sim::cache::uses(trace);
         let of = |k: &Key| uses.get(usize::from(k.layer) * each + usize::from(k.expert)).copied();
         popular.sort_by_key(|k| std::cmp::Reverse(of(k)));
     }

@@ -1,7 +1,7 @@
 //! How many neurons of every expert are hot, by the batch that is decoded (PowerInfer-2, §4.1.3 and §5): for devices with a unit
 //! for dense work beside the processor, from their tables and what calibration saw of neurons.
 //!
-//! Decided for each layer by [`moec_runtime::neurons::plan`]. A step of a batch computes the experts that any of its tokens chose;
+//! Decided for each layer by [`moec_sim::neurons::plan`]. A step of a batch computes the experts that any of its tokens chose;
 //! of each the hot neurons are a dense product of the unit, and of the others the processor takes those that are active, which a
 //! predictor without error or cost is taken to name. Units are timed by their tables of matrix products, launches included.
 
@@ -14,9 +14,10 @@ use moec_device::Unit;
 use moec_family::{HotBatch, HotLayer, LayerExperts};
 use moec_ir::placement::Placement;
 use moec_ir::{EntryKind, Module, Op, Operand, Part};
-use moec_runtime::neurons::plan::{Tables, hot_share, time_of};
-use moec_runtime::neurons::synthetic::{Activations, Independent};
-use moec_runtime::neurons::{NeuronError, Recorded};
+use moec_runtime::neurons::Activations;
+use moec_sim::neurons::plan::{Tables, hot_share, time_of};
+use moec_sim::neurons::synthetic::Independent;
+use moec_sim::neurons::{NeuronError, Recorded};
 use std::collections::BTreeSet;
 
 /// Neurons of a cluster (§4.1.2), fewer where an expert has few.

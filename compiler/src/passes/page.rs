@@ -13,8 +13,9 @@ use crate::profile::Profile;
 use moec_device::Memory;
 use moec_ir::plan::{ALIGN, PagedLayer, Paging, Plan, Segment};
 use moec_ir::{Graph, Op, Operand};
-use moec_runtime::cache::{self, Choice, Key, Pin, Setting, Trace};
+use moec_runtime::cache::{CacheError, Key, Setting, Trace};
 use moec_runtime::flash::{BLOCK, LARGEST_BLOCK};
+use moec_sim::cache::{self, Choice, Pin};
 
 /// Frames that are there for experts that pass through. With fewer than two nothing could be read while another is computed.
 const SPARE: u32 = 2;
@@ -375,7 +376,7 @@ fn kept(wanted: Wanted<'_>, trace: Option<&Trace>, capacity: u64) -> Result<Kept
                 return Ok(Kept { policy: row.setting, percent: row.pinned, pinned, choice: Some(choice) });
             }
             // A short text says nothing of policies.
-            Err(cache::CacheError::TooShort { .. }) => {}
+            Err(CacheError::TooShort { .. }) => {}
             Err(e) => return Err(Error::bug(e.to_string())),
         }
     }

@@ -9,7 +9,7 @@ use crate::passes::rewrite::{Costs, rules};
 use crate::passes::units::Wish;
 use crate::passes::{cluster, convolve, divide, fetch, format, lower, offload, reads, rewrite, threshold};
 use moec_ir::{EntryKind, Op};
-use moec_runtime::cache::Pin;
+use moec_sim::cache::Pin;
 
 pub(super) fn lower(c: &mut Compilation<'_>) -> Result<()> {
     c.module = lower::lower(c.spec()?, &c.shapes()?)?;

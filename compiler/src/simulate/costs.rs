@@ -9,9 +9,11 @@ use moec_cpu::FLASH;
 use moec_device::{Device, Memory, Unit, UnitKind};
 use moec_ir::plan::{Arg, Builtin, Code, Entry, PagedLayer, Plan, RowSpace, Step};
 use moec_ir::{EntryKind, Module, Op};
-use moec_runtime::flash::{Link, Options};
+use moec_runtime::flash::{Clock, Options, Reader};
 use moec_runtime::paging::Units;
+use moec_sim::flash::Link;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Where a number of the model is from.
@@ -160,8 +162,8 @@ impl<'a> Costs<'a> {
 }
 
 impl Units for Costs<'_> {
-    fn link(&self) -> Link {
-        self.link
+    fn device(&self, bytes: Option<Box<dyn Reader>>) -> (Box<dyn Reader>, Arc<dyn Clock>) {
+        self.link.device(bytes)
     }
 
     /// What follows the last experts of a call is counted with the beginning of the next one.

@@ -1,5 +1,5 @@
 //! A bundle whose experts are on flash: the runtime's own decider, cache, policy and scheduler, with recorded routing, on
-//! modelled units ([`moec_runtime::paging::simulate`]). What is decided is what a run decides that has the same routing and
+//! modelled units ([`mod@moec_sim::paging`]). What is decided is what a run decides that has the same routing and
 //! whose units take the same time; how long they take is a model ([`Costs`]).
 
 use super::bundle::Request;
@@ -13,7 +13,7 @@ use moec_ir::plan::{PagedLayer, Paging, Plan, Segment};
 use moec_runtime::cache::Trace;
 use moec_runtime::cache::prefetch::DEPTH;
 use moec_runtime::paging::journal::Ask;
-use moec_runtime::paging::simulate::{Did, Scene, SimulatedRun, simulate};
+use moec_sim::paging::{Did, Scene, SimulatedRun, simulate};
 use std::time::Duration;
 
 /// Tokens that are decoded where nobody says how many.

@@ -17,8 +17,9 @@ use crate::passes::hot::{Experts, available, held};
 use crate::passes::units::Units;
 use crate::profile::NeuronCounts;
 use moec_device::Unit;
-use moec_runtime::neurons::synthetic::Independent;
-use moec_runtime::neurons::{self, Job, Order, Part, Regions, Segmented, Shape, Stage};
+use moec_runtime::neurons::{Part, Regions, Segmented, Shape};
+use moec_sim::neurons::synthetic::Independent;
+use moec_sim::neurons::{self, Job, Order, Stage};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Steps that are decoded where nobody says how many.
@@ -401,6 +402,6 @@ fn constants(units: &Units<'_>, layers: &[Experts], scene: &Scene<'_>) -> Vec<Co
     all
 }
 
-fn wrong(e: neurons::NeuronError) -> Error {
+fn wrong(e: impl std::fmt::Display) -> Error {
     Error::bug("neurons that were checked").because(e.to_string())
 }

@@ -18,7 +18,7 @@
 use super::shapes::{Draw, First, NORM, Shape, Tensor, WEIGHT};
 use super::{GRID, Numbers, fnv, probit, sparse};
 use crate::error::{Error, Result};
-use moec_runtime::cache::synthetic;
+use moec_sim::cache::synthetic;
 use std::collections::BTreeSet;
 
 /// What channel 0 holds, where the others have a standard deviation of one.

@@ -2,7 +2,7 @@
 //! reads. Who does what next is [`Pipeline`]'s decision; here it only takes time, and memory is shared.
 
 use super::phone::Memory;
-use moec_runtime::neurons::{NeuronError, Next, Order, Pipeline, Stage, Task};
+use moec_sim::neurons::{NeuronError, Next, Order, Pipeline, Stage, Task};
 
 /// Neurons that go through the stages together.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

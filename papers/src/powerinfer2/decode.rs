@@ -6,7 +6,8 @@ use super::dense::{BLOCK, CLUSTER, Dense, LONG, PAGED, bundle, hot_neurons};
 use super::models::{CHANNEL, GROUPED, Model, PREDICTOR};
 use super::phone::{Cluster, Phone};
 use super::systems::{Reads, System};
-use moec_runtime::neurons::{Found, NeuronError, Part, Regions, Segmented, Shape, Stage};
+use moec_runtime::neurons::{Found, Part, Regions, Segmented, Shape};
+use moec_sim::neurons::{NeuronError, Stage};
 
 /// How much is simulated. Layers are alike, so that some stand for all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,7 +204,7 @@ impl Case<'_> {
         let capacity = if self.system.cached { (all as f64 * self.held) as u64 } else { 0 };
         let wanted = all as f64 * self.hot() as f64 / self.model.inner as f64;
         let regions = Regions::of(capacity, 0, (wanted.ceil() as u64).min(capacity))?;
-        Segmented::new(shape, regions)
+        Ok(Segmented::new(shape, regions)?)
     }
 
     /// Uses the hot clusters of a matrix; bytes that have to be read.

@@ -3,7 +3,7 @@
 use super::block::Times;
 use super::models::{CHANNEL, GROUPED, Model, TOGETHER};
 use super::phone::{Memory, Phone};
-use moec_runtime::neurons::{Bundle, NeuronError, RatesByBlock, RowFormat};
+use moec_sim::neurons::{Bundle, NeuronError, RatesByBlock, RowFormat};
 
 /// Neurons of a cluster (§4.1.2: chunks of 512 rows).
 pub const CLUSTER: usize = 512;

@@ -5,7 +5,7 @@ use super::block::{Block, Group, Times};
 use super::dense::{CLUSTER, Dense, PAGED, POSITIONS, hot_neurons};
 use super::models::{CHANNEL, GROUPED, Model, PREDICTOR, TOGETHER};
 use super::phone::Phone;
-use moec_runtime::neurons::{NeuronError, Order};
+use moec_sim::neurons::{NeuronError, Order};
 
 /// Decoding with everything in memory: expected numbers of neurons.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,7 @@
 //! The two phones of Table 3, with the source of every constant.
 
 use super::phone::{Cluster, Cores, Flash, Memory, Phone, Power};
-use moec_runtime::neurons::{NeuronError, RatesByBlock};
+use moec_sim::neurons::{NeuronError, RatesByBlock};
 
 const KIB: u64 = 1024;
 /// Weights of Mistral-7B without its table of embeddings: the "7B INT4 model" of §2.3.1.

@@ -36,7 +36,7 @@ use report::Report;
 /// # Errors
 /// Our bug: a shape or a table that cannot be.
 pub fn pages(size: Size) -> Result<Vec<(String, String)>> {
-    let bug = |e: moec_runtime::neurons::NeuronError| Error::input(e.to_string());
+    let bug = |e: moec_sim::neurons::NeuronError| Error::input(e.to_string());
     let phone = machine::oneplus_12().map_err(bug)?;
     let report = Report::new(size).map_err(bug)?;
     let page = ("powerinfer2.md".to_owned(), page::page(&phone, &report));

@@ -6,9 +6,9 @@ use super::dense::{CLUSTER, LONG, PAGED, bundle};
 use super::in_memory::InMemory;
 use super::models::{CHANNEL, GROUPED, Model, PREDICTOR, TOGETHER};
 use super::phone::{Cluster, Memory, Phone};
-use moec_runtime::neurons::plan::{Share, Tables, hot_share};
-use moec_runtime::neurons::synthetic::Activations;
-use moec_runtime::neurons::{NeuronError, Recorded};
+use moec_runtime::neurons::Activations;
+use moec_sim::neurons::plan::{Share, Tables, hot_share};
+use moec_sim::neurons::{NeuronError, Recorded};
 
 /// Tables of a layer, everything in memory, whose rates are given.
 ///

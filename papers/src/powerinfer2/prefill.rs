@@ -4,7 +4,7 @@ use super::dense::{LONG, PAGED, bundle};
 use super::in_memory::used;
 use super::models::{CHANNEL, GROUPED, Model};
 use super::phone::{Cluster, Phone};
-use moec_runtime::neurons::NeuronError;
+use moec_sim::neurons::NeuronError;
 
 /// A prompt.
 #[derive(Clone, Copy, Debug)]

@@ -10,7 +10,7 @@ use super::phone::{Cluster, Phone};
 use super::planned::{ReadsFrom, planned, planned_on_flash, searched, searched_on_flash};
 use super::prefill::{Layer, Prompt};
 use super::systems::{ABLATION, CPU_ONLY, LLMFLASH, MATRIX, POWERINFER2, System};
-use moec_runtime::neurons::NeuronError;
+use moec_sim::neurons::NeuronError;
 
 /// Gigabytes of Figure 10.
 const MEMORY_GB: [f64; 7] = [7.0, 9.0, 11.0, 13.0, 15.0, 17.0, 19.0];

@@ -1,7 +1,7 @@
 //! What is compared: how each system reads, keeps and computes neurons.
 
 use super::phone::Cluster;
-use moec_runtime::neurons::Order;
+use moec_sim::neurons::Order;
 
 /// What comes with a neuron that memory lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use super::plots::plots;
 use super::report::Report;
 use super::systems::{ABLATION, LLMFLASH, POWERINFER2};
 use super::{details, page};
-use moec_runtime::neurons::{Order, Phases};
+use moec_sim::neurons::{Order, Phases};
 use std::path::Path;
 use std::sync::LazyLock;
 

@@ -112,7 +112,7 @@ impl ExpertIndex {
     }
 
     /// Numbers of the experts of a layer.
-    pub(super) fn ids(&self, layer: usize) -> std::ops::Range<Id> {
+    pub fn ids(&self, layer: usize) -> std::ops::Range<Id> {
         self.first[layer]..self.first[layer + 1]
     }
 }

@@ -165,11 +165,6 @@ impl<'a> Context<'a> {
     /// # Errors
     /// As [`Engine::open`]; options that the plan has no use for.
     pub fn open(&self, common: &Common, demand: Demand) -> Result<Engine<'a>> {
-        self.open_recording(common, demand, false)
-    }
-
-    /// As [`Context::open`]; `record`: routing is written down where experts are on flash.
-    fn open_recording(&self, common: &Common, demand: Demand, record: bool) -> Result<Engine<'a>> {
         if self.program.paging.is_none() {
             let given = [
                 ("--budget", common.budget.is_some()),
@@ -185,7 +180,6 @@ impl<'a> Context<'a> {
         let mut paging = Paging::from_env()?;
         paging.flash.verify_reads = !common.no_verify_reads;
         paging.budget = common.budget;
-        paging.record = record;
         paging.preload = !common.no_preload;
         paging.ahead = common.prefetch.unwrap_or(paging.ahead);
         let options = Options {

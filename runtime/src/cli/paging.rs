@@ -34,8 +34,6 @@ pub(super) fn add(to: &mut Value, report: &Report) {
         "streamed": report.streamed,
         "read_ahead": report.ahead,
         "foreseen": report.foreseen,
-        "bytes_belady": report.belady.map(|b| b.0),
-        "bytes_used": report.belady.map(|b| b.1),
     });
 }
 

@@ -2,12 +2,11 @@
 //! thread: the same turns are taken by whoever asks, so that the same questions are answered at the same moments.
 
 use super::buffer::{Buffer, Buffers};
-use super::clock::{Clock, VirtualClock};
+use super::clock::Clock;
 use super::error::{ReadError, ReadFault};
 use super::event::{Event, Fetch, MAX_PARTS, Priority, Ticket};
 use super::extent::ExtentTable;
 use super::files::Files;
-use super::model::{Link, Modelled};
 use super::open;
 use super::options::Options;
 use super::reader::{Done, Read, Reader, Wake};
@@ -40,6 +39,9 @@ pub struct Stats {
     /// Time with a read in flight.
     pub busy: Duration,
 }
+
+/// Makes a device of what reads its bytes, and its clock.
+pub type Device<'a> = &'a dyn Fn(Option<Box<dyn Reader>>) -> (Box<dyn Reader>, Arc<dyn Clock>);
 
 /// Puts something in front of the reader that has the bytes.
 pub type Wrapped<'a> = &'a dyn Fn(Box<dyn Reader>) -> Box<dyn Reader>;
@@ -106,7 +108,7 @@ impl Flash {
         Self::with_reader(table, buffers, options, clock, |reader| reader)
     }
 
-    /// As [`Flash::open`], with something put in front of the reader ([`super::fault::Faulty`]).
+    /// As [`Flash::open`], with something put in front of the reader.
     ///
     /// # Errors
     /// As [`Flash::open`].
@@ -129,22 +131,22 @@ impl Flash {
         Ok(Self::of(table, buffers, shared, hand, clock, &description, options))
     }
 
-    /// A modelled device under virtual time, read as any other: by the same scheduler, cut into the same blocks. Time passes
-    /// in [`Flash::wait`], [`Flash::news`] and [`Flash::pass`]. `wrap` makes the reader that has the bytes from the one that
-    /// [`Flash::open`] would take; none: no file is opened, nothing is read, and checksums are those of nobody.
+    /// A device whose time passes where somebody waits for it, read as any other: by the same scheduler, cut into the same
+    /// blocks. Time passes in [`Flash::wait`], [`Flash::news`] and [`Flash::pass`]. `device` makes it of the reader that has the
+    /// bytes, and gives its clock; `wrap` makes that reader from the one that [`Flash::open`] would take; none: no file is opened,
+    /// nothing is read, and no checksum is computed.
     ///
     /// # Errors
     /// An option out of its range; with `wrap`, as [`Flash::open`].
-    pub fn modelled(
+    pub fn on_caller(
         table: Arc<ExtentTable>,
         buffers: Arc<Buffers>,
         options: &Options,
-        (link, clock): (Link, Arc<VirtualClock>),
+        device: Device<'_>,
         wrap: Option<Wrapped<'_>>,
     ) -> Result<Self> {
         options.check()?;
-        let options =
-            Options { depth: link.depth(), verify_reads: options.verify_reads && wrap.is_some(), ..*options };
+        let options = Options { verify_reads: options.verify_reads && wrap.is_some(), ..*options };
         let (files, inner) = match wrap {
             Some(wrap) => {
                 let files = Arc::new(Files::open(&table, options.direct)?);
@@ -153,9 +155,9 @@ impl Flash {
             }
             None => (Arc::new(Files::none()), None),
         };
-        let reader = Box::new(Modelled::new(link, Arc::clone(&clock), inner));
+        let (reader, clock) = device(inner);
         let description = reader.describe();
-        let clock: Arc<dyn Clock> = clock;
+        let options = Options { depth: reader.depth() as u32, ..options };
         let worker = Worker::new(reader, &table, files, Arc::clone(&clock), &options, buffers.len());
         let shared = Arc::clone(&worker.shared);
         let hand = Hand::Caller(Box::new(Mutex::new(worker)));

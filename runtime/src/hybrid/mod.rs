@@ -8,7 +8,6 @@
 //! * [`Levels`] keeps count of experts on flash, in the host's memory and on the GPU: two caches, one inside of the other (§IV-D).
 //! * [`Director`] puts these together for a plan that runs: who computes a layer's experts, who is brought into which frame, and when.
 //!   [`SYSTEMS`] is the table of what builds can ask for.
-//! * [`mod@resident`] chooses who stays under two budgets, by replays of recorded routing.
 //!
 //! Nothing here reads, waits or looks at a clock: the same decisions are made for a plan that runs and for one that is
 //! simulated. All times are in microseconds.
@@ -23,7 +22,6 @@ mod paper;
 mod policy;
 pub mod prefetch;
 mod repair;
-pub mod resident;
 mod schedule;
 mod scheduler;
 mod search;

@@ -12,7 +12,7 @@ use crate::memory::Addr;
 use std::time::Duration;
 
 /// Looks on.
-pub(super) trait Watch {
+pub trait Watch {
     /// A decision, before it is carried out; `base` is the first byte of its frame, where it has one that is being filled.
     fn decided(&mut self, decision: &Decision, base: Option<Addr>);
     /// A read that began at `since` has ended now.
@@ -29,8 +29,9 @@ struct Flight {
 }
 
 /// A decider, and the frames that it decides about.
-pub(super) struct Desk {
-    pub(super) decider: Decider,
+pub struct Desk {
+    /// Who decides.
+    pub decider: Decider,
     /// Who is read into a frame.
     flights: Vec<Option<Flight>>,
     /// Who lies in it: held so that the frame is its own.
@@ -38,13 +39,13 @@ pub(super) struct Desk {
     /// First byte of every frame that was ever filled.
     bases: Vec<Option<Addr>>,
     /// Why somebody who was asked for could not be read.
-    pub(super) error: Option<Box<ReadError>>,
+    pub error: Option<Box<ReadError>>,
     journal: Option<&'static Journal>,
 }
 
 impl Desk {
     /// For as many frames as flash has buffers.
-    pub(super) fn new(decider: Decider, frames: usize, journal: Option<&'static Journal>) -> Self {
+    pub fn new(decider: Decider, frames: usize, journal: Option<&'static Journal>) -> Self {
         Self {
             decider,
             flights: vec![None; frames],
@@ -59,7 +60,7 @@ impl Desk {
     ///
     /// # Errors
     /// A layer that there is not; a reader that has broken down.
-    pub(super) fn ask(&mut self, flash: &Flash, asked: Asked<'_>, watch: &mut dyn Watch) -> Result<()> {
+    pub fn ask(&mut self, flash: &Flash, asked: Asked<'_>, watch: &mut dyn Watch) -> Result<()> {
         // A call that was given up is over: its reads are given up as well.
         self.error = None;
         let stats = flash.stats();
@@ -71,7 +72,7 @@ impl Desk {
     ///
     /// # Errors
     /// A reader that has broken down.
-    pub(super) fn take_news(&mut self, flash: &Flash, watch: &mut dyn Watch) -> Result<()> {
+    pub fn take_news(&mut self, flash: &Flash, watch: &mut dyn Watch) -> Result<()> {
         while let Some(event) = flash.poll() {
             self.hear(flash, event, watch)?;
         }
@@ -117,7 +118,7 @@ impl Desk {
     ///
     /// # Errors
     /// A reader that has broken down.
-    pub(super) fn news(&mut self, flash: &Flash, news: News, watch: &mut dyn Watch) -> Result<()> {
+    pub fn news(&mut self, flash: &Flash, news: News, watch: &mut dyn Watch) -> Result<()> {
         self.tell(flash, Event::News(news), watch)
     }
 

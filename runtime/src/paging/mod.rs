@@ -17,12 +17,11 @@
 
 mod ahead;
 pub mod decider;
-mod desk;
+pub mod desk;
 pub mod journal;
 mod neurons;
 mod options;
 mod pager;
-pub mod simulate;
 mod stage;
 mod tables;
 pub mod units;
@@ -31,7 +30,7 @@ use crate::builtin::scores as scores_of;
 use crate::cpu;
 use crate::error::{Error, Result};
 use crate::flash::files::Files;
-use crate::flash::{self, Buffers, Class, Extent, ExtentTable, FileEntry, Flash, SystemClock, VirtualClock};
+use crate::flash::{self, Buffers, Class, Extent, ExtentTable, FileEntry, Flash, SystemClock};
 use crate::memory::Addr;
 use crate::program::Program;
 use crate::store::{BundleFiles, CheckLevel, MappedStore, Store};
@@ -48,8 +47,8 @@ use tables::Tables;
 
 pub use journal::Journal;
 pub use options::{Paging, Wrap};
-pub use pager::Report;
 pub(crate) use pager::{Above, Pager};
+pub use pager::{Report, Used};
 pub use units::Units;
 
 /// Weights outside of experts mapped, experts on flash.
@@ -120,10 +119,7 @@ pub(crate) fn open(
     };
     let flash = match options.units {
         None => Flash::with_reader(table, buffers, &how, Arc::new(SystemClock::default()), wrap)?,
-        Some(units) => {
-            let model = (units.link(), Arc::new(VirtualClock::default()));
-            Flash::modelled(table, buffers, &how, model, Some(&wrap))?
-        }
+        Some(units) => Flash::on_caller(table, buffers, &how, &|bytes| units.device(bytes), Some(&wrap))?,
     };
     let matrices = |l: &plan::PagedLayer| {
         if paging.by_neurons() { [0, neurons::addresses(program, l)] } else { [l.experts as usize; 2] }

@@ -17,7 +17,7 @@ pub struct Paging {
     pub ahead: usize,
     /// Whether the cache begins with what recorded routing used most, as far as the plan says.
     pub preload: bool,
-    /// Whether routing is recorded, so that a report can say what the best of all caches would have read.
+    /// Whether a report has what tokens used ([`super::Used`]), for replays.
     pub record: bool,
     /// Put in front of the reader, for tests.
     pub wrap: Option<Wrap>,

@@ -1,13 +1,15 @@
 //! What units are taken to do, where they are modelled: under virtual time.
 
-use crate::flash::Link;
+use crate::flash::{Clock, Reader};
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
-/// Modelled units: a link from flash, and one that computes, whose lanes work together as one.
+/// Modelled units: a device that experts come from, and one that computes, whose lanes work together as one.
 pub trait Units: Sync + fmt::Debug {
-    /// The link that experts come over.
-    fn link(&self) -> Link;
+    /// The device that experts come from, made of what reads their bytes, if anything does, and the clock whose time it lets
+    /// pass.
+    fn device(&self, bytes: Option<Box<dyn Reader>>) -> (Box<dyn Reader>, Arc<dyn Clock>);
 
     /// Time from the last expert of the layer before to the moment when a layer asks for its own, in a call of so many rows.
     /// For the first layer: from the last expert of the call before.
@@ -18,6 +20,6 @@ pub trait Units: Sync + fmt::Debug {
 }
 
 /// Rows that each of the active experts of a call has on average.
-pub(super) fn rows_each(rows: usize, k: usize, active: usize) -> f64 {
+pub fn rows_each(rows: usize, k: usize, active: usize) -> f64 {
     (rows * k) as f64 / active.max(1) as f64
 }

@@ -15,7 +15,7 @@ mod tests;
 use crate::error::{Error, Result};
 pub use log_probabilities::LogProbabilities;
 pub use options::{MAX_LIKELIEST, Sampling};
-pub(crate) use random::SplitMix64;
+pub use random::SplitMix64;
 use softmax::{Weights, largest, largest_k};
 use stages::{CUTS, Candidate, History, ON_LOGITS};
 

@@ -2,7 +2,7 @@
 
 /// SplitMix64 (Steele, Lea, Flood 2014), written out so that a seed means the same in every version.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SplitMix64(pub(crate) u64);
+pub struct SplitMix64(pub u64);
 
 impl SplitMix64 {
     fn next(&mut self) -> u64 {
@@ -14,7 +14,7 @@ impl SplitMix64 {
     }
 
     /// Uniform in `[0, 1)`, with 53 bits.
-    pub(crate) fn unit(&mut self) -> f64 {
+    pub fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 }

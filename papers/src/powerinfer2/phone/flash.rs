@@ -1,7 +1,7 @@
 //! Flash behind one queue of commands: its rate by size of reads, by the range that they are scattered over, by the core that
 //! asks, and by how many ask.
 
-use moec_runtime::neurons::RatesByBlock;
+use moec_sim::neurons::RatesByBlock;
 
 /// Kinds of cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

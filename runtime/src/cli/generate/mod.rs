@@ -72,7 +72,7 @@ pub(super) fn run(
     };
     let watch = Watch::create(args)?;
     let demand = Demand { sequences: many, tokens: prompt.len() + n };
-    let mut engine = context.open_recording(&args.common, demand, args.json)?;
+    let mut engine = context.open(&args.common, demand)?;
     // The ids are data of their own; without a tokenizer they are all there is.
     let tokenizer = match tokenizer {
         None if text::path(context.bundle).is_file() => match Text::open(context.bundle, model.bos) {

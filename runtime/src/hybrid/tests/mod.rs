@@ -1,7 +1,6 @@
 //! What schedules must be.
 
 mod director;
-mod levels;
 mod optimum;
 mod prefetch;
 mod schedules;

@@ -182,7 +182,7 @@ impl NeuronPager {
         Report {
             hits: state.hits,
             misses: state.misses,
-            belady: state.least(),
+            used: state.used(),
             flash: self.flash.stats(),
             stalled: Duration::from_nanos(self.stalled.load(Ordering::Relaxed)),
             ..self.report.clone()

@@ -5,9 +5,8 @@ use super::{Layer, Lie, enter, layer_of};
 use crate::error::{Error, Result};
 use crate::flash::{ReadError, Ticket};
 use crate::memory::Region;
-use crate::neurons::replay::replay;
-use crate::neurons::synthetic::Activations;
-use crate::neurons::{Event, Found, Part, Segmented, Shape};
+use crate::neurons::{Activations, Event, Found, Part, Segmented, Shape};
+use crate::paging::Used;
 use crate::paging::tables::Tables;
 use crate::unit::Half;
 use std::collections::{HashMap, VecDeque};
@@ -132,12 +131,10 @@ impl State {
         }
     }
 
-    /// Bytes that the best of all caches would have read for the recorded tokens, and what they used.
-    pub(super) fn least(&self) -> Option<(u64, u64)> {
-        let (shape, all) = self.recorded.as_ref()?;
-        let least = replay(all, *shape, self.cache.regions().cold, 0).ok()?.least;
-        let used: u64 = all.tokens.iter().flatten().map(|(_, units)| units.len() as u64).sum();
-        Some(((least * all.tokens.len() as f64).round() as u64, used * shape.gate))
+    /// What was recorded.
+    pub(super) fn used(&self) -> Option<Used> {
+        let (shape, activations) = self.recorded.clone()?;
+        Some(Used::Neurons { activations, shape, capacity: self.cache.regions().cold })
     }
 
     /// A part of the layer begins, with as many experts as fit.

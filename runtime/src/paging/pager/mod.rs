@@ -32,7 +32,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 pub(super) use ask::Asked;
-pub use report::Report;
+pub use report::{Report, Used};
 
 /// A memory whose experts are those of this one, too.
 pub(crate) trait Above: Send + Sync {

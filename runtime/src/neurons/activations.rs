@@ -1,0 +1,79 @@
+//! Which neurons tokens use, as a run records it.
+
+use std::collections::BTreeMap;
+
+/// The routed experts of every token and layer, with their active neurons.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Activations {
+    /// Matrices: experts of all layers, counted through.
+    pub matrices: u32,
+    /// Neurons of a matrix.
+    pub neurons: u32,
+    /// By token: matrices in the order of layers, each with its active neurons in order.
+    pub tokens: Vec<Vec<(u32, Vec<u32>)>>,
+}
+
+impl Activations {
+    /// Neurons of routed experts that are not active, as a share.
+    pub fn sparsity(&self) -> f64 {
+        let uses = self.tokens.iter().flatten();
+        let (active, all) =
+            uses.fold((0_u64, 0_u64), |(a, n), u| (a + u.1.len() as u64, n + u64::from(self.neurons)));
+        if all == 0 { 0.0 } else { 1.0 - active as f64 / all as f64 }
+    }
+
+    /// How often each neuron is active, as a share of the uses of its matrix, by rank: the mean over all matrices, the most
+    /// active first.
+    pub fn frequencies(&self) -> Vec<f64> {
+        let mut counts = vec![0_u64; self.neurons as usize];
+        let mut uses = 0_u64;
+        for (_, active) in self.tokens.iter().flatten() {
+            uses += 1;
+            for &n in active {
+                if let Some(count) = counts.get_mut(n as usize) {
+                    *count += 1;
+                }
+            }
+        }
+        counts.sort_unstable_by(|a, b| b.cmp(a));
+        counts.into_iter().map(|n| n as f64 / uses.max(1) as f64).collect()
+    }
+
+    /// Steps of `batch` sequences that are decoded together: the trace is cut into as many stretches of equal length, and a step uses
+    /// what the tokens at its place of all of them use. What is left behind the last stretch is dropped.
+    #[must_use]
+    pub fn batched(&self, batch: usize) -> Self {
+        let steps = self.tokens.len() / batch.max(1);
+        let step = |at: usize| {
+            let mut of: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+            for token in self.tokens.iter().skip(at).step_by(steps.max(1)).take(batch) {
+                for (matrix, active) in token {
+                    of.entry(*matrix).or_default().extend(active);
+                }
+            }
+            let sorted = |(matrix, mut active): (u32, Vec<u32>)| {
+                active.sort_unstable();
+                active.dedup();
+                (matrix, active)
+            };
+            of.into_iter().map(sorted).collect()
+        };
+        Self { tokens: (0..steps).map(step).collect(), ..*self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_uses_what_any_of_its_sequences_uses() {
+        let token = |matrix, active: &[u32]| vec![(matrix, active.to_vec())];
+        let tokens = vec![token(0, &[1]), token(1, &[2]), token(0, &[0, 1]), token(0, &[2]), token(1, &[0])];
+        let of = Activations { matrices: 2, neurons: 3, tokens };
+        let two = of.batched(2);
+        assert_eq!(two.tokens, [token(0, &[0, 1]), vec![(0, vec![2]), (1, vec![2])]]);
+        assert_eq!(of.batched(1), of);
+        assert_eq!(two.frequencies(), [2.0 / 3.0, 1.0 / 3.0, 1.0 / 3.0]);
+    }
+}

@@ -1,0 +1,156 @@
+//! Tokens per second and bytes per token of experts from flash on this host: whole, by neurons in two reads, and by neurons in one
+//! read with a predictor that makes no error. One layer of bf16 experts of OLMoE's width, half of them in memory.
+//!
+//! Activity is synthetic (zeros, skew and persistence of `docs/neuron-cache.md`), reads and arithmetic are real; the three take
+//! turns token by token, so that what else runs on the host meets all of them.
+//!
+//! `cargo run -p moec-runtime --example neurons -- FOLDER [LANES]`
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
+#![allow(clippy::print_stdout)]
+
+use moec_runtime::flash::measure::Scratch;
+use moec_runtime::flash::{Buffers, FileEntry, Flash, Options, SystemClock};
+use moec_runtime::neurons::Shape;
+use moec_sim::neuron_store::{Compute, Memory, NeuronStore, Row, Work, classes, extents};
+use moec_sim::neurons::synthetic::Recipe;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+const HIDDEN: usize = 2048;
+/// Bytes of a row in bf16.
+const ROW: u64 = 2 * HIDDEN as u64;
+const NEURONS: u32 = 1024;
+const EXPERTS: u32 = 16;
+/// Tokens, and how many of them fill the memory.
+const TOKENS: u32 = 160;
+const WARM: usize = 96;
+
+/// The active neurons of a token, by place of the expert.
+struct Token<'a> {
+    x: &'a [f32],
+    active: Vec<&'a [u32]>,
+    /// Whether it is known before anything is read.
+    foreseen: bool,
+}
+
+/// Sum of the products of bf16 numbers and f32 ones, in lanes of 16.
+fn dot(row: &[u8], x: &[f32]) -> f32 {
+    let mut sums = [0.0_f32; 16];
+    for (row, x) in row.as_chunks::<32>().0.iter().zip(x.as_chunks::<16>().0) {
+        for (i, sum) in sums.iter_mut().enumerate() {
+            let bits = u32::from(u16::from_le_bytes([row[2 * i], row[2 * i + 1]])) << 16;
+            *sum += f32::from_bits(bits) * x[i];
+        }
+    }
+    sums.iter().sum()
+}
+
+impl Compute for Token<'_> {
+    fn predict(&self, work: Work, neurons: &mut Vec<u32>) {
+        if self.foreseen {
+            neurons.retain(|n| self.active[work.place].binary_search(n).is_ok());
+        }
+    }
+
+    fn gate(&self, work: Work, rows: &[Row<'_>], active: &mut Vec<u32>) {
+        for row in rows {
+            std::hint::black_box(dot(&row.gate[..ROW as usize], self.x));
+            // A whole expert is one row.
+            if row.gate.len() > 3 * ROW as usize || self.active[work.place].binary_search(&row.neuron).is_ok()
+            {
+                active.push(row.neuron);
+            }
+        }
+    }
+
+    fn rest(&self, _: Work, rows: &[Row<'_>]) {
+        for bytes in rows.iter().flat_map(|r| [r.gate, r.rest]) {
+            // Up and down; of a neuron in two reads the gate was computed before.
+            let skip = if bytes.len() == ROW as usize { ROW as usize } else { 0 };
+            for row in bytes[skip..].chunks_exact(ROW as usize) {
+                std::hint::black_box(dot(row, self.x));
+            }
+        }
+    }
+}
+
+fn store(path: &Path, shape: Shape, memory: Memory) -> Outcome<NeuronStore> {
+    let bytes = u64::from(EXPERTS * NEURONS) * 3 * ROW;
+    let file = FileEntry { path: path.to_owned(), bytes, cached: false, identity: None };
+    let table = Arc::new(extents(file, 0, shape)?);
+    let buffers = Buffers::new(&classes(shape, memory))?;
+    let flash = Flash::open(table, buffers, &Options::default(), Arc::new(SystemClock::default()))?;
+    Ok(NeuronStore::new(flash, shape, memory)?)
+}
+
+fn step(store: &NeuronStore, token: &Token<'_>, matrices: &[u32], lanes: usize) -> Outcome<Duration> {
+    let start = Instant::now();
+    store.begin(matrices)?;
+    std::thread::scope(|scope| {
+        let work: Vec<_> = (0..lanes).map(|lane| scope.spawn(move || store.work(lane, token))).collect();
+        work.into_iter().try_for_each(|w| w.join().unwrap_or(Ok(())))
+    })?;
+    Ok(start.elapsed())
+}
+
+fn main() -> Outcome<()> {
+    let mut args = std::env::args().skip(1);
+    let folder = args.next().ok_or("which folder lies on the disk?")?;
+    let lanes: usize = args.next().map_or(Ok(2), |n| n.parse())?;
+    let all = u64::from(EXPERTS * NEURONS) * 3 * ROW;
+    let scratch = Scratch::create(folder.as_ref(), all)?;
+    let x: Vec<f32> = (0..HIDDEN).map(|i| (i % 13) as f32 / 6.0 - 1.0).collect();
+    let neurons = Shape { matrices: EXPERTS, neurons: NEURONS, cluster: 64, gate: ROW, rest: 2 * ROW };
+    println!("half of {} MB in memory, 4 of {EXPERTS} experts per token, {lanes} lanes", all / 1_000_000);
+    println!("zeros  how                    MB/token  ms/token  times faster");
+    for sparsity in [0.5, 0.7, 0.9] {
+        let recipe = Recipe {
+            layers: 1,
+            experts: EXPERTS,
+            k: 4,
+            neurons: NEURONS,
+            sparsity,
+            skew: 0.6,
+            persistence: 0.6,
+            tokens: TOKENS,
+            seed: 5,
+        };
+        let drawn = recipe.draw()?;
+        let expert = Shape { neurons: 1, cluster: 1, gate: all / u64::from(EXPERTS), rest: 0, ..neurons };
+        let bundle = Shape { gate: 3 * ROW, rest: 0, ..neurons };
+        let ways = [
+            ("experts, whole", expert, Memory { gates: all / 2, rests: 0 }),
+            ("gates stay, then active", neurons, Memory { gates: all / 3, rests: all / 6 }),
+            ("active, foreseen", bundle, Memory { gates: all / 2, rests: 0 }),
+        ];
+        let stores = ways.map(|(_, shape, memory)| store(scratch.path(), shape, memory));
+        let mut times = [Duration::ZERO; 3];
+        let mut before = [0; 3];
+        for (at, token) in drawn.tokens.iter().enumerate() {
+            let matrices: Vec<u32> = token.iter().map(|t| t.0).collect();
+            let active: Vec<&[u32]> = token.iter().map(|t| &t.1[..]).collect();
+            for (way, store) in stores.iter().enumerate() {
+                let store = store.as_ref().map_err(ToString::to_string)?;
+                if at == WARM {
+                    before[way] = store.flash().stats().bytes;
+                }
+                let token = Token { x: &x, active: active.clone(), foreseen: way == 2 };
+                let time = step(store, &token, &matrices, lanes)?;
+                times[way] += if at >= WARM { time } else { Duration::ZERO };
+            }
+        }
+        let counted = f64::from(TOKENS) - WARM as f64;
+        for (way, store) in stores.iter().enumerate() {
+            let store = store.as_ref().map_err(ToString::to_string)?;
+            let bytes = (store.flash().stats().bytes - before[way]) as f64 / counted / 1e6;
+            let ms = times[way].as_secs_f64() * 1e3 / counted;
+            let faster = times[0].as_secs_f64() / times[way].as_secs_f64();
+            let zeros = 100.0 * sparsity;
+            println!("{zeros:>3} %  {:<23} {bytes:>7.2}  {ms:>8.2}  {faster:>6.2}", ways[way].0);
+        }
+    }
+    Ok(())
+}

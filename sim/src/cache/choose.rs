@@ -1,0 +1,181 @@
+//! Which policy a bundle ships with, and whom it pins: what reads least on recorded routing, and still does on routing
+//! that it was not chosen on.
+
+use super::belady::optimum;
+use super::pin::{self, SHARES};
+use super::replay::{Replay, Tally, replay};
+use super::runs::{FOLDS, FoldedRow, Row, sum};
+use moec_runtime::cache::{CacheError, Key, Setting, Trace, grid};
+
+/// Fewest tokens of a stretch.
+const FOLD_TOKENS: usize = 16;
+/// What a policy must gain on LRU in hit rate on held-out stretches, besides what chance may give it: half a
+/// point. Pins must gain as much on the choice without them.
+pub const MARGIN: f64 = 0.005;
+
+/// Why a setting was chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// It beats LRU by [`Choice::margin`] or more on held-out stretches, and is worse on none.
+    BeatsLru,
+    /// Nothing does: LRU stays.
+    NothingBeatsLru,
+}
+
+/// Who says how much of the cache is pinned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pin {
+    /// The replays: one of [`SHARES`], or nothing.
+    Auto,
+    /// So many percent, below 100.
+    Percent(u8),
+}
+
+/// What was chosen, and what that rests on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// The chosen row: a setting, and how much of the cache is pinned.
+    pub chosen: Row,
+    /// Why that setting.
+    pub reason: Reason,
+    /// Experts that are pinned, the hottest first.
+    pub pinned: Vec<Key>,
+    /// Every setting that was tried without pins, in the order of the table. The first is LRU.
+    pub rows: Vec<Row>,
+    /// The best of them again with shares of the cache pinned.
+    pub pinned_rows: Vec<Row>,
+    /// The bound.
+    pub optimum: Tally,
+    /// On held-out stretches: what was chosen on the others.
+    pub held_out: Tally,
+    /// On the same stretches: what was chosen without pins.
+    pub held_out_unpinned: Tally,
+    /// On the same stretches: LRU.
+    pub held_out_lru: Tally,
+}
+
+impl Choice {
+    /// What another policy must gain on LRU: [`MARGIN`], and twice the standard error of a hit rate over as many
+    /// uses, so that a short trace does not decide by chance.
+    pub fn margin(&self) -> f64 {
+        margin(self.held_out_lru)
+    }
+
+    /// The best row of every policy, in the order of the table; without pins.
+    pub fn best_of_each(&self) -> Vec<&Row> {
+        let mut best: Vec<&Row> = Vec::new();
+        for row in &self.rows {
+            match best.last_mut().filter(|b| b.setting.info().name == row.setting.info().name) {
+                Some(last) if row.tally.read < last.tally.read => *last = row,
+                Some(_) => {}
+                None => best.push(row),
+            }
+        }
+        best
+    }
+
+    /// The row with pins that reads least.
+    pub fn best_pinned(&self) -> Option<&Row> {
+        self.pinned_rows.iter().min_by_key(|r| r.tally.read)
+    }
+}
+
+/// Tries every setting of [`grid`] on a trace, with a cache of `capacity` bytes, and chooses.
+///
+/// Settings that are worse than LRU on any stretch are out. Of the others the one that reads least wins, the
+/// earlier among equals. To see what such a choice is worth, it is made for every stretch on the other ones
+/// alone and then looked at on that stretch: where the gain on LRU stays below [`Choice::margin`] in all, LRU is
+/// chosen.
+///
+/// Then the chosen setting, LRU and the one that reads least are tried again with shares of the cache pinned to the hottest
+/// experts. They are looked at on every stretch with the hottest experts of the *other* stretches pinned. Again those that
+/// are worse than LRU on any stretch are out, and pins are chosen where they gain on the choice without them as much as that
+/// must gain on LRU. Where somebody else says how much is pinned, the best setting with that share is taken.
+///
+/// # Errors
+/// [`CacheError::TooShort`].
+pub fn choose(trace: &Trace, capacity: u64, pin: Pin) -> Result<Choice, CacheError> {
+    let least = FOLDS * FOLD_TOKENS;
+    if trace.tokens() < least {
+        return Err(CacheError::TooShort { found: trace.tokens(), least });
+    }
+    let run = |setting: Setting| {
+        let Replay { folds, .. } = replay(trace, capacity, &setting, FOLDS)?;
+        Ok(FoldedRow { row: Row { setting, pinned: 0, tally: sum(&folds) }, folds })
+    };
+    let runs = grid(trace.scored()).into_iter().map(run).collect::<Result<Vec<_>, CacheError>>()?;
+    let lru = &runs[0].folds;
+    let (found, folds) = judge(&runs, lru, lru);
+    let found = found.unwrap_or(0);
+    let beats = found > 0 && gains(&folds, lru);
+    let usual = &runs[if beats { found } else { 0 }];
+    let usual_folds = if beats { &folds } else { lru };
+
+    let shares = match &pin {
+        Pin::Auto => SHARES,
+        Pin::Percent(0) => &[],
+        Pin::Percent(own) => std::slice::from_ref(own),
+    };
+    let least_read = runs.iter().map(|r| &r.row).min_by_key(|r| r.tally.read);
+    let mut settings = vec![usual.row.setting.clone()];
+    for row in least_read.into_iter().chain([&runs[0].row]) {
+        if !settings.contains(&row.setting) {
+            settings.push(row.setting.clone());
+        }
+    }
+    let pinned = pin::runs(trace, capacity, &settings, shares)?;
+    let (best, pinned_folds) = judge(&pinned, lru, usual_folds);
+    let chosen = match pin {
+        Pin::Auto => best.filter(|&r| pinned[r].read() < usual.read() && gains(&pinned_folds, usual_folds)),
+        Pin::Percent(_) => best.or_else(|| (0..pinned.len()).min_by_key(|&r| pinned[r].read())),
+    };
+    let row = chosen.map_or(&usual.row, |r| &pinned[r].row);
+    let (held_out_unpinned, held_out_lru) = (sum(&folds), sum(lru));
+    Ok(Choice {
+        chosen: row.clone(),
+        reason: if beats || chosen.is_some() && pin == Pin::Auto {
+            Reason::BeatsLru
+        } else {
+            Reason::NothingBeatsLru
+        },
+        pinned: pin::hottest_share(trace, capacity, row.pinned),
+        held_out: match (chosen, pin) {
+            (None, _) => held_out_unpinned,
+            (Some(_), Pin::Auto) => sum(&pinned_folds),
+            // The share is no choice.
+            (Some(r), Pin::Percent(_)) => sum(&pinned[r].folds),
+        },
+        held_out_unpinned,
+        held_out_lru,
+        optimum: optimum(trace, capacity, 1).total(),
+        pinned_rows: pinned.iter().map(|r| r.row.clone()).collect(),
+        rows: runs.into_iter().map(|r| r.row).collect(),
+    })
+}
+
+/// The best run, and what such a choice is worth: on every stretch, the run that is best on the others. Without one,
+/// `otherwise` has been chosen.
+fn judge(runs: &[FoldedRow], lru: &[Tally], otherwise: &[Tally]) -> (Option<usize>, Vec<Tally>) {
+    let held_out =
+        |fold: usize| best(runs, lru, |f| f != fold).map_or(otherwise[fold], |r| runs[r].folds[fold]);
+    (best(runs, lru, |_| true), (0..FOLDS).map(held_out).collect())
+}
+
+/// The run that reads least on some stretches, of those that read no more than LRU on any of these.
+fn best(runs: &[FoldedRow], lru: &[Tally], fold: impl Fn(usize) -> bool) -> Option<usize> {
+    let read = |of: &[Tally]| (0..FOLDS).filter(|&f| fold(f)).map(|f| of[f].read).collect::<Vec<_>>();
+    let lru = read(lru);
+    let own = runs.iter().enumerate().map(|(i, run)| (i, read(&run.folds)));
+    let safe = own.filter(|(_, own)| own.iter().zip(&lru).all(|(own, lru)| own <= lru));
+    safe.min_by_key(|(_, own)| own.iter().sum::<u64>()).map(|(i, _)| i)
+}
+
+/// Whether what was chosen gains on held-out stretches more than chance may give it.
+fn gains(own: &[Tally], other: &[Tally]) -> bool {
+    sum(own).hit_rate() >= sum(other).hit_rate() + margin(sum(other))
+}
+
+fn margin(of: Tally) -> f64 {
+    let p = of.hit_rate();
+    MARGIN + 2.0 * (p * (1.0 - p) / of.accesses().max(1) as f64).sqrt()
+}

@@ -1,0 +1,45 @@
+//! What settings did on a trace, and on the stretches that it is cut into.
+
+use super::replay::Tally;
+use moec_runtime::cache::Setting;
+
+/// Stretches that a trace is cut into. Each is held out once.
+pub(super) const FOLDS: usize = 4;
+
+/// What one setting did on the whole trace.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// The setting.
+    pub setting: Setting,
+    /// Percent of the cache that is pinned to the hottest experts.
+    pub pinned: u8,
+    /// What was counted.
+    pub tally: Tally,
+}
+
+impl std::fmt::Display for Row {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.setting)?;
+        if self.pinned > 0 { write!(f, ", {} % pinned", self.pinned) } else { Ok(()) }
+    }
+}
+
+/// A row, and what it did on every stretch.
+pub(super) struct FoldedRow {
+    pub(super) row: Row,
+    pub(super) folds: Vec<Tally>,
+}
+
+impl FoldedRow {
+    /// Bytes that it read.
+    pub(super) fn read(&self) -> u64 {
+        sum(&self.folds).read
+    }
+}
+
+pub(super) fn sum(of: &[Tally]) -> Tally {
+    of.iter().fold(Tally::default(), |mut sum, t| {
+        sum += *t;
+        sum
+    })
+}

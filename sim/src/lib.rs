@@ -1,0 +1,26 @@
+//! What is simulated, replayed and modelled; nothing of it ships.
+//!
+//! The policies are the runtime's own ([`moec_runtime::cache`], [`moec_runtime::neurons`], [`moec_runtime::paging`]): passes choose among
+//! them by what recorded routing says ([`cache`], [`resident`], [`neurons::plan`]), and a simulation runs them on modelled units under
+//! virtual time ([`paging`], [`flash`]).
+//!
+//! * [`least_read()`]: the bound of a run that was recorded.
+//! * [`cache`]: replays of recorded routing, Belady's bound, the choice of a policy, synthetic routing.
+//! * [`resident`]: which experts stay under two budgets, the host's memory and the GPU's.
+//! * [`neurons`]: layouts of neurons on flash, a pipeline without barriers, shares of hot neurons, synthetic activations
+//!   (PowerInfer-2).
+//! * [`neuron_store`]: a step over neurons on flash that really reads, for measurements.
+//! * [`flash`]: a modelled device, virtual time, and a reader that fails as it is told.
+//! * [`paging`]: a run that computes nothing and reads nothing.
+
+#![allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
+
+mod bound;
+pub mod cache;
+pub mod flash;
+pub mod neuron_store;
+pub mod neurons;
+pub mod paging;
+pub mod resident;
+
+pub use bound::least_read;

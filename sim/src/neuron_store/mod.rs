@@ -1,0 +1,238 @@
+//! Neurons on flash: a step that computes what is in memory while the rest is read (PowerInfer-2, §4.2 to §4.4).
+//!
+//! What is kept, read and computed next is decided in [`crate::neurons`]: a cache for each of the two parts of a bundle, and a
+//! pipeline over the clusters of a step. The store carries that out: lanes come to [`NeuronStore::work`] and take what is ready,
+//! flash reads beside them, and whoever finds nothing to do hears what has come. Arithmetic is that of a [`Compute`].
+//!
+//! Who computes when depends on the disk; results need not: a cluster's rows are given in order, and whoever sums over clusters
+//! does it at the end, in their order.
+
+mod compute;
+mod layout;
+mod state;
+
+pub use compute::{Compute, Row, Work};
+pub use layout::{Memory, classes, extents};
+
+use crate::neurons::{NeuronError, Next, Order, Pipeline, Stage};
+use moec_runtime::error::{Error, Result};
+use moec_runtime::flash::{Event, Flash, Priority};
+use moec_runtime::neurons::{Counts, Regions, Segmented, Shape};
+use state::{Flow, GATE, REST, Side, State, Want, run};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How long a lane waits for news before it looks whether another lane has made something ready.
+const NEWS: Duration = Duration::from_micros(200);
+
+/// Neurons on flash and in memory.
+pub struct NeuronStore {
+    flash: Flash,
+    shape: Shape,
+    state: Mutex<State>,
+}
+
+impl NeuronStore {
+    /// A store over flash whose table is that of [`extents`] and whose buffers are those of [`classes`].
+    ///
+    /// # Errors
+    /// [`Error::Plan`] for neurons that cannot be numbered, or a table or buffers of other neurons.
+    pub fn new(flash: Flash, shape: Shape, memory: Memory) -> Result<Self> {
+        let plan = |e: NeuronError| Error::Plan(e.to_string());
+        let side = |bytes: u64, memory: u64| -> Result<Side> {
+            let one = Shape { gate: bytes.max(1), rest: 0, ..shape };
+            let regions = Regions { fixed: 0, hot: 0, cold: memory };
+            let cache = Segmented::new(one, regions).map_err(|e| plan(e.into()))?;
+            let kept = (0..shape.matrices * shape.neurons).map(|_| None).collect();
+            Ok(Side { cache, kept, passing: 0, most: shape.cluster, asking: None })
+        };
+        let sides = [side(shape.gate, memory.gates)?, side(shape.rest, memory.rests)?];
+        let per = 1 + usize::from(shape.rest > 0);
+        let needed: u64 = classes(shape, memory).iter().map(|c| u64::from(c.count)).sum();
+        if flash.table().extents().len() != per * sides[GATE].kept.len()
+            || (flash.buffers().len() as u64) < needed
+        {
+            return Err(Error::Plan(
+                "the table or the buffers of flash are those of other neurons".to_owned(),
+            ));
+        }
+        let state = State {
+            sides,
+            pipeline: Pipeline::new(Order::Cluster, &[]).map_err(plan)?,
+            flows: Vec::new(),
+            pending: vec![None; flash.buffers().len()],
+            under_way: 0,
+            inside: 0,
+            error: None,
+        };
+        Ok(Self { flash, shape, state: Mutex::new(state) })
+    }
+
+    /// A step begins over these matrices, each at most once. All lanes then come to [`NeuronStore::work`].
+    ///
+    /// # Errors
+    /// A matrix that is not there or comes twice; the step before has not ended.
+    pub fn begin(&self, matrices: &[u32]) -> Result<()> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        if state.inside > 0 || (state.error.is_none() && state.pipeline.unfinished() > 0) {
+            return Err(Error::Plan("a step of neurons begins before the last one has ended".to_owned()));
+        }
+        if state.error.is_some() {
+            self.recover(state);
+        }
+        let mut seen = vec![false; self.shape.matrices as usize];
+        for &matrix in matrices {
+            if seen.get_mut(matrix as usize).is_none_or(|s| std::mem::replace(s, true)) {
+                return Err(Error::Plan(format!("matrix {matrix} is not there or comes twice")));
+            }
+        }
+        state.flows.clear();
+        for (place, &matrix) in matrices.iter().enumerate() {
+            for cluster in 0..self.shape.clusters() {
+                let first = cluster * self.shape.cluster;
+                let neurons = (first..self.shape.neurons.min(first + self.shape.cluster)).collect();
+                state.flows.push(Flow { place, matrix, cluster, neurons, ..Flow::default() });
+            }
+        }
+        let first: Vec<_> =
+            state.flows.iter().map(|f| (f.place as u32, Next::Stage(Stage::Predict))).collect();
+        state.pipeline = Pipeline::new(Order::Cluster, &first).map_err(|e| Error::Plan(e.to_string()))?;
+        for side in &mut state.sides {
+            side.cache.begin();
+        }
+        Ok(())
+    }
+
+    /// A lane's share of the step: returns when all of it is computed.
+    ///
+    /// # Errors
+    /// [`Error::Flash`] for what cannot be read. All lanes get it, and the next step begins with empty memory.
+    pub fn work(&self, lane: usize, compute: &dyn Compute) -> Result<()> {
+        self.lock().inside += 1;
+        let result = self.share(lane, compute);
+        self.lock().inside -= 1;
+        result
+    }
+
+    fn share(&self, lane: usize, compute: &dyn Compute) -> Result<()> {
+        loop {
+            let mut guard = self.lock();
+            let state = &mut *guard;
+            self.hear(state);
+            self.ask(state);
+            if let Some(error) = &state.error {
+                return Err(again(error));
+            }
+            if let Some(task) = state.pipeline.compute() {
+                let mut flow = std::mem::take(&mut state.flows[task.cluster as usize]);
+                drop(guard);
+                run(&mut flow, lane, task.stage, compute);
+                let mut guard = self.lock();
+                guard.computed(task, flow, self.shape);
+            } else if state.pipeline.unfinished() == 0 {
+                return Ok(());
+            } else {
+                drop(guard);
+                self.flash.news(Some(NEWS));
+            }
+        }
+    }
+
+    /// What was asked of first and second parts.
+    pub fn counts(&self) -> [Counts; 2] {
+        self.lock().sides.each_ref().map(|s| s.cache.neurons())
+    }
+
+    /// The reader.
+    pub fn flash(&self) -> &Flash {
+        &self.flash
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What flash has to tell.
+    fn hear(&self, state: &mut State) {
+        while let Some(event) = self.flash.poll() {
+            match event {
+                Event::Done { ticket, loaded } => state.arrived(ticket.buffer(), loaded),
+                Event::Failed { ticket, error } => {
+                    state.ended(ticket.buffer());
+                    state.error.get_or_insert(Error::Flash(Box::new(error)));
+                }
+                Event::Cancelled { ticket } => {
+                    state.ended(ticket.buffer());
+                }
+                Event::Arrived { .. } | Event::Released { .. } => {}
+            }
+        }
+    }
+
+    /// Asks for what clusters need, gates first, as long as there are buffers.
+    fn ask(&self, state: &mut State) {
+        for (side, stage) in [(GATE, Stage::ReadGate), (REST, Stage::ReadRest)] {
+            while state.error.is_none() {
+                if state.sides[side].asking.is_none() {
+                    state.sides[side].asking = state.pipeline.next_of(stage);
+                }
+                let Some(task) = state.sides[side].asking else { break };
+                let Some(want) = state.flows[task.cluster as usize].wants.pop() else {
+                    state.sides[side].asking = None;
+                    continue;
+                };
+                if !self.submit(state, want) {
+                    state.flows[task.cluster as usize].wants.push(want);
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Asks for one read; whether there was room.
+    fn submit(&self, state: &mut State, want: Want) -> bool {
+        let matrix = state.flows[want.cluster as usize].matrix;
+        let side = &mut state.sides[want.side];
+        let bytes = [self.shape.gate, self.shape.rest][want.side];
+        if !want.keep && side.passing == side.most {
+            return false;
+        }
+        let Some(buffer) = self.flash.buffers().take(bytes) else { return false };
+        let per = 1 + u32::from(self.shape.rest > 0);
+        let extent = (matrix * self.shape.neurons + want.neuron) * per + want.side as u32;
+        match self.flash.submit(extent, 1, Priority::Demand, buffer) {
+            Ok(ticket) => {
+                side.passing += u32::from(!want.keep);
+                state.flows[want.cluster as usize].passing[want.side] += u32::from(!want.keep);
+                state.pending[ticket.buffer()] = Some(want);
+                state.under_way += 1;
+            }
+            Err(error) => state.error = Some(error),
+        }
+        true
+    }
+
+    /// After an error: waits for what is still read, and forgets everything.
+    fn recover(&self, state: &mut State) {
+        while state.under_way > 0 {
+            self.flash.news(Some(NEWS));
+            self.hear(state);
+        }
+        for side in &mut state.sides {
+            side.cache.clear();
+            side.kept.fill(None);
+            (side.passing, side.asking) = (0, None);
+        }
+        state.flows.clear();
+        state.error = None;
+    }
+}
+
+/// The same error, for another lane.
+fn again(error: &Error) -> Error {
+    match error {
+        Error::Flash(e) => Error::Flash(e.clone()),
+        other => Error::Plan(other.to_string()),
+    }
+}

@@ -1,0 +1,184 @@
+//! What a step has done so far: its clusters, their reads, and what memory holds of each part.
+
+use super::compute::{Compute, Row, Work};
+use crate::neurons::{Next, Pipeline, Stage, Task};
+use moec_runtime::error::Error;
+use moec_runtime::flash::Loaded;
+use moec_runtime::neurons::{Event as Told, Found, Part, Segmented, Shape};
+use std::sync::Arc;
+
+pub(super) const GATE: usize = 0;
+pub(super) const REST: usize = 1;
+
+/// One part of all neurons.
+pub(super) struct Side {
+    pub(super) cache: Segmented,
+    /// By neuron: what is kept.
+    pub(super) kept: Vec<Option<Arc<Loaded>>>,
+    /// Buffers that pass through, and those that may.
+    pub(super) passing: u32,
+    pub(super) most: u32,
+    /// The task whose reads are being asked for.
+    pub(super) asking: Option<Task>,
+}
+
+/// A read that is needed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Want {
+    pub(super) cluster: u32,
+    /// Place among the cluster's rows.
+    pub(super) at: usize,
+    pub(super) side: usize,
+    pub(super) neuron: u32,
+    pub(super) keep: bool,
+}
+
+/// A cluster on its way.
+#[derive(Default)]
+pub(super) struct Flow {
+    pub(super) place: usize,
+    pub(super) matrix: u32,
+    pub(super) cluster: u32,
+    /// Who may be active, then who is, in order.
+    pub(super) neurons: Vec<u32>,
+    /// Bytes of both parts, by place in `neurons`.
+    pub(super) parts: [Vec<Option<Arc<Loaded>>>; 2],
+    /// Reads that are not asked for yet, the next one last.
+    pub(super) wants: Vec<Want>,
+    /// Reads that have not come.
+    pub(super) missing: usize,
+    /// Buffers of each part that only pass through.
+    pub(super) passing: [u32; 2],
+}
+
+pub(super) struct State {
+    pub(super) sides: [Side; 2],
+    pub(super) pipeline: Pipeline,
+    pub(super) flows: Vec<Flow>,
+    /// By buffer: whose read fills it.
+    pub(super) pending: Vec<Option<Want>>,
+    pub(super) under_way: usize,
+    /// Lanes in [`NeuronStore::work`].
+    pub(super) inside: usize,
+    pub(super) error: Option<Error>,
+}
+
+impl State {
+    /// A read has ended, well or not.
+    pub(super) fn ended(&mut self, buffer: usize) -> Option<Want> {
+        let want = self.pending.get_mut(buffer)?.take()?;
+        self.under_way -= 1;
+        Some(want)
+    }
+
+    /// A part of a neuron has come.
+    pub(super) fn arrived(&mut self, buffer: usize, loaded: Loaded) {
+        let Some(want) = self.ended(buffer) else { return };
+        if self.error.is_some() {
+            return;
+        }
+        let loaded = Arc::new(loaded);
+        let flow = &mut self.flows[want.cluster as usize];
+        flow.parts[want.side][want.at] = Some(Arc::clone(&loaded));
+        flow.missing -= 1;
+        if want.keep {
+            let side = &mut self.sides[want.side];
+            let neurons = side.cache.shape().neurons;
+            side.kept[(flow.matrix * neurons + want.neuron) as usize] = Some(loaded);
+        }
+        if flow.missing == 0 {
+            let (stage, next) = [(Stage::ReadGate, Stage::Gate), (Stage::ReadRest, Stage::Rest)][want.side];
+            self.tell(Task { cluster: want.cluster, stage }, Next::Stage(next));
+        }
+    }
+
+    /// A lane has computed a stage.
+    pub(super) fn computed(&mut self, task: Task, mut flow: Flow, shape: Shape) {
+        let next = match task.stage {
+            _ if flow.neurons.is_empty() => Next::End,
+            Stage::Predict => self.need(task.cluster, &mut flow, GATE),
+            Stage::Gate if shape.rest > 0 => self.need(task.cluster, &mut flow, REST),
+            Stage::Gate => Next::Stage(Stage::Rest),
+            Stage::ReadGate | Stage::ReadRest | Stage::Rest => Next::End,
+        };
+        if next == Next::End {
+            for (side, passing) in self.sides.iter_mut().zip(flow.passing) {
+                side.passing -= passing;
+            }
+            flow = Flow::default();
+        }
+        self.flows[task.cluster as usize] = flow;
+        self.tell(task, next);
+    }
+
+    /// Asks the cache for a part of a cluster's neurons: what it holds is taken, and what it lacks will be read.
+    fn need(&mut self, cluster: u32, flow: &mut Flow, at_side: usize) -> Next {
+        let side = &mut self.sides[at_side];
+        let neurons = side.cache.shape().neurons;
+        let (read, compute) = [(Stage::ReadGate, Stage::Gate), (Stage::ReadRest, Stage::Rest)][at_side];
+        let (matrix, parts) = (flow.matrix, &mut flow.parts[at_side]);
+        parts.clear();
+        parts.resize(flow.neurons.len(), None);
+        for (at, &neuron) in flow.neurons.iter().enumerate() {
+            let kept = &mut side.kept;
+            let gone = |told| {
+                if let Told::Evict(id) = told {
+                    kept[id as usize] = None;
+                }
+            };
+            let keep = match side.cache.neuron(matrix, neuron, Part::Whole, gone) {
+                Ok(Found::Hot | Found::Cold) => {
+                    parts[at].clone_from(&side.kept[(matrix * neurons + neuron) as usize]);
+                    continue;
+                }
+                Ok(Found::Load(_)) => true,
+                Ok(Found::Stream(_)) => false,
+                Err(e) => {
+                    self.error.get_or_insert(Error::Plan(e.to_string()));
+                    return Next::End;
+                }
+            };
+            flow.wants.push(Want { cluster, at, side: at_side, neuron, keep });
+        }
+        // The first neuron is read first.
+        flow.wants.reverse();
+        flow.missing = flow.wants.len();
+        Next::Stage(if flow.missing > 0 { read } else { compute })
+    }
+
+    fn tell(&mut self, task: Task, next: Next) {
+        if let Err(e) = self.pipeline.done(task, next) {
+            self.error.get_or_insert(Error::Plan(e.to_string()));
+        }
+    }
+}
+
+/// One stage of a cluster.
+pub(super) fn run(flow: &mut Flow, lane: usize, stage: Stage, compute: &dyn Compute) {
+    let work = Work { lane, place: flow.place, matrix: flow.matrix, cluster: flow.cluster };
+    match stage {
+        Stage::Predict => compute.predict(work, &mut flow.neurons),
+        Stage::Gate => {
+            let mut active = Vec::with_capacity(flow.neurons.len());
+            compute.gate(work, &rows(flow), &mut active);
+            // Parts of those that are not active go now.
+            let mut gates = std::mem::take(&mut flow.parts[GATE]);
+            let stays = |n: &u32| active.binary_search(n).is_ok();
+            let mut kept = flow.neurons.iter().map(stays);
+            gates.retain(|_| kept.next().unwrap_or(false));
+            flow.parts[GATE] = gates;
+            flow.neurons.retain(stays);
+        }
+        Stage::Rest => compute.rest(work, &rows(flow)),
+        Stage::ReadGate | Stage::ReadRest => {}
+    }
+}
+
+fn rows(flow: &Flow) -> Vec<Row<'_>> {
+    let part = |side: usize, at: usize| {
+        let loaded = flow.parts[side].get(at).and_then(Option::as_deref);
+        loaded.map_or(&[][..], Loaded::bytes)
+    };
+    let row = |(at, &neuron)| Row { neuron, gate: part(GATE, at), rest: part(REST, at) };
+    flow.neurons.iter().enumerate().map(row).collect()
+}

@@ -1,0 +1,17 @@
+//! Experts by neurons: how they lie on flash, which are hot, in which order their clusters are read and computed, and traces to
+//! replay them on (PowerInfer-2). The cache is the runtime's ([`moec_runtime::neurons`]).
+
+pub mod bundle;
+mod error;
+pub mod pipeline;
+pub mod plan;
+mod recorded;
+pub mod replay;
+mod simulate;
+pub mod synthetic;
+
+pub use bundle::{Bundle, Phases, RatesByBlock, RowFormat};
+pub use error::NeuronError;
+pub use pipeline::{Next, Order, Pipeline, Stage, Task};
+pub use recorded::{Asked, Recorded};
+pub use simulate::{Job, Outcome, Span, simulate};

@@ -1,0 +1,97 @@
+//! What steps of a layer ask for, by a trace, and what of it memory lacks: one replay for each number of hot neurons.
+
+use super::error::NeuronError;
+use moec_runtime::neurons::Activations;
+use moec_runtime::neurons::{Part, Regions, Segmented, Shape};
+
+/// A trace of a layer's steps: each token of it stands for a batch ([`Activations::batched`]).
+#[derive(Clone, Copy, Debug)]
+pub struct Recorded<'a> {
+    /// Active neurons, by rank: the most active first.
+    pub activations: &'a Activations,
+    /// Steps that fill the cache and are not counted.
+    pub lead: usize,
+}
+
+/// Cold neurons that a step asks for, of a matrix on average.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Asked {
+    /// That are active.
+    pub active: f64,
+    /// Of these, those that memory lacks.
+    pub missing: f64,
+}
+
+impl Recorded<'_> {
+    /// Whether the trace is of matrices of so many neurons, and leaves something to count.
+    pub(super) fn check(&self, neurons: usize) -> Result<(), NeuronError> {
+        let wrong = |what: &str| Err(NeuronError::Trace(what.to_owned()));
+        let of = self.activations;
+        if of.neurons as usize != neurons {
+            return wrong("they are of another layer than the tables");
+        }
+        if of.tokens.len() <= self.lead {
+            return wrong("no step is left to count");
+        }
+        let there = |&(matrix, ref active): &(u32, Vec<u32>)| {
+            matrix < of.matrices
+                && active.iter().all(|&n| n < of.neurons)
+                && active.is_sorted_by(|a, b| a < b)
+        };
+        if !of.tokens.iter().flatten().all(there) || of.tokens.iter().any(Vec::is_empty) {
+            return wrong("a step uses neurons that do not exist, no neurons, or not in order");
+        }
+        Ok(())
+    }
+
+    /// What the counted steps ask for behind the first `hot` neurons of each matrix, nothing of which is missing.
+    pub(super) fn asked(&self, hot: usize) -> Vec<Asked> {
+        let steps = self.activations.tokens.iter().skip(self.lead);
+        let active = |step: &Vec<(u32, Vec<u32>)>| {
+            let cold = step.iter().map(|(_, active)| cold(active, hot).len()).sum::<usize>();
+            Asked { active: cold as f64 / step.len() as f64, missing: 0.0 }
+        };
+        steps.map(active).collect()
+    }
+
+    /// The same with what a cache lacks that holds `held` neurons of each matrix, the first `hot` of which stay, as far as there is room;
+    /// of the others goes what was used longest ago.
+    pub(super) fn replay(&self, hot: usize, held: usize, cluster: usize) -> Result<Vec<Asked>, NeuronError> {
+        let of = self.activations;
+        let shape = Shape {
+            matrices: of.matrices,
+            neurons: of.neurons,
+            cluster: u32::try_from(cluster).unwrap_or(u32::MAX),
+            gate: 1,
+            rest: 0,
+        };
+        // Hot neurons are never asked of the cache: they take their room of it.
+        let room = held.saturating_sub(hot) as u64 * u64::from(of.matrices);
+        let mut cache = Segmented::new(shape, Regions::of(room, 0, 0)?)?;
+        let mut steps = Vec::with_capacity(of.tokens.len());
+        for step in &of.tokens {
+            cache.begin();
+            let mut asked = Asked::default();
+            for &(matrix, ref active) in step {
+                let cold = cold(active, hot);
+                let there: Vec<bool> = cold.iter().map(|&n| cache.holds(matrix, n, Part::Whole)).collect();
+                // What is there is used first, so that nobody goes who is still wanted.
+                for pass in [true, false] {
+                    for (&neuron, _) in cold.iter().zip(&there).filter(|(_, there)| **there == pass) {
+                        let found = cache.neuron(matrix, neuron, Part::Whole, |_| ())?;
+                        asked.missing += f64::from(u8::from(found.read() > 0));
+                    }
+                }
+                asked.active += cold.len() as f64;
+            }
+            let n = step.len() as f64;
+            steps.push(Asked { active: asked.active / n, missing: asked.missing / n });
+        }
+        Ok(steps.split_off(self.lead))
+    }
+}
+
+/// Those of the active neurons that are not hot.
+fn cold(active: &[u32], hot: usize) -> &[u32] {
+    &active[active.partition_point(|&n| (n as usize) < hot)..]
+}

@@ -1,0 +1,130 @@
+//! Which experts stay under two budgets, the host's memory and the GPU's: by replays of recorded routing.
+
+use crate::cache::{SHARES, hottest};
+use moec_runtime::cache::{CacheError, Key, Setting, Trace, grid};
+use moec_runtime::hybrid::{Level, Levels, Moved};
+
+/// What a use of an expert takes, in microseconds, by where it is; and what a transfer takes that nobody waits for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Prices {
+    /// On the GPU.
+    pub gpu: f64,
+    /// By the processor, from the host's memory.
+    pub host: f64,
+    /// A read from flash, in front of that.
+    pub flash: f64,
+    /// The link's time that a transfer takes from others.
+    pub transfer: f64,
+}
+
+/// Uses by level, and transfers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Uses {
+    /// On the GPU.
+    pub gpu: u64,
+    /// From the host's memory.
+    pub host: u64,
+    /// From flash.
+    pub flash: u64,
+    /// Copies to the GPU.
+    pub transfers: u64,
+}
+
+impl Uses {
+    /// Microseconds of all of them.
+    pub fn us(&self, prices: &Prices) -> f64 {
+        let part = |n: u64, price: f64| n as f64 * price;
+        part(self.gpu, prices.gpu)
+            + part(self.host, prices.host)
+            + part(self.flash, prices.flash + prices.host)
+            + part(self.transfers, prices.transfer)
+    }
+}
+
+/// What was chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Resident {
+    /// Who stays on the GPU for good, the hottest first.
+    pub pinned: Vec<Key>,
+    /// Percent of the GPU's budget that they take.
+    pub share: u8,
+    /// Who decides on the rest of the GPU's memory, and on the host's.
+    pub setting: Setting,
+    /// What that is worth on the half of the trace that it was not chosen on.
+    pub held_out: Uses,
+    /// The same of the hottest experts alone, who never change.
+    pub held_out_fixed: Uses,
+}
+
+/// Chooses who stays in `host` and `gpu` bytes: shares of the GPU's budget that are pinned to the hottest experts, all of it among
+/// them, with every setting of the cache's grid that shares bytes over layers, for what is left and for the host alike. Every one
+/// is replayed on the first half of the trace, where every miss of the GPU is transferred, and the one with the least time is
+/// taken; of equals the first, with the larger share.
+///
+/// # Errors
+/// [`CacheError::TooShort`] for a trace of fewer than two tokens.
+pub fn resident(trace: &Trace, [host, gpu]: [u64; 2], prices: &Prices) -> Result<Resident, CacheError> {
+    if trace.tokens() < 2 {
+        return Err(CacheError::TooShort { found: trace.tokens(), least: 2 });
+    }
+    let half = trace.tokens() / 2;
+    let (seen, rest) = (trace.part(0..half), trace.part(half..trace.tokens()));
+    let gpu = gpu.min(host);
+    let part = |share: u8| (u128::from(gpu) * u128::from(share) / 100) as u64;
+    let lru = Setting::lru();
+    let fixed = hottest(&seen, gpu, |_| true);
+    let mut best =
+        (replay(&seen, [host, gpu], [&lru, &lru], &fixed)?.us(prices), 100, lru.clone(), fixed.clone());
+    for &share in SHARES.iter().rev().chain([0].iter()) {
+        let pinned = hottest(&seen, part(share), |_| true);
+        for setting in grid(trace.scored()) {
+            let us = replay(&seen, [host, gpu], [&setting, &setting], &pinned)?.us(prices);
+            if us < best.0 {
+                best = (us, share, setting, pinned.clone());
+            }
+        }
+    }
+    let (_, share, setting, pinned) = best;
+    Ok(Resident {
+        held_out: replay(&rest, [host, gpu], [&setting, &setting], &pinned)?,
+        held_out_fixed: replay(&rest, [host, gpu], [&lru, &lru], &fixed)?,
+        pinned,
+        share,
+        setting,
+    })
+}
+
+/// Runs a trace through both memories, which begin with the pinned experts. All that the GPU misses is transferred, unless it
+/// has room for the pinned ones alone.
+///
+/// # Errors
+/// As [`Levels::new`].
+pub fn replay(
+    trace: &Trace,
+    bytes: [u64; 2],
+    settings: [&Setting; 2],
+    pinned: &[Key],
+) -> Result<Uses, CacheError> {
+    let mut levels = Levels::new(trace.experts(), bytes, settings, pinned)?;
+    for &key in pinned {
+        levels.ahead(key, |_| ())?;
+    }
+    let layers = trace.experts().layers();
+    let least = layers.iter().map(|l| l.bytes).min().unwrap_or(0);
+    let moves = levels.used()[1] + least <= bytes[1];
+    let mut uses = Uses::default();
+    for (_, layer, step) in trace.steps() {
+        for &expert in step.chosen {
+            match levels.level(Key { layer: layer as u16, expert }) {
+                Level::Gpu => uses.gpu += 1,
+                Level::Host => uses.host += 1,
+                Level::Flash => uses.flash += 1,
+            }
+        }
+        let transferred = if moves { step.chosen } else { &[] };
+        levels.step(layer, step.chosen, transferred, step.ranked, |moved| {
+            uses.transfers += u64::from(matches!(moved, Moved::Transferred(_)));
+        })?;
+    }
+    Ok(uses)
+}

@@ -1,0 +1,54 @@
+//! The cache of experts: policies against traces worked by hand and against slow models of them, replays, choices.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
+
+mod allocation;
+mod choices;
+mod pinned;
+mod policies;
+mod properties;
+mod settings;
+mod synthetic;
+mod warm;
+
+use moec_runtime::cache::{CachedLayer, Event, ExpertIndex, Setting, Trace};
+use moec_sim::cache::{Tally, replay};
+
+/// Layers of equal experts, of which `k` are used, of one byte each.
+pub(crate) fn experts(layers: usize, experts: usize, k: usize) -> ExpertIndex {
+    ExpertIndex::uniform(layers, CachedLayer { experts, k, bytes: 1 }).unwrap()
+}
+
+/// One layer of `n` experts; every token uses one.
+pub(crate) fn one_layer(n: usize, uses: &[u16]) -> Trace {
+    let mut trace = Trace::new(experts(1, n, 1), false);
+    for &e in uses {
+        trace.push(&[e], &[]).unwrap();
+    }
+    trace
+}
+
+pub(crate) fn setting(text: &str) -> Setting {
+    text.parse().unwrap()
+}
+
+pub(crate) fn total(trace: &Trace, capacity: u64, text: &str) -> Tally {
+    replay(trace, capacity, &setting(text), 1).unwrap().total()
+}
+
+/// Which of the uses of a trace hit, in order; `h`, or `m`, or `s` for a miss that is not kept.
+pub(crate) fn letters(trace: &Trace, capacity: u64, text: &str) -> String {
+    let mut cache = moec_runtime::cache::Cache::new(trace.experts(), capacity, &setting(text));
+    let mut out = String::new();
+    for (_, layer, step) in trace.steps() {
+        cache
+            .step(layer, step.chosen, step.ranked, |event| match event {
+                Event::Hit(_) => out.push('h'),
+                Event::Load(_) => out.push('m'),
+                Event::Stream(_) => out.push('s'),
+                Event::Evict(_) => {}
+            })
+            .unwrap();
+    }
+    out
+}

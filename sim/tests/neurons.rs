@@ -1,0 +1,132 @@
+//! The tables of `docs/neuron-cache.md` are what the policies of neurons give. `MOEC_BLESS=1` writes them anew.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
+
+use moec_runtime::cache::{Cache, CachedLayer, Event, ExpertIndex};
+use moec_runtime::neurons::{Activations, Shape};
+use moec_sim::neurons::replay::replay;
+use moec_sim::neurons::synthetic::Recipe;
+use moec_sim::neurons::{Bundle, Job, Order, Phases, RowFormat, simulate};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+/// Tests of one page write it one after the other.
+static PAGE: Mutex<()> = Mutex::new(());
+
+/// Compares what stands between the marks of a name with a table, or writes it there.
+fn check(name: &str, table: &str) {
+    let _one = PAGE.lock().unwrap_or_else(PoisonError::into_inner);
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/neuron-cache.md");
+    let page = fs::read_to_string(&path).expect("the page is there");
+    let (open, close) = (format!("<!-- {name}:"), format!("<!-- /{name} -->"));
+    let from =
+        page.find(&open).and_then(|at| Some(at + page[at..].find('\n')? + 1)).expect("an opening mark");
+    let to = from + page[from..].find(&close).expect("a closing mark");
+    if std::env::var_os("MOEC_BLESS").is_some() {
+        fs::write(path, format!("{}{table}{}", &page[..from], &page[to..])).expect("the page can be written");
+    } else {
+        assert_eq!(&page[from..to], table, "docs/neuron-cache.md is stale: run the test with MOEC_BLESS=1");
+    }
+}
+
+/// Bytes per token where the neuron that was used least often goes: the cache of experts, with neurons in their place.
+fn lfu(drawn: &Activations, shape: Shape, capacity: u64, from: usize) -> f64 {
+    let bytes = shape.neuron_bytes();
+    let neurons = CachedLayer { experts: shape.neurons as usize, k: 1, bytes };
+    let index = ExpertIndex::uniform(shape.matrices as usize, neurons).expect("few enough");
+    let mut cache = Cache::new(&index, capacity, &"lfu".parse().expect("a policy"));
+    let mut read = 0;
+    for (at, token) in drawn.tokens.iter().enumerate() {
+        for (matrix, active) in token {
+            let active: Vec<u16> = active.iter().map(|&n| n as u16).collect();
+            let missing = |e| matches!(e, Event::Load(_) | Event::Stream(_));
+            let on = |e| read += if at >= from && missing(e) { bytes } else { 0 };
+            cache.step(*matrix as usize, &active, &[], on).expect("neurons that exist");
+        }
+    }
+    read as f64 / (drawn.tokens.len() - from) as f64
+}
+
+#[test]
+fn bytes_per_token_are_those_of_the_page() {
+    const LAYERS: u32 = 1;
+    let bundle = Bundle::new(2048, RowFormat::Q4, 512, Phases::Two).unwrap();
+    let shape = Shape {
+        matrices: LAYERS * 64,
+        neurons: 1024,
+        cluster: 64,
+        gate: bundle.gate().bytes,
+        rest: bundle.rest().bytes,
+    };
+    let all = shape.neuron_bytes() * u64::from(shape.matrices) * u64::from(shape.neurons);
+    let mut table =
+        "\n| zeros | memory | experts | gates stay | active | half hot | LFU | least |\n|---|---|---|---|---|---|---|---|\n"
+            .to_owned();
+    for sparsity in [0.5, 0.7, 0.9] {
+        let recipe = Recipe {
+            layers: LAYERS,
+            experts: 64,
+            k: 8,
+            neurons: 1024,
+            sparsity,
+            skew: 0.6,
+            persistence: 0.6,
+            tokens: 1024,
+            seed: 5,
+        };
+        let drawn = recipe.draw().unwrap();
+        for percent in [25, 50, 75] {
+            let bytes = replay(&drawn, shape, all * percent / 100, 768).unwrap();
+            let mb = |bytes: f64| format!("{:.2}", bytes / f64::from(LAYERS) / 1e6);
+            let gates = bytes.gates.map_or("do not fit".to_owned(), mb);
+            let [experts, active, hot, least] =
+                [bytes.experts, bytes.neurons, bytes.hot, bytes.least].map(mb);
+            let counted = mb(lfu(&drawn, shape, all * percent / 100, 768));
+            let zeros = 100.0 * sparsity;
+            writeln!(
+                table,
+                "| {zeros} % | {percent} % | {experts} | {gates} | {active} | {hot} | {counted} | {least} |"
+            )
+            .unwrap();
+            // What the page claims does not depend on its figures.
+            assert!(bytes.least <= bytes.hot && bytes.hot < bytes.neurons && bytes.neurons < bytes.experts);
+        }
+    }
+    table.push('\n');
+    check("bytes", &table);
+}
+
+#[test]
+fn gains_without_a_barrier_are_those_of_the_page() {
+    let mut table =
+        "\n| reads to computation | with barriers | without | faster | flash works, with barriers | without |\n\
+         |---|---|---|---|---|---|\n"
+            .to_owned();
+    for percent in [25, 50, 75, 100, 150, 200] {
+        // 128 computations of 1000, four at a time; 64 reads.
+        let read = Some(128 * 1000 / 4 * percent / 100 / 64);
+        let job = |i: u32| {
+            let io = read.filter(|_| i % 2 == 1);
+            Job { block: i / 8, stages: [None, io, Some(1000), io, Some(1000)] }
+        };
+        let jobs: Vec<Job> = (0..64).map(job).collect();
+        let [matrix, cluster] =
+            [Order::Matrix, Order::Cluster].map(|order| simulate(&jobs, 4, order).unwrap());
+        let gain = matrix.makespan as f64 / cluster.makespan as f64;
+        let busy = |o: &moec_sim::neurons::Outcome| 100.0 * o.reading as f64 / o.makespan as f64;
+        writeln!(
+            table,
+            "| {:.2} | {} | {} | {gain:.2}× | {:.0} % | {:.0} % |",
+            percent as f64 / 100.0,
+            matrix.makespan,
+            cluster.makespan,
+            busy(&matrix),
+            busy(&cluster)
+        )
+        .unwrap();
+        assert!(cluster.makespan <= matrix.makespan);
+    }
+    table.push('\n');
+    check("pipeline", &table);
+}
