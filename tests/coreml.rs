@@ -42,7 +42,7 @@ use moec_coreml::program::Rules;
 use moec_device::{CacheWrite, Choice, Device, UnitKind};
 use moec_ir::Op;
 use moec_ir::plan::Plan;
-use moec_runtime::overflow::Tally;
+use moec_runtime::exec::overflow::Tally;
 use moec_runtime::{Decoder, Engine, Request, Sampler, Sampling, Want, best_of, generate};
 use safetensors::{Dtype as Stored, SafeTensors};
 use serde_json::Value;

@@ -8,8 +8,8 @@ use moec::bundle::read::Bundle;
 use moec_cuda::{Emulated, artifact};
 use moec_ir::plan::{Builtin, Code, Grid, Plan};
 use moec_runtime::Program;
-use moec_runtime::memory::Addr;
-use moec_runtime::unit::{Lane, Launch, StepFault, Unit as _, Units};
+use moec_runtime::exec::unit::{Lane, Launch, StepFault, Unit as _, Units};
+use moec_runtime::platform::memory::Addr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -308,7 +308,7 @@ fn what_leaves_the_memory_is_stopped() {
         let args = vec![base.plus(skip); bundle.plan.launches[0].operands as usize];
         let (taken, fault) = (AtomicUsize::new(0), OnceLock::new());
         let launch = Launch {
-            code: moec_runtime::program::Code::Builtin(Builtin::Launch { kernel: 0 }),
+            code: moec_runtime::bundle::program::Code::Builtin(Builtin::Launch { kernel: 0 }),
             args: &args,
             grid: Grid::One,
             n: 1,

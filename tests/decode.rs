@@ -7,8 +7,8 @@ use crate::support;
 use moec::bundle::read::Bundle;
 use moec::progress::Progress;
 use moec::verify::verify;
-use moec_runtime::saved::{Saved, save};
-use moec_runtime::scheduler::{Event, Job, Scheduler, Setting};
+use moec_runtime::kv::saved::{Saved, save};
+use moec_runtime::serving::scheduler::{Event, Job, Scheduler, Setting};
 use moec_runtime::{
     BestOf, Decoder, Engine, Fallbacks, Options, Program, Sampler, Sampling, Want, best_of, generate,
 };

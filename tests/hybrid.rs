@@ -9,9 +9,9 @@ use moec::bundle::read::Bundle;
 use moec_ir::EntryKind;
 use moec_ir::plan::{Arg, Builtin, Code, Plan};
 use moec_mirror::Modelled;
-use moec_runtime::assign::{Assigned, director_setup};
-use moec_runtime::beside::Executor;
-use moec_runtime::hybrid::{Director, SYSTEMS};
+use moec_runtime::exec::beside::Executor;
+use moec_runtime::schedule::assign::{Assigned, director_setup};
+use moec_runtime::schedule::hybrid::{Director, SYSTEMS};
 use moec_runtime::{
     Decoder, Engine, Moment, Options, Program, Request, Row, Sampler, Sampling, StepView, Want,
 };
@@ -127,9 +127,9 @@ fn flash_memory_and_frames_give_the_bits_of_memory_alone() {
     let paging = bundle.plan.paging.as_ref().unwrap();
     let fixed = paging.resident + paging.process + u64::from(paging.spare) * paging.frame_bytes;
     for frames in [4, 24] {
-        let how = moec_runtime::paging::Paging::from_env().unwrap();
+        let how = moec_runtime::offload::paging::Paging::from_env().unwrap();
         let budget = Some(fixed + frames * paging.frame_bytes);
-        let paging = Some(moec_runtime::paging::Paging { budget, ..how });
+        let paging = Some(moec_runtime::offload::paging::Paging { budget, ..how });
         let got = compute(&bundle, Options { paging, ..threads(2) }, &prompt);
         assert!(got.logits == want.logits && got.ids == want.ids, "{frames} experts in memory");
         println!("{frames}: {:?}", got.assigned);

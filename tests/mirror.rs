@@ -6,9 +6,9 @@ use crate::support;
 use moec::bundle::read::Bundle;
 use moec_ir::plan::{Builtin, Code, Plan, Span};
 use moec_mirror::Modelled;
-use moec_runtime::beside::Executor;
-use moec_runtime::memory::Addr;
-use moec_runtime::unit::{Lane, Launch, StepFault, Unit};
+use moec_runtime::exec::beside::Executor;
+use moec_runtime::exec::unit::{Lane, Launch, StepFault, Unit};
+use moec_runtime::platform::memory::Addr;
 use moec_runtime::{Decoder, Engine, Options, Program, Request, Result, Sampler, Sampling, Want, best_of};
 use serde_json::{Value, json};
 use std::fs;
@@ -53,7 +53,7 @@ impl Unit for Watched {
     }
 
     unsafe fn submit(&self, launch: &Launch<'_>, lane: Lane) {
-        if let moec_runtime::program::Code::Kernel(_) = launch.code {
+        if let moec_runtime::bundle::program::Code::Kernel(_) = launch.code {
             self.1.kernels.fetch_add(1, Relaxed);
         }
         // SAFETY: as above.
@@ -186,9 +186,9 @@ fn a_budget_over_flash_beside_a_memory_of_its_own() {
     let paging = half.plan.paging.as_ref().unwrap();
     let fixed = paging.resident + paging.process + u64::from(paging.spare) * paging.frame_bytes;
     for frames in [2, 9] {
-        let how = moec_runtime::paging::Paging::from_env().unwrap();
+        let how = moec_runtime::offload::paging::Paging::from_env().unwrap();
         let budget = Some(fixed + frames * paging.frame_bytes);
-        let paging = Some(moec_runtime::paging::Paging { budget, ..how });
+        let paging = Some(moec_runtime::offload::paging::Paging { budget, ..how });
         let options = Options { threads: Some(2), paging, ..Options::default() };
         let got = compute(&half, options, &prompt, &Arc::new(Seen::default()));
         assert!(got == want, "{frames} experts in memory");

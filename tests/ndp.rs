@@ -8,7 +8,7 @@ use crate::support;
 use moec::bundle::read::Bundle;
 use moec::families;
 use moec_ir::plan::{Builtin, Code};
-use moec_runtime::assign::Assigned;
+use moec_runtime::schedule::assign::Assigned;
 use moec_runtime::{Decoder, Engine, Options, Program, Request, Sampler, Sampling, Want};
 use std::collections::BTreeSet;
 use std::fs;

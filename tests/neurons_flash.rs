@@ -6,9 +6,9 @@
 use crate::support;
 
 use moec::bundle::read::Bundle;
-use moec_runtime::engine::Want;
-use moec_runtime::flash::{self, Choice};
-use moec_runtime::paging::{Paging, Report, Wrap};
+use moec_runtime::exec::engine::Want;
+use moec_runtime::offload::flash::{self, Choice};
+use moec_runtime::offload::paging::{Paging, Report, Wrap};
 use moec_runtime::{Engine, Options, Program};
 use moec_sim::flash::fault::{Faulty, Gate, Injected};
 use std::path::{Path, PathBuf};

@@ -13,7 +13,7 @@ use moec::import::{self, ImportOptions};
 use moec::pipeline::{Compilation, PIPELINE, Stops, When, find};
 use moec::progress::Progress;
 use moec::targets::target;
-use moec_runtime::flash::{Extent, ExtentTable, FileEntry};
+use moec_runtime::offload::flash::{Extent, ExtentTable, FileEntry};
 use support::{FAMILIES, MIXTURES, Setup, checkpoint};
 
 /// Passes whose whole result is kept.

@@ -122,7 +122,7 @@ fn a_processor_without_the_features_is_refused_by_their_names() {
     for target in ["sapphire-rapids", device.to_str().unwrap()] {
         let features = Device::find(target).unwrap().features;
         let features: Vec<&str> = features.iter().map(String::as_str).collect();
-        let lacking = moec_runtime::cpu::missing(&features);
+        let lacking = moec_runtime::platform::cpu::missing(&features);
         if lacking.is_empty() {
             assert_eq!(target, "sapphire-rapids", "no processor has these features");
             continue;

@@ -75,7 +75,7 @@ fn kernels(plan: &Plan) -> Result<TokenStream> {
     let count = Literal::usize_unsuffixed(symbols.len());
     Ok(quote! {
         #docs
-        use moec_runtime::abi::KernelFn;
+        use moec_runtime::bundle::abi::KernelFn;
         unsafe extern "C" {
             #(fn #symbols(args: *const *mut u8, n: i64, begin: i64, end: i64, scratch: *mut u8);)*
         }

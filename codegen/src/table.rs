@@ -32,7 +32,7 @@ pub fn table(machine: &Machine, kernels: &[&str], plan: &[u8]) -> Result<Vec<u8>
     let module = new_module(&ctx, &target, "table");
     let pointer = ctx.ptr_type(AddressSpace::default());
     let word = ctx.ptr_sized_int_type(&target.get_target_data(), None);
-    // Only the address of a kernel matters here: `moec_runtime::abi` has its arguments.
+    // Only the address of a kernel matters here: `moec_runtime::bundle::abi` has its arguments.
     let code = ctx.void_type().fn_type(&[], false);
     let address = |symbol: &&str| {
         let declared = module.get_function(symbol).unwrap_or_else(|| module.add_function(symbol, code, None));

@@ -23,7 +23,7 @@ use crate::tuner::Tuner;
 use moec_cpu::WeightImportance;
 use moec_device::{Device, UnitKind};
 use moec_ir::plan::Plan;
-use moec_runtime::hybrid::MOEC;
+use moec_runtime::schedule::hybrid::MOEC;
 use moec_service::template::Templates;
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -9,8 +9,8 @@ use crate::families;
 use crate::progress::Progress;
 use crate::twin::Twin;
 use moec_ir::plan::UnitRef;
-use moec_runtime::overflow::Tally;
-use moec_runtime::text::Text;
+use moec_runtime::exec::overflow::Tally;
+use moec_runtime::serving::text::Text;
 use moec_runtime::{Engine, Options, Program, Want};
 use serde::{Deserialize, Serialize};
 

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use moec_device::{Device, PROCESSORS, Unit};
 use moec_family::{Bench, Family, Runner, StaticGraphs, Streams, Threads};
 use moec_ir::plan::Plan;
-use moec_runtime::beside::Executor;
+use moec_runtime::exec::beside::Executor;
 
 /// Every family.
 pub const FAMILIES: &[&dyn Family] = &[

@@ -7,7 +7,7 @@
 use crate::hashing::{hex, sha256};
 use crate::{cache_dir, disk};
 use moec_cpu::Objects;
-use moec_runtime::regular::{self, Limit};
+use moec_runtime::platform::regular::{self, Limit};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -18,7 +18,7 @@ use crate::progress::Progress;
 use crate::twin::{Original, Twin, TwinExperts};
 use moec_ir::plan::ModelInfo;
 use moec_ir::{Format, Module};
-use moec_runtime::text::Text;
+use moec_runtime::serving::text::Text;
 use std::cell::RefCell;
 use std::fmt;
 

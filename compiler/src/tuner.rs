@@ -61,7 +61,7 @@ impl<'a> Tuner<'a> {
         let folder =
             cache_dir::writable_for(kept, Some("build without `--tune`: a cost model then chooses"))?;
         let folder = folder.join("schedules");
-        let threads = moec_runtime::cpu::threads(None).map_err(Error::from)?;
+        let threads = moec_runtime::platform::cpu::threads(None).map_err(Error::from)?;
         let info = target.info();
         let machine = format!(
             "moec {}, LLVM {}\n{} {}\n{}\n{threads} threads",

@@ -11,7 +11,7 @@
 //! What Rust's own `main` does before and after a program is done here, since C's is the entry point.
 //! `unsafe` is in this file: the linked table is trusted, as the kernels are.
 
-use moec_runtime::abi::KernelFn;
+use moec_runtime::bundle::abi::KernelFn;
 use std::ffi::{c_char, c_int};
 use std::io::Write;
 

@@ -144,7 +144,7 @@ pub enum Error {
     Thread(io::Error),
     /// An extent of the weights cannot be read from flash.
     #[error(transparent)]
-    Flash(Box<crate::flash::ReadError>),
+    Flash(Box<crate::offload::flash::ReadError>),
     /// The program has steps of a unit that nothing here executes.
     #[error("steps of the bundle run on the unit `{0}`, which this machine has not")]
     NoUnit(String),
@@ -200,7 +200,7 @@ pub enum Error {
     /// The program asks for features that the runtime has never heard of.
     #[error("target `{target}` needs {}, which this runtime cannot detect", list(.unknown))]
     UnknownFeatures {
-        /// Features not in the table of [`crate::cpu`].
+        /// Features not in the table of [`crate::platform::cpu`].
         unknown: Vec<String>,
         /// Target of the program.
         target: String,
@@ -651,7 +651,7 @@ impl Error {
                  `activations = \"f32\"` under `[weights]` in `model.toml` fewer overflow"
             }
             Self::Io { source, .. } => {
-                return crate::regular::refused(source).map(|why| why.hint().to_owned());
+                return crate::platform::regular::refused(source).map(|why| why.hint().to_owned());
             }
             Self::Output(_)
             | Self::Input(_)

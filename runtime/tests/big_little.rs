@@ -5,7 +5,7 @@
 mod common;
 
 use common::*;
-use moec_runtime::scheduler::{Event, Job, Scheduler, Setting};
+use moec_runtime::serving::scheduler::{Event, Job, Scheduler, Setting};
 use moec_runtime::{Decoder, Engine, Error, Fallbacks, Request, Sampler, Sampling, Want, generate};
 use std::sync::Mutex;
 

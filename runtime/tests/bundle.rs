@@ -7,7 +7,7 @@ mod common;
 use common::*;
 use moec_ir::EntryKind;
 use moec_ir::plan::{Arg, Builtin, Code, Entry, Grid, Plan, Step};
-use moec_runtime::store::MappedStore;
+use moec_runtime::weights::store::MappedStore;
 use moec_runtime::{CheckLevel, Engine, Error, Fault, Options, Program};
 use std::path::Path;
 

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "what fails here fails the test")]
 
 use memmap2::Mmap;
-use moec_runtime::mapped::{MappedFile, Unfinished};
+use moec_runtime::platform::mapped::{MappedFile, Unfinished};
 use std::fs::{self, OpenOptions};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;

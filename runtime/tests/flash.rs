@@ -3,7 +3,7 @@
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
-use moec_runtime::flash::{
+use moec_runtime::offload::flash::{
     BLOCK, Buffers, Choice, Class, Event, Extent, ExtentTable, FileEntry, Flash, ManualClock, Options,
     Priority, Read, ReadError, ReadFault, SystemClock, Ticket, checksum,
 };
@@ -73,8 +73,9 @@ impl Bench {
 
     fn open(&self, options: Options, plan: impl FnMut(&Read) -> Injected + Send + 'static) -> Flash {
         let gate = self.gate.clone();
-        let wrap =
-            |reader| -> Box<dyn moec_runtime::flash::Reader> { Box::new(Faulty::new(reader, gate, plan)) };
+        let wrap = |reader| -> Box<dyn moec_runtime::offload::flash::Reader> {
+            Box::new(Faulty::new(reader, gate, plan))
+        };
         let (table, buffers) = (Arc::clone(&self.table), Arc::clone(&self.buffers));
         Flash::with_reader(table, buffers, &options, self.clock.clone(), wrap).unwrap()
     }

@@ -2,7 +2,7 @@
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
-use moec_runtime::flash::{
+use moec_runtime::offload::flash::{
     Buffers, Choice, Class, Event, Extent, ExtentTable, FileEntry, Flash, Options, Priority, SystemClock,
     checksum,
 };

@@ -7,7 +7,7 @@ mod common;
 
 use common::*;
 use moec_runtime::Program;
-use moec_runtime::abi::KernelFn;
+use moec_runtime::bundle::abi::KernelFn;
 use moec_runtime::cli::{Front, Io};
 use serde_json::Value;
 use std::ffi::OsString;

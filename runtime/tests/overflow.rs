@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
 use moec_ir::placement::{Expected, ExpertTable, Placement};
-use moec_runtime::overflow::{Choices, Decider, Fate, Misrouted, Overflow, Overflowed, Tally};
+use moec_runtime::exec::overflow::{Choices, Decider, Fate, Misrouted, Overflow, Overflowed, Tally};
 use proptest::prelude::*;
 
 fn decide(

@@ -7,10 +7,10 @@
 mod common;
 
 use common::*;
-use moec_runtime::flash::{self, Choice, Read, ReadFault, Reader};
-use moec_runtime::owned::{How, MovingStore, OwnedStore};
-use moec_runtime::paging::Wrap;
-use moec_runtime::store::{MappedStore, Store};
+use moec_runtime::offload::flash::{self, Choice, Read, ReadFault, Reader};
+use moec_runtime::offload::paging::Wrap;
+use moec_runtime::weights::owned::{How, MovingStore, OwnedStore};
+use moec_runtime::weights::store::{MappedStore, Store};
 use moec_runtime::{CheckLevel, Engine, Error, Fault, Options, Program, Want, Weights};
 use moec_sim::flash::fault::{Faulty, Gate, Injected};
 use moec_testing::PAGE_CACHE;

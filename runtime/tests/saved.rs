@@ -5,8 +5,8 @@
 mod common;
 
 use common::*;
-use moec_runtime::generate::{Way, generate_by};
-use moec_runtime::saved::{Saved, save};
+use moec_runtime::kv::saved::{Saved, save};
+use moec_runtime::serving::generate::{Way, generate_by};
 use moec_runtime::{Decoder, Engine, Error, Program, Request, Sampler, Sampling, Want};
 use proptest::prelude::*;
 use std::path::Path;

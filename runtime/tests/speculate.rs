@@ -6,9 +6,9 @@ mod common;
 
 use common::*;
 use moec_ir::EntryKind::{Decode, Prefill};
-use moec_runtime::big_little::Decoder;
-use moec_runtime::generate::{Way, generate_by};
-use moec_runtime::speculate::Speculated;
+use moec_runtime::serving::big_little::Decoder;
+use moec_runtime::serving::generate::{Way, generate_by};
+use moec_runtime::serving::speculate::Speculated;
 use moec_runtime::{Generation, Request, Sampler, Sampling};
 use proptest::prelude::*;
 

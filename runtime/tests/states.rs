@@ -8,9 +8,9 @@ use common::{Args, CTX, SLOTS, STRIDE, V};
 use moec_ir::EntryKind::{self, Decode, Little, Prefill};
 use moec_ir::plan::*;
 use moec_ir::{DType, Format};
-use moec_runtime::abi::KernelFn;
-use moec_runtime::generate::{Way, generate_by};
-use moec_runtime::saved::{Saved, save};
+use moec_runtime::bundle::abi::KernelFn;
+use moec_runtime::kv::saved::{Saved, save};
+use moec_runtime::serving::generate::{Way, generate_by};
 use moec_runtime::{
     Decoder, Engine, Error, Fallbacks, Program, Request, Row, Sampler, Sampling, Want, best_of, generate,
 };

@@ -95,7 +95,7 @@ const FOO: u32 = BYTES + 256;
 const BAR: u32 = FOO + 1;
 const HELLO: u32 = FOO + 2;
 
-fn joined(mut stream: moec_runtime::text::TextStream<'_>, ids: &[u32]) -> String {
+fn joined(mut stream: moec_runtime::serving::text::TextStream<'_>, ids: &[u32]) -> String {
     let mut whole: String = ids.iter().map(|&id| stream.push(id).unwrap()).collect();
     whole += &stream.finish().unwrap();
     whole

@@ -1,7 +1,8 @@
 //! Default sampling options of a bundle: those of its `generation_config.json`, else temperature 1.
 
 use crate::error::{Error, Result};
-use moec_runtime::{Sampling, regular};
+use moec_runtime::Sampling;
+use moec_runtime::platform::regular;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::hash::{BuildHasher, RandomState};

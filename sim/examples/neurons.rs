@@ -4,13 +4,13 @@
 //! Activity is synthetic (zeros, skew and persistence of `docs/neuron-cache.md`), reads and arithmetic are real; the three take
 //! turns token by token, so that what else runs on the host meets all of them.
 //!
-//! `cargo run -p moec-runtime --example neurons -- FOLDER [LANES]`
+//! `cargo run -p moec-sim --example neurons -- FOLDER [LANES]`
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::print_stdout)]
 
-use moec_runtime::flash::measure::Scratch;
-use moec_runtime::flash::{Buffers, FileEntry, Flash, Options, SystemClock};
-use moec_runtime::neurons::Shape;
+use moec_runtime::offload::flash::measure::Scratch;
+use moec_runtime::offload::flash::{Buffers, FileEntry, Flash, Options, SystemClock};
+use moec_runtime::offload::neurons::Shape;
 use moec_sim::neuron_store::{Compute, Memory, NeuronStore, Row, Work, classes, extents};
 use moec_sim::neurons::synthetic::Recipe;
 use std::path::Path;

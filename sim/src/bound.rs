@@ -2,7 +2,7 @@
 
 use crate::cache::optimum;
 use crate::neurons::replay::replay;
-use moec_runtime::paging::Used;
+use moec_runtime::offload::paging::Used;
 
 /// Bytes that a cache which knows what comes (Belady's) would have read for recorded tokens, and what they used in all. None where
 /// nothing was recorded.

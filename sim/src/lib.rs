@@ -1,6 +1,6 @@
 //! What is simulated, replayed and modelled; nothing of it ships.
 //!
-//! The policies are the runtime's own ([`moec_runtime::cache`], [`moec_runtime::neurons`], [`moec_runtime::paging`]): passes choose among
+//! The policies are the runtime's own ([`moec_runtime::offload::cache`], [`moec_runtime::offload::neurons`], [`moec_runtime::offload::paging`]): passes choose among
 //! them by what recorded routing says ([`cache`], [`resident`], [`neurons::plan`]), and a simulation runs them on modelled units under
 //! virtual time ([`paging`], [`flash`]).
 //!

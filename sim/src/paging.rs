@@ -2,18 +2,18 @@
 //!
 //! The desk, the decider, the cache and its policy, and the scheduler of flash are those of a run; modelled are the device
 //! behind the scheduler ([`crate::flash::Modelled`]) and whoever computes ([`Units`]). A run under virtual time takes the same
-//! turns ([`moec_runtime::paging::Paging::units`]), so that both decide the same.
+//! turns ([`moec_runtime::offload::paging::Paging::units`]), so that both decide the same.
 
 use moec_ir::plan;
-use moec_runtime::cache::Key;
-use moec_runtime::flash::{
+use moec_runtime::offload::cache::Key;
+use moec_runtime::offload::flash::{
     self, BLOCK, Buffers, Class, Extent, ExtentTable, FileEntry, Flash, Options, Priority,
 };
-use moec_runtime::memory::Addr;
-use moec_runtime::paging::decider::{Asked, Counts, Decider, Decision, How, News, Seen};
-use moec_runtime::paging::desk::{Desk, Watch};
-use moec_runtime::paging::journal::{Ask, Journal};
-use moec_runtime::paging::units::{Units, rows_each};
+use moec_runtime::offload::paging::decider::{Asked, Counts, Decider, Decision, How, News, Seen};
+use moec_runtime::offload::paging::desk::{Desk, Watch};
+use moec_runtime::offload::paging::journal::{Ask, Journal};
+use moec_runtime::offload::paging::units::{Units, rows_each};
+use moec_runtime::platform::memory::Addr;
 use moec_runtime::{Error, Result};
 use std::path::PathBuf;
 use std::sync::Arc;

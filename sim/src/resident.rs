@@ -1,8 +1,8 @@
 //! Which experts stay under two budgets, the host's memory and the GPU's: by replays of recorded routing.
 
 use crate::cache::{SHARES, hottest};
-use moec_runtime::cache::{CacheError, Key, Setting, Trace, grid};
-use moec_runtime::hybrid::{Level, Levels, Moved};
+use moec_runtime::offload::cache::{CacheError, Key, Setting, Trace, grid};
+use moec_runtime::schedule::hybrid::{Level, Levels, Moved};
 
 /// What a use of an expert takes, in microseconds, by where it is; and what a transfer takes that nobody waits for.
 #[derive(Clone, Copy, Debug, PartialEq)]

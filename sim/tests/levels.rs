@@ -1,7 +1,7 @@
 //! Three levels, and who stays on them.
 
-use moec_runtime::cache::{CachedLayer, ExpertIndex, Key, Setting, Trace};
-use moec_runtime::hybrid::{Level, Levels, Moved};
+use moec_runtime::offload::cache::{CachedLayer, ExpertIndex, Key, Setting, Trace};
+use moec_runtime::schedule::hybrid::{Level, Levels, Moved};
 use moec_sim::cache::synthetic;
 use moec_sim::resident::{Prices, Uses, replay, resident};
 use std::collections::BTreeSet;

@@ -1,8 +1,8 @@
 //! The tables of `docs/neuron-cache.md` are what the policies of neurons give. `MOEC_BLESS=1` writes them anew.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 
-use moec_runtime::cache::{Cache, CachedLayer, Event, ExpertIndex};
-use moec_runtime::neurons::{Activations, Shape};
+use moec_runtime::offload::cache::{Cache, CachedLayer, Event, ExpertIndex};
+use moec_runtime::offload::neurons::{Activations, Shape};
 use moec_sim::neurons::replay::replay;
 use moec_sim::neurons::synthetic::Recipe;
 use moec_sim::neurons::{Bundle, Job, Order, Phases, RowFormat, simulate};

@@ -3,9 +3,9 @@
 
 use super::*;
 use moec_ir::paging::Paging as Planned;
-use moec_runtime::flash::{Clock, Priority, Reader};
-use moec_runtime::paging::decider::{Decision, How};
-use moec_runtime::paging::{Journal, Units};
+use moec_runtime::offload::flash::{Clock, Priority, Reader};
+use moec_runtime::offload::paging::decider::{Decision, How};
+use moec_runtime::offload::paging::{Journal, Units};
 use moec_sim::flash::Link;
 use moec_sim::paging::{Scene, simulate};
 use std::sync::Arc;

@@ -12,7 +12,7 @@ use moec::bundle::toolchain::{Cross, Toolchain};
 use moec::progress::Progress;
 use moec::twin::Twin;
 use moec_ir::plan::GraphDecl;
-use moec_runtime::graphs::{Graphs, f16};
+use moec_runtime::exec::graphs::{Graphs, f16};
 use moec_runtime::{Engine, Options, Want};
 use moec_testing::AARCH64;
 use std::collections::BTreeMap;

@@ -13,6 +13,7 @@ use std::path::Path;
 const CRATES: &[&str] = &[
     "ir/src",
     "runtime/src",
+    "sim/src",
     "service/src",
     "codegen/src",
     "targets/device/src",

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use moec_cpu::CpuTarget;
 use moec_device::Device;
 use moec_ir::plan::Plan;
-use moec_runtime::regular::Limit;
+use moec_runtime::platform::regular::Limit;
 use std::path::Path;
 
 /// How long a description may be.

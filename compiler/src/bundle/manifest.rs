@@ -3,7 +3,7 @@
 use super::MANIFEST;
 use crate::error::{Error, Result, io_error};
 use crate::hashing::{hex, sha256};
-use moec_runtime::regular::{self, Limit};
+use moec_runtime::platform::regular::{self, Limit};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};

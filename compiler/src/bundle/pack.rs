@@ -18,7 +18,7 @@ use crate::progress::{Bar, Progress};
 use moec_cpu::{Block, PackError, Packer, Scratch, WeightImportance};
 use moec_ir::plan::{FileRef, Paging, Plan, Segment};
 use moec_ir::{Module, Source, WeightId};
-use moec_runtime::flash::{checksum, checksum_after};
+use moec_runtime::offload::flash::{checksum, checksum_after};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs::File;

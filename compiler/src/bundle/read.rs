@@ -13,7 +13,8 @@ use moec_ir::Module;
 use moec_ir::plan::{Plan, TargetInfo};
 #[cfg(doc)]
 use moec_runtime::CheckLevel;
-use moec_runtime::{cpu, regular};
+use moec_runtime::platform::cpu;
+use moec_runtime::platform::regular;
 use std::path::{Path, PathBuf};
 
 /// A bundle on disk, its plan decoded and verified.

@@ -10,7 +10,7 @@ use super::read::Bundle;
 use crate::error::{Error, Result, io_error};
 use minisign::{KeyPair, PublicKeyBox, SecretKey, SecretKeyBox, SignatureBox};
 use minisign_verify::{Error as Fault, PublicKey, Signature};
-use moec_runtime::regular;
+use moec_runtime::platform::regular;
 use serde::Serialize;
 use std::fs::{self, OpenOptions};
 use std::io::{Cursor, ErrorKind, Write as _};

@@ -29,7 +29,7 @@ use crate::scratch::Scratch;
 use collect::{Collector, Seen};
 use moec_ir::plan::Plan;
 use moec_ir::{EntryKind, Format, Module, WeightClass, WeightExpr};
-use moec_runtime::text::Text;
+use moec_runtime::serving::text::Text;
 use moec_runtime::{Engine, Moment, Options, Program, Row, StepView};
 use texts::Window;
 

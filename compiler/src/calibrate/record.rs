@@ -3,7 +3,7 @@
 use crate::profile::routes::{Sequence, kept};
 use crate::profile::{Routes, Routing};
 use moec_ir::op::Score;
-use moec_runtime::cache::Ranking;
+use moec_runtime::offload::cache::Ranking;
 
 /// Keeps what routers of a run say.
 #[derive(Default)]

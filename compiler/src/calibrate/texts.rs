@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Result, io_error};
 use crate::hashing::sha256;
-use moec_runtime::regular;
-use moec_runtime::text::Text;
+use moec_runtime::platform::regular;
+use moec_runtime::serving::text::Text;
 use std::path::{Path, PathBuf};
 
 /// A text.

@@ -122,8 +122,8 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
             "package_bytes": built.summary.package_bytes,
             "notes": built.summary.notes,
             "seconds": start.elapsed().as_secs_f64(),
-            "peak_memory_bytes": moec_runtime::cpu::peak_memory(),
-            "helper_peak_memory_bytes": moec_runtime::cpu::peak_memory_of_children(),
+            "peak_memory_bytes": moec_runtime::platform::cpu::peak_memory(),
+            "helper_peak_memory_bytes": moec_runtime::platform::cpu::peak_memory_of_children(),
             "plan": bundle::facts(&built.plan),
         }))?;
     }

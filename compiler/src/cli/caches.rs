@@ -4,7 +4,7 @@
 use super::output;
 use crate::error::{Error, Result};
 use crate::profile::Profile;
-use moec_runtime::cache::Trace;
+use moec_runtime::offload::cache::Trace;
 use moec_sim::cache::{Choice, Pin, Reason, Row, Tally, choose};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -161,7 +161,7 @@ fn as_value(trace: &Trace, sized: &[Sized]) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use moec_runtime::cache::{CachedLayer, ExpertIndex};
+    use moec_runtime::offload::cache::{CachedLayer, ExpertIndex};
     use moec_sim::cache::synthetic;
 
     #[test]

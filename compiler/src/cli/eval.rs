@@ -6,7 +6,7 @@ use crate::error::io_error;
 use crate::evaluate::{self, Tasks};
 use crate::progress::Progress;
 use crate::{Error, Result};
-use moec_runtime::regular;
+use moec_runtime::platform::regular;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 

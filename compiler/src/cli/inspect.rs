@@ -8,7 +8,7 @@ use crate::import::{self, ImportOptions, ModelSpec, containers};
 use crate::passes::lower;
 use crate::{Error, Result, families, human};
 use moec_ir::Format;
-use moec_runtime::regular;
+use moec_runtime::platform::regular;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 

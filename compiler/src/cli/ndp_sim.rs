@@ -6,7 +6,7 @@ use crate::{Error, Result};
 use clap::builder::PossibleValuesParser;
 use moec_dram::trace::{Setup, simulate};
 use moec_dram::{Options, TIMINGS, Timing};
-use moec_runtime::regular;
+use moec_runtime::platform::regular;
 use std::io::BufReader;
 use std::path::PathBuf;
 

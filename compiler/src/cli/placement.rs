@@ -8,8 +8,8 @@ use crate::passes::home::ASSIGNED;
 use moec_device::GraphForm;
 use moec_ir::placement::{ExpertTable, Placement};
 use moec_ir::plan::{Plan, Schedule};
-use moec_runtime::assign;
-use moec_runtime::makespan::Layout;
+use moec_runtime::schedule::assign;
+use moec_runtime::schedule::makespan::Layout;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 

@@ -4,7 +4,7 @@ use super::output;
 use crate::progress::Progress;
 use crate::synth::{self, Cut, Like, Popular, Popularity};
 use crate::{Error, Result};
-use moec_runtime::regular;
+use moec_runtime::platform::regular;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 

@@ -73,7 +73,7 @@ impl<'a> Here<'a> {
 /// Features that this machine lacks to run code for the device. Of another architecture all are lacking.
 pub(super) fn lacks(device: &Device) -> Vec<&str> {
     let features: Vec<&str> = device.features.iter().map(String::as_str).collect();
-    moec_runtime::cpu::missing(&features)
+    moec_runtime::platform::cpu::missing(&features)
 }
 
 /// A device as JSON: the file's keys, and what this machine makes of it.

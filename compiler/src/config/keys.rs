@@ -6,8 +6,8 @@ use crate::human;
 use moec_ir::Format;
 use moec_ir::placement::MOST_TIERS;
 use moec_ir::plan::Refine;
-use moec_runtime::cache::Setting;
-use moec_runtime::hybrid::System;
+use moec_runtime::offload::cache::Setting;
+use moec_runtime::schedule::hybrid::System;
 use moec_sim::cache::Pin;
 use std::path::PathBuf;
 
@@ -692,7 +692,11 @@ mod tests {
     fn the_range_of_policies_lists_every_system() {
         let names: Vec<String> = ["none".to_owned()]
             .into_iter()
-            .chain(moec_runtime::hybrid::SYSTEMS.iter().map(moec_runtime::hybrid::System::key))
+            .chain(
+                moec_runtime::schedule::hybrid::SYSTEMS
+                    .iter()
+                    .map(moec_runtime::schedule::hybrid::System::key),
+            )
             .collect();
         assert_eq!(super::SYSTEMS, listed(names.iter().map(String::as_str)));
     }

@@ -8,7 +8,7 @@ use super::{Tasks, ask, greedy, log_sum, windows, with_engine};
 use crate::bundle::read::Bundle;
 use crate::error::{Error, Result};
 use crate::progress::Progress;
-use moec_runtime::text::Text;
+use moec_runtime::serving::text::Text;
 use moec_runtime::{Decoder, Engine, Fallbacks, Want};
 use serde::Serialize;
 use std::sync::{Mutex, PoisonError};

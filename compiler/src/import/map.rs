@@ -1,6 +1,6 @@
 //! Read-only maps of checkpoint files. The only `unsafe` code of the compiler's import.
 
-use moec_runtime::mapped::MappedFile;
+use moec_runtime::platform::mapped::MappedFile;
 use std::io;
 use std::ops::{Deref, Range};
 use std::path::Path;

@@ -2,7 +2,7 @@
 
 use super::ModelSpec;
 use crate::error::{Error, Result};
-use moec_runtime::text::Text;
+use moec_runtime::serving::text::Text;
 
 /// Its form.
 const FILE: &str = "tokenizer.json";

@@ -2,7 +2,7 @@
 //! costs, and, in pass `fill`, how many frames there are and who begins in them.
 //!
 //! All experts lie where the processor reads them. The memory of one other unit holds some of them besides, in frames that all layers
-//! share; [`moec_runtime::hybrid`] divides each layer's experts when its router has spoken, and brings others into frames. `[placement]
+//! share; [`moec_runtime::schedule::hybrid`] divides each layer's experts when its router has spoken, and brings others into frames. `[placement]
 //! policy` names the system that does it. What can be known before is decided here: what an expert costs on the unit, on the
 //! processor and on the link between them.
 //!
@@ -21,8 +21,8 @@ use crate::profile::Profile;
 use moec_ir::Module;
 use moec_ir::placement::Placement;
 use moec_ir::plan::{ExpertHomes, ExpertTimes, Hybrid, Plan, Refine, Schedule, ScheduledLayer};
-use moec_runtime::cache::{Key, Setting, Trace};
-use moec_runtime::hybrid::{Keeps, MOEC, System};
+use moec_runtime::offload::cache::{Key, Setting, Trace};
+use moec_runtime::schedule::hybrid::{Keeps, MOEC, System};
 use moec_sim::resident::{Prices, resident};
 
 /// Of the frames of experts that stay for good, one in so many is for those that pass through.

@@ -27,7 +27,7 @@ use moec_family::Streams;
 use moec_ir::placement::{ExpertGroup, ExpertRow, OpPlace, Placement};
 use moec_ir::plan::{Arg, Code, ExpertHomes, ExpertTable, Memory, MemoryLink, Plan, Schedule, UnitRef};
 use moec_ir::{Graph, Module, Node, Op, Operand, Part, ValueId, Weight, WeightId};
-use moec_runtime::hybrid::Keeps;
+use moec_runtime::schedule::hybrid::Keeps;
 use std::collections::BTreeMap;
 
 /// Why a unit runs experts of a schedule.

@@ -14,7 +14,7 @@ use moec_device::Unit;
 use moec_family::{HotBatch, HotLayer, LayerExperts};
 use moec_ir::placement::Placement;
 use moec_ir::{EntryKind, Module, Op, Operand, Part};
-use moec_runtime::neurons::Activations;
+use moec_runtime::offload::neurons::Activations;
 use moec_sim::neurons::plan::{Tables, hot_share, time_of};
 use moec_sim::neurons::synthetic::Independent;
 use moec_sim::neurons::{NeuronError, Recorded};

@@ -13,8 +13,8 @@ use crate::profile::Profile;
 use moec_device::Memory;
 use moec_ir::plan::{ALIGN, PagedLayer, Paging, Plan, Segment};
 use moec_ir::{Graph, Op, Operand};
-use moec_runtime::cache::{CacheError, Key, Setting, Trace};
-use moec_runtime::flash::{BLOCK, LARGEST_BLOCK};
+use moec_runtime::offload::cache::{CacheError, Key, Setting, Trace};
+use moec_runtime::offload::flash::{BLOCK, LARGEST_BLOCK};
 use moec_sim::cache::{self, Choice, Pin};
 
 /// Frames that are there for experts that pass through. With fewer than two nothing could be read while another is computed.

@@ -13,7 +13,7 @@ use crate::profile::Profile;
 use moec_device::Memory;
 use moec_ir::bundle::{Bundle, PARTS};
 use moec_ir::{EntryKind, Format, Module, Op, WeightId};
-use moec_runtime::flash::BLOCK;
+use moec_runtime::offload::flash::BLOCK;
 use std::collections::BTreeSet;
 
 /// Bytes that a read takes as long as, besides its own, where no table says how fast blocks are read. Measured on the disk of

@@ -8,7 +8,7 @@ use crate::passes::{frames, group, home, place, reside, tier};
 use crate::profile::loads::{Loads, loads};
 use moec_ir::Op;
 use moec_ir::placement::Overflow;
-use moec_runtime::hybrid::Keeps;
+use moec_runtime::schedule::hybrid::Keeps;
 
 pub(super) fn tier(c: &mut Compilation<'_>) -> Result<()> {
     let Some(units) = &c.units else { return Ok(()) };

@@ -73,7 +73,7 @@ pub(super) fn page(c: &mut Compilation<'_>) -> Result<()> {
     let tokenizer = c.tokenizer()?.map_or(0, |text| text.len() as u64);
     let threads = match c.config.memory.threads {
         Some(threads) => threads,
-        None => moec_runtime::cpu::threads(None).map_err(Error::from)?,
+        None => moec_runtime::platform::cpu::threads(None).map_err(Error::from)?,
     };
     let wanted = page::Wanted {
         budget,

@@ -14,7 +14,7 @@ use crate::error::{Error, Result, io_error};
 use crate::hashing::sha256;
 use bincode::Decode;
 use bincode::error::DecodeError;
-use moec_runtime::regular;
+use moec_runtime::platform::regular;
 use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::Path;

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::families;
 use moec_family::{StreamRun, StreamScene};
 use moec_ir::plan::Schedule;
-use moec_runtime::cache::Trace;
+use moec_runtime::offload::cache::Trace;
 
 /// Tokens of each sequence that are decoded where nobody says how many.
 pub const DECODED: u32 = 16;

@@ -10,9 +10,9 @@ use crate::error::{Error, Result};
 use moec_cpu::FLASH;
 use moec_ir::op::Score;
 use moec_ir::plan::{PagedLayer, Paging, Plan, Segment};
-use moec_runtime::cache::Trace;
-use moec_runtime::cache::prefetch::DEPTH;
-use moec_runtime::paging::journal::Ask;
+use moec_runtime::offload::cache::Trace;
+use moec_runtime::offload::cache::prefetch::DEPTH;
+use moec_runtime::offload::paging::journal::Ask;
 use moec_sim::paging::{Did, Scene, SimulatedRun, simulate};
 use std::time::Duration;
 
@@ -245,7 +245,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use super::*;
-    use moec_runtime::cache::{CachedLayer, ExpertIndex, Ranking};
+    use moec_runtime::offload::cache::{CachedLayer, ExpertIndex, Ranking};
 
     #[test]
     fn logits_have_the_recorded_scores() {

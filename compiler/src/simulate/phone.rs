@@ -17,7 +17,7 @@ use crate::passes::hot::{Experts, available, held};
 use crate::passes::units::Units;
 use crate::profile::NeuronCounts;
 use moec_device::Unit;
-use moec_runtime::neurons::{Part, Regions, Segmented, Shape};
+use moec_runtime::offload::neurons::{Part, Regions, Segmented, Shape};
 use moec_sim::neurons::synthetic::Independent;
 use moec_sim::neurons::{self, Job, Order, Stage};
 use std::collections::{BTreeMap, BTreeSet};

@@ -11,7 +11,7 @@ use moec::passes::lower::lower;
 use moec_cpu::Weighting;
 use moec_ir::types::GROUP;
 use moec_ir::{Format, WeightClass};
-use moec_runtime::text::Text;
+use moec_runtime::serving::text::Text;
 use moec_testing::GGUF;
 use serde_json::{Value, json};
 use std::fs;

@@ -4,8 +4,8 @@
 //! from its own times of KTransformers and of the schedule added to it (Table III, Qwen2): four constants from four numbers.
 
 use super::models::Model;
-use moec_runtime::hybrid::{Costs, HybridError, UnitCosts};
-use moec_runtime::makespan::Table;
+use moec_runtime::schedule::hybrid::{Costs, HybridError, UnitCosts};
+use moec_runtime::schedule::makespan::Table;
 
 /// Bytes of a weight: 4 bits, and a scale of 16 bits for 32 of them.
 pub const WEIGHT: f64 = 4.5 / 8.0;

@@ -10,8 +10,8 @@ use super::systems::{
 };
 use crate::recorded::Recorded;
 use moec::{Error, Result};
-use moec_runtime::cache::Trace;
-use moec_runtime::hybrid::{Order, Policy};
+use moec_runtime::offload::cache::Trace;
+use moec_runtime::schedule::hybrid::{Order, Policy};
 use moec_sim::cache::{optimum, replay};
 
 /// How much is run.

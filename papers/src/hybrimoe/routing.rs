@@ -9,7 +9,7 @@ use super::models::Model;
 use crate::random::Random;
 use crate::recorded::{ALL, Recorded};
 use moec::{Error, Result};
-use moec_runtime::cache::{CachedLayer, ExpertIndex, Trace};
+use moec_runtime::offload::cache::{CachedLayer, ExpertIndex, Trace};
 use moec_sim::cache::synthetic;
 
 /// The domain, of [`ALL`], that placement is chosen by.

@@ -10,9 +10,9 @@ use super::routing::{FORESIGHT, expected, loads};
 use super::systems::{Keeps, System};
 use crate::random::Random;
 use moec::{Error, Result};
-use moec_runtime::cache::{Cache, Event, Key, Setting, Trace};
-use moec_runtime::hybrid::prefetch::{Outlook, Prefetch, plan};
-use moec_runtime::hybrid::{Free, Policy, Scheduler, Task, Unit};
+use moec_runtime::offload::cache::{Cache, Event, Key, Setting, Trace};
+use moec_runtime::schedule::hybrid::prefetch::{Outlook, Prefetch, plan};
+use moec_runtime::schedule::hybrid::{Free, Policy, Scheduler, Task, Unit};
 use moec_sim::cache::uses;
 use std::ops::Range;
 

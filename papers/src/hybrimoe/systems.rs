@@ -1,9 +1,9 @@
 //! What is added to the baseline, as rows of one simulator. The systems themselves are the runtime's.
 
-pub use moec_runtime::hybrid::{
+pub use moec_runtime::schedule::hybrid::{
     ADAPMOE, FIDDLER, HYBRIMOE, KTRANSFORMERS, Keeps, LLAMA_CPP, LRU, MOEC, MRS, MRS_BYPASS, SYSTEMS, System,
 };
-use moec_runtime::hybrid::{Order, Policy};
+use moec_runtime::schedule::hybrid::{Order, Policy};
 
 const PAPER: Policy = Policy::Paper(Order::Next);
 /// Where in [`SYSTEMS`] the baseline of the paper's speedups is.

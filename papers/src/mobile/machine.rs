@@ -6,8 +6,8 @@
 use crate::hybrimoe::models::Model;
 use moec::{Error, Result};
 use moec_device::Device;
-use moec_runtime::hybrid::{Costs, UnitCosts};
-use moec_runtime::makespan::Table;
+use moec_runtime::schedule::hybrid::{Costs, UnitCosts};
+use moec_runtime::schedule::makespan::Table;
 
 /// The target.
 pub const TARGET: &str = "rtx4080-i5";

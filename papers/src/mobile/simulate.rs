@@ -11,8 +11,8 @@ use super::systems::System;
 use crate::hybrimoe::models::Model;
 use crate::random::Random;
 use moec::{Error, Result};
-use moec_runtime::cache::{Cache, Event, Key, Setting, Trace};
-use moec_runtime::hybrid::{Free, Scheduler, Task};
+use moec_runtime::offload::cache::{Cache, Event, Key, Setting, Trace};
+use moec_runtime::schedule::hybrid::{Free, Scheduler, Task};
 use std::collections::HashMap;
 
 /// What is simulated.

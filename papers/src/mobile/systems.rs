@@ -1,7 +1,7 @@
 //! The systems, as rows of one simulator.
 
 use crate::hybrimoe::systems::{LRU, MRS_BYPASS};
-use moec_runtime::hybrid::Policy;
+use moec_runtime::schedule::hybrid::Policy;
 
 /// A system.
 #[derive(Clone, Copy, Debug, PartialEq)]

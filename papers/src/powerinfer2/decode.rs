@@ -6,7 +6,7 @@ use super::dense::{BLOCK, CLUSTER, Dense, LONG, PAGED, bundle, hot_neurons};
 use super::models::{CHANNEL, GROUPED, Model, PREDICTOR};
 use super::phone::{Cluster, Phone};
 use super::systems::{Reads, System};
-use moec_runtime::neurons::{Found, Part, Regions, Segmented, Shape};
+use moec_runtime::offload::neurons::{Found, Part, Regions, Segmented, Shape};
 use moec_sim::neurons::{NeuronError, Stage};
 
 /// How much is simulated. Layers are alike, so that some stand for all.

@@ -54,7 +54,7 @@ pub(super) fn machine(phone: &Phone) -> String {
         "## What is simulated\n\n\
          Tokens of a sequence, one after the other, in virtual time. What stays in memory (a cache with a hot and a cold region), who computes\n\
          what next (the pipeline of neuron clusters), how bundles lie and in how many reads they come, and how many neurons are hot is decided\n\
-         by the code of the runtime, `moec_runtime::neurons`. Cores and the neural unit share the rate of one memory; flash is one queue, read\n\
+         by the code of the runtime, `moec_runtime::offload::neurons`. Cores and the neural unit share the rate of one memory; flash is one queue, read\n\
          by one core. A token asks for each neuron or not, as *Constants that were found* says.\n\n\
          | constant | value | from |\n|---|---|---|\n",
     );

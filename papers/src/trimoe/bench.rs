@@ -4,7 +4,7 @@ use super::loads::{Loads, Source};
 use super::machine::Machine;
 use super::models::Model;
 use moec_ndp::steps::{Busy, LayerReport, Simulator, StepsError};
-use moec_runtime::makespan::{Policy, Setup, Table, Tally, Window};
+use moec_runtime::schedule::makespan::{Policy, Setup, Table, Tally, Window};
 
 /// How much is simulated of each configuration. Layers are alike, so that some stand for all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

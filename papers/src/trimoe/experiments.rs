@@ -7,7 +7,7 @@ use super::models::{MODELS, Model, QWEN};
 use super::paper::{BATCH, BATCHES};
 use moec_dram::{Options, Timing};
 use moec_ndp::steps::{Rates, StepsError};
-use moec_runtime::makespan::{Policy, Refinement, Split, Table};
+use moec_runtime::schedule::makespan::{Policy, Refinement, Split, Table};
 
 /// The variant that gives the paper's speedups with the paper's schedule.
 pub const BARE_STILL: &str = "MoNDE keeps no experts on the GPU, loads that do not drift";

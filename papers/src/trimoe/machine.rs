@@ -7,7 +7,7 @@ use moec_ndp::emit::{Output, emit};
 use moec_ndp::image::Shape;
 use moec_ndp::machine::{Bus, Program, times};
 use moec_ndp::steps::{Before, Rates, Rows, StepsError, System};
-use moec_runtime::makespan::{Costs, Dram, NdpCosts, Table};
+use moec_runtime::schedule::makespan::{Costs, Dram, NdpCosts, Table};
 
 /// Operations a second of the GPU in bf16, and bytes a second of its memory. Table 1.
 pub const GPU_FLOPS: f64 = 819.6e12;

@@ -3,8 +3,8 @@
 //! A group that several subcommands flatten has a heading of its own and is flattened after the subcommand's own options: a heading
 //! holds for all options after it.
 
-use crate::cpu::MAX_THREADS;
-use crate::sampler::{MAX_LIKELIEST, Sampling};
+use crate::platform::cpu::MAX_THREADS;
+use crate::serving::sampler::{MAX_LIKELIEST, Sampling};
 use crate::weights::Weights;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Parser, Subcommand};

@@ -4,14 +4,14 @@
 
 use super::args::Bench;
 use super::{Context, Failure, Io, assigned, interrupt, paging, size};
-use crate::best_of::best_of;
-use crate::big_little::Decoder;
-use crate::engine::{Engine, Memory};
+use crate::bundle::program::Program;
 use crate::error::{Error, Result};
-use crate::generate::{Request, check_room, generate, rate};
-use crate::program::Program;
-use crate::sampler::{Sampler, Sampling};
-use crate::scheduler::{Choose, Done, End, Event, Job, Scheduler, Setting};
+use crate::exec::engine::{Engine, Memory};
+use crate::serving::best_of::best_of;
+use crate::serving::big_little::Decoder;
+use crate::serving::generate::{Request, check_room, generate, rate};
+use crate::serving::sampler::{Sampler, Sampling};
+use crate::serving::scheduler::{Choose, Done, End, Event, Job, Scheduler, Setting};
 use crate::weights::{Demand, Held};
 use moec_ir::EntryKind;
 use moec_ir::plan::{Arg, StateBuf, StateKind, Step};
@@ -70,7 +70,7 @@ pub(super) fn run(context: &Context<'_>, args: &Bench, io: &mut Io<'_>) -> Resul
         ("decode", format!("{} ({n} tokens{sequences})", rate(report.decode))),
         ("first token", report.first.map_or("–".to_owned(), |t| format!("after {:.2} s", t.as_secs_f64()))),
         ("threads", engine.threads().to_string()),
-        ("peak memory", crate::cpu::peak_memory().map_or("unknown".to_owned(), size)),
+        ("peak memory", crate::platform::cpu::peak_memory().map_or("unknown".to_owned(), size)),
         ("weights", format!("{}, {}", size(memory.weights), lie(&engine.weights()))),
         ("KV cache", format!("{} when full", size(memory.kv))),
         ("arena", format!("{}, and {} of scratch", size(memory.arena), size(memory.scratch))),
@@ -261,7 +261,7 @@ impl Report {
             "prefill_tokens_per_s": self.prefill,
             "decode_tokens_per_s": self.decode,
             "first_token_seconds": self.first.map(|t| t.as_secs_f64()),
-            "peak_memory_bytes": crate::cpu::peak_memory(),
+            "peak_memory_bytes": crate::platform::cpu::peak_memory(),
             "weights": {
                 "own": self.held.own,
                 "why": self.held.why,

@@ -2,15 +2,15 @@
 
 use super::args::Info;
 use super::{Context, Failure, Io, size};
-use crate::available::available;
-use crate::cpu;
-use crate::engine;
+use crate::bundle::manifest;
+use crate::bundle::program::Program;
 use crate::error::Result;
-use crate::manifest;
-use crate::overflow::Overflow;
-use crate::paging;
-use crate::program::Program;
-use crate::text;
+use crate::exec::engine;
+use crate::exec::overflow::Overflow;
+use crate::offload::paging;
+use crate::platform::available::available;
+use crate::platform::cpu;
+use crate::serving::text;
 use crate::weights::{self, Choice, Weights};
 use moec_ir::Format;
 use moec_ir::plan::UnitRef;

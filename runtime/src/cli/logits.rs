@@ -2,9 +2,9 @@
 
 use super::args::Logits;
 use super::{Context, Failure, Io, interrupt};
-use crate::engine::Want;
 use crate::error::{Error, Result};
-use crate::mapped::Unfinished;
+use crate::exec::engine::Want;
+use crate::platform::mapped::Unfinished;
 use crate::weights::Demand;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};

@@ -1,14 +1,14 @@
 //! What experts on flash did and need, for people and programs.
 
 use super::size;
-use crate::paging::Report;
+use crate::offload::paging::Report;
 use serde_json::{Value, json};
 
 /// Adds what was done to the object that `--json` prints.
 pub(super) fn add(to: &mut Value, report: &Report) {
     to["memory"] = json!({
         "budget": report.budget,
-        "peak": crate::cpu::peak_memory(),
+        "peak": crate::platform::cpu::peak_memory(),
         "frames": report.frame_bytes,
         "pinned": report.pinned_bytes,
     });

@@ -8,7 +8,7 @@ use moec_ir::EntryKind;
 use moec_ir::Format;
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::*;
-use moec_runtime::abi::KernelFn;
+use moec_runtime::bundle::abi::KernelFn;
 use moec_runtime::{Engine, Options, Program};
 use sha2::{Digest, Sha256};
 use std::path::Path;

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::template::Message;
 use moec_runtime::Sampling;
 use moec_runtime::cli::{Failure, Io};
-use moec_runtime::regular;
+use moec_runtime::platform::regular;
 use serde_json::json;
 use std::path::Path;
 

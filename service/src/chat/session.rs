@@ -1,6 +1,6 @@
 //! A conversation over the scheduler, whose slots keep their text: only what is new of each prompt is prefilled.
 
-use moec_runtime::scheduler::{self, Choose, Done, Event, Job, Sharing};
+use moec_runtime::serving::scheduler::{self, Choose, Done, Event, Job, Sharing};
 use moec_runtime::{Decoder, Engine, Error, Result, Sampler, Scheduler, Setting};
 use std::time::Duration;
 

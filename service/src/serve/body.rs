@@ -6,7 +6,7 @@ use super::log::Record;
 use axum::extract::Request;
 use axum::http::{StatusCode, header};
 use hyper::body::Body as _;
-use moec_runtime::memory;
+use moec_runtime::platform::memory;
 use serde_json::Value;
 use std::future::poll_fn;
 use std::pin::Pin;

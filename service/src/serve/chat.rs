@@ -13,7 +13,7 @@ use crate::template::{Prompt, Render, Template};
 use crate::tools::{Event, Parser, Syntax, ToolCall, begun_call, schema};
 use axum::http::StatusCode;
 use axum::response::Response;
-use moec_runtime::sampler::{LogProbabilities, MAX_LIKELIEST};
+use moec_runtime::serving::sampler::{LogProbabilities, MAX_LIKELIEST};
 use moec_runtime::{Constraint, Text};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};

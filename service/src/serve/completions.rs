@@ -10,7 +10,7 @@ use super::request::Options;
 use super::stream::{Form, answer};
 use axum::response::Response;
 use moec_runtime::Text;
-use moec_runtime::sampler::{LogProbabilities, MAX_LIKELIEST};
+use moec_runtime::serving::sampler::{LogProbabilities, MAX_LIKELIEST};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 

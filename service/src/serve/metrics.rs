@@ -1,7 +1,7 @@
 //! What the server did and does, in the text form that Prometheus reads.
 
-use moec_runtime::overflow::Overflowed;
-use moec_runtime::scheduler::{Counters, End, Load};
+use moec_runtime::exec::overflow::Overflowed;
+use moec_runtime::serving::scheduler::{Counters, End, Load};
 use moec_runtime::{Engine, Memory};
 use std::fmt::Write as _;
 use std::sync::Mutex;
@@ -149,7 +149,7 @@ impl Metrics {
                 "moec_memory_peak_bytes",
                 "gauge",
                 "What the process had of memory at most; 0 where the system does not say.",
-                moec_runtime::cpu::peak_memory().unwrap_or(0),
+                moec_runtime::platform::cpu::peak_memory().unwrap_or(0),
             ),
         ];
         let mut out = String::new();

@@ -32,7 +32,8 @@ use log::LogFormat;
 use metrics::Metrics;
 use moec_runtime::cli::args::Common;
 use moec_runtime::cli::{Context, Failure, Io, More, check, interrupt};
-use moec_runtime::{Decoder, Demand, Engine, Error, Sampling, Scheduler, Setting, Text, regular};
+use moec_runtime::platform::regular;
+use moec_runtime::{Decoder, Demand, Engine, Error, Sampling, Scheduler, Setting, Text};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -235,9 +236,10 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
     let key = args.api_key.or_else(|| std::env::var(KEY).ok()).filter(|key| !key.is_empty());
     let text = Text::open(context.bundle, program.model.bos);
     let text = text.map(|text| text.at_most(program.model.max_context as usize, program.model.vocab));
-    let tokenizer: Arc<[u8]> = regular::read(&moec_runtime::text::path(context.bundle), regular::TOKENIZER)
-        .unwrap_or_default()
-        .into();
+    let tokenizer: Arc<[u8]> =
+        regular::read(&moec_runtime::serving::text::path(context.bundle), regular::TOKENIZER)
+            .unwrap_or_default()
+            .into();
     let (slots, ends) = (scheduler.load().slots, program.model.eos.clone());
     let constraints =
         Constraints::new(Arc::clone(&tokenizer), program.model.vocab, ends, slots, args.max_queue);

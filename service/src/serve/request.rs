@@ -113,7 +113,7 @@ impl Options {
     /// # Errors
     /// There is no room for one.
     pub(super) fn room(&self, prompt: usize, context: usize) -> Answer<usize> {
-        moec_runtime::generate::check_room(prompt, 1, context)?;
+        moec_runtime::serving::generate::check_room(prompt, 1, context)?;
         let left = context - prompt;
         Ok(self.tokens.map_or(left, |n| n.min(left)))
     }

@@ -1,7 +1,7 @@
 //! The thread that owns the engine: it takes requests from a channel, steps the scheduler, and tells what comes of them.
 
 use super::metrics::Metrics;
-use moec_runtime::scheduler::{Done, Event, Id, Job, Scheduler};
+use moec_runtime::serving::scheduler::{Done, Event, Id, Job, Scheduler};
 use moec_runtime::{Error, Result};
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, Sender};

@@ -12,7 +12,7 @@ pub(crate) mod worker;
 use crate::error::{Error, Result};
 use crate::process::{PATIENCE, Process};
 use chrono::{DateTime, FixedOffset};
-use moec_runtime::regular;
+use moec_runtime::platform::regular;
 pub use prompt::Prompt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};

@@ -7,7 +7,7 @@ pub(crate) mod schema;
 
 pub(crate) use calls::begun_json as begun_call;
 
-use moec_runtime::stops::begun;
+use moec_runtime::serving::stops::begun;
 use serde_json::Value;
 use std::sync::Arc;
 

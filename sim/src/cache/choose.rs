@@ -5,7 +5,7 @@ use super::belady::optimum;
 use super::pin::{self, SHARES};
 use super::replay::{Replay, Tally, replay};
 use super::runs::{FOLDS, FoldedRow, Row, sum};
-use moec_runtime::cache::{CacheError, Key, Setting, Trace, grid};
+use moec_runtime::offload::cache::{CacheError, Key, Setting, Trace, grid};
 
 /// Fewest tokens of a stretch.
 const FOLD_TOKENS: usize = 16;

@@ -1,6 +1,6 @@
 //! Runs recorded routing through a cache, and counts.
 
-use moec_runtime::cache::{Cache, CacheError, Event, Key, Setting, Trace};
+use moec_runtime::offload::cache::{Cache, CacheError, Event, Key, Setting, Trace};
 use std::ops::AddAssign;
 
 /// What was counted.

@@ -1,7 +1,7 @@
 //! What settings did on a trace, and on the stretches that it is cut into.
 
 use super::replay::Tally;
-use moec_runtime::cache::Setting;
+use moec_runtime::offload::cache::Setting;
 
 /// Stretches that a trace is cut into. Each is held out once.
 pub(super) const FOLDS: usize = 4;

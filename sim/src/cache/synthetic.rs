@@ -7,8 +7,8 @@
 //! how far choices repeat, without a change in popularity. The router scores are the softmax of `z`: as in real
 //! models, a score just below those chosen says that the expert may be next.
 
-use moec_runtime::cache::{CacheError, ExpertIndex, Trace};
-use moec_runtime::sampler::SplitMix64;
+use moec_runtime::offload::cache::{CacheError, ExpertIndex, Trace};
+use moec_runtime::serving::sampler::SplitMix64;
 
 /// Popularity of experts by layer.
 pub type Popularity = Vec<(u32, Vec<f64>)>;

@@ -1,6 +1,6 @@
 //! Virtual time.
 
-use moec_runtime::flash::Clock;
+use moec_runtime::offload::flash::Clock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! A reader that fails as it is told, for tests: of this crate, and of whatever builds on it.
 
-use moec_runtime::flash::{Done, Read, Reader, Wake};
+use moec_runtime::offload::flash::{Done, Read, Reader, Wake};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

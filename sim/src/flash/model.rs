@@ -9,7 +9,7 @@
 //! it is a device without bytes, for whoever asks only when they would be there.
 
 use super::clock::VirtualClock;
-use moec_runtime::flash::{Clock, Done, Read, Reader, Wake};
+use moec_runtime::offload::flash::{Clock, Done, Read, Reader, Wake};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// The device behind it under virtual time that begins at 0; `bytes` reads them. What [`moec_runtime::paging::Units::device`]
+    /// The device behind it under virtual time that begins at 0; `bytes` reads them. What [`moec_runtime::offload::paging::Units::device`]
     /// asks for.
     pub fn device(self, bytes: Option<Box<dyn Reader>>) -> (Box<dyn Reader>, Arc<dyn Clock>) {
         let clock = Arc::new(VirtualClock::default());
@@ -143,7 +143,7 @@ impl Reader for Modelled {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use moec_runtime::memory::Addr;
+    use moec_runtime::platform::memory::Addr;
     use std::ptr;
 
     fn read(token: u64, bytes: u32) -> Read {

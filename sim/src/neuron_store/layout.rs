@@ -1,8 +1,8 @@
 //! Where bundles lie in a file, and the memory that they are read into.
 
 use moec_runtime::error::{Error, Result};
-use moec_runtime::flash::{BLOCK, Class, Extent, ExtentTable, FileEntry};
-use moec_runtime::neurons::Shape;
+use moec_runtime::offload::flash::{BLOCK, Class, Extent, ExtentTable, FileEntry};
+use moec_runtime::offload::neurons::Shape;
 
 /// Memory for each part, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,8 +16,8 @@ pub use layout::{Memory, classes, extents};
 
 use crate::neurons::{NeuronError, Next, Order, Pipeline, Stage};
 use moec_runtime::error::{Error, Result};
-use moec_runtime::flash::{Event, Flash, Priority};
-use moec_runtime::neurons::{Counts, Regions, Segmented, Shape};
+use moec_runtime::offload::flash::{Event, Flash, Priority};
+use moec_runtime::offload::neurons::{Counts, Regions, Segmented, Shape};
 use state::{Flow, GATE, REST, Side, State, Want, run};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

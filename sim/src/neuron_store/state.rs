@@ -3,8 +3,8 @@
 use super::compute::{Compute, Row, Work};
 use crate::neurons::{Next, Pipeline, Stage, Task};
 use moec_runtime::error::Error;
-use moec_runtime::flash::Loaded;
-use moec_runtime::neurons::{Event as Told, Found, Part, Segmented, Shape};
+use moec_runtime::offload::flash::Loaded;
+use moec_runtime::offload::neurons::{Event as Told, Found, Part, Segmented, Shape};
 use std::sync::Arc;
 
 pub(super) const GATE: usize = 0;

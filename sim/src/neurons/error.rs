@@ -1,6 +1,6 @@
 //! What can be wrong with a question about neurons.
 
-use moec_runtime::neurons::NeuronError as CacheError;
+use moec_runtime::offload::neurons::NeuronError as CacheError;
 
 /// A request that cannot be answered.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]

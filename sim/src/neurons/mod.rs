@@ -1,5 +1,5 @@
 //! Experts by neurons: how they lie on flash, which are hot, in which order their clusters are read and computed, and traces to
-//! replay them on (PowerInfer-2). The cache is the runtime's ([`moec_runtime::neurons`]).
+//! replay them on (PowerInfer-2). The cache is the runtime's ([`moec_runtime::offload::neurons`]).
 
 pub mod bundle;
 mod error;

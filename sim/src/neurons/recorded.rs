@@ -1,8 +1,8 @@
 //! What steps of a layer ask for, by a trace, and what of it memory lacks: one replay for each number of hot neurons.
 
 use super::error::NeuronError;
-use moec_runtime::neurons::Activations;
-use moec_runtime::neurons::{Part, Regions, Segmented, Shape};
+use moec_runtime::offload::neurons::Activations;
+use moec_runtime::offload::neurons::{Part, Regions, Segmented, Shape};
 
 /// A trace of a layer's steps: each token of it stands for a batch ([`Activations::batched`]).
 #[derive(Clone, Copy, Debug)]

@@ -5,8 +5,8 @@
 
 use super::error::NeuronError;
 use crate::cache::belady::{Belady, next_uses};
-use moec_runtime::neurons::Activations;
-use moec_runtime::neurons::{Part, Regions, Segmented, Shape};
+use moec_runtime::offload::neurons::Activations;
+use moec_runtime::offload::neurons::{Part, Regions, Segmented, Shape};
 
 /// Bytes read per token, in the same memory.
 #[derive(Clone, Copy, Debug, PartialEq)]

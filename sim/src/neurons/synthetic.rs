@@ -5,8 +5,8 @@
 //! neurons (§7.2.4).
 
 use super::error::NeuronError;
-use moec_runtime::neurons::Activations;
-use moec_runtime::sampler::SplitMix64;
+use moec_runtime::offload::neurons::Activations;
+use moec_runtime::serving::sampler::SplitMix64;
 
 /// What is drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]

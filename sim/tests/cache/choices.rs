@@ -1,7 +1,7 @@
 //! What is chosen, and when it is not.
 
 use super::*;
-use moec_runtime::cache::CacheError;
+use moec_runtime::offload::cache::CacheError;
 use moec_sim::cache::synthetic::trace as synthetic;
 use moec_sim::cache::{MARGIN, Pin, Reason, Row, SHARES, choose, hottest_share, replay_pinned};
 

@@ -11,7 +11,7 @@ mod settings;
 mod synthetic;
 mod warm;
 
-use moec_runtime::cache::{CachedLayer, Event, ExpertIndex, Setting, Trace};
+use moec_runtime::offload::cache::{CachedLayer, Event, ExpertIndex, Setting, Trace};
 use moec_sim::cache::{Tally, replay};
 
 /// Layers of equal experts, of which `k` are used, of one byte each.
@@ -38,7 +38,7 @@ pub(crate) fn total(trace: &Trace, capacity: u64, text: &str) -> Tally {
 
 /// Which of the uses of a trace hit, in order; `h`, or `m`, or `s` for a miss that is not kept.
 pub(crate) fn letters(trace: &Trace, capacity: u64, text: &str) -> String {
-    let mut cache = moec_runtime::cache::Cache::new(trace.experts(), capacity, &setting(text));
+    let mut cache = moec_runtime::offload::cache::Cache::new(trace.experts(), capacity, &setting(text));
     let mut out = String::new();
     for (_, layer, step) in trace.steps() {
         cache

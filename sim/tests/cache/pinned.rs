@@ -2,7 +2,7 @@
 
 use super::properties::{any_setting, traces};
 use super::*;
-use moec_runtime::cache::{Cache, CacheError, Key, Scope};
+use moec_runtime::offload::cache::{Cache, CacheError, Key, Scope};
 use moec_sim::cache::{hottest, hottest_share, replay_pinned};
 use proptest::prelude::*;
 use std::collections::BTreeSet;

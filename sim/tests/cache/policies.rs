@@ -1,7 +1,7 @@
 //! Every policy on traces worked by hand.
 
 use super::*;
-use moec_runtime::cache::{Cache, Key};
+use moec_runtime::offload::cache::{Cache, Key};
 use moec_sim::cache::optimum;
 
 #[test]

@@ -1,7 +1,7 @@
 //! What holds on every trace.
 
 use super::*;
-use moec_runtime::cache::{Cache, Key, grid};
+use moec_runtime::offload::cache::{Cache, Key, grid};
 use moec_sim::cache::optimum;
 use proptest::collection::vec;
 use proptest::prelude::*;

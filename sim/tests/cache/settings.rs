@@ -1,7 +1,7 @@
 //! Settings and traces: read, written, refused.
 
 use super::*;
-use moec_runtime::cache::{CacheError, POLICIES, Scope, grid};
+use moec_runtime::offload::cache::{CacheError, POLICIES, Scope, grid};
 
 #[test]
 fn a_setting_is_its_text() {

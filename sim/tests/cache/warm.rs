@@ -3,7 +3,7 @@
 use super::pinned::{key, step};
 use super::properties::{any_setting, traces};
 use super::*;
-use moec_runtime::cache::{Cache, Key};
+use moec_runtime::offload::cache::{Cache, Key};
 use moec_sim::cache::uses;
 use proptest::prelude::*;
 use std::collections::BTreeSet;

@@ -86,7 +86,7 @@ fn kernels(format: Format) -> Vec<(&'static str, usize, KernelSpec)> {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let target = CpuTarget::new(&Device::find("native")?)?;
-    let threads = moec_runtime::cpu::threads(None)?;
+    let threads = moec_runtime::platform::cpu::threads(None)?;
     let limits = roofline::measure(threads, &mut |_| ())?;
     let Some(tiles) = limits.peaks.iter().find(|p| p.instruction.starts_with("tdpbf16ps")) else {
         println!("skipped: this machine has no tile registers (AMX-BF16); send nothing back");

@@ -4,8 +4,8 @@ use crate::emulate::{self, EmulateError};
 use moec_codegen::Error as CodegenError;
 use moec_codegen::jit::Loaded;
 use moec_ir::plan::TargetInfo;
-use moec_runtime::abi::KernelFn;
-use moec_runtime::cpu;
+use moec_runtime::bundle::abi::KernelFn;
+use moec_runtime::platform::cpu;
 
 /// Why object code cannot run here.
 #[derive(Debug, thiserror::Error)]

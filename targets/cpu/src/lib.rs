@@ -83,7 +83,7 @@ impl CpuTarget {
         let machine = if device.is_native() {
             let mut machine = Machine::host()?;
             // LLVM reads what the processor has; the system may keep some of it from us (tiles, in a sandbox).
-            machine.features.retain(|f| moec_runtime::cpu::missing(&[f]).is_empty());
+            machine.features.retain(|f| moec_runtime::platform::cpu::missing(&[f]).is_empty());
             machine
         } else {
             let (triple, cpu) = (device.triple.clone(), device.cpu.clone());

@@ -11,8 +11,9 @@ use moec_codegen::jit::{KernelFn, Loaded};
 use moec_codegen::{Error as CodegenError, Schedule};
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::Grid;
-use moec_runtime::pool::Pool;
-use moec_runtime::{Error as RuntimeError, cpu};
+use moec_runtime::Error as RuntimeError;
+use moec_runtime::platform::cpu;
+use moec_runtime::sync::pool::Pool;
 use std::fmt;
 use std::time::{Duration, Instant};
 

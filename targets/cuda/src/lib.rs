@@ -22,7 +22,7 @@ use moec_family::error::{Error, Result};
 use moec_family::{Assembled, Bench, Family, Flaw, KernelsRead, Runner, Threads, Tools};
 use moec_ir::Op;
 use moec_ir::plan::Plan;
-use moec_runtime::beside::Executor;
+use moec_runtime::exec::beside::Executor;
 use std::path::Path;
 
 use moec_cuda_unit::FAMILY as NAME;

@@ -1,7 +1,7 @@
 //! Finding, reading and checking a device description.
 
 use crate::{Device, DeviceError, Dimms, Figure, Link, NATIVE, Unit, UnitKind, host, nearest};
-use moec_runtime::regular;
+use moec_runtime::platform::regular;
 use std::collections::BTreeSet;
 use std::path::Path;
 

@@ -110,7 +110,7 @@ const TOO_MANY_FILES: [i32; 0] = [];
 /// An I/O failure as the user reads it.
 pub fn io_error(action: &str, path: &Path, e: &io::Error) -> Error {
     let error = Error::environment(format!("cannot {action} `{}`", path.display())).because(e);
-    if let Some(why) = moec_runtime::regular::refused(e) {
+    if let Some(why) = moec_runtime::platform::regular::refused(e) {
         return error.hint(why.hint());
     }
     match e.kind() {

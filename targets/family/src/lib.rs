@@ -49,8 +49,8 @@ pub use verify::{Check, FunctionReport, Trial};
 use moec_device::{Device, Unit};
 use moec_ir::plan::{ExpertTable, GraphDecl, Plan};
 use moec_ir::{Module, Op, Scope, Weight};
-use moec_runtime::beside::Executor;
-use moec_runtime::graphs::Graphs;
+use moec_runtime::exec::beside::Executor;
+use moec_runtime::exec::graphs::Graphs;
 use std::path::Path;
 use std::process::ExitCode;
 

@@ -11,10 +11,10 @@ use moec_family::{Family, Flaw};
 use moec_ir::Op;
 use moec_ir::plan::Builtin;
 use moec_runtime::Error;
-use moec_runtime::beside::Executor;
-use moec_runtime::memory::{Addr, Region};
-use moec_runtime::program::Code;
-use moec_runtime::unit::{self, Lane, Launch, StepFault, Unit, UnknownStep};
+use moec_runtime::bundle::program::Code;
+use moec_runtime::exec::beside::Executor;
+use moec_runtime::exec::unit::{self, Lane, Launch, StepFault, Unit, UnknownStep};
+use moec_runtime::platform::memory::{Addr, Region};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Name of the family.

@@ -16,7 +16,7 @@
 use crate::allot::Modules;
 use moec_ir::plan::StreamSet;
 use moec_ndp_isa::Stream;
-use moec_runtime::regular;
+use moec_runtime::platform::regular;
 use std::path::Path;
 
 /// What the file begins with.

@@ -25,7 +25,7 @@ use moec_family::{
 use moec_ir::plan::{Layout, Plan};
 use moec_ir::{Format, Op};
 use moec_ndp_isa::{Geometry, LINE, System};
-use moec_runtime::beside::Executor;
+use moec_runtime::exec::beside::Executor;
 use std::fs;
 use std::ops::Range;
 use std::path::Path;

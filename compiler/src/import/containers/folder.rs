@@ -5,7 +5,7 @@
 //! `models--NAME/snapshots/REVISION` is a link to a blob in `models--NAME/blobs`.
 
 use crate::error::{Error, Result};
-use moec_runtime::regular;
+use moec_runtime::platform::regular;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Component, Path, PathBuf};

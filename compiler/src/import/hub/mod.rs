@@ -159,8 +159,8 @@ fn named_by_index(name: &Name, folder: &Path) -> Result<BTreeSet<String>> {
     let path = folder.join(INDEX);
     let wrong =
         |why: String| Error::input(format!("the index of weights of `{name}` cannot be read")).because(why);
-    let bytes =
-        moec_runtime::regular::read(&path, moec_runtime::regular::INDEX).map_err(|e| wrong(e.to_string()))?;
+    let bytes = moec_runtime::platform::regular::read(&path, moec_runtime::platform::regular::INDEX)
+        .map_err(|e| wrong(e.to_string()))?;
     let json: serde_json::Value = serde_json::from_slice(&bytes).map_err(|e| wrong(e.to_string()))?;
     let map = json["weight_map"].as_object().ok_or_else(|| wrong("it has no `weight_map`".to_owned()))?;
     map.values()

@@ -1,11 +1,11 @@
 //! What `generate` says of its work: objects for programs, lines for people.
 
-use crate::best_of::BestOf;
-use crate::big_little::Fallbacks;
 use crate::error::Result;
-use crate::generate::Generation;
-use crate::sampler::LogProbabilities;
-use crate::speculate::Speculated;
+use crate::serving::best_of::BestOf;
+use crate::serving::big_little::Fallbacks;
+use crate::serving::generate::Generation;
+use crate::serving::sampler::LogProbabilities;
+use crate::serving::speculate::Speculated;
 use serde_json::{Value, json};
 
 /// The object that `--json` prints.

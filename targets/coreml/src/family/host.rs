@@ -4,7 +4,7 @@ use crate::exec::{Data, Executor, States, Tensor};
 use crate::package::Package;
 use moec_ir::plan::{GraphDecl, Port};
 use moec_runtime::error::{Error, Result};
-use moec_runtime::graphs::{Graphs, f16};
+use moec_runtime::exec::graphs::{Graphs, f16};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -23,7 +23,7 @@ use moec_family::{
 };
 use moec_ir::plan::{ExpertTable, GraphDecl, Plan, Port};
 use moec_ir::{Module, Scope, Weight};
-use moec_runtime::graphs::Graphs;
+use moec_runtime::exec::graphs::Graphs;
 use std::path::Path;
 
 /// The Core ML family: packages for the Neural Engine.

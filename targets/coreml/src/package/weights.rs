@@ -7,8 +7,8 @@
 use super::error::{Flaw, PackageError};
 use super::manifest;
 use super::types::TensorType;
-use moec_runtime::mapped::MappedFile;
-use moec_runtime::regular;
+use moec_runtime::platform::mapped::MappedFile;
+use moec_runtime::platform::regular;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 

@@ -12,7 +12,7 @@
 //! nothing. Embeddings are no part: the Neural Engine does not index (NPUMoE, Figure 4).
 //!
 //! [`CoreMlPart::cuts`] says which nodes of each entry point a part replaces, [`CoreMlPart::graphs`] what its functions
-//! take and give. What fills `mask` and `write` is `moec_runtime::chunk`.
+//! take and give. What fills `mask` and `write` is `moec_runtime::exec::chunk`.
 
 mod attention;
 mod dense;

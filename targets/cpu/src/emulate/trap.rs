@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn every_thread_has_its_tiles() {
         // Where there are tiles, the system must be asked before they are used.
-        let _ = moec_runtime::cpu::missing(&["amx-tile"]);
+        let _ = moec_runtime::platform::cpu::missing(&["amx-tile"]);
         std::thread::scope(|scope| {
             for t in 0..4u8 {
                 scope.spawn(move || {

@@ -20,8 +20,8 @@ use x86::{LOOPS, READS};
 pub use experts::measure_experts;
 pub use threads::{ThreadRates, measure_threads};
 
-use moec_runtime::cpu;
-use moec_runtime::pool::Pool;
+use moec_runtime::platform::cpu;
+use moec_runtime::sync::pool::Pool;
 use std::sync::Barrier;
 use std::time::Instant;
 

@@ -18,7 +18,7 @@ pub(crate) fn machines() -> Vec<Machine> {
     let machine = sapphire_rapids();
     let all = machine.all_features();
     let features: Vec<&str> = all.iter().map(String::as_str).collect();
-    let (emulated, missing): (Vec<&str>, Vec<&str>) = moec_runtime::cpu::missing(&features)
+    let (emulated, missing): (Vec<&str>, Vec<&str>) = moec_runtime::platform::cpu::missing(&features)
         .into_iter()
         .partition(|feature| emulate::FEATURES.contains(feature));
     let missing = if missing.is_empty() { Ok(()) } else { Err(format!("no {}", missing.join(", "))) };
@@ -31,7 +31,7 @@ pub(crate) fn machines() -> Vec<Machine> {
     // Every processor with tiles also moves bytes by one instruction; codes are unpacked otherwise without it.
     let mut permuting = machine.clone();
     permuting.features.push("avx512vbmi".to_string());
-    if !SAPPHIRE_RAPIDS.by(moec_runtime::cpu::missing(&["avx512vbmi"]).is_empty()) {
+    if !SAPPHIRE_RAPIDS.by(moec_runtime::platform::cpu::missing(&["avx512vbmi"]).is_empty()) {
         return vec![machine];
     }
     vec![machine, permuting]

@@ -1,6 +1,6 @@
 //! Drives a graphics processor of NVIDIA's, as a unit of a plan. See `docs/cuda.md`, On a card.
 //!
-//! * [`Gpu`] implements [`Unit`](moec_runtime::unit::Unit): kernels of threads are launched, and rows are copied.
+//! * [`Gpu`] implements [`Unit`](moec_runtime::exec::unit::Unit): kernels of threads are launched, and rows are copied.
 //! * [`card`]: a card as its driver shows it: a context, two streams, pinned memory, a module. Whoever measures one uses it, too.
 //! * `api`: the functions of the driver that are called, found in `libcuda.so.1` when a card is first asked for.
 //! * [`text`]: the artifacts of a unit: PTX, and what NVIDIA's assembler made of it.
@@ -22,8 +22,8 @@ pub use gpu::{Gpu, open};
 
 use moec_ir::plan::UnitRef;
 use moec_runtime::Result;
-use moec_runtime::beside::Executor;
 use moec_runtime::cli::Native;
+use moec_runtime::exec::beside::Executor;
 
 /// The family of units that this crate drives.
 pub const FAMILY: &str = "cuda";

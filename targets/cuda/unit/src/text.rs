@@ -1,7 +1,7 @@
 //! The artifacts of a unit: its kernels as PTX, and as machine code where the build had NVIDIA's assembler.
 
 use moec_ir::plan::{Plan, ThreadKernel};
-use moec_runtime::regular::{self, Limit};
+use moec_runtime::platform::regular::{self, Limit};
 use moec_runtime::{Error, Result};
 use std::io::ErrorKind;
 use std::path::Path;

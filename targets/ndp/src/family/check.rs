@@ -17,7 +17,7 @@ use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{self, Builtin, Code, Plan, Segment, StreamSet};
 use moec_ir::{Glu, Node, Op, Operand};
 use moec_ndp_isa::{LINE, Stream};
-use moec_runtime::regular;
+use moec_runtime::platform::regular;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;

@@ -6,8 +6,8 @@ use crate::steps::{Before, Rates, Rows, Simulator, System, Track};
 use moec_device::Unit;
 use moec_dram::Options;
 use moec_family::{StreamEvent, StreamRun, StreamScene, StreamStep};
-use moec_runtime::assign;
-use moec_runtime::makespan::{Layout, Place, Placement};
+use moec_runtime::schedule::assign;
+use moec_runtime::schedule::makespan::{Layout, Place, Placement};
 
 /// Simulates the steps of a scene.
 pub(super) fn simulate(unit: &Unit, scene: &StreamScene<'_>) -> Result<StreamRun, String> {

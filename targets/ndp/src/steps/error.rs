@@ -1,6 +1,6 @@
 //! What can be wrong with what is to be simulated.
 
-use moec_runtime::makespan::MakespanError;
+use moec_runtime::schedule::makespan::MakespanError;
 
 /// Why a step cannot be simulated.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]

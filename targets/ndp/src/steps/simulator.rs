@@ -11,7 +11,7 @@ use super::lanes::{Lanes, Task, What};
 use super::report::{Busy, LayerReport, StepReport};
 use super::system::System;
 use super::work::{Before, Rows};
-use moec_runtime::makespan::{Action, Home, Layout, Scheduler, Setup};
+use moec_runtime::schedule::makespan::{Action, Home, Layout, Scheduler, Setup};
 
 /// The host's reads.
 const HOST: u32 = 0;

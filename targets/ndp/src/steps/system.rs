@@ -6,7 +6,7 @@ use super::rates::Rates;
 /// Channels or DIMMs, at most.
 const MOST: usize = 1 << 10;
 
-/// The machine. Units and what experts cost on them are the scheduler's [`moec_runtime::makespan::Setup`].
+/// The machine. Units and what experts cost on them are the scheduler's [`moec_runtime::schedule::makespan::Setup`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct System {
     /// Channels of the host's memory.

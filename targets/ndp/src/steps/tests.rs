@@ -2,7 +2,7 @@
 
 use super::*;
 use moec_dram::{Options, Timing};
-use moec_runtime::makespan::*;
+use moec_runtime::schedule::makespan::*;
 
 /// Of an expert, 32 MB.
 const BYTES: f64 = 32e6;

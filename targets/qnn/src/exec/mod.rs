@@ -16,7 +16,7 @@ pub use error::ExecError;
 pub use values::Values;
 
 use crate::net::{Data, Meaning, Network, Node, Tensor, TensorId, strides};
-use moec_runtime::regular;
+use moec_runtime::platform::regular;
 use std::collections::BTreeMap;
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};

@@ -5,7 +5,7 @@ use super::sequences::{Attends, Sequences};
 use crate::exec::{Executor, Shared};
 use moec_ir::plan::GraphDecl;
 use moec_runtime::error::{Error, Result};
-use moec_runtime::graphs::{Graphs, f16};
+use moec_runtime::exec::graphs::{Graphs, f16};
 use std::path::Path;
 
 /// A network that is ready to run.

@@ -27,7 +27,7 @@ use moec_family::error::{Error, Result, io_error};
 use moec_family::{Emit, HotBatch, HotLayer, LayerExperts};
 use moec_ir::plan::{GraphDecl, Port};
 use moec_ir::{Axis, EntryKind, Glu, Module, Op, Operand, WeightExpr, WeightId};
-use moec_runtime::regular;
+use moec_runtime::platform::regular;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;

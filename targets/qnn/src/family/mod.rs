@@ -34,7 +34,7 @@ use moec_family::{
 use moec_ir::plan::{ExpertTable, GraphDecl, Plan, Port};
 use moec_ir::{Module, Scope, Weight};
 use moec_qnn_sys::{INSTALL, SNAPDRAGON_8_GEN_3, worker};
-use moec_runtime::graphs::Graphs;
+use moec_runtime::exec::graphs::Graphs;
 use std::path::Path;
 use std::process::ExitCode;
 

@@ -6,7 +6,7 @@ use crate::onnx;
 use moec_device::Unit;
 use moec_family::error::{Error, Result};
 use moec_ir::plan::{GraphDecl, Plan, Port};
-use moec_runtime::regular;
+use moec_runtime::platform::regular;
 use std::path::Path;
 
 /// The network of a graph, read from a bundle; with the ports that the plan says.

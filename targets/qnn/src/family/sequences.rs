@@ -4,7 +4,7 @@ use crate::emit;
 use crate::net::Network;
 use moec_ir::plan::GraphDecl;
 use moec_qnn_unit::attention::{Cache, Caches, Given, Shape};
-use moec_runtime::graphs::f16;
+use moec_runtime::exec::graphs::f16;
 use std::sync::{Mutex, PoisonError};
 
 /// The sizes of a plan's graph, if that is what a network is.

@@ -12,7 +12,7 @@ use moec_ir::Op;
 use moec_ir::eval::{Arg, Tensor, op};
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::ExpertTable;
-use moec_runtime::regular;
+use moec_runtime::platform::regular;
 use std::collections::HashMap;
 use std::path::Path;
 

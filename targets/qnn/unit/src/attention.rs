@@ -274,7 +274,7 @@ impl<E: Clone> Caches<E> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use moec_runtime::chunk;
+    use moec_runtime::exec::chunk;
 
     const CONTEXT: usize = 6;
 

@@ -7,7 +7,7 @@ use moec_ir::plan::{self, GraphDecl};
 use moec_qnn_sys::{
     Backend, BinaryInfo, Context, Device, Error, Graph, GraphInfo, Installation, Soc, System, TensorInfo,
 };
-use moec_runtime::regular::{self, Limit};
+use moec_runtime::platform::regular::{self, Limit};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 

@@ -1,7 +1,7 @@
 //! Executes the context binaries of a bundle where QNN's library runs, as steps of a plan: on a phone with a Hexagon, or on the
 //! library's emulator of one. See `docs/qnn.md`, On a phone.
 //!
-//! * [`Hexagon`] implements [`Graphs`](moec_runtime::graphs::Graphs): graphs are found by their names in the contexts of a bundle,
+//! * [`Hexagon`] implements [`Graphs`](moec_runtime::exec::graphs::Graphs): graphs are found by their names in the contexts of a bundle,
 //!   and executed in this process.
 //! * `chip`: the library with what is loaded of a bundle. It has a thread of its own, where contexts load while the processor
 //!   computes (PowerInfer-2, §4.1.3).

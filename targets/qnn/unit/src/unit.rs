@@ -6,10 +6,10 @@ use crate::queue::{Memory, Queue};
 use half::f16;
 use moec_ir::plan::GraphDecl;
 use moec_qnn_sys::{Error as Qnn, Installation, VARIABLE};
-use moec_runtime::beside::Executor;
 use moec_runtime::cli::Native;
 use moec_runtime::error::{Error, Result};
-use moec_runtime::graphs::Graphs;
+use moec_runtime::exec::beside::Executor;
+use moec_runtime::exec::graphs::Graphs;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 

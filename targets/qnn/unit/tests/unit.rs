@@ -11,7 +11,7 @@ use moec_ir::plan::{GraphDecl, Port};
 use moec_qnn_sys::Installation;
 use moec_qnn_unit::Hexagon;
 use moec_runtime::error::{Error, Result};
-use moec_runtime::graphs::Graphs;
+use moec_runtime::exec::graphs::Graphs;
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::import::config::Config;
 use crate::import::map::Map;
 use indexmap::IndexMap;
-use moec_runtime::regular;
+use moec_runtime::platform::regular;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 

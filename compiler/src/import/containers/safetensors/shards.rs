@@ -4,7 +4,7 @@ use super::super::folder;
 use super::header::{self, Entries};
 use crate::error::{Error, Result};
 use indexmap::IndexMap;
-use moec_runtime::regular;
+use moec_runtime::platform::regular;
 use std::path::{Path, PathBuf};
 
 /// The file of an unsharded checkpoint.

@@ -12,7 +12,7 @@ use half::f16;
 use moec_family::Distance;
 use moec_ir::eval::{Arg, Evaluator, Tensor, op};
 use moec_ir::{Graph, Module, Node, Op, Operand, StateId, ValueId, WeightId};
-use moec_runtime::chunk;
+use moec_runtime::exec::chunk;
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 

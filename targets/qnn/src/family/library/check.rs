@@ -12,7 +12,7 @@ use crate::quant::reals;
 use moec_family::{Check, FunctionReport, Trial};
 use moec_qnn_sys::worker::Worker;
 use moec_qnn_sys::{BinaryInfo, GraphSpec, INSTALL, TensorInfo, TensorSpec};
-use moec_runtime::regular::{self, Limit};
+use moec_runtime::platform::regular::{self, Limit};
 use std::collections::BTreeSet;
 use std::path::Path;
 

@@ -7,7 +7,7 @@ use crate::compose::compose;
 use moec_ir::plan::GraphDecl;
 use moec_qnn_unit::Hexagon;
 use moec_runtime::error::{Error, Result};
-use moec_runtime::graphs::{Graphs, f16};
+use moec_runtime::exec::graphs::{Graphs, f16};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};

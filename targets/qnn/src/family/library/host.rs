@@ -8,7 +8,7 @@ use crate::net::Network;
 use moec_ir::plan::GraphDecl;
 use moec_qnn_sys::worker::Worker;
 use moec_runtime::error::{Error, Result};
-use moec_runtime::graphs::{Graphs, f16};
+use moec_runtime::exec::graphs::{Graphs, f16};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 

@@ -25,7 +25,7 @@ use moec_family::Tools;
 use moec_family::error::Error;
 use moec_qnn_sys::worker::{Program, Worker};
 use moec_qnn_sys::{self as sys, INSTALL, Installation, LIMIT, Soc};
-use moec_runtime::regular;
+use moec_runtime::platform::regular;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

@@ -3,7 +3,7 @@
 use super::splits;
 use super::*;
 use moec_gguf::Header;
-use moec_runtime::text::Text;
+use moec_runtime::serving::text::Text;
 use std::path::Path;
 
 /// The tokenizer of a file.

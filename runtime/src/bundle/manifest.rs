@@ -1,0 +1,172 @@
+//! The bundle's `manifest.json`, held against the files that it lists: what `--check` does.
+//!
+//! A program needs its weights and its tokenizer; the manifest lists the rest, too: plan, graph, kernels, packages,
+//! sources, and the program itself.
+
+use crate::bundle::program::Program;
+use crate::error::{Error, Result};
+use crate::platform::regular;
+use crate::weights::store::BundleFile;
+#[cfg(doc)]
+use crate::weights::store::CheckLevel;
+use moec_ir::plan::FileRef;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use std::io::ErrorKind;
+use std::path::Path;
+
+/// The manifest's name.
+pub const MANIFEST: &str = "manifest.json";
+/// Name of the program in a bundle.
+const RUN: &str = "run";
+
+/// What was checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Checked {
+    /// Files, the manifest not counted.
+    pub files: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Of these, bytes of the files that the program opens itself, whose content is not checked yet.
+    pub left: u64,
+    /// Whether there is a `run` that the manifest does not list, since it was built after it (on a Mac).
+    pub run_unlisted: bool,
+}
+
+/// Compares size and SHA-256 of every file that the manifest lists. With `program`, the manifest must also be of the build
+/// that this program is of; of the files that the program opens, sizes alone are compared here ([`CheckLevel::All`]).
+///
+/// # Errors
+/// No manifest, one that is malformed or of another build, and the first file that is missing or was changed.
+pub fn check(bundle: &Path, program: Option<&Program>) -> Result<Checked> {
+    let path = bundle.join(MANIFEST);
+    let malformed = |why: String| Error::Manifest { path: path.clone(), why };
+    let bytes = read(&path)?;
+    let manifest: Value = serde_json::from_slice(&bytes).map_err(|e| malformed(e.to_string()))?;
+    let listed = manifest["files"].as_object().ok_or_else(|| malformed("it lists no files".to_owned()))?;
+    let mut files = Vec::with_capacity(listed.len());
+    for (name, entry) in listed {
+        let known = entry["bytes"].as_u64().zip(entry["sha256"].as_str().and_then(unhex));
+        let (bytes, sha256) =
+            known.ok_or_else(|| malformed(format!("`{name}` has no size, or no SHA-256")))?;
+        files.push(FileRef { path: name.clone(), bytes, sha256 });
+    }
+    for own in program.iter().flat_map(|p| &p.files) {
+        if !files.contains(own) {
+            let name = &own.path;
+            return Err(malformed(format!(
+                "of `{name}` it says something else than the program was built for"
+            )));
+        }
+    }
+    // Sizes of all files first: they cost nothing and catch most damage.
+    for info in &files {
+        BundleFile::open(bundle, info)?;
+    }
+    let own: &[FileRef] = program.map_or(&[], |p| &p.files);
+    let (left, here): (Vec<_>, Vec<_>) = files.iter().partition(|info| own.contains(info));
+    for info in &here {
+        BundleFile::open(bundle, info)?.check(info)?;
+    }
+    let bytes = |files: &[&FileRef]| files.iter().fold(0_u64, |sum, f| sum.saturating_add(f.bytes));
+    Ok(Checked {
+        files: files.len(),
+        bytes: bytes(&here).saturating_add(bytes(&left)),
+        left: bytes(&left),
+        run_unlisted: !listed.contains_key(RUN) && bundle.join(RUN).exists(),
+    })
+}
+
+/// The manifest's own SHA-256, by which a bundle can be compared; `None` if there is none to read.
+pub fn digest(bundle: &Path) -> Option<[u8; 32]> {
+    read(&bundle.join(MANIFEST)).ok().map(|bytes| Sha256::digest(bytes).into())
+}
+
+/// Reads it: a regular file of bounded size, and no link.
+fn read(path: &Path) -> Result<Vec<u8>> {
+    regular::read_unlinked(path, regular::MANIFEST).map_err(|source| {
+        if source.kind() == ErrorKind::NotFound {
+            return Error::MissingFile(path.to_owned());
+        }
+        Error::Io { doing: "read", path: path.to_owned(), source }
+    })
+}
+
+/// Bytes of a hash in hexadecimal.
+fn unhex(text: &str) -> Option<[u8; 32]> {
+    let digits: Vec<u8> =
+        text.chars().map(|c| c.to_digit(16).and_then(|d| u8::try_from(d).ok())).collect::<Option<_>>()?;
+    let bytes: Vec<u8> = digits.chunks_exact(2).map(|pair| (pair[0] << 4) | pair[1]).collect();
+    (digits.len() == 64).then_some(bytes)?.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn bundle(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let mut listed = serde_json::Map::new();
+        for (name, text) in files {
+            let path = dir.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, text).unwrap();
+            let sha256 = Sha256::digest(text).iter().fold(String::new(), |hex, b| format!("{hex}{b:02x}"));
+            listed.insert((*name).to_owned(), serde_json::json!({"bytes": text.len(), "sha256": sha256}));
+        }
+        let text = serde_json::json!({"bundle_version": 1, "files": listed}).to_string();
+        fs::write(dir.path().join(MANIFEST), text).unwrap();
+        dir
+    }
+
+    #[test]
+    fn every_listed_file_is_checked() {
+        let dir = bundle(&[("plan.bin", "plan"), ("artifacts/kernels.o", "code"), ("run", "program")]);
+        let whole = Checked { files: 3, bytes: 15, left: 0, run_unlisted: false };
+        assert_eq!(check(dir.path(), None).unwrap(), whole);
+        for (name, text) in [("plan.bin", "plan"), ("artifacts/kernels.o", "code"), ("run", "program")] {
+            let path = dir.path().join(name);
+            for damage in [Some("pla"), Some("PLAN"), Some("CODE"), Some("PROGRAM"), None] {
+                match damage {
+                    Some(text) => fs::write(&path, text).unwrap(),
+                    None => fs::remove_file(&path).unwrap(),
+                }
+                let said = check(dir.path(), None).unwrap_err().to_string();
+                assert!(said.contains(name), "{said}");
+            }
+            fs::write(&path, text).unwrap();
+        }
+        assert_eq!(check(dir.path(), None).unwrap(), whole);
+    }
+
+    #[test]
+    fn a_manifest_that_is_none_is_said() {
+        let dir = bundle(&[("plan.bin", "plan")]);
+        let path = dir.path().join(MANIFEST);
+        for (text, word) in [
+            ("", "EOF"),
+            ("[]", "lists no files"),
+            ("{\"files\": {\"plan.bin\": {\"bytes\": 4}}}", "no SHA-256"),
+            ("{\"files\": {\"plan.bin\": {\"bytes\": 4, \"sha256\": \"00\"}}}", "no SHA-256"),
+        ] {
+            fs::write(&path, text).unwrap();
+            let said = check(dir.path(), None).unwrap_err().to_string();
+            assert!(said.contains(MANIFEST) && said.contains(word), "{said}");
+        }
+        let zeros = "0".repeat(64);
+        fs::write(&path, format!("{{\"files\": {{\"../x\": {{\"bytes\": 4, \"sha256\": \"{zeros}\"}}}}}}"))
+            .unwrap();
+        assert!(matches!(check(dir.path(), None), Err(Error::OutsideBundle(_))));
+        fs::remove_file(&path).unwrap();
+        assert!(matches!(check(dir.path(), None), Err(Error::MissingFile(_))));
+        assert_eq!(digest(dir.path()), None);
+    }
+
+    #[test]
+    fn a_program_built_later_is_said_to_be_unlisted() {
+        let dir = bundle(&[("plan.bin", "plan")]);
+        fs::write(dir.path().join(RUN), "built here").unwrap();
+        assert!(check(dir.path(), None).unwrap().run_unlisted);
+    }
+}

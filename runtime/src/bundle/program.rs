@@ -1,0 +1,87 @@
+//! A Plan that can run: verified, and with the addresses of its kernels.
+
+use crate::bundle::abi::KernelFn;
+use crate::error::{Error, Result};
+use moec_ir::plan::{self, Builtin, Plan, UnitRef};
+use moec_ir::verify;
+use std::collections::HashMap;
+use std::ops::Deref;
+
+/// A model compiled for a target, ready to run: a Plan that [`verify::plan`] accepts, and its kernels.
+///
+/// Lends the Plan, and never gives it out to be changed. What the verifier cannot know is whether kernels keep to the
+/// extents of their arguments: see [`KernelFn`].
+#[derive(Clone, Debug)]
+pub struct Program {
+    plan: Plan,
+    /// By index of [`Plan::kernels`].
+    kernels: Vec<KernelFn>,
+}
+
+/// Code of a step, with its address.
+#[derive(Clone, Copy, Debug)]
+pub enum Code {
+    /// A kernel of the object code. See [`KernelFn`] for what it must keep to.
+    Kernel(KernelFn),
+    /// A function of the runtime; runs on one thread.
+    Builtin(Builtin),
+}
+
+impl Program {
+    /// Units beside the processor that have steps, each with its index.
+    pub fn units_beside(&self) -> impl Iterator<Item = (usize, &UnitRef)> {
+        let used = |u: usize| self.entries.iter().flat_map(|e| &e.steps).any(|s| s.unit as usize == u);
+        self.units.iter().enumerate().skip(1).filter(move |(u, _)| used(*u))
+    }
+
+    /// Verifies a plan and finds its kernels.
+    ///
+    /// The code that `resolve` returns must stay in memory as long as the result (and every engine opened
+    /// on it) is used.
+    ///
+    /// # Errors
+    /// [`Error::Plan`] for a plan of another version or one that is not valid, [`Error::NoKernel`] for a
+    /// symbol that `resolve` does not know.
+    pub fn new(plan: Plan, resolve: &dyn Fn(&str) -> Option<KernelFn>) -> Result<Self> {
+        verify::plan(&plan).map_err(|e| Error::Plan(e.to_string()))?;
+        let find = |k: &plan::KernelRef| resolve(&k.symbol).ok_or_else(|| Error::NoKernel(k.symbol.clone()));
+        let kernels = plan.kernels.iter().map(find).collect::<Result<_>>()?;
+        Ok(Self { plan, kernels })
+    }
+
+    /// What is linked into a `run`: an encoded plan, and its kernels in the plan's order.
+    ///
+    /// # Errors
+    /// As [`Program::new`]; bytes that are no plan.
+    pub fn linked(plan: &[u8], kernels: &[KernelFn]) -> Result<Self> {
+        let plan = Plan::decode(plan).map_err(|e| Error::Plan(e.to_string()))?;
+        let symbols = plan.kernels.iter().map(|k| k.symbol.clone());
+        let kernels: HashMap<String, KernelFn> = symbols.zip(kernels.iter().copied()).collect();
+        Self::new(plan, &|symbol| kernels.get(symbol).copied())
+    }
+
+    /// The same program without these features among what it asks of the processor, because somebody in
+    /// this process executes their instructions.
+    #[must_use]
+    pub fn emulating(mut self, features: &[String]) -> Self {
+        self.plan.target.features.retain(|f| !features.contains(f));
+        self
+    }
+
+    /// The code of a step of the plan.
+    pub(crate) fn code(&self, code: plan::Code) -> Code {
+        match code {
+            // The verifier has checked the index.
+            plan::Code::Kernel(k) => Code::Kernel(self.kernels[k as usize]),
+            plan::Code::Builtin(b) => Code::Builtin(b),
+        }
+    }
+}
+
+impl Deref for Program {
+    type Target = Plan;
+
+    fn deref(&self) -> &Plan {
+        &self.plan
+    }
+}

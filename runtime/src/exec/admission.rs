@@ -1,0 +1,133 @@
+//! Which choices of the router find room, where experts have capacities (NPUMoE, §3.2).
+
+use crate::error::Error;
+use crate::exec::overflow::{Choices, Decider, Fate, Misrouted, Tally, saliency};
+use crate::exec::unit::{BadExpert, Launch, StepFault};
+use crate::platform::memory::Addr;
+use moec_ir::plan::ExpertSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What is counted while the steps of a plan run.
+#[derive(Debug, Default)]
+pub(crate) struct Tallies {
+    /// What became of (token, expert) pairs, by set, with the layer; none of hot neurons, past whose capacity there is nothing.
+    sets: Mutex<Vec<(u32, Option<Tally>)>>,
+    /// Experts that layers of decoding calls computed with, each once for all of a call's rows.
+    decoded: AtomicU64,
+}
+
+impl Tallies {
+    /// Nothing yet of these sets.
+    pub(crate) fn of(sets: &[ExpertSet]) -> Self {
+        let tally = |s: &ExpertSet| (s.layer, s.hot.is_none().then(Tally::default));
+        Self { sets: Mutex::new(sets.iter().map(tally).collect()), ..Self::default() }
+    }
+
+    /// By layer.
+    pub(crate) fn all(&self) -> Vec<(u32, Tally)> {
+        lock(&self.sets).iter().filter_map(|(layer, tally)| Some((*layer, (*tally)?))).collect()
+    }
+
+    pub(crate) fn add(&self, set: usize, tally: &Tally) {
+        if let Some((_, Some(sum))) = lock(&self.sets).get_mut(set) {
+            sum.add(tally);
+        }
+    }
+
+    /// A layer of a decoding call computes with so many experts.
+    pub(crate) fn decode(&self, experts: u64) {
+        self.decoded.fetch_add(experts, Ordering::Relaxed);
+    }
+
+    /// Experts of all decoding calls, summed over layers and calls.
+    pub(crate) fn decoded(&self) -> u64 {
+        self.decoded.load(Ordering::Relaxed)
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What a panic leaves is written anew before it is read.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Decides for the sets of a plan.
+#[derive(Debug, Default)]
+pub(crate) struct Admission<'p> {
+    pub(crate) sets: &'p [ExpertSet],
+    pub(crate) tallies: Arc<Tallies>,
+    work: Mutex<(Decider, Vec<f32>)>,
+}
+
+impl<'p> Admission<'p> {
+    pub(crate) fn new(sets: &'p [ExpertSet], tallies: Arc<Tallies>) -> Self {
+        Self { sets, tallies, work: Mutex::default() }
+    }
+
+    /// Runs the step `[ids, added, stay, rest]` of a set.
+    ///
+    /// # Safety
+    /// As [`crate::exec::unit::Unit::submit`], and no other lane runs it.
+    pub(crate) unsafe fn run(
+        &self,
+        launch: &Launch<'_>,
+        [set, k, channels]: [usize; 3],
+        [ids, added, stay, rest]: [Addr; 4],
+    ) {
+        let n = launch.n;
+        // SAFETY: the verifier has found `n` rows of each there, aligned, and the results apart from all others; this is the
+        // one lane that runs it.
+        let (choices, fates) = unsafe {
+            (
+                (
+                    std::slice::from_raw_parts(ids.of::<i32>(), n * k),
+                    std::slice::from_raw_parts(added.of::<f32>(), n * channels),
+                ),
+                [
+                    std::slice::from_raw_parts_mut(stay.of::<i32>(), n * k),
+                    std::slice::from_raw_parts_mut(rest.of::<i32>(), n * k),
+                ],
+            )
+        };
+        if let Err(e) = self.admit(set, k, channels, choices, fates) {
+            launch.fail(match e {
+                Misrouted::Expert { expert, experts } => {
+                    StepFault::Expert(BadExpert { step: launch.step, expert, experts: experts as u32 })
+                }
+                Misrouted::Shape { .. } => StepFault::Unit(Error::Plan(e.to_string())),
+            });
+            // What runs behind stays in bounds.
+            // SAFETY: as above; the slices are gone.
+            unsafe {
+                std::slice::from_raw_parts_mut(stay.of::<i32>(), n * k).fill(-1);
+                std::slice::from_raw_parts_mut(rest.of::<i32>(), n * k).fill(-1);
+            }
+        }
+    }
+
+    /// Decides which choices find room. `ids`, `stay` and `rest` are `[n, k]`, `added` is `[n, channels]`.
+    fn admit(
+        &self,
+        set: usize,
+        k: usize,
+        channels: usize,
+        (ids, added): (&[i32], &[f32]),
+        [stay, rest]: [&mut [i32]; 2],
+    ) -> Result<(), Misrouted> {
+        let (decider, salient) = &mut *lock(&self.work);
+        let ExpertSet { capacities, overflow, .. } = &self.sets[set];
+        salient.clear();
+        salient.extend(added.chunks_exact(channels.max(1)).map(saliency));
+        let choices = Choices { ids, k, saliency: salient };
+        let mut tally = Tally::default();
+        let fates = decider.decide(&choices, capacities, *overflow, &mut tally)?;
+        for (i, (&id, fate)) in ids.iter().zip(fates).enumerate() {
+            // Without a capacity there is no graph, but room for all.
+            let fixed = capacities[id as usize] > 0;
+            stay[i] = if fixed && *fate == Fate::Stays { id } else { -1 };
+            rest[i] = if !fixed || *fate == Fate::Spilled { id } else { -1 };
+        }
+        self.tallies.add(set, &tally);
+        Ok(())
+    }
+}

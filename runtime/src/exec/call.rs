@@ -1,0 +1,352 @@
+//! One call of an entry point: its steps with their addresses, and how the lanes walk them.
+
+use crate::bundle::program::{Code, Program};
+use crate::error::{Error, Result};
+use crate::exec::beside::Residents;
+use crate::exec::timeline::{Timeline, What};
+use crate::exec::unit::{Half, Lane, Launch, StepFault, Unit, Units};
+use crate::platform::memory::Addr;
+use crate::schedule::assign::{Assigner, Link};
+use crate::sync::barrier::Barrier;
+use crate::sync::events::Events;
+use crate::weights::owned::Arrival;
+use crate::weights::store::Store;
+use moec_ir::plan::{Arg, Entry, Grid, RowSpace};
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicUsize;
+use std::time::Instant;
+
+/// A step with its addresses.
+struct BoundStep {
+    unit: usize,
+    code: Code,
+    args: Range<usize>,
+    rows: RowSpace,
+    grid: Grid,
+    barrier: bool,
+    half: Option<Half>,
+    /// What must have arrived of the weights ([`Arrival::wait`]).
+    needs: usize,
+    /// The layer whose experts are brought to its unit while the plan runs, if it reads them.
+    brought: Option<usize>,
+    /// Events that it waits for, of steps of other units.
+    waits: Range<usize>,
+    /// The event of the step, where another unit waits for it.
+    event: Option<usize>,
+}
+
+/// The steps of an entry point, with the addresses of all of them in one row.
+pub(crate) struct Bound {
+    steps: Vec<BoundStep>,
+    args: Vec<Addr>,
+    /// Events that steps wait for, all of them in one row.
+    waits: Vec<usize>,
+    /// Unit of each event.
+    events: Vec<usize>,
+}
+
+/// What a call of an entry point is about.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    pub(crate) n: usize,
+    pub(crate) m: usize,
+    pub(crate) seq_len: usize,
+}
+
+impl Bound {
+    /// Which matrices of experts on flash a step reads.
+    pub(crate) fn half(&self, step: usize) -> Option<Half> {
+        self.steps.get(step)?.half
+    }
+
+    /// Number of steps.
+    pub(crate) fn len(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// The unit whose step each event is.
+    pub(crate) fn events(&self) -> &[usize] {
+        &self.events
+    }
+}
+
+impl Extent {
+    fn rows(self, space: RowSpace) -> usize {
+        match space {
+            RowSpace::Tokens => self.n,
+            RowSpace::Outputs => self.m,
+        }
+    }
+}
+
+/// Where the buffers, weights and states of a memory lie.
+pub(crate) struct Places<'a> {
+    /// Arenas, by memory; none where no unit has taken one.
+    pub(crate) arenas: &'a [Option<Addr>],
+    /// States of the plan.
+    pub(crate) states: &'a [Addr],
+    /// Weights of the processor's memory.
+    pub(crate) store: &'a dyn Store,
+    /// Weights of other memories.
+    pub(crate) residents: &'a [Residents],
+}
+
+impl Places<'_> {
+    /// The table of a segment's matrices in the memory of a unit.
+    pub(crate) fn matrices(&self, program: &Program, unit: u32, segment: u32) -> Option<Addr> {
+        match program.memory_of(unit).checked_sub(1) {
+            Some(memory) => self.residents.get(memory as usize)?.of(segment),
+            None => self.store.matrices(segment),
+        }
+    }
+
+    fn of(&self, program: &Program, entry: &Entry, unit: u32, arg: Arg) -> Option<Addr> {
+        let memory = program.memory_of(unit) as usize;
+        let residents = memory.checked_sub(1).map(|m| self.residents.get(m));
+        match arg {
+            Arg::Buffer(i, skip) => {
+                let buffer = entry.buffers.get(i as usize)?;
+                let arena = self.arenas.get(buffer.memory as usize).copied().flatten()?;
+                Some(arena.plus(buffer.offset as usize + skip as usize))
+            }
+            Arg::Segment(i) | Arg::Matrices(i) if residents.is_some() => residents?.and_then(|r| r.of(i)),
+            Arg::Segment(i) => self.store.segment(i),
+            Arg::Matrices(i) => self.store.matrices(i),
+            Arg::State(i) => self.states.get(i as usize).copied(),
+        }
+    }
+}
+
+/// Turns the arguments of an entry point's steps into addresses.
+pub(crate) fn bind(
+    program: &Program,
+    entry: &Entry,
+    places: &Places<'_>,
+    assigner: Option<&Assigner>,
+) -> Result<Bound> {
+    let count = entry.steps.len();
+    let mut bound =
+        Bound { steps: Vec::with_capacity(count), args: Vec::new(), waits: Vec::new(), events: Vec::new() };
+    let unit_of = |i: u32| entry.steps.get(i as usize).map(|s| s.unit);
+    let mut event_of: Vec<Option<usize>> = vec![None; count];
+    let mut ups = HashSet::new();
+    for step in &entry.steps {
+        let elsewhere = |d: &&u32| unit_of(**d).is_some_and(|unit| unit != step.unit);
+        for &d in step.deps.iter().filter(elsewhere) {
+            if let (Some(event @ None), Some(unit)) = (event_of.get_mut(d as usize), unit_of(d)) {
+                *event = Some(bound.events.len());
+                bound.events.push(unit as usize);
+            }
+        }
+    }
+    for (i, step) in entry.steps.iter().enumerate() {
+        let first = bound.args.len();
+        for &arg in &step.args {
+            let addr = places.of(program, entry, step.unit, arg);
+            bound.args.push(addr.ok_or_else(|| Error::Plan(format!("{arg:?} names nothing")))?);
+        }
+        let from = bound.waits.len();
+        let elsewhere = step.deps.iter().filter(|&&d| unit_of(d).is_some_and(|unit| unit != step.unit));
+        bound.waits.extend(elsewhere.filter_map(|&d| event_of.get(d as usize).copied().flatten()));
+        let here = program.memory_of(step.unit) == 0;
+        bound.steps.push(BoundStep {
+            unit: step.unit as usize,
+            code: program.code(step.code),
+            args: first..bound.args.len(),
+            rows: step.rows,
+            grid: step.grid,
+            barrier: step.barrier,
+            half: step.args.iter().find_map(|&arg| half(program, arg, &mut ups)).filter(|_| here),
+            // What lies in another memory has been brought there.
+            needs: step.args.iter().filter(|_| here).map(|&arg| needs(places.store, arg)).max().unwrap_or(0),
+            brought: assigner.and_then(|a| {
+                step.args.iter().find_map(|arg| match *arg {
+                    Arg::Matrices(segment) => a.brings(step.unit as usize, segment),
+                    _ => None,
+                })
+            }),
+            waits: from..bound.waits.len(),
+            event: event_of[i],
+        });
+    }
+    Ok(bound)
+}
+
+/// Which matrices of experts on flash an argument is about.
+///
+/// Neurons are one segment: who reads it first multiplies by up, who reads it next by down. `ups` are the layers whose first has
+/// come.
+fn half(program: &Program, arg: Arg, ups: &mut HashSet<usize>) -> Option<Half> {
+    let Arg::Matrices(segment) = arg else { return None };
+    let paging = program.paging.as_ref()?;
+    if paging.by_neurons() {
+        let layer = paging.layers.iter().position(|l| l.down == segment)?;
+        return Some(Half { layer, part: usize::from(!ups.insert(layer)) });
+    }
+    paging.layers.iter().enumerate().find_map(|(layer, l)| {
+        let part = [l.gate_up, l.down].iter().position(|&s| s == segment)?;
+        Some(Half { layer, part })
+    })
+}
+
+/// What an argument needs of weights that are on their way.
+fn needs(store: &dyn Store, arg: Arg) -> usize {
+    match (arg, store.arrival()) {
+        (Arg::Segment(i) | Arg::Matrices(i), Some(arrival)) => arrival.needs(i),
+        _ => 0,
+    }
+}
+
+/// One call of an entry point, as its lanes see it.
+pub(crate) struct Walk<'a> {
+    pub(crate) bound: &'a Bound,
+    /// By index in the plan; none where no step names it.
+    pub(crate) units: &'a [Option<Box<dyn Unit + 'a>>],
+    pub(crate) taken: &'a [AtomicUsize],
+    pub(crate) events: &'a Events,
+    pub(crate) fault: &'a OnceLock<StepFault>,
+    pub(crate) extent: Extent,
+    /// What steps wait for; none if all weights are there.
+    pub(crate) arrival: Option<&'a Arrival>,
+    /// Who knows whom a link brings.
+    pub(crate) assigner: Option<&'a Assigner>,
+    /// Where times go, and the index of the entry point.
+    pub(crate) timeline: Option<(&'a Timeline, u32)>,
+}
+
+impl Walk<'_> {
+    /// Walks some steps of the processor.
+    ///
+    /// # Safety
+    /// The inputs are written, and the steps before these have ended. All lanes of `barrier` walk them, each as one of the
+    /// lanes that [`Unit::submit`] asks for, and every other unit that has steps walks [`Walk::beside`] at the same time.
+    pub(crate) unsafe fn span(&self, steps: Range<usize>, lane: Lane, barrier: &Barrier) {
+        let mut ready = true;
+        for i in steps {
+            let step = &self.bound.steps[i];
+            if step.unit != 0 {
+                continue;
+            }
+            if step.barrier {
+                barrier.wait();
+            }
+            self.bound.waits[step.waits.clone()].iter().for_each(|&event| self.events.wait(event));
+            // Nothing is let through after a failure, so all lanes stop at the same step. They still meet at every barrier.
+            ready = ready && self.has_weights(i);
+            if ready {
+                // SAFETY: the barriers of the plan stand before every step that depends on an earlier one, and what it
+                // depends on of other units has ended.
+                unsafe { self.step(i, lane, lane.index) };
+            }
+            if let Some(event) = step.event {
+                self.events.arrive(event);
+            }
+        }
+    }
+
+    /// Walks some steps of a unit beside the processor, on its one thread; `track` is its place in the timeline.
+    ///
+    /// # Safety
+    /// As [`Walk::span`].
+    pub(crate) unsafe fn beside(&self, steps: Range<usize>, unit: usize, scratch: Addr, track: usize) {
+        let Some(beside) = self.units.get(unit).and_then(Option::as_ref) else { return };
+        let lane = Lane { index: 0, of: 1, scratch };
+        for i in steps {
+            let step = &self.bound.steps[i];
+            if step.unit != unit {
+                continue;
+            }
+            self.bound.waits[step.waits.clone()].iter().for_each(|&event| self.events.wait(event));
+            if let Some((assigner, layer)) = self.assigner.zip(step.brought) {
+                assigner.wait(layer);
+            }
+            // What a step gives that has failed is nobody's operand.
+            if self.fault.get().is_none() && self.has_weights(i) {
+                // SAFETY: steps of this unit have been submitted in their order, and others have ended.
+                unsafe { self.step(i, lane, track) };
+            }
+            if let Some(event) = step.event {
+                beside.wait(self.fault);
+                self.events.arrive(event);
+            }
+        }
+        beside.wait(self.fault);
+    }
+
+    /// Waits for the weights of a step, if it has rows. False if they do not come.
+    fn has_weights(&self, i: usize) -> bool {
+        let step = &self.bound.steps[i];
+        let Some(arrival) = self.arrival.filter(|_| self.extent.rows(step.rows) > 0) else { return true };
+        arrival.wait(step.needs).map_err(|e| self.fault.set(StepFault::Weights(e))).is_ok()
+    }
+
+    /// Executes a lane's share of step `i`. A step without rows is skipped.
+    ///
+    /// # Safety
+    /// As [`Unit::submit`].
+    pub(crate) unsafe fn step(&self, i: usize, lane: Lane, track: usize) {
+        let step = &self.bound.steps[i];
+        let n = self.extent.rows(step.rows);
+        let Some(unit) = self.units.get(step.unit).and_then(Option::as_ref).filter(|_| n > 0) else { return };
+        let launch = Launch {
+            code: step.code,
+            args: &self.bound.args[step.args.clone()],
+            grid: step.grid,
+            n,
+            seq_len: self.extent.seq_len,
+            taken: &self.taken[i],
+            step: i,
+            half: step.half,
+            fault: self.fault,
+            units: Units(self.units),
+        };
+        let begin = self.timeline.map(|_| Instant::now());
+        // SAFETY: the caller's promise.
+        unsafe { unit.submit(&launch, lane) };
+        if let (Some((timeline, entry)), Some(begin)) = (self.timeline, begin) {
+            timeline.lane(track, What::Step { entry, step: i as u32 }, begin);
+        }
+    }
+}
+
+/// The threads of a call: the processor's lanes, and one of every other unit that has steps.
+#[derive(Clone, Copy)]
+pub(crate) struct Threads<'a> {
+    /// The lanes.
+    pub(crate) lanes: usize,
+    /// Scratch of the first lane, and bytes from one lane's to the next.
+    pub(crate) scratch: (Addr, usize),
+    /// Units beside the processor, with their scratch.
+    pub(crate) beside: &'a [(usize, Addr)],
+    /// The link that a thread behind these serves, with the unit at its end.
+    pub(crate) link: Option<(&'a Link, usize)>,
+}
+
+impl Threads<'_> {
+    /// What thread `index` of the pool does of a walk.
+    ///
+    /// # Safety
+    /// As [`Walk::span`], of all threads.
+    pub(crate) unsafe fn walk(&self, walk: &Walk<'_>, steps: Range<usize>, index: usize, barrier: &Barrier) {
+        if index < self.lanes {
+            let (scratch, stride) = self.scratch;
+            let lane = Lane { index, of: self.lanes, scratch: scratch.plus(index * stride) };
+            // SAFETY: the caller's promise; each lane has its own part of the scratch.
+            unsafe { walk.span(steps, lane, barrier) };
+            // The first lane is the one that tells it something.
+            if let Some((link, _)) = self.link.filter(|_| index == 0) {
+                link.close();
+            }
+        } else if let Some(&(unit, scratch)) = self.beside.get(index - self.lanes) {
+            // SAFETY: the caller's promise; the scratch is the unit's own.
+            unsafe { walk.beside(steps, unit, scratch, index) };
+        } else if let Some((link, unit)) = self.link
+            && let Some(unit) = walk.units.get(unit).and_then(Option::as_deref)
+        {
+            // SAFETY: whoever tells a job keeps what it promises.
+            unsafe { link.serve(unit) };
+        }
+    }
+}

@@ -1,0 +1,420 @@
+//! Core ML itself: loads functions of packages, and predicts.
+
+use super::cache::Cache;
+use super::strides;
+use crate::error::{Error, Result};
+use crate::exec::graphs::{Graphs, f16};
+use crate::weights::store;
+use block2::RcBlock;
+use moec_ir::plan::{self, GraphDecl};
+use objc2::rc::{Retained, autoreleasepool};
+use objc2::runtime::{AnyObject, ProtocolObject};
+use objc2::{AnyThread as _, Message};
+use objc2_core_ml::{
+    MLComputeUnits, MLDictionaryFeatureProvider, MLFeatureDescription, MLFeatureProvider, MLFeatureValue,
+    MLModel, MLModelConfiguration, MLMultiArray, MLMultiArrayDataType, MLPredictionOptions, MLState,
+};
+use objc2_foundation::{NSArray, NSDictionary, NSError, NSNumber, NSProcessInfo, NSString, NSURL};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::slice;
+use std::sync::{Mutex, PoisonError};
+
+/// First version of macOS with functions and states of packages.
+const SYSTEM: isize = 15;
+
+/// Executes packages on the Neural Engine, and what it does not take on the processor: Core ML decides.
+#[derive(Debug)]
+pub struct CoreMl {
+    cache: Cache,
+    loaded: Mutex<Loaded>,
+}
+
+#[derive(Debug, Default)]
+struct Loaded {
+    graphs: Vec<Graph>,
+    /// States of every package that keeps one, by sequence slot.
+    states: Vec<Vec<Retained<MLState>>>,
+}
+
+// SAFETY: these are handles of Core ML's, Foundation's arrays and addresses. None is bound to the thread that made it, and
+// the mutex around them lets one thread at a time use them, as Apple asks for models and states.
+unsafe impl Send for Loaded {}
+
+/// A function of a package.
+struct Graph {
+    /// Package and function.
+    name: String,
+    model: Retained<MLModel>,
+    inputs: Vec<Port>,
+    outputs: Vec<Port>,
+    /// Index of its package's states.
+    states: Option<usize>,
+    /// What the last call was made of; kept while callers come with the same memory.
+    call: Option<Call>,
+}
+
+/// A tensor at the boundary.
+struct Port {
+    name: Retained<NSString>,
+    label: String,
+    shape: [u32; 4],
+    len: usize,
+    /// The shape and dense strides as Core ML takes them.
+    axes: Retained<NSArray<NSNumber>>,
+    steps: Retained<NSArray<NSNumber>>,
+}
+
+/// Memory of a caller, wrapped.
+struct Call {
+    /// Addresses of inputs and outputs.
+    places: Vec<usize>,
+    features: Retained<MLDictionaryFeatureProvider>,
+    options: Retained<MLPredictionOptions>,
+    backings: Vec<Retained<MLMultiArray>>,
+}
+
+impl fmt::Debug for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Graph").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl CoreMl {
+    /// Core ML of this machine.
+    ///
+    /// # Errors
+    /// [`Error::Graph`] for a system that is too old, or where there is no cache folder.
+    pub fn new() -> Result<Self> {
+        let version = NSProcessInfo::processInfo().operatingSystemVersion();
+        if version.majorVersion < SYSTEM {
+            let (major, minor) = (version.majorVersion, version.minorVersion);
+            let why = format!("its packages need macOS {SYSTEM} or later, and this is {major}.{minor}");
+            return Err(refused("Core ML", why));
+        }
+        Ok(Self { cache: Cache::open()?, loaded: Mutex::default() })
+    }
+}
+
+impl Graphs for CoreMl {
+    fn name(&self) -> &'static str {
+        "Core ML (Neural Engine and processor)"
+    }
+
+    fn load(&mut self, bundle: &Path, graphs: &[GraphDecl], slots: usize) -> Result<()> {
+        let system = NSProcessInfo::processInfo().operatingSystemVersionString().to_string();
+        let mut compiled: BTreeMap<&str, PathBuf> = BTreeMap::new();
+        let mut states: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut loaded = Loaded::default();
+        for g in graphs {
+            autoreleasepool(|_| {
+                let path = if let Some(path) = compiled.get(&*g.package) {
+                    path.clone()
+                } else {
+                    let package = store::file_path(bundle, &g.package)?;
+                    let path = self.cache.compiled(&package, &system, &mut |p| compile(p, &g.package))?;
+                    compiled.insert(&g.package, path.clone());
+                    path
+                };
+                let mut graph = Graph::load(&path, g)?;
+                if g.stateful {
+                    let index = *states.entry(&g.package).or_insert_with(|| {
+                        // SAFETY: the model is loaded; a state is made and nothing else happens.
+                        let new = || unsafe { graph.model.newState() };
+                        loaded.states.push((0..slots).map(|_| new()).collect());
+                        loaded.states.len() - 1
+                    });
+                    graph.states = Some(index);
+                }
+                loaded.graphs.push(graph);
+                Ok::<_, Error>(())
+            })?;
+        }
+        self.loaded = Mutex::new(loaded);
+        Ok(())
+    }
+
+    fn run(&self, graph: usize, slot: usize, inputs: &[&[f16]], outputs: &mut [&mut [f16]]) -> Result<()> {
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let Loaded { graphs, states } = &mut *loaded;
+        let graph = graphs
+            .get_mut(graph)
+            .ok_or_else(|| refused("packages", format!("there is no graph {graph}; were they loaded?")))?;
+        let state =
+            match graph.states {
+                Some(of) => {
+                    let state = states.get(of).and_then(|slots| slots.get(slot));
+                    Some(state.ok_or_else(|| {
+                        refused(&graph.name, format!("it has no state for sequence {slot}"))
+                    })?)
+                }
+                None => None,
+            };
+        autoreleasepool(|_| graph.predict(state.map(|s| &**s), inputs, outputs))
+    }
+}
+
+/// Compiles a package into a temporary folder.
+#[expect(
+    deprecated,
+    reason = "its successor calls back from another thread, and there is nothing to do meanwhile"
+)]
+fn compile(package: &Path, name: &str) -> Result<PathBuf> {
+    let url = url(package, name)?;
+    // SAFETY: the URL names a folder; what Core ML finds there it checks itself.
+    let made = unsafe { MLModel::compileModelAtURL_error(&url) };
+    let made = made.map_err(|e| refused(name, format!("Core ML does not compile it: {}", said(&e))))?;
+    made.to_file_path()
+        .ok_or_else(|| refused(name, "Core ML names no folder for what it compiled".to_owned()))
+}
+
+impl Graph {
+    /// Loads a function and compares its signature with the plan's.
+    fn load(compiled: &Path, g: &GraphDecl) -> Result<Self> {
+        let name = format!("{}:{}", g.package, g.function);
+        let url = url(compiled, &name)?;
+        // SAFETY: a new object, and properties of it that take these types.
+        let configuration = unsafe {
+            let new = MLModelConfiguration::new();
+            new.setComputeUnits(MLComputeUnits::CPUAndNeuralEngine);
+            new.setFunctionName(Some(&NSString::from_str(&g.function)));
+            new
+        };
+        // SAFETY: the URL names a folder that Core ML itself has written.
+        let model = unsafe { MLModel::modelWithContentsOfURL_configuration_error(&url, &configuration) };
+        let model = model.map_err(|e| refused(&name, format!("Core ML does not load it: {}", said(&e))))?;
+        // SAFETY: properties of a loaded model.
+        let (takes, gives, keeps) = unsafe {
+            let d = model.modelDescription();
+            (d.inputDescriptionsByName(), d.outputDescriptionsByName(), d.stateDescriptionsByName())
+        };
+        if g.stateful == keeps.is_empty() {
+            let (has, wants) = if g.stateful { ("no state", "one") } else { ("a state", "none") };
+            return Err(refused(&name, format!("it has {has}, and the plan names {wants}")));
+        }
+        let inputs = ports(&name, "takes", &g.inputs, &takes)?;
+        let outputs = ports(&name, "gives", &g.outputs, &gives)?;
+        Ok(Self { name, model, inputs, outputs, states: None, call: None })
+    }
+
+    /// Runs it to its end.
+    fn predict(
+        &mut self,
+        state: Option<&MLState>,
+        inputs: &[&[f16]],
+        outputs: &mut [&mut [f16]],
+    ) -> Result<()> {
+        let sizes = |ports: &[Port]| ports.iter().map(|p| p.len).collect::<Vec<_>>();
+        let given: [Vec<usize>; 2] =
+            [inputs.iter().map(|s| s.len()).collect(), outputs.iter().map(|s| s.len()).collect()];
+        if given != [sizes(&self.inputs), sizes(&self.outputs)] {
+            return Err(refused(&self.name, "it is called with tensors of other sizes".to_owned()));
+        }
+        let memory: Vec<NonNull<f16>> = inputs
+            .iter()
+            .map(|s| NonNull::from(*s).cast())
+            .chain(outputs.iter_mut().map(|s| NonNull::from(&mut **s).cast()))
+            .collect();
+        let places: Vec<usize> = memory.iter().map(|p| p.as_ptr() as usize).collect();
+        if self.call.as_ref().is_none_or(|c| c.places != places) {
+            self.call = Some(self.wrap(&memory, places)?);
+        }
+        let Some(call) = &self.call else { return Ok(()) };
+        let features = ProtocolObject::from_ref(&*call.features);
+        // SAFETY: features and backings point to the slices of this call, of the sizes of their shapes; nothing else
+        // reads or writes them until Core ML returns. The caller holds the mutex, so model and state see one prediction.
+        let result = unsafe {
+            match state {
+                Some(state) => {
+                    let model = &self.model;
+                    model.predictionFromFeatures_usingState_options_error(features, state, &call.options)
+                }
+                None => self.model.predictionFromFeatures_options_error(features, &call.options),
+            }
+        };
+        let result =
+            result.map_err(|e| refused(&self.name, format!("Core ML does not run it: {}", said(&e))))?;
+        for ((port, backing), to) in self.outputs.iter().zip(&call.backings).zip(outputs) {
+            port.collect(&result, backing, to).map_err(|why| refused(&self.name, why))?;
+            if let Some(at) = strides::overflow(to) {
+                let why = format!("element {at} of `{}` is {}, which f16 does not hold", port.label, to[at]);
+                return Err(refused(&self.name, why));
+            }
+        }
+        Ok(())
+    }
+
+    /// Wraps the memory of a call: inputs, then outputs.
+    fn wrap(&self, memory: &[NonNull<f16>], places: Vec<usize>) -> Result<Call> {
+        let failed = |what: &str, e: &NSError| refused(&self.name, format!("{what}: {}", said(e)));
+        let wrapped = |port: &Port, at: &NonNull<f16>| {
+            port.array(*at).map_err(|e| failed(&format!("Core ML does not take `{}`", port.label), &e))
+        };
+        let (given, wanted) = memory.split_at(self.inputs.len());
+        let arrays = self.inputs.iter().zip(given).map(|(p, at)| wrapped(p, at));
+        let value = |array: Result<Retained<MLMultiArray>>| {
+            // SAFETY: a value is made of an array.
+            array.map(|a| unsafe { MLFeatureValue::featureValueWithMultiArray(&a) })
+        };
+        let values = arrays.map(value).collect::<Result<Vec<_>>>()?;
+        let features = dictionary(&self.inputs, &values);
+        // SAFETY: the dictionary holds values under names, as it must.
+        let features = unsafe {
+            MLDictionaryFeatureProvider::initWithDictionary_error(
+                MLDictionaryFeatureProvider::alloc(),
+                &features,
+            )
+        };
+        let features = features.map_err(|e| failed("Core ML does not take the inputs", &e))?;
+        let backings =
+            self.outputs.iter().zip(wanted).map(|(p, at)| wrapped(p, at)).collect::<Result<Vec<_>>>()?;
+        // SAFETY: a new object, and a property that takes arrays under the names of outputs.
+        let options = unsafe {
+            let new = MLPredictionOptions::new();
+            new.setOutputBackings(&dictionary(&self.outputs, &backings));
+            new
+        };
+        Ok(Call { places, features, options, backings })
+    }
+}
+
+impl Port {
+    fn new(port: &plan::Port) -> Option<Self> {
+        let steps = strides::dense(port.shape)?;
+        let numbers = |n: [usize; 4]| NSArray::from_retained_slice(&n.map(NSNumber::new_usize));
+        Some(Self {
+            name: NSString::from_str(&port.name),
+            label: port.name.clone(),
+            shape: port.shape,
+            len: port.elements(),
+            axes: numbers(port.shape.map(|n| n as usize)),
+            steps: numbers(steps),
+        })
+    }
+
+    /// An array over memory of the tensor's size. It frees nothing.
+    fn array(&self, at: NonNull<f16>) -> std::result::Result<Retained<MLMultiArray>, Retained<NSError>> {
+        // SAFETY: the caller's memory holds `len` numbers, the product of the shape, densely. It may end before the array
+        // does, which is used in calls with memory at the same address only.
+        unsafe {
+            MLMultiArray::initWithDataPointer_shape_dataType_strides_deallocator_error(
+                MLMultiArray::alloc(),
+                at.cast::<c_void>(),
+                &self.axes,
+                MLMultiArrayDataType::Float16,
+                &self.steps,
+                None,
+            )
+        }
+    }
+
+    /// Sees that an output is in the caller's memory: copies it where Core ML did not use the backing.
+    fn collect(
+        &self,
+        result: &ProtocolObject<dyn MLFeatureProvider>,
+        backing: &MLMultiArray,
+        to: &mut [f16],
+    ) -> std::result::Result<(), String> {
+        // SAFETY: questions to what a prediction has given.
+        let array = unsafe { result.featureValueForName(&self.name).and_then(|v| v.multiArrayValue()) };
+        let array = array.ok_or_else(|| format!("Core ML gave no `{}`", self.label))?;
+        if std::ptr::eq(&raw const *array, backing) {
+            return Ok(());
+        }
+        // SAFETY: as above.
+        let (shape, strides, kind) = unsafe { (array.shape(), array.strides(), array.dataType()) };
+        if !same(&shape, self.shape) || kind != MLMultiArrayDataType::Float16 {
+            return Err(format!("Core ML gave `{}` in another shape or type", self.label));
+        }
+        let strides: Vec<isize> = strides.iter().map(|n| n.as_isize()).collect();
+        let done = RefCell::new(Err("Core ML shows no bytes of it".to_owned()));
+        let to = RefCell::new(to);
+        let copy = RcBlock::new(|bytes: NonNull<c_void>, size: isize| {
+            if !bytes.cast::<f16>().is_aligned() {
+                *done.borrow_mut() = Err("Core ML's memory is not aligned".to_owned());
+                return;
+            }
+            let len = usize::try_from(size).unwrap_or(0) / size_of::<f16>();
+            // SAFETY: Core ML lends that many bytes as long as this block runs, and f16 has no invalid ones.
+            let from = unsafe { slice::from_raw_parts(bytes.cast::<f16>().as_ptr(), len) };
+            *done.borrow_mut() = strides::gather(from, self.shape, &strides, &mut to.borrow_mut());
+        });
+        // SAFETY: the block is called before this returns, with bytes that it only reads.
+        unsafe { array.getBytesWithHandler(&copy) };
+        drop(copy);
+        done.into_inner().map_err(|why| format!("`{}`: {why}", self.label))
+    }
+}
+
+/// The ports of a function, if it has them and no others.
+fn ports(
+    graph: &str,
+    verb: &str,
+    wanted: &[plan::Port],
+    found: &NSDictionary<NSString, MLFeatureDescription>,
+) -> Result<Vec<Port>> {
+    if found.len() != wanted.len() {
+        let why = format!("it {verb} {} tensors, and the plan names {}", found.len(), wanted.len());
+        return Err(refused(graph, why));
+    }
+    let all = wanted.iter().map(|port| {
+        let wants = || format!("`{}`, f16 {:?}", port.name, port.shape);
+        let description = found.objectForKey(&NSString::from_str(&port.name));
+        // SAFETY: properties of a description.
+        let constraint = description.and_then(|d| unsafe { d.multiArrayConstraint() });
+        let constraint = constraint.ok_or_else(|| refused(graph, format!("it {verb} no {}", wants())))?;
+        // SAFETY: as above.
+        let (shape, kind) = unsafe { (constraint.shape(), constraint.dataType()) };
+        let exact = same(&shape, port.shape) && kind == MLMultiArrayDataType::Float16;
+        let port_of = Port::new(port).filter(|_| exact);
+        port_of.ok_or_else(|| {
+            let shape: Vec<isize> = shape.iter().map(|n| n.as_isize()).collect();
+            let why = format!("it {verb} `{}` as {shape:?}, type {:#x}, not {}", port.name, kind.0, wants());
+            refused(graph, why)
+        })
+    });
+    all.collect()
+}
+
+/// Whether a shape is that of four axes.
+fn same(found: &NSArray<NSNumber>, shape: [u32; 4]) -> bool {
+    found.len() == shape.len() && found.iter().zip(shape).all(|(n, want)| n.as_isize() == want as isize)
+}
+
+/// Objects under the names of ports.
+fn dictionary<T: Message + AsRef<AnyObject>>(
+    ports: &[Port],
+    objects: &[Retained<T>],
+) -> Retained<NSDictionary<NSString, AnyObject>> {
+    let names: Vec<&NSString> = ports.iter().map(|p| &*p.name).collect();
+    let objects: Vec<&AnyObject> = objects.iter().map(|o| (**o).as_ref()).collect();
+    NSDictionary::from_slices(&names, &objects)
+}
+
+fn url(folder: &Path, graph: &str) -> Result<Retained<NSURL>> {
+    let none = || refused(graph, format!("`{}` is no path that Foundation takes", folder.display()));
+    NSURL::from_directory_path(folder).ok_or_else(none)
+}
+
+fn refused(graph: &str, why: String) -> Error {
+    Error::Graph { graph: graph.to_owned(), why }
+}
+
+/// What an error says, with its causes.
+fn said(error: &NSError) -> String {
+    let mut text = format!("{} ({} {})", error.localizedDescription(), error.domain(), error.code());
+    let reasons = error.localizedFailureReason().map(|r| r.to_string());
+    let causes =
+        error.underlyingErrors().iter().map(|e| e.localizedDescription().to_string()).collect::<Vec<_>>();
+    for more in reasons.into_iter().chain(causes).filter(|m| !m.is_empty()) {
+        if !text.contains(&more) {
+            text.push_str("; ");
+            text.push_str(&more);
+        }
+    }
+    text
+}

@@ -1,0 +1,344 @@
+//! Executes a Program: sequences in, logits out.
+
+use crate::bundle::program::Program;
+use crate::error::Result;
+use crate::exec::admission::Tallies;
+use crate::exec::beside::Beside;
+use crate::exec::call::{Bound, Places, bind};
+use crate::exec::overflow::{Overflowed, Tally};
+use crate::exec::timeline::Timeline;
+use crate::exec::unit::Unit;
+use crate::kv::states::States;
+use crate::offload::paging::{self, OnFlash, Paging};
+use crate::platform::memory::{Addr, Region};
+use crate::schedule::assign::{Assigned, Assigner};
+use crate::sync::events::Events;
+use crate::sync::pool::Pool;
+use crate::weights::owned::Arrival;
+use crate::weights::store::{CheckLevel, Store};
+use crate::weights::{Demand, Held, Weights};
+use moec_ir::plan::{Builtin, Code};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+mod calls;
+mod open;
+
+pub(crate) use calls::{most_rows, turn};
+pub(crate) use open::executes;
+
+/// How to run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Threads; `None`: `MOEC_THREADS`, else one per core.
+    pub threads: Option<usize>,
+    /// Whether worker threads are bound to cores ([`Pool::new`]); an error where there are more than cores.
+    pub pin: bool,
+    /// How much of the bundle is checked first.
+    pub check: CheckLevel,
+    /// Whether no weights stay on flash, those neither that the plan would leave there.
+    pub resident: bool,
+    /// Where weights lie that do not stay on flash. Those beside experts on flash are mapped: [`Weights::Own`] is refused there.
+    pub weights: Weights,
+    /// Whether mapped weights come from disk only when they are first read. Otherwise those that the first prompt has not
+    /// touched follow it in the background. [`Weights::Auto`] then maps them.
+    pub lazy: bool,
+    /// How experts on flash are handled; `None`: as the environment asks.
+    pub paging: Option<Paging>,
+    /// Looked at between calls of entry points: once true, work ends with [`crate::Error::Interrupted`].
+    pub stop: Option<&'static AtomicBool>,
+    /// What the caller means to hold: where the memory for it is not free, the engine does not open. `None`: nothing is looked at.
+    pub demand: Option<Demand>,
+    /// Tells the user, in a line, what goes on but not as it should.
+    pub warn: Option<fn(&str)>,
+}
+
+/// Which rows of a prefill give logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// None: only the KV cache is filled.
+    None,
+    /// The last one, from which generation goes on.
+    Last,
+    /// Every one.
+    All,
+}
+
+/// One token row of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// KV-cache slot of its sequence.
+    pub slot: u32,
+    /// Position in the sequence.
+    pub pos: usize,
+    /// Token.
+    pub id: u32,
+}
+
+/// Bytes that the plan takes, known before anything is allocated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Intermediate results of all entry points.
+    pub arena: u64,
+    /// Kernel scratch of all threads.
+    pub scratch: u64,
+    /// Packed weights.
+    pub weights: u64,
+    /// KV cache when every slot is full; the system backs only what was written ([`Options::demand`]).
+    pub kv: u64,
+    /// Frames of experts on flash; they hold a part of `weights`.
+    pub frames: u64,
+}
+
+/// A program with its memory and threads.
+///
+/// One call at a time; sequences live in the slots of the KV cache. Kernels are trusted: see
+/// [`crate::bundle::abi::KernelFn`].
+pub struct Engine<'p> {
+    pub(crate) program: &'p Program,
+    /// By index in the plan; none for those that no step names.
+    pub(crate) units: Vec<Option<Box<dyn Unit + 'p>>>,
+    /// Those beside the processor, with their scratch.
+    pub(crate) threads: Vec<(usize, Addr)>,
+    pub(crate) beside: Beside,
+    tallies: Arc<Tallies>,
+    assigner: Option<Arc<Assigner>>,
+    pager: Option<OnFlash>,
+    timeline: Option<Arc<Timeline>>,
+    pub(crate) store: Box<dyn Store + 'p>,
+    /// Why weights lie where they do, for people.
+    why: String,
+    /// Whether the store is still to load what the first prompt leaves.
+    preload: bool,
+    pub(crate) arena: Region,
+    pub(crate) states: States<'p>,
+    pub(crate) bound: Vec<Bound>,
+    pub(crate) scratch: Region,
+    pub(crate) scratch_stride: usize,
+    pub(crate) taken: Vec<AtomicUsize>,
+    pub(crate) events: Events,
+    pub(crate) pool: Pool,
+    /// Rows of a call, kept for the next one.
+    rows: Vec<Row>,
+    stop: Option<&'static AtomicBool>,
+    warn: Option<fn(&str)>,
+    /// To be told once of more overflow than is expected.
+    warn_overflow: Option<fn(&str)>,
+    /// Entry point of the last call.
+    last: Option<usize>,
+}
+
+impl<'p> Engine<'p> {
+    /// The program that runs.
+    pub fn program(&self) -> &'p Program {
+        self.program
+    }
+
+    /// Threads.
+    pub fn threads(&self) -> usize {
+        self.pool.lanes()
+    }
+
+    /// What the plan takes.
+    pub fn memory(&self) -> Memory {
+        Memory {
+            arena: self.arena.bytes() as u64,
+            scratch: self.scratch.bytes() as u64,
+            weights: self.store.bytes(),
+            kv: self.states.bytes(),
+            frames: self.paging().map_or(0, |p| p.frame_bytes),
+        }
+    }
+
+    /// Bytes that were taken of each memory beside the processor's, by the names that the plan gives them.
+    pub fn memories_beside(&self) -> impl Iterator<Item = (&str, u64)> {
+        let names = self.program.memories.iter().skip(1).map(|m| &*m.name);
+        names.zip(self.beside.bytes.iter().copied())
+    }
+
+    /// Where weights lie, and why.
+    pub fn weights(&self) -> Held {
+        let held = self.store.held();
+        if held.why.is_empty() { Held { why: self.why.clone(), ..held } } else { held }
+    }
+
+    /// Waits until weights are where they are to stay, and takes them from there.
+    ///
+    /// # Errors
+    /// As [`Store::moves`].
+    pub fn settle(&mut self) -> Result<()> {
+        self.begin_preload();
+        self.store.settle();
+        self.follow()
+    }
+
+    /// Begins to load what nobody has asked for, once, if it is to be loaded.
+    fn begin_preload(&mut self) {
+        if std::mem::take(&mut self.preload) {
+            self.store.preload();
+        }
+    }
+
+    /// Takes weights from where they have moved to.
+    fn follow(&mut self) -> Result<()> {
+        let moved = self.store.moves()?;
+        if let Some((warn, text)) = self.warn.zip(self.store.warning()) {
+            warn(&text);
+        }
+        if !moved {
+            return Ok(());
+        }
+        let arenas: Vec<Option<Addr>> =
+            [Some(self.arena.base())].into_iter().chain(self.beside.arenas.iter().copied()).collect();
+        let places = Places {
+            arenas: &arenas,
+            states: self.states.addresses(),
+            store: self.store.as_ref(),
+            residents: &self.beside.residents,
+        };
+        let all = self
+            .program
+            .entries
+            .iter()
+            .map(|entry| bind(self.program, entry, &places, self.assigner.as_deref()));
+        // Until all are there the addresses of before hold.
+        self.bound = all.collect::<Result<_>>()?;
+        self.store.leave();
+        Ok(())
+    }
+
+    /// Waits until all weights may be read.
+    ///
+    /// # Errors
+    /// Some do not come: a file that cannot be read or was changed.
+    pub(crate) fn wait_for_weights(&self) -> Result<()> {
+        self.store.arrival().map_or(Ok(()), Arrival::wait_all)
+    }
+
+    /// What became of the (token, expert) pairs of each set of experts with fixed capacities, by layer, since the engine
+    /// was opened; empty where there are none.
+    pub fn tallies(&self) -> Vec<(u32, Tally)> {
+        self.tallies.all()
+    }
+
+    /// What found no room in experts with fixed capacities since the engine was opened, beside what the plan expects; `None`
+    /// where there are none.
+    pub fn overflowed(&self) -> Option<Overflowed> {
+        Overflowed::of(&self.tallies(), &self.program.placement)
+    }
+
+    /// Turns warnings of overflow off: the input is random ids, not text.
+    pub(crate) fn ignore_overflow(&mut self) {
+        self.warn_overflow = None;
+    }
+
+    /// Warns once when more finds no room than the plan expects.
+    pub(crate) fn warn_of_overflow(&mut self) {
+        let Some(warn) = self.warn_overflow else { return };
+        if let Some(over) = self.overflowed().filter(Overflowed::exceeds) {
+            warn(&format!(
+                "{over}: this text is not like that of the calibration; name some of it as `text` under `[calibrate]`, and \
+                 build again"
+            ));
+            self.warn_overflow = None;
+        }
+    }
+
+    /// Experts that calls which decode have computed with since the engine was opened: each once for all rows of a call, summed over
+    /// layers and calls.
+    pub fn decoded_experts(&self) -> u64 {
+        self.tallies.decoded()
+    }
+
+    /// What became of experts that are assigned while the plan runs; `None` where none are.
+    pub fn assigned(&self) -> Option<Assigned> {
+        self.assigner.as_ref().map(|a| a.done())
+    }
+
+    /// Writes down from now on what every thread and the disk do.
+    pub fn watch(&mut self) -> Arc<Timeline> {
+        let timeline = Arc::new(Timeline::new(self.threads() + self.threads.len()));
+        if let Some(pager) = &self.pager {
+            pager.watch(Arc::clone(&timeline));
+        }
+        self.timeline = Some(Arc::clone(&timeline));
+        timeline
+    }
+
+    /// What a step of an entry point is, in a word or two.
+    pub fn step_name(&self, entry: u32, step: u32) -> String {
+        let Some(e) = self.program.entries.get(entry as usize) else { return String::new() };
+        let what = match e.steps.get(step as usize).map(|s| s.code) {
+            Some(Code::Builtin(Builtin::Fetch { layer, .. })) => format!("fetch of layer {layer}"),
+            Some(Code::Builtin(Builtin::Wake { layer, .. })) => format!("wake of layer {layer}"),
+            Some(Code::Builtin(Builtin::Dispatch { .. })) => "dispatch".to_owned(),
+            _ => self.bound[entry as usize].half(step as usize).map_or_else(
+                || format!("step {step}"),
+                |h| {
+                    // Tokens have met their gates in a step before.
+                    let apart = self.program.paging.as_ref().is_some_and(moec_ir::paging::Paging::by_neurons);
+                    let first = if apart && matches!(e.kind, moec_ir::EntryKind::Decode(_)) {
+                        "up"
+                    } else {
+                        "gate and up"
+                    };
+                    format!("layer {} {}", h.layer, [first, "down"][h.part.min(1)])
+                },
+            ),
+        };
+        format!("{} {what}", e.kind)
+    }
+
+    /// What the store of experts on flash did since the engine was opened; `None` where all weights are mapped.
+    pub fn paging(&self) -> Option<paging::Report> {
+        self.pager.as_ref().map(OnFlash::report)
+    }
+
+    /// Tokens in a slot; 0 if there is no such slot.
+    pub fn len(&self, slot: u32) -> usize {
+        self.states.len(slot).unwrap_or(0)
+    }
+
+    /// Whether a slot holds no tokens.
+    pub fn is_empty(&self, slot: u32) -> bool {
+        self.len(slot) == 0
+    }
+
+    /// Forgets the sequence in a slot. Where experts are assigned while the plan runs, they stay where they have moved to: units
+    /// round differently, so that the same tokens may then give other last bits than in an engine that has just been opened.
+    ///
+    /// # Errors
+    /// [`crate::Error::BadSlot`].
+    pub fn reset(&mut self, slot: u32) -> Result<()> {
+        self.states.zero(slot)
+    }
+
+    /// Keeps what the states hold of a slot, so that [`Engine::rewind`] can go back to here, and gives the position. Where all
+    /// states are caches nothing is copied: a sequence goes back to any position. Others have room for as many snapshots as
+    /// the plan says; the earliest of a slot goes where there is none left.
+    ///
+    /// # Errors
+    /// [`crate::Error::BadSlot`]; [`crate::Error::State`] where a state has no room, or after a call that failed in the slot.
+    pub fn snapshot(&mut self, slot: u32) -> Result<usize> {
+        self.states.snapshot(slot)
+    }
+
+    /// Makes a slot exactly what it was behind its first `pos` tokens. Snapshots of later positions go.
+    ///
+    /// # Errors
+    /// [`crate::Error::BadSlot`], [`crate::Error::Gap`]; [`crate::Error::State`] where a ring has overwritten what is seen from there, or another
+    /// state that is no cache has no snapshot.
+    /// Nothing is changed then.
+    pub fn rewind(&mut self, slot: u32, pos: usize) -> Result<()> {
+        self.states.rewind(slot, pos)
+    }
+
+    /// Makes the sequence in slot `to` a copy of the one in slot `from`: copies what the states hold of it, as far as they
+    /// are filled. Snapshots are not copied, and those of `to` go.
+    ///
+    /// # Errors
+    /// [`crate::Error::BadSlot`]; [`crate::Error::State`] for a state that a static graph keeps, and after a call that failed in `from`.
+    pub fn fork(&mut self, from: u32, to: u32) -> Result<()> {
+        self.states.fork(from, to)
+    }
+}

@@ -1,0 +1,442 @@
+//! Calls of entry points: tokens in, logits out.
+
+use super::{Engine, Row, Want};
+use crate::bundle::program::Program;
+use crate::error::{Error, Result};
+use crate::exec::call::{Extent, Threads, Walk};
+use crate::exec::unit::{BadExpert, StepFault};
+use crate::platform::memory::Region;
+use moec_ir::op::NO_EXPERT;
+use moec_ir::plan::{Arg, Builtin, Code, Entry, Plan};
+use moec_ir::{EntryKind, FEW_ROWS};
+use std::ops::Range;
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
+
+impl Engine<'_> {
+    /// Appends `ids` to the sequence in `slot` at position `start`, in chunks of the entry points that
+    /// there are. Tokens at `start` and later are replaced, as [`Engine::rewind`] can.
+    ///
+    /// `sink` gets the position in the sequence and the logits (`f32[vocab]`) of every row that `want`
+    /// names, in order. Its error ends the work.
+    ///
+    /// # Errors
+    /// Before any work: an empty prompt, an id outside of the vocabulary, more tokens than the context
+    /// holds, a slot that is not there, a hole before `start`, a state that does not go back to it. Then: [`Error::Interrupted`], a router
+    /// that makes up experts, and what `sink` returns.
+    pub fn prefill(
+        &mut self,
+        slot: u32,
+        start: usize,
+        ids: &[u32],
+        want: Want,
+        sink: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        self.prefill_part(slot, start, ids, start.saturating_add(ids.len()), want, sink)
+    }
+
+    /// As [`Engine::prefill`], of a part of a prompt of `whole` tokens: its rows have the angles of positions that they have where
+    /// the prompt is read in one call.
+    ///
+    /// # Errors
+    /// As [`Engine::prefill`].
+    pub fn prefill_part(
+        &mut self,
+        slot: u32,
+        start: usize,
+        ids: &[u32],
+        whole: usize,
+        want: Want,
+        sink: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        let room = |e: &Entry| match want {
+            Want::All => e.kind.rows().min(e.out_rows as usize),
+            Want::None | Want::Last => e.kind.rows(),
+        };
+        if ids.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        let what = if start == 0 { "the prompt has" } else { "the sequence would have" };
+        self.check_context(what, start.saturating_add(ids.len()))?;
+        ids.iter().try_for_each(|&id| self.check_id(id))?;
+        self.states.check_rewind(slot, start)?;
+        let prefill = |k| matches!(k, EntryKind::Prefill(_));
+        let seq_len = whole.max(start + ids.len());
+        let mut done = 0;
+        while done < ids.len() {
+            let left = ids.len() - done;
+            let (entry, room) = self.pick(prefill, room, left).ok_or(Error::NoEntry("prefill"))?;
+            let n = left.min(room);
+            let rows = (done..done + n).map(|i| Row { slot, pos: start + i, id: ids[i] });
+            let wanted = match want {
+                Want::All => 0..n,
+                Want::Last if done + n == ids.len() => n - 1..n,
+                Want::None | Want::Last => 0..0,
+            };
+            self.call(entry, rows, wanted.clone(), seq_len)?;
+            for (i, row) in wanted.enumerate() {
+                sink(start + done + row, self.logits(entry, i))?;
+            }
+            done += n;
+        }
+        self.warn_of_overflow();
+        // The first prompt has read most of what it will ever need, in the order of its steps. What is left, decoding would
+        // ask for piece by piece.
+        self.begin_preload();
+        Ok(())
+    }
+
+    /// Appends one token to each of the sequences in `batch` (`slot`, position, id), in the smallest
+    /// decode entry point that takes them all, or in several calls of the largest. `sink` gets the index
+    /// in the batch and the logits (`f32[vocab]`) of each, in order.
+    ///
+    /// # Errors
+    /// As [`Engine::prefill`]; also a slot that the batch names twice.
+    pub fn decode(
+        &mut self,
+        batch: &[(u32, usize, u32)],
+        sink: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        self.decode_in(EntryKind::Decode, batch, &mut |engine, entry, rows| {
+            engine.in_order(entry, rows, sink)
+        })
+    }
+
+    /// As [`Engine::decode`], in the little entry points, whose routers choose fewer experts. What they leave in the states
+    /// is theirs; decoding the same position again replaces it, for which a snapshot is taken where a state needs one.
+    ///
+    /// # Errors
+    /// As [`Engine::decode`] and [`Engine::snapshot`]; a program without little entry points.
+    pub fn decode_little(
+        &mut self,
+        batch: &[(u32, usize, u32)],
+        sink: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        self.decode_in(EntryKind::Little, batch, &mut |engine, entry, rows| {
+            engine.in_order(entry, rows, sink)
+        })
+    }
+
+    /// As [`Engine::decode`] or [`Engine::decode_little`], by the kind of entry points; `sink` runs on the engine's threads, for
+    /// several rows at once and in any order.
+    ///
+    /// # Errors
+    /// As [`Engine::decode_little`].
+    pub(crate) fn decode_on_threads(
+        &mut self,
+        kind: fn(u32) -> EntryKind,
+        batch: &[(u32, usize, u32)],
+        sink: &(dyn Fn(usize, &[f32]) + Sync),
+    ) -> Result<()> {
+        self.decode_in(kind, batch, &mut |engine, entry, rows| {
+            engine.on_threads(entry, rows, sink);
+            Ok(())
+        })
+    }
+
+    /// Appends several tokens to the sequence in `slot` in one call, from position `start` on, in the smallest decode entry point that
+    /// has as many rows, of those that treat inputs as those of one row ([`FEW_ROWS`]). `sink` gets the index and the logits
+    /// (`f32[vocab]`) of each, in order. Tokens at `start` and later are replaced. Kernels of several rows sum in another order than those of one.
+    ///
+    /// # Errors
+    /// As [`Engine::prefill`]; more tokens than [`Engine::most_rows`].
+    pub fn extend(
+        &mut self,
+        slot: u32,
+        start: usize,
+        ids: &[u32],
+        sink: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        self.check_context("the sequence would have", start.saturating_add(ids.len()))?;
+        ids.iter().try_for_each(|&id| self.check_id(id))?;
+        self.states.check_rewind(slot, start)?;
+        let room = |e: &Entry| e.kind.rows().min(e.out_rows as usize);
+        let found = self.pick(extends, room, ids.len()).filter(|&(_, room)| room >= ids.len());
+        let (entry, _) = found.ok_or(Error::NoEntry("wide enough decode"))?;
+        let rows = ids.iter().enumerate().map(|(i, &id)| Row { slot, pos: start + i, id });
+        // Every row sees the sequence end with it, as where it is decoded alone.
+        self.call(entry, rows, 0..ids.len(), 0)?;
+        (0..ids.len()).try_for_each(|i| sink(i, self.logits(entry, i)))
+    }
+
+    /// Most tokens that [`Engine::extend`] takes.
+    pub fn most_rows(&self) -> usize {
+        most_rows(self.program)
+    }
+
+    /// Decodes in the entry points of one kind. `after` gets, after each call, its entry point and the rows of the batch that it
+    /// computed: the logits of the first of them are those of row 0 of the entry point.
+    fn decode_in(
+        &mut self,
+        kind: fn(u32) -> EntryKind,
+        batch: &[(u32, usize, u32)],
+        after: &mut dyn FnMut(&mut Self, usize, Range<usize>) -> Result<()>,
+    ) -> Result<()> {
+        for (i, &(slot, pos, id)) in batch.iter().enumerate() {
+            self.check_context("the sequence would have", pos.saturating_add(1))?;
+            self.check_id(id)?;
+            self.states.check_rewind(slot, pos)?;
+            if batch[..i].iter().any(|&(other, ..)| other == slot) {
+                return Err(Error::SlotTwice(slot));
+            }
+        }
+        if matches!(kind(0), EntryKind::Little(_)) {
+            self.states.keep(batch.iter().map(|&(slot, pos, _)| (slot, pos)))?;
+        }
+        let decode = |k: EntryKind| k == kind(k.rows() as u32);
+        let room = |e: &Entry| e.kind.rows().min(e.out_rows as usize);
+        let mut done = 0;
+        while done < batch.len() {
+            let left = batch.len() - done;
+            let (entry, room) = self.pick(decode, room, left).ok_or(Error::NoEntry(kind(0).name()))?;
+            let n = left.min(room);
+            let rows = batch[done..done + n].iter().map(|&(slot, pos, id)| Row { slot, pos, id });
+            // Every row is a sequence of its own, which ends with it.
+            self.call(entry, rows, 0..n, 0)?;
+            after(self, entry, done..done + n)?;
+            done += n;
+        }
+        Ok(())
+    }
+
+    /// Hands `sink` the logits of the rows of the last call, which it numbers from `rows.start` on.
+    fn in_order(
+        &self,
+        entry: usize,
+        rows: Range<usize>,
+        sink: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        rows.clone().try_for_each(|row| sink(row, self.logits(entry, row - rows.start)))
+    }
+
+    /// As [`Engine::in_order`], on all threads.
+    fn on_threads(&mut self, entry: usize, rows: Range<usize>, sink: &(dyn Fn(usize, &[f32]) + Sync)) {
+        let Self { program, arena, pool, .. } = self;
+        let lanes = pool.lanes().min(rows.len());
+        let walk = |lane: usize| {
+            for i in (lane..rows.len()).step_by(lanes) {
+                sink(rows.start + i, logits(program, arena, entry, i));
+            }
+        };
+        if lanes > 1 {
+            pool.run(&|thread, _| {
+                if thread < lanes {
+                    walk(thread);
+                }
+            });
+        } else {
+            walk(0);
+        }
+    }
+
+    /// Of the entry points of a kind, the one with the smallest room that is enough for `left` rows, else the
+    /// one with the largest; and its room.
+    fn pick(
+        &self,
+        kind: impl Fn(EntryKind) -> bool,
+        room: impl Fn(&Entry) -> usize,
+        left: usize,
+    ) -> Option<(usize, usize)> {
+        let of_kind = || {
+            let entries = self.program.entries.iter().enumerate().filter(|(_, e)| kind(e.kind));
+            entries.map(|(i, e)| (i, room(e)))
+        };
+        let enough = of_kind().filter(|(_, room)| *room >= left).min_by_key(|(_, room)| *room);
+        enough.or_else(|| of_kind().max_by_key(|(_, room)| *room))
+    }
+
+    fn check_context(&self, what: &'static str, needed: usize) -> Result<()> {
+        let max = self.program.model.max_context as usize;
+        if needed > max { Err(Error::Context { what, needed, max }) } else { Ok(()) }
+    }
+
+    fn check_id(&self, id: u32) -> Result<()> {
+        let vocab = self.program.model.vocab;
+        if id >= vocab { Err(Error::BadId { id, vocab }) } else { Ok(()) }
+    }
+
+    /// Runs an entry point on all threads. The processor allocates nothing, as long as it has no more rows than its entry point and
+    /// no expert changes its place.
+    fn call(
+        &mut self,
+        entry: usize,
+        rows: impl Iterator<Item = Row>,
+        wanted: Range<usize>,
+        seq_len: usize,
+    ) -> Result<()> {
+        if self.stop.is_some_and(|s| s.load(Ordering::Relaxed)) {
+            return Err(Error::Interrupted);
+        }
+        self.follow()?;
+        let mut kept = std::mem::take(&mut self.rows);
+        kept.clear();
+        kept.extend(rows);
+        let done = self.walk(entry, &kept, wanted, seq_len);
+        self.rows = kept;
+        done
+    }
+
+    fn walk(&mut self, entry: usize, rows: &[Row], wanted: Range<usize>, seq_len: usize) -> Result<()> {
+        let extent = self.begin(entry, rows, wanted, seq_len)?;
+        if self.last.replace(entry) != Some(entry) {
+            self.units.iter().flatten().for_each(|unit| unit.prepare(entry));
+        }
+        let fault = OnceLock::new();
+        let walk = Walk {
+            bound: &self.bound[entry],
+            units: &self.units,
+            taken: &self.taken,
+            events: &self.events,
+            fault: &fault,
+            extent,
+            arrival: self.store.arrival().filter(|a| !a.is_complete()),
+            assigner: self.assigner.as_deref(),
+            timeline: self.timeline.as_deref().map(|t| (t, entry as u32)),
+        };
+        let threads = Threads {
+            lanes: self.pool.lanes(),
+            scratch: (self.scratch.base(), self.scratch_stride),
+            beside: &self.threads,
+            link: self.assigner.as_ref().and_then(|a| a.link()),
+        };
+        if let Some((link, _)) = threads.link {
+            link.open();
+        }
+        self.pool.run(&|index, barrier| {
+            // SAFETY: the program is verified, and `begin` has checked the rows; all threads of the pool walk the
+            // same steps, each with its own part of the scratch; `&mut self` keeps every other use of
+            // the memory away.
+            unsafe { threads.walk(&walk, 0..walk.bound.len(), index, barrier) }
+        });
+        self.end(entry, rows, fault.into_inner())
+    }
+
+    /// Writes the inputs of an entry point, and padding behind them.
+    pub(crate) fn begin(
+        &mut self,
+        entry: usize,
+        rows: &[Row],
+        wanted: impl Iterator<Item = usize> + Clone,
+        seq_len: usize,
+    ) -> Result<Extent> {
+        let outputs = wanted.clone().count();
+        let e = self.program.entries.get(entry).ok_or(Error::NoEntry("such"))?;
+        if rows.len() > e.kind.rows()
+            || outputs > e.out_rows as usize
+            || wanted.clone().any(|w| w >= rows.len())
+        {
+            return Err(Error::Plan(format!(
+                "{} does not take {} rows and {} outputs",
+                e.kind,
+                rows.len(),
+                outputs
+            )));
+        }
+        let (kind, out_rows) = (e.kind, e.out_rows as usize);
+        for row in rows {
+            self.check_id(row.id)?;
+            self.check_context("the sequence would have", row.pos.saturating_add(1))?;
+            let slots = self.program.model.slots;
+            if row.slot >= slots {
+                return Err(Error::BadSlot { slot: row.slot, slots });
+            }
+        }
+        self.states.begin(rows.iter().map(|row| (row.slot, row.pos)))?;
+        self.write(entry, 0, kind.rows(), 0, rows.iter().map(|r| r.id as i32));
+        self.write(entry, 1, kind.rows(), -1, rows.iter().map(|r| r.pos as i32));
+        self.write(entry, 2, kind.rows(), 0, rows.iter().map(|r| r.slot as i32));
+        self.write(entry, 3, out_rows, -1, wanted.map(|w| w as i32));
+        self.taken.iter().for_each(|t| t.store(0, Ordering::Relaxed));
+        let lanes = self.pool.lanes();
+        self.events.reset(self.bound[entry].events().iter().map(|&unit| if unit == 0 { lanes } else { 1 }));
+        Ok(Extent { n: rows.len(), m: outputs, seq_len })
+    }
+
+    /// Fills an input buffer with `words` words: the values, then padding.
+    fn write(
+        &mut self,
+        entry: usize,
+        buffer: usize,
+        words: usize,
+        pad: i32,
+        values: impl Iterator<Item = i32>,
+    ) {
+        let at = self.arena.base().plus(self.program.entries[entry].buffers[buffer].offset as usize);
+        let at = at.of::<i32>();
+        for (i, value) in values.chain(std::iter::repeat(pad)).take(words).enumerate() {
+            // SAFETY: the verifier has found `words` aligned words in the buffer, and `&mut self` says that
+            // no step is running.
+            unsafe { at.add(i).write(value) };
+        }
+    }
+
+    /// Books what a call of an entry point has done.
+    pub(crate) fn end(&mut self, entry: usize, rows: &[Row], fault: Option<StepFault>) -> Result<()> {
+        match fault {
+            Some(StepFault::Expert(BadExpert { step, expert: NO_EXPERT, .. })) => {
+                return Err(Error::RouterNan { layer: layer_of(self.program, entry, step) });
+            }
+            Some(StepFault::Expert(BadExpert { step, expert, experts })) => {
+                return Err(Error::BadExpert { expert, experts, step });
+            }
+            Some(StepFault::Unknown(unknown)) => return Err(unknown.into()),
+            Some(StepFault::Unit(e) | StepFault::Flash(e) | StepFault::Weights(e)) => return Err(e),
+            None => {}
+        }
+        self.states.end(rows.iter().map(|row| (row.slot, row.pos)));
+        Ok(())
+    }
+
+    /// A row of the logits of the last call of an entry point.
+    fn logits(&self, entry: usize, row: usize) -> &[f32] {
+        logits(self.program, &self.arena, entry, row)
+    }
+}
+
+/// A row of the logits that the last call of an entry point has left in an engine's arena.
+fn logits<'a>(program: &Program, arena: &'a Region, entry: usize, row: usize) -> &'a [f32] {
+    let e = &program.entries[entry];
+    let logits = &e.buffers[e.logits as usize];
+    assert!(row < e.out_rows as usize, "a row of the outputs");
+    let at = arena.base().plus(logits.offset as usize);
+    // SAFETY: the verifier has found room for `out_rows` rows; the arena is initialised memory, and nothing writes to it
+    // while an engine's calls are not running, which take it mutably.
+    unsafe {
+        let first = at.of::<f32>().add(row * logits.stride as usize);
+        std::slice::from_raw_parts(first, program.model.vocab as usize)
+    }
+}
+
+/// Layer of the model that a step of an entry point belongs to, by the names of the weights in front of it.
+fn layer_of(plan: &Plan, entry: usize, step: usize) -> Option<u32> {
+    let steps = plan.entries.get(entry)?.steps.get(..step)?;
+    let layer = |arg: &Arg| match arg {
+        Arg::Segment(s) => {
+            let name = plan.segments.get(*s as usize)?.name.strip_prefix("layers.")?;
+            name.split('.').next()?.parse().ok()
+        }
+        _ => None,
+    };
+    steps.iter().rev().flat_map(|s| &s.args).find_map(layer)
+}
+
+/// Tokens behind which a prompt has other angles (LongRoPE); `None` where all have the same.
+pub(crate) fn turn(plan: &Plan) -> Option<usize> {
+    let steps = plan.entries.iter().flat_map(|e| &e.steps);
+    let turns = steps.filter_map(|s| match s.code {
+        Code::Builtin(Builtin::RopeAngles { long: Some((after, _)), .. }) => Some(after as usize),
+        _ => None,
+    });
+    turns.min()
+}
+
+/// Whether an entry point decodes, and treats the inputs of its rows as those of one row.
+fn extends(kind: EntryKind) -> bool {
+    matches!(kind, EntryKind::Decode(_)) && kind.rows() <= FEW_ROWS
+}
+
+/// Rows of the widest entry point of a plan that [`Engine::extend`] calls.
+pub(crate) fn most_rows(plan: &Plan) -> usize {
+    let decode = plan.entries.iter().filter(|e| extends(e.kind));
+    decode.map(|e| e.kind.rows().min(e.out_rows as usize)).max().unwrap_or(0)
+}

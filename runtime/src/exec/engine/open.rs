@@ -1,0 +1,255 @@
+//! Opening an engine: units, memory, and where weights lie.
+
+use super::{Engine, Options};
+use crate::bundle::program::Program;
+use crate::error::{Error, Result};
+use crate::exec::admission::Tallies;
+use crate::exec::beside::{self, Executor};
+use crate::exec::call::{Bound, Places, bind};
+use crate::exec::graph_unit::GraphUnit;
+use crate::exec::graphs::Graphs;
+use crate::exec::processor::Processor;
+use crate::exec::unit::{self, Unit};
+use crate::kv::states::States;
+use crate::offload::paging::{self, Paging};
+use crate::platform::available::available;
+use crate::platform::cpu;
+use crate::platform::memory::{Addr, Region};
+use crate::schedule::assign::Assigner;
+use crate::sync::events::Events;
+use crate::sync::pool::Pool;
+use crate::weights::owned::{Arrival, How, MovingStore, OwnedStore};
+use crate::weights::store::{BundleFiles, CheckLevel, MappedStore, Store};
+use crate::weights::{self, Choice, Weights};
+use moec_ir::plan::{ALIGN, Builtin, Code, UnitRef};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+/// Whether the system executes a unit beside the processor, for [`Engine::open`]: macOS static graphs of Core ML.
+pub(crate) fn executes(unit: &UnitRef) -> bool {
+    cfg!(target_os = "macos") && unit.family == "coreml"
+}
+
+impl<'p> Engine<'p> {
+    /// Checks this machine and the bundle's files, maps the weights or begins to read them ([`Options::weights`])
+    /// and takes the memory. Static graphs are loaded where the system executes them: on macOS, by Core ML.
+    ///
+    /// # Errors
+    /// What [`cpu::check`], [`MappedStore::open`] or [`OwnedStore::open`] find; memory or threads
+    /// refused, [`Error::NoRoom`]; a graph that does not load, or a unit that nothing here executes.
+    pub fn open(program: &'p Program, bundle: &Path, options: Options) -> Result<Self> {
+        #[cfg(target_os = "macos")]
+        if !program.graphs.is_empty() {
+            let graphs = Box::new(crate::exec::coreml::CoreMl::new()?);
+            return Self::with_graphs(program, bundle, graphs, bundle, options);
+        }
+        Self::with_units(program, bundle, &mut |_| None, bundle, options)
+    }
+
+    /// As [`Engine::open`], for a program with static graphs, which `graphs` executes. They are loaded from the folder
+    /// `packages`.
+    ///
+    /// # Errors
+    /// As [`Engine::open`]; a graph that does not load.
+    pub fn with_graphs(
+        program: &'p Program,
+        bundle: &Path,
+        graphs: Box<dyn Graphs>,
+        packages: &Path,
+        options: Options,
+    ) -> Result<Self> {
+        let mut graphs = Some(graphs);
+        let runs = |unit: &UnitRef| {
+            let steps = program.entries.iter().flat_map(|e| &e.steps);
+            let of_graphs =
+                |code| matches!(code, Code::Builtin(Builtin::Experts { .. } | Builtin::Part { .. }));
+            steps.filter(|s| of_graphs(s.code)).any(|s| program.units.get(s.unit as usize) == Some(unit))
+        };
+        let mut bring = |unit: &UnitRef| graphs.take_if(|_| runs(unit)).map(Executor::Graphs);
+        Self::with_units(program, bundle, &mut bring, packages, options)
+    }
+
+    /// As [`Engine::open`], with what executes the units beside the processor, which `executor` brings: it is asked for every
+    /// unit that has steps. Static graphs are loaded from the folder `packages`.
+    ///
+    /// # Errors
+    /// As [`Engine::open`]; a graph that does not load, a unit without an executor.
+    pub fn with_units(
+        program: &'p Program,
+        bundle: &Path,
+        executor: &mut dyn FnMut(&UnitRef) -> Option<Executor>,
+        packages: &Path,
+        options: Options,
+    ) -> Result<Self> {
+        let tallies = Arc::new(Tallies::of(&program.sets));
+        let mut units = bring(program, executor, packages, &tallies)?;
+        let threads = cpu::threads(options.threads)?;
+        if let Some((demand, free)) = options.demand.zip(available()) {
+            weights::check_room(program, threads, demand, free)?;
+        }
+        let files = BundleFiles::open(program, bundle)?;
+        let mut options = options;
+        let (store, pager, why): (Box<dyn Store + 'p>, _, _) =
+            if program.paging.is_some() && !options.resident {
+                if options.weights == Weights::Own {
+                    return Err(Error::OwnUnderBudget);
+                }
+                let how = options.paging.map_or_else(Paging::from_env, Ok)?;
+                options.threads = Some(paging::threads(program, options.threads)?);
+                let (store, pager) = paging::open(program, &files, options.check, &how)?;
+                (Box::new(store), Some(pager), Choice::under_budget().why)
+            } else {
+                let (store, why) = weights_of(program, &files, options)?;
+                (store, None, why)
+            };
+        let assigner = Assigner::new(program, pager.clone())?;
+        let processor = Processor::new(program, pager.clone(), Arc::clone(&tallies), assigner.clone());
+        units[0] = Some(Box::new(processor));
+        let mut engine = Self::with_parts(program, store, units, (tallies, assigner), Some(&files), options)?;
+        (engine.pager, engine.why) = (pager, why);
+        Ok(engine)
+    }
+
+    /// As [`Engine::open`], with weights from another store; [`Options::weights`] says nothing then.
+    ///
+    /// # Errors
+    /// As [`Engine::open`].
+    pub fn with_store(program: &'p Program, store: Box<dyn Store + 'p>, options: Options) -> Result<Self> {
+        let tallies = Arc::new(Tallies::of(&program.sets));
+        let mut units: Vec<Option<Box<dyn Unit + 'p>>> = program.units.iter().map(|_| None).collect();
+        units[0] = Some(Box::new(Processor::new(program, None, Arc::clone(&tallies), None)));
+        Self::with_parts(program, store, units, (tallies, None), None, options)
+    }
+
+    fn with_parts(
+        program: &'p Program,
+        store: Box<dyn Store + 'p>,
+        mut units: Vec<Option<Box<dyn Unit + 'p>>>,
+        (tallies, assigner): (Arc<Tallies>, Option<Arc<Assigner>>),
+        files: Option<&BundleFiles>,
+        options: Options,
+    ) -> Result<Self> {
+        unit::check(&units, program)?;
+        cpu::check(&program.target)?;
+        let lanes = cpu::threads(options.threads)?;
+        if options.pin {
+            cpu::check_pin(lanes)?;
+        }
+        let arena = Region::new("activations", program.arena_bytes())?;
+        let beside = beside::open(program, &mut units, files)?;
+        let states = States::new(program, &beside.states)?;
+        // One more line between threads, so that the prefetcher of one does not pull at the next.
+        let stride = program.scratch_bytes.checked_next_multiple_of(ALIGN).and_then(|b| b.checked_add(ALIGN));
+        let used = |u: usize| program.entries.iter().flat_map(|e| &e.steps).any(|s| s.unit as usize == u);
+        let others: Vec<usize> = (1..units.len()).filter(|&u| units[u].is_some() && used(u)).collect();
+        // Units that compute in the processor's memory have their scratch there.
+        let scratches = (lanes + others.len()) as u64;
+        let scratch_bytes = stride.and_then(|s| s.checked_mul(scratches)).unwrap_or(u64::MAX);
+        let scratch = Region::new("scratch", scratch_bytes)?;
+        let stride = stride.unwrap_or(0) as usize;
+        let at = |i: usize| scratch.base().plus((lanes + i) * stride);
+        let own = |u: usize| beside.scratch.get(u).copied().flatten();
+        let threads: Vec<_> =
+            others.iter().enumerate().map(|(i, &u)| (u, own(u).unwrap_or_else(|| at(i)))).collect();
+        let arenas: Vec<Option<Addr>> =
+            [Some(arena.base())].into_iter().chain(beside.arenas.iter().copied()).collect();
+        let places = Places {
+            arenas: &arenas,
+            states: states.addresses(),
+            store: store.as_ref(),
+            residents: &beside.residents,
+        };
+        let all = program.entries.iter().map(|entry| bind(program, entry, &places, assigner.as_deref()));
+        let bound: Vec<Bound> = all.collect::<Result<_>>()?;
+        if let Some(assigner) = &assigner {
+            // Experts are copied to the hot unit at any dispatch: by then all must be there.
+            store.arrival().map_or(Ok(()), Arrival::wait_all)?;
+            assigner.bind(program, &|s| places.matrices(program, 0, s), &|s| {
+                let hot = program.schedule.as_ref().and_then(|s| s.hot)?;
+                places.matrices(program, hot, s)
+            })?;
+        }
+        // A link is served by one more thread.
+        let links = assigner.as_ref().map_or(0, |a| usize::from(a.link().is_some()));
+        let most = bound.iter().map(Bound::len).max().unwrap_or(0);
+        let events = bound.iter().map(|b| b.events().len()).max().unwrap_or(0);
+        Ok(Self {
+            program,
+            units,
+            beside,
+            tallies,
+            assigner,
+            pager: None,
+            timeline: None,
+            store,
+            why: "as asked".to_owned(),
+            preload: !options.lazy,
+            arena,
+            states,
+            bound,
+            scratch,
+            scratch_stride: stride,
+            taken: (0..most).map(|_| AtomicUsize::new(0)).collect(),
+            events: Events::new(events, lanes + threads.len()),
+            pool: Pool::new(lanes, threads.len() + links, options.pin)?,
+            threads,
+            rows: Vec::with_capacity(program.entries.iter().map(|e| e.kind.rows()).max().unwrap_or(0)),
+            stop: options.stop,
+            warn: options.warn,
+            warn_overflow: options.warn,
+            last: None,
+        })
+    }
+}
+
+/// What executes each unit of a program that has steps, the processor aside.
+fn bring<'p>(
+    program: &'p Program,
+    executor: &mut dyn FnMut(&UnitRef) -> Option<Executor>,
+    packages: &Path,
+    tallies: &Arc<Tallies>,
+) -> Result<Vec<Option<Box<dyn Unit + 'p>>>> {
+    let mut units: Vec<Option<Box<dyn Unit + 'p>>> = Vec::with_capacity(program.units.len());
+    units.resize_with(program.units.len(), || None);
+    for (i, of) in program.units_beside() {
+        units[i] = Some(match executor(of).ok_or_else(|| Error::NoUnit(of.name.clone()))? {
+            Executor::Unit(mut unit) => {
+                unit.load(program, i as u32, packages)?;
+                unit
+            }
+            Executor::Graphs(mut graphs) => {
+                graphs.load(packages, &program.graphs, program.model.slots as usize)?;
+                Box::new(GraphUnit::new(program, graphs, Arc::clone(tallies)))
+            }
+        });
+    }
+    Ok(units)
+}
+
+/// A store of all weights that the processor's steps read, mapped or in memory of our own, and why so.
+fn weights_of<'p>(
+    program: &'p Program,
+    files: &BundleFiles,
+    options: Options,
+) -> Result<(Box<dyn Store + 'p>, String)> {
+    if program.memories.iter().any(|m| !m.residents.is_empty()) && options.weights != Weights::Own {
+        // Memory of our own holds whole files, and a part of these weights is elsewhere.
+        let (here, brought) = (program.segments_of(0), program.segments_to_bring());
+        let wanted = |i: u32| here.contains(&i) || brought.contains(&i);
+        let store = MappedStore::of(program, files, options.check, &wanted)?;
+        return Ok((Box::new(store), "other memories hold a part of them".to_owned()));
+    }
+    let needed = weights::needed(program, cpu::threads(options.threads)?);
+    let choice = weights::choose(options.weights, options.lazy, needed, available())?;
+    // Who asks for `own` by name waits for it. So does who has all files hashed, which takes longer than to fill it.
+    let may_move = options.weights == Weights::Auto && options.check != CheckLevel::All;
+    let store: Box<dyn Store + 'p> = if !choice.own {
+        Box::new(MappedStore::of(program, files, options.check, &|_| true)?)
+    } else if may_move && MovingStore::is_worth(program, files)? {
+        Box::new(MovingStore::of(program, files, options.check, &How::from_env()?)?)
+    } else {
+        Box::new(OwnedStore::of(program, files, options.check, &How::from_env()?)?)
+    };
+    Ok((store, choice.why))
+}

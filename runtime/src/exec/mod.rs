@@ -1,0 +1,28 @@
+//! The engine: calls of entry points, the units that execute steps, and what is noted meanwhile.
+
+#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
+pub(crate) mod admission;
+#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
+pub mod beside;
+#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
+pub mod builtin;
+#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
+pub(crate) mod call;
+pub mod chunk;
+#[cfg(any(target_os = "macos", test))]
+#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
+pub mod coreml;
+#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
+pub mod engine;
+#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
+pub(crate) mod graph_unit;
+pub mod graphs;
+#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
+pub mod overflow;
+#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
+pub(crate) mod processor;
+#[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
+pub mod timeline;
+#[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
+pub mod trace;
+pub mod unit;

@@ -1,0 +1,248 @@
+//! What becomes of the tokens that an expert has no room for (NPUMoE, §3.2 and §4.1).
+//!
+//! Pure functions over the routing of one chunk: they say what happens to every (token, expert) pair, and whoever
+//! moves rows obeys. An expert keeps the tokens of the highest saliency, the L2 norm of what attention added to
+//! them; of equal ones it keeps the lowest index. The others are pruned, or spilled: they run on another unit with the
+//! same expert's weights.
+
+pub use moec_ir::placement::Overflow;
+use moec_ir::placement::Placement;
+use std::cmp::Ordering;
+
+/// What happens to a (token, expert) pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Fate {
+    /// The expert computes it where it lives.
+    #[default]
+    Stays,
+    /// The token goes without this expert.
+    Pruned,
+    /// The expert's fallback computes it.
+    Spilled,
+}
+
+/// A router gave a number that is no expert, or as many numbers as the rows cannot have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Misrouted {
+    /// No such expert.
+    #[error("the router chose expert {expert} of {experts}")]
+    Expert {
+        /// What it chose.
+        expert: i32,
+        /// Experts of the layer.
+        experts: usize,
+    },
+    /// Choices, saliency and experts per token do not agree.
+    #[error("{choices} choices of {k} per token for {rows} tokens")]
+    Shape {
+        /// Choices.
+        choices: usize,
+        /// Choices per token.
+        k: usize,
+        /// Tokens.
+        rows: usize,
+    },
+}
+
+/// Rows by what became of them, summed over chunks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// (token, expert) pairs that the router made.
+    pub routed: u64,
+    /// Of these, pairs that were pruned.
+    pub pruned: u64,
+    /// Of these, pairs that were spilled.
+    pub spilled: u64,
+    /// Rows that static graphs computed.
+    pub rows: u64,
+    /// Of these, rows that were padding.
+    pub padding: u64,
+}
+
+impl Tally {
+    /// Share of the pairs that were pruned.
+    pub fn drop_rate(&self) -> f64 {
+        self.pruned as f64 / self.routed.max(1) as f64
+    }
+
+    /// Share of the pairs that were spilled.
+    pub fn spill_rate(&self) -> f64 {
+        self.spilled as f64 / self.routed.max(1) as f64
+    }
+
+    /// Share of the computed rows that were padding.
+    pub fn padding_rate(&self) -> f64 {
+        self.padding as f64 / self.rows.max(1) as f64
+    }
+
+    /// Counts a static graph that was executed: its experts have `capacity` rows each, and kept these many tokens.
+    pub fn executed(&mut self, capacity: u32, kept: impl IntoIterator<Item = u32>) {
+        for n in kept {
+            self.rows += u64::from(capacity);
+            self.padding += u64::from(capacity.saturating_sub(n));
+        }
+    }
+
+    /// Adds what another counted.
+    pub fn add(&mut self, other: &Self) {
+        self.routed += other.routed;
+        self.pruned += other.pruned;
+        self.spilled += other.spilled;
+        self.rows += other.rows;
+        self.padding += other.padding;
+    }
+}
+
+/// Rows of an expert that overflow together, about: those of one call. They are not independent observations.
+const CLUMP: f64 = 32.0;
+/// Standard deviations above the expectation that chance does not explain.
+const SURE: f64 = 4.0;
+
+/// What found no room in all layers, beside what the plan expects.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Overflowed {
+    /// What became of pairs.
+    pub tally: Tally,
+    /// Pairs that would have found no room at the rates that the plan expects.
+    pub expected: f64,
+}
+
+impl Overflowed {
+    /// Of tallies by layer, under a placement; `None` where no experts have capacities.
+    pub fn of(tallies: &[(u32, Tally)], placement: &Placement) -> Option<Self> {
+        let mut sum = Self::default();
+        for (layer, tally) in tallies {
+            let table = placement.experts.iter().find(|t| t.layer == *layer);
+            let rate = table.and_then(|t| t.expected).map_or(0.0, |e| f64::from(e.overflow));
+            sum.tally.add(tally);
+            sum.expected += rate * tally.routed as f64;
+        }
+        (!tallies.is_empty()).then_some(sum)
+    }
+
+    /// Share of the pairs that found no room.
+    pub fn rate(&self) -> f64 {
+        (self.tally.pruned + self.tally.spilled) as f64 / self.tally.routed.max(1) as f64
+    }
+
+    /// Share that the plan expects.
+    pub fn expected_rate(&self) -> f64 {
+        self.expected / self.tally.routed.max(1) as f64
+    }
+
+    /// Whether so much more than expected found no room that chance does not explain it: as clumps of rows, which are
+    /// Poisson, by four standard deviations and as many clumps.
+    pub fn exceeds(&self) -> bool {
+        let over = (self.tally.pruned + self.tally.spilled) as f64;
+        over > self.expected + SURE * (self.expected * CLUMP).sqrt() + SURE * CLUMP
+    }
+}
+
+impl std::fmt::Display for Overflowed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let percent = |rate: f64| rate * 100.0;
+        let Tally { pruned, spilled, .. } = self.tally;
+        write!(f, "{:.2} % of the rows of experts found no room", percent(self.rate()))?;
+        match (pruned, spilled) {
+            (0, 0) => {}
+            (_, 0) => write!(f, " and were dropped")?,
+            (0, _) => write!(f, " and ran on the CPU")?,
+            (dropped, ran) => write!(f, " ({dropped} dropped, {ran} ran on the CPU)")?,
+        }
+        write!(f, "; {:.2} % were expected", percent(self.expected_rate()))
+    }
+}
+
+/// The saliency of a token: the L2 norm of what attention added to it.
+///
+/// ```
+/// assert_eq!(moec_runtime::exec::overflow::saliency(&[3.0, -4.0]), 5.0);
+/// ```
+pub fn saliency(attention_output: &[f32]) -> f32 {
+    attention_output.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt() as f32
+}
+
+/// The choices of one chunk.
+#[derive(Clone, Copy, Debug)]
+pub struct Choices<'a> {
+    /// `[rows, k]`: experts of each token.
+    pub ids: &'a [i32],
+    /// Experts per token.
+    pub k: usize,
+    /// `[rows]`: saliency of each token. One that is no number counts as the highest.
+    pub saliency: &'a [f32],
+}
+
+/// Decides, with memory of its own that is used again from chunk to chunk.
+#[derive(Clone, Debug, Default)]
+pub struct Decider {
+    order: Vec<u32>,
+    fates: Vec<Fate>,
+    kept: Vec<u32>,
+}
+
+impl Decider {
+    /// What happens to each choice, where expert `e` has room for `capacities[e]` tokens; 0: for any number. What was
+    /// routed, pruned and spilled goes into `tally`.
+    ///
+    /// # Errors
+    /// Choices that are none. Nothing is counted then.
+    pub fn decide(
+        &mut self,
+        choices: &Choices<'_>,
+        capacities: &[u32],
+        policy: Overflow,
+        tally: &mut Tally,
+    ) -> Result<&[Fate], Misrouted> {
+        let Choices { ids, k, saliency } = *choices;
+        if k.checked_mul(saliency.len()) != Some(ids.len()) || u32::try_from(ids.len()).is_err() {
+            return Err(Misrouted::Shape { choices: ids.len(), k, rows: saliency.len() });
+        }
+        let experts = capacities.len();
+        let known = |id: &i32| usize::try_from(*id).is_ok_and(|e| e < experts);
+        if let Some(&expert) = ids.iter().find(|id| !known(id)) {
+            return Err(Misrouted::Expert { expert, experts });
+        }
+        self.order.clear();
+        self.order.extend(0..ids.len() as u32);
+        // Expert by expert, each with its most salient tokens first.
+        self.order.sort_unstable_by(|&a, &b| {
+            let (a, b) = (a as usize, b as usize);
+            ids[a].cmp(&ids[b]).then_with(|| higher(saliency[a / k], saliency[b / k])).then(a.cmp(&b))
+        });
+        self.fates.clear();
+        self.fates.resize(ids.len(), Fate::Stays);
+        self.kept.clear();
+        self.kept.resize(experts, 0);
+        let mut over = 0;
+        for &choice in &self.order {
+            let expert = ids[choice as usize] as usize;
+            let capacity = capacities[expert];
+            if capacity == 0 || self.kept[expert] < capacity {
+                self.kept[expert] += 1;
+            } else {
+                over += 1;
+                self.fates[choice as usize] = match policy {
+                    Overflow::Prune => Fate::Pruned,
+                    Overflow::Spill => Fate::Spilled,
+                };
+            }
+        }
+        tally.routed += ids.len() as u64;
+        match policy {
+            Overflow::Prune => tally.pruned += over,
+            Overflow::Spill => tally.spilled += over,
+        }
+        Ok(&self.fates)
+    }
+
+    /// Tokens that each expert kept, after [`Self::decide`].
+    pub fn kept(&self) -> &[u32] {
+        &self.kept
+    }
+}
+
+/// The higher saliency first; what is no number before all.
+fn higher(a: f32, b: f32) -> Ordering {
+    b.is_nan().cmp(&a.is_nan()).then_with(|| b.partial_cmp(&a).unwrap_or(Ordering::Equal))
+}

@@ -1,0 +1,314 @@
+//! What executes steps: the processor, and other units of a target, behind one trait.
+
+use crate::bundle::abi::KernelFn;
+use crate::bundle::program::{Code, Program};
+use crate::error::{Error, Result};
+use crate::platform::memory::Addr;
+use moec_ir::op::DispatchLayout;
+use moec_ir::plan::{self, Builtin, Grid, Span};
+use std::path::Path;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// One thread of those that walk the steps.
+#[derive(Clone, Copy, Debug)]
+pub struct Lane {
+    /// Which, from 0.
+    pub index: usize,
+    /// Of how many.
+    pub of: usize,
+    /// Scratch of this thread.
+    pub scratch: Addr,
+}
+
+/// The units of a program, by index: for what one of them has others do.
+#[derive(Clone, Copy, Default)]
+pub struct Units<'a>(pub(crate) &'a [Option<Box<dyn Unit + 'a>>]);
+
+impl<'a> Units<'a> {
+    /// The unit of an index; `None` where no step names it.
+    pub fn get(self, unit: usize) -> Option<&'a (dyn Unit + 'a)> {
+        self.0.get(unit)?.as_deref()
+    }
+}
+
+impl std::fmt::Debug for Units<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|u| u.as_ref().map(|u| u.name()))).finish()
+    }
+}
+
+/// A step with its addresses, in one call of its entry point.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch<'a> {
+    /// What runs.
+    pub code: Code,
+    /// One address per argument.
+    pub args: &'a [Addr],
+    /// Work items.
+    pub grid: Grid,
+    /// Valid rows, at least 1.
+    pub n: usize,
+    /// Tokens of the longest sequence in this call, those of earlier calls included.
+    pub seq_len: usize,
+    /// Items that lanes have taken so far; 0 when the call begins.
+    pub taken: &'a AtomicUsize,
+    /// Index in the entry point.
+    pub step: usize,
+    /// Which matrices it reads, if they are of experts on flash.
+    pub half: Option<Half>,
+    /// Receives what went wrong first.
+    pub fault: &'a OnceLock<StepFault>,
+    /// All units.
+    pub units: Units<'a>,
+}
+
+impl Launch<'_> {
+    /// Says what went wrong. Only the first one counts.
+    pub fn fail(&self, fault: StepFault) {
+        let _ = self.fault.set(fault);
+    }
+}
+
+/// Matrices of the experts of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Half {
+    /// Layer, counted over those with routed experts.
+    pub layer: usize,
+    /// 0: gate and up; 1: down.
+    pub part: usize,
+}
+
+/// What went wrong in a step.
+#[derive(Debug)]
+pub enum StepFault {
+    /// A router chose an expert that does not exist.
+    Expert(BadExpert),
+    /// A unit beside the processor failed, or a static graph was refused.
+    Unit(Error),
+    /// Experts could not be read.
+    Flash(Error),
+    /// Weights did not come.
+    Weights(Error),
+    /// A step runs a builtin that the unit does not know.
+    Unknown(UnknownStep),
+}
+
+/// A step runs a builtin that the unit does not know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnknownStep {
+    /// Name of the unit.
+    pub unit: &'static str,
+    /// Index in the entry point.
+    pub step: usize,
+    /// What it runs.
+    pub builtin: Builtin,
+}
+
+impl From<UnknownStep> for Error {
+    fn from(UnknownStep { unit, step, builtin }: UnknownStep) -> Self {
+        Self::UnknownStep { unit, step, builtin }
+    }
+}
+
+/// A router kernel chose an expert that does not exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadExpert {
+    /// Dispatch step.
+    pub step: usize,
+    /// The choice.
+    pub expert: i32,
+    /// Experts.
+    pub experts: u32,
+}
+
+/// Executes the steps of a plan that name it.
+///
+/// The processor's steps are walked by several lanes together; every other unit has one thread of its own, which submits its
+/// steps one after the other, and waits where another unit needs what they give.
+pub trait Unit: Send + Sync {
+    /// Name, for people.
+    fn name(&self) -> &'static str;
+
+    /// Whether it executes a builtin.
+    fn executes(&self, builtin: Builtin) -> bool;
+
+    /// Reads what it executes beside kernels: the artifacts that its steps name, below `folder`; asked for once, before anything
+    /// else. `index` is its own in the plan.
+    ///
+    /// # Errors
+    /// An artifact that is missing, or that it does not run.
+    fn load(&mut self, _program: &Program, _index: u32, _folder: &Path) -> Result<()> {
+        Ok(())
+    }
+
+    /// Takes a memory of its own, zeroed, aligned to 64 bytes, that stays as long as the unit; asked for once, before it
+    /// runs a step. `None`: it works in the processor's.
+    ///
+    /// # Errors
+    /// Memory refused.
+    fn take(&mut self, _bytes: u64) -> Result<Option<Addr>> {
+        Ok(None)
+    }
+
+    /// Whether the processor can read its memory where it lies. Others are seen by copies alone.
+    fn is_mapped(&self) -> bool {
+        false
+    }
+
+    /// Copies between its own memory and the processor's, in either direction.
+    ///
+    /// # Safety
+    /// Both places have so many bytes, which nobody else uses now, and do not overlap.
+    unsafe fn copy(&self, from: Addr, to: Addr, bytes: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(from.ptr(), to.ptr(), bytes) };
+    }
+
+    /// Gives an expert of one of its sets of streams another place inside of its memory: module `to`, or all of them. No step of
+    /// that set runs meanwhile.
+    ///
+    /// # Errors
+    /// A place that it has not.
+    fn relocate(&self, _set: u32, _expert: u32, _to: Option<u32>) -> Result<()> {
+        Ok(())
+    }
+
+    /// A call of an entry point begins, another one than that of the last call. A hint, for what takes time to load.
+    fn prepare(&self, _entry: usize) {}
+
+    /// Does a lane's share of a step, or begins it. Every lane of the unit comes here once per step; the shares are disjoint
+    /// and together the whole.
+    ///
+    /// # Safety
+    /// The addresses are those of a program of a [`Program`], alive and with no reference into them; every step that this one
+    /// depends on has ended on all lanes; lanes of one call have distinct indexes below the common `of`, each with its own
+    /// scratch.
+    unsafe fn submit(&self, launch: &Launch<'_>, lane: Lane);
+
+    /// Waits until everything has ended that was submitted.
+    fn wait(&self, _fault: &OnceLock<StepFault>) {}
+}
+
+/// Refuses a program with a step that its unit does not execute.
+///
+/// # Errors
+/// [`Error::UnknownStep`]; [`Error::NoUnit`] for a unit that nobody has brought.
+pub(crate) fn check(units: &[Option<Box<dyn Unit + '_>>], program: &Program) -> Result<()> {
+    for entry in &program.entries {
+        for (step, s) in entry.steps.iter().enumerate() {
+            let unit = units.get(s.unit as usize).and_then(Option::as_ref).ok_or_else(|| {
+                let name = program.units.get(s.unit as usize).map_or("?", |u| &u.name);
+                Error::NoUnit(name.to_owned())
+            })?;
+            if let plan::Code::Builtin(builtin) = s.code
+                && !unit.executes(builtin)
+            {
+                return Err(UnknownStep { unit: unit.name(), step, builtin }.into());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Runs a lane's share of a kernel.
+///
+/// # Safety
+/// As [`Unit::submit`].
+pub unsafe fn kernel(f: KernelFn, launch: &Launch<'_>, lane: Lane) {
+    // SAFETY: the caller's promise; the ranges are nobody else's.
+    let call = |begin: usize, end: usize| unsafe { kernel_items(f, launch, lane, begin, end) };
+    match launch.grid {
+        Grid::One => {
+            if lane.index == 0 {
+                call(0, 1);
+            }
+        }
+        Grid::Tiles { rows, tiles } => {
+            let items = launch.n.div_ceil(rows.max(1) as usize) * tiles as usize;
+            share(launch.taken, items, ALIKE, lane, call);
+        }
+        Grid::Experts { table, tiles } => {
+            let Some(table) = launch.args.get(table as usize) else { return };
+            // SAFETY: the argument is a buffer of at least a word (verified), aligned to four bytes, and
+            // the step that writes it has ended.
+            let active = unsafe { table.of::<i32>().read() };
+            let items = usize::try_from(active).unwrap_or(0) * tiles as usize;
+            share(launch.taken, items, UNEVEN, lane, call);
+        }
+    }
+}
+
+/// Items per lane up to which all lanes get equal shares: taking turns would cost more than it evens out.
+const FEW: usize = 8;
+
+/// The fewest items that a lane takes at once: one in so many of an even share.
+const LEAST: usize = 32;
+
+/// Of what is left, a lane takes one in so many of an even share: of items that are alike, and of those of experts, which
+/// come with the largest first.
+const ALIKE: usize = 2;
+const UNEVEN: usize = 8;
+
+/// Calls `call` with this lane's ranges of `items`.
+///
+/// Neither are items equal (experts have their own numbers of rows) nor are cores (little ones, ones that something else
+/// runs on). So lanes come back for more, and take a part of what is left (guided self-scheduling, Polychronopoulos and
+/// Kuck 1987): large ranges first, which keeps neighbours together, and small ones at the end, where nobody then waits long.
+fn share(taken: &AtomicUsize, items: usize, part: usize, lane: Lane, call: impl Fn(usize, usize)) {
+    if items <= lane.of * FEW || lane.of == 1 {
+        return call(items * lane.index / lane.of, items * (lane.index + 1) / lane.of);
+    }
+    let least = (items / (lane.of * LEAST)).max(1);
+    let end = |begin: usize| begin + ((items - begin) / (lane.of * part)).max(least).min(items - begin);
+    let next = |begin: usize| (begin < items).then(|| end(begin));
+    while let Ok(begin) = taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next) {
+        call(begin, end(begin));
+    }
+}
+
+/// Runs some items of a kernel.
+///
+/// # Safety
+/// As [`Unit::submit`]; nobody else runs these items.
+pub(crate) unsafe fn kernel_items(f: KernelFn, launch: &Launch<'_>, lane: Lane, begin: usize, end: usize) {
+    if begin < end {
+        // SAFETY: the kernel is the step's own, its addresses are the step's arguments (`Addr` is transparent over a
+        // pointer), and the scratch is this lane's.
+        unsafe {
+            f(launch.args.as_ptr().cast(), launch.n as i64, begin as i64, end as i64, lane.scratch.ptr());
+        }
+    }
+}
+
+/// Executes a `copy` with the unit's own means. True if it was one.
+///
+/// # Safety
+/// As [`Unit::submit`], on one lane.
+pub unsafe fn copied(unit: &dyn Unit, launch: &Launch<'_>) -> bool {
+    let Code::Builtin(Builtin::Copy { words, span }) = launch.code else { return false };
+    let row = words as usize * 4;
+    let (from, to, skip, bytes) = match (span, launch.args) {
+        (Span::Rows, &[from, to]) => (from, to, 0, launch.n * row),
+        (Span::Whole, &[from, to]) => (from, to, 0, row),
+        (Span::Slots { rows, k, experts }, &[table, from, to]) => {
+            let layout = DispatchLayout { rows: rows as usize, k: k as usize, experts: experts as usize };
+            // SAFETY: the verifier has found the whole table there, in the processor's memory; the step that writes it has
+            // ended.
+            let table = unsafe { std::slice::from_raw_parts(table.of::<i32>(), layout.words()) };
+            // Whatever the table says, its slots lie inside.
+            let word = |i: usize, most: usize| usize::try_from(table[i]).unwrap_or(0).min(most);
+            let active = word(0, layout.experts);
+            let most = layout.rows * layout.k;
+            let (first, end) = (word(layout.start(), most), word(layout.start() + active, most));
+            let slots = if active > 0 { end.saturating_sub(first) } else { 0 };
+            (from, to, first * row, slots * row)
+        }
+        _ => return false,
+    };
+    if bytes > 0 {
+        // SAFETY: the verifier has found so many bytes at both ends, which lie in different memories.
+        unsafe { unit.copy(from.plus(skip), to.plus(skip), bytes) };
+    }
+    true
+}

@@ -1,0 +1,5 @@
+//! What slots hold of their sequences: states, and the file of one.
+
+pub mod saved;
+#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
+pub(crate) mod states;

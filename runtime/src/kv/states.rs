@@ -1,0 +1,696 @@
+//! What the slots hold of their sequences: the memory of all states, how long each sequence is, and what can be done with it.
+//!
+//! A kind says how a sequence goes back ([`StateKind`]). Of a cache the length is all there is to know, and where all
+//! states are caches nothing here copies or allocates, and only a block that begins is cleared. A ring goes back as far as it has
+//! not overwritten what its window sees. Of another kind a slot is zeroed at the start of a sequence, and goes back to where a snapshot
+//! was taken. What a kind cannot do is refused by name.
+
+use crate::error::{Cannot, Error, Result};
+use crate::platform::memory::{Addr, Region};
+use moec_ir::plan::{ALIGN, GraphDecl, Plan, StateBuf};
+use moec_ir::state::{CacheHead, CacheOrder, StateKind};
+
+/// A copy of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Snapshot {
+    slot: u32,
+    /// Tokens that it is behind.
+    pos: usize,
+    /// Which of the slot's places holds it.
+    place: u32,
+}
+
+/// A state into which all tokens are folded: only a snapshot brings it back.
+#[derive(Clone, Copy, Debug)]
+struct Folded {
+    /// Where it begins in the region.
+    at: usize,
+    /// Bytes of a slot.
+    slot: usize,
+    /// Bytes of all slots, and from one snapshot of a slot to the next.
+    live: usize,
+}
+
+/// Values of a cache or ring, in blocks of tokens.
+#[derive(Clone, Copy, Debug)]
+struct Values {
+    /// Where it begins in the region.
+    at: usize,
+    heads: usize,
+    /// Bytes of a head of a slot.
+    head: usize,
+    /// Positions that it holds.
+    rows: usize,
+    /// Tokens of a block.
+    block: usize,
+    /// Bytes of a block.
+    bytes: usize,
+}
+
+/// A cache of the last positions.
+#[derive(Clone, Copy, Debug)]
+struct Ring {
+    /// Index into [`Plan::states`].
+    index: usize,
+    /// Positions that it holds.
+    rows: usize,
+    /// Positions that a token sees, its own included.
+    window: usize,
+}
+
+/// The states of a plan, slot by slot.
+#[derive(Debug)]
+pub(crate) struct States<'p> {
+    plan: &'p Plan,
+    region: Region,
+    at: Vec<Addr>,
+    /// Tokens of each slot.
+    lens: Vec<usize>,
+    rings: Vec<Ring>,
+    /// Of each slot the position behind the furthest that was written since it began; empty where there is no ring.
+    written: Vec<usize>,
+    /// Values of caches and rings in the processor's memory.
+    values: Vec<Values>,
+    /// Empty, as `rings`, where all states are caches.
+    folded: Vec<Folded>,
+    /// Snapshots that a slot has room for in all of `folded`.
+    room: u32,
+    snapshots: Vec<Snapshot>,
+    /// Slots that a call has begun to change and not ended.
+    torn: Vec<u32>,
+}
+
+impl<'p> States<'p> {
+    /// Takes the memory of all states of a plan that is verified: zeros. `elsewhere` are the addresses of those that lie beside the
+    /// processor's memory.
+    ///
+    /// # Errors
+    /// [`Error::Plan`] for more than an address space holds, [`Error::Memory`] for more than the system gives.
+    pub(crate) fn new(plan: &'p Plan, elsewhere: &[Option<Addr>]) -> Result<Self> {
+        let large = || Error::Plan("the KV cache is larger than memory can be".to_owned());
+        let (mut bytes, mut offsets) = (0_u64, Vec::with_capacity(plan.states.len()));
+        for state in &plan.states {
+            offsets.push(bytes);
+            let own = if state.memory == 0 { state.bytes() } else { 0 };
+            let end = own.checked_next_multiple_of(ALIGN).and_then(|b| bytes.checked_add(b));
+            bytes = end.ok_or_else(large)?;
+        }
+        let region = Region::new("KV cache", bytes)?;
+        let (mut rings, mut folded, mut values) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, (state, &at)) in plan.states.iter().zip(&offsets).enumerate() {
+            if let StateKind::Ring { window } = state.kind {
+                rings.push(Ring { index, rows: state.shape[2] as usize, window: window as usize });
+            }
+            if state.memory == 0 {
+                values.extend(Values::of(state, at as usize));
+            }
+            if state.kind.needs_snapshots() {
+                let (slot, live) = state.slot_bytes().zip(state.live_bytes()).ok_or_else(large)?;
+                folded.push(Folded { at: at as usize, slot: slot as usize, live: live as usize });
+            }
+        }
+        Ok(Self {
+            plan,
+            at: offsets
+                .into_iter()
+                .enumerate()
+                .map(|(i, o)| elsewhere.get(i).copied().flatten().unwrap_or(region.base().plus(o as usize)))
+                .collect(),
+            region,
+            lens: vec![0; plan.model.slots as usize],
+            room: least(plan).map_or(0, |s| s.snapshots),
+            written: vec![0; if rings.is_empty() { 0 } else { plan.model.slots as usize }],
+            rings,
+            values,
+            folded,
+            snapshots: Vec::new(),
+            torn: Vec::new(),
+        })
+    }
+
+    /// Where each state of the plan begins.
+    pub(crate) fn addresses(&self) -> &[Addr] {
+        &self.at
+    }
+
+    /// Bytes of all states, snapshots included.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.region.bytes() as u64
+    }
+
+    /// Tokens in a slot; `None` if there is no such slot.
+    pub(crate) fn len(&self, slot: u32) -> Option<usize> {
+        self.lens.get(slot as usize).copied()
+    }
+
+    /// Forgets the sequence in a slot, whatever state it is in. Every kind can.
+    ///
+    /// # Errors
+    /// [`Error::BadSlot`].
+    pub(crate) fn zero(&mut self, slot: u32) -> Result<()> {
+        let slots = self.plan.model.slots;
+        // A cache or ring needs no clearing: a row attends to positions up to its own, and those have been written since. What else
+        // its kernels meet, `begin` clears.
+        *self.lens.get_mut(slot as usize).ok_or(Error::BadSlot { slot, slots })? = 0;
+        if let Some(written) = self.written.get_mut(slot as usize) {
+            *written = 0;
+        }
+        if self.folded.is_empty() {
+            return Ok(());
+        }
+        for state in &self.folded {
+            let at = state.at + slot as usize * state.slot;
+            self.region.zero(at, state.slot).ok_or_else(short)?;
+        }
+        self.snapshots.retain(|s| s.slot != slot);
+        self.torn.retain(|&t| t != slot);
+        Ok(())
+    }
+
+    /// Keeps a copy of a slot as it is, to which [`States::rewind`] can go back, and gives its position. Where a slot has no
+    /// room left its earliest snapshot goes. A sequence of no tokens needs none, nor does a cache or ring.
+    ///
+    /// # Errors
+    /// [`Error::BadSlot`]; [`Error::State`] where the plan has no room, or after a call that failed.
+    pub(crate) fn snapshot(&mut self, slot: u32) -> Result<usize> {
+        let pos = self.checked_len(slot)?;
+        if self.folded.is_empty() {
+            return Ok(pos);
+        }
+        self.check_whole(slot)?;
+        if pos == 0 || self.snapshot_at(slot, pos).is_some() {
+            return Ok(pos);
+        }
+        if self.room == 0 {
+            return Err(refusal(self.plan, Cannot::Snapshot));
+        }
+        let own = self.snapshots.iter().filter(|s| s.slot == slot);
+        let taken = own.clone().count() as u32;
+        let place = if taken < self.room {
+            (0..self.room).find(|&place| own.clone().all(|s| s.place != place)).unwrap_or(taken)
+        } else {
+            own.min_by_key(|s| s.pos).map_or(0, |s| s.place)
+        };
+        self.snapshots.retain(|s| (s.slot, s.place) != (slot, place));
+        for state in &self.folded {
+            let (live, kept) = state.places(slot, place);
+            self.region.copy(live, kept, state.slot).ok_or_else(short)?;
+        }
+        self.snapshots.push(Snapshot { slot, pos, place });
+        Ok(pos)
+    }
+
+    /// Before tokens at these slots and positions that may be decoded again: goes to where they begin, and keeps that.
+    ///
+    /// # Errors
+    /// As [`States::check_rewind`] and [`States::snapshot`].
+    pub(crate) fn keep(&mut self, rows: impl Iterator<Item = (u32, usize)>) -> Result<()> {
+        if self.folded.is_empty() {
+            return Ok(());
+        }
+        check_snapshots(self.plan)?;
+        for (slot, pos) in rows {
+            self.rewind(slot, pos)?;
+            self.snapshot(slot)?;
+        }
+        Ok(())
+    }
+
+    /// Makes a slot what it was behind its first `pos` tokens, exactly. Snapshots of what is forgotten go.
+    ///
+    /// # Errors
+    /// As [`States::check_rewind`]. Nothing is changed then.
+    pub(crate) fn rewind(&mut self, slot: u32, pos: usize) -> Result<()> {
+        self.check_rewind(slot, pos)?;
+        let len = &mut self.lens[slot as usize];
+        if pos == *len && !self.torn.contains(&slot) {
+            return Ok(());
+        }
+        if pos == 0 {
+            return self.zero(slot);
+        }
+        *len = pos;
+        if self.folded.is_empty() {
+            return Ok(());
+        }
+        self.snapshots.retain(|s| s.slot != slot || s.pos <= pos);
+        if let Some(from) = self.snapshot_at(slot, pos) {
+            for state in &self.folded {
+                let (live, kept) = state.places(slot, from.place);
+                self.region.copy(kept, live, state.slot).ok_or_else(short)?;
+            }
+        }
+        self.torn.retain(|&t| t != slot);
+        Ok(())
+    }
+
+    /// Whether a sequence can go on at `pos`.
+    ///
+    /// # Errors
+    /// [`Error::BadSlot`]; [`Error::Gap`] behind its end; [`Error::State`] before it, where a ring has overwritten what is
+    /// seen from there or a state has no snapshot, and at it after a call that failed.
+    pub(crate) fn check_rewind(&self, slot: u32, pos: usize) -> Result<()> {
+        let len = self.checked_len(slot)?;
+        if pos > len {
+            return Err(Error::Gap { slot, pos, len });
+        }
+        if pos == 0 {
+            return Ok(());
+        }
+        for ring in &self.rings {
+            let overwritten = self.written[slot as usize].saturating_sub(ring.rows);
+            if pos.saturating_sub(ring.window - 1) < overwritten {
+                let least = overwritten.saturating_add(ring.window - 1);
+                let state = &self.plan.states[ring.index];
+                let cannot = Cannot::Reach { slot, len, pos, least };
+                return Err(Error::State { state: state.name.clone(), kind: state.kind, cannot });
+            }
+        }
+        if self.folded.is_empty() || self.snapshot_at(slot, pos).is_some() {
+            return Ok(());
+        }
+        if pos == len {
+            return self.check_whole(slot);
+        }
+        let mut snapshots: Vec<usize> =
+            self.snapshots.iter().filter(|s| s.slot == slot).map(|s| s.pos).collect();
+        snapshots.sort_unstable();
+        Err(refusal(self.plan, Cannot::Rewind { slot, len, pos, snapshots, room: self.room }))
+    }
+
+    /// Makes the sequence in slot `to` a copy of the one in slot `from`: of a cache the rows that are filled, of others all.
+    /// Snapshots stay where they are, and those of `to` go.
+    ///
+    /// # Errors
+    /// [`Error::BadSlot`]; [`Error::State`] for what a static graph keeps, and after a call that failed in `from`.
+    pub(crate) fn fork(&mut self, from: u32, to: u32) -> Result<()> {
+        let tokens = self.checked_len(from)?;
+        self.checked_len(to)?;
+        check_fork(self.plan)?;
+        self.check_whole(from)?;
+        if from == to {
+            return Ok(());
+        }
+        self.zero(to)?;
+        let rows = self.written.get(from as usize).copied();
+        for (state, at) in self.plan.states.iter().zip(&self.at) {
+            let offset = at.ptr() as usize - self.region.base().ptr() as usize;
+            let (bytes, heads) = heads(state, from, to, tokens).ok_or_else(short)?;
+            for (from, to) in heads {
+                self.region.copy(offset + from, offset + to, bytes).ok_or_else(short)?;
+            }
+        }
+        self.lens[to as usize] = tokens;
+        if let Some(rows) = rows {
+            self.written[to as usize] = rows;
+        }
+        Ok(())
+    }
+
+    /// Where what a slot holds of its sequence lies, were it of so many tokens: first bytes and lengths in the region, in the plan's
+    /// order.
+    ///
+    /// # Errors
+    /// [`Error::BadSlot`]; [`Error::State`] for what another unit keeps.
+    fn held(&self, slot: u32, tokens: usize) -> Result<Vec<(usize, usize)>> {
+        self.checked_len(slot)?;
+        check_own(self.plan, Cannot::Save)?;
+        let mut parts = Vec::new();
+        for (state, at) in self.plan.states.iter().zip(&self.at) {
+            let offset = at.ptr() as usize - self.region.base().ptr() as usize;
+            let (bytes, heads) = heads(state, slot, slot, tokens).ok_or_else(short)?;
+            parts.extend(heads.map(|(from, _)| (offset + from, bytes)));
+        }
+        Ok(parts)
+    }
+
+    /// Bytes that [`States::save`] gives of a sequence of so many tokens.
+    ///
+    /// # Errors
+    /// As [`States::save`].
+    pub(crate) fn saved_bytes(&self, slot: u32, tokens: usize) -> Result<u64> {
+        let parts = self.held(slot, tokens)?;
+        Ok(parts.iter().fold(0, |sum, (_, bytes)| sum + *bytes as u64))
+    }
+
+    /// Gives all that a slot holds of its sequence, snapshots aside, to `sink`.
+    ///
+    /// # Errors
+    /// [`Error::BadSlot`]; [`Error::State`] for what another unit keeps, and after a call that failed; those of `sink`.
+    pub(crate) fn save(&self, slot: u32, sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        self.check_whole(slot)?;
+        for (at, bytes) in self.held(slot, self.checked_len(slot)?)? {
+            sink(self.region.part(at, bytes).ok_or_else(short)?)?;
+        }
+        Ok(())
+    }
+
+    /// The position behind the furthest that a slot's rings have seen written; without rings its tokens.
+    pub(crate) fn written(&self, slot: u32) -> usize {
+        let written = self.written.get(slot as usize).copied();
+        written.unwrap_or_else(|| self.len(slot).unwrap_or(0))
+    }
+
+    /// Makes a slot a sequence of `tokens` tokens, of which `source` fills what [`States::save`] gave, part by part; `written` is
+    /// what [`States::written`] said then. After an error the slot holds nothing.
+    ///
+    /// # Errors
+    /// As [`States::save`], and those of `source`.
+    pub(crate) fn restore(
+        &mut self,
+        slot: u32,
+        tokens: usize,
+        written: usize,
+        source: &mut dyn FnMut(&mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        let parts = self.held(slot, tokens)?;
+        self.zero(slot)?;
+        for (at, bytes) in parts {
+            if let Err(e) = self.region.part_mut(at, bytes).ok_or_else(short).and_then(&mut *source) {
+                self.zero(slot)?;
+                return Err(e);
+            }
+        }
+        self.lens[slot as usize] = tokens;
+        if let Some(rows) = self.written.get_mut(slot as usize) {
+            *rows = written;
+        }
+        Ok(())
+    }
+
+    /// Before a call that takes `rows`, slots and positions: takes every sequence back to where its rows begin, so that what
+    /// they replace is forgotten should the call end in an error. Rows of a sequence follow each other; slots are the plan's.
+    ///
+    /// Of caches a hole before the rows is allowed.
+    ///
+    /// # Errors
+    /// As [`States::check_rewind`]; [`Error::SlotTwice`] for rows of a sequence that do not follow each other. No sequence is
+    /// changed then.
+    pub(crate) fn begin(&mut self, rows: impl Iterator<Item = (u32, usize)> + Clone) -> Result<()> {
+        self.clear(rows.clone())?;
+        if self.folded.is_empty() && self.rings.is_empty() {
+            for (slot, pos) in rows {
+                let len = &mut self.lens[slot as usize];
+                *len = (*len).min(pos);
+            }
+            return Ok(());
+        }
+        let mut before = None;
+        let first = rows.clone().filter(move |&(slot, pos)| {
+            let follows = before == Some((slot, pos));
+            before = Some((slot, pos.saturating_add(1)));
+            !follows
+        });
+        for (i, (slot, pos)) in first.clone().enumerate() {
+            if first.clone().take(i).any(|(other, _)| other == slot) {
+                return Err(Error::SlotTwice(slot));
+            }
+            self.check_rewind(slot, pos)?;
+        }
+        for (slot, pos) in first {
+            self.rewind(slot, pos)?;
+            if !self.folded.is_empty() {
+                self.torn.push(slot);
+            }
+        }
+        if !self.rings.is_empty() {
+            for (slot, pos) in rows {
+                let written = &mut self.written[slot as usize];
+                *written = (*written).max(pos.saturating_add(1));
+            }
+        }
+        Ok(())
+    }
+
+    /// Clears the blocks of values that `rows` begin and do not fill. Kernels of attention multiply what lies behind a sequence in its
+    /// last block, by 0: what an earlier sequence of the slot left there may be no numbers, and then that is none.
+    fn clear(&mut self, rows: impl Iterator<Item = (u32, usize)> + Clone) -> Result<()> {
+        let Self { region, values, .. } = self;
+        for of in values {
+            let mut open = None;
+            for (slot, pos) in rows.clone() {
+                if let Some(begun) = open.take_if(|begun: &mut (u32, usize)| begun.0 != slot) {
+                    of.clear(region, begun).ok_or_else(short)?;
+                }
+                if pos < of.rows && pos.is_multiple_of(of.block) {
+                    open = Some((slot, pos));
+                }
+                if (pos + 1).is_multiple_of(of.block) {
+                    open = None;
+                }
+            }
+            if let Some(begun) = open {
+                of.clear(region, begun).ok_or_else(short)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// After a call that took `rows` and ended without an error.
+    pub(crate) fn end(&mut self, rows: impl Iterator<Item = (u32, usize)>) {
+        for (slot, pos) in rows {
+            self.lens[slot as usize] = pos + 1;
+            if !self.folded.is_empty() {
+                self.torn.retain(|&t| t != slot);
+            }
+        }
+    }
+
+    fn checked_len(&self, slot: u32) -> Result<usize> {
+        self.len(slot).ok_or(Error::BadSlot { slot, slots: self.plan.model.slots })
+    }
+
+    fn check_whole(&self, slot: u32) -> Result<()> {
+        if self.torn.contains(&slot) { Err(refusal(self.plan, Cannot::Torn { slot })) } else { Ok(()) }
+    }
+
+    fn snapshot_at(&self, slot: u32, pos: usize) -> Option<Snapshot> {
+        self.snapshots.iter().copied().find(|s| (s.slot, s.pos) == (slot, pos))
+    }
+}
+
+impl Values {
+    /// Of a state that begins at `at`; `None` where it has no values in blocks, and where its extents overflow.
+    fn of(state: &StateBuf, at: usize) -> Option<Self> {
+        let CacheOrder::Values { block, .. } = state.order else { return None };
+        let kept = matches!(state.kind, StateKind::Cache | StateKind::Ring { .. });
+        let (head, heads) = (state.head(), state.shape[1] as usize);
+        let (block, rows) = (block as usize, head.ctx);
+        let bytes = CacheHead { ctx: block, ..head }.bytes()?;
+        let head = head.bytes()?;
+        (kept && block > 0).then_some(Self { at, heads, head, rows, block, bytes })
+    }
+
+    /// Clears the block of a slot that begins with a position; `None` where it lies outside of the region.
+    fn clear(&self, region: &mut Region, (slot, pos): (u32, usize)) -> Option<()> {
+        let slot = self.at + slot as usize * self.heads * self.head;
+        let block = pos / self.block * self.bytes;
+        (0..self.heads).try_for_each(|h| region.zero(slot + h * self.head + block, self.bytes))
+    }
+}
+
+impl Folded {
+    /// Where a slot lies, and one of its snapshots.
+    fn places(&self, slot: u32, place: u32) -> (usize, usize) {
+        let live = self.at + slot as usize * self.slot;
+        (live, live + (place as usize + 1) * self.live)
+    }
+}
+
+/// The state that goes back least far, of those that need snapshots for it.
+fn least(plan: &Plan) -> Option<&StateBuf> {
+    plan.states.iter().filter(|s| s.kind.needs_snapshots()).min_by_key(|s| s.snapshots)
+}
+
+/// What a plan's states cannot do, in the name of the one that goes back least far.
+fn refusal(plan: &Plan, cannot: Cannot) -> Error {
+    let (state, kind) = least(plan).map(|s| (s.name.clone(), s.kind)).unwrap_or_default();
+    Error::State { state, kind, cannot }
+}
+
+/// Refuses a plan whose sequences cannot go back by a token, as tokens that are decoded twice do.
+///
+/// # Errors
+/// [`Error::State`].
+pub(crate) fn check_snapshots(plan: &Plan) -> Result<()> {
+    match least(plan) {
+        Some(state) if state.snapshots == 0 => Err(refusal(plan, Cannot::Snapshot)),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a plan whose sequences cannot be copied from slot to slot.
+///
+/// # Errors
+/// [`Error::State`], by the name of the static graph, or of the state that lies in another memory.
+pub(crate) fn check_fork(plan: &Plan) -> Result<()> {
+    check_own(plan, Cannot::Fork)
+}
+
+/// Refuses a plan of whose states some lie beside the processor's memory: they cannot do this.
+///
+/// # Errors
+/// As [`check_fork`].
+fn check_own(plan: &Plan, cannot: Cannot) -> Result<()> {
+    let of_graph = |g: &GraphDecl| (format!("{} {}", g.package, g.function), StateKind::Cache);
+    let graph = plan.graphs.iter().find(|g| g.stateful).map(of_graph);
+    let elsewhere = plan.states.iter().find(|s| s.memory != 0).map(|s| (s.name.clone(), s.kind));
+    graph.or(elsewhere).map_or(Ok(()), |(state, kind)| Err(Error::State { state, kind, cannot }))
+}
+
+/// How many tokens of a sequence can be guessed, taken at once, and taken back without a snapshot: what rings hold beside what
+/// they see.
+///
+/// # Errors
+/// [`Error::State`] for a state that folds tokens together, or that another unit keeps.
+pub(crate) fn most_guesses(plan: &Plan) -> Result<usize> {
+    check_own(plan, Cannot::Draft)?;
+    if least(plan).is_some() {
+        return Err(refusal(plan, Cannot::Draft));
+    }
+    let room = |s: &StateBuf| match s.kind {
+        StateKind::Ring { window } => Some((s.shape[2] as usize).saturating_sub(window as usize)),
+        _ => None,
+    };
+    Ok(plan.states.iter().filter_map(room).min().unwrap_or(usize::MAX))
+}
+
+fn short() -> Error {
+    Error::Plan("a state is shorter than its extents".to_owned())
+}
+
+/// Bytes of what each head of a state holds of `tokens` tokens, and where the heads of both slots begin in it; `None` where
+/// that lies outside of the state.
+///
+/// Every order of a cache has its tokens in panels or blocks, one after the other: the first tokens are the first bytes, as
+/// many as a head of so many tokens has. Any other kind is copied whole.
+fn heads(
+    state: &StateBuf,
+    from: u32,
+    to: u32,
+    tokens: usize,
+) -> Option<(usize, impl Iterator<Item = (usize, usize)>)> {
+    let [slots, heads, ctx, _] = state.shape.map(|n| n as usize);
+    let head = state.head();
+    let filled = match state.kind {
+        StateKind::Cache => tokens,
+        StateKind::Ring { .. } | StateKind::Recurrent | StateKind::Convolution => ctx,
+    };
+    let (whole, bytes) = (head.bytes()?, CacheHead { ctx: filled, ..head }.bytes()?);
+    let slot = whole.checked_mul(heads)?;
+    let fits = filled <= ctx && slot.checked_mul(slots).is_some();
+    let [from, to] = [from, to].map(|s| s as usize);
+    let starts = (0..heads).map(move |h| (from * slot + h * whole, to * slot + h * whole));
+    (fits && from.max(to) < slots).then_some((bytes, starts))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use moec_ir::Format;
+    use moec_ir::plan::CacheOrder;
+
+    #[test]
+    fn what_a_static_graph_keeps_is_not_copied() {
+        let text = r#"plan 16 {scratch_bytes = 0}
+            model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 1, slots = 2, eos = [], parameters = 1, active_parameters = 1}
+            target "t" {triple = "", cpu = "", features = []}
+            graph 0 "attention.mlpackage" "chunk" {inputs = [], outputs = [], stateful = true}"#;
+        let mut plan = moec_ir::text::parse_plan(text).unwrap();
+        let mut states = States::new(&plan, &[]).unwrap();
+        let e = states.fork(0, 1).unwrap_err();
+        assert_eq!(
+            e.to_string(),
+            "state `attention.mlpackage chunk` (cache) cannot be copied to another slot: another unit keeps it"
+        );
+        assert_eq!(e.hint().as_deref(), Some("give the sequence to every slot"));
+        plan.graphs[0].stateful = false;
+        States::new(&plan, &[]).unwrap().fork(0, 1).unwrap();
+    }
+
+    /// A block of values that begins and is not filled is cleared, in every head of its slot, and nothing else is.
+    #[test]
+    fn blocks_of_values_begin_empty() {
+        let text = r#"plan 16 {scratch_bytes = 0}
+            model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 36, slots = 2, eos = [], parameters = 1, active_parameters = 1}
+            target "t" {triple = "", cpu = "", features = []}
+            memory 0 "ram" {arena_bytes = 0}
+            state 0 "k" f32[2, 3, 36, 4] keys 4
+            state 1 "v" f32[2, 3, 36, 4] values 4 12"#;
+        let plan = moec_ir::text::parse_plan(text).unwrap();
+        let (head, block) = (36 * 4 * 4, 12 * 4 * 4);
+        let cleared = |rows: &[(u32, usize)]| {
+            let mut states = States::new(&plan, &[]).unwrap();
+            let bytes = states.region.bytes();
+            states.region.part_mut(0, bytes).unwrap().fill(0xff);
+            states.begin(rows.iter().copied()).unwrap();
+            let at = states.values[0].at;
+            let (keys, values) =
+                (states.region.part(0, at).unwrap(), states.region.part(at, 6 * head).unwrap());
+            assert!(keys.iter().all(|&b| b == 0xff));
+            let mut found = Vec::new();
+            for (i, block) in values.chunks(block).enumerate() {
+                let empty = block.iter().all(|&b| b == 0);
+                assert!(empty || block.iter().all(|&b| b == 0xff), "a part of a block");
+                if empty {
+                    found.push((i / 9, i / 3 % 3, i % 3));
+                }
+            }
+            found
+        };
+        let heads = |slot, block| [0, 1, 2].map(|head| (slot, head, block)).to_vec();
+        let run = |from: usize, to: usize| (from..to).map(|pos| (1, pos)).collect::<Vec<_>>();
+        assert_eq!(cleared(&run(0, 5)), heads(1, 0));
+        assert_eq!(cleared(&run(0, 12)), []);
+        assert_eq!(cleared(&run(5, 11)), []);
+        assert_eq!(cleared(&run(3, 25)), heads(1, 2));
+        assert_eq!(cleared(&[(0, 12), (1, 24)]), [heads(0, 1), heads(1, 2)].concat());
+        assert_eq!(cleared(&[(0, 13), (1, 23)]), []);
+    }
+
+    /// What is copied is exactly where tokens that are there lie: every number of theirs is copied, in every order.
+    #[test]
+    fn the_first_tokens_are_the_first_bytes() {
+        let orders = [
+            (CacheOrder::Rows, &[Format::F32][..]),
+            (CacheOrder::Keys { nr: 16 }, &[Format::F32, Format::Bf16, Format::Q8]),
+            (CacheOrder::Values { nr: 8, block: 12 }, &[Format::F32, Format::Bf16, Format::Q8]),
+        ];
+        for (order, formats) in orders {
+            for &format in formats {
+                let state = StateBuf {
+                    name: String::new(),
+                    memory: 0,
+                    shape: [3, 2, 50, 40],
+                    format,
+                    order,
+                    kind: StateKind::Cache,
+                    snapshots: 0,
+                };
+                let whole = state.head().bytes().unwrap();
+                for tokens in [0, 1, 11, 12, 13, 16, 17, 49, 50] {
+                    let (bytes, starts) = heads(&state, 0, 2, tokens).unwrap();
+                    let starts: Vec<_> = starts.collect();
+                    assert_eq!(starts, [(0, 4 * whole), (whole, 5 * whole)]);
+                    let size = match format {
+                        Format::F32 => 4,
+                        Format::Q8 => 1,
+                        _ => 2,
+                    };
+                    let inside = |t: usize, c: usize| {
+                        let place = state.head().place(t, c);
+                        place.at + size <= bytes && place.scale.is_none_or(|s| s + 2 <= bytes)
+                    };
+                    let all = (0..tokens).all(|t| (0..40).all(|c| inside(t, c)));
+                    assert!(all && bytes <= whole, "{order:?} of {format}, {tokens} tokens");
+                }
+                assert!(heads(&state, 0, 2, 51).is_none() && heads(&state, 0, 3, 1).is_none());
+                // What is not stored in the order of positions is copied whole.
+                for kind in [StateKind::Recurrent, StateKind::Ring { window: 4 }] {
+                    let whole = StateBuf { kind, ..state.clone() };
+                    assert_eq!(heads(&whole, 0, 2, 1000).map(|(bytes, _)| bytes), whole.head().bytes());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! Weights that stay on flash: extents of the weight files, read into memory taken beforehand.
+//!
+//! * [`extent`]: which bytes of which file are read and checked together.
+//! * [`buffer`]: the memory that they are read into.
+//! * [`reader`]: one attempt to read one block; [`uring`] and [`threads`] are the two ways to do it, and [`open`] takes one.
+//! * `scheduler`: extents cut into blocks, the urgent ones first; what failed is read again or ends in an
+//!   error that names file and extent.
+//! * [`handle`]: [`Flash`], which does that on a thread of its own, or under virtual time on that of its caller.
+//! * [`measure`]: how fast a disk is by block size, depth and range.
+//!
+//! Invariant: bytes are handed out only after all of them were read and their checksum, where they have one, agreed. Where checksums are turned off,
+//! that holds for extents of which a read has failed on the way.
+
+pub mod buffer;
+pub mod clock;
+pub mod error;
+mod event;
+pub mod extent;
+pub mod files;
+pub mod handle;
+pub mod measure;
+pub mod open;
+mod options;
+mod progress;
+pub mod reader;
+mod scheduler;
+pub mod threads;
+#[cfg(target_os = "linux")]
+pub mod uring;
+
+pub use buffer::{Buffer, Buffers, Class, Loaded};
+pub use clock::{Clock, ManualClock, SystemClock};
+pub use error::{ReadError, ReadFault};
+pub use event::{Event, MAX_PARTS, Priority, Ticket};
+pub use extent::{BLOCK, Extent, ExtentTable, FileEntry, checksum, checksum_after};
+pub use handle::{Flash, Stats, Wrapped};
+pub use options::{Choice, LARGEST_BLOCK, Options, SMALLEST_BLOCK};
+pub use reader::{Done, Read, Reader, Wake};

@@ -1,0 +1,186 @@
+//! Reading experts before they are asked for (HybriMoE, §IV-C).
+//!
+//! The gates of the next layers, applied to this layer's hidden state, give scores; [`prefetch`] weighs what reading an
+//! expert would save against what it keeps waiting. What it needs to know is measured as the model runs: how long a layer
+//! takes without waiting, how fast flash is, and how often such scores are right.
+
+use crate::offload::cache::odds::Odds;
+use crate::offload::cache::prefetch::{self, Candidate, DEPTH, Look, Prefetch};
+use crate::offload::cache::{CachedLayer, Key, Ranking};
+use moec_ir::plan::PagedLayer;
+use std::time::Duration;
+
+/// Weight of the newest of a row of measurements.
+const NEWEST: f64 = 0.1;
+/// Bytes after which flash is known.
+const KNOWN: u64 = 16 << 20;
+
+/// What flash has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Bytes that it has read.
+    pub bytes: u64,
+    /// Time in which it had something to read.
+    pub busy: Duration,
+}
+
+/// What is known, and room to plan.
+#[derive(Default)]
+pub(super) struct Ahead {
+    depth: usize,
+    ranking: Option<Ranking>,
+    /// Experts that were foreseen for each layer and were not in memory, with their places, by layers ahead.
+    foreseen: Vec<[Vec<(u16, usize)>; DEPTH]>,
+    /// How often such experts are asked for, by layers ahead.
+    odds: [Odds; DEPTH],
+    /// Seconds of a layer, waiting aside.
+    layer_seconds: f64,
+    last: Option<(usize, Duration, Duration)>,
+    /// When the first layer asked.
+    began: Option<Duration>,
+    candidates: [Vec<Candidate>; DEPTH],
+    planned: Vec<Prefetch>,
+    keys: Vec<Key>,
+    /// Experts that the routers of a token decoded with few of them would have chosen in full, by layer: what is read first
+    /// if it is decoded again (MoBiLE, §III-B).
+    evicted: Vec<Vec<u16>>,
+    /// Whether these are of the last call, and whether they are of the token that is being decoded again.
+    fresh: bool,
+    again: bool,
+}
+
+impl Ahead {
+    /// For these layers, looking at most `depth` of them ahead.
+    pub(super) fn new(layers: &[CachedLayer], depth: usize) -> Self {
+        let most = layers.iter().map(|l| l.experts).max().unwrap_or(0);
+        let k = layers.iter().map(|l| l.k).max().unwrap_or(0);
+        let room = || std::array::from_fn(|_| Vec::with_capacity(2 * k));
+        Self {
+            depth: depth.min(DEPTH),
+            ranking: Some(Ranking::new(most, 2 * k)),
+            foreseen: layers.iter().map(|_| room()).collect(),
+            odds: std::array::from_fn(|_| Odds::new(2 * k, k)),
+            candidates: std::array::from_fn(|_| Vec::with_capacity(2 * k)),
+            planned: Vec::with_capacity(DEPTH * 2 * k),
+            keys: Vec::with_capacity(DEPTH * 2 * k),
+            evicted: layers.iter().map(|l| Vec::with_capacity(l.k)).collect(),
+            ..Self::default()
+        }
+    }
+
+    /// A layer asks for experts: says how right it was to foresee them, and how long the layer before it took.
+    pub(super) fn asked(&mut self, layer: usize, chosen: &[u16], now: Duration, stalled: Duration) {
+        self.began.get_or_insert(now);
+        if let Some((before, at, had_stalled)) = self.last.replace((layer, now, stalled))
+            && before + 1 == layer
+        {
+            let time =
+                now.saturating_sub(at).saturating_sub(stalled.saturating_sub(had_stalled)).as_secs_f64();
+            self.layer_seconds = if self.layer_seconds > 0.0 { mix(self.layer_seconds, time) } else { time };
+        }
+        let Some(foreseen) = self.foreseen.get_mut(layer) else { return };
+        for (experts, odds) in foreseen.iter_mut().zip(&mut self.odds) {
+            experts.drain(..).for_each(|(expert, place)| odds.learn(place, chosen.contains(&expert)));
+        }
+    }
+
+    /// A layer of a token that is decoded with `k` of its experts asks, `scores` being the router's. Remembers whom a full
+    /// call would ask for, and notices such a call.
+    pub(super) fn little(&mut self, layer: usize, k: usize, shape: PagedLayer, scores: &[f32]) {
+        let (last, full) = (layer + 1 == self.evicted.len(), shape.k as usize);
+        if k < full {
+            let (Some(ranking), Some(evicted)) = (&mut self.ranking, self.evicted.get_mut(layer)) else {
+                return;
+            };
+            evicted.clear();
+            evicted.extend(ranking.of_logits(scores, shape.score).iter().take(full).map(|r| r.0));
+            (self.fresh, self.again) = (last, false);
+            return;
+        }
+        if layer == 0 {
+            self.again = std::mem::take(&mut self.fresh);
+        }
+        self.again &= !last;
+    }
+
+    /// Whom the next layers will ask for, if the token is decoded again.
+    pub(super) fn known(&mut self, layer: usize) -> bool {
+        self.keys.clear();
+        if !self.again {
+            return false;
+        }
+        for ahead in 1..=self.depth {
+            let experts = self.evicted.get(layer + ahead).into_iter().flatten();
+            self.keys.extend(experts.map(|&expert| Key { layer: (layer + ahead) as u16, expert }));
+        }
+        true
+    }
+
+    /// Fills [`Ahead::prefetches`] for a layer whose scores for up to `scores` layers ahead there are.
+    #[allow(clippy::too_many_arguments, reason = "all are read once, from one place")]
+    pub(super) fn plan<'s>(
+        &mut self,
+        layer: usize,
+        scores: usize,
+        shape: &dyn Fn(usize) -> Option<(PagedLayer, u64)>,
+        score: &dyn Fn(usize) -> &'s [f32],
+        resident: &dyn Fn(Key) -> bool,
+        now: Duration,
+        flash: Seen,
+        pending: u64,
+    ) {
+        self.keys.clear();
+        let seconds = flash.busy.as_secs_f64();
+        let Some(ranking) = &mut self.ranking else { return };
+        if flash.bytes < KNOWN || seconds <= 0.0 || self.layer_seconds <= 0.0 {
+            return;
+        }
+        let rate = flash.bytes as f64 / seconds;
+        let mut looks: [Option<Look<'_>>; DEPTH] = [None; DEPTH];
+        let count = scores.min(self.depth);
+        for ahead in 1..=count {
+            let Some((shape, _)) = shape(ahead) else { break };
+            let ranked = ranking.of_logits(score(ahead), shape.score);
+            let candidates = &mut self.candidates[ahead - 1];
+            let odds = &self.odds[ahead - 1];
+            candidates.clear();
+            candidates.extend(ranked.iter().enumerate().map(|(place, &(expert, _))| {
+                let key = Key { layer: (layer + ahead) as u16, expert };
+                Candidate { expert, probability: odds.of(place), resident: resident(key) }
+            }));
+            if let Some(foreseen) = self.foreseen.get_mut(layer + ahead) {
+                let missing = candidates.iter().enumerate().filter(|(_, c)| !c.resident);
+                foreseen[ahead - 1].clear();
+                foreseen[ahead - 1].extend(missing.map(|(place, c)| (c.expert, place)));
+            }
+        }
+        for (ahead, (look, candidates)) in looks.iter_mut().zip(&self.candidates).enumerate().take(count) {
+            let Some((shape, bytes)) = shape(ahead + 1) else { break };
+            let k = (shape.k as usize).max(1);
+            *look = Some(Look {
+                start: (ahead + 1) as f64 * self.layer_seconds + pending as f64 / rate,
+                load: bytes as f64 / rate,
+                compute: self.layer_seconds / k as f64,
+                k,
+                candidates,
+            });
+        }
+        let there = looks.iter().take_while(|l| l.is_some()).count();
+        let looks: [Look<'_>; DEPTH] =
+            looks.map(|l| l.unwrap_or(Look { start: 0.0, load: 0.0, compute: 0.0, k: 0, candidates: &[] }));
+        let wear =
+            self.began.map_or(0.0, |b| (seconds / now.saturating_sub(b).as_secs_f64().max(1e-9)).min(1.0));
+        prefetch::plan(&looks[..there], pending as f64 / rate, wear, &mut self.planned);
+        self.keys
+            .extend(self.planned.iter().map(|p| Key { layer: (layer + p.ahead) as u16, expert: p.expert }));
+    }
+
+    /// What to read, in order.
+    pub(super) fn prefetches(&self) -> &[Key] {
+        &self.keys
+    }
+}
+
+fn mix(old: f64, new: f64) -> f64 {
+    old + NEWEST * (new - old)
+}

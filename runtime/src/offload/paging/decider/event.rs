@@ -1,0 +1,167 @@
+//! What a decider hears, and what it says.
+
+use crate::offload::cache::Key;
+use crate::offload::flash::Priority;
+use crate::offload::paging::ahead::Seen;
+use std::fmt;
+use std::time::Duration;
+
+/// Scores of routers, as the first row of a call has them.
+#[derive(Clone, Copy)]
+pub enum Scores<'a> {
+    /// Looked up where they lie: those of the layer that asks for 0, then of the layers ahead.
+    There(&'a dyn Fn(usize) -> &'a [f32]),
+    /// As they were recorded.
+    Kept(&'a [Vec<f32>]),
+}
+
+impl<'a> Scores<'a> {
+    /// Those of a layer ahead, or of the one that asks; empty where there are none.
+    pub fn of(&self, ahead: usize) -> &'a [f32] {
+        match self {
+            Self::There(score) => score(ahead),
+            Self::Kept(scores) => scores.get(ahead).map_or(&[], Vec::as_slice),
+        }
+    }
+}
+
+impl fmt::Debug for Scores<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scores").finish_non_exhaustive()
+    }
+}
+
+/// A layer asks for its experts.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    /// Layer, counted over those with routed experts.
+    pub layer: usize,
+    /// Rows of the call.
+    pub rows: usize,
+    /// Experts per token of the call.
+    pub k: usize,
+    /// Experts in the order of the dispatch table; what the layer does not have is passed over.
+    pub active: &'a [i32],
+    /// Experts of the layer that other units compute, which hold them: whoever is in memory has been used.
+    pub beside: &'a [i32],
+    /// Layers whose scores there are, its own first.
+    pub scored: usize,
+    /// These scores.
+    pub scores: Scores<'a>,
+    /// Time in which whoever computes has waited for flash, since the start.
+    pub stalled: Duration,
+    /// What flash has done.
+    pub flash: Seen,
+}
+
+/// What happens: all that a decider knows.
+#[derive(Clone, Copy, Debug)]
+pub enum Event<'a> {
+    /// A layer asks for its experts.
+    Asked(Asked<'a>),
+    /// Anything else.
+    News(News),
+}
+
+/// What happens to frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum News {
+    /// The run begins.
+    Began,
+    /// A part of the expert that is read into a frame is there, and others are not yet.
+    Arrived {
+        /// Frame.
+        frame: u32,
+        /// 0: gate and up; 1: down.
+        part: u8,
+    },
+    /// All that was to be read into a frame is there.
+    Done {
+        /// Frame.
+        frame: u32,
+    },
+    /// What was to be read into a frame cannot be read. The frame is not free yet.
+    Failed {
+        /// Frame.
+        frame: u32,
+    },
+    /// The last read into a frame whose read failed or was given up has ended.
+    Released {
+        /// Frame.
+        frame: u32,
+    },
+    /// A part of an expert that only passes through has been computed.
+    Computed {
+        /// Place of the expert in [`super::Decider::order`].
+        at: usize,
+        /// Part.
+        part: u8,
+    },
+}
+
+/// What is to be done, in the order in which it was decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// An expert is to be read. [`Decision::Load`] follows when a frame is free.
+    Want {
+        /// Expert.
+        key: Key,
+        /// The first of its parts that is read.
+        first: u8,
+        /// How many.
+        parts: u8,
+        /// [`Priority::Prefetch`]: nobody has asked for it yet.
+        priority: Priority,
+        /// Whether it only passes through: the cache does not keep it.
+        passes: bool,
+    },
+    /// A read begins, into a frame that is free.
+    Load {
+        /// Frame.
+        frame: u32,
+        /// Expert.
+        key: Key,
+        /// The first of its parts that is read.
+        first: u8,
+        /// How many.
+        parts: u8,
+        /// How urgent it is.
+        priority: Priority,
+    },
+    /// What is being read ahead is needed now.
+    Hurry {
+        /// Frame.
+        frame: u32,
+        /// Expert.
+        key: Key,
+    },
+    /// A part of an expert may be used.
+    Use {
+        /// Frame.
+        frame: u32,
+        /// Expert.
+        key: Key,
+        /// Part.
+        part: u8,
+        /// The first part that lies in the frame.
+        first: u8,
+    },
+    /// An expert goes.
+    Evict {
+        /// Expert.
+        key: Key,
+        /// The frame that it leaves; none if it had none yet.
+        frame: Option<u32>,
+        /// Whether it was still being read: the frame is free when that has ended.
+        reading: bool,
+    },
+    /// An expert could not be read, and what has come of it may not be used.
+    Lost {
+        /// Frame.
+        frame: u32,
+        /// Expert.
+        key: Key,
+        /// Whether somebody waits for it: the call has to end.
+        asked: bool,
+    },
+}

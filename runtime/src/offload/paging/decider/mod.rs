@@ -1,0 +1,340 @@
+//! Who holds which frame, who is read next, who goes: decided, and nothing done.
+//!
+//! A [`Decider`] hears events, each with the time, and says what is to be done. It reads no byte, waits for nobody, holds no
+//! lock and looks at no clock: its decisions are a function of what it has heard ([`Event`] is all of it). So the pager, which
+//! reads and waits (`pager`), a replay of what it has heard (`journal`), and a simulation on modelled units (`simulate`) are
+//! told the same for the same.
+//!
+//! * `event`: what it hears and says.
+//! * `ask`: a layer asks for its experts, and for those of the next layers.
+//! * `guests`: experts that were read ahead for one layer.
+//! * `reads`: what is to be read, what is being read, and what became of it.
+//!
+//! The cache decides who stays ([`Cache::step`]); a decider gives frames to whoever is read. Nothing here allocates after
+//! [`Decider::new`].
+
+mod ask;
+mod event;
+mod guests;
+mod reads;
+#[cfg(test)]
+mod tests;
+
+pub use super::ahead::Seen;
+pub use event::{Asked, Decision, Event, News, Scores};
+
+use super::ahead::Ahead;
+use crate::error::{Error, Result};
+use crate::offload::cache::{self, Cache, CachedLayer, ExpertIndex, Key, Ranking, Setting};
+use crate::offload::flash::Priority;
+use moec_ir::plan::{self, PagedLayer};
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// Bits of an expert whose two parts are there.
+const WHOLE: u8 = 3;
+
+/// Experts of a layer.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    /// Number of its first expert.
+    first: usize,
+    shape: PagedLayer,
+    /// Bytes of an expert.
+    bytes: u64,
+}
+
+/// Where an expert is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Held {
+    /// On flash.
+    #[default]
+    No,
+    /// To be read as soon as a frame is free.
+    Wanted,
+    /// Being read into a frame.
+    Reading(u32),
+    /// In a frame.
+    Here(u32),
+}
+
+/// A read that is to be started: `parts` of an expert from `first` on.
+#[derive(Clone, Copy, Debug)]
+struct Want {
+    id: usize,
+    first: u8,
+    parts: u8,
+}
+
+/// What a frame is for.
+#[derive(Clone, Copy, Debug, Default)]
+enum Frame {
+    #[default]
+    Free,
+    /// Somebody is read into it.
+    Reading(Want),
+    /// Somebody lies in it.
+    Full,
+    /// A read that failed or was given up may still write to it.
+    Draining,
+}
+
+/// Why an expert is read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Why {
+    /// A step has asked for it.
+    #[default]
+    Asked,
+    /// It is one of those that the cache begins with.
+    Start,
+    /// A later layer may ask for it.
+    Guessed,
+}
+
+/// An expert of the layer that has asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// Place in the dispatch table.
+    pub place: usize,
+    /// Number of the expert, counted through the layers.
+    pub id: usize,
+    /// Whether it only passes through.
+    pub passes: bool,
+}
+
+/// What was decided so far, in numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Experts that were asked for and in memory, or on their way.
+    pub hits: u64,
+    /// Experts that were asked for and had to be read.
+    pub misses: u64,
+    /// Of those that were there: read ahead, and asked for as foreseen.
+    pub foreseen: u64,
+    /// Experts that were read ahead.
+    pub ahead: u64,
+    /// Misses that the cache did not keep.
+    pub streamed: u64,
+    /// Experts that the cache began with and that were there before anybody asked for them.
+    pub preloaded: u64,
+}
+
+/// What a decider needs to know beside the plan.
+#[derive(Clone, Copy, Debug)]
+pub struct How<'a> {
+    /// Bytes of an expert, by layer.
+    pub bytes: &'a [u64],
+    /// Layers ahead whose experts are read before they are asked for.
+    pub ahead: usize,
+    /// Whether the cache begins with what recorded routing used most.
+    pub preload: bool,
+}
+
+/// Decides.
+pub struct Decider {
+    places: Vec<Place>,
+    /// Layer and index of every expert.
+    keys: Vec<Key>,
+    /// Who is pinned, in the order of the plan, and how often recorded routing used everybody.
+    pinned: Vec<Key>,
+    uses: Vec<u32>,
+    spare: usize,
+    foresees: bool,
+    /// Experts that live in other memories, ascending.
+    elsewhere: Vec<Key>,
+    cache: Cache,
+    ranking: Ranking,
+    /// By number of the expert: where it is, and which of its parts may be used.
+    held: Vec<Held>,
+    parts: Vec<u8>,
+    frames: Vec<Frame>,
+    /// Those that are free; the last is taken first.
+    free: Vec<u32>,
+    /// To be read now, and ahead.
+    queues: [VecDeque<Want>; 2],
+    events: Vec<cache::Event>,
+    chosen: Vec<u16>,
+    /// Why it was read, until somebody asks for it; by number.
+    why: Vec<Why>,
+    /// Who was read ahead and is not the cache's.
+    guests: Vec<usize>,
+    /// Experts of the last layer that pass through, and whether they are too many: then each is read in two parts.
+    streams: usize,
+    split: bool,
+    order: Vec<Turn>,
+    /// Where gate and up are computed, by place in the order; and the first place where they are not.
+    passed: Vec<bool>,
+    next: usize,
+    ahead: Ahead,
+    /// Whether somebody who was asked for could not be read.
+    broken: bool,
+    counts: Counts,
+    out: Vec<Decision>,
+}
+
+impl Decider {
+    /// For the experts and frames of a plan.
+    ///
+    /// # Errors
+    /// [`Error::Plan`] for a policy that is not known, a pinned expert that there is not, or no layers.
+    pub fn new(paging: &plan::Paging, how: How<'_>) -> Result<Self> {
+        let wrong = |e: &dyn std::fmt::Display| Error::Plan(e.to_string());
+        // Of one size each: what counts is frames.
+        let layer = |l: &PagedLayer| CachedLayer { experts: l.experts as usize, k: l.k as usize, bytes: 1 };
+        let layers: Vec<CachedLayer> = paging.layers.iter().map(layer).collect();
+        let experts = ExpertIndex::new(&layers).map_err(|e| wrong(&e))?;
+        let setting: Setting = paging.policy.parse().map_err(|e| wrong(&e))?;
+        let key = |&(layer, expert): &(u32, u32)| {
+            Some(Key { layer: layer.try_into().ok()?, expert: expert.try_into().ok()? })
+        };
+        let pinned: Option<Vec<Key>> = paging.pinned.iter().map(key).collect();
+        let pinned = pinned.ok_or_else(|| wrong(&"a pinned expert that there is not"))?;
+        let cache = Cache::with_pinned(&experts, u64::from(paging.frames), &setting, &pinned);
+        let cache = cache.map_err(|e| wrong(&e))?;
+        let (mut places, mut keys) = (Vec::new(), Vec::new());
+        for (i, &shape) in paging.layers.iter().enumerate() {
+            places.push(Place { first: keys.len(), shape, bytes: how.bytes.get(i).copied().unwrap_or(0) });
+            keys.extend((0..shape.experts).map(|e| Key { layer: i as u16, expert: e as u16 }));
+        }
+        let most = layers.iter().map(|l| l.experts).max().unwrap_or(0);
+        let count = keys.len();
+        let frames = paging.frames.saturating_add(paging.spare);
+        Ok(Self {
+            places,
+            keys,
+            pinned,
+            uses: if how.preload { paging.uses.clone() } else { Vec::new() },
+            spare: paging.spare as usize,
+            foresees: how.ahead > 0,
+            ranking: Ranking::new(most, cache.depth()),
+            cache,
+            held: vec![Held::No; count],
+            parts: vec![0; count],
+            frames: vec![Frame::Free; frames as usize],
+            free: (0..frames).rev().collect(),
+            elsewhere: paging.elsewhere.iter().filter_map(key).collect(),
+            queues: std::array::from_fn(|_| VecDeque::with_capacity(2 * count)),
+            events: Vec::with_capacity(4 * most),
+            chosen: Vec::with_capacity(most),
+            why: vec![Why::Asked; count],
+            guests: Vec::with_capacity(paging.spare as usize),
+            streams: 0,
+            split: false,
+            order: Vec::with_capacity(most),
+            passed: vec![false; most],
+            next: 0,
+            ahead: Ahead::new(&layers, how.ahead),
+            broken: false,
+            counts: Counts::default(),
+            // An expert goes and another one comes, twice over.
+            out: Vec::with_capacity(4 * count),
+        })
+    }
+
+    /// Hears what happens at a moment, and says what is to be done. Time never runs backwards.
+    ///
+    /// # Errors
+    /// [`Error::Plan`] for a layer of the cache that there is not.
+    pub fn hear(&mut self, now: Duration, event: Event<'_>) -> Result<&[Decision]> {
+        self.out.clear();
+        match event {
+            Event::Asked(asked) => self.asked(now, asked)?,
+            Event::News(news) => match news {
+                News::Began => self.begin(),
+                News::Arrived { frame, part } => self.arrived(frame, part),
+                News::Done { frame } => self.done(frame),
+                News::Failed { frame } => self.failed(frame),
+                News::Released { frame } => self.released(frame),
+                News::Computed { at, part } => self.computed(at, part),
+            },
+        }
+        Ok(&self.out)
+    }
+
+    /// What was said to the last event.
+    pub fn said(&self) -> &[Decision] {
+        &self.out
+    }
+
+    /// The experts of the layer that has asked last, in the order in which they are computed.
+    pub fn order(&self) -> &[Turn] {
+        &self.order
+    }
+
+    /// Whether more of them pass through than there are spare frames: then each is read twice, one part at a time.
+    pub fn split(&self) -> bool {
+        self.split
+    }
+
+    /// Experts of the layer that has asked last.
+    pub fn chosen(&self) -> &[u16] {
+        &self.chosen
+    }
+
+    /// Whether a part of an expert may be used.
+    pub fn is_ready(&self, id: usize, part: usize) -> bool {
+        self.parts.get(id).is_some_and(|parts| parts & (1 << part) != 0)
+    }
+
+    /// Whether somebody who was asked for could not be read: the call has to end, and the next one begins anew.
+    pub fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    /// Whether the cache keeps an expert.
+    pub fn keeps(&self, key: Key) -> bool {
+        self.cache.contains(key)
+    }
+
+    /// What was decided so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Layer and expert of every number.
+    pub fn keys(&self) -> &[Key] {
+        &self.keys
+    }
+
+    /// Experts that the cache holds at most.
+    pub fn capacity(&self) -> u64 {
+        self.cache.capacity()
+    }
+
+    /// Pinned experts, in the order of the plan, then as many others as the cache holds, by their recorded uses: the hottest
+    /// first. They are read behind whatever a step asks for; whoever is not there when a step needs it is read as any other
+    /// expert.
+    fn begin(&mut self) {
+        for at in 0..self.pinned.len() {
+            // Their frames are set aside, so that nobody goes.
+            if matches!(self.cache.ahead(self.pinned[at], |_| {}), Ok(true)) {
+                self.begin_with(self.pinned[at]);
+            }
+        }
+        let uses = std::mem::take(&mut self.uses);
+        let mut hottest = Vec::new();
+        if !uses.is_empty() {
+            self.cache.warm(&uses, |key| hottest.push(key));
+        }
+        for key in hottest {
+            self.begin_with(key);
+        }
+        self.pump();
+    }
+
+    /// Nobody has asked for it: a read that fails is nobody's error, and is done again on demand.
+    fn begin_with(&mut self, key: Key) {
+        let id = self.id(key);
+        self.why[id] = Why::Start;
+        self.want(Want { id, first: 0, parts: 2 }, Priority::Prefetch, false);
+    }
+
+    /// Number of an expert, counted through the layers.
+    pub fn id(&self, key: Key) -> usize {
+        self.places.get(usize::from(key.layer)).map_or(0, |p| p.first) + usize::from(key.expert)
+    }
+
+    fn place(&self, id: usize) -> &Place {
+        &self.places[usize::from(self.keys[id].layer)]
+    }
+}

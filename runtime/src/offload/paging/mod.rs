@@ -1,0 +1,334 @@
+//! Experts on flash, as a store and as a unit: the steps of a plan find them in memory when they need them.
+//!
+//! * [`decider`]: which frame holds whom, what is read next, and who goes. It follows a [`crate::offload::cache::Cache`], and does
+//!   nothing itself. `ahead`: which experts of the next layers are read before they are asked for.
+//! * `desk`: what is decided is carried out, on flash; [`journal`]: and written down.
+//! * `pager`: who may be used, for lanes that compute. `stage`: the experts of one layer in one call, in the order in which they
+//!   are computed.
+//! * `neurons`: instead of whole experts, neurons one by one.
+//! * [`units`]: what units are taken to do, under virtual time.
+//!
+//! Memory has three regions: weights outside of experts, which are mapped; pinned experts, which are read when the store is
+//! opened and stay; and frames that a policy shares among the other experts.
+//!
+//! Between the steps of a layer (PowerInfer-2, §4.3): `fetch` tells the pager whom the router chose. What is in memory is
+//! computed first, the others as they arrive; gate and up of an expert are multiplied while its down matrix is still on its
+//! way. Nobody waits for all: a lane that takes an expert waits for that expert.
+
+mod ahead;
+pub mod decider;
+pub mod desk;
+pub mod journal;
+mod neurons;
+mod options;
+mod pager;
+mod stage;
+mod tables;
+pub mod units;
+
+use crate::bundle::program::Program;
+use crate::error::{Error, Result};
+use crate::exec::builtin::scores as scores_of;
+use crate::exec::timeline::Timeline;
+use crate::exec::unit::{Half, Lane, Launch, StepFault};
+use crate::offload::flash::files::Files;
+use crate::offload::flash::{self, Buffers, Class, Extent, ExtentTable, FileEntry, Flash, SystemClock};
+use crate::platform::cpu;
+use crate::platform::memory::Addr;
+use crate::weights::store::{BundleFiles, CheckLevel, MappedStore, Store};
+use moec_ir::op::DispatchLayout;
+use moec_ir::plan::{self, Segment};
+use neurons::NeuronPager;
+use pager::Asked;
+use std::borrow::Cow;
+use std::path::Path;
+use std::sync::Arc;
+use tables::Tables;
+
+pub use journal::Journal;
+pub use options::{Paging, Wrap};
+pub(crate) use pager::{Above, Pager};
+pub use pager::{Report, Used};
+pub use units::Units;
+
+/// Weights outside of experts mapped, experts on flash.
+pub(crate) struct PagedStore {
+    mapped: MappedStore,
+    tables: Arc<Tables>,
+    /// Layer and part of every segment that stays on flash.
+    halves: Vec<Option<Half>>,
+    bytes: u64,
+}
+
+// SAFETY: the mapped store keeps its promise; tables are allocated once, with as many addresses as the segment has matrices,
+// and an address is entered when its bytes have been read into a frame, which is 4096-aligned and stays until the pager is
+// told that the step is over.
+unsafe impl Store for PagedStore {
+    fn segment(&self, index: u32) -> Option<Addr> {
+        self.mapped.segment(index)
+    }
+
+    fn matrices(&self, index: u32) -> Option<Addr> {
+        match self.halves.get(index as usize).copied().flatten() {
+            Some(half) => Some(self.tables.address(half)),
+            None => self.mapped.matrices(index),
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+/// Opens what a program with [`plan::Plan::paging`] needs: its store, and who knows when an expert is there.
+///
+/// # Errors
+/// As [`MappedStore::open`]; a policy that is not known, memory refused, or a weight file that cannot be read.
+pub(crate) fn open(
+    program: &Program,
+    files: &BundleFiles,
+    check: CheckLevel,
+    options: &Paging,
+) -> Result<(PagedStore, OnFlash)> {
+    let paging = on_flash(program)?;
+    let mut halves: Vec<Option<Half>> = vec![None; program.segments.len()];
+    for (layer, l) in paging.layers.iter().enumerate() {
+        for (part, &i) in [l.gate_up, l.down].iter().enumerate() {
+            // Gates by themselves are resident.
+            if let Some(half) = halves.get_mut(i as usize).filter(|_| part == 1 || !paging.by_neurons()) {
+                *half = Some(Half { layer, part });
+            }
+        }
+    }
+    let table = Arc::new(table(program, files)?);
+    let (here, brought) = (program.segments_of(0), program.segments_to_bring());
+    let wanted = |i: u32| halves[i as usize].is_none() && (here.contains(&i) || brought.contains(&i));
+    let mapped = MappedStore::of(program, files, check, &wanted)?;
+    let paging = under(program, paging, options.budget)?;
+    let count = paging.frames.saturating_add(paging.spare);
+    let class = if paging.by_neurons() {
+        neurons::class(program, &paging)?
+    } else {
+        Class { bytes: paging.frame_bytes, count }
+    };
+    let buffers = Buffers::new(&[class])?;
+    let how = flash::Options { block_bytes: paging.block_bytes, ..options.flash };
+    let wrap = |reader| match options.wrap {
+        Some(wrap) => (wrap.0)(reader),
+        None => reader,
+    };
+    let flash = match options.units {
+        None => Flash::with_reader(table, buffers, &how, Arc::new(SystemClock::default()), wrap)?,
+        Some(units) => Flash::on_caller(table, buffers, &how, &|bytes| units.device(bytes), Some(&wrap))?,
+    };
+    let matrices = |l: &plan::PagedLayer| {
+        if paging.by_neurons() { [0, neurons::addresses(program, l)] } else { [l.experts as usize; 2] }
+    };
+    let tables = Arc::new(Tables::new(paging.layers.iter().map(matrices)));
+    let pager = if paging.by_neurons() {
+        let pager = NeuronPager::new((program, files), &paging, flash, Arc::clone(&tables), options)?;
+        OnFlash::Neurons(Arc::new(pager))
+    } else {
+        OnFlash::Experts(Arc::new(Pager::new(program, &paging, flash, Arc::clone(&tables), options)?))
+    };
+    let own = |(i, s): (u32, &Segment)| here.contains(&i).then_some(s.bytes);
+    let bytes = (0..).zip(&program.segments).filter_map(own).sum();
+    Ok((PagedStore { mapped, tables, halves, bytes }, pager))
+}
+
+/// Who knows what of the experts is in memory.
+#[derive(Clone)]
+pub(crate) enum OnFlash {
+    /// Whole experts are read.
+    Experts(Arc<Pager>),
+    /// Up and down of neurons are read.
+    Neurons(Arc<NeuronPager>),
+}
+
+impl OnFlash {
+    /// What was done so far.
+    pub(crate) fn report(&self) -> Report {
+        match self {
+            Self::Experts(pager) => pager.report(),
+            Self::Neurons(pager) => pager.report(),
+        }
+    }
+
+    /// Writes down from now on what is waited for. Once only.
+    pub(crate) fn watch(&self, timeline: Arc<Timeline>) {
+        match self {
+            Self::Experts(pager) => pager.watch(timeline),
+            Self::Neurons(pager) => pager.watch(timeline),
+        }
+    }
+
+    /// A lane's share of a step over the active experts: `call` runs a range of its items.
+    pub(crate) fn run(&self, half: Half, launch: &Launch<'_>, lane: Lane, call: &dyn Fn(usize, usize)) {
+        match self {
+            Self::Experts(pager) => pager.run(half, launch, lane, call),
+            Self::Neurons(pager) => pager.run(half, launch, lane, call),
+        }
+    }
+}
+
+/// Neurons of all experts of a layer.
+fn neurons_of(program: &Program, layer: &plan::PagedLayer) -> usize {
+    let (experts, inter, _) = program.segments.get(layer.down as usize).map_or((0, 0, 0), Segment::extents);
+    experts as usize * inter as usize
+}
+
+/// What the plan says of experts on flash.
+fn on_flash(program: &Program) -> Result<&plan::Paging> {
+    program.paging.as_ref().ok_or_else(|| Error::Plan("no experts on flash".to_owned()))
+}
+
+/// The same under another budget: fewer or more experts stay in memory, and under a smaller one fewer are pinned.
+///
+/// # Errors
+/// [`Error::Budget`] for one that cannot work, with the smallest that can.
+fn under<'a>(
+    program: &Program,
+    paging: &'a plan::Paging,
+    budget: Option<u64>,
+) -> Result<Cow<'a, plan::Paging>> {
+    let Some(budget) = budget else { return Ok(Cow::Borrowed(paging)) };
+    let fixed = paging.resident.saturating_add(paging.process);
+    let spare = u64::from(paging.spare);
+    let frames = budget.saturating_sub(fixed).checked_div(paging.frame_bytes).unwrap_or(0);
+    // Frames of each expert; one expert must fit.
+    let of_one = |l: &plan::PagedLayer| match paging.neurons {
+        0 => 1,
+        each => (neurons_of(program, l) / (l.experts.max(1) as usize)).div_ceil(each as usize) as u64,
+    };
+    let most = paging.layers.iter().map(of_one).max().unwrap_or(1);
+    let frames = frames.checked_sub(spare).filter(|&f| f >= most).ok_or(Error::Budget {
+        budget,
+        least: fixed.saturating_add((spare + most).saturating_mul(paging.frame_bytes)),
+    })?;
+    let all: u64 = paging.layers.iter().map(|l| u64::from(l.experts) * of_one(l)).sum();
+    let frames = u32::try_from(frames.min(all)).unwrap_or(u32::MAX);
+    let pinned = still_pinned(paging, frames).to_vec();
+    Ok(Cow::Owned(plan::Paging { budget, frames, pinned, ..paging.clone() }))
+}
+
+/// Who stays pinned with other frames: the hottest, in fewer frames the same share of them.
+fn still_pinned(paging: &plan::Paging, frames: u32) -> &[(u32, u32)] {
+    let all = paging.pinned.len() as u64;
+    let share = all * u64::from(frames.min(paging.frames)) / u64::from(paging.frames.max(1));
+    paging.pinned.get(..share as usize).unwrap_or_default()
+}
+
+/// Every matrix of every expert: by layer, expert, and part.
+fn table(program: &Program, opened: &BundleFiles) -> Result<ExtentTable> {
+    let paging = on_flash(program)?;
+    let segment = |i: u32| {
+        program.segments.get(i as usize).ok_or_else(|| Error::Plan(format!("there is no segment {i}")))
+    };
+    let (mut files, mut extents) = (Vec::new(), Vec::new());
+    if paging.by_neurons() {
+        for (i, expert, skip, bytes) in neurons::units(program)? {
+            let whole = extent((program, opened), segment(i)?, expert, None, &mut files)?;
+            extents.push(Extent { offset: whole.offset + skip, bytes, ..whole });
+        }
+        return ExtentTable::new(files.into_iter().map(|(_, entry)| entry).collect(), extents);
+    }
+    let mut checksums = paging.checksums.iter();
+    for l in &paging.layers {
+        for expert in 0..l.experts {
+            for i in [l.gate_up, l.down] {
+                let crc32c = checksums.next().copied().unwrap_or(0);
+                extents.push(extent((program, opened), segment(i)?, expert, Some(crc32c), &mut files)?);
+            }
+        }
+    }
+    ExtentTable::new(files.into_iter().map(|(_, entry)| entry).collect(), extents)
+}
+
+/// Threads of a run: as asked for, else as many as there are cores, up to those that the budget is for.
+///
+/// # Errors
+/// More were asked for than the budget is for.
+pub(crate) fn threads(program: &Program, requested: Option<usize>) -> Result<usize> {
+    let found = cpu::threads(requested)?;
+    let most = program.paging.as_ref().map_or(usize::MAX, |p| p.threads as usize);
+    let asked = requested.is_some() || std::env::var("MOEC_THREADS").is_ok_and(|v| !v.is_empty());
+    if asked && found > most { Err(Error::Threads { found, most }) } else { Ok(found.min(most)) }
+}
+
+/// Which reader a run here would take, for people: found by opening it.
+///
+/// # Errors
+/// A program without experts on flash, or files that cannot be opened.
+pub(crate) fn reader(program: &Program, bundle: &Path) -> Result<String> {
+    let block_bytes = program.paging.as_ref().map_or(flash::LARGEST_BLOCK, |p| p.block_bytes);
+    let options = flash::Options { block_bytes, ..usual_flash()? };
+    let files =
+        Arc::new(Files::open(&table(program, &BundleFiles::open(program, bundle)?)?, options.direct)?);
+    let buffers = Buffers::new(&[Class { bytes: flash::BLOCK, count: 1 }])?;
+    Ok(flash::open::reader(&files, &buffers, &options)?.describe())
+}
+
+/// One matrix of an expert. Files are numbered in the order in which extents name them.
+fn extent(
+    (program, opened): (&Program, &BundleFiles),
+    segment: &Segment,
+    expert: u32,
+    crc32c: Option<u32>,
+    files: &mut Vec<(u32, FileEntry)>,
+) -> Result<Extent> {
+    let wrong = || Error::Plan("an expert lies outside of its file".to_owned());
+    let known = files.iter().position(|(f, _)| *f == segment.file);
+    let file = known.unwrap_or(files.len());
+    if known.is_none() {
+        let info = program.files.get(segment.file as usize).ok_or_else(wrong)?;
+        let of = opened.get(segment.file)?;
+        let (path, identity) = (of.path.clone(), of.identity()?);
+        files.push((segment.file, FileEntry { path, bytes: info.bytes, cached: false, identity }));
+    }
+    let offset = segment.matrix_offset(expert);
+    let bytes = segment.matrix_bytes().ok_or_else(wrong)?;
+    Ok(Extent { file: file as u32, offset: offset.ok_or_else(wrong)?, bytes, crc32c })
+}
+
+impl Pager {
+    /// Asks for the experts of a dispatch table; other units compute those `beside` it.
+    ///
+    /// # Safety
+    /// As [`crate::exec::unit::Unit::submit`]; no other lane runs this step.
+    pub(crate) unsafe fn ask(
+        &self,
+        launch: &Launch<'_>,
+        lane: Lane,
+        layer: usize,
+        [rows, k]: [usize; 2],
+        strides: &[u32],
+        beside: &[i32],
+    ) {
+        let (Some((table, scores)), Some((experts, _))) = (launch.args.split_last(), self.shape(layer))
+        else {
+            return;
+        };
+        let layout = DispatchLayout { rows, k, experts };
+        // SAFETY: the verifier has found the whole table there, aligned; the step that writes it has ended.
+        let table = unsafe { std::slice::from_raw_parts(table.of::<i32>(), layout.words()) };
+        let active = usize::try_from(table[0]).unwrap_or(0).min(experts);
+        let active = &table[layout.expert()..][..active];
+        let score = |i: usize, row: usize| -> &[f32] {
+            let Some((experts, _)) = self.shape(layer + i) else { return &[] };
+            // SAFETY: the verifier has found `n` rows of so many experts, as far apart; nobody writes them now.
+            unsafe { scores_of(launch, strides, i, row, experts) }
+        };
+        let asked = Asked { layer, active, beside, rows: launch.n, k, scores: scores.len(), lanes: lane.of };
+        if let Err(e) = self.fetch(asked, &score) {
+            launch.fail(StepFault::Flash(e));
+        }
+    }
+}
+
+/// How flash is read when nobody says otherwise: `MOEC_FLASH` names the reader.
+///
+/// # Errors
+/// A reader that is not known.
+pub(crate) fn usual_flash() -> Result<flash::Options> {
+    Ok(flash::Options { reader: flash::Choice::from_env()?, ..flash::Options::default() })
+}

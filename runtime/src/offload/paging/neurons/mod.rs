@@ -1,0 +1,367 @@
+//! Neurons on flash, for whoever computes: up and down of those that a token wakes, and of no others (PowerInfer-2, §4.2 to
+//! §4.4).
+//!
+//! Gates are resident. A step behind them lists who is awake; `wake` takes the lists, and asks the cache for what was read
+//! together with these neurons, a *unit*. What is missing is read into a few buffers and copied from there to frames, without
+//! what pads it on flash. Lanes compute what is there first, the others as they arrive: up of one block of neurons while those
+//! of the next are on their way. Who computes when depends on the disk; results do not: sums over neurons are taken in the order of
+//! the lists, when all of an expert's are there.
+//!
+//! Who stays is decided by [`Segmented`], without regions of its own for hot neurons: what was used longest ago goes, and
+//! nothing that the step needs. Where a step needs more than there are frames (a prompt needs all neurons of its experts) it goes
+//! in waves, as many experts at a time as fit; down takes them in reverse, and finds in memory what up has used last.
+//!
+//! * `stage`: the experts of one layer in one call; `state`: what is held, and what is on its way; `scales`: those that lie by
+//!   themselves, which are resident.
+
+mod scales;
+mod stage;
+mod state;
+
+use super::pager::Report;
+use super::tables::Tables;
+use super::{Paging, on_flash};
+use crate::bundle::program::Program;
+use crate::error::{Error, Result};
+use crate::exec::timeline::{Timeline, What};
+use crate::exec::unit::{Half, Lane, Launch, StepFault};
+use crate::offload::flash::{Class, Event, Flash, Priority};
+use crate::offload::neurons::{Regions, Segmented, Shape};
+use crate::platform::memory::{Addr, Region};
+use crate::weights::store::BundleFiles;
+use moec_ir::bundle::{BLOCK, Bundle};
+use moec_ir::op::DispatchLayout;
+use moec_ir::plan;
+use moec_ir::plan::{Grid, Segment};
+use stage::{Item, Needs};
+use state::State;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a lane waits for news before it looks whether another lane has taken them.
+const NEWS: Duration = Duration::from_micros(200);
+
+/// Reads that are under way at once, at most. The plan's spare frames have room for their buffers.
+const READS: u64 = 64;
+
+/// Experts of a layer.
+#[derive(Clone, Copy, Debug)]
+struct Layer {
+    /// Number of its first expert, counted over all layers.
+    first: u32,
+    experts: usize,
+    /// Neurons of an expert.
+    inter: usize,
+    /// Its first extent.
+    extent: u32,
+    /// Units of an expert.
+    units: u32,
+}
+
+/// How neurons lie.
+#[derive(Clone, Copy, Debug)]
+struct Lie {
+    /// Neurons of a unit.
+    each: usize,
+    /// Bytes of up and down of one, in memory and from one to the next on flash.
+    bytes: usize,
+    pitch: usize,
+    /// Units of an expert, the most of all layers: units are numbered as if all experts had so many.
+    units: u32,
+    /// Addresses of a neuron in the tables.
+    addresses: usize,
+}
+
+impl Lie {
+    fn unit_bytes(self) -> u64 {
+        (self.bytes * self.each) as u64
+    }
+}
+
+/// Neurons on flash and in frames.
+pub(crate) struct NeuronPager {
+    flash: Flash,
+    layers: Vec<Layer>,
+    lie: Lie,
+    state: Mutex<State>,
+    // Held so that the addresses in the tables stay valid.
+    _scales: Region,
+    report: Report,
+    /// Nanoseconds that the first lane has waited.
+    stalled: AtomicU64,
+    timeline: OnceLock<Arc<Timeline>>,
+}
+
+/// Bytes of the buffers that units are read into: what the plan's spare frames are for.
+pub(super) fn class(program: &Program, paging: &plan::Paging) -> Result<Class> {
+    let bytes = bundle(program, paging)?.rest_pitch() as u64 * u64::from(paging.neurons);
+    let spare = u64::from(paging.spare).saturating_mul(paging.frame_bytes);
+    let count = spare.checked_div(bytes).unwrap_or(0).clamp(1, READS);
+    Ok(Class { bytes, count: count as u32 })
+}
+
+/// The bundle that all layers have parts of.
+fn bundle(program: &Program, paging: &plan::Paging) -> Result<Bundle> {
+    let segment = paging.layers.first().and_then(|l| program.segments.get(l.down as usize));
+    segment.and_then(Segment::rests).ok_or_else(|| Error::Plan("neurons of no segment".to_owned()))
+}
+
+/// Addresses that the table of a layer has.
+pub(super) fn addresses(program: &Program, layer: &plan::PagedLayer) -> usize {
+    let segment = program.segments.get(layer.down as usize);
+    let each = segment.and_then(Segment::rests).map_or(1, Bundle::rest_addresses);
+    super::neurons_of(program, layer) * each
+}
+
+impl NeuronPager {
+    /// Over flash whose table is that of [`super::table`].
+    ///
+    /// # Errors
+    /// Memory refused, neurons that cannot be numbered, scales that cannot be read.
+    pub(super) fn new(
+        (program, files): (&Program, &BundleFiles),
+        paging: &plan::Paging,
+        flash: Flash,
+        tables: Arc<Tables>,
+        options: &Paging,
+    ) -> Result<Self> {
+        let bundle = bundle(program, paging)?;
+        let each = paging.neurons as usize;
+        let (mut layers, mut first, mut extent) = (Vec::new(), 0, 0);
+        for l in &paging.layers {
+            let inter = program.segments.get(l.down as usize).map_or(0, |s| s.extents().1) as usize;
+            let units = inter.div_ceil(each.max(1)) as u32;
+            layers.push(Layer { first, experts: l.experts as usize, inter, extent, units });
+            first += l.experts;
+            extent += l.experts * units;
+        }
+        let units = layers.iter().map(|l| l.units).max().unwrap_or(1);
+        let (bytes, pitch, addresses) = (bundle.rest_bytes(), bundle.rest_pitch(), bundle.rest_addresses());
+        let lie = Lie { each, bytes, pitch, units, addresses };
+        let shape =
+            Shape { matrices: first, neurons: units, cluster: units, gate: lie.unit_bytes(), rest: 0 };
+        let cold = lie.unit_bytes().saturating_mul(paging.frames.into());
+        let cache = Segmented::new(shape, Regions { fixed: 0, hot: 0, cold })
+            .map_err(|e| Error::Plan(e.to_string()))?;
+        let frames = Region::new("neurons", cold)?;
+        let scales = scales::load(program, files, paging, &tables)?;
+        let report = Report {
+            reader: flash.describe().to_owned(),
+            policy: paging.policy.clone(),
+            block_bytes: (lie.pitch * each) as u32,
+            budget: paging.budget,
+            frames: paging.frames,
+            neurons: paging.neurons,
+            frame_bytes: cold + flash.buffers().bytes() as u64,
+            ..Report::default()
+        };
+        let record = options.record.then_some(shape);
+        let state = State::new(cache, frames, tables, &layers, record);
+        Ok(Self {
+            flash,
+            layers,
+            lie,
+            state: Mutex::new(state),
+            _scales: scales,
+            report,
+            stalled: AtomicU64::new(0),
+            timeline: OnceLock::new(),
+        })
+    }
+
+    /// Writes down from now on who waits. Once only.
+    pub(crate) fn watch(&self, timeline: Arc<Timeline>) {
+        let _ = self.timeline.set(timeline);
+    }
+
+    /// What was done so far.
+    pub(crate) fn report(&self) -> Report {
+        let mut state = self.lock();
+        self.hear(&mut state);
+        Report {
+            hits: state.hits,
+            misses: state.misses,
+            used: state.used(),
+            flash: self.flash.stats(),
+            stalled: Duration::from_nanos(self.stalled.load(Ordering::Relaxed)),
+            ..self.report.clone()
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks for the neurons that lists name, or for all of the experts of a dispatch table.
+    ///
+    /// # Safety
+    /// As [`crate::exec::unit::Unit::submit`]; no other lane runs this step.
+    pub(crate) unsafe fn wake(&self, launch: &Launch<'_>, lane: Lane, layer: usize, [rows, k]: [usize; 2]) {
+        let (Some(own), Some((table, lists))) = (self.layers.get(layer), launch.args.split_first()) else {
+            return;
+        };
+        let layout = DispatchLayout { rows, k, experts: own.experts };
+        // SAFETY: the verifier has found the whole table there, aligned; the step that writes it has ended.
+        let table = unsafe { std::slice::from_raw_parts(table.of::<i32>(), layout.words()) };
+        let active = usize::try_from(table[0]).unwrap_or(0).min(own.experts);
+        let blocks = own.inter.div_ceil(BLOCK);
+        let words = active * blocks * (BLOCK + 1);
+        // SAFETY: the verifier has found room for the lists of as many experts as can be active.
+        let lists = lists.first().map(|at| unsafe { std::slice::from_raw_parts(at.of::<i32>(), words) });
+        let needs = Needs { active: &table[layout.expert()..][..active], lists };
+        if let Err(e) = self.begin(layer, launch.n, &needs, lane.of) {
+            launch.fail(StepFault::Flash(e));
+        }
+    }
+
+    fn begin(&self, layer: usize, rows: usize, needs: &Needs<'_>, lanes: usize) -> Result<()> {
+        let mut state = self.lock();
+        self.hear(&mut state);
+        if state.error.is_some() {
+            // What a call before has given up is not this one's error.
+            while state.under_way > 0 {
+                drop(state);
+                self.flash.news(Some(NEWS));
+                state = self.lock();
+                self.hear(&mut state);
+            }
+            state.forget();
+        }
+        state.need(self.lie, layer, self.layers[layer], needs, lanes);
+        if rows == 1 {
+            state.record(self.layers[layer].first, layer == 0, layer + 1 == self.layers.len());
+        }
+        state.begin_part(self.lie, &self.layers, 0);
+        self.ask(&mut state);
+        state.failed()
+    }
+
+    /// A lane's share of a step over the active experts: `call` runs a range of its items.
+    pub(crate) fn run(&self, half: Half, launch: &Launch<'_>, lane: Lane, call: &dyn Fn(usize, usize)) {
+        let Grid::Experts { tiles, .. } = launch.grid else { return };
+        let tiles = tiles as usize;
+        loop {
+            let at = launch.taken.fetch_add(1, Ordering::Relaxed);
+            let item = match self.item(half, at, lane) {
+                Ok(Some(item)) => item,
+                Ok(None) => return,
+                Err(e) => return launch.fail(StepFault::Flash(e)),
+            };
+            let Item { place, piece, pieces } = item;
+            call(place * tiles + tiles * piece / pieces, place * tiles + tiles * (piece + 1) / pieces);
+            let mut state = self.lock();
+            state.computed(self.lie, &self.layers);
+            self.ask(&mut state);
+        }
+    }
+
+    /// Waits until the neurons of an item are there; `None` behind the last one.
+    fn item(&self, half: Half, at: usize, lane: Lane) -> Result<Option<Item>> {
+        let mut waits: Option<Instant> = None;
+        loop {
+            let mut state = self.lock();
+            self.hear(&mut state);
+            if usize::from(state.stage.part) < half.part {
+                state.begin_part(self.lie, &self.layers, 1);
+            }
+            self.ask(&mut state);
+            state.failed()?;
+            let found = state.stage.item(at);
+            let over = found.is_none() && state.stage.is_over();
+            let there = found.filter(|item| state.stage.is_ready(*item));
+            if over || there.is_some() {
+                let expert = there.map_or(0, |item| state.stage.expert(item.place));
+                drop(state);
+                if let Some(since) = waits {
+                    self.waited(half, expert, lane, since);
+                }
+                return Ok(there);
+            }
+            drop(state);
+            waits.get_or_insert_with(Instant::now);
+            self.flash.news(Some(NEWS));
+        }
+    }
+
+    fn waited(&self, half: Half, expert: u32, lane: Lane, since: Instant) {
+        if let Some(timeline) = self.timeline.get() {
+            timeline.lane(lane.index, What::Wait { layer: half.layer as u32, expert }, since);
+        }
+        if lane.index == 0 {
+            self.stalled.fetch_add(since.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// What flash has to tell.
+    fn hear(&self, state: &mut State) {
+        while let Some(event) = self.flash.poll() {
+            match event {
+                Event::Done { ticket, loaded } => {
+                    state.arrived(self.lie, &self.layers, ticket, loaded.bytes());
+                }
+                Event::Failed { ticket, error } => {
+                    state.ended(ticket);
+                    state.lost = Some(error.clone());
+                    state.error.get_or_insert(Error::Flash(Box::new(error)));
+                }
+                Event::Cancelled { ticket } => {
+                    state.ended(ticket);
+                }
+                Event::Arrived { .. } | Event::Released { .. } => {}
+            }
+        }
+    }
+
+    /// Reads what is asked for, as long as there are buffers.
+    fn ask(&self, state: &mut State) {
+        while state.error.is_none() {
+            let Some(unit) = state.next() else { return };
+            let Some(buffer) = self.flash.buffers().take(1) else {
+                // Reads that were given up keep their buffers until they end. Where those are all, nobody will be heard of.
+                if let (0, Some(lost)) = (state.under_way, &state.lost) {
+                    state.error = Some(Error::Flash(Box::new(lost.clone())));
+                }
+                return;
+            };
+            let (matrix, at) = (unit / self.lie.units, unit % self.lie.units);
+            let extent =
+                layer_of(&self.layers, matrix).map(|(_, l)| l.extent + (matrix - l.first) * l.units + at);
+            match self.flash.submit(extent.unwrap_or(u32::MAX), 1, Priority::Demand, buffer) {
+                Ok(ticket) => state.asked(ticket),
+                Err(error) => state.error = Some(error),
+            }
+        }
+    }
+}
+
+/// The layer of an expert that is counted over all layers, and its index.
+fn layer_of(layers: &[Layer], matrix: u32) -> Option<(usize, &Layer)> {
+    let index = layers.partition_point(|l| l.first <= matrix).checked_sub(1)?;
+    Some((index, layers.get(index)?))
+}
+
+/// Extents of all units: by layer, expert, and place in the expert.
+pub(super) fn units(program: &Program) -> Result<Vec<(u32, u32, u64, u64)>> {
+    let paging = on_flash(program)?;
+    let bundle = bundle(program, paging)?;
+    let (each, pitch) = (paging.neurons.max(1), bundle.rest_pitch() as u64);
+    let mut units = Vec::new();
+    for l in &paging.layers {
+        let inter = program.segments.get(l.down as usize).map_or(0, |s| s.extents().1);
+        for expert in 0..l.experts {
+            for first in (0..inter).step_by(each as usize) {
+                let neurons = each.min(inter - first);
+                units.push((l.down, expert, u64::from(first) * pitch, u64::from(neurons) * pitch));
+            }
+        }
+    }
+    Ok(units)
+}
+
+/// Where a unit's neurons are found by kernels.
+fn enter(tables: &Tables, lie: Lie, half: Half, first: usize, count: usize, at: Addr) {
+    for i in 0..count {
+        tables.set(half, (first + i) * lie.addresses, at.plus(i * lie.bytes));
+    }
+}

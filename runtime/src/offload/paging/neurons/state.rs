@@ -1,0 +1,269 @@
+//! What memory holds of neurons, and what is on its way.
+
+use super::stage::{Needs, Stage};
+use super::{Layer, Lie, enter, layer_of};
+use crate::error::{Error, Result};
+use crate::exec::unit::Half;
+use crate::offload::flash::{ReadError, Ticket};
+use crate::offload::neurons::{Activations, Event, Found, Part, Segmented, Shape};
+use crate::offload::paging::Used;
+use crate::offload::paging::tables::Tables;
+use crate::platform::memory::Region;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+/// Most tokens whose neurons are recorded.
+const RECORDED: usize = 1 << 12;
+
+/// Where a unit is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Slot {
+    /// On flash.
+    Away,
+    /// Asked for.
+    Coming,
+    /// In a frame.
+    There(u32),
+}
+
+/// What changes, in one hand at a time.
+pub(super) struct State {
+    pub(super) stage: Stage,
+    cache: Segmented,
+    frames: Region,
+    tables: Arc<Tables>,
+    /// By unit.
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// Units that are still to be read, the first one first.
+    queue: VecDeque<u32>,
+    /// The unit of each read. Not by buffer: one of a read that failed is free before that is heard.
+    pending: HashMap<Ticket, u32>,
+    /// Reads that have not ended.
+    pub(super) under_way: usize,
+    /// Why the call does not go on.
+    pub(super) error: Option<Error>,
+    /// The last read that failed.
+    pub(super) lost: Option<ReadError>,
+    /// Units that were needed and in memory, and others.
+    pub(super) hits: u64,
+    pub(super) misses: u64,
+    /// Experts of this layer's call whose units were counted.
+    counted: usize,
+    /// Units by token, where they are recorded.
+    recorded: Option<(Shape, Activations)>,
+    token: Vec<(u32, Vec<u32>)>,
+}
+
+impl State {
+    pub(super) fn new(
+        cache: Segmented,
+        frames: Region,
+        tables: Arc<Tables>,
+        layers: &[Layer],
+        record: Option<Shape>,
+    ) -> Self {
+        let shape = cache.shape();
+        let units = shape.matrices as usize * shape.neurons as usize;
+        let Shape { matrices, neurons, gate, .. } = shape;
+        let count = cache.regions().cold / gate.max(1);
+        let none = Activations { matrices, neurons, tokens: Vec::new() };
+        Self {
+            stage: Stage::new(layers, neurons),
+            cache,
+            frames,
+            tables,
+            slots: vec![Slot::Away; units],
+            // Taken from the end: the lowest address first.
+            free: (0..count as u32).rev().collect(),
+            queue: VecDeque::new(),
+            pending: HashMap::new(),
+            under_way: 0,
+            error: None,
+            lost: None,
+            hits: 0,
+            misses: 0,
+            counted: 0,
+            recorded: record.map(|shape| (shape, none)),
+            token: Vec::new(),
+        }
+    }
+
+    /// Why the call does not go on, as an error.
+    pub(super) fn failed(&self) -> Result<()> {
+        match &self.error {
+            None => Ok(()),
+            Some(Error::Flash(e)) => Err(Error::Flash(e.clone())),
+            Some(other) => Err(Error::Plan(other.to_string())),
+        }
+    }
+
+    /// After an error, when no read is under way: nothing is held.
+    pub(super) fn forget(&mut self) {
+        for slot in &mut self.slots {
+            if let Slot::There(frame) = std::mem::replace(slot, Slot::Away) {
+                self.free.push(frame);
+            }
+        }
+        self.cache.clear();
+        self.queue.clear();
+        self.error = None;
+    }
+
+    /// A layer begins.
+    pub(super) fn need(&mut self, lie: Lie, index: usize, layer: Layer, needs: &Needs<'_>, lanes: usize) {
+        self.stage.set(lie, index, layer, needs, lanes);
+        self.counted = 0;
+    }
+
+    /// Writes down what one token needs of this layer.
+    pub(super) fn record(&mut self, first: u32, begins: bool, ends: bool) {
+        let Some((_, all)) = &mut self.recorded else { return };
+        if begins {
+            self.token.clear();
+        }
+        for place in 0..self.stage.len() {
+            let units = self.stage.needed(place).map(|at| self.stage.unit(at)).collect();
+            self.token.push((first + self.stage.expert(place), units));
+        }
+        if ends && all.tokens.len() < RECORDED {
+            all.tokens.push(std::mem::take(&mut self.token));
+        }
+    }
+
+    /// What was recorded.
+    pub(super) fn used(&self) -> Option<Used> {
+        let (shape, activations) = self.recorded.clone()?;
+        Some(Used::Neurons { activations, shape, capacity: self.cache.regions().cold })
+    }
+
+    /// A part of the layer begins, with as many experts as fit.
+    pub(super) fn begin_part(&mut self, lie: Lie, layers: &[Layer], part: u8) {
+        self.stage.begin(part);
+        self.wave(lie, layers);
+    }
+
+    /// An item is computed. Behind the last of a wave follows the next one.
+    pub(super) fn computed(&mut self, lie: Lie, layers: &[Layer]) {
+        if self.stage.computed() {
+            self.wave(lie, layers);
+        }
+    }
+
+    /// As many experts as fit, one at least.
+    fn wave(&mut self, lie: Lie, layers: &[Layer]) {
+        self.cache.begin();
+        let from = self.stage.items();
+        let Some(&layer) = layers.get(self.stage.layer) else { return };
+        while let Some(place) = self.stage.turn() {
+            if !self.acquire(lie, layer, place) {
+                break;
+            }
+            self.stage.follow(place);
+        }
+        if self.stage.items() == from && !self.stage.is_over() {
+            self.error
+                .get_or_insert(Error::Plan("the neurons of an expert do not fit into memory".to_owned()));
+        }
+        self.stage.sort(from);
+    }
+
+    /// Asks the cache for what an expert needs; whether there is room for all of it.
+    fn acquire(&mut self, lie: Lie, layer: Layer, place: usize) -> bool {
+        let matrix = layer.first + self.stage.expert(place);
+        let needed = self.stage.needed(place);
+        if self.stage.part == 0 && place >= self.counted {
+            let held = |at: &usize| self.cache.holds(matrix, self.stage.unit(*at), Part::Whole);
+            let hits = needed.clone().filter(held).count();
+            self.hits += hits as u64;
+            self.misses += (needed.len() - hits) as u64;
+            self.counted = place + 1;
+        }
+        self.stage.recount(place);
+        for at in needed {
+            let unit = self.stage.unit(at);
+            let id = (matrix * lie.units + unit) as usize;
+            let (slots, free) = (&mut self.slots, &mut self.free);
+            let gone = |event| {
+                if let Event::Evict(other) = event
+                    && let Slot::There(frame) = std::mem::replace(&mut slots[other as usize], Slot::Away)
+                {
+                    free.push(frame);
+                }
+            };
+            match self.cache.neuron(matrix, unit, Part::Whole, gone) {
+                Ok(Found::Hot | Found::Cold) => {}
+                Ok(Found::Load(_)) => {
+                    self.slots[id] = Slot::Coming;
+                    self.queue.push_back(id as u32);
+                }
+                Ok(Found::Stream(_)) => return false,
+                Err(e) => {
+                    self.error.get_or_insert(Error::Plan(e.to_string()));
+                    return false;
+                }
+            }
+            if self.slots[id] == Slot::Coming {
+                self.stage.lacks(lie, place, unit);
+            }
+        }
+        true
+    }
+
+    /// The unit to be read next.
+    pub(super) fn next(&mut self) -> Option<u32> {
+        while let Some(&unit) = self.queue.front() {
+            if self.slots[unit as usize] == Slot::Coming {
+                return Some(unit);
+            }
+            // It had to go before it was read.
+            self.queue.pop_front();
+        }
+        None
+    }
+
+    /// That unit is read into a buffer.
+    pub(super) fn asked(&mut self, ticket: Ticket) {
+        if let Some(unit) = self.queue.pop_front() {
+            self.pending.insert(ticket, unit);
+            self.under_way += 1;
+        }
+    }
+
+    /// A read has ended, well or not.
+    pub(super) fn ended(&mut self, ticket: Ticket) -> Option<u32> {
+        let unit = self.pending.remove(&ticket)?;
+        self.under_way -= 1;
+        Some(unit)
+    }
+
+    /// A unit has come: it goes to a frame, if anybody still wants it.
+    pub(super) fn arrived(&mut self, lie: Lie, layers: &[Layer], ticket: Ticket, bytes: &[u8]) {
+        let Some(id) = self.ended(ticket) else { return };
+        if self.slots[id as usize] != Slot::Coming {
+            return;
+        }
+        let Some(frame) = self.free.pop() else {
+            self.error.get_or_insert(Error::Plan("more neurons are held than there are frames".to_owned()));
+            return;
+        };
+        let (matrix, unit) = (id / lie.units, id % lie.units);
+        let Some((index, layer)) = layer_of(layers, matrix) else { return };
+        let at = self.frames.base().plus(frame as usize * lie.bytes * lie.each);
+        let rows = bytes.chunks(lie.pitch).take(lie.each);
+        let count = rows.len();
+        for (i, row) in rows.enumerate() {
+            let row = &row[..lie.bytes.min(row.len())];
+            // SAFETY: frame `frame` is one of those that the region was taken for and holds `each` neurons; it is free, so
+            // that no kernel reads it; the bytes are those of a buffer of flash.
+            unsafe { std::ptr::copy_nonoverlapping(row.as_ptr(), at.plus(i * lie.bytes).ptr(), row.len()) };
+        }
+        let expert = matrix - layer.first;
+        let first = expert as usize * layer.inter + unit as usize * lie.each;
+        enter(&self.tables, lie, Half { layer: index, part: 1 }, first, count, at);
+        self.slots[id as usize] = Slot::There(frame);
+        if index == self.stage.layer {
+            self.stage.has(lie, expert, unit);
+        }
+    }
+}

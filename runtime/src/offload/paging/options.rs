@@ -1,0 +1,59 @@
+//! How experts on flash are handled.
+
+use super::journal::Journal;
+use super::units::Units;
+use crate::error::Result;
+use crate::offload::flash::{self, Reader};
+use std::fmt;
+
+/// How a program whose experts stay on flash runs. The plan says the rest.
+#[derive(Clone, Copy, Debug)]
+pub struct Paging {
+    /// How flash is read.
+    pub flash: flash::Options,
+    /// Bytes that the run may take; `None`: the plan's budget.
+    pub budget: Option<u64>,
+    /// Layers ahead whose experts are read before they are asked for, as far as the plan has their scores.
+    pub ahead: usize,
+    /// Whether the cache begins with what recorded routing used most, as far as the plan says.
+    pub preload: bool,
+    /// Whether a report has what tokens used ([`super::Used`]), for replays.
+    pub record: bool,
+    /// Put in front of the reader, for tests.
+    pub wrap: Option<Wrap>,
+    /// Where all events and decisions are written down.
+    pub journal: Option<&'static Journal>,
+    /// Units whose time counts, and not that of this machine: the run computes what it computes, under virtual time.
+    pub units: Option<&'static dyn Units>,
+}
+
+/// Something to be put in front of a reader.
+#[derive(Clone, Copy)]
+pub struct Wrap(pub &'static (dyn Fn(Box<dyn Reader>) -> Box<dyn Reader> + Sync));
+
+impl fmt::Debug for Wrap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Wrap").finish_non_exhaustive()
+    }
+}
+
+impl Paging {
+    /// As the environment asks: `MOEC_FLASH` names the reader.
+    ///
+    /// # Errors
+    /// A reader that is not known.
+    pub fn from_env() -> Result<Self> {
+        let flash = super::usual_flash()?;
+        let ahead = crate::offload::cache::prefetch::DEPTH;
+        Ok(Self {
+            flash,
+            budget: None,
+            ahead,
+            preload: true,
+            record: false,
+            wrap: None,
+            journal: None,
+            units: None,
+        })
+    }
+}

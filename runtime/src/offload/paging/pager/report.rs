@@ -1,0 +1,103 @@
+//! What the store did.
+
+use super::Pager;
+use crate::offload::cache::Trace;
+use crate::offload::flash::Stats;
+use crate::offload::neurons::{Activations, Shape};
+use crate::offload::paging::decider::Counts;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// What recorded tokens used, and the cache that was there for it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Used {
+    /// Whole experts, all of one byte in the trace.
+    Experts {
+        /// Experts of every token.
+        trace: Trace,
+        /// Experts that the cache holds.
+        capacity: u64,
+        /// Bytes of an expert, on average.
+        bytes: u64,
+    },
+    /// Neurons.
+    Neurons {
+        /// Neurons of every token.
+        activations: Activations,
+        /// What there is to cache.
+        shape: Shape,
+        /// Bytes of the cache.
+        capacity: u64,
+    },
+}
+
+/// What the store did since it was opened.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Report {
+    /// Experts that were asked for and in memory, or on their way.
+    pub hits: u64,
+    /// Experts that were asked for and had to be read.
+    pub misses: u64,
+    /// Of those that were there: read ahead, and asked for as foreseen.
+    pub foreseen: u64,
+    /// Experts that were read ahead.
+    pub ahead: u64,
+    /// Misses that the cache did not keep.
+    pub streamed: u64,
+    /// Time in which the first lane waited for flash.
+    pub stalled: Duration,
+    /// What was read.
+    pub flash: Stats,
+    /// Which reader it is.
+    pub reader: String,
+    /// Policy of the cache with its parameters.
+    pub policy: String,
+    /// What the tokens used that were decoded one by one, where that was recorded ([`super::super::Paging::record`]).
+    pub used: Option<Used>,
+    /// Most bytes of one read.
+    pub block_bytes: u32,
+    /// Bytes that the run may take.
+    pub budget: u64,
+    /// Neurons of a frame, where these are read one by one: hits and misses then count frames. 0: whole experts.
+    pub neurons: u32,
+    /// Frames of the cache.
+    pub frames: u32,
+    /// Bytes of all frames, those for experts that pass through included.
+    pub frame_bytes: u64,
+    /// Experts that are pinned.
+    pub pinned: u32,
+    /// Bytes of their frames.
+    pub pinned_bytes: u64,
+    /// Experts that the cache began with and that were in memory before anybody asked for them: pinned ones, and those that
+    /// recorded routing used most.
+    pub preloaded: u64,
+}
+
+impl Pager {
+    /// What was done so far.
+    pub(crate) fn report(&self) -> Report {
+        let mut report = {
+            let mut state = self.lock();
+            // A reader that has broken down is told to the next step.
+            let _ = self.take_news(&mut state);
+            let Counts { hits, misses, foreseen, ahead, streamed, preloaded } = state.desk.decider.counts();
+            Report { hits, misses, foreseen, ahead, streamed, preloaded, ..state.report.clone() }
+        };
+        report.used = self.used();
+        report.flash = self.flash.stats();
+        report.stalled = Duration::from_nanos(self.stalled.load(Ordering::Relaxed));
+        report
+    }
+
+    /// What was recorded.
+    fn used(&self) -> Option<Used> {
+        let state = self.lock();
+        let (trace, _) = state.record.as_ref()?;
+        let bytes: u64 = self.hall.places.iter().map(|p| p.bytes * p.experts as u64).sum();
+        Some(Used::Experts {
+            trace: trace.clone(),
+            capacity: state.desk.decider.capacity(),
+            bytes: bytes / (self.hall.keys.len() as u64).max(1),
+        })
+    }
+}

@@ -1,0 +1,30 @@
+//! Where the matrices of experts are now, as kernels read it.
+
+use crate::exec::unit::Half;
+use crate::platform::memory::Addr;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// An address for every matrix of every expert, or for up and down of every neuron, where the last frame that held it has it; of
+/// neurons whose scales lie by themselves a second one, of these.
+pub(super) struct Tables(Vec<[Vec<AtomicPtr<u8>>; 2]>);
+
+impl Tables {
+    /// With so many matrices of each part of a layer.
+    pub(super) fn new(layers: impl Iterator<Item = [usize; 2]>) -> Self {
+        let empty = |n: usize| (0..n).map(|_| AtomicPtr::new(ptr::null_mut())).collect();
+        Self(layers.map(|parts| parts.map(empty)).collect())
+    }
+
+    /// The table of a layer's part. Kernels read an entry after they were told that it is ready.
+    pub(super) fn address(&self, half: Half) -> Addr {
+        let table = self.0.get(half.layer).and_then(|parts| parts.get(half.part));
+        Addr::read_only(table.map_or(ptr::null(), |t| t.as_ptr().cast()))
+    }
+
+    pub(super) fn set(&self, half: Half, expert: usize, to: Addr) {
+        if let Some(entry) = self.0.get(half.layer).and_then(|p| p.get(half.part)?.get(expert)) {
+            entry.store(to.ptr(), Ordering::Relaxed);
+        }
+    }
+}

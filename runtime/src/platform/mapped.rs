@@ -1,0 +1,296 @@
+//! Files mapped for reading, and what happens when one is cut under the program.
+//!
+//! A page of a mapped file that is not there any more raises SIGBUS in whoever reads it, which would end the process without
+//! a word. So every mapping is listed in a table that a signal handler can read: it looks the address up, says which file
+//! was cut, and ends the process with exit code 1. Faults of other addresses go to whoever was asked before: Rust's own
+//! handler, which tells overflows of the stack, or the system, which ends the process.
+//!
+//! The handler allocates nothing and takes no lock: what it says is written down when the file is mapped.
+
+use crate::platform::regular;
+use memmap2::Mmap;
+use std::fs::File;
+use std::io;
+use std::ops::Deref;
+use std::path::Path;
+
+/// A file mapped for reading.
+#[derive(Debug)]
+pub struct MappedFile {
+    // In front, so that it goes first.
+    #[cfg(unix)]
+    watch: Option<watch::Watch>,
+    map: Mmap,
+}
+
+impl MappedFile {
+    /// Maps a regular file; an empty one gives no bytes.
+    ///
+    /// Bytes that others change while they are mapped change under the reader; where the file is cut, reading what was behind
+    /// ends the process with a message.
+    ///
+    /// # Errors
+    /// As [`regular::open`], and what the system refuses.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        Self::of(&regular::open(path)?, path)
+    }
+
+    /// As [`MappedFile::open`], of a regular file that is open. `path` is how messages name it.
+    ///
+    /// # Errors
+    /// What the system refuses.
+    pub fn of(file: &File, path: &Path) -> io::Result<Self> {
+        // SAFETY: the mapping is only read, and every byte pattern is a valid `u8`. A file that others rewrite gives other
+        // numbers, one that they cut ends the process: neither breaks the safety of memory.
+        let map = unsafe { Mmap::map(file)? };
+        #[cfg(unix)]
+        let watch = watch::Watch::new(&map, path);
+        Ok(Self {
+            #[cfg(unix)]
+            watch,
+            map,
+        })
+    }
+
+    /// The mapping, for advice about it.
+    pub fn map(&self) -> &Mmap {
+        &self.map
+    }
+
+    /// Whether a cut of the file would be told. Not so past [`MOST`] mappings, and where the system has no such signals.
+    pub fn is_watched(&self) -> bool {
+        #[cfg(unix)]
+        return self.watch.is_some();
+        #[cfg(not(unix))]
+        false
+    }
+}
+
+impl Deref for MappedFile {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.map
+    }
+}
+
+/// A file that is not whole yet: a process that ends because a mapped file was cut removes it first. One at a time; a later
+/// one takes the place.
+#[derive(Debug)]
+pub struct Unfinished(());
+
+impl Unfinished {
+    /// Names it, until this is dropped.
+    pub fn new(path: &Path) -> Self {
+        #[cfg(unix)]
+        watch::remove_first(Some(path));
+        #[cfg(not(unix))]
+        let _ = path;
+        Self(())
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        #[cfg(unix)]
+        watch::remove_first(None);
+    }
+}
+
+/// Most files that are watched at once: shards of the largest checkpoints number some hundred.
+pub const MOST: usize = 1024;
+
+#[cfg(unix)]
+mod watch {
+    use super::MOST;
+    use libc::{c_int, c_void, sigaction, siginfo_t};
+    use memmap2::Mmap;
+    use std::collections::BTreeMap;
+    use std::ffi::CString;
+    use std::os::unix::ffi::OsStrExt as _;
+    use std::path::Path;
+    use std::ptr;
+    use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+    use std::sync::{Mutex, OnceLock, PoisonError};
+
+    /// A mapping. Free where `end` is 0.
+    struct Slot {
+        start: AtomicUsize,
+        end: AtomicUsize,
+        /// What is said of it, and how long that is. Never given back.
+        text: AtomicPtr<u8>,
+        len: AtomicUsize,
+    }
+
+    impl Slot {
+        const fn free() -> Self {
+            Self {
+                start: AtomicUsize::new(0),
+                end: AtomicUsize::new(0),
+                text: AtomicPtr::new(ptr::null_mut()),
+                len: AtomicUsize::new(0),
+            }
+        }
+    }
+
+    static SLOTS: [Slot; MOST] = [const { Slot::free() }; MOST];
+    /// What is said of each file that was ever mapped. Guards changes of [`SLOTS`].
+    static SAID: Mutex<BTreeMap<Vec<u8>, &'static [u8]>> = Mutex::new(BTreeMap::new());
+    /// Who was asked about each signal before.
+    static BEFORE: [OnceLock<sigaction>; 2] = [const { OnceLock::new() }; 2];
+    const SIGNALS: [c_int; 2] = [libc::SIGBUS, libc::SIGSEGV];
+
+    /// The entry of a mapping in the table. Dropping it takes it out.
+    #[derive(Debug)]
+    pub(crate) struct Watch(usize);
+
+    impl Watch {
+        /// Enters a mapping; none if it is empty, or the table is full.
+        pub(crate) fn new(map: &Mmap, path: &Path) -> Option<Self> {
+            install();
+            let (start, len) = (map.as_ptr() as usize, map.len());
+            let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+            let free = SLOTS.iter().position(|s| s.end.load(Ordering::Relaxed) == 0).filter(|_| len > 0)?;
+            let text = *said.entry(path.as_os_str().as_encoded_bytes().to_vec()).or_insert_with(|| {
+                let shown = path.display();
+                let text = format!(
+                    "error: `{shown}` was changed or cut while it was in use\nhint: put the file back as it was, and start again\n"
+                );
+                // A handler may be about to say it.
+                Box::leak(text.into_bytes().into_boxed_slice())
+            });
+            let slot = &SLOTS[free];
+            slot.start.store(start, Ordering::Relaxed);
+            slot.text.store(text.as_ptr().cast_mut(), Ordering::Relaxed);
+            slot.len.store(text.len(), Ordering::Relaxed);
+            // Release: who sees the end sees all of it.
+            slot.end.store(start.saturating_add(len), Ordering::Release);
+            Some(Self(free))
+        }
+    }
+
+    impl Drop for Watch {
+        fn drop(&mut self) {
+            let _one = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+            SLOTS[self.0].end.store(0, Ordering::Release);
+        }
+    }
+
+    /// Listens for faults from now on; again is harmless. Where the system refuses, faults end the process as ever.
+    fn install() {
+        static ONCE: std::sync::Once = std::sync::Once::new();
+        ONCE.call_once(|| {
+            for (signal, before) in SIGNALS.into_iter().zip(&BEFORE) {
+                // SAFETY: all-zero is a valid action. With no new action the first call only writes the old one, which must
+                // be known before the handler can run. The handler has the signature that `SA_SIGINFO` promises, and does
+                // nothing that a signal handler must not.
+                unsafe {
+                    let mut old: sigaction = std::mem::zeroed();
+                    if sigaction(signal, ptr::null(), &raw mut old) != 0 {
+                        continue;
+                    }
+                    let _ = before.set(old);
+                    let mut action: sigaction = std::mem::zeroed();
+                    action.sa_sigaction = on_fault as *const () as usize;
+                    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+                    libc::sigemptyset(&raw mut action.sa_mask);
+                    sigaction(signal, &raw const action, ptr::null_mut());
+                }
+            }
+        });
+    }
+
+    /// What is said of the mapping that an address lies in.
+    /// What goes before the process ends. Never given back: the handler may be reading it.
+    static UNFINISHED: AtomicPtr<libc::c_char> = AtomicPtr::new(ptr::null_mut());
+
+    /// Sets what goes before the process ends.
+    pub(crate) fn remove_first(path: Option<&Path>) {
+        let name = path.and_then(|p| CString::new(p.as_os_str().as_bytes()).ok());
+        UNFINISHED.store(name.map_or(ptr::null_mut(), CString::into_raw), Ordering::Release);
+    }
+
+    fn said_of(address: usize) -> Option<(*const u8, usize)> {
+        SLOTS.iter().find_map(|slot| {
+            let end = slot.end.load(Ordering::Acquire);
+            let (start, text) = (slot.start.load(Ordering::Relaxed), slot.text.load(Ordering::Relaxed));
+            let within = address < end && address >= start && !text.is_null();
+            within.then(|| (text.cast_const(), slot.len.load(Ordering::Relaxed)))
+        })
+    }
+
+    unsafe extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+        // SAFETY: `SA_SIGINFO` promises the information, which for these signals has an address.
+        let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
+        // A write to what may only be read is a fault of ours, not of the file.
+        let forbidden = signal == libc::SIGSEGV && code == SEGV_ACCERR;
+        if let Some((text, len)) = said_of(address).filter(|_| !forbidden) {
+            let unfinished = UNFINISHED.load(Ordering::Acquire);
+            // SAFETY: text and name are never given back; `unlink`, `write` and `_exit` may be called from a signal handler.
+            unsafe {
+                if !unfinished.is_null() {
+                    libc::unlink(unfinished);
+                }
+                libc::write(libc::STDERR_FILENO, text.cast(), len);
+                libc::_exit(1)
+            }
+        }
+        // SAFETY: exactly what the system has given.
+        unsafe { pass_on(signal, info, context) };
+    }
+
+    /// `si_code` of a fault in a mapping that forbids it.
+    const SEGV_ACCERR: c_int = 2;
+
+    /// Has whoever was asked before see to a signal.
+    ///
+    /// # Safety
+    /// The arguments are those of a handler.
+    unsafe fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+        let which = SIGNALS.iter().position(|&s| s == signal);
+        let before = which.and_then(|i| BEFORE[i].get()).map(|b| (b.sa_sigaction, b.sa_flags, b));
+        match before {
+            Some((handler, flags, _)) if handler != libc::SIG_DFL && handler != libc::SIG_IGN => {
+                if flags & libc::SA_SIGINFO == 0 {
+                    // SAFETY: without the flag a handler takes the signal's number.
+                    let handler: extern "C" fn(c_int) = unsafe { std::mem::transmute(handler) };
+                    handler(signal);
+                } else {
+                    // SAFETY: with the flag a handler takes these three.
+                    let handler: unsafe extern "C" fn(c_int, *mut siginfo_t, *mut c_void) =
+                        unsafe { std::mem::transmute(handler) };
+                    // SAFETY: the caller's promise.
+                    unsafe { handler(signal, info, context) };
+                }
+            }
+            _ => {
+                // The instruction is tried again after this, and the system ends the process as it would have.
+                // SAFETY: all-zero is the default action.
+                unsafe {
+                    let default: sigaction = std::mem::zeroed();
+                    sigaction(signal, &raw const default, ptr::null_mut());
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_watched_as_long_as_it_is_mapped() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, [7; 5000]).unwrap();
+        // More than there is room for, one after the other.
+        for _ in 0..2 * MOST {
+            let file = MappedFile::open(&path).unwrap();
+            assert!(file.len() == 5000 && file[4999] == 7);
+            assert_eq!(file.is_watched(), cfg!(unix));
+        }
+        std::fs::write(&path, []).unwrap();
+        assert!(MappedFile::open(&path).unwrap().is_empty());
+        assert!(MappedFile::open(dir.path()).is_err());
+    }
+}

@@ -1,0 +1,7 @@
+//! The machine and its system: CPUs, memory, files of others.
+
+pub(crate) mod available;
+pub mod cpu;
+pub mod mapped;
+pub mod memory;
+pub mod regular;

@@ -1,0 +1,211 @@
+//! Best-of-N sampling (PowerInfer-2, §4.1.3): several sequences after one prompt, of which the likeliest counts.
+//!
+//! The prompt is prefilled once, and what the states hold of it is copied to the slots of the other sequences. All are decoded
+//! in one batch; as sequences end, the batch moves to the smallest entry point that holds what is left.
+
+use crate::error::{Error, Result};
+use crate::exec::engine::Engine;
+use crate::serving::big_little::{Decoder, Fallbacks};
+use crate::serving::generate::{Request, check_room, rate};
+use crate::serving::sampler::{Sampler, Sampling};
+use crate::serving::scheduler::{Choose, Done, End, Event, Job, Scheduler, Setting};
+use std::cell::RefCell;
+use std::time::Duration;
+
+/// One of the sequences.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Candidate {
+    /// Seed of its random numbers.
+    pub seed: u64,
+    /// The generated ids, an end token included.
+    pub ids: Vec<u32>,
+    /// Sum over the ids of `ln p`, with `p` the softmax of the logits that the id was drawn from: the model's own
+    /// probability, whatever temperature and cuts it was drawn with.
+    pub log_probability: f64,
+    /// Whether it came to its end: an end token, or as many tokens as were asked for.
+    pub ended: bool,
+}
+
+impl Candidate {
+    /// Mean log-probability of a token, by which sequences of different lengths compare.
+    pub fn score(&self) -> f64 {
+        self.log_probability / self.ids.len().max(1) as f64
+    }
+}
+
+/// Sequences, and how long they took.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct BestOf {
+    /// In the order of their slots.
+    pub candidates: Vec<Candidate>,
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    /// Time to the logits after the prompt, and to fill the slots of all sequences.
+    pub prefill: Duration,
+    /// Time of the calls that followed.
+    pub decode: Duration,
+    /// Sequences of each call that followed; never more than in the call before.
+    pub calls: Vec<usize>,
+    /// How many ids, but the first of each sequence, needed all experts; `None` where fewer are never tried.
+    pub fallbacks: Option<Fallbacks>,
+}
+
+impl BestOf {
+    /// Indices of the candidates: those that came to their end before the others, each by score, the best first; equal
+    /// ones in order.
+    pub fn ranking(&self) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.candidates.len()).collect();
+        order.sort_by(|&a, &b| {
+            let [a, b] = [a, b].map(|i| &self.candidates[i]);
+            b.ended.cmp(&a.ended).then(b.score().total_cmp(&a.score()))
+        });
+        order
+    }
+
+    /// Prompt tokens per second.
+    pub fn prefill_rate(&self) -> Option<f64> {
+        rate(self.prompt, self.prefill)
+    }
+
+    /// Generated tokens of all sequences per second, the first of each aside.
+    pub fn decode_rate(&self) -> Option<f64> {
+        rate(self.calls.iter().sum(), self.decode)
+    }
+}
+
+/// Generates `many` sequences after a prompt, in the slots from `request.slot` on. Sequence `i` is drawn with the seed
+/// `how.seed + i`: it is the one that [`crate::generate()`] draws with that seed, as far as kernels of several rows, which sum in another
+/// order than those of one, leave the choices as they are. Their `n` and their end tokens are those of the request.
+///
+/// # Errors
+/// As [`crate::generate()`]; more sequences than there are slots; a temperature of 0, with which all would be the same.
+pub fn best_of(
+    engine: &mut Engine<'_>,
+    request: &Request<'_>,
+    many: usize,
+    decoder: &mut Decoder,
+    how: &Sampling,
+) -> Result<BestOf> {
+    let mut out = BestOf::default();
+    best_of_into(engine, request, many, decoder, (how, &mut |sampler| Ok(sampler)), &mut out)?;
+    Ok(out)
+}
+
+/// What is made of the sampler of a sequence before it draws, such as one with constraints.
+pub type Made<'m> = dyn FnMut(Sampler) -> Result<Sampler> + 'm;
+
+/// As [`best_of`], with what `made` makes of each sampler. What was drawn before an error, an interrupt among them, is in `out`; without a
+/// logit of the prompt there is no candidate.
+///
+/// # Errors
+/// As [`best_of`], and those of `made`.
+pub fn best_of_into(
+    engine: &mut Engine<'_>,
+    request: &Request<'_>,
+    many: usize,
+    decoder: &mut Decoder,
+    (how, made): (&Sampling, &mut Made<'_>),
+    out: &mut BestOf,
+) -> Result<()> {
+    let Request { slot: first, prompt, n, .. } = *request;
+    *out = BestOf { prompt: prompt.len(), ..BestOf::default() };
+    let model = &engine.program().model;
+    check_room(prompt.len(), n, model.max_context as usize)?;
+    let slots = model.slots;
+    let room = slots.saturating_sub(first) as usize;
+    if many > room {
+        return Err(Error::FewSlots { needed: many.saturating_add(first as usize), slots });
+    }
+    if many > 1 && how.temperature <= 0.0 {
+        let (range, found) = ("above 0 where several sequences are drawn", how.temperature.to_string());
+        return Err(Error::Range { what: "temperature", range, found });
+    }
+    let before = decoder.fallbacks();
+    let done = draw(engine, request, many, decoder, (how, made), out);
+    out.candidates.retain(|c| !c.ids.is_empty());
+    out.fallbacks = decoder.fallbacks().zip(before).map(|(after, before)| after.since(before));
+    done
+}
+
+/// Draws all sequences to their ends; ids, times and calls go to `out` as they come.
+fn draw(
+    engine: &mut Engine<'_>,
+    request: &Request<'_>,
+    many: usize,
+    decoder: &mut Decoder,
+    (how, made): (&Sampling, &mut Made<'_>),
+    out: &mut BestOf,
+) -> Result<()> {
+    let Request { slot: first, prompt, n, end } = *request;
+    let seeds = (0..many as u64).map(|i| how.seed.wrapping_add(i));
+    out.candidates = seeds.map(|seed| Candidate { seed, ..Candidate::default() }).collect();
+    let choosers = out.candidates.iter().map(|c| {
+        let how = Sampling { seed: c.seed, log_probabilities: Some(0), ..how.clone() };
+        let mut sampler = made(Sampler::new(how))?;
+        sampler.begin(prompt);
+        Ok(Box::new(sampler) as Box<dyn Choose>)
+    });
+    let choosers = choosers.collect::<Result<_>>()?;
+    let job = Job { prompt: prompt.to_vec(), choosers, n, end: end.to_vec(), limit: None, guesses: 0 };
+    let setting = Setting { slots: first..first.saturating_add(many as u32), ..Setting::default() };
+    let mut scheduler = Scheduler::new(engine, decoder, &setting)?;
+    let ids = scheduler.submit(job)?;
+    let BestOf { candidates, prefill, decode, calls, .. } = out;
+    // One that fails ends all: what is left would not be the best of so many.
+    let failed = RefCell::new(None);
+    let mut sink = |id, event| {
+        let Some(c) = ids.iter().position(|&x| x == id).and_then(|i| candidates.get_mut(i)) else {
+            return false;
+        };
+        match event {
+            Event::Began { .. } => {}
+            Event::Token { id, log_probabilities } => {
+                c.ids.push(id);
+                c.log_probability += log_probabilities.map_or(0.0, |l| l.chosen);
+            }
+            Event::Ended(End::Failed(e)) => {
+                failed.borrow_mut().get_or_insert(e);
+            }
+            Event::Ended(_) => c.ended = true,
+        }
+        true
+    };
+    scheduler.run(&mut sink, &mut |step| {
+        match step.done {
+            Done::Decode(rows) => {
+                *decode += step.took;
+                calls.push(rows);
+            }
+            // The copies for the other sequences among it.
+            _ => *prefill += step.took,
+        }
+        failed.borrow().is_none()
+    })?;
+    failed.into_inner().map_or(Ok(()), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_has_the_highest_mean() {
+        let of = |ids: usize, log_probability, ended| Candidate {
+            seed: 0,
+            ids: vec![0; ids],
+            log_probability,
+            ended,
+        };
+        let done = BestOf {
+            candidates: vec![of(2, -4.0, true), of(4, -4.0, true), of(1, -1.0, true), of(1, -0.5, true)],
+            ..BestOf::default()
+        };
+        assert_eq!(done.ranking(), [3, 1, 2, 0]);
+        // One that was cut short stands behind all that were not, however likely.
+        let done = BestOf {
+            candidates: vec![of(1, -0.1, false), of(1, -9.0, true), of(1, -0.05, false)],
+            ..BestOf::default()
+        };
+        assert_eq!(done.ranking(), [1, 2, 0]);
+    }
+}

@@ -1,0 +1,180 @@
+//! Big-little decoding (MoBiLE, §III): tokens get fewer experts where the model is sure all the same.
+//!
+//! A token is decoded in the little entry point first, whose routers choose fewer experts. If the largest probability of
+//! its softmax exceeds γ, its logits are kept; else the same position is decoded again with all experts, which replaces
+//! what the little pass left in the states at that position (Algorithm 1). Positions that are kept keep the little
+//! pass's keys and values, as in the paper: their own sequence goes on from them, and no other one does. A state that is no cache goes back by a token, for which the engine takes a
+//! snapshot before each little pass.
+
+use crate::bundle::program::Program;
+use crate::error::{Error, Result};
+use crate::exec::engine::Engine;
+use crate::kv::states::check_snapshots;
+use moec_ir::EntryKind;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Decodes the tokens of a batch: with all experts, or with fewer where that is enough.
+#[derive(Clone, Debug, Default)]
+pub struct Decoder {
+    /// γ, where fewer experts are tried first; in `[0, 1)`.
+    gamma: Option<f32>,
+    /// How often; `None`: big-little decoding is off.
+    tally: Option<Fallbacks>,
+}
+
+/// How many tokens needed all experts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fallbacks {
+    /// Tokens that were decoded; those of the prompt are not among them.
+    pub tokens: usize,
+    /// Those of them whose logits are the full model's.
+    pub full: usize,
+}
+
+impl Fallbacks {
+    /// The fallback ratio `r` of MoBiLE, equation 1; `None` of nothing.
+    pub fn ratio(self) -> Option<f64> {
+        (self.tokens > 0).then(|| self.full as f64 / self.tokens as f64)
+    }
+
+    /// What has come since `earlier`.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Self {
+        Self { tokens: self.tokens - earlier.tokens, full: self.full - earlier.full }
+    }
+}
+
+impl Decoder {
+    /// All experts for every token.
+    pub fn full() -> Self {
+        Self::default()
+    }
+
+    /// Fewer experts first, with γ in `[0, 1]`. No probability exceeds 1, so with γ = 1 every token is the full model's:
+    /// the little one does not run then, and all is to the bit what [`Decoder::full`] gives.
+    ///
+    /// # Errors
+    /// [`Error::NoLittle`] if no little entry points were compiled, [`Error::Range`] for another γ, [`Error::State`] for a state
+    /// that cannot go back by a token, where the little one runs.
+    pub fn big_little(program: &Program, gamma: f32) -> Result<Self> {
+        if program.model.big_little.is_none() {
+            return Err(Error::NoLittle);
+        }
+        if !(0.0..=1.0).contains(&gamma) {
+            return Err(Error::Range { what: "gamma", range: "from 0 to 1", found: gamma.to_string() });
+        }
+        let gamma = Some(gamma).filter(|&g| g < 1.0);
+        gamma.map_or(Ok(()), |_| check_snapshots(program))?;
+        Ok(Self { gamma, tally: Some(Fallbacks::default()), ..Self::default() })
+    }
+
+    /// As the bundle was built: [`Decoder::big_little`] with its γ where it has little entry points.
+    ///
+    /// # Errors
+    /// As [`Decoder::big_little`].
+    pub fn of(program: &Program) -> Result<Self> {
+        program.model.big_little.map_or_else(|| Ok(Self::full()), |b| Self::big_little(program, b.gamma))
+    }
+
+    /// Whether tokens may be decoded with fewer experts, so that keys and values of answers are approximations.
+    pub(crate) fn is_reduced(&self) -> bool {
+        self.gamma.is_some()
+    }
+
+    /// How many tokens needed all experts so far; `None` where fewer are never tried.
+    pub fn fallbacks(&self) -> Option<Fallbacks> {
+        self.tally
+    }
+
+    /// As [`Engine::decode`]. `sink` gets every row of the batch once, with the logits that count: first those that are
+    /// kept of the little pass, then those that are decoded again, together. It runs on the engine's threads, for several rows at
+    /// once and in no order.
+    ///
+    /// # Errors
+    /// As [`Engine::decode`].
+    pub fn decode(
+        &mut self,
+        engine: &mut Engine<'_>,
+        batch: &[(u32, usize, u32)],
+        sink: &(dyn Fn(usize, &[f32]) + Sync),
+    ) -> Result<()> {
+        let full = match self.gamma {
+            None => {
+                engine.decode_on_threads(EntryKind::Decode, batch, sink)?;
+                batch.len()
+            }
+            Some(gamma) => {
+                let unsure: Vec<_> = batch.iter().map(|_| AtomicBool::new(false)).collect();
+                engine.decode_on_threads(EntryKind::Little, batch, &|i, logits| {
+                    if is_sure(logits, gamma) {
+                        sink(i, logits);
+                    } else {
+                        unsure[i].store(true, Ordering::Relaxed);
+                    }
+                })?;
+                let again: Vec<_> = (0..batch.len()).filter(|&i| unsure[i].load(Ordering::Relaxed)).collect();
+                let rows: Vec<_> = again.iter().map(|&i| batch[i]).collect();
+                engine.decode_on_threads(EntryKind::Decode, &rows, &|i, logits| sink(again[i], logits))?;
+                again.len()
+            }
+        };
+        if let Some(tally) = &mut self.tally {
+            tally.tokens += batch.len();
+            tally.full += full;
+        }
+        Ok(())
+    }
+}
+
+/// Whether the largest probability of the softmax of `logits` exceeds `gamma`: `1 / Σ exp(z − max) > γ`. Logits that are
+/// not numbers are never sure.
+fn is_sure(logits: &[f32], gamma: f32) -> bool {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let limit = 1.0 / f64::from(gamma);
+    let mut sum = 0.0;
+    for part in logits.chunks(1024) {
+        sum += part.iter().map(|&z| f64::from(z - max).exp()).sum::<f64>();
+        // The sum only grows; NaN is not below anything.
+        if sum.is_nan() || sum >= limit {
+            return false;
+        }
+    }
+    max.is_finite() && sum > 0.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sure_is_a_probability_above_gamma() {
+        let logits = |p: &[f32]| p.iter().map(|p| p.ln() + 3.0).collect::<Vec<_>>();
+        let of = |p: &[f32], gamma| is_sure(&logits(p), gamma);
+        assert!(of(&[0.1, 0.71, 0.19], 0.7));
+        assert!(!of(&[0.1, 0.69, 0.21], 0.7));
+        // Above, not equal: two equal logits have exactly a half each.
+        assert!(!is_sure(&[1.0, 1.0], 0.5) && is_sure(&[1.0, 1.0], 0.499_999));
+        // A vocabulary of several parts.
+        let mut many = vec![0.0; 5000];
+        assert!(!is_sure(&many, 0.01) && is_sure(&many, 0.0001));
+        many[4321] = 20.0;
+        assert!(is_sure(&many, 0.99));
+    }
+
+    #[test]
+    fn gamma_0_keeps_every_number_and_no_gamma_keeps_what_is_none() {
+        assert!(is_sure(&vec![0.0; 100_000], 0.0));
+        assert!(is_sure(&[-1e30, f32::NEG_INFINITY], 0.0));
+        for bad in [&[f32::NAN, 0.0][..], &[f32::INFINITY, 0.0], &[f32::NEG_INFINITY; 2], &[]] {
+            assert!(!is_sure(bad, 0.0) && !is_sure(bad, 0.5), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn ratios() {
+        let at = |tokens, full| Fallbacks { tokens, full };
+        assert_eq!(at(0, 0).ratio(), None);
+        assert_eq!(at(8, 2).ratio(), Some(0.25));
+        assert_eq!(at(8, 2).since(at(5, 2)), at(3, 0));
+    }
+}

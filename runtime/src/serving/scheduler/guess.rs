@@ -1,0 +1,67 @@
+//! Several tokens of one sequence in a call: guesses from the text itself, checked by the model (`speculate.rs` says what is guessed,
+//! and which choices count).
+//!
+//! A sequence that decodes alone takes guesses; together with others it gets a token a step, as they do, since the rows of a step are
+//! taken then.
+
+use super::model::Model;
+use super::{Choice, Id, Inner, Sink, pick};
+use crate::error::{Error, Result};
+use crate::serving::speculate::{guess, leads};
+
+impl<M: Model> Inner<'_, M> {
+    /// Decodes a sequence that runs alone, with guesses of what comes; `false` where there are none, or none of the choices counts, so
+    /// that its next token is to be decoded plainly.
+    pub(super) fn guess(&mut self, row: (Id, u32, usize, u32), sink: &mut Sink<'_>) -> Result<bool> {
+        let (id, slot, pos, last) = row;
+        let Self { model, live, core, speculated: did, .. } = self;
+        let Some(of) = live.get(&id).filter(|of| of.guesses > 0) else { return Ok(false) };
+        // Of what is still to come, one token needs no guess.
+        let most = of.guesses.min(model.guesses()).min(of.left.saturating_sub(1));
+        let mut ids = vec![last];
+        ids.extend_from_slice(guess(core.text(id), most));
+        if ids.len() == 1 {
+            did.alone += 1;
+            return Ok(false);
+        }
+        did.calls += 1;
+        did.guessed += ids.len() - 1;
+        let ends = of.end.clone();
+        let (mut open, mut chosen) = (true, Vec::new());
+        let called = model.extend(slot, pos, &ids, &mut |i, logits| {
+            if !open {
+                return;
+            }
+            if !leads(logits) {
+                open = false;
+                did.close += 1;
+                return;
+            }
+            let choice = pick(live.get_mut(&id), logits);
+            open = matches!(&choice, Choice::Token { id, ended: false, .. } if !ends.contains(id) && ids.get(i + 1) == Some(id));
+            did.kept += usize::from(open);
+            chosen.push(choice);
+        });
+        match called {
+            Err(Error::Interrupted) => return Err(Error::Interrupted),
+            // It may be a guess's fault: the last token by itself shows whether it is the sequence's.
+            Err(_) => return Ok(false),
+            Ok(()) => {}
+        }
+        // The token behind the last one that counts is computed by the next call, which replaces what is there.
+        if let Err(e) = model.rewind(slot, pos + chosen.len()) {
+            return self.fail(id, e, sink).map(|()| true);
+        }
+        if chosen.is_empty() {
+            did.alone += 1;
+            return Ok(false);
+        }
+        self.counters.decodes += 1;
+        self.counters.rows += ids.len() as u64;
+        for choice in chosen {
+            self.core.decoded([id].into_iter());
+            self.book(id, choice, sink)?;
+        }
+        Ok(true)
+    }
+}

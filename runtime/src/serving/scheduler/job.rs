@@ -1,0 +1,135 @@
+//! What a scheduler is asked for, and what it tells.
+
+use crate::error::{Error, Result};
+use crate::serving::sampler::{LogProbabilities, Sampler};
+use std::time::Duration;
+
+/// Refuses a prompt and a number of tokens that do not fit the context together.
+///
+/// # Errors
+/// [`Error::EmptyPrompt`], [`Error::Context`], [`Error::Room`].
+pub fn check_room(prompt: usize, n: usize, max: usize) -> Result<()> {
+    match prompt.saturating_add(n) {
+        _ if prompt == 0 => Err(Error::EmptyPrompt),
+        _ if prompt > max => Err(Error::Context { what: "the prompt has", needed: prompt, max }),
+        needed if needed > max => Err(Error::Room { prompt, n, max }),
+        _ => Ok(()),
+    }
+}
+
+/// Names a sequence of a scheduler.
+pub type Id = u64;
+
+/// Chooses the tokens of a sequence.
+pub trait Choose: Send {
+    /// The next token, given the logits (`f32[vocab]`).
+    ///
+    /// # Errors
+    /// None can be chosen; the sequence ends with it.
+    fn choose(&mut self, logits: &[f32]) -> Result<u32>;
+
+    /// Whether the sequence is complete.
+    fn ended(&self) -> bool {
+        false
+    }
+
+    /// Log-probabilities where the last token was chosen, if anybody asked for them.
+    fn last(&self) -> Option<&LogProbabilities> {
+        None
+    }
+}
+
+impl Choose for Sampler {
+    fn choose(&mut self, logits: &[f32]) -> Result<u32> {
+        self.sample(logits)
+    }
+
+    fn ended(&self) -> bool {
+        Sampler::ended(self)
+    }
+
+    fn last(&self) -> Option<&LogProbabilities> {
+        Sampler::last(self)
+    }
+}
+
+impl<C: Choose + ?Sized> Choose for &mut C {
+    fn choose(&mut self, logits: &[f32]) -> Result<u32> {
+        (**self).choose(logits)
+    }
+
+    fn ended(&self) -> bool {
+        (**self).ended()
+    }
+
+    fn last(&self) -> Option<&LogProbabilities> {
+        (**self).last()
+    }
+}
+
+/// Sequences after one prompt.
+pub struct Job<'j> {
+    /// Token ids to continue.
+    pub prompt: Vec<u32>,
+    /// What chooses the tokens of each sequence; at least one.
+    pub choosers: Vec<Box<dyn Choose + 'j>>,
+    /// Tokens of a sequence at most.
+    pub n: usize,
+    /// Tokens that end a sequence.
+    pub end: Vec<u32>,
+    /// Time after which a sequence ends that is not done, from when it has its slot.
+    pub limit: Option<Duration>,
+    /// Tokens of a sequence that are guessed and checked in a call at most, where it decodes alone. Its chooser takes the likeliest
+    /// token then. Where states cannot take tokens back, none are.
+    pub guesses: usize,
+}
+
+/// What becomes of a sequence.
+#[derive(Debug)]
+pub enum Event {
+    /// It has slots from now on; `shared`: so many tokens of its prompt were there already.
+    Began {
+        /// Tokens.
+        shared: usize,
+    },
+    /// Its next token, an end token included.
+    Token {
+        /// The token.
+        id: u32,
+        /// Where it was chosen, if its chooser says.
+        log_probabilities: Option<LogProbabilities>,
+    },
+    /// It is over.
+    Ended(End),
+}
+
+/// Why a sequence is over.
+#[derive(Debug)]
+pub enum End {
+    /// An end token, or its chooser says that it is complete.
+    Stop,
+    /// It has as many tokens as were asked for.
+    Length,
+    /// Nobody wants it any longer.
+    Cancelled,
+    /// Its time is over.
+    Expired,
+    /// It cannot go on.
+    Failed(Error),
+}
+
+impl End {
+    /// What it is called in figures, in the order of [`End::index`].
+    pub const NAMES: [&'static str; 5] = ["stop", "length", "cancelled", "expired", "failed"];
+
+    /// Its place in [`End::NAMES`].
+    pub fn index(&self) -> usize {
+        match self {
+            Self::Stop => 0,
+            Self::Length => 1,
+            Self::Cancelled => 2,
+            Self::Expired => 3,
+            Self::Failed(_) => 4,
+        }
+    }
+}

@@ -1,0 +1,497 @@
+//! Many sequences over one engine: who gets a slot, which chunk of a prompt comes next, and who decodes together.
+//!
+//! **The rule of rounds.** A free slot goes to the request that has waited longest; one of several sequences then queues again for its
+//! next, so that neither it nor those behind it wait until all slots are free. A round computes chunks of prompts, the oldest prompt
+//! first, up to a budget of tokens and at least one chunk; then all sequences that run decode one token together, in the smallest
+//! entry point that takes them. So a prompt waits for one step of decoding per chunk, and a running sequence for
+//! one round's chunks per token: neither starves. Sequences that end leave their slot at once, and others enter.
+//!
+//! **Equal prefixes are computed once.** A slot keeps its text when its sequence has left. A prompt that begins as what a slot holds
+//! takes that over, or a copy of it ([`Sharing`]). Several sequences after one prompt compute it once. Where answers are decoded with
+//! fewer experts, only whole chunks of prompts are shared, which all experts have computed.
+//!
+//! **What company changes.** Kernels for several rows sum in another order than those for one, so an answer may differ from that of a run by itself
+//! where two tokens are nearly equally likely. With [`Setting::exact`] rows decode one by one and only whole chunks are
+//! shared: then every answer is to the bit that of a run by itself. Where experts are assigned to units while the plan
+//! runs, who computes an expert depends on what ran before, so that nothing is shared and `exact` is refused by name.
+//!
+//! An error of one sequence ends that sequence: a call that fails is repeated row by row.
+
+mod core;
+mod guess;
+mod job;
+mod model;
+mod slots;
+#[cfg(test)]
+mod tests;
+
+use self::core::{Action, Core};
+use crate::error::{Error, Result};
+use crate::exec::engine::{Engine, Want};
+use crate::serving::big_little::Decoder;
+use crate::serving::sampler::LogProbabilities;
+use crate::serving::speculate::Speculated;
+pub use job::{Choose, End, Event, Id, Job, check_room};
+use model::{Model, Served};
+pub use slots::Sharing;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How a scheduler works.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    /// The slots that sequences may have; those past the plan's are left out.
+    pub slots: Range<u32>,
+    /// Sequences that may wait for a slot.
+    pub queue: usize,
+    /// Tokens of prompts in a round; `None`: as many as the largest `prefill[T]` takes. At least one chunk is always taken.
+    pub budget: Option<usize>,
+    /// Whether each answer is to the bit that of a run by itself.
+    pub exact: bool,
+    /// How much of what slots hold is taken over. `None`: as much as leaves every answer what it is by itself, but for rounding.
+    pub sharing: Option<Sharing>,
+}
+
+impl Default for Setting {
+    fn default() -> Self {
+        Self { slots: 0..u32::MAX, queue: usize::MAX, budget: None, exact: false, sharing: None }
+    }
+}
+
+/// What a call of [`Scheduler::step`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Done {
+    /// Nothing: there is nobody.
+    Idle,
+    /// A slot was brought to where a sequence begins.
+    Placed,
+    /// So many tokens of a prompt were computed.
+    Prompt(usize),
+    /// So many sequences got a token.
+    Decode(usize),
+}
+
+/// A step, and how long its calls of the engine took, choosing tokens included.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    /// What was done.
+    pub done: Done,
+    /// Time.
+    pub took: Duration,
+}
+
+/// What a scheduler has done since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Tokens of prompts that were computed.
+    pub prompt_tokens: u64,
+    /// Tokens of prompts that were in a slot already.
+    pub shared_tokens: u64,
+    /// Sequences whose prompt was, in part.
+    pub shared_sequences: u64,
+    /// Tokens that were chosen.
+    pub tokens: u64,
+    /// Steps of decoding, and the rows of all of them.
+    pub decodes: u64,
+    /// See `decodes`.
+    pub rows: u64,
+    /// Time of calls with prompts, choosing tokens included.
+    pub prompt_time: Duration,
+    /// Time of steps of decoding, choosing tokens included.
+    pub decode_time: Duration,
+    /// Sequences that have ended, in the order of [`End`].
+    pub ended: [u64; 5],
+}
+
+/// How full it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// Sequences without a slot.
+    pub waiting: usize,
+    /// Sequences with one.
+    pub running: usize,
+    /// Slots that sequences may have.
+    pub slots: usize,
+    /// Of these, those that are nobody's and hold text for later.
+    pub kept: usize,
+}
+
+/// Who hears of sequences; false ends the one that it is about.
+pub type Sink<'s> = dyn FnMut(Id, Event) -> bool + 's;
+
+/// Many sequences over one engine.
+pub struct Scheduler<'e, 'p, 'j> {
+    inner: Inner<'j, Served<'e, 'p>>,
+}
+
+impl<'e, 'p, 'j> Scheduler<'e, 'p, 'j> {
+    /// A scheduler that knows nothing of what the slots hold. Others may use slots that are not in `setting.slots`.
+    ///
+    /// # Errors
+    /// No slot; [`Error::NotExact`] where `exact` cannot be.
+    pub fn new(engine: &'e mut Engine<'p>, decoder: &'e mut Decoder, setting: &Setting) -> Result<Self> {
+        let program = engine.program();
+        let model = &program.model;
+        if setting.exact && program.schedule.is_some() {
+            return Err(Error::NotExact);
+        }
+        let (context, slots) = (model.max_context as usize, model.slots);
+        let range = setting.slots.start..setting.slots.end.min(slots);
+        if range.is_empty() {
+            return Err(Error::BadSlot { slot: range.start, slots });
+        }
+        let served = Served { engine, decoder, exact: setting.exact, sharing: setting.sharing };
+        Ok(Self { inner: Inner::new(served, setting, range, context) })
+    }
+
+    /// The engine.
+    pub fn engine(&self) -> &Engine<'p> {
+        self.inner.model.engine
+    }
+
+    /// Takes in the sequences of a job, and gives their names in the order of its choosers.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] where too many wait; [`Error::FewSlots`] for more sequences than there are slots; what [`check_room`] refuses, by
+    /// positions of the context; [`Error::BadId`].
+    pub fn submit(&mut self, job: Job<'j>) -> Result<Vec<Id>> {
+        let program = self.inner.model.engine.program();
+        let (vocab, slots) = (program.model.vocab, program.model.slots);
+        if let Some(&id) = job.prompt.iter().find(|&&id| id >= vocab) {
+            return Err(Error::BadId { id, vocab });
+        }
+        self.inner.submit(job, slots)
+    }
+
+    /// Says that a slot that is nobody's holds these tokens: somebody has put them there, as the first of a prompt of `whole` tokens. A
+    /// prompt that begins so takes them over.
+    pub fn hold(&mut self, slot: u32, ids: &[u32], whole: usize) {
+        self.inner.core.hold(slot, ids, whole);
+    }
+
+    /// Ends a sequence, wherever it is. Its slot is free at once, and keeps the text. Nobody hears of it.
+    pub fn cancel(&mut self, id: Id) {
+        self.inner.end(id, &End::Cancelled, false);
+    }
+
+    /// Does the next thing: at most one call of the engine.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`]. What goes wrong with a sequence is its [`End`].
+    pub fn step(&mut self, sink: &mut Sink<'_>) -> Result<Step> {
+        self.inner.step(sink)
+    }
+
+    /// Steps until there is nobody, or `each` says false; `each` hears of every step.
+    ///
+    /// # Errors
+    /// As [`Scheduler::step`].
+    pub fn run(&mut self, sink: &mut Sink<'_>, each: &mut dyn FnMut(Step) -> bool) -> Result<()> {
+        loop {
+            let step = self.step(sink)?;
+            if !each(step) || step.done == Done::Idle {
+                return Ok(());
+            }
+        }
+    }
+
+    /// What was done so far.
+    pub fn counters(&self) -> Counters {
+        self.inner.counters
+    }
+
+    /// What became of guesses.
+    pub fn speculated(&self) -> Speculated {
+        self.inner.speculated
+    }
+
+    /// How full it is.
+    pub fn load(&self) -> Load {
+        self.inner.load()
+    }
+}
+
+/// A sequence that is not over.
+struct Live<'j> {
+    chooser: Box<dyn Choose + 'j>,
+    left: usize,
+    end: std::sync::Arc<[u32]>,
+    limit: Option<Duration>,
+    /// When its time is over: `limit` after it got its slot.
+    deadline: Option<Instant>,
+    guesses: usize,
+}
+
+/// A scheduler over any model.
+struct Inner<'j, M> {
+    model: M,
+    core: Core,
+    queue: usize,
+    context: usize,
+    live: BTreeMap<Id, Live<'j>>,
+    counters: Counters,
+    speculated: Speculated,
+}
+
+impl<'j, M: Model> Inner<'j, M> {
+    fn new(model: M, setting: &Setting, slots: Range<u32>, context: usize) -> Self {
+        let means = model.means();
+        let core = Core::new(slots, means, setting.budget.unwrap_or(means.chunk));
+        let (counters, speculated) = (Counters::default(), Speculated::default());
+        Self { model, core, queue: setting.queue, context, live: BTreeMap::new(), counters, speculated }
+    }
+
+    fn load(&self) -> Load {
+        let slots = self.core.slots();
+        let (waiting, running) = (self.core.waiting(), self.core.live());
+        Load { waiting, running, slots: slots.len(), kept: slots.kept() }
+    }
+
+    fn submit(&mut self, job: Job<'j>, of_plan: u32) -> Result<Vec<Id>> {
+        let Job { prompt, choosers, n, end, limit, guesses } = job;
+        // The last token is given away and never computed with.
+        check_room(prompt.len(), n.saturating_sub(1), self.context)?;
+        let (many, slots) = (choosers.len(), self.core.slots().len());
+        if many > slots {
+            return Err(Error::FewSlots {
+                needed: many + (of_plan as usize).saturating_sub(slots),
+                slots: of_plan,
+            });
+        }
+        let waiting = self.core.waiting();
+        // Who waits for no more than the next step takes a slot that is free now.
+        if waiting + many > self.queue.saturating_add(self.core.slots().free()) {
+            return Err(Error::Busy { waiting });
+        }
+        if many == 0 || n == 0 {
+            return Ok(Vec::new());
+        }
+        let ids = self.core.submit(prompt, many);
+        let end: std::sync::Arc<[u32]> = end.into();
+        for (&id, chooser) in ids.iter().zip(choosers) {
+            let end = end.clone();
+            self.live.insert(id, Live { chooser, left: n, end, limit, deadline: None, guesses });
+        }
+        Ok(ids)
+    }
+
+    fn step(&mut self, sink: &mut Sink<'_>) -> Result<Step> {
+        self.expire(sink);
+        let start = Instant::now();
+        let done = match self.core.next() {
+            Action::Idle => Done::Idle,
+            Action::Place { id, place } => {
+                match self.model.place(place.slot, place.from, place.keep) {
+                    Ok(kept) => {
+                        self.counters.shared_tokens += kept as u64;
+                        self.counters.shared_sequences += u64::from(kept > 0);
+                        self.core.placed(id, kept);
+                        if let Some(live) = self.live.get_mut(&id) {
+                            live.deadline = live.limit.and_then(|limit| start.checked_add(limit));
+                        }
+                        self.tell(id, Event::Began { shared: kept }, sink);
+                    }
+                    Err(e) => self.fail(id, e, sink)?,
+                }
+                Done::Placed
+            }
+            Action::Prompt { id, slot, range, whole, choose } => {
+                self.prompt(id, slot, (range.clone(), whole), &choose, sink)?;
+                Done::Prompt(range.len())
+            }
+            Action::Decode { rows } => {
+                let guessed = if let [row] = *rows { self.guess(row, sink)? } else { false };
+                if !guessed {
+                    self.decode(&rows, sink)?;
+                }
+                Done::Decode(rows.len())
+            }
+        };
+        let took = start.elapsed();
+        match done {
+            Done::Prompt(_) => self.counters.prompt_time += took,
+            Done::Decode(_) => self.counters.decode_time += took,
+            _ => {}
+        }
+        Ok(Step { done, took })
+    }
+
+    fn prompt(
+        &mut self,
+        id: Id,
+        slot: u32,
+        (range, whole): (Range<usize>, usize),
+        choose: &[Id],
+        sink: &mut Sink<'_>,
+    ) -> Result<()> {
+        let want = if choose.is_empty() { Want::None } else { Want::Last };
+        let Self { model, live, core, .. } = self;
+        let ids = core.ids(id, range.clone());
+        let mut chosen = Vec::new();
+        let mut choice =
+            |logits: &[f32]| chosen.extend(choose.iter().map(|id| (*id, pick(live.get_mut(id), logits))));
+        match model.prompt(slot, range.start, ids, whole, want, &mut choice) {
+            Ok(()) => {
+                self.counters.prompt_tokens += range.len() as u64;
+                // Only behind the last chunk a token is chosen.
+                if let Some(at) =
+                    Some(slot).filter(|_| !choose.is_empty()).and_then(|slot| self.model.mark(slot))
+                {
+                    self.core.marked(slot, at);
+                }
+                self.core.prompted(id, range);
+                chosen.into_iter().try_for_each(|(id, choice)| self.book(id, choice, sink))
+            }
+            Err(e) => self.fail(id, e, sink),
+        }
+    }
+
+    fn decode(&mut self, rows: &[(Id, u32, usize, u32)], sink: &mut Sink<'_>) -> Result<()> {
+        self.counters.decodes += 1;
+        self.counters.rows += rows.len() as u64;
+        let plain = |rows: &[(Id, u32, usize, u32)]| -> Vec<_> {
+            rows.iter().map(|&(_, slot, pos, id)| (slot, pos, id)).collect()
+        };
+        // Tokens are chosen on the threads that have computed the logits: a row of a large vocabulary takes up to milliseconds.
+        let Self { model, live, .. } = self;
+        let mut of_row: BTreeMap<Id, &mut Live<'_>> = live.iter_mut().map(|(id, live)| (*id, live)).collect();
+        let seats: Vec<_> =
+            rows.iter().map(|row| Mutex::new((of_row.remove(&row.0), None::<Choice>))).collect();
+        let choose = |i: usize, logits: &[f32]| {
+            let mut seat = seats[i].lock().unwrap_or_else(PoisonError::into_inner);
+            let (live, choice) = &mut *seat;
+            *choice = Some(pick(live.as_deref_mut(), logits));
+        };
+        let together = model.decode(&plain(rows), &choose);
+        let mut failed: Vec<Option<Error>> = rows.iter().map(|_| None).collect();
+        if let Err(e) = together {
+            // Whose fault it is shows when each row is computed by itself. Rows that have their logits have their states, too.
+            let mut first = Some(e);
+            for (i, row) in rows.iter().enumerate() {
+                if seats[i].lock().unwrap_or_else(PoisonError::into_inner).1.is_some() {
+                    continue;
+                }
+                let alone = match first.take_if(|e| rows.len() == 1 || matches!(e, Error::Interrupted)) {
+                    Some(e) => Err(e),
+                    None => model.decode(&plain(std::slice::from_ref(row)), &|_, logits| choose(i, logits)),
+                };
+                match alone {
+                    Err(Error::Interrupted) => return Err(Error::Interrupted),
+                    Err(e) => failed[i] = Some(e),
+                    Ok(()) => {}
+                }
+            }
+        }
+        let chosen: Vec<_> = seats
+            .into_iter()
+            .map(|seat| seat.into_inner().unwrap_or_else(PoisonError::into_inner).1)
+            .collect();
+        self.core.decoded(rows.iter().map(|row| row.0));
+        for ((row, choice), failed) in rows.iter().zip(chosen).zip(failed) {
+            match (choice, failed) {
+                (Some(choice), _) => self.book(row.0, choice, sink)?,
+                (None, failed) => self.fail(row.0, failed.unwrap_or(Error::NotFinite), sink)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// A sequence has its next token, or none can be chosen.
+    fn book(&mut self, id: Id, choice: Choice, sink: &mut Sink<'_>) -> Result<()> {
+        let (token, log_probabilities, ended) = match choice {
+            Choice::Token { id, log_probabilities, ended } => (id, log_probabilities, ended),
+            // The call went well: what the slot holds is right, if it is numbers.
+            Choice::None(e) => {
+                let torn = matches!(e, Error::NotFinite);
+                return self.over(id, End::Failed(e), torn, sink);
+            }
+        };
+        let Some(live) = self.live.get_mut(&id) else { return Ok(()) };
+        live.left -= 1;
+        let end = if live.end.contains(&token) || ended {
+            Some(End::Stop)
+        } else {
+            (live.left == 0).then_some(End::Length)
+        };
+        self.counters.tokens += 1;
+        self.core.chosen(id, token);
+        if self.tell(id, Event::Token { id: token, log_probabilities }, sink) {
+            end.map_or(Ok(()), |end| self.over(id, end, false, sink))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// A call that was for one sequence alone has failed.
+    fn fail(&mut self, id: Id, e: Error, sink: &mut Sink<'_>) -> Result<()> {
+        if matches!(e, Error::Interrupted) {
+            return Err(e);
+        }
+        self.over(id, End::Failed(e), true, sink)
+    }
+
+    #[expect(clippy::unnecessary_wraps, reason = "the end of what may fail")]
+    fn over(&mut self, id: Id, end: End, torn: bool, sink: &mut Sink<'_>) -> Result<()> {
+        if self.end(id, &end, torn) {
+            sink(id, Event::Ended(end));
+        }
+        Ok(())
+    }
+
+    /// Tells of a sequence; one that nobody listens to ends. Whether somebody does.
+    fn tell(&mut self, id: Id, event: Event, sink: &mut Sink<'_>) -> bool {
+        let heard = sink(id, event);
+        if !heard {
+            self.end(id, &End::Cancelled, false);
+        }
+        heard
+    }
+
+    /// Ends a sequence; whether there was one.
+    fn end(&mut self, id: Id, why: &End, torn: bool) -> bool {
+        self.live.remove(&id);
+        let was = self.core.end(id, torn);
+        self.counters.ended[why.index()] += u64::from(was);
+        was
+    }
+
+    /// Ends those whose time is over.
+    fn expire(&mut self, sink: &mut Sink<'_>) {
+        if self.live.values().all(|l| l.deadline.is_none()) {
+            return;
+        }
+        let now = Instant::now();
+        let late = |l: &Live<'_>| l.deadline.is_some_and(|d| d <= now);
+        let late: Vec<Id> = self.live.iter().filter(|(_, l)| late(l)).map(|(id, _)| *id).collect();
+        for id in late {
+            if self.end(id, &End::Expired, false) {
+                sink(id, Event::Ended(End::Expired));
+            }
+        }
+    }
+}
+
+/// What came of choosing a token.
+enum Choice {
+    Token {
+        id: u32,
+        log_probabilities: Option<LogProbabilities>,
+        /// Whether its chooser says that all is said.
+        ended: bool,
+    },
+    /// None can be.
+    None(Error),
+}
+
+/// Chooses the next token of a sequence.
+fn pick(live: Option<&mut Live<'_>>, logits: &[f32]) -> Choice {
+    let Some(live) = live else { return Choice::None(Error::NotFinite) };
+    match live.chooser.choose(logits) {
+        Ok(id) => {
+            Choice::Token { id, log_probabilities: live.chooser.last().cloned(), ended: live.chooser.ended() }
+        }
+        Err(e) => Choice::None(e),
+    }
+}

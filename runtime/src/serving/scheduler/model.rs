@@ -1,0 +1,153 @@
+//! What a scheduler calls: an engine, or a toy in tests.
+
+use super::slots::{Means, Sharing};
+use crate::bundle::program::Program;
+use crate::error::{Error, Result};
+use crate::exec::engine::{self, Engine, Want};
+use crate::kv::states;
+use crate::serving::big_little::Decoder;
+use moec_ir::EntryKind;
+use moec_ir::plan::StateKind;
+
+/// Computes tokens in slots.
+pub(super) trait Model {
+    /// What its states can do.
+    fn means(&self) -> Means;
+
+    /// Brings a slot to the first `keep` tokens of what is in `from`, or in itself, and gives how many of these are there: fewer
+    /// where its states cannot go back so far.
+    fn place(&mut self, slot: u32, from: Option<u32>, keep: usize) -> Result<usize>;
+
+    /// Has a slot go back to where it is now, if its states need that and can, and gives the position.
+    fn mark(&mut self, slot: u32) -> Option<usize>;
+
+    /// Appends a chunk of a prompt of `whole` tokens; `sink` gets the logits behind it, if they are wanted.
+    fn prompt(
+        &mut self,
+        slot: u32,
+        start: usize,
+        ids: &[u32],
+        whole: usize,
+        want: Want,
+        sink: &mut dyn FnMut(&[f32]),
+    ) -> Result<()>;
+
+    /// Appends a token to each of several sequences (slot, position, token); `sink` gets the index of the row and the logits
+    /// after it, for several rows at once and in any order.
+    fn decode(&mut self, rows: &[(u32, usize, u32)], sink: &(dyn Fn(usize, &[f32]) + Sync)) -> Result<()>;
+
+    /// Tokens that [`Model::extend`] takes behind the first one at most.
+    fn guesses(&self) -> usize;
+
+    /// Appends several tokens to a sequence in one call; `sink` gets the index and the logits of each, in order.
+    fn extend(
+        &mut self,
+        slot: u32,
+        pos: usize,
+        ids: &[u32],
+        sink: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<()>;
+
+    /// Has a slot hold its first tokens alone.
+    fn rewind(&mut self, slot: u32, len: usize) -> Result<()>;
+}
+
+/// An engine, and what decodes its tokens.
+pub(super) struct Served<'e, 'p> {
+    pub(super) engine: &'e mut Engine<'p>,
+    pub(super) decoder: &'e mut Decoder,
+    pub(super) exact: bool,
+    pub(super) sharing: Option<Sharing>,
+}
+
+/// How much sequences of a program may share, and what the states can do for it. `reduced`: decoding leaves keys and values that
+/// fewer experts have computed.
+fn means(program: &Program, exact: bool, reduced: bool) -> Means {
+    let prefill = |k: EntryKind| matches!(k, EntryKind::Prefill(_)).then(|| k.rows());
+    let chunk = program.entries.iter().filter_map(|e| prefill(e.kind)).max().unwrap_or(1);
+    let sharing = if program.schedule.is_some() {
+        // Units round differently, and who computes an expert depends on what came before.
+        Sharing::None
+    } else if exact || reduced || !program.sets.is_empty() {
+        // What a chunk's experts drop depends on who is in the chunk. Answers of fewer experts are approximations, which no other
+        // sequence goes on from: prompts are read with all experts.
+        Sharing::Chunks
+    } else {
+        Sharing::All
+    };
+    let fork = states::check_fork(program).is_ok();
+    let caches = |s: &moec_ir::plan::StateBuf| matches!(s.kind, StateKind::Cache | StateKind::Ring { .. });
+    let rewind = program.states.iter().all(caches);
+    let marks = !rewind && states::check_snapshots(program).is_ok();
+    Means { sharing, chunk, turn: engine::turn(program), fork, rewind, marks }
+}
+
+impl Model for Served<'_, '_> {
+    fn means(&self) -> Means {
+        let means = means(self.engine.program(), self.exact, self.decoder.is_reduced());
+        Means { sharing: self.sharing.unwrap_or(means.sharing), ..means }
+    }
+
+    fn place(&mut self, slot: u32, from: Option<u32>, keep: usize) -> Result<usize> {
+        if keep > 0 {
+            let forked = from.map_or(Ok(()), |from| self.engine.fork(from, slot));
+            match forked.and_then(|()| self.engine.rewind(slot, keep)) {
+                Ok(()) => return Ok(keep),
+                Err(Error::State { .. } | Error::Gap { .. }) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        self.engine.reset(slot)?;
+        Ok(0)
+    }
+
+    fn mark(&mut self, slot: u32) -> Option<usize> {
+        // One that cannot be made is one that cannot be used.
+        self.means().marks.then(|| self.engine.snapshot(slot).ok()).flatten()
+    }
+
+    fn prompt(
+        &mut self,
+        slot: u32,
+        start: usize,
+        ids: &[u32],
+        whole: usize,
+        want: Want,
+        sink: &mut dyn FnMut(&[f32]),
+    ) -> Result<()> {
+        self.engine.prefill_part(slot, start, ids, whole, want, &mut |_, logits| {
+            sink(logits);
+            Ok(())
+        })
+    }
+
+    fn decode(&mut self, rows: &[(u32, usize, u32)], sink: &(dyn Fn(usize, &[f32]) + Sync)) -> Result<()> {
+        let together = if self.exact { 1 } else { rows.len() };
+        for (i, rows) in rows.chunks(together.max(1)).enumerate() {
+            self.decoder.decode(self.engine, rows, &|row, logits| sink(i * together + row, logits))?;
+        }
+        Ok(())
+    }
+
+    fn guesses(&self) -> usize {
+        let most = states::most_guesses(self.engine.program()).unwrap_or(0);
+        if self.exact { 0 } else { most.min(self.engine.most_rows().saturating_sub(1)) }
+    }
+
+    fn extend(
+        &mut self,
+        slot: u32,
+        pos: usize,
+        ids: &[u32],
+        sink: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<()> {
+        self.engine.extend(slot, pos, ids, &mut |i, logits| {
+            sink(i, logits);
+            Ok(())
+        })
+    }
+
+    fn rewind(&mut self, slot: u32, len: usize) -> Result<()> {
+        self.engine.rewind(slot, len)
+    }
+}

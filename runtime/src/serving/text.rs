@@ -1,0 +1,269 @@
+//! Text to ids and back, with the checkpoint's own tokenizer.
+
+mod bounded;
+mod charsmap;
+mod encoding;
+
+use crate::error::{Error, Result};
+use crate::platform::regular;
+use bounded::{Bounded, timed};
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Where a bundle keeps its tokenizer.
+pub fn path(bundle: &Path) -> PathBuf {
+    bundle.join("artifacts").join("tokenizer.json")
+}
+
+/// A tokenizer.
+pub struct Text {
+    tokenizer: Bounded,
+    bos: Option<u32>,
+    /// Of prompts, where there is one.
+    limit: Option<Limit>,
+    /// Special tokens, which are left out of a text.
+    special: BTreeMap<u32, String>,
+}
+
+/// The tokens that a prompt may have ([`Text::at_most`]).
+#[derive(Clone, Copy, Debug)]
+struct Limit {
+    tokens: usize,
+    /// Bytes of a text that one token stands for at most.
+    longest: usize,
+}
+
+impl Text {
+    /// Reads the bundle's tokenizer. `bos` is put in front of every text that does not start with it.
+    ///
+    /// # Errors
+    /// [`Error::NoTokenizer`] if there is no file, [`Error::BadTokenizer`] if it cannot be used.
+    pub fn open(bundle: &Path, bos: Option<u32>) -> Result<Self> {
+        Self::open_file(path(bundle), bos)
+    }
+
+    /// As [`Text::open`], of any file.
+    ///
+    /// # Errors
+    /// As [`Text::open`].
+    fn open_file(path: PathBuf, bos: Option<u32>) -> Result<Self> {
+        match regular::read(&path, regular::TOKENIZER) {
+            Ok(bytes) => Self::parse(&bytes, bos).map_err(|reason| Error::BadTokenizer { path, reason }),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(Error::NoTokenizer(path)),
+            Err(source) => Err(Error::Io { doing: "read", path, source }),
+        }
+    }
+
+    /// As [`Text::open`], of what a `tokenizer.json` holds.
+    ///
+    /// # Errors
+    /// Why it cannot be used: it is no tokenizer, or its rules lengthen texts without bound.
+    pub fn parse(json: &[u8], bos: Option<u32>) -> Result<Self, String> {
+        charsmap::check(json)?;
+        let read = timed(|| serde_json::from_slice(json).map_err(Into::into));
+        let mut tokenizer: Bounded = read.map_err(|e| e.to_string())?;
+        // A prompt is encoded whole, whatever the file says of cutting and padding.
+        tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
+        tokenizer.with_padding(None);
+        let added = tokenizer.get_added_tokens_decoder();
+        let special = added.into_iter().filter(|(_, token)| token.special);
+        let special = special.map(|(id, token)| (id, token.content)).collect();
+        Ok(Self { tokenizer, bos, limit: None, special })
+    }
+
+    /// The largest id that the tokenizer knows, and its token; none if it knows none.
+    pub fn largest(&self) -> Option<(u32, String)> {
+        self.tokenizer.get_vocab(true).into_iter().map(|(token, id)| (id, token)).max()
+    }
+
+    /// Text of ids, without special tokens.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`].
+    pub fn decode(&self, ids: &[u32]) -> Result<String> {
+        timed(|| self.tokenizer.decode(ids, true)).map_err(|e| Error::Tokenizer(e.to_string()))
+    }
+
+    /// A decoder that is fed id by id. It leaves special tokens out.
+    pub fn stream(&self) -> TextStream<'_> {
+        TextStream::of(Tokens::Lent(self))
+    }
+
+    /// As [`Text::stream`], for who outlives whoever opened the tokenizer.
+    pub fn own_stream(self: &Arc<Self>) -> TextStream<'static> {
+        TextStream::of(Tokens::Shared(Arc::clone(self)))
+    }
+
+    /// As [`Text::stream`], with special tokens as they are written: for those who read what they mean.
+    pub fn stream_with_special(&self) -> TextStream<'_> {
+        TextStream { skip: false, ..self.stream() }
+    }
+
+    /// As [`Text::own_stream`], with special tokens as they are written.
+    pub fn own_stream_with_special(self: &Arc<Self>) -> TextStream<'static> {
+        TextStream { skip: false, ..self.own_stream() }
+    }
+
+    /// Texts of the special tokens, in the order of their ids.
+    pub fn special_tokens(&self) -> Vec<String> {
+        self.special.values().cloned().collect()
+    }
+}
+
+/// Ids in a row of which nothing came, from which on no character is waited for: they are bytes of none.
+const QUIET: usize = 64;
+
+/// Ids that may be the beginning of a character whose end is still to come: its bytes but the last.
+const OPEN: usize = 3;
+
+/// Ids of a text in front of an answer among which one is looked for that decoders can look back at.
+const BACK: usize = 32;
+
+/// Decodes ids as they come. The pieces, joined, are the text of all ids; no piece ends inside of a
+/// character. Bytes of no character come as replacement characters, late, and a character stays what it was when it was given.
+pub struct TextStream<'a> {
+    text: Tokens<'a>,
+    /// Whether special tokens are left out.
+    skip: bool,
+    /// The ids of the previous piece, for decoders that look back (a space in front of a word), then the new ones.
+    window: Vec<u32>,
+    /// How many of them are the previous piece's.
+    settled: usize,
+    /// Of the window's text, what has been returned.
+    given: String,
+    /// New ids since there was a piece.
+    quiet: usize,
+}
+
+/// Whose tokenizer a stream decodes with.
+enum Tokens<'a> {
+    Lent(&'a Text),
+    Shared(Arc<Text>),
+}
+
+impl<'a> TextStream<'a> {
+    fn of(text: Tokens<'a>) -> Self {
+        Self { text, skip: true, window: Vec::new(), settled: 0, given: String::new(), quiet: 0 }
+    }
+
+    /// The text goes on behind these ids: what they say is not given, but a word behind them has its space.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`].
+    pub fn behind(mut self, ids: &[u32]) -> Result<Self> {
+        for &id in ids.iter().rev().take(BACK) {
+            if self.leaves_out(id) {
+                continue;
+            }
+            self.window = vec![id];
+            let text = self.decode(1)?;
+            // Decoders look back at words, not at parts of characters.
+            if !text.is_empty() && !text.contains('\u{fffd}') {
+                (self.settled, self.given) = (1, text);
+                return Ok(self);
+            }
+        }
+        self.window.clear();
+        Ok(self)
+    }
+
+    fn source(&self) -> &Text {
+        match &self.text {
+            Tokens::Lent(text) => text,
+            Tokens::Shared(text) => text,
+        }
+    }
+
+    /// Whether an id is a special token that is not written: decoders do not see it.
+    fn leaves_out(&self, id: u32) -> bool {
+        self.skip && self.source().special.contains_key(&id)
+    }
+
+    /// Text of the window's first ids.
+    fn decode(&self, ids: usize) -> Result<String> {
+        let decoded = timed(|| self.source().tokenizer.decode(&self.window[..ids], self.skip));
+        decoded.map_err(|e| Error::Tokenizer(e.to_string()))
+    }
+
+    /// The text that is certain after one more id; often empty.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`].
+    pub fn push(&mut self, id: u32) -> Result<String> {
+        if self.leaves_out(id) {
+            return Ok(String::new());
+        }
+        self.window.push(id);
+        self.quiet += 1;
+        let mut text = self.decode(self.window.len())?;
+        if !(whole(&text).starts_with(&self.given) || self.given.starts_with(whole(&text))) {
+            self.forget()?;
+            text = self.decode(self.window.len())?;
+        }
+        let certain = whole(&text);
+        let piece = certain.strip_prefix(&*self.given).unwrap_or_default().to_owned();
+        if piece.is_empty() {
+            return if self.quiet < QUIET { Ok(piece) } else { self.give_up() };
+        }
+        self.quiet = 0;
+        if certain.len() == text.len() {
+            self.window.drain(..self.settled);
+            self.settled = self.window.len();
+            self.given = self.decode(self.settled)?;
+        } else {
+            certain.clone_into(&mut self.given);
+        }
+        Ok(piece)
+    }
+
+    /// Takes new ids as they are, characters or not, but for the last ones, of which a character may still come.
+    fn give_up(&mut self) -> Result<String> {
+        self.quiet = OPEN;
+        let mut text = self.decode(self.window.len() - OPEN)?;
+        if !text.starts_with(&self.given) {
+            self.forget()?;
+            text = self.decode(self.window.len() - OPEN)?;
+        }
+        let more = text.strip_prefix(&*self.given).unwrap_or_default().to_owned();
+        let over = self.window.len() - OPEN;
+        if text == self.decode(self.settled)? {
+            // They have no text.
+            self.window.drain(self.settled..over);
+        } else {
+            self.window.drain(..over - 1);
+            self.settled = 1;
+            self.given = self.decode(1)?;
+        }
+        Ok(more)
+    }
+
+    /// Forgets the ids of the previous piece, which with the new ones have another text: a byte that is none of a character changes
+    /// what those in front of it mean.
+    fn forget(&mut self) -> Result<()> {
+        let settled = self.decode(self.settled)?;
+        self.given = self.given.strip_prefix(&*settled).unwrap_or_default().to_owned();
+        self.window.drain(..self.settled);
+        self.settled = 0;
+        Ok(())
+    }
+
+    /// What is left: characters that never became whole, as replacement characters.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`].
+    pub fn finish(mut self) -> Result<String> {
+        let mut text = self.decode(self.window.len())?;
+        if !text.starts_with(&self.given) {
+            self.forget()?;
+            text = self.decode(self.window.len())?;
+        }
+        Ok(text.strip_prefix(&*self.given).unwrap_or_default().to_owned())
+    }
+}
+
+/// A text without the characters at its end whose bytes have not all come: they decode to replacement characters.
+fn whole(text: &str) -> &str {
+    text.trim_end_matches('\u{fffd}')
+}

@@ -1,0 +1,122 @@
+//! Steps that other units wait for.
+//!
+//! Lanes of one unit meet at barriers. Units meet at events: each step that a step of another unit depends on has one, which
+//! is over when every lane of its unit has done its share.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a thread spins before it sleeps, as at a barrier.
+const SPIN: Duration = Duration::from_micros(20);
+/// Pauses between two looks at the clock.
+const PAUSES: u32 = 64;
+
+/// The events of one call.
+#[derive(Debug)]
+pub(crate) struct Events {
+    /// Lanes that are still to come, by event.
+    left: Vec<AtomicUsize>,
+    spin: Duration,
+    sleepers: AtomicUsize,
+    lock: Mutex<()>,
+    wake: Condvar,
+}
+
+impl Events {
+    /// Room for as many events as an entry point has; `threads` walk in all. With more of them than cores nobody spins.
+    pub(crate) fn new(most: usize, threads: usize) -> Self {
+        Self {
+            left: (0..most).map(|_| AtomicUsize::new(0)).collect(),
+            spin: if threads <= crate::platform::cpu::cores() { SPIN } else { Duration::ZERO },
+            sleepers: AtomicUsize::new(0),
+            lock: Mutex::new(()),
+            wake: Condvar::new(),
+        }
+    }
+
+    /// Before a call: how many lanes each event waits for.
+    pub(crate) fn reset(&mut self, lanes: impl Iterator<Item = usize>) {
+        for (left, lanes) in self.left.iter_mut().zip(lanes) {
+            *left.get_mut() = lanes;
+        }
+    }
+
+    /// A lane has done its share of the step.
+    pub(crate) fn arrive(&self, event: usize) {
+        // Sequentially consistent with the sleeper's increment and look: either it sees that nobody is left, or it is seen
+        // here and woken.
+        if self.left[event].fetch_sub(1, Ordering::SeqCst) == 1 && self.sleepers.load(Ordering::SeqCst) > 0 {
+            drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
+            self.wake.notify_all();
+        }
+    }
+
+    /// Returns when all lanes have done their shares. What they wrote before is then visible.
+    pub(crate) fn wait(&self, event: usize) {
+        let left = &self.left[event];
+        if left.load(Ordering::Acquire) == 0 || self.spin_until(left) {
+            return;
+        }
+        let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        while left.load(Ordering::SeqCst) > 0 {
+            guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn spin_until(&self, left: &AtomicUsize) -> bool {
+        if self.spin.is_zero() {
+            return false;
+        }
+        let start = Instant::now();
+        while start.elapsed() < self.spin {
+            for _ in 0..PAUSES {
+                if left.load(Ordering::Acquire) == 0 {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            std::thread::yield_now();
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two units hand a number back and forth, each waiting for the other's last step.
+    #[test]
+    fn what_was_written_before_is_seen() {
+        const STEPS: usize = 2000;
+        for lanes in [1, 2, 3] {
+            let mut events = Events::new(2 * STEPS, lanes + 1);
+            events.reset((0..2 * STEPS).map(|i| if i % 2 == 0 { lanes } else { 1 }));
+            let (events, sum) = (&events, &AtomicUsize::new(0));
+            std::thread::scope(|scope| {
+                for _ in 0..lanes {
+                    scope.spawn(move || {
+                        for step in 0..STEPS {
+                            if step > 0 {
+                                events.wait(2 * step - 1);
+                            }
+                            sum.fetch_add(1, Ordering::Relaxed);
+                            events.arrive(2 * step);
+                        }
+                    });
+                }
+                for step in 0..STEPS {
+                    events.wait(2 * step);
+                    assert_eq!(sum.load(Ordering::Relaxed), (step + 1) * lanes);
+                    if step % 97 == 0 {
+                        std::thread::sleep(Duration::from_micros(80)); // make the others fall asleep
+                    }
+                    events.arrive(2 * step + 1);
+                }
+            });
+        }
+    }
+}

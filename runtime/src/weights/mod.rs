@@ -1,0 +1,243 @@
+//! Where weights lie: in memory of our own, or in the page cache, mapped. Who decides, and what came of it.
+
+pub mod owned;
+pub(crate) mod preload;
+pub mod store;
+
+use crate::bundle::program::Program;
+use crate::error::{Error, Result};
+use crate::platform::memory::{HUGE_PAGE, Region, size};
+use moec_ir::plan::{StateBuf, StateKind};
+use std::ops::Range;
+use std::time::Duration;
+
+/// Where weights are to lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Weights {
+    /// In memory of our own where there is room for them, else mapped.
+    #[default]
+    Auto,
+    /// In memory of our own ([`crate::weights::owned`]), or an error.
+    Own,
+    /// Mapped ([`crate::weights::store::MappedStore`]): shared with other processes, and dropped where memory is short.
+    Mapped,
+}
+
+/// Names of the choices.
+const CHOICES: [(&str, Weights); 3] =
+    [("auto", Weights::Auto), ("own", Weights::Own), ("mapped", Weights::Mapped)];
+
+impl Weights {
+    /// The names that [`Weights::parse`] reads.
+    pub const NAMES: [&str; 3] = [CHOICES[0].0, CHOICES[1].0, CHOICES[2].0];
+
+    /// Reads `auto`, `own` or `mapped`; none for another name.
+    pub fn parse(name: &str) -> Option<Self> {
+        CHOICES.iter().find(|(known, _)| *known == name).map(|(_, choice)| *choice)
+    }
+}
+
+/// What is left to others where [`Weights::Auto`] takes memory: for the process itself, the file system, and whatever else
+/// begins to run.
+pub const RESERVE: u64 = 512 << 20;
+
+/// Where the weights of a program lie, and why.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Whether in memory of our own; otherwise they are mapped.
+    pub own: bool,
+    /// Why so, for people.
+    pub why: String,
+    /// Bytes of memory of our own that are set aside for weights.
+    pub bytes: u64,
+    /// How many of these the kernel backs with huge pages; none if it does not say.
+    pub huge_bytes: Option<u64>,
+    /// What fills it, for people.
+    pub reader: Option<String>,
+    /// From the start until all was there; none as long as it is not.
+    pub took: Option<Duration>,
+}
+
+/// Sequences that are to be held at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// How many; the slots of the plan at most.
+    pub sequences: usize,
+    /// Tokens of each; those of the context at most.
+    pub tokens: usize,
+}
+
+impl Demand {
+    /// All that the plan has slots for.
+    pub const FULL: Self = Self { sequences: usize::MAX, tokens: usize::MAX };
+}
+
+/// A decision: whether weights lie in memory of our own, and why, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Choice {
+    pub(crate) own: bool,
+    pub(crate) why: String,
+}
+
+impl Choice {
+    /// What is decided where experts stay on flash, of the weights beside them.
+    pub(crate) fn under_budget() -> Self {
+        Self { own: false, why: "the bundle's memory budget counts them so".to_owned() }
+    }
+}
+
+/// Bytes that a run with weights of its own takes: these in huge pages, and what the plan names, with a full KV cache.
+pub(crate) fn needed(program: &Program, threads: usize) -> u64 {
+    let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
+    let page = HUGE_PAGE as u64;
+    let used = |i: usize| program.segments.iter().any(|s| s.file as usize == i);
+    let files = program.files.iter().enumerate().filter(|&(i, _)| used(i));
+    let weights = sum(&mut files.map(|(_, f)| f.bytes.div_ceil(page).saturating_mul(page)));
+    let scratch = program.scratch_bytes.saturating_mul(threads as u64);
+    let kv = sum(&mut program.states.iter().map(StateBuf::bytes));
+    sum(&mut [weights, program.arena_bytes(), scratch, kv].into_iter())
+}
+
+/// Refuses a run that may come to need more memory than is `free`: for activations, scratch, and the states of what it means to
+/// hold. The system gives memory when it is first written, and ends the process where there is none left. Weights are not counted:
+/// mapped ones can be dropped, and others are taken only where all of this fits beside them ([`choose`]).
+///
+/// # Errors
+/// [`Error::NoMemory`].
+pub(crate) fn check_room(program: &Program, threads: usize, demand: Demand, free: u64) -> Result<()> {
+    let model = &program.model;
+    let (slots, context) = (model.slots.max(1) as usize, model.max_context.max(1) as usize);
+    let (sequences, tokens) = (demand.sequences.clamp(1, slots), demand.tokens.clamp(1, context));
+    let of_state = |s: &StateBuf| {
+        let one = s.bytes().div_ceil(slots as u64).saturating_mul(sequences as u64);
+        // Caches alone grow with their sequence.
+        let grows = matches!(s.kind, StateKind::Cache);
+        if grows { one.div_ceil(context as u64).saturating_mul(tokens as u64) } else { one }
+    };
+    let here = program.states.iter().filter(|s| s.memory == 0);
+    let kv = here.map(of_state).fold(0, u64::saturating_add);
+    let scratch = program.scratch_bytes.saturating_mul(threads as u64);
+    let rest = program.arena_bytes().saturating_add(scratch);
+    if kv.saturating_add(rest) <= free {
+        return Ok(());
+    }
+    Err(Error::NoMemory { kv, rest, free, sequences, tokens })
+}
+
+/// Decides for a run that takes `needed` bytes where `available` are there (none: the system does not say). `lazy`: what is not
+/// read is not to be loaded.
+///
+/// # Errors
+/// [`Error::NoRoom`] if memory of our own is asked for by name and there is too little. Where there is enough, but less than
+/// [`RESERVE`] would be left, it is taken as asked.
+pub(crate) fn choose(weights: Weights, lazy: bool, needed: u64, available: Option<u64>) -> Result<Choice> {
+    let choice = |own, why: String| Ok(Choice { own, why });
+    let wanted = needed.saturating_add(RESERVE);
+    match (weights, available) {
+        (Weights::Mapped, _) => choice(false, "as asked".to_owned()),
+        (Weights::Own, Some(available)) if needed > available => Err(Error::NoRoom { needed, available }),
+        (Weights::Own, _) => choice(true, "as asked".to_owned()),
+        (Weights::Auto, _) if lazy => choice(false, "read when first needed, as asked".to_owned()),
+        (Weights::Auto, None) => choice(false, "this system does not say how much memory is free".to_owned()),
+        (Weights::Auto, Some(available)) => {
+            let own = wanted <= available;
+            let takes = if own { "needs" } else { "would need" };
+            let (needed, reserve, available) = (size(needed), size(RESERVE), size(available));
+            let why = format!("a run {takes} {needed}, and {reserve} to spare, of {available} that are free");
+            choice(own, why)
+        }
+    }
+}
+
+/// Of the memory at these addresses, how many bytes are backed by huge pages.
+#[cfg(target_os = "linux")]
+pub(crate) fn huge_bytes(range: Range<usize>) -> Option<u64> {
+    sum_of_huge(&std::fs::read_to_string("/proc/self/smaps").ok()?, &range)
+}
+
+/// This system does not say.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn huge_bytes(_range: Range<usize>) -> Option<u64> {
+    None
+}
+
+/// Sums `AnonHugePages` of the mappings, in the form of `/proc/self/smaps`, that meet a range of addresses.
+#[cfg(target_os = "linux")]
+fn sum_of_huge(smaps: &str, range: &Range<usize>) -> Option<u64> {
+    let (mut inside, mut sum) = (false, None);
+    for line in smaps.lines() {
+        let first = line.split(' ').next().unwrap_or_default();
+        if let Some((start, end)) = first.split_once('-') {
+            let at = |text| usize::from_str_radix(text, 16).ok();
+            if let (Some(start), Some(end)) = (at(start), at(end)) {
+                inside = start < range.end && range.start < end;
+            }
+        } else if inside && let Some(kib) = crate::platform::available::field(line, "AnonHugePages:") {
+            sum = Some(sum.unwrap_or(0_u64).saturating_add(kib.saturating_mul(1024)));
+        }
+    }
+    sum
+}
+
+/// Whether memory that asks for huge pages gets one here and now; none if the system does not say.
+pub(crate) fn gets_huge_pages() -> Option<bool> {
+    let region = Region::in_huge_pages("a huge page", HUGE_PAGE as u64).ok()?;
+    region.populate(0, region.bytes());
+    let first = region.base().ptr().addr();
+    huge_bytes(first..first + region.bytes()).map(|bytes| bytes > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read() {
+        for (name, choice) in CHOICES {
+            assert_eq!(Weights::parse(name), Some(choice));
+        }
+        assert_eq!(Weights::parse("mine"), None);
+    }
+
+    #[test]
+    fn memory_is_taken_where_there_is_room() {
+        const GIB: u64 = 1 << 30;
+        use Weights::{Auto, Mapped, Own};
+        for (weights, lazy, needed, available, own) in [
+            (Auto, false, 3 * GIB, Some(4 * GIB), Some(true)),
+            (Auto, false, 4 * GIB - RESERVE, Some(4 * GIB), Some(true)),
+            (Auto, false, 4 * GIB - RESERVE + 1, Some(4 * GIB), Some(false)),
+            (Auto, false, u64::MAX, Some(u64::MAX), Some(true)),
+            (Auto, false, 1, Some(0), Some(false)),
+            (Auto, false, 1, None, Some(false)),
+            (Auto, true, 1, Some(4 * GIB), Some(false)),
+            (Mapped, false, 1, Some(4 * GIB), Some(false)),
+            (Own, false, 4 * GIB, Some(4 * GIB), Some(true)),
+            (Own, false, 4 * GIB + 1, Some(4 * GIB), None),
+            (Own, false, u64::MAX, None, Some(true)),
+        ] {
+            let found = choose(weights, lazy, needed, available);
+            assert_eq!(
+                found.as_ref().ok().map(|c| c.own),
+                own,
+                "{weights:?} {needed} of {available:?}: {found:?}"
+            );
+        }
+        let why = choose(Auto, false, 3 * GIB, Some(2 * GIB)).unwrap().why;
+        assert_eq!(why, "a run would need 3.0 GiB, and 512 MiB to spare, of 2.0 GiB that are free");
+        let error = choose(Own, false, 3 * GIB, Some(2 * GIB)).unwrap_err().to_string();
+        assert!(error.contains("3072.0 MiB") && error.contains("1024.0 MiB are missing"), "{error}");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn huge_pages_of_a_range_are_counted() {
+        let smaps = "7f00-8000 rw-p 00000000 00:00 0 \nSize: 4 kB\nAnonHugePages:      2048 kB\nVmFlags: rd wr\n\
+                     8000-9000 rw-p 00000000 00:00 0 [anon: x]\nAnonHugePages:      4096 kB\n\
+                     a000-b000 r--p 00000000 00:00 0 /a-b\nAnonHugePages:         6 kB\n";
+        assert_eq!(sum_of_huge(smaps, &(0x8000..0x8001)), Some(4096 << 10));
+        assert_eq!(sum_of_huge(smaps, &(0x7fff..0x8001)), Some(6144 << 10));
+        assert_eq!(sum_of_huge(smaps, &(0x9000..0xa000)), None);
+        assert!(gets_huge_pages().is_some());
+    }
+}

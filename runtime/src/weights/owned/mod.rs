@@ -1,0 +1,200 @@
+//! Weights in memory of our own: anonymous huge pages, filled past the page cache while the first prompt runs.
+//!
+//! Where pages of a file lie is the page cache's affair: on a machine whose memory was full when the file came in they are
+//! scattered, 4 KiB each, and decoding, which does nothing but read them, runs at a third of the speed. Memory of our own is
+//! asked for in huge pages, touched a piece at a time just before reads fill it, and never moves.
+//!
+//! * `order`: the pieces that files are cut into, and their order: as the steps of a prompt use them.
+//! * `loader`: the threads that read pieces and, where files are checked, take their SHA-256 on the way.
+//! * `arrival`: what is there, and who waits for the rest. A step waits for the pieces of its own segments.
+//! * `page_cache`: what need not be read, since the page cache has it.
+//! * `moving`: weights that are mapped until memory of our own is filled.
+
+mod arrival;
+mod loader;
+mod moving;
+mod order;
+mod page_cache;
+
+use crate::bundle::program::Program;
+use crate::error::{Error, Result};
+use crate::offload::flash::{self, Buffers, Class, Extent, ExtentTable, FileEntry, Flash, SystemClock};
+use crate::offload::paging::{self, Wrap};
+use crate::platform::memory::Addr;
+use crate::weights::store::{Addresses, BundleFile, BundleFiles, CheckLevel, Store};
+use crate::weights::{Held, huge_bytes};
+use loader::{Loader, Reading, Whole};
+use moec_ir::plan::FileRef;
+use order::{Order, PIECE, Pieces};
+use page_cache::PageCache;
+use std::path::Path;
+use std::sync::Arc;
+
+pub use arrival::Arrival;
+pub use moving::MovingStore;
+
+/// Weight files in memory of our own, read in the background from when the store is opened.
+///
+/// Once a file was read it may be changed, cut or removed; before, that ends the calls that wait for it in an error.
+pub struct OwnedStore {
+    // In front: its threads end before the memory goes.
+    _loader: Loader,
+    arrival: Arc<Arrival>,
+    memory: Arc<Buffers>,
+    addresses: Addresses,
+    reader: String,
+}
+
+/// How files are read.
+#[derive(Clone, Copy, Debug)]
+pub struct How {
+    /// Of the disk.
+    pub flash: flash::Options,
+    /// Put in front of the reader, for tests.
+    pub wrap: Option<Wrap>,
+}
+
+impl How {
+    /// As the environment asks: `MOEC_FLASH` names the reader.
+    ///
+    /// # Errors
+    /// A reader that is not known.
+    pub fn from_env() -> Result<Self> {
+        let flash = paging::usual_flash()?;
+        // Memory that is registered would be there all at once, and before the first read.
+        Ok(Self { flash: flash::Options { register: false, verify_reads: false, ..flash }, wrap: None })
+    }
+}
+
+impl OwnedStore {
+    /// Checks the sizes of all files, takes memory for those that hold segments, and begins to read them. What `check` says of
+    /// their content is checked as they are read: segments of a file that is another one are never let through.
+    ///
+    /// # Errors
+    /// A file that is missing or has another size, or one without segments that has another content; a segment outside of its
+    /// file; memory or threads refused.
+    pub fn open(program: &Program, bundle: &Path, check: CheckLevel, how: &How) -> Result<Self> {
+        Self::of(program, &BundleFiles::open(program, bundle)?, check, how)
+    }
+
+    /// As [`OwnedStore::open`], of files that are open.
+    ///
+    /// # Errors
+    /// As [`OwnedStore::open`].
+    pub(crate) fn of(program: &Program, opened: &BundleFiles, check: CheckLevel, how: &How) -> Result<Self> {
+        let pieces = Arc::new(Pieces::new(program)?);
+        let files =
+            || (0_u32..).zip(&program.files).zip(opened.iter()).map(|((i, info), file)| (i, info, file));
+        let read = |file: u32| !pieces.of_file(file).is_empty();
+        for (_, info, file) in files().filter(|&(i, info, _)| !read(i) && check.hashes(info.bytes)) {
+            file.check(info)?;
+        }
+        let whole: Vec<bool> = files().map(|(i, info, _)| read(i) && check.hashes(info.bytes)).collect();
+        let is_whole = |file: u32| whole.get(file as usize).copied().unwrap_or(false);
+
+        let count = u32::try_from(pieces.all.len()).map_err(|_| too_many())?;
+        let memory = Buffers::in_huge_pages("weights", &[Class { bytes: PIECE, count }])?;
+        let addresses = Addresses::new(program, &|_| true, &|s, end| {
+            let first = pieces.place(s.file, s.offset);
+            let inside = end <= program.files.get(s.file as usize)?.bytes;
+            // A segment without bytes, at the end of a file, has an address that nobody reads.
+            inside.then(|| memory.base().plus(first.unwrap_or(0)))
+        })?;
+        let table = Arc::new(table(&pieces, files())?);
+        let options = flash::Options { verify_reads: false, ..how.flash };
+        let clock = Arc::new(SystemClock::default());
+        let flash =
+            Flash::with_reader(table, Arc::clone(&memory), &options, clock, |reader| match how.wrap {
+                Some(wrap) => (wrap.0)(reader),
+                None => reader,
+            })?;
+        let reader = flash.describe().to_owned();
+
+        let Order { pieces: order, needs } = Order::new(program, &pieces, &is_whole);
+        let unproven = files().filter(|&(i, ..)| is_whole(i)).flat_map(|(i, ..)| pieces.of_file(i));
+        let arrival = Arc::new(Arrival::new(pieces.all.len(), order, needs, unproven));
+        let mut buffers: Vec<_> = pieces.all.iter().map(|_| memory.take(PIECE)).collect();
+        buffers.sort_by_key(|b| b.as_ref().map(flash::Buffer::index));
+        let cache = |(i, _, BundleFile { path, file }): (u32, &FileRef, &BundleFile)| {
+            let failed = |source| Error::Io { doing: "open", path: path.clone(), source };
+            read(i).then(|| PageCache::of(file, path).map_err(failed)).transpose()
+        };
+        let caches = files().map(cache).collect::<Result<_>>()?;
+        let reading = Reading::new(Arc::clone(&arrival), flash, Arc::clone(&pieces), buffers, caches);
+        let hashing = files().filter(|&(i, ..)| is_whole(i)).map(|(file, info, of)| Whole {
+            path: of.path.clone(),
+            sha256: info.sha256,
+            file,
+            pieces: Arc::clone(&pieces),
+            memory: Arc::clone(&memory),
+        });
+        let loader = Loader::start(reading, hashing.collect())?;
+        Ok(Self { _loader: loader, arrival, memory, addresses, reader })
+    }
+}
+
+fn too_many() -> Error {
+    Error::Plan("there are more weights than memory can be".to_owned())
+}
+
+/// Every piece twice: past the page cache, and through it.
+fn table<'a>(
+    pieces: &Pieces,
+    files: impl Iterator<Item = (u32, &'a FileRef, &'a BundleFile)>,
+) -> Result<ExtentTable> {
+    let (mut entries, mut extents) = (Vec::new(), Vec::new());
+    for (i, info, file) in files {
+        let range = pieces.of_file(i);
+        if range.is_empty() {
+            continue;
+        }
+        let first = u32::try_from(entries.len()).map_err(|_| too_many())?;
+        let (path, identity) = (&file.path, file.identity()?);
+        entries.extend([false, true].map(|cached| FileEntry {
+            path: path.clone(),
+            bytes: info.bytes,
+            cached,
+            identity,
+        }));
+        let both = |p: &order::Piece| {
+            let extent = |file| Extent { file, offset: p.offset, bytes: p.bytes, crc32c: None };
+            [extent(first), extent(first + 1)]
+        };
+        extents.extend(pieces.all.get(range).unwrap_or_default().iter().flat_map(both));
+    }
+    ExtentTable::new(entries, extents)
+}
+
+// SAFETY: every address lies in the memory of the pieces, which the store holds: 2 MiB-aligned, plus whole pieces, plus the rest
+// of an offset that the verifier has found to be a multiple of 64; the pieces of a file follow each other without a gap, so the
+// segment's bytes lie there, too (`open`). They are written by reads until the arrival lets their pieces through, and by nobody
+// after. Tables are never changed; an address is as large as a pointer.
+unsafe impl Store for OwnedStore {
+    fn segment(&self, index: u32) -> Option<Addr> {
+        self.addresses.segment(index)
+    }
+
+    fn matrices(&self, index: u32) -> Option<Addr> {
+        self.addresses.matrices(index)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.addresses.bytes()
+    }
+
+    fn arrival(&self) -> Option<&Arrival> {
+        Some(&self.arrival)
+    }
+
+    fn held(&self) -> Held {
+        let first = self.memory.base().ptr().addr();
+        Held {
+            own: true,
+            bytes: self.memory.bytes() as u64,
+            huge_bytes: huge_bytes(first..first + self.memory.bytes()),
+            reader: Some(self.reader.clone()),
+            took: self.arrival.took(),
+            ..Held::default()
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Weights that move: mapped where the page cache has them already, so that the first token comes at once; then, when memory
+//! of our own is filled behind the first prompt, from there. Where it cannot be filled they stay mapped.
+
+use super::{Arrival, How, OwnedStore, PageCache, Pieces};
+use crate::bundle::program::Program;
+use crate::error::{Fault, Result};
+use crate::platform::memory::Addr;
+use crate::weights::Held;
+use crate::weights::store::{BundleFiles, CheckLevel, MappedStore, Store};
+use std::path::Path;
+
+/// Mapped weights that are to lie in memory of our own.
+pub struct MovingStore<'p> {
+    program: &'p Program,
+    files: BundleFiles,
+    check: CheckLevel,
+    how: How,
+    /// Until they have moved.
+    from: Option<MappedStore>,
+    /// From when it is filled.
+    to: Option<OwnedStore>,
+    /// Why they stay mapped, for people.
+    refused: Option<String>,
+    /// What is still to be said of it.
+    warning: Option<String>,
+    /// Whether the addresses are those of `to`.
+    moved: bool,
+}
+
+impl<'p> MovingStore<'p> {
+    /// Maps the weights, whose files are checked as [`MappedStore::open`] does.
+    ///
+    /// # Errors
+    /// As [`MappedStore::open`].
+    pub fn open(program: &'p Program, bundle: &Path, check: CheckLevel, how: &How) -> Result<Self> {
+        Self::of(program, &BundleFiles::open(program, bundle)?, check, how)
+    }
+
+    /// As [`MovingStore::open`], of files that are open.
+    ///
+    /// # Errors
+    /// As [`MappedStore::open`].
+    pub(crate) fn of(
+        program: &'p Program,
+        files: &BundleFiles,
+        check: CheckLevel,
+        how: &How,
+    ) -> Result<Self> {
+        let from = Some(MappedStore::of(program, files, check, &|_| true)?);
+        let (files, how) = (files.clone(), *how);
+        Ok(Self { program, files, check, how, from, to: None, refused: None, warning: None, moved: false })
+    }
+
+    /// Whether the page cache has nearly all of the files that hold weights: a first prompt is then faster mapped than it
+    /// would be after them.
+    ///
+    /// # Errors
+    /// A plan that cuts no pieces.
+    pub(crate) fn is_worth(program: &Program, files: &BundleFiles) -> Result<bool> {
+        let pieces = Pieces::new(program)?;
+        let mut files = (0_u32..).zip(&program.files).zip(files.iter());
+        Ok(files.all(|((i, info), of)| {
+            let holds = || PageCache::of(&of.file, &of.path).is_ok_and(|c| c.holds(0, info.bytes));
+            pieces.of_file(i).is_empty() || holds()
+        }))
+    }
+
+    fn here(&self) -> Option<&dyn Store> {
+        match (&self.to, &self.from) {
+            (Some(to), _) if self.moved => Some(to),
+            (_, Some(from)) => Some(from),
+            _ => None,
+        }
+    }
+}
+
+// SAFETY: addresses are those of one of two stores, which is held for as long as they are: the mapping until `leave`, memory of
+// our own, all of which has arrived by then, from `moves` on.
+unsafe impl Store for MovingStore<'_> {
+    fn segment(&self, index: u32) -> Option<Addr> {
+        self.here()?.segment(index)
+    }
+
+    fn matrices(&self, index: u32) -> Option<Addr> {
+        self.here()?.matrices(index)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.here().map_or(0, Store::bytes)
+    }
+
+    fn preload(&mut self) {
+        if self.to.is_some() || self.refused.is_some() {
+            return;
+        }
+        // What is computed with is what is read now, so it is checked as what was mapped.
+        match OwnedStore::of(self.program, &self.files, self.check, &self.how) {
+            Ok(to) => self.to = Some(to),
+            Err(e) => {
+                self.refused = Some(format!("memory of its own was refused: {e}"));
+                if let Some(from) = &mut self.from {
+                    from.preload();
+                }
+            }
+        }
+    }
+
+    fn moves(&mut self) -> Result<bool> {
+        let Some(to) = self.to.as_ref().filter(|_| !self.moved) else { return Ok(false) };
+        let arrival = to.arrival();
+        match arrival.map_or(Ok(()), Arrival::check) {
+            Ok(()) => self.moved = arrival.is_none_or(Arrival::is_complete),
+            // What is mapped is of the same file: where that was cut or changed, it is not what was built either.
+            Err(e) if e.fault() == Fault::Bundle => return Err(e),
+            Err(e) => {
+                let why = format!("weights stay mapped, since they could not be read into memory: {e}");
+                self.to = None;
+                self.warning = Some(why.clone());
+                self.refused = Some(why);
+            }
+        }
+        Ok(self.moved)
+    }
+
+    fn leave(&mut self) {
+        if self.moved {
+            self.from = None;
+        }
+    }
+
+    fn settle(&mut self) {
+        // Errors are those of `moves`.
+        if let Some(arrival) = self.to.as_ref().and_then(OwnedStore::arrival) {
+            let _ = arrival.wait_all();
+        }
+    }
+
+    fn warning(&mut self) -> Option<String> {
+        self.warning.take()
+    }
+
+    fn held(&self) -> Held {
+        match &self.to {
+            Some(to) if self.moved => to.held(),
+            _ => {
+                let why = self.refused.clone();
+                let why = why.unwrap_or_else(|| {
+                    "the page cache has them; they move to memory of its own behind the first prompt"
+                        .to_owned()
+                });
+                Held { why, ..Held::default() }
+            }
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Which pieces of the weight files are read, in which order, and what a segment needs of them.
+
+use crate::bundle::program::Program;
+use crate::error::Result;
+use moec_ir::plan::{Arg, Segment};
+use std::ops::Range;
+
+/// Most bytes of a piece: what is touched, read and waited for at once. Two huge pages.
+pub(super) const PIECE: u64 = 4 << 20;
+
+/// A part of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    /// Index of the file in the program.
+    pub(super) file: u32,
+    /// Offset in the file, a multiple of [`PIECE`].
+    pub(super) offset: u64,
+    /// Bytes, 1 to [`PIECE`].
+    pub(super) bytes: u64,
+}
+
+/// The pieces of all files that hold segments, file after file. In memory a piece takes [`PIECE`] bytes.
+#[derive(Debug)]
+pub(super) struct Pieces {
+    pub(super) all: Vec<Piece>,
+    /// By file: its pieces; empty if it holds no segment.
+    of_file: Vec<Range<usize>>,
+}
+
+impl Pieces {
+    /// Cuts the files of a program.
+    ///
+    /// # Errors
+    /// [`Error::Plan`] for more pieces than there can be.
+    pub(super) fn new(program: &Program) -> Result<Self> {
+        let mut pieces = Self { all: Vec::new(), of_file: Vec::with_capacity(program.files.len()) };
+        for (file, info) in (0..).zip(&program.files) {
+            let first = pieces.all.len();
+            let used = program.segments.iter().any(|s| s.file == file);
+            let count = if used { info.bytes.div_ceil(PIECE) } else { 0 };
+            // Far from what an index of a buffer can be: 8 PB.
+            if count > u64::from(u32::MAX / 2) - first as u64 {
+                return Err(super::too_many());
+            }
+            pieces.all.extend((0..count).map(|i| {
+                let offset = i * PIECE;
+                Piece { file, offset, bytes: (info.bytes - offset).min(PIECE) }
+            }));
+            pieces.of_file.push(first..pieces.all.len());
+        }
+        Ok(pieces)
+    }
+
+    /// The pieces of a file.
+    pub(super) fn of_file(&self, file: u32) -> Range<usize> {
+        self.of_file.get(file as usize).cloned().unwrap_or_default()
+    }
+
+    /// The pieces that a segment lies in.
+    fn of_segment(&self, s: &Segment) -> Range<usize> {
+        let file = self.of_file(s.file);
+        let end = s.end().unwrap_or(s.offset);
+        let at = |offset: u64| {
+            file.start.saturating_add(usize::try_from(offset).unwrap_or(usize::MAX)).min(file.end)
+        };
+        at(s.offset / PIECE)..at(end.div_ceil(PIECE))
+    }
+
+    /// Place of a byte of a file among all pieces in memory; none if the file has no such byte.
+    pub(super) fn place(&self, file: u32, offset: u64) -> Option<usize> {
+        let piece = self.of_file(file).nth(usize::try_from(offset / PIECE).ok()?)?;
+        piece.checked_mul(usize::try_from(PIECE).ok()?)?.checked_add(usize::try_from(offset % PIECE).ok()?)
+    }
+}
+
+/// In which order pieces come.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Order {
+    /// Indices of pieces, each once. Those that nobody needs are missing.
+    pub(super) pieces: Vec<u32>,
+    /// By segment, how many of them from the front must be there before it is read.
+    pub(super) needs: Vec<usize>,
+}
+
+impl Order {
+    /// The order in which the steps of a program, prefill first, use segments. Files that `whole` names are read from their
+    /// beginning to their end, and nothing of them is used before: somebody sums them up.
+    pub(super) fn new(program: &Program, pieces: &Pieces, whole: &dyn Fn(u32) -> bool) -> Self {
+        let of = |s: &Segment| if whole(s.file) { pieces.of_file(s.file) } else { pieces.of_segment(s) };
+        let steps = program.entries.iter().flat_map(|e| &e.steps);
+        let used = steps.flat_map(|s| &s.args).filter_map(|arg| match arg {
+            Arg::Segment(i) | Arg::Matrices(i) => program.segments.get(*i as usize),
+            Arg::Buffer(..) | Arg::State(_) => None,
+        });
+        let mut at = vec![None; pieces.all.len()];
+        let mut order = Self::default();
+        // What no step uses comes last.
+        for piece in used.chain(&program.segments).flat_map(&of) {
+            if let Some(place @ None) = at.get_mut(piece) {
+                *place = Some(order.pieces.len());
+                order.pieces.extend(u32::try_from(piece));
+            }
+        }
+        let last = |s: &Segment| of(s).filter_map(|piece| at.get(piece).copied().flatten()).max();
+        order.needs = program.segments.iter().map(|s| last(s).map_or(0, |i| i + 1)).collect();
+        order
+    }
+}

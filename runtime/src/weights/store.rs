@@ -1,0 +1,375 @@
+//! Where packed weights come from.
+
+use crate::bundle::program::Program;
+use crate::error::{Error, Result};
+use crate::platform::mapped::MappedFile;
+use crate::platform::memory::Addr;
+use crate::platform::regular::{self, FileId};
+use crate::weights::Held;
+use crate::weights::owned::Arrival;
+use crate::weights::preload::Preload;
+#[cfg(doc)]
+use moec_ir::plan::Layout;
+use moec_ir::plan::{FileRef, Segment};
+use sha2::{Digest, Sha256};
+use std::fs::File;
+use std::io::{self, ErrorKind, Read as _, Seek as _};
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+/// Gives the addresses of weight segments: memory of our own, mapped files, or a cache over flash for models that do not fit
+/// in memory.
+///
+/// # Safety
+/// For every index of [`moec_ir::plan::Plan::segments`], an address that `segment` returns is aligned to 64 bytes, and that of at
+/// least the segment's bytes; one that `matrices` returns is that of a table with an address for each of the segment's
+/// matrices, or of its rows and their scales where its layout is [`Layout::Rests`]. All stay the same and readable as long as
+/// the store lives, or until `leave` after a `moves` that was true; where the store has an `arrival`, bytes may be read from when that has let through what the segment needs, and nobody writes to
+/// them from then on. An address in a table is that of a matrix, aligned to 64 bytes if the segment's pitch is: always, or of
+/// an expert on flash from when its pager has found it ready until the step is over.
+pub unsafe trait Store: Send + Sync {
+    /// Address of a segment of the program that the store was opened for; none if its matrices are found by a table only.
+    fn segment(&self, index: u32) -> Option<Addr>;
+    /// Address of the table of a segment's matrices.
+    fn matrices(&self, index: u32) -> Option<Addr>;
+    /// Bytes of weights that the store serves.
+    fn bytes(&self) -> u64;
+    /// Begins to load in the background what nobody has asked for yet.
+    fn preload(&mut self) {}
+    /// What has to be waited for before a segment is read; none if all may be read from the start.
+    fn arrival(&self) -> Option<&Arrival> {
+        None
+    }
+    /// Whether weights have other addresses from now on. The ones before stay readable until [`Store::leave`].
+    ///
+    /// # Errors
+    /// A file that is not the one of the build any more. Weights that cannot be read once more stay where they are.
+    fn moves(&mut self) -> Result<bool> {
+        Ok(false)
+    }
+    /// Nobody has addresses any more that were given before [`Store::moves`] was true.
+    fn leave(&mut self) {}
+    /// Waits until weights are where they are to stay, but for `moves`, which says what came of it.
+    fn settle(&mut self) {}
+    /// What the user is to be told of where weights lie, once.
+    fn warning(&mut self) -> Option<String> {
+        None
+    }
+    /// What it holds, in memory of its own or not.
+    fn held(&self) -> Held {
+        Held::default()
+    }
+}
+
+/// How much of the bundle is checked before it runs. Sizes always are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CheckLevel {
+    /// Sizes only.
+    Sizes,
+    /// Also the SHA-256 of files of at most [`SMALL_FILE`] bytes.
+    #[default]
+    Small,
+    /// The SHA-256 of every file.
+    All,
+}
+
+impl CheckLevel {
+    /// Whether the content of a file of so many bytes is checked.
+    pub(crate) fn hashes(self, bytes: u64) -> bool {
+        self == Self::All || (self == Self::Small && bytes <= SMALL_FILE)
+    }
+}
+
+/// Largest file whose content is checked at every start, in bytes.
+pub const SMALL_FILE: u64 = 64 << 20;
+
+/// Weight files mapped into memory, read-only. Pages come from disk when a kernel first reads them, or before it
+/// ([`Store::preload`]).
+///
+/// Shortening a file under a running program ends the process with a message ([`crate::platform::mapped`]).
+#[derive(Debug)]
+pub struct MappedStore {
+    // Held so that the addresses stay valid.
+    maps: Arc<Vec<Option<MappedFile>>>,
+    preload: Option<Preload>,
+    addresses: Addresses,
+}
+
+/// Where segments begin, and the tables of their matrices.
+#[derive(Debug)]
+pub(crate) struct Addresses {
+    segments: Vec<Option<Addr>>,
+    tables: Vec<Vec<Addr>>,
+    bytes: u64,
+}
+
+impl Addresses {
+    /// Those of the segments that `wanted` names by their indices. `place` gives the first byte of a segment that ends before
+    /// the given offset in its file, or none where the file does not go so far.
+    ///
+    /// # Errors
+    /// [`Error::Plan`] for a segment outside of its file.
+    pub(crate) fn new(
+        program: &Program,
+        wanted: &dyn Fn(u32) -> bool,
+        place: &dyn Fn(&Segment, u64) -> Option<Addr>,
+    ) -> Result<Self> {
+        let (mut segments, mut tables, mut bytes) = (Vec::new(), Vec::new(), 0_u64);
+        for (i, s) in (0..).zip(&program.segments) {
+            if !wanted(i) {
+                segments.push(None);
+                tables.push(Vec::new());
+                continue;
+            }
+            let first = s
+                .end()
+                .and_then(|end| place(s, end))
+                .ok_or_else(|| Error::Plan(format!("segment {i} lies outside of its file")))?;
+            segments.push(Some(first));
+            // Inside of the range: the last of them ends with it.
+            let (lead, rows, _) = s.extents();
+            let rows = rows as usize;
+            let too_large = |_| Error::Plan(format!("segment {i} is larger than memory can be"));
+            let pitch = usize::try_from(s.pitch).map_err(too_large)?;
+            let matrix = |m: u32| first.plus(m as usize * pitch);
+            tables.push(match s.rests() {
+                Some(b) => {
+                    let row =
+                        |m, r| [r * b.rest_pitch(), b.rest_scales_at(r, rows)].map(|at| matrix(m).plus(at));
+                    let of = |m| (0..rows).flat_map(move |r| row(m, r).into_iter().take(b.rest_addresses()));
+                    (0..lead).flat_map(of).collect()
+                }
+                None => (0..lead).map(matrix).collect(),
+            });
+            bytes = bytes.saturating_add(s.bytes);
+        }
+        Ok(Self { segments, tables, bytes })
+    }
+
+    /// As [`Store::segment`].
+    pub(crate) fn segment(&self, index: u32) -> Option<Addr> {
+        self.segments.get(index as usize).copied().flatten()
+    }
+
+    /// As [`Store::matrices`].
+    pub(crate) fn matrices(&self, index: u32) -> Option<Addr> {
+        let table = self.tables.get(index as usize).filter(|t| !t.is_empty())?;
+        Some(Addr::read_only(table.as_ptr().cast()))
+    }
+
+    /// As [`Store::bytes`].
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl MappedStore {
+    /// Checks the files of the bundle and maps those that hold segments.
+    ///
+    /// # Errors
+    /// A file that is missing, has another size, or another content (as far as `check` goes); a segment
+    /// outside of its file; what the system refuses.
+    pub fn open(program: &Program, bundle: &Path, check: CheckLevel) -> Result<Self> {
+        Self::of(program, &BundleFiles::open(program, bundle)?, check, &|_| true)
+    }
+
+    /// As [`MappedStore::open`], of files that are open, with those segments only that `wanted` names by their indices.
+    ///
+    /// # Errors
+    /// As [`MappedStore::open`].
+    pub(crate) fn of(
+        program: &Program,
+        files: &BundleFiles,
+        check: CheckLevel,
+        wanted: &dyn Fn(u32) -> bool,
+    ) -> Result<Self> {
+        let segments_in = |file: usize| {
+            let all = (0..).zip(&program.segments);
+            all.filter(move |(i, s)| s.file as usize == file && wanted(*i)).count()
+        };
+        let mut maps = Vec::with_capacity(program.files.len());
+        for (i, (info, file)) in program.files.iter().zip(files.iter()).enumerate() {
+            let map = if segments_in(i) > 0 { file.map(info)? } else { None };
+            if check.hashes(info.bytes) {
+                match &map {
+                    Some(map) => file.check_hash(info, Sha256::digest(&**map).into())?,
+                    None => file.check(info)?,
+                }
+            }
+            maps.push(map);
+        }
+        let addresses = Addresses::new(program, wanted, &|s, end| {
+            let map = maps.get(s.file as usize)?.as_deref().unwrap_or_default();
+            let range = usize::try_from(s.offset).ok()?..usize::try_from(end).ok()?;
+            map.get(range).map(|bytes| Addr::read_only(bytes.as_ptr()))
+        })?;
+        Ok(Self { maps: Arc::new(maps), preload: None, addresses })
+    }
+}
+
+// SAFETY: every address lies in a mapping that the store holds, page-aligned plus an offset that
+// the verifier has found to be a multiple of 64, with the segment's bytes inside of the mapping (`open`). Tables are never
+// changed; an address is as large as a pointer.
+unsafe impl Store for MappedStore {
+    fn segment(&self, index: u32) -> Option<Addr> {
+        self.addresses.segment(index)
+    }
+
+    fn matrices(&self, index: u32) -> Option<Addr> {
+        self.addresses.matrices(index)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.addresses.bytes()
+    }
+
+    fn preload(&mut self) {
+        self.preload = self.preload.take().or_else(|| Preload::start(&self.maps));
+    }
+}
+
+/// A file of the bundle, opened once: what is checked of it is what is mapped and read, whatever happens to its path.
+#[derive(Debug)]
+pub(crate) struct BundleFile {
+    pub(crate) path: PathBuf,
+    pub(crate) file: File,
+}
+
+impl BundleFile {
+    /// Opens a file, which must have the size that the plan names: that costs nothing and catches most damage.
+    ///
+    /// # Errors
+    /// A path outside of the bundle; a file that is missing or has another size.
+    pub(crate) fn open(bundle: &Path, info: &FileRef) -> Result<Self> {
+        let path = file_path(bundle, &info.path)?;
+        let failed = |source: io::Error| match source.kind() {
+            ErrorKind::NotFound => Error::MissingFile(path.clone()),
+            _ => Error::Io { doing: "read", path: path.clone(), source },
+        };
+        let file = regular::open(&path).map_err(failed)?;
+        let found = file.metadata().map_err(failed)?.len();
+        if found == info.bytes {
+            Ok(Self { path, file })
+        } else {
+            Err(Error::WrongSize { path, expected: info.bytes, found })
+        }
+    }
+
+    fn failed(&self, doing: &'static str) -> impl Fn(io::Error) -> Error {
+        move |source| Error::Io { doing, path: self.path.clone(), source }
+    }
+
+    /// Which file it is.
+    ///
+    /// # Errors
+    /// What the system refuses.
+    pub(crate) fn identity(&self) -> Result<Option<FileId>> {
+        regular::identity(&self.file).map_err(self.failed("read"))
+    }
+
+    /// Maps the file; `None` if it is empty.
+    fn map(&self, info: &FileRef) -> Result<Option<MappedFile>> {
+        if info.bytes == 0 {
+            return Ok(None);
+        }
+        let map = MappedFile::of(&self.file, &self.path).map_err(self.failed("map"))?;
+        if map.len() as u64 == info.bytes {
+            in_huge_pages(&map);
+            Ok(Some(map))
+        } else {
+            Err(Error::WrongSize { path: self.path.clone(), expected: info.bytes, found: map.len() as u64 })
+        }
+    }
+
+    /// Compares the SHA-256 of a file that is not mapped. Its pages leave the page cache: a budget has no room for them.
+    ///
+    /// # Errors
+    /// [`Error::Changed`]; a file that cannot be read.
+    pub(crate) fn check(&self, info: &FileRef) -> Result<()> {
+        let (mut hash, mut piece, mut at) = (Sha256::new(), vec![0; PIECE], 0_usize);
+        let mut file = &self.file;
+        file.rewind().map_err(self.failed("read"))?;
+        loop {
+            match file.read(&mut piece) {
+                Ok(0) => return self.check_hash(info, hash.finalize().into()),
+                Ok(n) => {
+                    hash.update(&piece[..n]);
+                    at += n;
+                    forget(file, at);
+                }
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(self.failed("read")(e)),
+            }
+        }
+    }
+
+    fn check_hash(&self, info: &FileRef, found: [u8; 32]) -> Result<()> {
+        if found == info.sha256 {
+            Ok(())
+        } else {
+            Err(Error::Changed { path: self.path.clone(), expected: info.sha256, found })
+        }
+    }
+}
+
+/// All files that a program names, in its order, each opened once.
+#[derive(Clone, Debug)]
+pub(crate) struct BundleFiles(Arc<[BundleFile]>);
+
+impl BundleFiles {
+    /// Opens them.
+    ///
+    /// # Errors
+    /// As [`BundleFile::open`].
+    pub(crate) fn open(program: &Program, bundle: &Path) -> Result<Self> {
+        program.files.iter().map(|info| BundleFile::open(bundle, info)).collect::<Result<_>>().map(Self)
+    }
+
+    pub(crate) fn iter(&self) -> std::slice::Iter<'_, BundleFile> {
+        self.0.iter()
+    }
+
+    /// The file of an index of the plan.
+    ///
+    /// # Errors
+    /// [`Error::Plan`] for an index that is not there.
+    pub(crate) fn get(&self, index: u32) -> Result<&BundleFile> {
+        self.0.get(index as usize).ok_or_else(|| Error::Plan(format!("there is no file {index}")))
+    }
+}
+
+/// The path of a file of the bundle. Absolute paths and `..` are refused.
+pub(crate) fn file_path(bundle: &Path, relative: &str) -> Result<PathBuf> {
+    let path = Path::new(relative);
+    if path.components().next().is_none() || path.components().any(|c| !matches!(c, Component::Normal(_))) {
+        return Err(Error::OutsideBundle(relative.to_owned()));
+    }
+    Ok(bundle.join(path))
+}
+
+/// Asks for pages as large as the processor has them, where the file system takes part (ext4 and XFS of recent Linux):
+/// a matrix of an expert is then read and mapped by a fault or two, not by one in sixteen small pages. A hint.
+#[cfg(target_os = "linux")]
+fn in_huge_pages(map: &MappedFile) {
+    drop(map.map().advise(memmap2::Advice::HugePage));
+}
+
+/// Does nothing on this system.
+#[cfg(not(target_os = "linux"))]
+fn in_huge_pages(_map: &MappedFile) {}
+
+/// Bytes that are read at once.
+const PIECE: usize = 1 << 20;
+
+/// Drops the first bytes of a file from the page cache. From the start, since the kernel keeps what lies in one piece of its
+/// own with bytes further on until these are dropped, too.
+#[cfg(target_os = "linux")]
+pub(crate) fn forget(file: &File, len: usize) {
+    use std::os::fd::AsRawFd as _;
+    // SAFETY: a hint on a descriptor that is open; no memory is passed. Should the system not take it, nothing is lost.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, len as libc::off_t, libc::POSIX_FADV_DONTNEED) };
+}
+
+/// Does nothing on this system.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn forget(_file: &File, _len: usize) {}
