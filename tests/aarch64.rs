@@ -11,8 +11,8 @@
 
 use crate::support;
 
-use moec::bundle::read::Bundle;
-use moec::bundle::toolchain::Toolchain;
+use moec_bundle::read::Bundle;
+use moec_bundle::toolchain::Toolchain;
 use moec_testing::AARCH64;
 use std::path::{Path, PathBuf};
 use std::process::Command;

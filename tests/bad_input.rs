@@ -1,6 +1,6 @@
 //! Bad input, as a user meets it: a clear error, exit code 1 or 2, and nothing half-written.
 //!
-//! What a checkpoint's files can have wrong is tested case by case in `compiler/tests/import`; here a few of
+//! What a checkpoint's files can have wrong is tested case by case in `compiler/import/tests/import`; here a few of
 //! them go through the binary, and everything that only a whole run can show.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
@@ -392,7 +392,7 @@ fn a_bundle_whose_file_was_changed_by_one_byte() {
         write_back(&path, &whole);
     }
     // What is checked is counted: all that the manifest lists.
-    let listed = moec::bundle::manifest::Manifest::read(&case.output()).unwrap();
+    let listed = moec_bundle::manifest::Manifest::read(&case.output()).unwrap();
     let files = listed.files.len();
     assert!(listed.files.contains_key("run") && files > 10, "{files} files");
     let checked = format!("checked {files} files, ");

@@ -7,7 +7,7 @@ use crate::support;
 use crate::support::group;
 
 use group::{Group, forget};
-use moec::bundle::read::Bundle;
+use moec_bundle::read::Bundle;
 use moec_ir::plan::Paging;
 use moec_testing::{DIRECT_IO, GROUPS, IO_URING};
 use std::fs;

@@ -13,11 +13,11 @@ use crate::support;
 mod wide;
 
 use case::{Case, WINDOW, ids, json};
-use moec::calibrate::{Request, calibrate, read_texts};
-use moec::config::Config;
-use moec::import::{self, ImportOptions};
-use moec::profile::Profile;
-use moec::progress::Progress;
+use moec_base::progress::Progress;
+use moec_config::Config;
+use moec_import::ImportOptions;
+use moec_measure::calibrate::{Request, calibrate, read_texts};
+use moec_profile::Profile;
 use serde_json::Value;
 use std::fs;
 use std::path::PathBuf;
@@ -224,7 +224,7 @@ fn a_profile_records_the_routing_of_single_tokens() {
         let text = case.text("t.txt", &ids(n));
         let texts = read_texts(&[text]).unwrap();
         let config = Config::load(&case.toml).unwrap();
-        let (checkpoint, spec) = import::open(&config.model.source, &ImportOptions::default()).unwrap();
+        let (checkpoint, spec) = moec_import::open(&config.model.source, &ImportOptions::default()).unwrap();
         let request = Request { texts: &texts, tokens: n, window: 40 };
         calibrate(&config, &checkpoint, &spec, &request, &Progress::silent()).unwrap()
     };

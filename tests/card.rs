@@ -4,7 +4,7 @@
 
 use crate::support;
 
-use moec::bundle::read::Bundle;
+use moec_bundle::read::Bundle;
 use moec_cuda::Cuda;
 use moec_family::{Threads as _, Tools};
 use moec_ir::plan::{Builtin, Code};

@@ -7,8 +7,8 @@
 use crate::support;
 
 use clap::Parser as _;
-use moec::cli::Cli;
-use moec::config::Config;
+use moec::Cli;
+use moec_config::Config;
 use moec_device::Device;
 use moec_testing::PREBUILT;
 use moec_testing::http;
@@ -267,7 +267,7 @@ fn what_is_written_and_printed_has_its_keys() {
     );
     fs::write(path("model.toml"), toml).unwrap();
     let bundle = path("out.moec");
-    let linked = PREBUILT.by(moec::bundle::link::is_prebuilt());
+    let linked = PREBUILT.by(moec_bundle::link::is_prebuilt());
 
     let mut build = moec();
     build.arg("build").arg(path("model.toml")).args(["--target", "native", "--quiet", "--json", "-o"]);

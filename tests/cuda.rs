@@ -4,7 +4,7 @@
 
 use crate::support;
 
-use moec::bundle::read::Bundle;
+use moec_bundle::read::Bundle;
 use moec_cuda::{Emulated, artifact};
 use moec_ir::plan::{Builtin, Code, Grid, Plan};
 use moec_runtime::Program;

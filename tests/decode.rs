@@ -4,9 +4,9 @@
 
 use crate::support;
 
-use moec::bundle::read::Bundle;
-use moec::progress::Progress;
-use moec::verify::verify;
+use moec_base::progress::Progress;
+use moec_bundle::read::Bundle;
+use moec_measure::verify::verify;
 use moec_runtime::kv::saved::{Saved, save};
 use moec_runtime::serving::scheduler::{Event, Job, Scheduler, Setting};
 use moec_runtime::{

@@ -3,8 +3,8 @@
 
 use crate::support;
 
-use moec::bundle::manifest::{Manifest, entry};
-use moec::bundle::read::Bundle;
+use moec_bundle::manifest::{Manifest, entry};
+use moec_bundle::read::Bundle;
 use moec_device::Device;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;

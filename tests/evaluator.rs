@@ -3,15 +3,15 @@
 
 use crate::support;
 
-use moec::build::{Request, build};
-use moec::bundle::read::Bundle;
-use moec::config::Config;
-use moec::import::{self, ImportOptions};
-use moec::pipeline::{Compilation, Stops};
-use moec::progress::Progress;
-use moec::targets::target;
-use moec::verify::{BOUND, Report, verify};
+use moec_base::progress::Progress;
+use moec_bundle::read::Bundle;
+use moec_config::Config;
+use moec_driver::{Request, build};
+use moec_import::ImportOptions;
 use moec_ir::eval::Evaluator;
+use moec_measure::verify::{BOUND, Report, verify};
+use moec_pipeline::{Compilation, Stops};
+use moec_targets::target;
 use std::path::Path;
 use support::{FAMILIES, Setup, checkpoint, distance, expected, fails, ferris, moec, ok};
 
@@ -63,7 +63,7 @@ fn compiled_steps_agree_with_the_evaluator_layer_by_layer() {
             let folder = tempfile::tempdir().unwrap();
             let source = checkpoint(family);
             let bundle = built(&source, format, "f32", folder.path());
-            let (checkpoint, _) = import::open(&source, &ImportOptions::default()).unwrap();
+            let (checkpoint, _) = moec_import::open(&source, &ImportOptions::default()).unwrap();
             // Against the bundle's own weights, and against the checkpoint's, rounded.
             for source in [None, Some(&checkpoint)] {
                 let report = verify(&bundle, source, None, &Progress::silent()).unwrap();
@@ -145,7 +145,7 @@ fn rewriting_keeps_what_the_graph_means() {
         let folder = tempfile::tempdir().unwrap();
         let setup = Setup { format: "f32", chunk: 20, batch: &[1], context: 64 };
         let config = Config::load(&setup.write(&checkpoint(family), folder.path())).unwrap();
-        let (source, spec) = import::open(&config.model.source, &ImportOptions::default()).unwrap();
+        let (source, spec) = moec_import::open(&config.model.source, &ImportOptions::default()).unwrap();
         let target = target("x86-64-v3").unwrap();
         let want = expected(&checkpoint(family));
         let logits = |pass| {

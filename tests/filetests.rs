@@ -5,9 +5,8 @@
 
 use crate::support;
 
-use moec::Fault;
-use moec::filetest::{Filetest, check};
-use moec::pipeline;
+use moec_base::Fault;
+use moec_filetest::{Filetest, check};
 use std::fs;
 use std::path::PathBuf;
 
@@ -28,14 +27,14 @@ fn every_filetest() {
 }
 
 /// The error with its causes and its hint.
-fn report(e: moec::Error) -> String {
+fn report(e: moec_base::Error) -> String {
     format!("{e}\n{}\nhint: {}\n", e.causes.join("\n"), e.hint.as_deref().unwrap_or_default())
 }
 
 #[test]
 fn every_pass_has_two() {
     let passes: Vec<_> = files().iter().map(|f| Filetest::read(f, None).unwrap().pass().name).collect();
-    for name in pipeline::names() {
+    for name in moec_pipeline::names() {
         let count = passes.iter().filter(|p| **p == name).count();
         assert!(count >= 2, "`golden/passes` has {count} files for `{name}`");
     }

@@ -4,22 +4,22 @@
 
 use crate::support;
 
-use moec::bundle::read::Bundle;
-use moec::bundle::write;
-use moec::config::Config;
-use moec::import::{self, ImportOptions};
-use moec::passes::tune;
-use moec::pipeline::{Compilation, Stops};
-use moec::progress::Progress;
-use moec::targets::target;
+use moec_base::progress::Progress;
+use moec_bundle::read::Bundle;
+use moec_bundle::write;
+use moec_config::Config;
+use moec_import::ImportOptions;
+use moec_passes::tune;
+use moec_pipeline::{Compilation, Stops};
 use moec_runtime::{Engine, Options, Program, Want};
+use moec_targets::target;
 use std::path::Path;
 use support::{FAMILIES, Setup, checkpoint, expected};
 
 /// Bits of all logits of a prompt and of some tokens after it, and the steps of each entry point.
 fn run(toml: &Path, last: &str, ids: &[u32], bundle: &Path) -> (Vec<u32>, Vec<usize>) {
     let config = Config::load(toml).unwrap();
-    let (checkpoint, spec) = import::open(&config.model.source, &ImportOptions::default()).unwrap();
+    let (checkpoint, spec) = moec_import::open(&config.model.source, &ImportOptions::default()).unwrap();
     let target = target("native").unwrap().with_activations(config.weights.activations);
     let mut c = Compilation::new(&config, &checkpoint, &spec, &target);
     let stops = Stops { stop_after: Some(last), ..Stops::default() };
@@ -30,7 +30,8 @@ fn run(toml: &Path, last: &str, ids: &[u32], bundle: &Path) -> (Vec<u32>, Vec<us
         c.decisions = Some(tune::tune(&mut plan, &mut kernels, &target, None).unwrap());
     }
     let steps = c.plan().unwrap().entries.iter().map(|e| e.steps.len()).collect();
-    write::write(&mut c, bundle, write::Options::default(), &Progress::silent()).unwrap();
+    let compiled = c.finish().unwrap();
+    write::write(&compiled, bundle, write::Options::default(), &Progress::silent()).unwrap();
     let bundle = Bundle::open(bundle).unwrap();
     let unit = bundle.unit().unwrap();
     let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).unwrap();

@@ -5,7 +5,7 @@
 
 use crate::support;
 
-use moec::bundle::read::Bundle;
+use moec_bundle::read::Bundle;
 use moec_ir::EntryKind;
 use moec_ir::plan::{Arg, Builtin, Code, Plan};
 use moec_mirror::Modelled;

@@ -68,7 +68,7 @@ impl Case {
 
 /// Whether the moec under test carries a runtime (its feature `prebuilt`).
 fn carries() -> bool {
-    PREBUILT.by(moec::bundle::link::is_prebuilt())
+    PREBUILT.by(moec_bundle::link::is_prebuilt())
 }
 
 fn stderr(command: &mut Command) -> String {
@@ -300,7 +300,7 @@ fn a_phase_is_a_line_and_passes_are_for_the_curious() {
     let words =
         |lines: &[String]| lines.iter().map(|l| l.split(' ').next().unwrap().to_owned()).collect::<Vec<_>>();
     assert_eq!(words(&usual)[..4], ["Importing", "Planning", "Compiling", "Packing"], "{usual:?}");
-    assert!(!moec::bundle::link::is_prebuilt() || usual[4] == "Linking `run`", "{usual:?}");
+    assert!(!moec_bundle::link::is_prebuilt() || usual[4] == "Linking `run`", "{usual:?}");
     assert!(usual.last().unwrap().starts_with("Manifest SHA-256 "), "{usual:?}");
     assert_eq!(usual[1], "Planning 10 passes");
     assert!(usual[2].ends_with(" kernels for native") && usual[3].ends_with("iB"), "{usual:?}");

@@ -3,7 +3,7 @@
 
 use crate::support;
 
-use moec::bundle::read::Bundle;
+use moec_bundle::read::Bundle;
 use moec_ir::plan::{Builtin, Code, Plan, Span};
 use moec_mirror::Modelled;
 use moec_runtime::exec::beside::Executor;

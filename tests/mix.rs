@@ -62,7 +62,7 @@ impl Case {
 }
 
 fn bytes(bundle: &Path) -> u64 {
-    let bundle = moec::bundle::read::Bundle::open(bundle).unwrap();
+    let bundle = moec_bundle::read::Bundle::open(bundle).unwrap();
     bundle.plan.segments.iter().map(|s| s.bytes).sum()
 }
 
@@ -107,10 +107,10 @@ fn a_size_is_kept_and_said() {
     // What it will take is said first. Every weight is packed once in every format, and then once for the bundle.
     let (_, rest) = said.split_once("with up to ").expect(&said);
     let most =
-        rest.split_once(" of weights").and_then(|(size, _)| moec::human::parse_bytes(size)).expect(rest);
+        rest.split_once(" of weights").and_then(|(size, _)| moec_base::human::parse_bytes(size)).expect(rest);
     let packed = said
         .lines()
-        .filter_map(|line| line.trim().strip_prefix("Packing ").and_then(moec::human::parse_bytes));
+        .filter_map(|line| line.trim().strip_prefix("Packing ").and_then(moec_base::human::parse_bytes));
     let packed = packed.sum::<u64>();
     assert!(
         packed - took <= most + most / 50,

@@ -5,11 +5,11 @@
 
 use crate::support;
 
-use moec::bundle::read::Bundle;
-use moec::families;
+use moec_bundle::read::Bundle;
 use moec_ir::plan::{Builtin, Code};
 use moec_runtime::schedule::assign::Assigned;
 use moec_runtime::{Decoder, Engine, Options, Program, Request, Sampler, Sampling, Want};
+use moec_targets::families;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
@@ -39,7 +39,7 @@ struct Computed {
 }
 
 fn compute(bundle: &Bundle, prompt: &[u32], n: usize, threads: usize) -> Computed {
-    let unit = bundle.emulated_unit(&moec::progress::Progress::silent()).unwrap();
+    let unit = bundle.emulated_unit(&moec_base::progress::Progress::silent()).unwrap();
     let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).unwrap().emulating(unit.emulated());
     let options = Options { threads: Some(threads), ..Options::default() };
     let host = &mut |unit: &moec_ir::plan::UnitRef| families::host(&unit.family, &unit.name);

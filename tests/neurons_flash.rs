@@ -5,7 +5,7 @@
 
 use crate::support;
 
-use moec::bundle::read::Bundle;
+use moec_bundle::read::Bundle;
 use moec_runtime::exec::engine::Want;
 use moec_runtime::offload::flash::{self, Choice};
 use moec_runtime::offload::paging::{Paging, Report, Wrap};

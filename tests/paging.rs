@@ -11,7 +11,7 @@ mod guests;
 mod pins;
 use crate::support;
 
-use moec::bundle::read::Bundle;
+use moec_bundle::read::Bundle;
 use moec_ir::plan::Plan;
 use moec_runtime::exec::engine::Want;
 use moec_runtime::offload::flash::{self, Choice};

@@ -8,12 +8,12 @@
 
 use crate::support;
 
-use moec::config::Config;
-use moec::import::{self, ImportOptions};
-use moec::pipeline::{Compilation, PIPELINE, Stops, When, find};
-use moec::progress::Progress;
-use moec::targets::target;
+use moec_base::progress::Progress;
+use moec_config::Config;
+use moec_import::ImportOptions;
+use moec_pipeline::{Compilation, PIPELINE, Stops, When, find};
 use moec_runtime::offload::flash::{Extent, ExtentTable, FileEntry};
+use moec_targets::target;
 use support::{FAMILIES, MIXTURES, Setup, checkpoint};
 
 /// Passes whose whole result is kept.
@@ -44,7 +44,7 @@ fn texts_with(
     let toml = setup.write(&checkpoint(family), folder.path());
     std::fs::write(&toml, std::fs::read_to_string(&toml).unwrap() + more).unwrap();
     let config = Config::load(&toml).unwrap();
-    let (checkpoint, spec) = import::open(&config.model.source, &ImportOptions::default()).unwrap();
+    let (checkpoint, spec) = moec_import::open(&config.model.source, &ImportOptions::default()).unwrap();
     let target = target("x86-64-v3").unwrap();
     PIPELINE
         .iter()

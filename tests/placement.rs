@@ -15,20 +15,20 @@
 mod hazards;
 use crate::support;
 
-use moec::config::Config;
-use moec::import::{self, ImportOptions};
-use moec::passes::convolve::convolve;
-use moec::passes::offload::Statics;
-use moec::passes::rewrite::Costs;
-use moec::passes::units::Units;
-use moec::pipeline::{Candidate, Change, Compilation, QualityProbe, Stops};
-use moec::profile::{Chunk, Origin, Profile, Reading, Routes, Routing, Trace};
-use moec::progress::Progress;
+use moec_base::progress::Progress;
+use moec_config::Config;
+use moec_costs::units::Units;
 use moec_device::{BUILT_IN, Device};
+use moec_import::ImportOptions;
 use moec_ir::eval::Evaluator;
 use moec_ir::placement::{OpPlace, Placement};
 use moec_ir::text::parse_placement;
 use moec_ir::{EntryKind, Op, Part, Scope};
+use moec_passes::convolve::convolve;
+use moec_passes::offload::Statics;
+use moec_passes::rewrite::Costs;
+use moec_pipeline::{Candidate, Change, Compilation, QualityProbe, Stops};
+use moec_profile::{Chunk, Origin, Profile, Reading, Routes, Routing, Trace};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -67,7 +67,7 @@ fn a_network_that_no_operator_joins_is_refused_by_name() {
 
 /// A profile as skewed as those of large models, the same on every machine: expert `e` is chosen about half as often
 /// as expert `e / 2`. The last expert of every layer is hardly ever met.
-fn skewed(spec: &import::ModelSpec, routers: &[(u32, usize, usize)]) -> Profile {
+fn skewed(spec: &moec_import::ModelSpec, routers: &[(u32, usize, usize)]) -> Profile {
     let mut state = 1_u32;
     let mut random = move |below: usize| {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -138,7 +138,7 @@ fn compile(
     pass: &str,
     quality: Option<&dyn QualityProbe>,
     visit: &mut dyn FnMut(&Compilation<'_>),
-) -> moec::Result<()> {
+) -> moec_base::Result<()> {
     let setup = Setup { format: "f16", chunk: CHUNK as usize, batch: &[1], context: 128 };
     compile_with(setup, source, device, more, pass, quality, visit)
 }
@@ -152,12 +152,12 @@ fn compile_with(
     pass: &str,
     quality: Option<&dyn QualityProbe>,
     visit: &mut dyn FnMut(&Compilation<'_>),
-) -> moec::Result<()> {
+) -> moec_base::Result<()> {
     let folder = tempfile::tempdir().unwrap();
     let toml = setup.write(source, folder.path());
     fs::write(&toml, fs::read_to_string(&toml).unwrap() + more).unwrap();
     let config = Config::load(&toml).unwrap();
-    let (checkpoint, spec) = import::open(&config.model.source, &ImportOptions::default()).unwrap();
+    let (checkpoint, spec) = moec_import::open(&config.model.source, &ImportOptions::default()).unwrap();
     let target = moec_cpu::CpuTarget::new(device).unwrap();
     let mut lowered = Compilation::new(&config, &checkpoint, &spec, &target);
     let until = |pass| Stops { stop_after: Some(pass), ..Stops::default() };
@@ -496,11 +496,11 @@ impl Proportional {
 }
 
 impl QualityProbe for Proportional {
-    fn perplexity_increase(&self, candidate: &Candidate<'_>) -> moec::Result<f64> {
+    fn perplexity_increase(&self, candidate: &Candidate<'_>) -> moec_base::Result<f64> {
         Ok(Self::loss(candidate.placement))
     }
 
-    fn increase_by(&self, _: &Change<'_>) -> moec::Result<f64> {
+    fn increase_by(&self, _: &Change<'_>) -> moec_base::Result<f64> {
         unreachable!("only placements are measured")
     }
 }

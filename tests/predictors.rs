@@ -5,10 +5,10 @@
 
 use crate::support;
 
-use moec::bundle::read::Bundle;
-use moec::decisions::{PredictorDecision, TriedPredictor};
-use moec::profile::Profile;
+use moec_bundle::read::Bundle;
 use moec_ir::Op;
+use moec_passes::decisions::{PredictorDecision, TriedPredictor};
+use moec_profile::Profile;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::{fs, iter};

@@ -21,7 +21,7 @@ mod phone;
 mod sizes;
 use crate::support;
 
-use moec::hashing::{hex, sha256};
+use moec_base::hashing::{hex, sha256};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;

@@ -9,9 +9,9 @@
 
 use crate::support;
 
-use moec::bundle::manifest::{BUNDLE_VERSION, Manifest, entry};
-use moec::bundle::partial::Partial;
-use moec::bundle::{destination, swap};
+use moec_bundle::manifest::{BUNDLE_VERSION, Manifest, entry};
+use moec_bundle::partial::Partial;
+use moec_bundle::{destination, swap};
 use moec_testing::{ASSERTIONS, STRACE};
 use std::collections::BTreeMap;
 use std::fs;
@@ -125,7 +125,7 @@ fn read(place: &Place, way: &str) -> Option<String> {
     let at = place.bundle();
     if way == WAYS[1].1 && !at.exists() {
         assert!(
-            moec::bundle::workspace::recover(&at).unwrap().is_some(),
+            moec_bundle::workspace::recover(&at).unwrap().is_some(),
             "nothing was put back: {:?}",
             place.left()
         );
@@ -313,7 +313,7 @@ fn what_earlier_versions_left_goes_and_what_is_nobodys_stays() {
     let at = |name: &str| place.0.path().join(name);
     write(&at(".b.replaced-99999999"), "replaced");
     // The bundle itself is gone: it was being replaced.
-    assert!(moec::bundle::workspace::recover(&place.bundle()).unwrap().is_some());
+    assert!(moec_bundle::workspace::recover(&place.bundle()).unwrap().is_some());
     assert_eq!(mark(&place.bundle()).as_deref(), Some("replaced"));
     assert_eq!(place.left(), [] as [&str; 0]);
 

@@ -31,7 +31,7 @@ fn bundles_are_equal_byte_for_byte() {
 /// The caches stay: in each of them the runtime is compiled once for every version of its source, which takes minutes.
 #[test]
 fn bundles_whose_runtime_cargo_compiles_are_equal_byte_for_byte() {
-    let usual = moec::cache_dir::path().unwrap();
+    let usual = moec_base::cache_dir::path().unwrap();
     let another = Path::new(env!("CARGO_TARGET_TMPDIR")).join("another/cache");
     std::fs::create_dir_all(&another).unwrap();
     equal(&["--run-from-source"], [&usual, &another]);

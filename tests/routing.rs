@@ -23,14 +23,14 @@
 use crate::support;
 
 use half::{bf16, f16};
-use moec::bundle::read::Bundle;
-use moec::import::{self, ImportOptions, ModelSpec};
-use moec::profile::{Chunk, Origin, Profile, Reading, Routes, Routing, Trace};
-use moec::progress::Progress;
-use moec::twin::Twin;
+use moec_base::progress::Progress;
+use moec_bundle::read::Bundle;
+use moec_import::{ImportOptions, ModelSpec};
 use moec_ir::eval::{self, Arg, Data, Evaluator, Tensor};
 use moec_ir::plan::{Entry, Place};
 use moec_ir::{Format, Graph, Module, Node, NodeId, Op, Operand, Source, ValueId};
+use moec_measure::twin::Twin;
+use moec_profile::{Chunk, Origin, Profile, Reading, Routes, Routing, Trace};
 use moec_runtime::{Engine, Moment, Row, StepView};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
@@ -116,7 +116,7 @@ fn another(family: &str, seed: u64, times: usize, folder: &Path) -> PathBuf {
 }
 
 /// A profile in which every expert is chosen as often as any other.
-fn profile(source: &import::Checkpoint, spec: &ModelSpec) -> Profile {
+fn profile(source: &moec_import::Checkpoint, spec: &ModelSpec) -> Profile {
     let mut layers = Vec::new();
     let mut loads = Vec::new();
     for (i, layer) in spec.layers.iter().enumerate() {
@@ -351,7 +351,7 @@ fn measure(family: &str, seed: u64, times: usize, found: &[(&'static str, PathBu
     let folder = tempfile::tempdir().unwrap();
     let source = another(family, seed, times, folder.path());
     let toml = SETUP.write(&source, folder.path());
-    let (source, spec) = import::open(&source, &ImportOptions::default()).unwrap();
+    let (source, spec) = moec_import::open(&source, &ImportOptions::default()).unwrap();
     profile(&source, &spec).write(&folder.path().join("p.trace")).unwrap();
     let text = fs::read_to_string(&toml).unwrap();
     fs::write(&toml, format!("{text}[calibrate]\nprofile = \"p.trace\"\n{ON_NPU}")).unwrap();

@@ -2,12 +2,12 @@
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
 
-use moec::passes::rewrite::{Applied, Costs, Island, Options, rewrite, rules};
 use moec_ir::eval::Evaluator;
 use moec_ir::{
     Activation, Encoding, EntryKind, Format, Glu, GraphBuilder, Leaf, Module, NodeId, Op, Operand, Part,
     Scope, Source, ValueId, Weight, WeightClass, WeightExpr, verify,
 };
+use moec_passes::rewrite::{Applied, Costs, Island, Options, rewrite, rules};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -3,8 +3,8 @@
 
 use crate::support;
 
-use moec::bundle::read::Bundle;
-use moec::simulate::Model;
+use moec_bundle::read::Bundle;
+use moec_costs::Model;
 use serde_json::Value;
 use std::fs;
 use std::path::PathBuf;

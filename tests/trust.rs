@@ -11,7 +11,7 @@
 
 use crate::support;
 
-use moec::hashing::{hex, sha256};
+use moec_base::hashing::{hex, sha256};
 use moec_ir::plan::Plan;
 use moec_testing::MINISIGN;
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _};

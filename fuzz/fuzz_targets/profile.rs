@@ -2,11 +2,11 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use moec::hashing::sha256;
-use moec::profile::importance::too_few;
-use moec::profile::loads::loads;
-use moec::profile::overlap::overlap;
-use moec::profile::{Profile, file};
+use moec_base::hashing::sha256;
+use moec_profile::importance::too_few;
+use moec_profile::loads::loads;
+use moec_profile::overlap::overlap;
+use moec_profile::{Profile, file};
 
 /// A file whose header fits what is in it, so that mutations reach behind the checksum. The input is the
 /// stored form as it is before it is deflated; stored blocks need no compressor.

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use moec::import::{Checkpoint, ImportOptions};
+use moec_import::{Checkpoint, ImportOptions};
 use moec_ir::{Encoding, Leaf, Source};
 use std::fs;
 use std::sync::LazyLock;

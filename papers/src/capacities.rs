@@ -3,18 +3,18 @@
 
 use crate::recorded::{DOMAINS, Recorded};
 use crate::shapes::{OLMOE, PHIMOE, QWEN3, Shape};
-use moec::config::{ExpertsConfig, Overflow};
-use moec::passes::group::{Options, group_layer, tiered};
-use moec::passes::reside::reside_layer;
-use moec::passes::tier::tier;
-use moec::passes::units::{Units, Wish};
-use moec::profile::Profile;
-use moec::profile::loads::{Loads, loads};
-use moec::simulate::run::{Outcome, Placed, Prompt, Scene};
-use moec::simulate::timeline::Queue;
-use moec::simulate::{Constants, Model};
-use moec::{Error, Result};
+use moec_base::{Error, Result};
+use moec_config::{ExpertsConfig, Overflow};
+use moec_costs::run::{Outcome, Placed, Prompt, Scene};
+use moec_costs::timeline::Queue;
+use moec_costs::units::{Units, Wish};
+use moec_costs::{Constants, Model};
 use moec_ir::placement::ExpertTable;
+use moec_passes::group::{Options, group_layer, tiered};
+use moec_passes::reside::reside_layer;
+use moec_passes::tier::tier;
+use moec_profile::Profile;
+use moec_profile::loads::{Loads, loads};
 use std::fmt::Write as _;
 
 /// Tokens of a chunk, and of the last one of a prompt.

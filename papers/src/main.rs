@@ -3,16 +3,16 @@
 #![allow(clippy::cast_possible_truncation, reason = "figures of published evaluations")]
 
 use clap::Parser;
-use moec::bundle::read::Bundle;
-use moec::cli::output;
-use moec::passes::units::Units;
-use moec::profile::Profile;
-use moec::simulate::Model;
-use moec::{Error, Result};
+use moec::output;
+use moec_base::{Error, Result};
+use moec_bundle::read::Bundle;
+use moec_costs::Model;
+use moec_costs::units::Units;
 use moec_papers::capacities::{profiled, recorded, table};
 use moec_papers::npumoe::reproduce::DEVICES;
 use moec_papers::npumoe::{page, report, tables};
 use moec_papers::{hybrimoe, mobile, outliers, powerinfer2, trimoe};
+use moec_profile::Profile;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -169,7 +169,7 @@ fn publish(pages: Vec<(String, String)>, docs: Option<&Path>, check: Option<&str
 /// Settings of `[experts]`, as tables in Markdown.
 fn padding(measured: Option<(&Path, &Path)>) -> Result<()> {
     let bundle = measured.map(|(bundle, _)| Bundle::open(bundle)).transpose()?;
-    let device = bundle.as_ref().map_or_else(|| moec::targets::device("m2-ultra"), Bundle::device)?;
+    let device = bundle.as_ref().map_or_else(|| moec_targets::device("m2-ultra"), Bundle::device)?;
     let units = Units::of(&device)
         .ok_or_else(|| Error::input(format!("`{}` has no neural processing unit", device.name)))?;
     let models = match bundle.zip(measured) {

@@ -1,9 +1,9 @@
 //! How many output channels should have 8 bits where the others have 4 (PowerInfer-2, §6 and §7.6): relative error of the
 //! experts of a checkpoint by the share of such channels. `cargo xtask accuracy` writes docs/qnn-networks.md with it.
 
-use moec::import::{self, Checkpoint, ImportOptions};
-use moec::{Error, Result};
+use moec_base::{Error, Result};
 use moec_cpu::{Q4o, Weighting, quantise_q4o};
+use moec_import::{Checkpoint, ImportOptions};
 use moec_ir::{Encoding, Leaf, Source as _};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -27,7 +27,7 @@ pub struct Row {
 /// # Errors
 /// A checkpoint that cannot be read, or without plain matrices of experts.
 pub fn rows(path: &Path) -> Result<Vec<Row>> {
-    let (checkpoint, _) = import::open(path, &ImportOptions::default())?;
+    let (checkpoint, _) = moec_import::open(path, &ImportOptions::default())?;
     let matrices = matrices(&checkpoint)?;
     if matrices.is_empty() {
         return Err(Error::input(format!("`{}` has no matrices of experts", path.display()))

@@ -6,10 +6,10 @@
 //! and what a domain prefers stays. Each token of a chunk then chooses its experts, by these shares and a fixed seed.
 //! Layers follow the recorded layer of their depth.
 
-use moec::profile::loads::{LayerLoads, Loads};
-use moec::simulate::Model;
-use moec::simulate::model::Moe;
-use moec::{Error, Result};
+use moec_base::{Error, Result};
+use moec_costs::Model;
+use moec_costs::model::Moe;
+use moec_profile::loads::{LayerLoads, Loads};
 use std::collections::BTreeMap;
 
 /// The recorded counts.

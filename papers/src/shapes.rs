@@ -1,8 +1,8 @@
 //! Published shapes of models.
 
-use moec::passes::units::ExpertSize;
-use moec::simulate::Model;
-use moec::simulate::model::{ModelLayer, Moe};
+use moec_costs::Model;
+use moec_costs::model::{ModelLayer, Moe};
+use moec_costs::units::ExpertSize;
 
 /// Published shapes of a model whose layers are alike.
 #[derive(Clone, Copy, Debug)]

@@ -3,14 +3,14 @@
 use super::case::{Case, WINDOW, ids};
 use super::wide::Wide;
 use crate::support::FAMILIES;
-use moec::calibrate::{Request, calibrate, read_texts};
-use moec::config::Config;
-use moec::import::{self, ImportOptions};
-use moec::pipeline::{Compilation, Stops};
-use moec::profile::Profile;
-use moec::progress::Progress;
+use moec_base::progress::Progress;
+use moec_config::Config;
+use moec_import::ImportOptions;
 use moec_ir::eval::{self, Arg, Evaluator, Tensor};
 use moec_ir::{Graph, Module, Op, Operand, Part, ValueId, WeightClass};
+use moec_measure::calibrate::{Request, calibrate, read_texts};
+use moec_pipeline::{Compilation, Stops};
+use moec_profile::Profile;
 use std::collections::{BTreeMap, HashMap};
 
 /// Sums of squares and counts per matrix of a weight, by its name.
@@ -249,13 +249,13 @@ fn is_what_the_evaluator_sees(family: &str, wide: Option<Wide>) {
     let ids = ids(WINDOW);
     let texts = read_texts(&[case.text("text.txt", &ids)]).unwrap();
     let config = Config::load(&case.toml).unwrap();
-    let (checkpoint, spec) = import::open(&config.model.source, &ImportOptions::default()).unwrap();
+    let (checkpoint, spec) = moec_import::open(&config.model.source, &ImportOptions::default()).unwrap();
     let request = Request { texts: &texts, tokens: 1000, window: WINDOW };
     let profile = calibrate(&config, &checkpoint, &spec, &request, &Progress::silent()).unwrap();
     assert_eq!(profile.reading.tokens(), WINDOW as u64, "{family}");
     assert_eq!(profile.reading.predicted, WINDOW as u64 - 1, "{family}");
 
-    let device = moec::targets::target("native").unwrap();
+    let device = moec_targets::target("native").unwrap();
     let mut lowered = Compilation::new(&config, &checkpoint, &spec, &device);
     let stops = Stops { stop_after: Some("lower"), ..Stops::default() };
     lowered.run(stops, &Progress::silent(), &mut |_| {}).unwrap();

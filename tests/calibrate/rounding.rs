@@ -2,12 +2,12 @@
 
 use super::case::{Case, ids, json};
 use crate::support::{self, moec, ok};
-use moec::config::Config;
-use moec::import::{self, ImportOptions};
-use moec::pipeline::{Compilation, Stops};
-use moec::profile::Profile;
-use moec::progress::Progress;
+use moec_base::progress::Progress;
+use moec_config::Config;
+use moec_import::ImportOptions;
 use moec_ir::eval::Evaluator;
+use moec_pipeline::{Compilation, Stops};
+use moec_profile::Profile;
 use serde_json::Value;
 use std::fs;
 
@@ -44,7 +44,7 @@ fn a_build_rounds_with_its_profile() {
         let manifest = tree.iter().find(|(name, _)| name == "manifest.json").unwrap();
         serde_json::from_slice::<Value>(&manifest.1).unwrap()["profile"].clone()
     };
-    let hash = moec::hashing::hex(&moec::hashing::sha256(&fs::read(case.path("t.trace")).unwrap()));
+    let hash = moec_base::hashing::hex(&moec_base::hashing::sha256(&fs::read(case.path("t.trace")).unwrap()));
     assert_eq!(entry(&plain), Value::Null);
     assert_eq!(entry(&first), serde_json::json!({"name": "t.txt", "sha256": hash}));
     assert_eq!(entry(&given), serde_json::json!({"name": "t.trace", "sha256": hash}));
@@ -83,7 +83,7 @@ fn importance_lowers_the_error_on_the_calibrated_inputs() {
         );
         fs::write(&case.toml, text).unwrap();
         ok(moec().arg("build").arg(&case.toml).args(["-q", "--no-run", "-o"]).arg(case.path("out.moec")));
-        let bundle = moec::bundle::read::Bundle::open(&case.path("out.moec")).unwrap();
+        let bundle = moec_bundle::read::Bundle::open(&case.path("out.moec")).unwrap();
         let segment = bundle.plan.segments.iter().find(|s| s.name == *name).unwrap();
         let file = &bundle.plan.files[segment.file as usize].path;
         let all = fs::read(case.path("out.moec").join(file)).unwrap();
@@ -96,9 +96,9 @@ fn importance_lowers_the_error_on_the_calibrated_inputs() {
     };
     let plain = build("");
     let weighted = build("[calibrate]\nprofile = \"t.trace\"\n");
-    let (checkpoint, spec) = import::open(&case.path("hf"), &ImportOptions::default()).unwrap();
+    let (checkpoint, spec) = moec_import::open(&case.path("hf"), &ImportOptions::default()).unwrap();
     let config = Config::load(&case.toml).unwrap();
-    let device = moec::targets::target("native").unwrap();
+    let device = moec_targets::target("native").unwrap();
     let mut lowered = Compilation::new(&config, &checkpoint, &spec, &device);
     let stops = Stops { stop_after: Some("lower"), ..Stops::default() };
     lowered.run(stops, &Progress::silent(), &mut |_| {}).unwrap();

@@ -9,7 +9,7 @@ pub(crate) const ON_NPU: &str =
 
 /// A profile in which tokens choose experts by turns, later ones more often.
 pub(crate) fn profile(source: &Path) -> Profile {
-    let (checkpoint, spec) = import::open(source, &ImportOptions::default()).unwrap();
+    let (checkpoint, spec) = moec_import::open(source, &ImportOptions::default()).unwrap();
     let mut trace = Trace::new(SETUP.chunk as u32);
     let mut layers = Vec::new();
     for (i, layer) in spec.layers.iter().enumerate() {

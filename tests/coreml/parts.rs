@@ -13,7 +13,7 @@ fn parts_say_what_their_functions_take() {
     for family in support::FAMILIES {
         let folder = tempfile::tempdir().unwrap();
         let config = Config::load(&SETUP.write(&checkpoint(family), folder.path())).unwrap();
-        let (checkpoint, spec) = import::open(&config.model.source, &ImportOptions::default()).unwrap();
+        let (checkpoint, spec) = moec_import::open(&config.model.source, &ImportOptions::default()).unwrap();
         let device = Device::find("m2-ultra").unwrap();
         let target = moec_cpu::CpuTarget::new(&device).unwrap();
         let mut c = Compilation::new(&config, &checkpoint, &spec, &target);

@@ -2,10 +2,10 @@
 
 use super::{CHUNK, compile_with};
 use crate::support::{FAMILIES, MIXTURES, Setup, checkpoint, root};
-use moec::pipeline::PIPELINE;
 use moec_ir::access::{Access, Accesses};
 use moec_ir::plan::{Entry, Plan};
 use moec_ir::verify;
+use moec_pipeline::PIPELINE;
 
 /// A device, formats and placement, and every how many of the families with experts it takes, from the first on that is given.
 const CASES: [(&str, &str, &str, usize); 15] = [
@@ -57,7 +57,7 @@ fn every_dependency_and_barrier_is_missed_or_implied() {
     for (family, device, format, more) in native.into_iter().chain(others) {
         let path = if device == TIMED_MIRROR { timed.clone() } else { root().join(device) };
         let name = if path.exists() { &*path.to_string_lossy() } else { device };
-        let device = moec::targets::device(name).unwrap();
+        let device = moec_targets::device(name).unwrap();
         let setup = Setup { format, chunk: CHUNK as usize, batch: &[1, 2], context: 128 };
         let last = PIPELINE.last().unwrap().name;
         compile_with(setup, &checkpoint(family), &device, more, last, None, &mut |c| {

@@ -3,11 +3,11 @@
 use super::library::installed;
 use super::{Case, PHONE, Tiny, files};
 use crate::support::{checkpoint, distance, expected, fails, list, ok};
-use moec::bundle::read::Bundle;
-use moec::progress::Progress;
-use moec::twin::Twin;
+use moec_base::progress::Progress;
+use moec_bundle::read::Bundle;
 use moec_ir::EntryKind;
 use moec_ir::plan::{Builtin, Code};
+use moec_measure::twin::Twin;
 use moec_runtime::Want;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -179,13 +179,13 @@ fn logits(built: &Tiny) -> Vec<f32> {
             Ok(())
         };
         for slot in 0..2 {
-            engine.prefill(slot, 0, &ids[..6], Want::All, &mut keep).map_err(moec::Error::from)?;
+            engine.prefill(slot, 0, &ids[..6], Want::All, &mut keep).map_err(moec_base::Error::from)?;
         }
         for (i, &id) in ids[6..].iter().enumerate() {
             let rows = [(0, 6 + i, id), (1, 6 + i, ids[i])];
             let calls: &[&[(u32, usize, u32)]] = if i < 3 { &[&rows[..1], &rows[1..]] } else { &[&rows] };
             for rows in calls {
-                engine.decode(rows, &mut keep).map_err(moec::Error::from)?;
+                engine.decode(rows, &mut keep).map_err(moec_base::Error::from)?;
             }
         }
         Ok(())

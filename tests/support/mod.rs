@@ -51,7 +51,11 @@ pub const PACKAGED: [&str; 9] = *FAMILIES.first_chunk().expect("there are more")
 
 /// The project's root.
 pub fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the compiler lies in the root").to_owned()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .ancestors()
+        .nth(2)
+        .expect("`compiler/cli` lies in the root")
+        .to_owned()
 }
 
 /// Folder of a tiny checkpoint.
@@ -256,7 +260,7 @@ pub fn tree(folder: &Path) -> Vec<(String, Vec<u8>)> {
 
 /// Where `cargo xtask coreml` has put what writes packages; a test that needs it is skipped where it has not.
 pub fn coreml() -> Option<[(&'static str, PathBuf); 2]> {
-    let cache = moec::cache_dir::path().expect("there is a cache folder");
+    let cache = moec_base::cache_dir::path().expect("there is a cache folder");
     COREML.of(moec_coreml::helper::Helper::find(&cache))?;
     let from = |var: &'static str, at: &str| {
         let given = std::env::var_os(var).filter(|v| !v.is_empty()).map(PathBuf::from);

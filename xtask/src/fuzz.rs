@@ -9,13 +9,13 @@ use std::process::Command;
 
 /// Options, and what they do.
 const OPTIONS: [(&str, &str); 3] = [
-    ("NAME…", "targets [default: all that need no LLVM; `profile` and `safetensors` do]"),
+    ("NAME…", "targets [default: all that need no LLVM; `profile` does]"),
     ("--seconds", "N: how long each of them runs [default: 60]"),
     ("--jobs", "N: how many run side by side [default: 1]"),
 ];
 
-/// Targets that need the compiler, and so LLVM.
-const CHECKPOINTS: [&str; 2] = ["profile", "safetensors"];
+/// The target that needs LLVM, and the feature that it has.
+const PROFILE: &str = "profile";
 
 /// What cargo-fuzz passes where no sanitizer is wanted.
 const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
@@ -59,7 +59,7 @@ impl Selection {
                 .hint(format!("the targets are {}", known.join(", "))));
         }
         if selection.names.is_empty() {
-            selection.names = known.into_iter().filter(|n| !CHECKPOINTS.contains(&n.as_str())).collect();
+            selection.names = known.into_iter().filter(|n| n != PROFILE).collect();
         }
         Ok(selection)
     }
@@ -88,8 +88,8 @@ pub(crate) fn run(args: &[String]) -> Result<(), Failed> {
         return Ok(());
     }
     let selection = Selection::read(args)?;
-    let checkpoints = selection.names.iter().any(|n| CHECKPOINTS.contains(&n.as_str()));
-    let llvm = if checkpoints { Some(setup::run()?) } else { None };
+    let profile = selection.names.iter().any(|n| n == PROFILE);
+    let llvm = if profile { Some(setup::run()?) } else { None };
     let programs = target_dir().join("fuzz");
     let triple = host()?;
     build(&selection.names, llvm.as_ref(), &programs, &triple)?;
@@ -143,7 +143,7 @@ fn build(names: &[String], llvm: Option<&Llvm>, folder: &Path, triple: &str) -> 
     command.args(["--locked", "--release", "--manifest-path", "fuzz/Cargo.toml", "--target", triple]);
     command.arg("--target-dir").arg(folder);
     if llvm.is_some() {
-        command.args(["--features", "checkpoint"]);
+        command.args(["--features", PROFILE]);
     }
     for name in names {
         command.args(["--bin", name]);

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 /// The notices of `run`, which travel in `runner/` of every bundle.
-const OF_RUN: &str = "compiler/runner/THIRD-PARTY.txt";
+const OF_RUN: &str = "compiler/bundle/runner/THIRD-PARTY.txt";
 /// The crate that a `run` is.
 const RUN: &str = "moec-prebuilt";
 /// Where bundles run.

@@ -18,7 +18,7 @@ pub mod systems;
 #[cfg(test)]
 mod tests;
 
-use moec::Result;
+use moec_base::Result;
 use report::{Bench, Report, Size};
 
 /// The page and its plots: where in `docs/` they are, and their text.

@@ -9,7 +9,7 @@ use super::systems::{
     ABLATION, BASELINE, HYBRIMOE, KTRANSFORMERS, LRU, MOEC, MRS, MRS_BYPASS, SYSTEMS, System,
 };
 use crate::recorded::Recorded;
-use moec::{Error, Result};
+use moec_base::{Error, Result};
 use moec_runtime::offload::cache::Trace;
 use moec_runtime::schedule::hybrid::{Order, Policy};
 use moec_sim::cache::{optimum, replay};

@@ -8,7 +8,7 @@
 use super::models::Model;
 use crate::random::Random;
 use crate::recorded::{ALL, Recorded};
-use moec::{Error, Result};
+use moec_base::{Error, Result};
 use moec_runtime::offload::cache::{CachedLayer, ExpertIndex, Trace};
 use moec_sim::cache::synthetic;
 

@@ -9,7 +9,7 @@ use super::models::Model;
 use super::routing::{FORESIGHT, expected, loads};
 use super::systems::{Keeps, System};
 use crate::random::Random;
-use moec::{Error, Result};
+use moec_base::{Error, Result};
 use moec_runtime::offload::cache::{Cache, Event, Key, Setting, Trace};
 use moec_runtime::schedule::hybrid::prefetch::{Outlook, Prefetch, plan};
 use moec_runtime::schedule::hybrid::{Free, Policy, Scheduler, Task, Unit};

@@ -4,7 +4,7 @@
 //! constant is found: what a layer takes beside reading its weights, from OLMoE's speedup without fallback.
 
 use crate::hybrimoe::models::Model;
-use moec::{Error, Result};
+use moec_base::{Error, Result};
 use moec_device::Device;
 use moec_runtime::schedule::hybrid::{Costs, UnitCosts};
 use moec_runtime::schedule::makespan::Table;

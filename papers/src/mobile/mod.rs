@@ -16,7 +16,7 @@ pub mod systems;
 #[cfg(test)]
 mod tests;
 
-use moec::Result;
+use moec_base::Result;
 use report::{Report, Size};
 
 /// The page and its plots: where in `docs/` they are, and their text.

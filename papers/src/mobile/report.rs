@@ -8,7 +8,7 @@ use super::systems::{ADAPMOE, FULL, MOBILE, MOBILE_GATES, PRE_GATED, SYSTEMS, Sy
 use crate::hybrimoe::models::Model;
 use crate::hybrimoe::routing::{RUN, trace};
 use crate::recorded::Recorded;
-use moec::{Error, Result};
+use moec_base::{Error, Result};
 use moec_runtime::offload::cache::Trace;
 
 /// How often the little pass's routers name what the big pass asks for, where the big pass asks its own routers. "More than 80 %"

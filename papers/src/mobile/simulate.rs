@@ -10,7 +10,7 @@ use super::machine::Machine;
 use super::systems::System;
 use crate::hybrimoe::models::Model;
 use crate::random::Random;
-use moec::{Error, Result};
+use moec_base::{Error, Result};
 use moec_runtime::offload::cache::{Cache, Event, Key, Setting, Trace};
 use moec_runtime::schedule::hybrid::{Free, Scheduler, Task};
 use std::collections::HashMap;

@@ -3,10 +3,10 @@
 use super::paper::{self, Block, Metric, Printed};
 use super::reproduce::{Bench, Figure, Measured, Total};
 use crate::shapes::Shape;
-use moec::passes::units::{ExpertSize, Units};
-use moec::simulate::systems::{ANEMLL, COREML_CPU, COREML_NAIVE, OURS};
-use moec::simulate::timeline::What;
-use moec::{Error, Result};
+use moec_base::{Error, Result};
+use moec_costs::timeline::What;
+use moec_costs::units::{ExpertSize, Units};
+use moec_simulate::systems::{ANEMLL, COREML_CPU, COREML_NAIVE, OURS};
 
 /// What is added to.
 type Figures = Vec<Figure>;

@@ -12,10 +12,11 @@
 
 use super::paper::{BLOCKS, CLAIMS, Claim, Metric, Printed, QWEN, RUNS, SHORT};
 use super::reproduce::{Bench, Total};
-use moec::simulate::systems::{ANEMLL, COREML_CPU, COREML_NAIVE, OURS};
-use moec::simulate::timeline::What;
-use moec::simulate::{Constants, System};
-use moec::{Error, Result};
+use moec_base::{Error, Result};
+use moec_costs::Constants;
+use moec_costs::timeline::What;
+use moec_simulate::System;
+use moec_simulate::systems::{ANEMLL, COREML_CPU, COREML_NAIVE, OURS};
 
 /// Bytes of a gathered number: read in f16 and written in f16.
 const GATHERED: f64 = 4.0;

@@ -13,7 +13,7 @@ pub mod tables;
 #[cfg(test)]
 mod tests;
 
-use moec::Result;
+use moec_base::Result;
 use reproduce::{Bench, Report};
 
 /// The evaluation on one device, or on all: constants are found first.

@@ -2,14 +2,15 @@
 
 use super::paper::{CLAIMS, CONFIGS, Claim, Config, Metric, ORDERS, Printed, SHORT};
 use crate::recorded::{DOMAINS, Recorded};
-use moec::config::{ExpertsConfig, Overflow};
-use moec::passes::units::Units;
-use moec::simulate::run::{Outcome, Prompt, Scene};
-use moec::simulate::systems::{ABLATIONS, ANEMLL, COREML_CPU, COREML_NAIVE, OURS, SYSTEMS};
-use moec::simulate::timeline::{Task, What};
-use moec::simulate::{Constants, Energy, System};
-use moec::{Error, Result};
+use moec_base::{Error, Result};
+use moec_config::{ExpertsConfig, Overflow};
+use moec_costs::run::{Outcome, Prompt, Scene};
+use moec_costs::timeline::{Task, What};
+use moec_costs::units::Units;
+use moec_costs::{Constants, Energy};
 use moec_device::Device;
+use moec_simulate::System;
+use moec_simulate::systems::{ABLATIONS, ANEMLL, COREML_CPU, COREML_NAIVE, OURS, SYSTEMS};
 use std::collections::BTreeMap;
 
 /// Seeds of prompts and of decoded tokens; calibration draws from others.
@@ -227,7 +228,7 @@ impl Bench {
             decode: self.recorded.prompt(&model, domain, 1, config.decode, DECODE),
         });
         let of = |system: &System| {
-            let placed = scene.place(system)?;
+            let placed = system.place(&scene)?;
             let mut total = Total::default();
             for prompt in &prompts {
                 total.add(&scene.run(&placed, prompt));

@@ -3,8 +3,8 @@
 use super::fit::found;
 use super::paper::{Metric, Printed};
 use super::reproduce::{Judged, Measured, Report, Total};
-use moec::cli::output::table;
-use moec::simulate::System;
+use moec::output::table;
+use moec_simulate::System;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 

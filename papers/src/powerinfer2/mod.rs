@@ -28,7 +28,7 @@ pub mod systems;
 mod tests;
 
 use decode::Size;
-use moec::{Error, Result};
+use moec_base::{Error, Result};
 use report::Report;
 
 /// The page and its plots: where in `docs/` they are, and their text.

@@ -23,7 +23,7 @@ use crate::recorded::Recorded;
 use bench::Size;
 use experiments::Bench;
 use loads::Source;
-use moec::{Error, Result};
+use moec_base::{Error, Result};
 use report::Report;
 
 /// What all experiments share, with the recorded counts.

@@ -153,7 +153,7 @@ fn targets(names: &[&str]) -> Vec<String> {
         match name.split_once('/') {
             Some((_, test)) => _ = tests.insert(test),
             None if is_test("tests") => _ = tests.insert(END_TO_END),
-            None if is_test("compiler/tests") => _ = tests.insert(name),
+            None if is_test("compiler/cli/tests") => _ = tests.insert(name),
             None if *name == "xtask" || name.starts_with("moec") => units = true,
             None => return Vec::new(),
         }
@@ -247,17 +247,17 @@ pub(super) fn reports() -> PathBuf {
 mod tests {
     use super::*;
 
-    const GOLDEN: &str = r#"{"reason":"compiler-artifact","package_id":"path+file:///w/compiler#moec@0.1.0","manifest_path":"/w/compiler/Cargo.toml","target":{"kind":["test"],"crate_types":["bin"],"name":"end_to_end","src_path":"/w/compiler/../tests/end_to_end.rs"},"profile":{"opt_level":"1","test":true},"executable":"/w/target/debug/deps/end_to_end-a7"}"#;
+    const GOLDEN: &str = r#"{"reason":"compiler-artifact","package_id":"path+file:///w/compiler/cli#moec@0.1.0","manifest_path":"/w/compiler/cli/Cargo.toml","target":{"kind":["test"],"crate_types":["bin"],"name":"end_to_end","src_path":"/w/compiler/cli/../../tests/end_to_end.rs"},"profile":{"opt_level":"1","test":true},"executable":"/w/target/debug/deps/end_to_end-a7"}"#;
 
     #[test]
     fn messages_of_cargo_name_programs() {
         let golden = program(GOLDEN).unwrap();
         assert_eq!((golden.group("golden::a_full_disk").as_str(), golden.is_split()), ("golden", true));
-        assert_eq!(golden.folder, Path::new("/w/compiler"));
+        assert_eq!(golden.folder, Path::new("/w/compiler/cli"));
         let library = GOLDEN
             .replace("[\"test\"]", "[\"lib\"]")
-            .replace("/../tests", "/src")
-            .replace("compiler#moec@", "xtask#");
+            .replace("/../../tests", "/src")
+            .replace("compiler/cli#moec@", "xtask#");
         let library = program(&library).unwrap();
         assert_eq!((library.name().as_str(), library.is_split()), ("xtask", false));
         // A binary, a library without an executable, and what is said beside.

@@ -1,0 +1,16 @@
+//! What all crates of the compiler stand on: errors, words and sizes for people, progress, interrupts, files written whole, the
+//! cache folder, and the paths of a bundle's files.
+
+pub mod cache_dir;
+pub mod disk;
+pub mod error;
+pub mod hashing;
+pub mod human;
+pub mod interrupt;
+pub mod locked_folder;
+pub mod paths;
+pub mod progress;
+pub mod scratch;
+pub mod tools;
+
+pub use error::{Error, Fault, Result};

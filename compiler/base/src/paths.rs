@@ -1,0 +1,35 @@
+//! Paths of the files of a bundle, relative to its folder.
+
+/// Sizes and hashes of all files. It marks a folder as a bundle.
+pub const MANIFEST: &str = "manifest.json";
+/// Weights that every token reads.
+pub const DENSE: &str = "weights/dense.bin";
+/// Weights of routed experts.
+pub const EXPERTS: &str = "weights/experts.bin";
+/// Object code.
+pub const KERNELS: &str = "artifacts/kernels.o";
+/// Text of the Graph.
+pub const GRAPH: &str = "artifacts/graph.moe";
+/// Tokenizer.
+pub const TOKENIZER: &str = "artifacts/tokenizer.json";
+/// Chat templates.
+pub const CHAT_TEMPLATE: &str = "artifacts/chat_template.json";
+/// Options of sampling.
+pub const SAMPLING: &str = "artifacts/sampling.json";
+/// Binary form of the plan.
+pub const PLAN: &str = "plan.bin";
+/// Description of the device.
+pub const DEVICE: &str = "device.toml";
+/// Text form of the plan.
+pub const PLAN_TEXT: &str = "plan.txt";
+/// Why kernels are what they are.
+pub const DECISIONS: &str = "decisions.json";
+/// Signature of the manifest, by minisign or `moec sign`.
+pub const SIGNATURE: &str = "manifest.json.minisig";
+/// The program.
+pub const RUN: &str = "run";
+
+/// Whether a file of a bundle lies inside of an artifact that is a folder: such files are as large as weights.
+pub fn is_inside(name: &str) -> bool {
+    name.strip_prefix("artifacts/").is_some_and(|rest| rest.contains('/'))
+}

@@ -1,0 +1,133 @@
+//! Folders under the cache that are removed with the run: weights of models that are built to be used once.
+
+use crate::cache_dir;
+use crate::error::{Error, Result};
+use crate::interrupt::{self, Hold};
+use crate::locked_folder::LockedFolder;
+use crate::{disk, human};
+use moec_ir::plan::Plan;
+use std::fs;
+use std::path::Path;
+
+/// What names of such folders begin with.
+const PREFIX: &str = "scratch-";
+
+/// A folder that is removed when dropped.
+#[derive(Debug)]
+pub struct Scratch {
+    folder: LockedFolder,
+    /// Let go of when the folder is gone.
+    _hold: Hold,
+}
+
+impl Scratch {
+    /// A folder with room for a plan's weights. `what` needs it.
+    ///
+    /// # Errors
+    /// A disk without that room, or a folder that cannot be made.
+    pub fn create(what: &str, plan: &Plan) -> Result<Self> {
+        Self::with_room(what, plan.segments.iter().map(|s| s.bytes).sum())
+    }
+
+    /// A folder with room for `need` bytes. `what` needs it.
+    ///
+    /// # Errors
+    /// As [`Scratch::create`].
+    pub fn with_room(what: &str, need: u64) -> Result<Self> {
+        let cache = cache_dir::writable_for(&format!("to {what}"), None)?;
+        remove_abandoned(&cache);
+        if let Some(free) = disk::free_bytes(&cache).filter(|&free| free < need) {
+            return Err(Error::environment(format!(
+                "to {what} needs {} in `{}`, where {} are free",
+                human::bytes(need),
+                cache.display(),
+                human::bytes(free)
+            ))
+            .hint("set `MOEC_CACHE` to a folder on a larger disk"));
+        }
+        Self::create_in(&cache)
+    }
+
+    fn create_in(cache: &Path) -> Result<Self> {
+        let hold = interrupt::hold();
+        let folder = LockedFolder::create(cache, |id| format!("{PREFIX}{id}").into(), |_| {})?;
+        Ok(Self { folder, _hold: hold })
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        self.folder.release_descriptors();
+        // The next run removes what is left.
+        let _ = fs::remove_dir_all(self.folder.path());
+    }
+}
+
+/// Removes the folders of runs that were killed.
+fn remove_abandoned(cache: &Path) {
+    for entry in fs::read_dir(cache).into_iter().flatten().flatten() {
+        if !entry.file_name().to_string_lossy().starts_with(PREFIX) {
+            continue;
+        }
+        if let Some(folder) = LockedFolder::abandoned(entry.path()) {
+            let _ = fs::remove_dir_all(folder.path());
+        } else {
+            // One that was killed before it had a lock is empty; any other is left alone.
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::locked_folder::LOCK;
+    use std::fs::File;
+
+    /// A folder as a run of another host or container leaves it, whose process id means nothing here.
+    fn of_another_host(cache: &Path, id: &str) -> File {
+        let folder = cache.join(format!("{PREFIX}{id}"));
+        fs::create_dir_all(folder.join("weights")).unwrap();
+        fs::write(folder.join("weights/dense.bin"), "weights").unwrap();
+        File::create_new(folder.join(LOCK)).unwrap()
+    }
+
+    fn names(cache: &Path) -> Vec<String> {
+        let all = fs::read_dir(cache).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = all.collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_folder_is_removed_only_when_its_process_has_ended() {
+        let cache = tempfile::tempdir().unwrap();
+        // No process has such an id.
+        let lock = of_another_host(cache.path(), "999999999-0");
+        lock.lock().unwrap();
+        remove_abandoned(cache.path());
+        assert_eq!(names(cache.path()), ["scratch-999999999-0"]);
+        assert!(cache.path().join("scratch-999999999-0/weights/dense.bin").exists());
+        drop(lock);
+        remove_abandoned(cache.path());
+        assert_eq!(names(cache.path()), [""; 0]);
+    }
+
+    #[test]
+    fn a_process_of_the_same_id_in_another_container_keeps_its_folder() {
+        let cache = tempfile::tempdir().unwrap();
+        let id = std::process::id().to_string();
+        let lock = of_another_host(cache.path(), &id);
+        lock.lock().unwrap();
+        let [first, second] = [(); 2].map(|()| Scratch::create_in(cache.path()).unwrap());
+        assert_ne!(first.path(), second.path());
+        drop((first, second));
+        assert_eq!(names(cache.path()), [format!("{PREFIX}{id}")]);
+        assert!(cache.path().join(format!("{PREFIX}{id}/weights/dense.bin")).exists());
+    }
+}

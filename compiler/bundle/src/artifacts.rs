@@ -1,0 +1,234 @@
+//! Artifacts of units beside the processor: written by their families.
+
+use moec_base::cache_dir;
+use moec_base::error::{Error as Bug, Result, io_error};
+use moec_base::interrupt;
+use moec_base::progress::Progress;
+use moec_base::tools;
+use moec_cpu::{Feedback, LARGEST, Q4o, ThreadTarget, WeightImportance, Weighting, groups, quantise_q4o};
+use moec_family::{Assembled, Channels, Emit, Emitted, Error, Numbers, Rounding, StreamLayer};
+use moec_ir::plan::{Builtin, Code, StreamSet};
+use moec_ir::types::GROUP;
+use moec_ir::{Format, Module, Source, Weight};
+use moec_passes::{parts, place};
+use moec_pipeline::Compiled;
+use moec_profile::{Profile, samples};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Writes the artifacts of everything that lives on another unit below `root`.
+///
+/// # Errors
+/// What the family says.
+pub fn write(
+    c: &Compiled<'_>,
+    importance: Option<&dyn WeightImportance>,
+    root: &Path,
+    progress: &Progress,
+) -> Result<Emitted> {
+    let mut emitted = write_graphs(c, importance, root, progress)?;
+    emitted.bytes += write_streams(c, root, progress)?;
+    write_threads(c, root, progress, &mut emitted)?;
+    Ok(emitted)
+}
+
+/// Writes the streams of every unit that has some. Gives their bytes.
+fn write_streams(c: &Compiled<'_>, root: &Path, progress: &Progress) -> Result<u64> {
+    let plan = &c.plan;
+    if plan.streams.is_empty() {
+        return Ok(0);
+    }
+    let bar = progress.items("Emitting", plan.streams.len() as u64, "layers");
+    let next = |name: &str| {
+        interrupt::check()?;
+        bar.label(name);
+        bar.add(1);
+        Ok(())
+    };
+    let mut written = 0;
+    for free in &c.list.free {
+        let Some(streams) = free.family.streams() else { continue };
+        let modules: Vec<Vec<i32>> = plan.streams.iter().map(|set| modules(c, set)).collect();
+        let mut layers = Vec::new();
+        for (index, set) in plan.streams.iter().enumerate().filter(|(_, set)| set.unit == free.index) {
+            let experts = place::experts(&c.module)?;
+            let found = experts.iter().find(|(layer, _)| *layer == set.layer);
+            let &(_, expert) = found.ok_or_else(|| Bug::bug("streams of a layer without experts"))?;
+            let steps = plan.entries.iter().flat_map(|e| &e.steps);
+            let of = steps.filter_map(|s| match s.code {
+                Code::Builtin(Builtin::Streams { set, rows, k }) if set as usize == index => Some(rows * k),
+                _ => None,
+            });
+            let slots = of.max().unwrap_or(1);
+            layers.push(StreamLayer { set, expert, modules: &modules[index], slots });
+        }
+        written += streams.emit(free.unit, &layers, root, &next)?;
+    }
+    bar.finish();
+    Ok(written)
+}
+
+/// Writes the kernels of threads of every unit that launches some, and beside their text what an assembler makes of it, if there is one.
+fn write_threads(c: &Compiled<'_>, root: &Path, progress: &Progress, emitted: &mut Emitted) -> Result<()> {
+    let launches = &c.plan.launches;
+    for free in &c.list.free {
+        let own = launches.iter().zip(&c.thread_kernels).filter(|(k, _)| k.unit == free.index);
+        let (names, kernels): (Vec<_>, Vec<_>) = own.map(|(k, kernel)| (&k.artifact, kernel.clone())).unzip();
+        let Some(artifact) = names.first() else { continue };
+        let family = free.family.threads().ok_or_else(|| Bug::bug("kernels of threads of no family"))?;
+        let generation = family.generation(free.unit);
+        let threads = generation.and_then(|g| ThreadTarget::new(g, c.target));
+        let threads = threads.ok_or_else(|| Bug::bug("kernels of threads for no generation"))?;
+        let what = format!("{} kernels for {}", kernels.len(), threads.sm().name());
+        let _phase = progress.phase("Compiling", &what);
+        let text = threads.compile(&kernels).map_err(|e| {
+            Error::environment(format!("the kernels of `{}` do not compile", free.unit.name)).because(e)
+        })?;
+        let path = root.join(artifact);
+        std::fs::write(&path, text).map_err(|e| io_error("write", &path, &e))?;
+        let cache = tools::cache();
+        match family.assemble(&path, free.unit, tools::beside(&cache))? {
+            Some(Assembled { code, by }) => {
+                let name = family.code_path(artifact);
+                let path = root.join(&name);
+                std::fs::write(&path, code).map_err(|e| io_error("write", &path, &e))?;
+                emitted.code.push(name);
+                emitted.assembler = Some(by);
+            }
+            None => emitted.notes.push(format!(
+                "`{artifact}` is text alone, which the driver assembles whenever the bundle is opened: `cargo xtask cuda` \
+                 installs what writes machine code beside it"
+            )),
+        }
+    }
+    Ok(())
+}
+
+/// The module of each expert of a set: where the schedule has it, or one after the other.
+fn modules(c: &Compiled<'_>, set: &StreamSet) -> Vec<i32> {
+    let scheduled = c.homes.schedule.iter().flat_map(|s| &s.layers);
+    let of = scheduled
+        .into_iter()
+        .find(|l| c.homes.experts.get(l.homes as usize).is_some_and(|h| h.layer == set.layer));
+    let count = c.list.free(set.unit).and_then(|f| f.unit.dimms.as_ref()).map_or(1, |d| d.count.max(1));
+    let in_turn = || (0..set.experts).map(|e| (e % count) as i32).collect();
+    of.map_or_else(in_turn, |l| l.modules.clone())
+}
+
+fn write_graphs(
+    c: &Compiled<'_>,
+    importance: Option<&dyn WeightImportance>,
+    root: &Path,
+    progress: &Progress,
+) -> Result<Emitted> {
+    let (Some(units), Some(placement)) = (&c.units, &c.placement) else { return Ok(Emitted::default()) };
+    let parts = parts::placed(&c.module, placement, units);
+    parts.iter().try_for_each(|part| parts::check_forms(part, &c.module, placement, units))?;
+    let groups = parts::groups(placement, units);
+    let count = groups.len() + parts.len() + c.hot_neurons.len();
+    if count == 0 {
+        return Ok(Emitted::default());
+    }
+    let bar = progress.items("Emitting", count as u64, "graphs");
+    let seen = RefCell::new(BTreeSet::new());
+    let next = |name: &str| {
+        interrupt::check()?;
+        bar.label(name);
+        // A family comes back to some.
+        if seen.borrow_mut().insert(name.to_owned()) {
+            bar.add(1);
+        }
+        Ok(())
+    };
+    let cache = cache_dir::path()?;
+    let kept = c.samples.as_ref().map(|(profile, lowered)| (*profile, lowered));
+    let numbers = Checkpoint { source: c.checkpoint, importance, kept };
+    let written = units.graphs.emit(&Emit {
+        module: &c.module,
+        unit: units.npu,
+        groups: &groups,
+        parts: &parts,
+        hot: &c.hot_neurons,
+        numbers: &numbers,
+        root,
+        tools: tools::beside(&cache),
+        next: &next,
+    })?;
+    // An interrupt ends the programs of a family, too: that is no failure of theirs.
+    interrupt::check()?;
+    bar.finish();
+    Ok(written)
+}
+
+/// Weights of a checkpoint, rounded as packing rounds them.
+struct Checkpoint<'a> {
+    source: &'a dyn Source,
+    importance: Option<&'a dyn WeightImportance>,
+    /// The profile that rows are kept in, and the Graph whose weights it names.
+    kept: Option<(&'a Profile, &'a Module)>,
+}
+
+impl Numbers for Checkpoint<'_> {
+    fn read(
+        &self,
+        weight: &Weight,
+        lead: usize,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<()> {
+        weight
+            .expr
+            .read(lead, rows, cols, self.source, out)
+            .map_err(|e| Error::input(format!("`{}` cannot be read", weight.name)).because(e))
+    }
+
+    fn importance(&self, weight: &Weight, lead: usize) -> Option<Vec<f32>> {
+        Some(self.importance?.importance(&weight.name, lead)?.to_vec())
+    }
+
+    fn rows(&self, weight: &Weight) -> Result<Option<Vec<f32>>> {
+        let Some((profile, lowered)) = &self.kept else { return Ok(None) };
+        samples::rows(profile, lowered, weight, self.source)
+    }
+
+    fn rounding<'a>(&'a self, weight: &'a Weight, lead: usize) -> Box<dyn Rounding + 'a> {
+        let feedback = self.importance.and_then(|i| i.feedback(&weight.name, lead));
+        let importance = self.importance.and_then(|i| i.importance(&weight.name, lead));
+        Box::new(Groups { format: weight.format, feedback, importance })
+    }
+}
+
+struct Groups<'a> {
+    format: Format,
+    feedback: Option<Arc<Feedback>>,
+    importance: Option<&'a [f32]>,
+}
+
+impl Rounding for Groups<'_> {
+    fn groups(&self, rows: &[f32], cols: usize) -> Result<Vec<(f32, [i8; GROUP])>, f32> {
+        let weighting = Weighting { feedback: self.feedback.as_deref(), ..Weighting::of(self.importance) };
+        Ok(groups(self.format, rows, cols, weighting)?.collect())
+    }
+
+    fn channels(&self, numbers: &[f32], cols: usize, outliers: usize) -> Result<Channels, f32> {
+        if let Some(x) = numbers.iter().find(|x| x.is_nan() || x.abs() > LARGEST) {
+            return Err(*x);
+        }
+        let weighting = Weighting { feedback: self.feedback.as_deref(), ..Weighting::of(self.importance) };
+        let read = |rows: Range<usize>, out: &mut [f32]| match numbers.get(rows.start * cols..rows.end * cols)
+        {
+            Some(own) => {
+                out.copy_from_slice(own);
+                Ok(())
+            }
+            None => Err(f32::NAN),
+        };
+        let made = quantise_q4o([numbers.len() / cols.max(1), cols], outliers, weighting, read)?;
+        let Q4o { scale: scales, outliers, int4: four, int8: eight, .. } = made;
+        Ok(Channels { scales, outliers, four, eight })
+    }
+}

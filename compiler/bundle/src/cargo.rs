@@ -1,0 +1,221 @@
+//! `run` built by cargo from the generated crate: for machines of another kind, or where it is asked for.
+//!
+//! The crate is built in the cache folder, where everything but the generated part stays compiled from bundle to
+//! bundle. Paths are remapped, so the binary does not depend on where it was built.
+
+use super::runner::{lock_of, remove_others, write, write_sources};
+use super::toolchain::{Cross, Toolchain, cargo};
+use moec_base::cache_dir;
+use moec_base::error::{Error, Result, io_error};
+use moec_base::hashing::{hex, sha256};
+use moec_base::interrupt;
+use moec_base::paths::{KERNELS, PLAN};
+use moec_base::progress::Progress;
+use moec_cpu::SourceFile;
+use moec_family::Runner;
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Lines of what cargo said last that an error shows.
+const LAST_WORDS: usize = 20;
+
+/// The cache folder, which must be writable where cargo builds. Asked for before a model is compiled in vain.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn ask() -> Result<PathBuf> {
+    cache_dir::writable_for(
+        "building `run` with cargo",
+        Some("leave `run` out (`--no-run`) and use `moec run`"),
+    )
+}
+
+/// Builds `run` for a bundle whose plan and kernels stand in `bundle`, and puts it there: generated sources, and what it has besides
+/// the runtime.
+///
+/// # Errors
+/// A build that fails, with the end of what cargo said.
+pub fn build(
+    bundle: &Path,
+    (generated, more): (&[SourceFile], Option<Runner>),
+    tools: &Toolchain,
+    progress: &Progress,
+) -> Result<()> {
+    // One folder per compiler and set of dependencies: what differs from build to build, the generated crate and
+    // moec's own two, cargo compiles anew where it was written anew. The lock keeps it to one build at a time.
+    let mut key = tools.version.clone().into_bytes();
+    key.extend(lock_of(more).bytes());
+    if let Some(cross) = tools.cross {
+        key.extend(cross.triple.bytes());
+    }
+    let home = ask()?.join(format!("runner-{}", &hex(&sha256(&key))[..16]));
+    fs::create_dir_all(&home).map_err(|e| io_error("create", &home, &e))?;
+    let home = fs::canonicalize(&home).map_err(|e| io_error("find", &home, &e))?;
+    let lock_path = home.join("lock");
+    let lock = File::create(&lock_path).map_err(|e| io_error("create", &lock_path, &e))?;
+    lock.lock().map_err(|e| io_error("lock", &lock_path, &e))?;
+
+    let runner = home.join("runner");
+    write_sources(&runner, generated, more, true)?;
+    remove_others(&runner, generated, more)?;
+    for name in [PLAN, KERNELS] {
+        let path = bundle.join(name);
+        let bytes = fs::read(&path).map_err(|e| io_error("read", &path, &e))?;
+        write(&home.join(name), &bytes)?;
+    }
+    let mut command = Command::new(cargo());
+    command
+        .current_dir(&runner)
+        .args(["build", "--release", "--locked", "--target-dir"])
+        .arg(home.join("target"))
+        .env("CARGO_ENCODED_RUSTFLAGS", rustflags(&home, tools.cross, more.is_none()))
+        .env("CARGO_TERM_COLOR", "never")
+        .env("CARGO_TERM_QUIET", "false")
+        .env("CARGO_TERM_PROGRESS_WHEN", if progress.draws() { "always" } else { "never" })
+        .env("CARGO_TERM_PROGRESS_WIDTH", "80")
+        .env_remove("RUSTFLAGS")
+        .env_remove("CARGO_BUILD_TARGET")
+        .env_remove("RUSTC_WRAPPER");
+    if let Some(more) = more {
+        command.args(["--features", more.feature]);
+    }
+    let mut built = home.join("target");
+    if let Some(cross) = tools.cross {
+        // With `--target`, flags and linker are the target's alone; build scripts and macros stay the host's.
+        command.args(["--target", cross.triple]).env("RUSTC", &tools.rustc);
+        built.push(cross.triple);
+    }
+    built.push("release/moec-runner");
+    if !built.exists() {
+        let target = tools.cross.map_or("this machine's own kind", |c| c.triple);
+        progress.stage(
+            "Once",
+            &format!(
+                "the runtime is compiled for {target}, which takes one to six minutes; later bundles take seconds \
+                 (`--no-run` leaves it out)"
+            ),
+        );
+    }
+    watch(&mut command, progress)?;
+    let to = bundle.join("run");
+    fs::copy(&built, &to).map_err(|e| io_error("write", &to, &e))?;
+    Ok(())
+}
+
+/// Runs cargo, and passes on what it does.
+fn watch(cargo: &mut Command, progress: &Progress) -> Result<()> {
+    let failed = |e: io::Error| Error::environment("cannot start cargo").because(e);
+    let mut child =
+        cargo.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().map_err(failed)?;
+    let _passing = interrupt::pass_to(&child);
+    let bar = progress.draws().then(|| progress.items("Linking", 0, "crates"));
+    let mut last: VecDeque<String> = VecDeque::new();
+    let mut hear = |line: &str| match (&bar, placed(line), line.trim_start().split_once(' ')) {
+        (Some(bar), Some((done, of, what)), _) => {
+            bar.place(done, of);
+            bar.label(what);
+        }
+        (_, Some(_), _) => {}
+        // The generated crate and moec's own two are no news.
+        (_, None, Some((verb @ ("Compiling" | "Downloading" | "Downloaded"), what))) => {
+            if bar.is_none() && !what.starts_with("moec-") {
+                progress.stage(verb, what.split(" (").next().unwrap_or(what));
+            }
+        }
+        _ => {
+            last.push_back(line.to_owned());
+            if last.len() > LAST_WORDS {
+                last.pop_front();
+            }
+        }
+    };
+    if let Some(stderr) = child.stderr.take() {
+        let mut line = Vec::new();
+        // Its own bar is drawn anew behind a carriage return.
+        for byte in BufReader::new(stderr).bytes().map_while(io::Result::ok) {
+            if byte != b'\n' && byte != b'\r' {
+                line.push(byte);
+                continue;
+            }
+            let text = String::from_utf8_lossy(&line);
+            if !text.trim().is_empty() {
+                hear(&text);
+            }
+            line.clear();
+        }
+    }
+    let status = child.wait().map_err(failed)?;
+    if status.success() {
+        return Ok(());
+    }
+    let end = last.into_iter().collect::<Vec<_>>().join("\n");
+    Err(Error::environment("cargo could not build the runner").because(end).hint(
+        "the first build downloads the runtime's dependencies: check the network, \
+         or build with `--no-run` and use `moec run`",
+    ))
+}
+
+/// What cargo's bar says: `    Building [=====>      ] 12/80: tokenizers, clap`.
+fn placed(line: &str) -> Option<(u64, u64, &str)> {
+    let (_, rest) = line.split_once("Building [")?.1.split_once("] ")?;
+    let (figures, what) = rest.split_once(':')?;
+    let (done, of) = figures.trim().split_once('/')?;
+    Some((done.parse().ok()?, of.parse().ok()?, what.trim()))
+}
+
+/// Flags that keep the binary independent of this machine's folders, and those of another target. What loads libraries while it runs is
+/// not `alone`: it is linked with the system's.
+fn rustflags(home: &Path, cross: Option<&Cross>, alone: bool) -> OsString {
+    let cargo_home = std::env::var_os("CARGO_HOME")
+        .map(PathBuf::from)
+        .or_else(|| std::env::var_os("HOME").map(|h| PathBuf::from(h).join(".cargo")));
+    let mut flags = OsString::new();
+    for (from, to) in [(Some(home.to_owned()), "/moec"), (cargo_home, "/cargo")] {
+        if let Some(from) = from {
+            if !flags.is_empty() {
+                flags.push("\u{1f}");
+            }
+            flags.push("--remap-path-prefix=");
+            flags.push(from);
+            flags.push(format!("={to}"));
+        }
+    }
+    if let Some(cross) = cross {
+        flags.push(format!("\u{1f}-Clinker={}", cross.linker));
+        cross.flags.iter().filter(|_| alone).for_each(|f| flags.push(format!("\u{1f}{f}")));
+    }
+    flags
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bar_of_cargo_is_read() {
+        let line = "    Building [=======>                   ] 12/80: tokenizers, clap_builder";
+        assert_eq!(placed(line), Some((12, 80, "tokenizers, clap_builder")));
+        for other in [
+            "   Compiling tokenizers v0.22.2",
+            "    Building [=> ] x/80: y",
+            "    Building",
+            "error: [E] 1/2: x",
+        ] {
+            assert_eq!(placed(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_failure_ends_with_what_was_said_last() {
+        let mut says = Command::new("sh");
+        says.args(["-c", "for i in $(seq 30); do echo \"error: $i\" >&2; done; exit 3"]);
+        let error = watch(&mut says, &Progress::silent()).unwrap_err();
+        let shown = error.to_string();
+        assert!(shown.contains("error: 30") && shown.contains("error: 11"), "{shown}");
+        assert!(!shown.contains("error: 10\n") && error.hint.is_some(), "{error:?}");
+    }
+}

@@ -1,0 +1,209 @@
+//! What a build may replace: nothing, an empty folder, or a bundle with nothing else in it.
+//!
+//! A folder is a bundle if its `manifest.json` is one that moec wrote; a file of that name is not enough. What the manifest
+//! does not list is somebody's, and a folder that holds any of it is left alone. Links are never followed.
+
+use super::manifest;
+use moec_base::error::{Error, Result, io_error};
+use moec_base::paths::MANIFEST;
+use moec_base::paths::{RUN, SIGNATURE};
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Files of a bundle that its manifest need not list. `run` of a Mac is built after it.
+const UNLISTED: [&str; 3] = [MANIFEST, SIGNATURE, RUN];
+
+/// Most strangers that an error names.
+const NAMED: usize = 4;
+
+/// What lies where a bundle is to go. Anything else is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Nothing.
+    Absent,
+    /// A folder with nothing in it.
+    Empty,
+    /// A bundle.
+    Bundle,
+}
+
+/// A path without a slash at its end, behind which a link would be followed.
+pub(super) fn plain(path: &Path) -> PathBuf {
+    path.components().collect()
+}
+
+/// Looks whether a build may write to `path`, which the user calls `shown`.
+///
+/// # Errors
+/// Whatever lies there and may not be replaced, with the first names that are no part of a bundle.
+pub fn look(path: &Path, shown: &Path) -> Result<Standing> {
+    let path = &plain(path);
+    let shown = shown.display();
+    if path.file_name().is_none() {
+        return Err(Error::usage(format!("`{shown}` cannot be a bundle")).hint("name a new folder with `-o`"));
+    }
+    let meta = match fs::symlink_metadata(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Standing::Absent),
+        Err(e) => return Err(io_error("look at", path, &e)),
+        Ok(meta) => meta,
+    };
+    if !meta.is_dir() {
+        let what = if meta.is_symlink() { "a link" } else { "no folder" };
+        return Err(Error::usage(format!("`{shown}` exists and is {what}"))
+            .hint("name another folder with `-o`: only an earlier bundle is replaced"));
+    }
+    if fs::read_dir(path).map_err(|e| io_error("read", path, &e))?.next().is_none() {
+        return Ok(Standing::Empty);
+    }
+    let hint = "name another folder with `-o`: only an earlier bundle is replaced, and only if nothing else is in it";
+    let listed = manifest::listed(path)
+        .map_err(|why| Error::usage(format!("`{shown}` exists and is no bundle")).because(why).hint(hint))?;
+    let strangers = strangers(path, &listed).map_err(|e| io_error("read", path, &e))?;
+    if strangers.is_empty() {
+        return Ok(Standing::Bundle);
+    }
+    let error = Error::usage(format!("`{shown}` is a bundle, but holds what is no part of it"));
+    Err(error
+        .because(named(&strangers))
+        .hint("move that away, or name another folder with `-o`: a bundle is replaced whole"))
+}
+
+/// Names for a message: the first of them, and how many others there are.
+pub(super) fn named(strangers: &[String]) -> String {
+    let first: Vec<String> = strangers.iter().take(NAMED).map(|s| format!("`{s}`")).collect();
+    let more = strangers.len().saturating_sub(NAMED);
+    let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+    format!("{}{more}", first.join(", "))
+}
+
+/// What lies in a bundle and is not its own: files, links and folders, each named from the bundle on, sorted. Folders of
+/// strangers are not entered. A listed path that is no regular file is a stranger, too.
+///
+/// # Errors
+/// A folder that cannot be read.
+pub fn strangers(bundle: &Path, listed: &BTreeSet<String>) -> io::Result<Vec<String>> {
+    let folders = folders(listed);
+    let mut found = Vec::new();
+    let mut left = vec![String::new()];
+    while let Some(folder) = left.pop() {
+        for entry in fs::read_dir(bundle.join(&folder))? {
+            let entry = entry?;
+            let name = entry.file_name();
+            // A name that is no text is in no manifest.
+            let name = name.to_string_lossy();
+            let path = if folder.is_empty() { name.into_owned() } else { format!("{folder}/{name}") };
+            let kind = entry.file_type()?;
+            let own = listed.contains(&path) || UNLISTED.contains(&&*path);
+            if kind.is_dir() && folders.contains(&path) {
+                left.push(path);
+            } else if !(kind.is_file() && own) {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Folders that listed files lie in.
+fn folders(listed: &BTreeSet<String>) -> BTreeSet<String> {
+    let above = |path: &String| {
+        let ends: Vec<usize> = path.match_indices('/').map(|(at, _)| at).collect();
+        ends.into_iter().filter_map(|at| path.get(..at).map(str::to_owned)).collect::<Vec<_>>()
+    };
+    listed.iter().flat_map(above).collect()
+}
+
+/// Removes a bundle file by file, its manifest last, and gives what is left because it is not its own. `tick` is called
+/// after every file.
+///
+/// # Errors
+/// A file that cannot be removed.
+pub(super) fn remove(
+    bundle: &Path,
+    listed: &BTreeSet<String>,
+    tick: &mut dyn FnMut(),
+) -> io::Result<Vec<String>> {
+    let strange: BTreeSet<String> = strangers(bundle, listed)?.into_iter().collect();
+    let unlisted = UNLISTED.iter().filter(|f| **f != MANIFEST).map(|f| (*f).to_owned());
+    for file in listed.iter().cloned().chain(unlisted) {
+        // A stranger of that name, or in place of a folder above, stays, and so does what lies behind it.
+        let mut ends = file.match_indices('/').map(|(at, _)| at).chain([file.len()]);
+        if ends.any(|at| file.get(..at).is_some_and(|f| strange.contains(f))) {
+            continue;
+        }
+        gone(fs::remove_file(bundle.join(&file)))?;
+        tick();
+    }
+    for folder in folders(listed).iter().rev() {
+        if !strange.contains(folder) {
+            // One that is not empty holds a stranger.
+            let _ = fs::remove_dir(bundle.join(folder));
+        }
+    }
+    let left = strangers(bundle, listed)?;
+    if left.is_empty() {
+        gone(fs::remove_file(bundle.join(MANIFEST)))?;
+        tick();
+        gone(fs::remove_dir(bundle))?;
+    }
+    Ok(left)
+}
+
+/// That something is not there any more is what was wanted.
+pub(super) fn gone(done: io::Result<()>) -> io::Result<()> {
+    match done {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|&n| n.to_owned()).collect()
+    }
+
+    #[test]
+    fn what_is_not_listed_is_found_and_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |p: &str| folder.path().join("b").join(p);
+        for f in ["a/b/c", "a/d", "manifest.json", "run", "manifest.json.minisig", "a/mine", "a/own/x", "e"] {
+            fs::create_dir_all(at(f).parent().unwrap()).unwrap();
+            fs::write(at(f), f).unwrap();
+        }
+        let listed = set(&["a/b/c", "a/d", "gone"]);
+        assert_eq!(strangers(&at(""), &listed).unwrap(), ["a/mine", "a/own", "e"]);
+        assert_eq!(remove(&at(""), &listed, &mut || ()).unwrap(), ["a/mine", "a/own", "e"]);
+        assert!(at("a/own/x").exists() && at("a/mine").exists() && at("manifest.json").exists());
+        assert!(!at("a/b").exists() && !at("a/d").exists() && !at("run").exists());
+        for f in ["a/mine", "a/own/x", "e"] {
+            fs::remove_file(at(f)).unwrap();
+        }
+        fs::remove_dir(at("a/own")).unwrap();
+        assert!(remove(&at(""), &listed, &mut || ()).unwrap().is_empty());
+        assert!(!folder.path().join("b").exists());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_are_strangers_and_lead_nowhere() {
+        let folder = tempfile::tempdir().unwrap();
+        let (bundle, outside) = (folder.path().join("b"), folder.path().join("outside"));
+        fs::create_dir_all(&bundle).unwrap();
+        fs::create_dir_all(&outside).unwrap();
+        fs::write(outside.join("c"), "years of work").unwrap();
+        fs::write(bundle.join("manifest.json"), "").unwrap();
+        std::os::unix::fs::symlink(&outside, bundle.join("a")).unwrap();
+        std::os::unix::fs::symlink(outside.join("c"), bundle.join("d")).unwrap();
+        let listed = set(&["a/c", "d"]);
+        assert_eq!(strangers(&bundle, &listed).unwrap(), ["a", "d"]);
+        assert_eq!(remove(&bundle, &listed, &mut || ()).unwrap(), ["a", "d"]);
+        assert_eq!(fs::read(outside.join("c")).unwrap(), b"years of work");
+        assert!(bundle.join("d").is_symlink());
+    }
+}

@@ -1,0 +1,70 @@
+//! `run` linked from the precompiled runtime, the bundle's kernels, and a table that names them.
+//!
+//! moec carries the runtime as one relocatable object, which `compiler/bundle/build.rs` compiles from `prebuilt/`. Linking
+//! takes the C compiler of the system, for the linker and the start of a C program, and neither rustc nor
+//! cargo, no cache, no network. What is linked depends on no folder: the same inputs give the same bytes.
+
+use moec_base::error::{Error, Result, io_error};
+use moec_base::interrupt;
+use moec_base::paths::KERNELS;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// The runtime as an object, compressed; none where moec was compiled without it.
+#[cfg(prebuilt)]
+const RUNTIME: Option<&[u8]> = Some(include_bytes!(concat!(env!("OUT_DIR"), "/prebuilt.o.deflate")));
+#[cfg(not(prebuilt))]
+const RUNTIME: Option<&[u8]> = None;
+
+/// What rustc asks of the linker for a program: no section that nothing reaches, no symbols, everything relocated before
+/// `main` and read-only from then on.
+const FLAGS: &[&str] = &[
+    "-pie",
+    "-Wl,--gc-sections",
+    "-Wl,-z,relro,-z,now",
+    "-Wl,-z,noexecstack",
+    "-Wl,--eh-frame-hdr",
+    "-Wl,--strip-all",
+    "-Wl,--as-needed",
+];
+
+/// Libraries that Rust's standard library takes from the system (`rustc --print native-static-libs`); those that are
+/// not used are left out.
+const LIBRARIES: &[&str] = &["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl", "-lc"];
+
+/// Whether this moec carries a runtime for its own kind of machine.
+pub const fn is_prebuilt() -> bool {
+    RUNTIME.is_some()
+}
+
+/// Links `run` of the bundle in `root`, where its kernels lie, with the C compiler `cc`. `table` is the object that
+/// names them.
+///
+/// # Errors
+/// A linker that fails, with what it said.
+pub fn link(root: &Path, table: &[u8], cc: &str) -> Result<()> {
+    let packed = RUNTIME.ok_or_else(|| Error::bug("this moec carries no runtime"))?;
+    let runtime = miniz_oxide::inflate::decompress_to_vec(packed)
+        .map_err(|e| Error::bug("the embedded runtime is damaged").because(e))?;
+    // In the folder of the bundle, which goes away as a whole if anything fails.
+    let folder = root.join(".link");
+    fs::create_dir(&folder).map_err(|e| io_error("create", &folder, &e))?;
+    let [runtime_at, table_at] = [("runtime.o", &*runtime), ("table.o", table)].map(|(name, bytes)| {
+        let path = folder.join(name);
+        fs::write(&path, bytes).map_err(|e| io_error("write", &path, &e)).map(|()| path)
+    });
+    let mut command = Command::new(cc);
+    command.args([table_at?, root.join(KERNELS), runtime_at?]).args(FLAGS).args(LIBRARIES);
+    command.arg("-o").arg(root.join("run"));
+    let said = interrupt::output(&mut command)
+        .map_err(|e| Error::environment(format!("cannot start `{cc}`")).because(e))?;
+    if !said.status.success() {
+        let why = String::from_utf8_lossy(&said.stderr).trim().to_owned();
+        return Err(Error::environment(format!("`{cc}` could not link `run`")).because(why).hint(
+            "a linker and the C library's development files are needed (on Debian and Ubuntu `apt-get install gcc \
+             libc6-dev`); or build with `--no-run` and use `moec run`",
+        ));
+    }
+    fs::remove_dir_all(&folder).map_err(|e| io_error("remove", &folder, &e))
+}

@@ -1,0 +1,230 @@
+//! A folder that appears whole or not at all.
+//!
+//! Files are written to a hidden folder beside the destination, which changes places with an earlier bundle at the end and
+//! is removed when anything goes wrong before.
+
+use super::destination::{self, Standing};
+use super::swap::{exchange, reached};
+use super::workspace::{self, Turn, Workspace, parent_of};
+use moec_base::disk::sync_folder;
+use moec_base::error::{Error, Result, io_error};
+use moec_base::interrupt::{self, Hold};
+use moec_base::locked_folder::TRIES;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+/// A bundle being written.
+#[derive(Debug)]
+pub struct Partial {
+    workspace: Workspace,
+    folder: PathBuf,
+    destination: PathBuf,
+    notes: Vec<String>,
+    done: bool,
+    /// Let go of when the folder is in place or gone.
+    _hold: Hold,
+}
+
+impl Partial {
+    /// Opens a folder beside `destination`, which must be free, or an earlier bundle and nothing else, or empty. What
+    /// killed builds left there is put back or removed first.
+    ///
+    /// # Errors
+    /// A destination that is something else, or a parent that cannot be written.
+    pub fn create(destination: &Path) -> Result<Self> {
+        let destination = &destination::plain(destination);
+        let mut notes: Vec<String> = workspace::recover(destination)?.into_iter().collect();
+        look_beside_others(destination)?;
+        let parent = parent_of(destination);
+        fs::create_dir_all(parent).map_err(|e| io_error("create", parent, &e))?;
+        notes.extend(workspace::clear(destination));
+        let hold = interrupt::hold();
+        let workspace = Workspace::create(destination)?;
+        let folder = workspace.bundle();
+        let partial =
+            Self { workspace, folder, destination: destination.to_owned(), notes, done: false, _hold: hold };
+        fs::create_dir(&partial.folder).map_err(|e| io_error("create", &partial.folder, &e))?;
+        Ok(partial)
+    }
+
+    /// The folder to write into.
+    pub fn path(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Puts the folder in place, in exchange for an earlier bundle. Gives what there is to say of files that others left,
+    /// or that stay.
+    ///
+    /// # Errors
+    /// A destination that has become something else, or a name that cannot be changed; what was there is then still there.
+    pub fn commit(mut self) -> Result<Vec<String>> {
+        reached("write");
+        sync_all(&self.folder).map_err(|(path, e)| io_error("write", &path, &e))?;
+        reached("sync");
+        let destination = self.destination.clone();
+        let parent = parent_of(&destination);
+        {
+            let _turn = Turn::take(parent);
+            self.put_into_place()?;
+        }
+        self.done = true;
+        sync_folder(parent).map_err(|e| io_error("write", parent, &e))?;
+        let mut notes = std::mem::take(&mut self.notes);
+        match self.workspace.remove() {
+            Ok(said) => notes.extend(said),
+            Err(e) => {
+                notes.push(format!("of the earlier `{}` something stays: {e}", destination.display()));
+            }
+        }
+        Ok(notes)
+    }
+
+    /// Gives the destination's name to the folder. What had it until now is then in the workspace.
+    fn put_into_place(&mut self) -> Result<()> {
+        let (new, at) = (&self.folder, &self.destination);
+        let failed = |e: &io::Error| io_error("replace", at, e);
+        for _ in 0..TRIES {
+            if destination::look(at, at)? != Standing::Bundle {
+                // A folder takes the place of none, or of an empty one, in one step.
+                match fs::rename(new, at) {
+                    Err(e) if SOMEBODY_WAS_FASTER.contains(&e.kind()) => continue,
+                    done => done.map_err(|e| io_error("put into place", at, &e))?,
+                }
+                reached("place");
+                return Ok(());
+            }
+            match exchange(new, at) {
+                Ok(true) => {
+                    reached("exchange");
+                    return self.if_only_a_bundle(new, || exchange(new, at).map(|_| ()));
+                }
+                Ok(false) => {}
+                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                Err(e) => return Err(failed(&e)),
+            }
+            let old = self.workspace.replaced();
+            match fs::rename(at, &old) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                done => done.map_err(|e| failed(&e))?,
+            }
+            reached("take");
+            let back = || fs::rename(&old, at);
+            self.if_only_a_bundle(&old, back)?;
+            if let Err(e) = fs::rename(new, at) {
+                let error = io_error("put into place", at, &e);
+                // What cannot go back now stays in the workspace, for whoever looks next.
+                self.done = back().is_err();
+                return Err(error);
+            }
+            reached("place");
+            return Ok(());
+        }
+        Err(Error::environment(format!("`{}` changes all the time", at.display()))
+            .hint("wait until other builds of it are over"))
+    }
+
+    /// What was taken away must be what may be removed: something may have come since it was looked at. Then all goes back.
+    fn if_only_a_bundle(&self, taken: &Path, back: impl FnOnce() -> io::Result<()>) -> Result<()> {
+        match destination::look(taken, &self.destination) {
+            Ok(_) => Ok(()),
+            Err(e) => {
+                back().map_err(|e| io_error("put back", taken, &e))?;
+                Err(e)
+            }
+        }
+    }
+}
+
+/// [`destination::look`], where another build may give the name away between two steps of it. What it refuses is looked at
+/// once more, while nobody may.
+fn look_beside_others(at: &Path) -> Result<Standing> {
+    destination::look(at, at).or_else(|_| {
+        let _turn = Turn::take(parent_of(at));
+        destination::look(at, at)
+    })
+}
+
+/// What a rename onto a folder answers that is not empty any more, or has become something else.
+const SOMEBODY_WAS_FASTER: [io::ErrorKind; 3] =
+    [io::ErrorKind::DirectoryNotEmpty, io::ErrorKind::AlreadyExists, io::ErrorKind::NotADirectory];
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        if !self.done {
+            // An error is being reported, and whoever builds next tidies up, too.
+            let _ = self.workspace.remove();
+        }
+    }
+}
+
+/// Waits until everything below a folder is on the disk. Several threads wait for files, since disks take many at once.
+fn sync_all(folder: &Path) -> Result<(), (PathBuf, io::Error)> {
+    let mut all = vec![folder.to_owned()];
+    let mut at = 0;
+    while let Some(path) = all.get(at).cloned() {
+        at += 1;
+        let named = |e| (path.clone(), e);
+        if fs::symlink_metadata(&path).map_err(named)?.is_dir() {
+            for entry in fs::read_dir(&path).map_err(named)? {
+                all.push(entry.map_err(named)?.path());
+            }
+        }
+    }
+    let left = Mutex::new(all.into_iter());
+    let failed = Mutex::new(None);
+    let take = || left.lock().ok().and_then(|mut all| all.next_back());
+    let work = || {
+        while let Some(path) = take() {
+            if let Err(e) = File::open(&path).and_then(|f| f.sync_all())
+                && let Ok(mut failed) = failed.lock()
+            {
+                failed.get_or_insert((path, e));
+            }
+        }
+    };
+    std::thread::scope(|scope| (0..SYNCING).for_each(|_| drop(scope.spawn(work))));
+    failed.into_inner().ok().flatten().map_or(Ok(()), Err)
+}
+
+/// Threads that wait for the disk.
+const SYNCING: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest::{BUNDLE_VERSION, Manifest};
+    use moec_base::paths::MANIFEST;
+    use std::collections::BTreeMap;
+
+    /// Between the look and the exchange there is no time to write in a test; so each is done by hand.
+    #[test]
+    fn what_comes_in_between_goes_back_with_its_folder() {
+        let home = tempfile::tempdir().unwrap();
+        let at = home.path().join("b");
+        let manifest = Manifest {
+            bundle_version: BUNDLE_VERSION,
+            moec_version: "0".into(),
+            family: "olmoe".into(),
+            target: "native".into(),
+            llvm: "0".into(),
+            assembler: None,
+            source_fingerprint: "0".into(),
+            profile: None,
+            files: BTreeMap::new(),
+        };
+        fs::create_dir(&at).unwrap();
+        fs::write(at.join(MANIFEST), serde_json::to_string(&manifest).unwrap()).unwrap();
+        let partial = Partial::create(&at).unwrap();
+        assert_eq!(destination::look(&at, &at).unwrap(), Standing::Bundle);
+        fs::write(at.join("thesis.txt"), "years of work").unwrap();
+        let taken = partial.workspace.replaced();
+        fs::rename(&at, &taken).unwrap();
+        let error = partial.if_only_a_bundle(&taken, || fs::rename(&taken, &at)).unwrap_err();
+        assert!(error.to_string().contains("`thesis.txt`"), "{error}");
+        assert_eq!(fs::read(at.join("thesis.txt")).unwrap(), b"years of work");
+        drop(partial);
+        assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1);
+    }
+}

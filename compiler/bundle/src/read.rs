@@ -1,0 +1,210 @@
+//! Reading a bundle back.
+
+use super::manifest::{Manifest, digest};
+use super::{destination, workspace};
+use moec_base::error::{Error, Result, io_error};
+use moec_base::hashing::hex;
+use moec_base::paths::is_inside;
+use moec_base::paths::{DECISIONS, GRAPH, KERNELS, PLAN};
+use moec_base::progress::Progress;
+use moec_cpu::{HostError, HostUnit};
+use moec_device::Device;
+use moec_ir::Module;
+use moec_ir::plan::{Plan, TargetInfo};
+use moec_passes::decisions::{Decisions, VERSION};
+#[cfg(doc)]
+use moec_runtime::CheckLevel;
+use moec_runtime::platform::cpu;
+use moec_runtime::platform::regular;
+use std::path::{Path, PathBuf};
+
+/// A bundle on disk, its plan decoded and verified.
+#[derive(Debug)]
+pub struct Bundle {
+    /// Folder.
+    pub folder: PathBuf,
+    /// Manifest.
+    pub manifest: Manifest,
+    /// The manifest's bytes.
+    pub manifest_bytes: Vec<u8>,
+    /// Plan.
+    pub plan: Plan,
+}
+
+impl Bundle {
+    /// Opens a bundle: sizes of all files and hashes of the small ones (and of `run`) are checked, the plan is verified. Where
+    /// a build was killed between two renames, the bundle that it was replacing is put back first.
+    ///
+    /// # Errors
+    /// What is missing, changed or malformed, by file.
+    pub fn open(folder: &Path) -> Result<Self> {
+        // Where it cannot be put back, the bundle is not there, which is said below.
+        let _ = workspace::recover(folder);
+        let (manifest, manifest_bytes) = Manifest::load(folder)?;
+        manifest.check(folder, false)?;
+        manifest.part(|name| !name.starts_with("weights/") && !is_inside(name)).check(folder, true)?;
+        let path = folder.join(PLAN);
+        let bytes = manifest.read_file(folder, PLAN, regular::PLAN)?;
+        let malformed = |cause: String| {
+            Error::input(format!("`{}` is no plan of this version", path.display()))
+                .because(cause)
+                .hint("build the bundle again")
+        };
+        let plan = Plan::decode(&bytes).map_err(|e| malformed(e.to_string()))?;
+        moec_ir::verify::plan(&plan).map_err(|e| malformed(e.to_string()))?;
+        Ok(Self { folder: folder.to_owned(), manifest, manifest_bytes, plan })
+    }
+
+    /// The hash by which the whole bundle can be compared: that of its manifest, which holds those of all other files.
+    pub fn manifest_sha256(&self) -> String {
+        digest(&self.manifest_bytes)
+    }
+
+    /// Files, links and folders in it that its manifest does not list.
+    ///
+    /// # Errors
+    /// A folder that cannot be read.
+    pub fn strangers(&self) -> Result<Vec<String>> {
+        destination::strangers(&self.folder, &self.manifest.listed())
+            .map_err(|e| io_error("read", &self.folder, &e))
+    }
+
+    /// The device that it was built for.
+    ///
+    /// # Errors
+    /// As [`super::device::read`].
+    pub fn device(&self) -> Result<Device> {
+        super::device::read(&self.folder, &self.manifest, &self.plan)
+    }
+
+    /// Compares the SHA-256 of all files but those that the plan lists: what executes it opens these, and checks what it opens
+    /// ([`CheckLevel::All`]).
+    ///
+    /// # Errors
+    /// As [`Manifest::check`].
+    pub fn check_rest(&self) -> Result<()> {
+        let in_plan = |name: &str| self.plan.files.iter().any(|f| f.path == name);
+        self.manifest.part(|name| !in_plan(name)).check(&self.folder, true)?;
+        // The plan holds hashes of its own.
+        for of in &self.plan.files {
+            let listed = self.manifest.files.get(&of.path);
+            if listed.is_none_or(|entry| entry.bytes != of.bytes || entry.sha256 != hex(&of.sha256)) {
+                return Err(Error::input(format!(
+                    "the manifest and the plan say different things of `{}`",
+                    of.path
+                ))
+                .hint("build the bundle again"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The Graph that the plan computes.
+    ///
+    /// # Errors
+    /// A text that does not parse or verify.
+    pub fn graph(&self) -> Result<Module> {
+        let path = self.folder.join(GRAPH);
+        let malformed =
+            |cause: String| Error::input(format!("`{}` is no graph", path.display())).because(cause);
+        let bytes = self.manifest.read_file(&self.folder, GRAPH, regular::PLAN)?;
+        let text = String::from_utf8(bytes).map_err(|e| malformed(e.to_string()))?;
+        let module = moec_ir::text::parse_module(&text).map_err(|e| malformed(e.to_string()))?;
+        moec_ir::verify::module(&module).map_err(|e| malformed(e.to_string()))?;
+        Ok(module)
+    }
+
+    /// Why kernels are what they are.
+    ///
+    /// # Errors
+    /// A bundle of an earlier moec, or a file that is not well-formed.
+    pub fn decisions(&self) -> Result<Decisions> {
+        let path = self.folder.join(DECISIONS);
+        let bytes = self.manifest.read_file(&self.folder, DECISIONS, regular::PLAN)?;
+        let decisions: Decisions = serde_json::from_slice(&bytes).map_err(|e| {
+            Error::input(format!("`{}` is not well-formed", path.display()))
+                .because(e)
+                .hint("build the bundle again")
+        })?;
+        if decisions.version != VERSION {
+            return Err(Error::limit(format!("`{}` is of another version of moec", path.display()))
+                .hint("build the bundle again"));
+        }
+        Ok(decisions)
+    }
+
+    /// Whether its object code is for another architecture or operating system.
+    pub fn is_foreign(&self) -> bool {
+        matches!(cpu::check(&self.plan.target), Err(moec_runtime::Error::WrongArch { .. }))
+    }
+
+    /// Whether this machine executes it by its host build alone: compiled for this machine from its own graph and weights.
+    pub fn needs_host_build(&self) -> bool {
+        !self.plan.graphs.is_empty() || self.is_foreign()
+    }
+
+    /// What users are told where the host build stands in for its object code.
+    pub fn host_build_note(&self) -> String {
+        let triple = &self.plan.target.triple;
+        format!("its kernels are for {triple}: its graph and weights were compiled for this machine instead")
+    }
+
+    /// Loads the object code into this process.
+    ///
+    /// # Errors
+    /// A processor that lacks a feature, or code that does not load.
+    pub fn unit(&self) -> Result<HostUnit> {
+        self.load(HostUnit::load)
+    }
+
+    /// As [`Bundle::unit`]; instructions that this processor lacks are emulated where that is possible, which
+    /// is said.
+    ///
+    /// # Errors
+    /// As [`Bundle::unit`].
+    pub fn emulated_unit(&self, progress: &Progress) -> Result<HostUnit> {
+        let unit = self.load(HostUnit::load_emulated)?;
+        if !unit.emulated().is_empty() {
+            progress.warn(&format!("this processor lacks {}: emulated, slowly", unit.emulated().join(", ")));
+        }
+        Ok(unit)
+    }
+
+    /// The object code.
+    ///
+    /// # Errors
+    /// As [`Manifest::read_file`].
+    pub fn object(&self) -> Result<Vec<u8>> {
+        self.manifest.read_file(&self.folder, KERNELS, regular::OBJECT)
+    }
+
+    fn load(&self, how: impl FnOnce(&[u8], &TargetInfo) -> Result<HostUnit, HostError>) -> Result<HostUnit> {
+        let object = self.object()?;
+        how(&object, &self.plan.target).map_err(|e| {
+            let hint = e.hint();
+            let error: Error = match e {
+                HostError::Machine(e) => self.elsewhere(e),
+                HostError::Emulate(e) => Error::limit(e.to_string()),
+                HostError::Load(e) => Error::limit(e.to_string()),
+            };
+            match hint {
+                Some(hint) => error.hint(hint),
+                None => error,
+            }
+        })
+    }
+
+    /// The error of a machine that cannot run it. One for another architecture has a host build here.
+    fn elsewhere(&self, e: moec_runtime::Error) -> Error {
+        let emulated = matches!(e, moec_runtime::Error::WrongArch { .. });
+        let error = Error::from(e);
+        match &error.hint {
+            Some(hint) if emulated => {
+                let hint =
+                    format!("{hint}; `moec run {} --emulate …` runs it here, slowly", self.folder.display());
+                error.hint(hint)
+            }
+            _ => error,
+        }
+    }
+}

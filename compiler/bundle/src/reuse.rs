@@ -1,0 +1,246 @@
+//! Packed weights of earlier bundles, for later builds from the same checkpoint.
+//!
+//! A build notes in the cache which matrices it packed, where they lie in its bundle, and a CRC-32C of every block:
+//! `packed/CHECKPOINT/BUNDLE.json`, where both names are hashes. A later build, for another target or with other shapes,
+//! copies the blocks whose matrices would come out equal. A matrix is known by everything that decides its bytes:
+//!
+//! | what | why |
+//! |---|---|
+//! | the checkpoint's files, their sizes, and when they were written | what they hold, without reading them |
+//! | this moec's own file | how numbers are rounded |
+//! | the expression, format and layout of the weight | which numbers, and how they are stored |
+//! | the profile and how it rounds, for grouped formats | which codes are chosen |
+//!
+//! Nothing depends on it: a block that is not there, or has another checksum, is packed. All of this only saves time, so no
+//! failure here is an error.
+
+use super::manifest::Manifest;
+use moec_base::cache_dir;
+use moec_base::disk;
+use moec_base::hashing::{hex, sha256};
+use moec_import::Checkpoint;
+use moec_ir::Weight;
+use moec_ir::plan::Segment;
+use moec_runtime::offload::flash::checksum;
+use moec_runtime::platform::regular::{self, Limit};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+/// Folder in the cache.
+const FOLDER: &str = "packed";
+/// Most notes that are kept of one checkpoint; the oldest go.
+const KEPT: usize = 16;
+/// Most bytes of a note that is read.
+const MOST: Limit = Limit { what: "a note of packed weights", bytes: 256 << 20 };
+
+/// What a build noted of its bundle.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Note {
+    /// Where the bundle was put.
+    bundle: PathBuf,
+    /// Weight files, by their paths in it.
+    files: BTreeMap<String, Packed>,
+}
+
+/// A weight file.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Packed {
+    /// SHA-256, as the manifest has it.
+    pub(crate) sha256: String,
+    /// Its matrices.
+    pub(crate) matrices: Vec<Matrix>,
+}
+
+/// A matrix in a weight file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Matrix {
+    /// Key of its weight.
+    pub(crate) weight: String,
+    /// Which of the weight's matrices.
+    pub(crate) lead: usize,
+    /// First byte.
+    pub(crate) offset: u64,
+    /// CRC-32C of its blocks.
+    pub(crate) blocks: Vec<u32>,
+}
+
+/// A matrix that an earlier bundle has.
+struct Place {
+    file: Arc<File>,
+    offset: u64,
+    blocks: Vec<u32>,
+}
+
+/// What earlier builds left.
+pub struct Reuse {
+    /// Folder of the notes of this checkpoint.
+    folder: PathBuf,
+    /// Files of the checkpoint when it was opened.
+    stamp: String,
+    /// What all keys begin with.
+    origin: String,
+    /// What keys of grouped formats have besides.
+    rounding: String,
+    known: HashMap<(String, usize), Place>,
+}
+
+impl Reuse {
+    /// What is known of a checkpoint. `rounding`: the profile and how it rounds grouped formats, if it does. `None`: there is no
+    /// cache folder, or the checkpoint cannot be told from another.
+    pub(crate) fn of(checkpoint: &Checkpoint, rounding: Option<&str>) -> Option<Self> {
+        let stamp = stamp(checkpoint)?;
+        let moec = std::env::current_exe().and_then(fs::metadata).ok()?;
+        let moec = format!("{} {} {:?}", env!("CARGO_PKG_VERSION"), moec.len(), moec.modified().ok()?);
+        let folder = cache_dir::path().ok()?.join(FOLDER).join(short(&stamp));
+        let rounding = rounding.unwrap_or_default().to_owned();
+        let mut reuse =
+            Self { folder, origin: format!("{moec}\n{stamp}"), stamp, rounding, known: HashMap::new() };
+        for note in reuse.notes() {
+            reuse.learn(note);
+        }
+        Some(reuse)
+    }
+
+    /// The notes of bundles that are still what they were, the newest first. Others are removed.
+    fn notes(&self) -> Vec<Note> {
+        let Ok(entries) = fs::read_dir(&self.folder) else { return Vec::new() };
+        let mut paths: Vec<(SystemTime, PathBuf)> = entries
+            .flatten()
+            .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
+            .filter(|(_, path)| path.extension().is_some_and(|e| e == "json"))
+            .collect();
+        paths.sort();
+        let mut notes = Vec::new();
+        for (_, path) in paths.into_iter().rev() {
+            match Note::read(&path).filter(|_| notes.len() < KEPT) {
+                Some(note) => notes.push(note),
+                // Whoever removes it first has done so for all.
+                None => drop(fs::remove_file(&path)),
+            }
+        }
+        notes
+    }
+
+    fn learn(&mut self, note: Note) {
+        for (path, packed) in note.files {
+            let Ok(file) = regular::open(&note.bundle.join(path)) else { continue };
+            let file = Arc::new(file);
+            for Matrix { weight, lead, offset, blocks } in packed.matrices {
+                let place = || Place { file: Arc::clone(&file), offset, blocks };
+                self.known.entry((weight, lead)).or_insert_with(place);
+            }
+        }
+    }
+
+    /// The key of a weight in a segment.
+    pub(crate) fn key(&self, weight: &Weight, segment: &Segment) -> String {
+        let Segment { format, layout, shape, .. } = segment;
+        let mut text = format!("{}\n{:?} {format:?} {layout:?} {shape:?}", self.origin, weight.expr);
+        if format.is_quantised() && !self.rounding.is_empty() {
+            let _ = write!(text, " {} {}", weight.name, self.rounding);
+        }
+        short(&text)
+    }
+
+    /// Puts a block of a matrix behind what `out` holds: number `block`, `at` bytes from the matrix's first, of `bytes` bytes.
+    /// `false`, and `out` as it was: no earlier bundle has it whole.
+    pub(crate) fn copy(
+        &self,
+        matrix: (String, usize),
+        block: usize,
+        at: u64,
+        bytes: usize,
+        out: &mut Vec<u8>,
+    ) -> bool {
+        let Some(place) = self.known.get(&matrix) else { return false };
+        let (Some(&sum), Some(offset)) = (place.blocks.get(block), place.offset.checked_add(at)) else {
+            return false;
+        };
+        let start = out.len();
+        out.resize(start + bytes, 0);
+        let mine = out.get_mut(start..).unwrap_or_default();
+        let whole = read_at(&place.file, mine, offset).is_ok() && checksum(mine) == sum;
+        if !whole {
+            out.truncate(start);
+        }
+        whole
+    }
+
+    /// Notes what a bundle holds that was put at `bundle`. Nothing is noted of a checkpoint that has changed meanwhile.
+    pub(crate) fn note(&self, checkpoint: &Checkpoint, bundle: &Path, files: BTreeMap<String, Packed>) {
+        let Ok(bundle) = fs::canonicalize(bundle) else { return };
+        if stamp(checkpoint).is_none_or(|now| now != self.stamp) {
+            return;
+        }
+        let path = self.folder.join(format!("{}.json", short(&bundle.to_string_lossy())));
+        if let Ok(text) = serde_json::to_string(&Note { bundle, files }) {
+            // A cache that is full or cannot be written costs the next build time.
+            drop(disk::write_whole(&path, text.as_bytes()));
+        }
+    }
+}
+
+impl Note {
+    /// A note whose bundle has the very files that it speaks of, by its manifest.
+    fn read(path: &Path) -> Option<Self> {
+        let text = regular::read(path, MOST).ok()?;
+        let note: Self = serde_json::from_slice(&text).ok()?;
+        let manifest = Manifest::read(&note.bundle).ok()?;
+        let same = |(path, packed): (&String, &Packed)| {
+            manifest.files.get(path).is_some_and(|entry| entry.sha256 == packed.sha256)
+        };
+        note.files.iter().all(same).then_some(note)
+    }
+}
+
+/// The files of a checkpoint: where they are, how large, and when they were written.
+fn stamp(checkpoint: &Checkpoint) -> Option<String> {
+    let mut text = String::new();
+    for file in checkpoint.files() {
+        let path = fs::canonicalize(&file.path).ok()?;
+        let facts = fs::metadata(&path).ok()?;
+        let _ = writeln!(
+            text,
+            "{} {} {:?} {:?}",
+            path.display(),
+            facts.len(),
+            facts.modified().ok()?,
+            changed(&facts)
+        );
+    }
+    Some(text)
+}
+
+/// Sixteen bytes of a hash, hexadecimal.
+fn short(text: &str) -> String {
+    let hash = sha256(text.as_bytes());
+    hex(hash.get(..16).unwrap_or_default())
+}
+
+/// When a file was last changed in any way, which no program can set.
+#[cfg(unix)]
+fn changed(facts: &fs::Metadata) -> (i64, i64, u64) {
+    use std::os::unix::fs::MetadataExt as _;
+    (facts.ctime(), facts.ctime_nsec(), facts.ino())
+}
+
+#[cfg(not(unix))]
+fn changed(_: &fs::Metadata) {}
+
+#[cfg(unix)]
+fn read_at(file: &File, out: &mut [u8], offset: u64) -> std::io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, out, offset)
+}
+
+#[cfg(not(unix))]
+fn read_at(_: &File, _: &mut [u8], _: u64) -> std::io::Result<()> {
+    Err(std::io::ErrorKind::Unsupported.into())
+}

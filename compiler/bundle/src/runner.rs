@@ -1,0 +1,331 @@
+//! The runner crate, whose sources travel inside of moec.
+//!
+//! `runner/` in a bundle is a workspace of its own: the generated crate, and under `vendor/`, where it is to be built from there, copies
+//! of `moec-runtime`, `moec-service`, `moec-ir` and what executes the bundle's static graphs. [`super::cargo`] builds it.
+
+use super::toolchain::{MAC_SCRIPT, deployment_target};
+use include_dir::{Dir, include_dir};
+use moec_base::error::{Error, Result, io_error};
+use moec_cpu::SourceFile;
+use moec_family::Runner;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use toml::{Table, Value};
+
+static RUNTIME: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../runtime/src");
+static SERVICE: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../service/src");
+static IR: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../ir/src");
+static QNN_SYS: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../targets/qnn/sys/src");
+static QNN_UNIT: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../targets/qnn/unit/src");
+static CUDA_UNIT: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../targets/cuda/unit/src");
+const WORKSPACE_MANIFEST: &str = include_str!("../../../Cargo.toml");
+
+/// A crate of the workspace that travels along.
+struct Crate {
+    name: &'static str,
+    manifest: &'static str,
+    sources: &'static Dir<'static>,
+    /// The feature of the runner crate that wants it; `None`: every one has it.
+    feature: Option<&'static str>,
+}
+
+/// Those that do. Of a feature's, the last one brings the unit.
+static CRATES: [Crate; 6] = [
+    Crate {
+        name: "moec-runtime",
+        manifest: include_str!("../../../runtime/Cargo.toml"),
+        sources: &RUNTIME,
+        feature: None,
+    },
+    Crate {
+        name: "moec-service",
+        manifest: include_str!("../../../service/Cargo.toml"),
+        sources: &SERVICE,
+        feature: None,
+    },
+    Crate { name: "moec-ir", manifest: include_str!("../../../ir/Cargo.toml"), sources: &IR, feature: None },
+    Crate {
+        name: "moec-qnn-sys",
+        manifest: include_str!("../../../targets/qnn/sys/Cargo.toml"),
+        sources: &QNN_SYS,
+        feature: Some("qnn"),
+    },
+    Crate {
+        name: "moec-qnn-unit",
+        manifest: include_str!("../../../targets/qnn/unit/Cargo.toml"),
+        sources: &QNN_UNIT,
+        feature: Some("qnn"),
+    },
+    Crate {
+        name: "moec-cuda-unit",
+        manifest: include_str!("../../../targets/cuda/unit/Cargo.toml"),
+        sources: &CUDA_UNIT,
+        feature: Some("cuda"),
+    },
+];
+
+/// The crates of a runner.
+fn crates(more: Option<Runner>) -> impl Iterator<Item = &'static Crate> {
+    CRATES.iter().filter(move |c| c.feature.is_none() || c.feature == more.map(|more| more.feature))
+}
+
+/// The lock files, by feature.
+const LOCKS: [(Option<&str>, &str, &str); 3] = [
+    (None, "Cargo.lock", include_str!("../runner/Cargo.lock")),
+    (Some("qnn"), "qnn/Cargo.lock", include_str!("../runner/qnn/Cargo.lock")),
+    (Some("cuda"), "cuda/Cargo.lock", include_str!("../runner/cuda/Cargo.lock")),
+];
+
+/// The lock file of a runner.
+pub(super) fn lock_of(more: Option<Runner>) -> &'static str {
+    let feature = more.map(|more| more.feature);
+    LOCKS.iter().find(|(of, ..)| *of == feature).map_or("", |(.., text)| text)
+}
+const MAC_SCRIPT_TEXT: &str = include_str!("../runner/build.sh.txt");
+const BUILD_SCRIPT: &str = include_str!("../runner/build.rs.txt");
+/// Licences of the crates that are linked into `run`, written by `cargo xtask notices`.
+const NOTICES: &str = include_str!("../runner/THIRD-PARTY.txt");
+
+/// Folder of copied crates in the runner.
+const VENDOR: &str = "vendor";
+
+/// Writes the runner crate into `folder`, which is created. `more`: what it has besides the runtime; `vendored`: whether the sources
+/// of both are written, too.
+///
+/// # Errors
+/// A file that cannot be written.
+pub fn write_sources(
+    folder: &Path,
+    generated: &[SourceFile],
+    more: Option<Runner>,
+    vendored: bool,
+) -> Result<()> {
+    for (path, text) in fixed_files(more)? {
+        if vendored || !path.starts_with(VENDOR) {
+            write(&folder.join(path), text.as_bytes())?;
+        }
+    }
+    for file in generated {
+        write(&folder.join(file.path), file.text.as_bytes())?;
+    }
+    Ok(())
+}
+
+/// Writes the script that builds `run` on a Mac into the bundle, if its target is one.
+///
+/// # Errors
+/// A file that cannot be written.
+pub fn write_script(bundle: &Path, triple: &str) -> Result<()> {
+    let Some(version) = deployment_target(triple) else { return Ok(()) };
+    let text = MAC_SCRIPT_TEXT.replace("@VERSION@", &version);
+    write(&bundle.join(MAC_SCRIPT), text.as_bytes())
+}
+
+/// Removes what another moec left in the cache folder: a module that lies elsewhere by now would be found twice.
+pub(super) fn remove_others(folder: &Path, generated: &[SourceFile], more: Option<Runner>) -> Result<()> {
+    let fixed = fixed_files(more)?.into_iter().map(|(path, _)| path);
+    let own: BTreeSet<PathBuf> = fixed.chain(generated.iter().map(|f| f.path.into())).collect();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(at) = folders.pop() {
+        for entry in fs::read_dir(&at).map_err(|e| io_error("read", &at, &e))? {
+            let entry = entry.map_err(|e| io_error("read", &at, &e))?;
+            let path = entry.path();
+            if entry.file_type().is_ok_and(|t| t.is_dir()) {
+                folders.push(path);
+            } else if path.strip_prefix(folder).is_ok_and(|p| !own.contains(p)) {
+                fs::remove_file(&path).map_err(|e| io_error("remove", &path, &e))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Everything but the generated sources: path and text.
+fn fixed_files(more: Option<Runner>) -> Result<Vec<(PathBuf, String)>> {
+    let mut files: Vec<(PathBuf, String)> = vec![
+        ("Cargo.toml".into(), root_manifest(more)?),
+        ("Cargo.lock".into(), lock_of(more).into()),
+        ("build.rs".into(), BUILD_SCRIPT.into()),
+        ("THIRD-PARTY.txt".into(), NOTICES.into()),
+    ];
+    for Crate { name, manifest, sources, .. } in crates(more) {
+        let to = Path::new(VENDOR).join(name);
+        files.push((to.join("Cargo.toml"), vendored_manifest(manifest)?));
+        collect(sources, &to.join("src"), &mut files);
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn collect(dir: &Dir<'static>, to: &Path, files: &mut Vec<(PathBuf, String)>) {
+    for file in dir.files() {
+        if let Some(text) = file.contents_utf8() {
+            files.push((to.join(file.path()), text.into()));
+        }
+    }
+    dir.dirs().for_each(|d| collect(d, to, files));
+}
+
+fn parse(manifest: &str) -> Result<Table> {
+    manifest.parse().map_err(|e| Error::bug("an embedded manifest is no TOML").because(e))
+}
+
+/// A crate's manifest without what only its own tests need.
+fn vendored_manifest(manifest: &str) -> Result<String> {
+    let mut table = parse(manifest)?;
+    for key in ["dev-dependencies", "lints", "bench"] {
+        table.remove(key);
+    }
+    Ok(table.to_string())
+}
+
+/// The runner's manifest. It is the root of a workspace that gives the vendored crates what they inherit.
+fn root_manifest(more: Option<Runner>) -> Result<String> {
+    let table = |t: &Table, key: &str| t.get(key).and_then(Value::as_table).cloned().unwrap_or_default();
+    let outer = table(&parse(WORKSPACE_MANIFEST)?, "workspace");
+    let all = table(&outer, "dependencies");
+    let mut dependencies = Table::new();
+    for Crate { manifest, .. } in crates(more) {
+        let manifest = parse(manifest)?;
+        // Some are asked for on one system only (`[target.'cfg(…)'.dependencies]`).
+        let targets = table(&manifest, "target");
+        let of_targets = targets.values().filter_map(Value::as_table);
+        for part in of_targets.chain([&manifest]) {
+            for name in table(part, "dependencies").keys() {
+                if let Some(value) = all.get(name) {
+                    dependencies.insert(name.clone(), value.clone());
+                }
+            }
+        }
+    }
+    let path = |p: &str| Value::Table(Table::from_iter([("path".to_owned(), Value::String(p.to_owned()))]));
+    let mut members = Vec::new();
+    for Crate { name, .. } in crates(more) {
+        let at = format!("vendor/{name}");
+        if dependencies.contains_key(*name) {
+            dependencies.insert((*name).to_owned(), path(&at));
+        }
+        members.push(Value::String(at));
+    }
+    let workspace = Table::from_iter([
+        ("members".to_owned(), Value::Array(members)),
+        ("package".to_owned(), Value::Table(table(&outer, "package"))),
+        ("dependencies".to_owned(), Value::Table(dependencies)),
+    ]);
+    let rest = Table::from_iter([("workspace".to_owned(), Value::Table(workspace))]);
+    let called = crates(more).filter_map(|c| Some((c.feature?, c.name))).last();
+    let (mut needs, mut features) = (String::new(), String::new());
+    if let Some((feature, name)) = called {
+        needs = format!("{name} = {{ path = \"vendor/{name}\", optional = true }}\n");
+        features = format!("\n[features]\n{feature} = [\"dep:{name}\"]\n");
+    }
+    Ok(format!("{}\n{rest}", MANIFEST_HEAD.replace("@NEEDS@\n", &needs).replace("@FEATURES@\n", &features)))
+}
+
+const MANIFEST_HEAD: &str = r#"# The binary of one bundle. Generated by moec; do not edit. `moec build --with-sources` brings the crates below `vendor/`.
+[package]
+name = "moec-runner"
+version = "0.1.0"
+edition = "2024"
+publish = false
+
+[dependencies]
+moec-runtime = { path = "vendor/moec-runtime" }
+moec-service = { path = "vendor/moec-service" }
+@NEEDS@
+@FEATURES@
+
+[profile.release]
+panic = "abort"
+strip = true
+"#;
+
+pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent).map_err(|e| io_error("create", parent, &e))?;
+    }
+    // An unchanged file keeps its time, so that cargo does not rebuild what depends on it.
+    if fs::read(path).is_ok_and(|old| old == bytes) {
+        return Ok(());
+    }
+    fs::write(path, bytes).map_err(|e| io_error("write", path, &e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::toolchain::cargo;
+    use super::*;
+    use std::process::Command;
+
+    /// What the runners have besides the runtime.
+    fn runners() -> impl Iterator<Item = Option<Runner>> {
+        LOCKS
+            .iter()
+            .map(|(feature, ..)| feature.map(|feature| Runner { feature, native: "", precompiled: false }))
+    }
+
+    /// The embedded lock files must be what cargo makes of this workspace's own. `MOEC_BLESS=1` renews them.
+    #[test]
+    fn the_embedded_lock_files_are_fresh() {
+        for (more, (_, path, lock)) in runners().zip(LOCKS) {
+            is_fresh(more, path, lock);
+        }
+    }
+
+    fn is_fresh(more: Option<Runner>, own: &str, expected: &str) {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let main = [SourceFile { path: "src/main.rs", text: "fn main() {}".into() }];
+        write_sources(folder.path(), &main, more, true).unwrap();
+        let lock = folder.path().join("Cargo.lock");
+        fs::copy(root.join("Cargo.lock"), &lock).unwrap();
+        let offline = Command::new(cargo())
+            .current_dir(folder.path())
+            .args(["metadata", "--format-version", "1", "--quiet"])
+            .output()
+            .unwrap();
+        assert!(offline.status.success(), "{}", String::from_utf8_lossy(&offline.stderr));
+        let fresh = fs::read_to_string(&lock).unwrap();
+        if std::env::var_os("MOEC_BLESS").is_some() {
+            fs::write(root.join("compiler/bundle/runner").join(own), &fresh).unwrap();
+        } else {
+            assert!(
+                fresh == expected,
+                "compiler/bundle/runner/{own} is stale; run the test with MOEC_BLESS=1"
+            );
+        }
+    }
+
+    #[test]
+    fn what_another_version_left_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let generated = [SourceFile { path: "src/main.rs", text: "fn main() {}".into() }];
+        write_sources(folder.path(), &generated, None, true).unwrap();
+        let [old, kept] =
+            ["vendor/moec-runtime/src/elsewhere.rs", "src/main.rs"].map(|p| folder.path().join(p));
+        fs::write(&old, "").unwrap();
+        remove_others(folder.path(), &generated, None).unwrap();
+        assert!(!old.exists() && kept.exists());
+        assert!(fixed_files(None).unwrap().iter().all(|(p, _)| folder.path().join(p).exists()));
+    }
+
+    #[test]
+    fn what_travels_is_whole_and_points_nowhere() {
+        for more in runners() {
+            let files = fixed_files(more).unwrap();
+            for Crate { name, feature, .. } in &CRATES {
+                let travels =
+                    files.iter().any(|(p, _)| *p == Path::new("vendor").join(name).join("src/lib.rs"));
+                assert_eq!(
+                    travels,
+                    feature.is_none() || *feature == more.map(|m| m.feature),
+                    "{name}, {more:?}"
+                );
+            }
+            for (path, text) in files {
+                assert!(!text.contains(env!("CARGO_MANIFEST_DIR")), "{} names a checkout", path.display());
+            }
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! `moec docs`: the generated pages of `docs/`. Hidden; `cargo xtask docs` calls it.
+
+use super::{Cli, output};
+use clap::CommandFactory as _;
+use moec_base::error::io_error;
+use moec_base::{Error, Result, human};
+use moec_bundle::toolchain::CROSS;
+use moec_device::{BUILT_IN, Cache, Device};
+use moec_import::FAMILIES;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+/// A page: its file in `docs/`, and what writes it.
+type Page = (&'static str, fn() -> Result<String>);
+
+/// Every generated page.
+pub const PAGES: &[Page] = &[
+    ("cli.md", || Ok(command_line())),
+    ("model-toml.md", || Ok(moec_config::markdown())),
+    ("models.md", || Ok(models())),
+    ("targets.md", targets),
+];
+
+/// Print a generated page of the documentation, or the names of all
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// The page's file name
+    pub page: Option<String>,
+    /// Write manual pages of moec and of its verbs into this folder, which is there
+    #[arg(long, value_name = "DIR", conflicts_with = "page")]
+    pub man: Option<PathBuf>,
+}
+
+/// Prints it.
+///
+/// # Errors
+/// No such page, or a folder that cannot be written.
+pub fn run(args: &Args) -> Result<()> {
+    if let Some(folder) = &args.man {
+        return clap_mangen::generate_to(Cli::command(), folder).map_err(|e| io_error("write", folder, &e));
+    }
+    let names = || PAGES.iter().map(|(name, _)| *name).collect::<Vec<_>>();
+    let Some(page) = &args.page else { return output::data(&names().join("\n")) };
+    match PAGES.iter().find(|(name, _)| name == page) {
+        Some((_, write)) => output::data(&write()?),
+        None => Err(Error::usage(format!("there is no page `{page}`"))
+            .hint(format!("the pages are {}", names().join(", ")))),
+    }
+}
+
+/// Help of every verb.
+fn command_line() -> String {
+    let mut command = Cli::command().term_width(100);
+    command.build();
+    let mut out = String::from(
+        "# Command line\n\nWhat `moec VERB --help` prints.\n\n\
+         Exit codes, of `moec` and of a bundle's `run`:\n\n\
+         | code | when |\n|---|---|\n\
+         | 0 | it worked |\n\
+         | 1 | it failed: a file is missing or wrong (`model.toml` included), this machine lacks something, a check found a fault |\n\
+         | 2 | the command line is wrong, and nothing was done: an unknown option, a value out of range, an option that this bundle, model \
+         or target does not take, an output that exists |\n\
+         | 130, 143 | it was interrupted by Ctrl-C, by SIGTERM |\n\n\
+         `--json` prints one JSON value to stdout; every subcommand has it that prints a result.\n",
+    );
+    let _ = write!(out, "\n```text\n{}\n```\n", trimmed(&mut command));
+    for verb in command.get_subcommands_mut().filter(|c| !c.is_hide_set()) {
+        let help = trimmed(verb);
+        let _ = write!(out, "\n## moec {}\n\n```text\n{help}\n```\n", verb.get_name());
+    }
+    out
+}
+
+/// Long help without spaces at the ends of lines.
+fn trimmed(command: &mut clap::Command) -> String {
+    let help = command.render_long_help().to_string();
+    help.lines().map(str::trim_end).collect::<Vec<_>>().join("\n").trim_end().to_owned()
+}
+
+/// The built-in devices, and what links for other machines than one's own.
+fn targets() -> Result<String> {
+    let mut out = String::from(
+        "# Targets\n\n`--target` takes one of these names, or the path of a device file of your own (`moec targets NAME`\n\
+         prints one to start from). Every target compiles on every machine. A processor that lacks a feature refuses the\n\
+         bundle before it starts, and names the feature.\n\n\
+         | name | what | triple | LLVM's name | caches for data | features needed at run time |\n\
+         |---|---|---|---|---|---|\n",
+    );
+    for (name, _) in BUILT_IN {
+        let d = Device::find(name).map_err(|e| Error::bug(e.to_string()))?;
+        let (triple, cpu) = (&d.triple, &d.cpu);
+        let [caches, features] = if d.is_native() {
+            ["this machine's".to_owned(), "this machine's".to_owned()]
+        } else {
+            let cache = |c: &Cache| {
+                let cores = c.shared_by.filter(|n| *n > 1).map_or_else(String::new, |n| format!(" for {n}"));
+                format!("L{} {}{cores}", c.level, human::bytes(c.bytes))
+            };
+            [d.caches.iter().map(cache).collect::<Vec<_>>().join(", "), d.features.join(", ")]
+        };
+        let _ =
+            writeln!(out, "| `{name}` | {} | `{triple}` | `{cpu}` | {caches} | {features} |", d.description);
+    }
+    static_targets(&mut out)?;
+    out.push_str(
+        "\n## `run` for other machines\n\n\
+         A bundle's object code needs nothing but moec. Its program `run` is linked by a C compiler on a machine of the\n\
+         target's kind, from the runtime that moec carries; elsewhere by cargo and these, which compile the runtime once\n\
+         per machine and target, for one to six minutes. `moec doctor` says what is missing, with the\n\
+         command that installs it. Without them a bundle has all but `run`, and its folder `runner`, which has the\n\
+         runtime's sources, builds with cargo on the machine that it is for (for this machine's kind: `--with-sources`). Cross-linked programs are static: they need no library of the system that\n\
+         they run on. Those that load a library of the device themselves, as QNN's, are linked with the system's.\n\n\
+         Programs for macOS are linked on a Mac, against Apple's own libraries: `sh runner/build.sh` in the bundle\n\
+         makes `run` there, with Xcode's command line tools and Rust. The object code is that of the build.\n\n\
+         | system | linker | it is of | standard library | runs elsewhere with |\n|---|---|---|---|---|\n",
+    );
+    for c in CROSS {
+        let _ = writeln!(
+            out,
+            "| `{}` | `{}` | {} | {} | {} |",
+            c.triple,
+            c.linker,
+            c.install(),
+            c.install_std(),
+            if c.emulator.is_empty() { String::new() } else { format!("`{}`", c.emulator.join(" ")) }
+        );
+    }
+    Ok(out)
+}
+
+/// Devices whose graphs are static: what their units can.
+fn static_targets(out: &mut String) -> Result<()> {
+    out.push_str(
+        "\n## Static graphs\n\nUnits that run static graphs only. Which operators of the Graph an operation means, and the source of every\n\
+         figure, stands in the device's file (`moec targets NAME`). Groups of experts that live on\n\
+         such a unit become packages; `--stop-after reside --print-after reside` shows what is decided.\n\n\
+         | device | unit | bytes of a graph, at most | launch and wait | runs in another form | never runs |\n|---|---|---|---|---|---|\n",
+    );
+    for (name, _) in BUILT_IN {
+        let d = Device::find(name).map_err(|e| Error::bug(e.to_string()))?;
+        for u in d.units.iter().filter(|u| !u.legality.is_empty()) {
+            let limit = u.graph_limit().map_or_else(String::new, |n| n.to_string());
+            let never: Vec<&str> =
+                u.legality.iter().filter(|row| !row.legal).map(|row| row.operation.as_str()).collect();
+            let other = u.legality.iter().filter_map(|row| {
+                let ops: Vec<_> = row.ops.iter().map(|op| format!("`{op}`")).collect();
+                Some(format!("{} as `{}`", ops.join(", "), row.form.as_ref()?))
+            });
+            let (unit, launch, other) = (&u.name, u.launch_us(), other.collect::<Vec<_>>().join("; "));
+            let _ = writeln!(
+                out,
+                "| `{name}` | {unit} | {limit} | {launch} µs | {other} | {} |",
+                never.join(", ")
+            );
+        }
+    }
+    static_forms(out)
+}
+
+/// How graphs of these units are written, and why.
+fn static_forms(out: &mut String) -> Result<()> {
+    out.push_str(
+        "\n`[unit.graph]` of a device file says how graphs of a unit are written, each key with its source:\n\n\
+         * `last_axis_bytes`: what the last axis of a tensor is padded to. Where that is more than the 2 bytes of a number,\n  \
+         tensors inside of a graph are `[1, channels, 1, rows]`, experts stand side by side in the channels, and grouped\n  \
+         convolutions compute several of them; a tensor inside with a last axis of 1 is refused. Without the key they are\n  \
+         `[rows, channels, 1, 1]`, as every graph takes and gives them (NPUMoE, §4.2).\n\
+         * `weights`: formats besides f16 that a graph may store, `q8` and `q4`. Codes and scales are then those of the\n  \
+         processor's weights, in `constexpr_blockwise_shift_scale`; matrices whose rows are no whole groups of 32 stay f16.\n\
+         * `counted`: whether the limit on a graph counts the bytes that are `stored`, or those of f16 (`dense`).\n\
+         * `cache_write`: how a chunk of a prompt comes into the KV cache. `product` blends it in by a matrix of zeros and\n  \
+         ones, at any position; `slice_update` has a function for every place where a chunk of a prompt can begin, which\n  \
+         looks at no more of the cache than is filled, and the product for rows that begin elsewhere.\n\n\
+         | device | key | value | source |\n|---|---|---|---|\n",
+    );
+    for (name, _) in BUILT_IN {
+        let d = Device::find(name).map_err(|e| Error::bug(e.to_string()))?;
+        for u in &d.units {
+            for (key, value, source) in u.graph.rows() {
+                let _ = writeln!(out, "| `{name}` | `{key}` | {value} | {source} |");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The supported families.
+fn models() -> String {
+    let mut out = String::from(
+        "# Models\n\nA checkpoint is supported when the first of its `architectures` (in `config.json`) stands here. Anything\n\
+         else is refused by name.\n\n| family | `model_type` | `architectures` | published checkpoints |\n|---|---|---|---|\n",
+    );
+    for f in FAMILIES {
+        let names: Vec<_> = f.architectures.iter().map(|a| format!("`{a}`")).collect();
+        let _ = writeln!(
+            out,
+            "| {} | `{}` | {} | {} |",
+            f.title,
+            f.name,
+            names.join(", "),
+            f.examples.join(", ")
+        );
+    }
+    out + RELU
+}
+
+/// What is peculiar to families with ReLU.
+const RELU: &str = "
+## Models with ReLU
+
+Most neurons of these are 0 for most tokens, which engines such as PowerInfer make use of. `g` and `u` are a network's gate and up
+projections.
+
+- **SmallThinker:** `relu(g) · u`. A layer's router reads the stream as the layer gets it, before any norm. The experts with
+  the largest logits are chosen; their weights are a softmax of these logits where `moe_primary_router_apply_softmax` is true,
+  else their sigmoids divided by the sum of these. Layers with 0 in `rope_layout` are not rotated; those with 1 in
+  `sliding_window_layout` see `sliding_window_size` tokens, their own included. The predictor of the head, which some engines
+  load from a file of its own, is not read.
+- **TurboSparse-Mixtral:** Mixtral with `relu(g) · relu(u)`. **Bamboo** and TurboSparse-Mistral: Mistral's layers with the
+  same. Predictors of neurons that a checkpoint has (`….predictor.…`) are not used, and the build says so: the published code
+  of TurboSparse-Mistral multiplies by what its predictor says, 0 or 1, so its results differ where the predictor errs.
+- **ProSparse-Llama:** Llama with `g · u` where `g ≥ hidden_act_param`, else 0 (FATReLU). `shiftrelu` is refused.
+
+Bamboo and ProSparse-Llama have no experts: what a `model.toml` says of experts is refused where it would have to mean
+something, as `big_little` is, and their networks count as attention for formats and homes.
+";

@@ -1,0 +1,134 @@
+//! `moec eval`.
+
+use super::output;
+use moec_base::error::io_error;
+use moec_base::progress::Progress;
+use moec_base::{Error, Result};
+use moec_bundle::read::Bundle;
+use moec_measure::evaluate::{self, Tasks};
+use moec_runtime::platform::regular;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+
+/// Measure a bundle's quality: perplexity, exact match
+///
+/// What this machine lacks is emulated, as by `moec verify`, and a warning says so: instructions, units beside the CPU, another
+/// architecture. Results are the same, only slower.
+#[derive(Clone, Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("what").required(true).multiple(true).args(["text", "qa"]))]
+pub struct Args {
+    /// The bundle
+    pub bundle: PathBuf,
+    /// Text whose perplexity is measured
+    #[arg(long, value_name = "FILE")]
+    pub text: Option<PathBuf>,
+    /// Questions: one `{"prompt": …, "answer": …}` per line; counted when every token of the answer is the
+    /// greedy choice
+    #[arg(long, value_name = "FILE.JSONL")]
+    pub qa: Option<PathBuf>,
+    /// Tokens per window of the text; windows do not overlap and share no context
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..=1 << 20))]
+    pub window: u32,
+    /// Windows to measure [default: the whole text]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub windows: Option<u32>,
+    /// Another bundle of the same checkpoint: also measure how often both choose the same next token of the text,
+    /// and how far their probabilities are apart
+    #[arg(long, value_name = "BUNDLE", requires = "text")]
+    pub against: Option<PathBuf>,
+    /// Measure big-little decoding: the text token by token, the answers, and how many tokens needed all experts, for each
+    /// `--gamma`
+    #[arg(long, conflicts_with = "against")]
+    pub big_little: bool,
+    /// Keep a token that was decoded with fewer experts if its largest probability exceeds this: from 0 to 1, several
+    /// with commas between them [default: what the bundle was built with]
+    #[arg(long, value_name = "G,G,…", requires = "big_little", value_delimiter = ',', value_parser = gamma, allow_negative_numbers = true)]
+    pub gamma: Vec<f64>,
+    /// Accepted as by `moec run`, and has no effect: what this machine lacks is emulated in any case, which is said
+    #[arg(long)]
+    pub emulate: bool,
+    /// Print one JSON object to stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A probability.
+fn gamma(text: &str) -> Result<f64, String> {
+    let gamma = text.parse().ok().filter(|g| (0.0..=1.0).contains(g));
+    gamma.ok_or_else(|| "must be a number from 0 to 1".to_owned())
+}
+
+/// Measures.
+///
+/// # Errors
+/// The bundle cannot be executed here, or a file cannot be read.
+pub fn run(args: &Args, progress: &Progress) -> Result<()> {
+    let read = |path: &Path| regular::read_text(path, regular::TEXT).map_err(|e| io_error("read", path, &e));
+    let questions = |path: &Path| evaluate::questions(&read(path)?, &path.display().to_string());
+    let tasks = Tasks {
+        text: args.text.as_deref().map(read).transpose()?,
+        questions: args.qa.as_deref().map(questions).transpose()?,
+        window: args.window as usize,
+        windows: args.windows.map(|w| w as usize),
+    };
+    let bundle = Bundle::open(&args.bundle)?;
+    if args.big_little {
+        let measured = evaluate::big_little::evaluate(&bundle, &args.gamma, &tasks, progress)?;
+        if args.json {
+            return output::json(&serde_json::to_value(&measured).map_err(|e| Error::bug(e.to_string()))?);
+        }
+        return output::data(&output::table(&big_little_rows(&measured)));
+    }
+    let against = args.against.as_deref().map(Bundle::open).transpose()?;
+    let quality = evaluate::evaluate(&bundle, against.as_ref(), &tasks, progress)?;
+    if args.json {
+        let mut value = serde_json::to_value(&quality).map_err(|e| Error::bug(e.to_string()))?;
+        if let Some([dropped, spilled, padded]) = quality.rates() {
+            value["rates"] = json!({"dropped": dropped, "spilled": spilled, "padded": padded});
+        }
+        return output::json(&value);
+    }
+    let mut rows = Vec::new();
+    if let (Some(p), Some(n), Some(w)) = (quality.perplexity, quality.tokens, quality.windows) {
+        rows.push(vec!["perplexity".to_owned(), format!("{p:.4}"), format!("{n} tokens in {w} windows")]);
+    }
+    if let (Some(same), Some(kl)) = (quality.same_choice, quality.divergence) {
+        rows.push(vec![
+            "same choice".to_owned(),
+            format!("{:.2} %", 100.0 * same),
+            "of next tokens".to_owned(),
+        ]);
+        rows.push(vec![
+            "divergence".to_owned(),
+            format!("{kl:.6}"),
+            "nats per token (Kullback-Leibler)".to_owned(),
+        ]);
+    }
+    if let Some([drop, spill, padding]) = quality.rates() {
+        let percent = |x: f64| format!("{:.2} %", 100.0 * x);
+        let pairs = "of the (token, expert) pairs";
+        rows.push(vec!["dropped".to_owned(), percent(drop), pairs.to_owned()]);
+        rows.push(vec!["spilled".to_owned(), percent(spill), pairs.to_owned()]);
+        rows.push(vec!["padding".to_owned(), percent(padding), "of the rows of static graphs".to_owned()]);
+    }
+    if let (Some(x), Some(n)) = (quality.exact_match, quality.questions) {
+        rows.push(vec!["exact match".to_owned(), format!("{:.2} %", 100.0 * x), format!("{n} questions")]);
+    }
+    output::data(&output::table(&rows))
+}
+
+/// One row for each γ.
+fn big_little_rows(measured: &evaluate::big_little::BigLittle) -> Vec<Vec<String>> {
+    let head = ["gamma", "perplexity", "all experts", "exact match", "all experts in answers"];
+    let share = |x: Option<f64>| x.map_or_else(|| "-".to_owned(), |x| format!("{:.2} %", 100.0 * x));
+    let rows = measured.gammas.iter().map(|g| {
+        vec![
+            g.gamma.to_string(),
+            g.perplexity.map_or_else(|| "-".to_owned(), |p| format!("{p:.4}")),
+            share(g.fallback_ratio),
+            share(g.exact_match),
+            share(g.answer_fallback_ratio),
+        ]
+    });
+    std::iter::once(head.map(str::to_owned).to_vec()).chain(rows).collect()
+}

@@ -1,0 +1,501 @@
+//! `moec explain`: why a bundle is what it is.
+#![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
+
+use super::{output, paging, phone, placement, predictors};
+use moec_base::{Error, Result, human};
+use moec_bundle::read::Bundle;
+use moec_config::Rounding;
+use moec_cpu::Bound;
+use moec_device::GraphForm;
+use moec_ir::plan::{Code, ExpertTable, Placement, StateBuf, StateKind};
+use moec_ir::{Format, Graph, Module, Node, Op, Operand, WeightClass};
+use moec_passes::decisions::{By, Decision, Decisions, MixDecision, ThresholdDecision, shown};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+/// Say why a bundle is what it is: arithmetic, schedules and formats, with the cost model's and the clock's reasons
+///
+/// For every matrix kernel: in what form it multiplies and why, how it cuts its work, what the cost model
+/// predicts for one core, and, after `build --tune`, what the clock said of every schedule that was tried.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// The bundle
+    pub bundle: PathBuf,
+    /// Only what this layer runs, counted from 0
+    #[arg(long, value_name = "L")]
+    pub layer: Option<u32>,
+    /// Only what was decided about this expert of every layer, or of the layer that `--layer` names
+    #[arg(long, value_name = "E")]
+    pub expert: Option<u32>,
+    /// Print one JSON object to stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Weights of one class and format.
+#[derive(Clone, Copy, Default)]
+struct Share {
+    numbers: u64,
+    bytes: u64,
+}
+
+impl Share {
+    /// Stored bits per number, padding included.
+    fn bits(self) -> f64 {
+        self.bytes as f64 * 8.0 / self.numbers.max(1) as f64
+    }
+}
+
+/// Where a kernel runs in an entry point: scopes with `*` for the layer, the matrices that it multiplies by, and steps.
+#[derive(Clone, Debug, Default)]
+struct Use {
+    scopes: Vec<String>,
+    matrices: Vec<String>,
+    steps: usize,
+}
+
+/// Adds a name that is not there yet.
+fn note(names: &mut Vec<String>, name: String) {
+    if !names.contains(&name) {
+        names.push(name);
+    }
+}
+
+/// The matrix of a step that multiplies by one, by its name in the Graph; experts are named by what they compute. The step of a
+/// product that is added to the residual at once is that of the addition, so the product is sought in front of it; `steps` are the
+/// nodes that have one of their own.
+fn matrix<'a>(module: &'a Module, graph: &Graph, steps: &[u32], node: &Node) -> Option<&'a str> {
+    let multiplies = |op: &Op| {
+        matches!(op, Op::Linear { .. } | Op::LinearGlu { .. } | Op::HeadLinear { .. } | Op::Conv1x1 { .. })
+    };
+    let fused = || {
+        let before = node.inputs.iter().filter_map(|i| match i {
+            Operand::Value(v) => graph.def(*v),
+            _ => None,
+        });
+        let hidden = before.filter(|n| !steps.contains(&n.0)).filter_map(|n| graph.nodes.get(n.0 as usize));
+        hidden.into_iter().find(|n| multiplies(&n.op))
+    };
+    let product = if multiplies(&node.op) { Some(node) } else { fused() };
+    product?.inputs.iter().find_map(|i| match i {
+        Operand::Weight(w) => module.weights.get(w.0 as usize).map(|w| w.name.as_str()),
+        _ => None,
+    })
+}
+
+/// `q4, 4.5 bits each, 1.2 MiB`, and how much of it is padding where that is worth a word.
+pub(super) fn stored(format: Format, numbers: u64, bytes: u64) -> String {
+    let padding = padding(format, numbers, bytes);
+    let padded = if padding * 100 < bytes {
+        String::new()
+    } else {
+        format!(", {} of it padding", human::bytes(padding))
+    };
+    format!("{format}, {} bits each, {}{padded}", format.bits(), human::bytes(bytes))
+}
+
+/// Bytes that are there for the sake of whole panels, groups and cache lines.
+fn padding(format: Format, numbers: u64, bytes: u64) -> u64 {
+    bytes.saturating_sub((numbers as f64 * format.bits() / 8.0).ceil() as u64)
+}
+
+/// How graphs are written for each unit that runs some, by the name of the unit.
+fn forms(bundle: &Bundle) -> Result<BTreeMap<String, GraphForm>> {
+    if bundle.plan.graphs.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let written = bundle.device()?.units.into_iter().filter(|u| !u.graph.is_default());
+    Ok(written.map(|u| (u.name, u.graph)).collect())
+}
+
+/// Says it.
+///
+/// # Errors
+/// The bundle cannot be read, is of an earlier moec, or has no such layer.
+pub fn run(args: &Args) -> Result<()> {
+    let bundle = Bundle::open(&args.bundle)?;
+    let decisions = bundle.decisions()?;
+    let layers = bundle.plan.model.layers;
+    if let Some(layer) = args.layer.filter(|l| *l >= layers) {
+        return Err(Error::usage(format!("the model has no layer {layer}"))
+            .hint(format!("its layers are 0 to {}", layers.saturating_sub(1))));
+    }
+    let placement = &bundle.plan.placement;
+    let module = bundle.graph()?;
+    if let Some(expert) = args.expert {
+        let experts = experts(&module, args.layer);
+        if expert as usize >= experts {
+            let hint = match experts {
+                0 => "the layer is dense: it has no experts".to_owned(),
+                n => format!("there are {n}, counted from 0"),
+            };
+            return Err(Error::usage(format!("`--expert` names expert {expert}, which is none")).hint(hint));
+        }
+    }
+    let uses = uses(&bundle, &module, args.layer);
+    let kernels: Vec<(&Decision, &Use)> =
+        decisions.kernels.iter().filter_map(|d| Some((d, uses.get(&(d.entry.clone(), d.kernel))?))).collect();
+    let weights = weights(&bundle, &module, args.layer);
+    let states: Vec<&StateBuf> =
+        bundle.plan.states.iter().filter(|s| args.layer.is_none_or(|l| in_layer(&s.name, l))).collect();
+    let forms = forms(&bundle)?;
+    if args.json {
+        return output::json(&report(args, &bundle, &decisions, &kernels, &weights, &states, &forms));
+    }
+    let placed = placement::shown(placement, args.layer, args.expert);
+    let mut head = head(args, &bundle, &decisions, &kernels, &weights, &states);
+    head.extend(bundle.plan.paging.iter().flat_map(paging::rows));
+    head.extend(decisions.on_flash.as_ref().map(|d| vec!["experts on flash".to_owned(), d.shown()]));
+    let mut text = output::table(&head);
+    text += &decisions.cache.as_ref().map(paging::replays).unwrap_or_default();
+    if args.layer.is_none() && args.expert.is_none() {
+        text += &decisions.attention.as_ref().map(placement::attention).unwrap_or_default();
+        text += &phone::shares(&decisions.hot);
+        text += &forms.iter().map(|(unit, form)| placement::graphs(unit, form)).collect::<String>();
+    }
+    if args.expert.is_none() {
+        text += &predictors::shown(&decisions, args.layer);
+    }
+    text += &placement::schedule(&bundle.plan, decisions.frames.as_ref());
+    text += &placed;
+    if args.expert.is_some() {
+        if placed.is_empty() {
+            text += "\nevery expert takes the tokens that choose it: the target's shapes are dynamic\n";
+        }
+        return output::data(&text);
+    }
+    let mut entry = "";
+    for (decision, at) in kernels {
+        if entry != decision.entry {
+            entry = &decision.entry;
+            let _ = write!(text, "\n{entry}\n");
+        }
+        text += &paragraph(decision, at, decisions.threads);
+    }
+    output::data(&text)
+}
+
+/// Experts of a layer, or the most that any layer has.
+fn experts(module: &Module, layer: Option<u32>) -> usize {
+    let nodes = module.entries.iter().flat_map(|g| &g.nodes);
+    let wanted = nodes.filter(|n| n.scope.layer.is_some_and(|of| layer.is_none_or(|l| of == l)));
+    let routed = wanted.filter_map(|n| match &n.op {
+        Op::Router(router) => Some(router.experts),
+        _ => None,
+    });
+    routed.max().unwrap_or(0)
+}
+
+/// The layer that a weight or a state is of, and the rest of its name: 3 and `attn.q` of `layers.3.attn.q`.
+fn of_layer(name: &str) -> Option<(u32, &str)> {
+    let (layer, rest) = name.strip_prefix("layers.")?.split_once('.')?;
+    Some((layer.parse().ok()?, rest))
+}
+
+/// Whether a name belongs to a layer.
+fn in_layer(name: &str, layer: u32) -> bool {
+    of_layer(name).is_some_and(|(l, _)| l == layer)
+}
+
+/// A name with `*` for its layer: `layers.*.attn.q`.
+fn any_layer(name: &str) -> String {
+    of_layer(name).map_or_else(|| name.to_owned(), |(_, rest)| format!("layers.*.{rest}"))
+}
+
+/// Uses of every kernel, by entry point, in one layer or in all.
+fn uses(bundle: &Bundle, module: &Module, layer: Option<u32>) -> HashMap<(String, u32), Use> {
+    let mut uses: HashMap<(String, u32), Use> = HashMap::new();
+    for (entry, graph) in bundle.plan.entries.iter().zip(&module.entries) {
+        let steps: Vec<u32> = entry.steps.iter().map(|s| s.node).collect();
+        for step in &entry.steps {
+            let (Code::Kernel(kernel), Some(node)) = (step.code, graph.nodes.get(step.node as usize)) else {
+                continue;
+            };
+            if layer.is_some_and(|l| node.scope.layer != Some(l)) {
+                continue;
+            }
+            let at = uses.entry((entry.kind.to_string(), kernel)).or_default();
+            at.steps += 1;
+            let scope = &node.scope;
+            let scope = if layer.is_some() { scope.to_string() } else { scope.any_layer().to_string() };
+            note(&mut at.scopes, scope);
+            if let Some(matrix) = matrix(module, graph, &steps, node) {
+                note(&mut at.matrices, if layer.is_some() { matrix.to_owned() } else { any_layer(matrix) });
+            }
+        }
+    }
+    uses
+}
+
+/// Weights by class and format, in one layer or in all.
+fn weights(bundle: &Bundle, module: &Module, layer: Option<u32>) -> BTreeMap<(&'static str, Format), Share> {
+    let classes: HashMap<&str, WeightClass> =
+        module.weights.iter().map(|w| (w.name.as_str(), w.class)).collect();
+    let mut shares: BTreeMap<_, Share> = BTreeMap::new();
+    let wanted = bundle.plan.segments.iter().filter(|s| layer.is_none_or(|l| in_layer(&s.name, l)));
+    for segment in wanted {
+        let class = classes.get(segment.name.as_str()).map_or("exact", |c| c.name());
+        let share = shares.entry((class, segment.format)).or_default();
+        share.numbers += segment.shape.iter().map(|&d| u64::from(d)).product::<u64>();
+        share.bytes += segment.bytes;
+    }
+    shares
+}
+
+/// The KV cache: its format, bits per number, and bytes per token. What has no row for each token is not among it.
+fn cache(states: &[&StateBuf]) -> Option<(&'static str, f64, u64)> {
+    let states = || states.iter().filter(|s| s.kind == StateKind::Cache);
+    let first = states().next()?;
+    let numbers: u64 = states().map(|s| s.shape.iter().map(|&d| u64::from(d)).product::<u64>()).sum();
+    let bytes: u64 = states().map(|s| s.bytes()).sum();
+    let tokens = u64::from(first.shape[0]) * u64::from(first.shape[2]);
+    Some((first.format.name(), bytes as f64 * 8.0 / numbers.max(1) as f64, bytes / tokens.max(1)))
+}
+
+/// What layers with a sliding window keep: rows for each sequence, the most of any layer, and bytes.
+fn windows(states: &[&StateBuf]) -> Option<(u32, u64)> {
+    let rings = || states.iter().filter(|s| matches!(s.kind, StateKind::Ring { .. }));
+    let rows = rings().map(|s| s.shape[2]).max()?;
+    Some((rows, rings().map(|s| s.bytes()).sum()))
+}
+
+fn head(
+    args: &Args,
+    bundle: &Bundle,
+    decisions: &Decisions,
+    kernels: &[(&Decision, &Use)],
+    weights: &BTreeMap<(&'static str, Format), Share>,
+    states: &[&StateBuf],
+) -> Vec<Vec<String>> {
+    let row = |name: &str, value: String| vec![name.to_owned(), value];
+    let target = &bundle.plan.target;
+    let mut rows = vec![
+        row("bundle", args.bundle.display().to_string()),
+        row("target", format!("{} ({}, {})", target.name, target.triple, target.cpu)),
+        row("activations", format!("`{}` in model.toml", decisions.activations)),
+        row("rounding", rounding(decisions).to_owned()),
+    ];
+    rows.extend(weights.iter().map(|((class, format), share)| {
+        row("weights", format!("{class}: {}", stored(*format, share.numbers, share.bytes)))
+    }));
+    rows.extend(decisions.mix.as_ref().map(|m| row("mix", mixed(m))));
+    rows.extend(decisions.thresholds.as_ref().map(|t| row("thresholds", silenced(t))));
+    rows.extend(cache(states).map(|(format, bits, bytes)| {
+        row("KV cache", format!("{format}, {bits:.2} bits per number, {bytes} bytes per token"))
+    }));
+    rows.extend(windows(states).map(|(rows, bytes)| {
+        row("sliding windows", format!("{rows} rows for each sequence, {} in all", human::bytes(bytes)))
+    }));
+    rows.extend(
+        decisions
+            .figures
+            .iter()
+            .map(|f| row("one core", format!("{}: {} {} ({})", f.what, f.value.round(), f.unit, f.source))),
+    );
+    let timed = kernels.iter().filter(|(d, _)| d.by == By::Clock).count();
+    let all = kernels.len();
+    rows.push(row(
+        "schedules",
+        match (timed, decisions.threads) {
+            (0, _) => format!("{all}, by the cost model; `moec build --tune` measures"),
+            (_, threads) => {
+                let threads = threads.unwrap_or(1);
+                format!("{all}, {timed} of them measured with {threads} threads")
+            }
+        },
+    ));
+    rows
+}
+
+/// A kernel in words.
+fn paragraph(d: &Decision, at: &Use, threads: Option<usize>) -> String {
+    let mut out = String::new();
+    let load = &d.load;
+    let matrices = if load.matrices == 1 { String::new() } else { format!("{} × ", load.matrices) };
+    let rows = if load.rows == 1 { "1 row".to_owned() } else { format!("{} rows", load.rows) };
+    let steps = if at.steps == 1 { "1 step".to_owned() } else { format!("{} steps", at.steps) };
+    let _ = writeln!(
+        out,
+        "  {}{} {matrices}{} → {} in {}, {rows}{}; {steps} in {}",
+        d.kind,
+        at.matrices
+            .iter()
+            .enumerate()
+            .fold(String::new(), |s, (i, m)| s + if i == 0 { " " } else { ", " } + m),
+        load.k,
+        load.n,
+        d.format,
+        if load.matrices == 1 { "" } else { " each" },
+        at.scopes.join(", "),
+    );
+    let _ = writeln!(out, "    arithmetic  {}: {}", d.compute, d.why);
+    let by = if d.by == By::Clock { "measured" } else { "by the cost model" };
+    let _ = if d.schedule.is_empty() {
+        writeln!(out, "    schedule    there is one: kernels of this form have nothing to choose")
+    } else {
+        writeln!(out, "    schedule    {} ({by})", shown(&d.schedule))
+    };
+    let p = &d.predicted;
+    // Where memory is waited for, what arithmetic does beside its products costs nothing.
+    let beside = 100.0 * (1.0 - 1.0 / p.overhead);
+    let beside = if p.bound == Bound::Arithmetic.name() && beside >= 0.5 {
+        format!(", of which {beside:.0} % is loading and unpacking weights")
+    } else {
+        String::new()
+    };
+    let _ = writeln!(
+        out,
+        "    predicted   {:.3} ms on one core, {:.0} GOP/s, {:.1} GB/s, bound by {}{beside}",
+        p.ms, p.gops, p.gb_per_s, p.bound,
+    );
+    for (i, m) in d.measured.iter().enumerate() {
+        let name = if i == 0 { "measured" } else { "" };
+        let chosen = if m.schedule == d.schedule { "  ← chosen" } else { "" };
+        let what = if i == 0 {
+            format!("  (part of the matrix, {} threads)", threads.unwrap_or(1))
+        } else {
+            String::new()
+        };
+        let _ = writeln!(out, "    {name:<10}  {:.3} ms  {}{chosen}{what}", m.ms, shown(&m.schedule));
+    }
+    out
+}
+
+/// What was chosen for a size, in words.
+pub(super) fn mixed(mix: &MixDecision) -> String {
+    let wanted =
+        mix.size.map_or("as small as quality allows".to_owned(), |b| format!("for {}", human::bytes(b)));
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    mix.weights.iter().for_each(|w| *counts.entry(&w.format).or_default() += w.weights.len());
+    let counts: Vec<_> = counts.iter().map(|(format, n)| format!("{n} weights in {format}")).collect();
+    let (bytes, percent) = (human::bytes(mix.bytes), 100.0 * mix.increase);
+    format!("{wanted}: {}; {bytes}, perplexity {percent:+.3} % as measured", counts.join(", "))
+}
+
+/// Which neurons count as 0, and what that costs, in words.
+pub(super) fn silenced(t: &ThresholdDecision) -> String {
+    let least = t.layers.iter().map(|l| l.1).fold(f32::INFINITY, f32::min);
+    let most = t.layers.iter().map(|l| l.1).fold(0.0, f32::max);
+    let cost = t.cost.as_ref().map_or("its cost was not measured, for want of text".to_owned(), |c| {
+        format!(
+            "perplexity {:+.3} %, divergence {:.4} nats, {:.1} % of next tokens the same, as measured",
+            100.0 * c.increase,
+            c.divergence,
+            100.0 * c.same_choice
+        )
+    });
+    format!(
+        "an approximation: {:.0} % of the neurons of experts count as 0, where |silu(gate)| is below {least:.4} to {most:.4} by layer; {cost}",
+        100.0 * t.share
+    )
+}
+
+/// How weights were rounded, in words.
+pub(super) fn rounding(decisions: &Decisions) -> &'static str {
+    match decisions.rounding {
+        Rounding::Feedback => {
+            "q4 with error feedback, by how the profile says that input channels go together"
+        }
+        Rounding::Nearest => "to the nearest codes",
+    }
+}
+
+fn report(
+    args: &Args,
+    bundle: &Bundle,
+    decisions: &Decisions,
+    kernels: &[(&Decision, &Use)],
+    weights: &BTreeMap<(&'static str, Format), Share>,
+    states: &[&StateBuf],
+    forms: &BTreeMap<String, GraphForm>,
+) -> Value {
+    let symbol = |d: &Decision| bundle.plan.kernels.get(d.kernel as usize).map(|k| k.symbol.clone());
+    json!({
+        "bundle": args.bundle,
+        "layer": args.layer,
+        "target": bundle.plan.target.name,
+        "cpu": bundle.plan.target.cpu,
+        "activations": decisions.activations,
+        "rounding": decisions.rounding.name(),
+        "mix": decisions.mix,
+        "thresholds": decisions.thresholds,
+        "figures": decisions.figures,
+        "threads": decisions.threads,
+        "weights": weights.iter().map(|((class, format), share)| json!({
+            "class": class, "format": format.name(), "weights": share.numbers, "bytes": share.bytes,
+            "bits_per_weight": share.bits(), "padding_bytes": padding(*format, share.numbers, share.bytes),
+        })).collect::<Vec<_>>(),
+        "kv_cache": cache(states).map(|(format, bits, bytes)| json!({
+            "format": format, "bits_per_number": bits, "bytes_per_token": bytes,
+        })),
+        "sliding_windows": windows(states).map(|(rows, bytes)| json!({"rows": rows, "bytes": bytes})),
+        "on_flash": decisions.on_flash,
+        "attention": decisions.attention,
+        "predictors": decisions.predictors,
+        "predictors_increase": decisions.predictors_increase,
+        "graphs": forms,
+        "placement": placement_json(&bundle.plan.placement, args),
+        "schedule": placement::schedule_json(&bundle.plan, decisions.frames.as_ref()),
+        "paging": bundle.plan.paging.as_ref().map(|p| paging::value(p, decisions.cache.as_ref())),
+        "kernels": kernels.iter().map(|(d, at)| {
+            let mut value = json!(d);
+            if let Value::Object(map) = &mut value {
+                map.insert("symbol".into(), json!(symbol(d)));
+                map.insert("scopes".into(), json!(at.scopes));
+                map.insert("matrices".into(), json!(at.matrices));
+                map.insert("steps".into(), json!(at.steps));
+            }
+            value
+        }).collect::<Vec<_>>(),
+    })
+}
+
+/// The placement, where shapes are static.
+fn placement_json(p: &Placement, args: &Args) -> Option<Value> {
+    let wanted = |t: &&ExpertTable| args.layer.is_none_or(|l| l == t.layer);
+    let expert = |t: &ExpertTable, e: usize| {
+        let row = &t.experts[e];
+        json!({
+            "expert": e, "tier": row.tier, "capacity": row.capacity, "group": row.group,
+            "unit": p.unit(row.unit), "fallback": row.fallback.map(|u| p.unit(u)), "load": row.load,
+            "too_few_tokens": row.few,
+        })
+    };
+    let table = |t: &ExpertTable| {
+        let all = (0..t.experts.len()).filter(|&e| args.expert.is_none_or(|x| x as usize == e));
+        json!({
+            "layer": t.layer, "experts_per_token": t.k, "tiers": t.tiers,
+            "expected": t.expected.map(|x| json!({
+                "imbalance": x.imbalance, "overflow": x.overflow, "padding": x.padding,
+            })),
+            "groups": t.groups.iter().map(|g| json!({
+                "tier": g.tier, "unit": p.unit(g.unit), "experts": g.experts, "bytes": g.bytes,
+                "cost_us": g.cost_us, "why": g.why,
+            })).collect::<Vec<_>>(),
+            "experts": all.map(|e| expert(t, e)).collect::<Vec<_>>(),
+        })
+    };
+    (!p.is_dynamic()).then(|| {
+        json!({
+            "chunk": p.chunk, "overflow": p.overflow.name(),
+            "operators": p.ops.iter().map(|o| json!({
+                "entry": o.entry.to_string(), "scope": o.scope.to_string(), "op": o.op, "nodes": o.nodes,
+                "unit": p.unit(o.unit), "why": o.why,
+            })).collect::<Vec<_>>(),
+            "layers": p.experts.iter().filter(wanted).map(table).collect::<Vec<_>>(),
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_have_names() {
+        assert!(in_layer("layers.3.attn.q", 3) && !in_layer("layers.30.attn.q", 3) && !in_layer("head", 0));
+        assert_eq!([any_layer("layers.3.attn.q"), any_layer("head")], ["layers.*.attn.q", "head"]);
+    }
+}

@@ -1,0 +1,5 @@
+//! The `moec` command.
+
+fn main() -> std::process::ExitCode {
+    moec::main()
+}

@@ -1,0 +1,164 @@
+//! What a profile says of neurons: zeros by layer, and how often neurons are active, the hottest first (PowerInfer-2,
+//! Figure 2), in a terminal, as JSON and for the page; and how large gates behind SiLU are.
+
+use super::output;
+use moec_base::human;
+use moec_profile::{Gates, NeuronCounts, Profile};
+use serde_json::{Value, json};
+
+/// Slices of the neurons, from hot to cold, that a strip shows.
+const SLICES: usize = 40;
+/// Shades of a slice, by the frequency that it does not reach.
+const SHADES: [(f64, char); 5] = [(0.02, '·'), (0.25, '░'), (0.5, '▒'), (0.75, '▓'), (f64::INFINITY, '█')];
+/// Neurons that are active in so many of their batches are called hot.
+const HOT: f64 = 0.75;
+/// Bounds of the frequencies by which neurons are counted.
+const BOUNDS: [f64; 6] = [0.01, 0.1, 0.25, 0.5, 0.75, 0.9];
+
+/// Shares of the gates behind SiLU whose bounds are shown.
+const SILENCED: [f64; 6] = [0.1, 0.3, 0.5, 0.7, 0.9, 0.95];
+
+/// What is shown of the neurons of a network at a level and a size of the batch.
+pub(super) struct Seen {
+    /// Layer.
+    pub(super) layer: u32,
+    /// Down matrix.
+    weight: String,
+    /// What a product must be past; 0 of a gate with zeros.
+    threshold: f32,
+    /// Tokens of a batch.
+    pub(super) batch: usize,
+    /// Share of what can be skipped.
+    zeros: f64,
+    /// Frequencies, the highest first.
+    frequencies: Vec<f64>,
+}
+
+impl Seen {
+    /// Mean frequencies of [`SLICES`] slices of the neurons, fewer where there are fewer neurons.
+    pub(super) fn slices(&self) -> Vec<f64> {
+        let n = self.frequencies.len();
+        let slices = SLICES.min(n);
+        let cut = |i: usize| i * n / slices.max(1);
+        let mean = |of: &[f64]| of.iter().sum::<f64>() / of.len().max(1) as f64;
+        (0..slices).map(|i| mean(&self.frequencies[cut(i)..cut(i + 1)])).collect()
+    }
+
+    /// Share of the neurons that are not below a frequency.
+    fn share(&self, frequency: f64) -> f64 {
+        self.frequencies.partition_point(|&f| f >= frequency) as f64 / self.frequencies.len().max(1) as f64
+    }
+}
+
+/// All that was counted: network by network, level by level, batch by batch.
+pub(super) fn seen(profile: &Profile) -> Vec<Seen> {
+    profile.neurons.iter().flat_map(|c| (0..c.levels.len()).flat_map(move |l| of_level(c, l))).collect()
+}
+
+fn of_level(counts: &NeuronCounts, level: usize) -> impl Iterator<Item = Seen> {
+    (1..=counts.batches()).filter_map(move |batch| {
+        Some(Seen {
+            layer: counts.layer,
+            weight: counts.weight.clone(),
+            threshold: counts.levels[level].threshold,
+            batch,
+            zeros: counts.zeros(level, batch)?,
+            frequencies: counts.frequencies(level, batch),
+        })
+    })
+}
+
+/// How many neurons were counted, in words.
+pub(super) fn counted(profile: &Profile) -> String {
+    let all: u64 = profile.neurons.iter().map(|c| c.experts() as u64 * u64::from(c.width)).sum();
+    match profile.neurons.iter().map(NeuronCounts::batches).max() {
+        None => {
+            "none: the profile is of an older version, or the model has more than one may count".to_owned()
+        }
+        Some(most) => {
+            let exact =
+                if profile.neurons.iter().all(NeuronCounts::is_exact) { "exact zeros" } else { "thresholds" };
+            format!(
+                "{} of {} networks, {exact}, in batches of 1 to {most}",
+                human::count(all),
+                profile.neurons.len()
+            )
+        }
+    }
+}
+
+/// The table; empty where nothing was counted.
+pub(super) fn table(profile: &Profile) -> String {
+    let seen = seen(profile);
+    if seen.is_empty() {
+        return String::new();
+    }
+    let percent = |x: f64| format!("{:.1} %", x * 100.0);
+    let shade = |f: f64| SHADES.iter().find(|(bound, _)| f < *bound).map_or(' ', |(_, c)| *c);
+    let hot = format!("active in {} of batches", percent(HOT));
+    let head =
+        ["neurons of", "past", "batch", "skipped", hot.as_str(), "hot → cold: how often each is active"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    rows.extend(seen.iter().map(|s| {
+        let threshold = if s.threshold == 0.0 { "0".to_owned() } else { format!("{:.4}", s.threshold) };
+        let strip = s.slices().into_iter().map(shade).collect();
+        let (zeros, hot) = (percent(s.zeros), percent(s.share(HOT)));
+        vec![s.weight.clone(), threshold, s.batch.to_string(), zeros, hot, strip]
+    }));
+    let shades: Vec<String> =
+        SHADES.iter().filter(|s| s.0.is_finite()).map(|(b, c)| format!("{c} below {b}")).collect();
+    format!("\n{}{}\n", output::table(&rows), shades.join(", "))
+}
+
+/// By layer, the magnitude that each share of the gates behind SiLU is below: what `threshold` under `[experts]` makes of it.
+/// Empty where there are no such gates.
+pub(super) fn gates(profile: &Profile) -> String {
+    let known: Vec<&Gates> = profile.gates.iter().filter(|g| g.counted() > 0).collect();
+    if known.is_empty() {
+        return String::new();
+    }
+    let head = SILENCED.map(|s| format!("{:.0} % below", 100.0 * s));
+    let mut rows: Vec<Vec<String>> =
+        vec![std::iter::once("|silu(gate)| of".to_owned()).chain(head).collect()];
+    rows.extend(known.iter().map(|g| -> Vec<String> {
+        let bounds = SILENCED.map(|s| format!("{:.4}", g.quantile(s)));
+        std::iter::once(g.weight.clone()).chain(bounds).collect()
+    }));
+    format!("\n{}", output::table(&rows))
+}
+
+/// The same as JSON.
+pub(super) fn gates_json(profile: &Profile) -> Value {
+    let of = |g: &Gates| {
+        let bounds = SILENCED.map(|s| json!({"share": s, "below": g.quantile(s)}));
+        json!({"layer": g.layer, "weight": g.weight, "counted": g.counted(), "quantiles": bounds})
+    };
+    profile.gates.iter().map(of).collect()
+}
+
+/// The counts as JSON, network by network.
+pub(super) fn json(profile: &Profile) -> Value {
+    let batch = |s: Seen| {
+        let shares: Vec<f64> = BOUNDS.iter().map(|&b| s.share(b)).collect();
+        json!({
+            "batch": s.batch,
+            "skipped": s.zeros,
+            "share_active_in_at_least": BOUNDS.iter().zip(shares).map(|(b, s)| json!([b, s])).collect::<Vec<_>>(),
+            "hot_to_cold": s.slices(),
+        })
+    };
+    let network = |c: &NeuronCounts| {
+        let levels = c.levels.iter().enumerate().map(|(i, l)| {
+            json!({"threshold": l.threshold, "batches": of_level(c, i).map(batch).collect::<Vec<_>>()})
+        });
+        json!({
+            "layer": c.layer,
+            "weight": c.weight,
+            "experts": c.experts(),
+            "neurons_per_expert": c.width,
+            "exact": c.is_exact(),
+            "levels": levels.collect::<Vec<_>>(),
+        })
+    };
+    profile.neurons.iter().map(network).collect()
+}

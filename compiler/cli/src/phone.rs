@@ -1,0 +1,109 @@
+//! What `moec simulate` says of a phone's neurons.
+#![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
+
+use super::output;
+use moec_base::human;
+use moec_device::Device;
+use moec_passes::decisions::HotShare;
+use moec_simulate::phone::Simulated;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+
+/// Parts of neurons that are hot, the mean over layers.
+pub(super) fn share<'a>(of: impl Iterator<Item = &'a HotShare>) -> f64 {
+    let (hot, all) = of.fold((0_u64, 0_u64), |(h, n), s| (h + u64::from(s.hot), n + u64::from(s.neurons)));
+    if all == 0 { 0.0 } else { hot as f64 / all as f64 }
+}
+
+/// Hot neurons by batch, for `moec explain`; empty where none were decided.
+pub(super) fn shares(all: &[HotShare]) -> String {
+    let batches: BTreeSet<u32> = all.iter().map(|h| h.batch).collect();
+    if batches.is_empty() {
+        return String::new();
+    }
+    let mut rows =
+        vec![["sequences", "hot neurons", "a layer", "on the processor alone"].map(str::to_owned).to_vec()];
+    for batch in batches {
+        let own = || all.iter().filter(move |h| h.batch == batch);
+        let n = own().count().max(1) as f64;
+        let mean = |us: fn(&HotShare) -> f64| format!("{:.1} µs", own().map(us).sum::<f64>() / n);
+        rows.push(vec![
+            batch.to_string(),
+            format!("{:.1} %", share(own()) * 100.0),
+            mean(|h| h.us),
+            mean(|h| h.cold_us),
+        ]);
+    }
+    let built = if all.iter().any(|h| h.networks) {
+        "decoding computes them in networks, beside the processor, which takes the others; `moec inspect` has their bytes\n"
+    } else {
+        ""
+    };
+    format!(
+        "\nhot neurons by batch, as the device's tables have it; times of attention and experts, layers on average\n{}{built}",
+        output::table(&rows)
+    )
+}
+
+/// Microseconds that each row of the timeline works.
+fn busy(s: &Simulated) -> Vec<(&str, f64)> {
+    let of = |queue: usize| {
+        let own = s.timeline.tasks.iter().zip(&s.timeline.spans).filter(|(task, _)| task.queue == queue);
+        own.fold(0.0, |us, (_, span)| us + span.end - span.start)
+    };
+    s.timeline.queues.iter().enumerate().map(|(i, name)| (name.as_str(), of(i))).collect()
+}
+
+/// What is said, with the functions of hot neurons that the bundle has and the bytes of their codes.
+pub(super) fn text(device: &Device, s: &Simulated, networks: Option<(usize, u64)>) -> String {
+    let row = |cells: &[&str]| cells.iter().map(|&c| c.to_owned()).collect::<Vec<_>>();
+    let [active, hot, read] = s.active;
+    let percent = |n: u64| format!("{:.2} %", 100.0 * n as f64 / active.max(1) as f64);
+    let facts = [
+        ("tokens per second", format!("{:.2}", s.speed())),
+        ("flash per token", human::bytes(s.bytes_per_token() as u64)),
+        ("neurons in memory", format!("{:.1} %", s.held * 100.0)),
+        ("hot neurons", format!("{:.1} %", share(s.hot.iter()) * 100.0)),
+        ("of the active, hot", percent(hot)),
+        ("of the active, read", percent(read)),
+    ];
+    let mut facts: Vec<_> = facts.iter().map(|(name, value)| row(&[name, value])).collect();
+    facts.extend(networks.map(|(functions, bytes)| {
+        row(&["networks of them", &format!("{functions}: {} of codes", human::bytes(bytes))])
+    }));
+    let mut queues = vec![row(&["row", "busy", "of the time"])];
+    queues.extend(busy(s).into_iter().map(|(name, us)| {
+        let part = 100.0 * us / s.timeline.wall_us.max(f64::MIN_POSITIVE);
+        row(&[name, &format!("{:.3} ms", us * 1e-3), &format!("{part:.1} %")])
+    }));
+    let mut model = vec![row(&["model", "value", "source"])];
+    model.extend(s.constants.iter().map(|c| row(&[c.what, &c.value, &c.source])));
+    format!(
+        "{}: {} tokens of each of {} sequences, layers with experts alone; routing: {} recorded tokens\n\
+         the runtime's policies decide, on modelled units: times are those of a model\n\n{}\n{}\n{}",
+        device.name,
+        s.decode,
+        s.batch,
+        s.recorded,
+        output::table(&facts),
+        output::table(&queues),
+        output::table(&model)
+    )
+}
+
+pub(super) fn value(device: &Device, s: &Simulated, networks: Option<(usize, u64)>) -> Value {
+    let mut value = json!({
+        "device": device.name, "batch": s.batch, "decode": s.decode, "recorded_tokens": s.recorded, "model": true,
+        "tokens_per_s": s.speed(), "wall_s": s.timeline.wall_us * 1e-6,
+        "flash_bytes": s.flash_bytes, "flash_bytes_per_token": s.bytes_per_token(), "held": s.held,
+        "neurons": {"active": s.active[0], "hot": s.active[1], "read": s.active[2]},
+        "hot": s.hot,
+        "queues": busy(s).into_iter().map(|(name, us)| json!({"queue": name, "busy_s": us * 1e-6})).collect::<Vec<_>>(),
+        "constants": s.constants.iter()
+            .map(|c| json!({"what": c.what, "value": c.value, "source": c.source})).collect::<Vec<_>>(),
+    });
+    if let Some((functions, bytes)) = networks {
+        value["networks"] = json!({"functions": functions, "bytes": bytes});
+    }
+    value
+}

@@ -1,0 +1,242 @@
+//! A placement in words, for `moec explain`.
+#![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
+
+use super::output;
+use moec_base::human;
+use moec_device::GraphForm;
+use moec_ir::placement::{ExpertTable, Placement};
+use moec_ir::plan::{Plan, Schedule};
+use moec_passes::decisions::{AttentionDecision, FramesDecision};
+use moec_passes::home::ASSIGNED;
+use moec_runtime::schedule::assign;
+use moec_runtime::schedule::makespan::Layout;
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+
+/// What was decided about where things run, in one layer or in all. Nothing where everything runs on the processor.
+pub(super) fn shown(placement: &Placement, layer: Option<u32>, expert: Option<u32>) -> String {
+    if placement.is_dynamic() && placement.ops.is_empty() {
+        return String::new();
+    }
+    let mut text = String::new();
+    if layer.is_none() && expert.is_none() {
+        let head = ["entry point", "where", "operator", "nodes", "runs on", "why"];
+        let mut rows = vec![head.map(str::to_owned).to_vec()];
+        rows.extend(placement.ops.iter().map(|o| {
+            let (entry, unit) = (o.entry.to_string(), placement.unit(o.unit).to_owned());
+            vec![entry, o.scope.to_string(), o.op.clone(), o.nodes.to_string(), unit, o.why.clone()]
+        }));
+        let _ = write!(text, "\noperators\n{}", output::table(&rows));
+    }
+    for table in placement.experts.iter().filter(|t| layer.is_none_or(|l| l == t.layer)) {
+        text += &layer_text(placement, table, expert);
+    }
+    text
+}
+
+/// The costs that decided where attention lives, in words.
+pub(super) fn attention(decision: &AttentionDecision) -> String {
+    let AttentionDecision { prompt, generate, chosen, homes } = decision;
+    let mut text =
+        format!("\nattention: a request of {prompt} tokens with {generate} generated, simulated\n");
+    for home in homes {
+        let mark = if home.unit == *chosen { "  ← chosen" } else { "" };
+        let _ = writeln!(text, "  on {}: {}{mark}", home.unit, home.shown());
+    }
+    text
+}
+
+/// How graphs of a unit are written, and why.
+pub(super) fn graphs(unit: &str, form: &GraphForm) -> String {
+    let rows: Vec<Vec<String>> = form
+        .rows()
+        .into_iter()
+        .map(|(key, value, why)| vec![format!("  {key}"), value, why.to_owned()])
+        .collect();
+    format!("\ngraphs of {unit} are written so\n{}", output::table(&rows))
+}
+
+fn layer_text(placement: &Placement, table: &ExpertTable, expert: Option<u32>) -> String {
+    if placement.is_dynamic() {
+        return homes_text(placement, table, expert);
+    }
+    let tiers: Vec<String> = table.tiers.iter().map(ToString::to_string).collect();
+    let mut text = format!("\nlayer {}: capacities {} of {}", table.layer, tiers.join(", "), placement.chunk);
+    if let Some(e) = table.expected {
+        let what = placement.overflow.name();
+        let _ = write!(
+            text,
+            "; expected: {:.2} % past them ({what}), {:.2} % padding; imbalance {:.2}",
+            e.overflow * 100.0,
+            e.padding * 100.0,
+            e.imbalance
+        );
+    }
+    text.push('\n');
+    if let Some(expert) = expert {
+        return text + &expert_text(placement, table, expert);
+    }
+    let head = ["  group", "experts", "capacity", "runs on", "why"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    rows.extend(table.groups.iter().enumerate().map(|(i, g)| {
+        let experts: Vec<String> = g.experts.iter().map(ToString::to_string).collect();
+        let capacity = match g.sizes.as_slice() {
+            [] => table.tiers.get(g.tier as usize).map_or_else(String::new, ToString::to_string),
+            sizes => sizes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+        };
+        vec![format!("  {i}"), experts.join(","), capacity, placement.unit(g.unit).to_owned(), g.why.clone()]
+    }));
+    text += &output::table(&rows);
+    let few: Vec<String> =
+        table.experts.iter().enumerate().filter(|(_, r)| r.few).map(|(e, _)| e.to_string()).collect();
+    if !few.is_empty() {
+        let _ = writeln!(text, "  hardly seen in calibration: {}", few.join(", "));
+    }
+    text
+}
+
+/// Rows that costs are shown for.
+const ROWS: [u32; 6] = [1, 4, 16, 64, 256, 1024];
+
+/// What an expert costs on each unit, where experts are assigned in every step; by name, microseconds of [`ROWS`].
+fn costs(plan: &Plan, schedule: &Schedule) -> Vec<(String, Vec<f64>)> {
+    let experts = schedule.layers.first().map_or(0, |l| l.modules.len());
+    let Ok(setup) = assign::setup(schedule, experts) else { return Vec::new() };
+    let name = |unit: Option<u32>| plan.units.get(unit.unwrap_or(0) as usize).map_or("", |u| &u.name);
+    let of = |f: &dyn Fn(f64) -> f64| ROWS.iter().map(|&n| f(f64::from(n))).collect::<Vec<_>>();
+    let (c, striped) = (&setup.costs, Layout::Striped);
+    let mut rows = Vec::new();
+    if schedule.hot.is_some() {
+        rows.push((format!("{}, held there", name(schedule.hot)), of(&|n| c.t_gpu_hit(n))));
+        rows.push((format!("{}, brought there", name(schedule.hot)), of(&|n| c.t_gpu_miss(n, striped))));
+    }
+    rows.push((name(None).to_owned(), of(&|n| c.t_cpu(n, striped))));
+    if schedule.cold.is_some() {
+        rows.push((format!("a module of {}", name(schedule.cold)), of(&|n| c.t_ndp(n))));
+    }
+    rows
+}
+
+/// How experts are assigned while the plan runs.
+pub(super) fn schedule(plan: &Plan, frames: Option<&FramesDecision>) -> String {
+    let Some(s) = &plan.schedule else { return String::new() };
+    let mut head = vec!["  µs of one expert, by its rows".to_owned()];
+    head.extend(ROWS.iter().map(ToString::to_string));
+    let mut rows = vec![head];
+    for (name, us) in costs(plan, s) {
+        let mut row = vec![format!("  {name}")];
+        row.extend(us.iter().map(|us| format!("{us:.2}")));
+        rows.push(row);
+    }
+    if let Some((hybrid, f)) = s.hybrid.as_ref().zip(frames) {
+        let limit = f.limit.map_or_else(String::new, |bytes| format!(" within {}", human::bytes(bytes)));
+        let [prompt, token] = &hybrid.divides;
+        return format!(
+            "\nexperts are divided in every step by `{}`: {}\n  frames: {} of {} experts in `{}`{limit}, {} each; {} of them stay for good\n  \
+             keeps: {}; {}\n  divides: prompts by `{prompt}`, tokens by `{token}`; {} layers are looked at ahead; {:.2} µs lie between the \
+             experts of two layers; the layers say who begins in a frame\n{}",
+            f.system,
+            f.says,
+            f.frames,
+            f.experts,
+            f.memory,
+            human::bytes(f.each),
+            f.pinned,
+            f.keeps,
+            f.why,
+            hybrid.ahead,
+            s.window_us,
+            output::table(&rows)
+        );
+    }
+    let frames = match s.hot.and_then(|u| plan.units.get(u as usize)) {
+        Some(unit) => format!("`{}` holds {} experts of a layer", unit.name, s.frames),
+        None => "no unit holds hot ones".to_owned(),
+    };
+    let moves = if s.moves {
+        format!("they move between steps, within {:.2} µs per layer", s.window_us)
+    } else {
+        "they stay where they are".to_owned()
+    };
+    format!(
+        "\nexperts are assigned to units in every step, refined by `{}`; {frames}; {moves}; the layers say where they begin\n{}",
+        s.refine.name(),
+        output::table(&rows)
+    )
+}
+
+/// The same as JSON; null where experts have homes.
+pub(super) fn schedule_json(plan: &Plan, frames: Option<&FramesDecision>) -> Value {
+    let Some(s) = &plan.schedule else { return Value::Null };
+    let costs: Vec<Value> =
+        costs(plan, s).into_iter().map(|(unit, us)| json!({"unit": unit, "us": us})).collect();
+    json!({
+        "refine": s.refine.name(), "moves": s.moves, "window_us": s.window_us, "frames": s.frames,
+        "modules": s.modules, "rows": ROWS, "costs": costs, "shared_frames": frames,
+    })
+}
+
+/// Which experts of a layer live on which unit, where none has a capacity.
+fn homes_text(placement: &Placement, table: &ExpertTable, expert: Option<u32>) -> String {
+    let mut text = format!("\nlayer {}: {} experts\n", table.layer, table.experts.len());
+    let assigned = placement.ops.iter().any(|o| o.why == ASSIGNED);
+    let head = if assigned { "  begins on" } else { "  runs on" };
+    let mut rows = vec![[head, "experts"].map(str::to_owned).to_vec()];
+    for unit in 0..placement.units.len() as u32 {
+        let own =
+            (0_u32..).zip(&table.experts).filter(|(e, r)| r.unit == unit && expert.is_none_or(|x| x == *e));
+        let own: Vec<String> = own.map(|(e, _)| e.to_string()).collect();
+        if !own.is_empty() {
+            rows.push(vec![format!("  {}", placement.unit(unit)), own.join(",")]);
+        }
+    }
+    text += &output::table(&rows);
+    text
+}
+
+fn expert_text(placement: &Placement, table: &ExpertTable, expert: u32) -> String {
+    let Some(row) = table.experts.get(expert as usize) else { return String::new() };
+    let capacity = match row.capacity {
+        0 => "any number of tokens".to_owned(),
+        c => format!("at most {c} tokens per call"),
+    };
+    let tier = row.tier.map_or_else(String::new, |t| format!(", tier {t}"));
+    let load = row.load.map_or_else(String::new, |l| format!("; calibration saw {l:.2} per call"));
+    let fallback =
+        row.fallback.map_or_else(String::new, |u| format!("; what is past it runs on {}", placement.unit(u)));
+    let few = if row.few { "; too few to judge it" } else { "" };
+    let why = table.groups.get(row.group as usize).map_or("", |g| g.why.as_str());
+    format!(
+        "  expert {expert}: {capacity}{tier}, group {}, on {}{load}{few}{fallback}\n  {why}\n",
+        row.group,
+        placement.unit(row.unit)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shown;
+    use moec_ir::text::parse_placement;
+
+    const TEXT: &str = r#"
+placement {chunk = 64, overflow = spill, units = ["cpu", "npu"]}
+placed prefill[64] "layers.*.attn" "linear" {unit = 1, nodes = 8, why = "nn.Linear (as Conv2d)"}
+experts {layer = 3, k = 1, tiers = [32, 16], expected = rates(imbalance = 1.5, overflow = 0.25, padding = 0.5)} {
+  group 0 {tier = 0, unit = 1, experts = [1], bytes = 64, cost_us = [9.0, 3.0], why = "hot: so"}
+  group 1 {tier = 1, unit = 0, experts = [0], bytes = 64, cost_us = [1.0, 3.0], why = "cold: so"}
+  expert 0 {capacity = 0, group = 1, unit = 0, tier = 1, load = 0.5, few = true}
+  expert 1 {capacity = 32, group = 0, unit = 1, tier = 0, fallback = 0, load = 31.5}
+}
+"#;
+
+    #[test]
+    fn a_placement_is_told_by_operator_group_and_expert() {
+        let p = parse_placement(TEXT).unwrap();
+        moec_ir::verify::placement(&p).unwrap();
+        insta::assert_snapshot!("placement", shown(&p, None, None));
+        insta::assert_snapshot!("placement_of_a_hot_expert", shown(&p, Some(3), Some(1)));
+        insta::assert_snapshot!("placement_of_a_cold_expert", shown(&p, Some(3), Some(0)));
+        assert_eq!(shown(&p, Some(2), None), "");
+        assert_eq!(shown(&moec_ir::placement::Placement::default(), None, None), "");
+    }
+}

@@ -1,0 +1,398 @@
+//! `moec profile-device`: what this machine can do, as a device file.
+#![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
+
+use super::output;
+use moec_base::progress::Progress;
+use moec_base::{Error, Result, disk, human};
+use moec_cpu::roofline::{self, Roofline, ThreadRates};
+use moec_cpu::{CpuTarget, FLASH, TuneError};
+use moec_device::{
+    Bandwidth, Device, Figure, LegalOps, Link, MatmulTime, Memory, NATIVE, PROCESSORS, Peak, Unit, UnitKind,
+};
+use moec_runtime::offload::flash::measure::{FlashRates, Rate, Scratch, measure_flash, points};
+use moec_runtime::offload::flash::{Choice, Options};
+use moec_runtime::platform::cpu;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Bytes that one access of the measured stream of reads takes.
+const BLOCK: u64 = 64;
+
+/// Fewest bytes of a file that is measured: an eighth of them must hold some of the smallest blocks.
+const LEAST_FILE: u64 = 4 << 20;
+
+/// Measure this machine, write a device file
+///
+/// Peaks of f32, bf16 and int8 arithmetic, memory bandwidth, caches, what starting a step costs, what an
+/// expert of bf16 weights costs by its rows, and with `--flash` how fast a disk is read. The file serves as
+/// `--target FILE`, here and elsewhere. Takes about ten seconds; other work disturbs it.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Folder to write `NAME.toml` to [default: print it to stdout]
+    pub dir: Option<PathBuf>,
+    /// Name of the device [default: what LLVM calls this processor]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Threads [default: `MOEC_THREADS`, else one per core]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Measure the graphics processor of NVIDIA's, too, that this machine has: launches, its memory, the link both ways, and what an expert
+    /// costs there by its rows
+    #[arg(long)]
+    pub gpu: bool,
+    /// Leave out what an expert costs by its rows (`matmul`), which takes most of the time; costs are then estimated
+    /// from peaks and bandwidth
+    #[arg(long)]
+    pub no_matmul: bool,
+    /// Measure a disk, too: that of a folder, with a file that is removed again, or a file that is there,
+    /// such as a bundle's weights; `MOEC_FLASH` chooses how it is read (`io_uring`, `pread`)
+    #[arg(long, value_name = "FOLDER|FILE")]
+    pub flash: Option<PathBuf>,
+    /// Size of the file that is made in a folder, in MiB: more than the drive itself caches
+    #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(4..=65536))]
+    pub flash_size: u32,
+    /// Milliseconds that each figure of a disk is measured
+    #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=60000))]
+    pub flash_time: u32,
+    /// Print one JSON object to stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Measures and writes.
+///
+/// # Errors
+/// The file exists or cannot be written, or the name is none that a device can have.
+pub fn run(args: &Args, progress: &Progress) -> Result<()> {
+    let start = Instant::now();
+    let threads = cpu::threads(args.threads).map_err(Error::from)?;
+    let native = CpuTarget::new(&Device::find(NATIVE).map_err(|e| Error::bug(e.to_string()))?)
+        .map_err(|e| Error::limit("this machine is none that moec compiles for").because(e))?;
+    let info = native.info();
+    let name = args.name.clone().unwrap_or_else(|| info.cpu.clone());
+    let path = args.dir.as_ref().map(|dir| dir.join(format!("{name}.toml")));
+    if let Some(path) = path.as_ref().filter(|p| p.exists()) {
+        return Err(Error::usage(format!("`{}` exists already", path.display()))
+            .hint("give another `--name`, or remove it first"));
+    }
+    // Whether there is one is known at once; the rest takes seconds.
+    let card = args.gpu.then(moec_targets::families::bench).transpose()?;
+    let found = roofline::measure(threads, &mut |what| progress.stage("Measured", what))
+        .map_err(|e| Error::environment("this machine cannot be measured").because(e))?;
+    let flash = args.flash.as_ref().map(|path| measure_disk(path, args, progress)).transpose()?;
+    let mut tick = |what: &str| progress.stage("Measured", what);
+    let card = card
+        .map(|(family, mut card)| {
+            let rates = roofline::measure_threads(card.as_mut(), &native, !args.no_matmul, &mut tick)?;
+            Ok::<_, Error>((family, rates))
+        })
+        .transpose()?;
+    let mut device = Device {
+        description: format!("{}, measured by `moec profile-device`", processor_name()),
+        family: PROCESSORS.to_owned(),
+        triple: info.triple,
+        cpu: info.cpu,
+        features: info.features.into_iter().filter(|f| cpu::missing(&[f]).is_empty()).collect(),
+        legal_ops: LegalOps::All,
+        units: vec![unit(&found)],
+        memories: [Some(memory(&found)), flash.as_ref().map(flash_memory)].into_iter().flatten().collect(),
+        caches: moec_device::host_caches(),
+        links: Vec::new(),
+        power: None,
+        name,
+    };
+    if !args.no_matmul {
+        let table = measure_experts(&device, threads, progress)?;
+        device.units.iter_mut().for_each(|unit| unit.matmul.clone_from(&table));
+    }
+    if let Some((family, card)) = &card {
+        beside(&mut device, family, card);
+    }
+    let text = toml::to_string(&device).map_err(|e| Error::bug("a device cannot be written").because(e))?;
+    // What was written must be read again: a name may be none.
+    let device = Device::parse(&text, path.as_deref().unwrap_or(Path::new("stdout")))
+        .map_err(|e| Error::usage(e.to_string()).hint("`--name` takes letters, digits, `-`, `_` and `.`"))?;
+    if let Some(path) = &path {
+        let failed = |e| Error::environment(format!("`{}` cannot be written", path.display())).because(e);
+        path.parent()
+            .map_or(Ok(()), fs::create_dir_all)
+            .and_then(|()| fs::write(path, &text))
+            .map_err(failed)?;
+        progress.finished(&format!("`{}`", path.display()), start);
+    }
+    match (args.json, path) {
+        (true, path) => output::json(&report(
+            &device,
+            &found,
+            (flash.as_ref(), card.as_ref().map(|(_, card)| card)),
+            path.as_deref(),
+        )),
+        (false, None) => output::data(&text),
+        (false, Some(_)) => Ok(()),
+    }
+}
+
+/// How a figure was measured.
+fn source(what: &str, threads: usize, one: f64, unit: &str) -> String {
+    format!("moec profile-device: {what}, {threads} threads; one thread: {one:.1} {unit}")
+}
+
+fn unit(found: &Roofline) -> Unit {
+    let n = found.threads;
+    let peak = |format: &str| {
+        let p = found.best(format)?;
+        let source = source(p.instruction, n, p.gops.one, "GOP/s");
+        Some((format.to_owned(), Peak { gops: rounded(p.gops.all), source, achieved: None }))
+    };
+    Unit {
+        name: "cpu".to_owned(),
+        kind: UnitKind::Cpu,
+        cores: Some(cpu::cores() as u32),
+        dispatch_cost_us: Some(Figure {
+            value: rounded(found.meeting_us),
+            source: format!("moec profile-device: a barrier of {n} threads"),
+        }),
+        peak: ["f32", "bf16", "int8"].into_iter().filter_map(peak).collect(),
+        ..Unit::default()
+    }
+}
+
+fn memory(found: &Roofline) -> Memory {
+    let read = found.read_gb_per_s;
+    let what = "reading 128 MiB per thread, in order";
+    Memory {
+        name: "dram".to_owned(),
+        capacity: memory_total()
+            .map(|bytes| Figure { value: bytes as f64, source: "/proc/meminfo".to_owned() }),
+        bandwidth: vec![Bandwidth {
+            block_bytes: BLOCK,
+            gb_per_s: rounded(read.all),
+            source: source(what, found.threads, read.one, "GB/s"),
+            achieved: None,
+        }],
+        ..Memory::default()
+    }
+}
+
+/// Puts a graphics processor with its memory and its link beside the processor.
+fn beside(device: &mut Device, family: &str, card: &ThreadRates) {
+    const NAMES: [&str; 2] = ["gpu", "vram"];
+    let figure = |value: f64, what: &str| {
+        Some(Figure { value: rounded(value), source: format!("moec profile-device: {what}, {}", card.name) })
+    };
+    let [unit, memory] = NAMES.map(str::to_owned);
+    let own = device.memories.first().map(|m| m.name.clone());
+    for processor in &mut device.units {
+        processor.memory.clone_from(&own);
+    }
+    let best = card.experts.iter().max_by(|a, b| ThreadRates::gops(a).total_cmp(&ThreadRates::gops(b)));
+    let peak = best.map(|t| {
+        let source = format!("moec profile-device: experts of {} rows, {}", t.rows, card.name);
+        ("bf16".to_owned(), Peak { gops: rounded(ThreadRates::gops(t)), source, achieved: None })
+    });
+    device.description = format!("{}; beside it {}", device.description, card.name);
+    device.units.push(Unit {
+        name: unit,
+        kind: UnitKind::Gpu,
+        memory: Some(memory.clone()),
+        family: Some(family.to_owned()),
+        sm: Some(card.generation.to_owned()),
+        dispatch_cost_us: figure(card.launch_us, "a launch among others"),
+        sync_cost_us: figure(card.wait_us, "what a wait adds to a launch"),
+        peak: peak.into_iter().collect(),
+        matmul: card.experts.iter().map(|t| MatmulTime { ms: rounded(t.ms), ..t.clone() }).collect(),
+        ..Unit::default()
+    });
+    device.memories.push(Memory {
+        name: memory.clone(),
+        capacity: figure(card.capacity as f64, "what the driver states")
+            .map(|f| Figure { value: card.capacity as f64, ..f }),
+        bandwidth: vec![Bandwidth {
+            block_bytes: BLOCK,
+            gb_per_s: rounded(card.read_gb_per_s),
+            source: format!("moec profile-device: one row meets a matrix of bf16, {}", card.name),
+            achieved: None,
+        }],
+        ..Memory::default()
+    });
+    let ends = own.map(|own| [(own.clone(), memory.clone()), (memory, own)]);
+    for ((from, to), gb_per_s) in ends.into_iter().flatten().zip(card.link_gb_per_s) {
+        let source =
+            format!("moec profile-device: copies of pinned memory, a small one with its wait, {}", card.name);
+        let latency_us = Some(rounded(card.copy_us));
+        device.links.push(Link { from, to, gb_per_s: rounded(gb_per_s), latency_us, source, achieved: None });
+    }
+}
+
+/// What an expert costs by its rows, with the kernels that a build for the device picks.
+fn measure_experts(device: &Device, threads: usize, progress: &Progress) -> Result<Vec<MatmulTime>> {
+    let failed = |e: TuneError| match e {
+        TuneError::Threads(e) => Error::from(e),
+        e => Error::bug("the kernels of an expert cannot be timed").because(e),
+    };
+    let target = CpuTarget::new(device).map_err(|e| failed(e.into()))?;
+    let mut tick = |what: &str| progress.stage("Measured", what);
+    let table = roofline::measure_experts(&target, threads, &mut tick).map_err(failed)?;
+    Ok(table.into_iter().map(|t| MatmulTime { ms: rounded(t.ms), ..t }).collect())
+}
+
+/// Reads the disk that holds a folder, by way of a file of our own, or a file.
+fn measure_disk(path: &Path, args: &Args, progress: &Progress) -> Result<FlashRates> {
+    let options = Options { reader: Choice::from_env().map_err(Error::from)?, ..Options::default() };
+    let span = Duration::from_millis(args.flash_time.into());
+    let mut tick = |r: &Rate| {
+        let order = if r.point.random { "random" } else { "sequential" };
+        let (block, depth) = (r.point.block_bytes >> 10, r.point.depth);
+        progress.stage("Measured", &format!("{order} reads of {block} KiB, {depth} in flight"));
+    };
+    if let Some(file) = fs::metadata(path).ok().filter(fs::Metadata::is_file) {
+        let (bytes, shown) = (file.len(), path.display());
+        if bytes < LEAST_FILE {
+            let least = human::bytes(LEAST_FILE);
+            return Err(Error::input(format!("`{shown}` has {}: too small to measure", human::bytes(bytes)))
+                .hint(format!("give a file of {least} or more, or a folder")));
+        }
+        return measure_flash(path, &points(bytes), &options, span, &mut tick).map_err(Error::from);
+    }
+    let mib = args.flash_size;
+    let bytes = u64::from(mib) << 20;
+    if disk::free_bytes(path).is_some_and(|free| free < bytes) {
+        return Err(Error::environment(format!("`{}` has no room for {mib} MiB", path.display()))
+            .hint("give another folder with `--flash`, or fewer MiB with `--flash-size`"));
+    }
+    let scratch = Scratch::create(path, bytes).map_err(Error::from)?;
+    measure_flash(scratch.path(), &points(bytes), &options, span, &mut tick).map_err(Error::from)
+}
+
+fn flash_memory(flash: &FlashRates) -> Memory {
+    let figure = |r: Rate| Bandwidth {
+        block_bytes: u64::from(r.point.block_bytes),
+        gb_per_s: rounded(r.gb_per_s),
+        achieved: None,
+        source: format!(
+            "moec profile-device: random reads within {} MiB, {} in flight; {}",
+            r.point.range_bytes >> 20,
+            r.point.depth,
+            if flash.direct { "direct" } else { "through the page cache" },
+        ),
+    };
+    Memory {
+        name: FLASH.to_owned(),
+        bandwidth: flash.best().into_iter().map(figure).collect(),
+        ..Memory::default()
+    }
+}
+
+/// Three digits: more than a measurement has.
+fn rounded(x: f64) -> f64 {
+    let scale = 10_f64.powf(2.0 - x.abs().max(1e-9).log10().floor());
+    (x * scale).round() / scale
+}
+
+fn memory_total() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemTotal:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// What the processor calls itself, or its architecture.
+pub(super) fn processor_name() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = text.lines().find(|l| l.starts_with("model name"));
+    let name = line.and_then(|l| l.split_once(':')).map(|(_, n)| n.trim().to_owned());
+    let name = name.or_else(mac).unwrap_or_else(|| std::env::consts::ARCH.to_owned());
+    memory_total().map_or(name.clone(), |m| format!("{name}, {} cores, {}", cpu::cores(), human::bytes(m)))
+}
+
+/// What macOS calls this processor.
+fn mac() -> Option<String> {
+    let asked = cfg!(target_os = "macos")
+        .then(|| Command::new("sysctl").args(["-n", "machdep.cpu.brand_string"]).output().ok());
+    let out = asked.flatten().filter(|out| out.status.success())?;
+    Some(String::from_utf8_lossy(&out.stdout).trim().to_owned()).filter(|name| !name.is_empty())
+}
+
+/// Every figure, those of slower instructions too.
+fn report(
+    device: &Device,
+    found: &Roofline,
+    (flash, card): (Option<&FlashRates>, Option<&ThreadRates>),
+    path: Option<&Path>,
+) -> Value {
+    json!({
+        "name": device.name,
+        "description": device.description,
+        "file": path,
+        "triple": device.triple,
+        "cpu": device.cpu,
+        "features": device.features,
+        "threads": found.threads,
+        "peaks": found.peaks.iter().map(|p| json!({
+            "format": p.format, "instruction": p.instruction,
+            "gops_one_thread": p.gops.one, "gops": p.gops.all,
+        })).collect::<Vec<_>>(),
+        "read_gb_per_s_one_thread": found.read_gb_per_s.one,
+        "read_gb_per_s": found.read_gb_per_s.all,
+        "barrier_us": found.meeting_us,
+        "matmul": device.units.iter().take(1).flat_map(|unit| &unit.matmul).collect::<Vec<_>>(),
+        "caches": device.caches,
+        "gpu": card.map(|card| json!({
+            "name": card.name,
+            "sm": card.generation,
+            "memory_bytes": card.capacity,
+            "launch_us": card.launch_us,
+            "wait_us": card.wait_us,
+            "read_gb_per_s": card.read_gb_per_s,
+            "read_gb_per_s_stated": card.peaks.gb_per_s,
+            "gops_stated": card.peaks.gops,
+            "to_gb_per_s": card.link_gb_per_s[0],
+            "from_gb_per_s": card.link_gb_per_s[1],
+            "copy_us": card.copy_us,
+            "expert": card.shape,
+            "experts": card.experts.iter().map(|t| json!({
+                "rows": t.rows, "ms": t.ms, "gops": ThreadRates::gops(t), "gb_per_s": ThreadRates::gb_per_s(t),
+            })).collect::<Vec<_>>(),
+        })),
+        "flash": flash.map(|flash| json!({
+            "reader": flash.reader,
+            "direct": flash.direct,
+            "rates": flash.rates.iter().map(|r| json!({
+                "block_bytes": r.point.block_bytes,
+                "depth": r.point.depth,
+                "order": if r.point.random { "random" } else { "sequential" },
+                "range_bytes": r.point.range_bytes,
+                "gb_per_s": rounded(r.gb_per_s),
+            })).collect::<Vec<_>>(),
+        })),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use moec_cpu::roofline::{PeakRate, Rates};
+
+    #[test]
+    fn figures_have_three_digits() {
+        assert_eq!([rounded(1234.5), rounded(0.012_345), rounded(58.04)], [1230.0, 0.0123, 58.0]);
+    }
+
+    #[test]
+    fn a_device_file_of_the_fastest_instructions() {
+        let peak = |format, instruction, all| PeakRate { format, instruction, gops: Rates { one: 1.0, all } };
+        let found = Roofline {
+            threads: 2,
+            peaks: vec![peak("f32", "slow", 2.0), peak("f32", "fast", 5.0), peak("int8", "dot", 9.0)],
+            read_gb_per_s: Rates { one: 29.0, all: 58.0 },
+            meeting_us: 0.25,
+        };
+        let unit = unit(&found);
+        assert_eq!(unit.peak.keys().collect::<Vec<_>>(), ["f32", "int8"]);
+        assert_eq!(unit.peak["f32"].gops, 5.0);
+        assert!(unit.peak["f32"].source.contains("fast"));
+        assert_eq!(memory(&found).bandwidth[0].gb_per_s, 58.0);
+    }
+}

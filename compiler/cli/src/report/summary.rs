@@ -1,0 +1,407 @@
+//! What a bundle is, gathered for people: `moec report` draws it, `moec compare` puts two beside each other.
+#![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
+
+use crate::{explain, paging};
+use moec_base::paths::is_inside;
+use moec_base::{Result, human};
+use moec_bundle::read::Bundle;
+use moec_ir::plan::{Entry, Plan};
+use moec_ir::{EntryKind, Format, Module, WeightClass};
+use moec_passes::decisions::{By, Decisions, ExpertUse};
+use moec_profile::importance::ENOUGH;
+use std::collections::{BTreeMap, HashMap};
+
+/// A name and how much of something it has.
+pub(crate) type Share = (String, f64);
+
+/// Where one part of a layer runs.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Cell {
+    /// Units and their shares, which sum to 1; empty: the layer has no such part.
+    pub(crate) units: Vec<Share>,
+    /// What was counted.
+    pub(crate) of: &'static str,
+}
+
+/// A part of what memory holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// Of which memory.
+    pub(crate) memory: String,
+    /// What it is.
+    pub(crate) what: String,
+    /// Bytes.
+    pub(crate) bytes: u64,
+}
+
+/// Weights of one class and format.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Stored {
+    pub(crate) class: &'static str,
+    pub(crate) format: Format,
+    pub(crate) numbers: u64,
+    pub(crate) bytes: u64,
+}
+
+/// What the cost model expects of an entry point.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Expected {
+    /// Entry point.
+    pub(crate) entry: String,
+    /// Whether it reads a chunk of a prompt; else it decodes.
+    pub(crate) prompt: bool,
+    /// Rows of a call: tokens.
+    pub(crate) rows: usize,
+    /// Milliseconds of its matrix kernels on one core.
+    pub(crate) ms: f64,
+    /// The share of them that waits for memory.
+    pub(crate) memory_bound: f64,
+}
+
+/// How often experts are chosen, where that is known.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Loads {
+    /// Layer, and of each expert its use over the layer's mean.
+    pub(crate) layers: Vec<(u32, Vec<f64>)>,
+    /// Experts that calibration has hardly seen, and all.
+    pub(crate) few: (usize, usize),
+}
+
+/// A layer, its capacities, and the shares of expected overflow and padding.
+pub(crate) type Tiers = (u32, Vec<u32>, Option<(f32, f32)>);
+
+/// A bundle.
+#[derive(Clone, Debug)]
+pub(crate) struct Summary {
+    pub(crate) title: String,
+    pub(crate) head: Vec<(&'static str, String)>,
+    /// Columns, and of each layer its cells.
+    pub(crate) columns: Vec<String>,
+    pub(crate) places: Vec<(u32, Vec<Cell>)>,
+    pub(crate) memory: Vec<Part>,
+    pub(crate) weights: Vec<Stored>,
+    pub(crate) loads: Option<Loads>,
+    pub(crate) expected: Vec<Expected>,
+    /// Kernels whose schedules were measured, and all.
+    pub(crate) timed: (usize, usize),
+    pub(crate) tiers: Vec<Tiers>,
+    pub(crate) decisions: Vec<(String, String)>,
+    pub(crate) files: Vec<(String, u64)>,
+}
+
+/// Gathers it.
+///
+/// # Errors
+/// Files of the bundle that cannot be read.
+pub(crate) fn of(bundle: &Bundle) -> Result<Summary> {
+    let plan = &bundle.plan;
+    let (decisions, module) = (bundle.decisions()?, bundle.graph()?);
+    let model = &plan.model;
+    let (columns, places) = places(plan, &module);
+    let kernels = &decisions.kernels;
+    Ok(Summary {
+        title: format!("{} for {}", model.family, plan.target.name),
+        head: vec![
+            ("parameters", human::count(model.parameters)),
+            ("active per token", human::count(model.active_parameters)),
+            ("layers", model.layers.to_string()),
+            ("context", format!("{} tokens", model.max_context)),
+            ("sequences", model.slots.to_string()),
+            ("processor", plan.target.cpu.clone()),
+            ("manifest", bundle.manifest_sha256()[..12].to_owned()),
+            ("built by", format!("moec {}, LLVM {}", bundle.manifest.moec_version, bundle.manifest.llvm)),
+        ],
+        columns,
+        places,
+        memory: memory(plan, &module),
+        weights: weights(plan, &module),
+        loads: loads(plan, &decisions),
+        expected: expected(plan, &decisions),
+        timed: (kernels.iter().filter(|d| d.by == By::Clock).count(), kernels.len()),
+        tiers: plan
+            .placement
+            .experts
+            .iter()
+            .filter(|t| !t.tiers.is_empty())
+            .map(|t| (t.layer, t.tiers.clone(), t.expected.map(|e| (e.overflow, e.padding))))
+            .collect(),
+        decisions: decided(plan, &decisions, bundle),
+        files: files(bundle),
+    })
+}
+
+/// Parts of a layer that are told apart, with the names of scopes that count as them.
+const PARTS: [(&str, &[&str]); 2] = [("attention", &["attn"]), ("experts", &["ffn", "shared"])];
+
+/// Where every part of every layer runs: in the largest prefill and in the smallest decode entry point.
+fn places(plan: &Plan, module: &Module) -> (Vec<String>, Vec<(u32, Vec<Cell>)>) {
+    let of_kind =
+        |wanted: fn(EntryKind) -> bool| plan.entries.iter().enumerate().filter(move |(_, e)| wanted(e.kind));
+    let prefill = of_kind(|k| matches!(k, EntryKind::Prefill(_))).max_by_key(|(_, e)| e.kind.rows());
+    let decode = of_kind(|k| matches!(k, EntryKind::Decode(_))).min_by_key(|(_, e)| e.kind.rows());
+    let entries: Vec<(usize, &Entry)> = [prefill, decode].into_iter().flatten().collect();
+    let columns =
+        entries.iter().flat_map(|(_, e)| PARTS.map(|(name, _)| format!("{}: {name}", e.kind))).collect();
+    let rows = (0..plan.model.layers)
+        .map(|layer| {
+            let cells = entries.iter().flat_map(|&(i, entry)| {
+                PARTS.map(|(name, scopes)| cell(plan, module, (i, entry), layer, name, scopes))
+            });
+            (layer, cells.collect())
+        })
+        .collect();
+    (columns, rows)
+}
+
+fn cell(
+    plan: &Plan,
+    module: &Module,
+    (i, entry): (usize, &Entry),
+    layer: u32,
+    name: &str,
+    scopes: &[&str],
+) -> Cell {
+    if name == "experts"
+        && let Some(cell) = experts(plan, entry.kind, layer)
+    {
+        return cell;
+    }
+    let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
+    let nodes = module.entries.get(i).map(|g| g.nodes.as_slice()).unwrap_or_default();
+    for step in &entry.steps {
+        let Some(node) = nodes.get(step.node as usize) else { continue };
+        if node.scope.layer == Some(layer) && scopes.contains(&node.scope.part.as_str()) {
+            *counts.entry(step.unit).or_default() += 1;
+        }
+    }
+    let sum: usize = counts.values().sum();
+    let name = |u: u32| plan.units.get(u as usize).map_or("?", |u| &u.name).to_owned();
+    let units = counts.into_iter().map(|(u, n)| (name(u), n as f64 / sum as f64)).collect();
+    Cell { units, of: "steps" }
+}
+
+/// Units of the experts of a layer, by how many live there; none where all live on the processor.
+fn experts(plan: &Plan, kind: EntryKind, layer: u32) -> Option<Cell> {
+    let placement = &plan.placement;
+    let table = placement.experts.iter().find(|t| t.layer == layer && !t.groups.is_empty());
+    let homes = plan.homes.iter().find(|h| h.layer == layer);
+    let names: Vec<String> = match (table, homes) {
+        (Some(t), _) if matches!(kind, EntryKind::Prefill(_)) => {
+            t.experts.iter().map(|row| placement.unit(row.unit).to_owned()).collect()
+        }
+        (_, Some(h)) => {
+            let unit = |&at: &u32| h.units.get(at as usize).and_then(|&u| plan.units.get(u as usize));
+            h.experts.iter().map(|at| unit(at).map_or("?", |u| &u.name).to_owned()).collect()
+        }
+        _ => return None,
+    };
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for name in &names {
+        *counts.entry(name).or_default() += 1;
+    }
+    let units = counts.into_iter().map(|(n, c)| (n.to_owned(), c as f64 / names.len() as f64)).collect();
+    Some(Cell { units, of: "experts" })
+}
+
+/// What every memory holds: weights by class, those on flash apart, then what a run needs beside them.
+fn memory(plan: &Plan, module: &Module) -> Vec<Part> {
+    let classes = classes(module);
+    let on_flash: Vec<u32> = plan.paging.iter().flat_map(moec_ir::paging::Paging::segments).collect();
+    let mut sums: BTreeMap<(usize, &str), u64> = BTreeMap::new();
+    let name = |m: usize| plan.memories.get(m).map_or("memory", |m| &m.name);
+    let class = |segment: usize| {
+        let name = plan.segments.get(segment).map_or("", |s| &s.name);
+        described(classes.get(name).copied().unwrap_or(WeightClass::Exact))
+    };
+    let mut elsewhere: BTreeMap<usize, u64> = BTreeMap::new();
+    for (m, memory) in plan.memories.iter().enumerate().skip(1) {
+        for resident in &memory.residents {
+            let Some(segment) = plan.segments.get(resident.segment as usize) else { continue };
+            let (lead, ..) = segment.extents();
+            let bytes = match resident.matrices.len() as u64 {
+                0 => segment.bytes,
+                n => segment.bytes / u64::from(lead.max(1)) * n,
+            };
+            *sums.entry((m, class(resident.segment as usize))).or_default() += bytes;
+            *elsewhere.entry(resident.segment as usize).or_default() += bytes;
+        }
+    }
+    let mut flash: BTreeMap<&str, u64> = BTreeMap::new();
+    for (i, segment) in plan.segments.iter().enumerate() {
+        let bytes = segment.bytes.saturating_sub(elsewhere.get(&i).copied().unwrap_or(0));
+        if on_flash.contains(&(i as u32)) {
+            *flash.entry(class(i)).or_default() += bytes;
+        } else {
+            *sums.entry((0, class(i))).or_default() += bytes;
+        }
+    }
+    for state in &plan.states {
+        *sums.entry((state.memory as usize, "KV cache, full")).or_default() += state.bytes();
+    }
+    for (m, memory) in plan.memories.iter().enumerate() {
+        *sums.entry((m, "intermediate results")).or_default() += memory.arena_bytes;
+    }
+    *sums.entry((0, "scratch of a thread")).or_default() += plan.scratch_bytes;
+    let frames = plan.paging.as_ref().and_then(moec_ir::paging::Paging::cache_bytes);
+    *sums.entry((0, "frames for experts of the flash")).or_default() += frames.unwrap_or(0);
+    let held = sums.into_iter().map(|((m, what), bytes)| Part {
+        memory: name(m).to_owned(),
+        what: what.to_owned(),
+        bytes,
+    });
+    let stays = flash.into_iter().map(|(what, bytes)| Part {
+        memory: "flash".to_owned(),
+        what: what.to_owned(),
+        bytes,
+    });
+    let mut parts: Vec<Part> = held.chain(stays).filter(|p| p.bytes > 0).collect();
+    // The order of memories stays; within one the largest comes first.
+    let order: Vec<String> = parts.iter().map(|p| p.memory.clone()).collect();
+    parts.sort_by_key(|p| (order.iter().position(|m| *m == p.memory), std::cmp::Reverse(p.bytes)));
+    parts
+}
+
+fn classes(module: &Module) -> HashMap<&str, WeightClass> {
+    module.weights.iter().map(|w| (w.name.as_str(), w.class)).collect()
+}
+
+/// A class in words.
+fn described(class: WeightClass) -> &'static str {
+    match class {
+        WeightClass::Experts => "experts",
+        WeightClass::Attention => "attention and shared networks",
+        WeightClass::Embeddings => "embeddings and head",
+        WeightClass::Exact => "norms and routers",
+    }
+}
+
+fn weights(plan: &Plan, module: &Module) -> Vec<Stored> {
+    let classes = classes(module);
+    let mut sums: BTreeMap<(&str, Format), (u64, u64)> = BTreeMap::new();
+    for s in &plan.segments {
+        let class = described(classes.get(s.name.as_str()).copied().unwrap_or(WeightClass::Exact));
+        let sum = sums.entry((class, s.format)).or_default();
+        sum.0 += s.shape.iter().map(|&d| u64::from(d)).product::<u64>();
+        sum.1 += s.bytes;
+    }
+    sums.into_iter()
+        .map(|((class, format), (numbers, bytes))| Stored { class, format, numbers, bytes })
+        .collect()
+}
+
+/// From the profile of the build; else from what the cache of experts begins with.
+fn loads(plan: &Plan, decisions: &Decisions) -> Option<Loads> {
+    let relative = |all: Vec<f64>| {
+        let mean = all.iter().sum::<f64>() / all.len().max(1) as f64;
+        all.into_iter().map(|x| if mean > 0.0 { x / mean } else { 0.0 }).collect()
+    };
+    if !decisions.expert_use.is_empty() {
+        let all = || decisions.expert_use.iter().flat_map(|layer| &layer.chosen);
+        let of =
+            |layer: &ExpertUse| (layer.layer, relative(layer.chosen.iter().map(|&n| n as f64).collect()));
+        return Some(Loads {
+            layers: decisions.expert_use.iter().map(of).collect(),
+            few: (all().filter(|&&n| n < ENOUGH).count(), all().count()),
+        });
+    }
+    let paging = plan.paging.as_ref().filter(|p| !p.uses.is_empty())?;
+    let mut uses = paging.uses.iter();
+    let of_layer = |(i, l): (usize, &moec_ir::paging::PagedLayer)| {
+        (i as u32, relative(uses.by_ref().take(l.experts as usize).map(|&u| f64::from(u)).collect()))
+    };
+    let layers: Vec<(u32, Vec<f64>)> = paging.layers.iter().enumerate().map(of_layer).collect();
+    let unseen = paging.uses.iter().filter(|&&u| u == 0).count();
+    Some(Loads { layers, few: (unseen, paging.uses.len()) })
+}
+
+/// What the cost model says of all matrix kernels of an entry point, one after the other on one core.
+fn expected(plan: &Plan, decisions: &Decisions) -> Vec<Expected> {
+    let of = |entry: &Entry| {
+        let name = entry.kind.to_string();
+        let (mut ms, mut waits) = (0.0, 0.0);
+        for d in decisions.kernels.iter().filter(|d| d.entry == name) {
+            let uses = entry.steps.iter().filter(|s| s.code == moec_ir::plan::Code::Kernel(d.kernel)).count();
+            let all = d.predicted.ms * uses as f64;
+            ms += all;
+            if d.predicted.bound == moec_cpu::Bound::Memory.name() {
+                waits += all;
+            }
+        }
+        let memory_bound = if ms > 0.0 { waits / ms } else { 0.0 };
+        let prompt = matches!(entry.kind, EntryKind::Prefill(_));
+        Expected { entry: name, prompt, rows: entry.kind.rows(), ms, memory_bound }
+    };
+    plan.entries.iter().map(of).filter(|e| e.ms > 0.0).collect()
+}
+
+/// What was decided, in words.
+fn decided(plan: &Plan, decisions: &Decisions, bundle: &Bundle) -> Vec<(String, String)> {
+    let mut rows = vec![("activations".to_owned(), format!("`{}` in model.toml", decisions.activations))];
+    let mut add = |name: &str, what: String| rows.push((name.to_owned(), what));
+    add("rounding", explain::rounding(decisions).to_owned());
+    if let Some(p) = &bundle.manifest.profile {
+        add("profile", format!("of `{}`", p.name));
+    }
+    for (name, what) in [
+        ("mix of formats", decisions.mix.as_ref().map(explain::mixed)),
+        ("thresholds", decisions.thresholds.as_ref().map(explain::silenced)),
+        ("on flash", decisions.on_flash.as_ref().map(moec_passes::decisions::FlashDecision::shown)),
+    ] {
+        if let Some(what) = what {
+            add(name, what);
+        }
+    }
+    for row in plan.paging.iter().flat_map(paging::rows) {
+        if let [name, what] = row.as_slice() {
+            add(name, what.clone());
+        }
+    }
+    if let Some(b) = plan.model.big_little {
+        add(
+            "big-little",
+            format!("{} experts per token first, all below a probability of {}", b.experts, b.gamma()),
+        );
+    }
+    if let Some(a) = &decisions.attention {
+        let homes: Vec<String> = a.homes.iter().map(|h| format!("on {} {}", h.unit, h.shown())).collect();
+        add(
+            "attention",
+            format!(
+                "on {}; simulated for {} tokens and {} generated: {}",
+                a.chosen,
+                a.prompt,
+                a.generate,
+                homes.join(", ")
+            ),
+        );
+    }
+    if let Some(s) = &plan.schedule {
+        let name = |u: Option<u32>| u.and_then(|u| plan.units.get(u as usize)).map_or("none", |u| &u.name);
+        add(
+            "experts",
+            format!("assigned in every step; hot ones on {}, cold ones on {}", name(s.hot), name(s.cold)),
+        );
+    }
+    for op in &plan.placement.ops {
+        add(
+            &format!("{} of {}", op.op, op.scope),
+            format!("{} on {}: {}", op.entry, plan.placement.unit(op.unit), op.why),
+        );
+    }
+    for f in &decisions.figures {
+        add("one core", format!("{}: {} {} ({})", f.what, f.value.round(), f.unit, f.source));
+    }
+    rows
+}
+
+/// Files, the largest first; packages as one.
+fn files(bundle: &Bundle) -> Vec<(String, u64)> {
+    let mut sums: BTreeMap<String, u64> = BTreeMap::new();
+    for (name, entry) in &bundle.manifest.files {
+        let shown = if is_inside(name) { "packages of static graphs".to_owned() } else { name.clone() };
+        *sums.entry(shown).or_default() += entry.bytes;
+    }
+    let mut files: Vec<_> = sums.into_iter().collect();
+    files.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    files
+}

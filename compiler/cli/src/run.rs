@@ -1,0 +1,172 @@
+//! `moec run`.
+
+use super::trust;
+use moec_base::interrupt;
+use moec_base::progress::Progress;
+use moec_base::tools;
+use moec_base::{Error, Result};
+use moec_bundle::read::Bundle;
+use moec_costs::units::Units;
+use moec_ir::plan::UnitRef;
+use moec_measure::twin::Twin;
+use moec_runtime::cli::{Beside, Front};
+use moec_runtime::exec::beside::Executor;
+use moec_runtime::{CheckLevel, Program};
+use moec_targets::families;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Run a bundle's own verbs in this process
+///
+/// The same as `BUNDLE/run VERB …`, for machines without the linked program: generate, chat, serve, logits, bench, info. A bundle
+/// is a program: run only what you trust.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Emulate what this machine lacks, slowly: AMX instructions, units beside the CPU, or another architecture. Stands before the
+    /// subcommand
+    ///
+    /// A bundle for another architecture, as a Mac's, is compiled anew for this machine from its own graph and weights.
+    /// `--emulate=library` runs static graphs on the emulator of the unit's maker, where that is installed, instead of
+    /// moec's own. `--emulate=device` runs them there as a `run` does on the device: compiled, and in this process.
+    #[arg(long, value_name = "WHOSE", num_args = 0..=1, require_equals = true, default_missing_value = "moec")]
+    pub emulate: Option<Emulator>,
+    /// Run only if this public key's owner has signed the bundle and every file is as it was. Stands before the verb
+    #[arg(long, value_name = "PUB")]
+    pub key: Option<PathBuf>,
+    /// The bundle
+    pub bundle: PathBuf,
+    /// Verb and its arguments, passed on as they are
+    #[arg(value_name = "ARGS", trailing_var_arg = true, allow_hyphen_values = true)]
+    pub args: Vec<OsString>,
+}
+
+/// Whose emulator runs static graphs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Emulator {
+    /// moec's own
+    Moec,
+    /// That of the unit's maker
+    Library,
+    /// The same, asked as on the device
+    Device,
+}
+
+/// Runs; gives the exit code of the bundle's verb.
+///
+/// # Errors
+/// The bundle cannot be opened, or its verb fails.
+pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
+    let bundle = Bundle::open(&args.bundle)?;
+    if args.key.is_some() {
+        trust::Trust::of(&bundle, args.key.as_deref(), progress)?;
+        bundle.check_rest()?;
+    }
+    // Who wants the signer's bundle gets the signer's weights, too: they are checked as they are opened.
+    let check = if args.key.is_some() { CheckLevel::All } else { CheckLevel::Small };
+    let name = format!("moec run {}", args.bundle.display());
+    if args.args.first().is_some_and(|verb| verb == SERVE) {
+        interrupt::release();
+    }
+    let words = std::iter::once(name.clone().into()).chain(args.args.iter().cloned()).skip(1);
+    if let Some(whose @ (Emulator::Library | Emulator::Device)) = args.emulate {
+        return run_on_library(args, &bundle, whose, words, &name, progress);
+    }
+    let emulates = args.emulate.is_some();
+    if emulates && bundle.needs_host_build() {
+        let twin = twin(args, &bundle, progress)?;
+        let beside = Beside { weights: twin.folder(), executor: &host };
+        return Ok(front(&name, Some(beside), CheckLevel::Small)
+            .run(twin.program(), &bundle.folder, words)
+            .into());
+    }
+    let unit = if emulates { bundle.emulated_unit(progress)? } else { bundle.unit()? };
+    let program = Program::new(bundle.plan.clone(), &|symbol| unit.resolve(symbol))
+        .map_err(|e| Error::input("the plan does not run here").because(e))?
+        .emulating(unit.emulated());
+    let info = args.args.first().is_some_and(|verb| verb == INFO);
+    let brings = emulates || attached(&program, info)?;
+    let executor: &dyn Fn(&UnitRef) -> Option<Executor> = if emulates { &host } else { &here };
+    let beside = brings.then_some(Beside { weights: &bundle.folder, executor });
+    Ok(front(&name, beside, check).run(&program, &bundle.folder, words).into())
+}
+
+/// A bundle's own verbs, in this process.
+fn front<'a>(name: &'a str, beside: Option<Beside<'a>>, check: CheckLevel) -> Front<'a> {
+    Front { name, beside, check, ..moec_service::front(None) }
+}
+
+/// A bundle's twin, whose weights are packed from those of the bundle: with a key these are checked first.
+fn twin(args: &Args, bundle: &Bundle, progress: &Progress) -> Result<Twin> {
+    if args.key.is_some() {
+        bundle.manifest.check(&bundle.folder, true)?;
+    }
+    Twin::of(bundle, progress)
+}
+
+/// The verb that finishes its answers when a signal comes.
+const SERVE: &str = "serve";
+
+/// The verb that tells of units that are missing, and needs none.
+const INFO: &str = "info";
+
+/// Whether this machine has the units beside the processor whose families find units by themselves; false where no unit is of such
+/// a family, or one is missing and only `info` asks.
+///
+/// # Errors
+/// Why a unit cannot be used.
+fn attached(program: &Program, info: bool) -> Result<bool> {
+    let mut found = false;
+    for (_, unit) in program.units_beside() {
+        match families::attached(&unit.family, &unit.name) {
+            None => {}
+            Some(Ok(_)) => found = true,
+            Some(Err(_)) if info => return Ok(false),
+            Some(Err(e)) => return Err(e),
+        }
+    }
+    Ok(found)
+}
+
+/// What drives a unit of this machine.
+fn here(unit: &UnitRef) -> Option<Executor> {
+    families::attached(&unit.family, &unit.name)?.ok()
+}
+
+/// Runs with static graphs on the emulator of their unit's maker.
+fn run_on_library(
+    args: &Args,
+    bundle: &Bundle,
+    whose: Emulator,
+    words: impl Iterator<Item = OsString>,
+    name: &str,
+    progress: &Progress,
+) -> Result<ExitCode> {
+    let device = bundle.device()?;
+    let units = Units::of(&device).filter(|_| !bundle.plan.graphs.is_empty());
+    let units = units.ok_or_else(|| {
+        Error::usage("the bundle has no static graphs, which emulators of others are for")
+            .hint("`--emulate` brings what else this machine lacks")
+    })?;
+    let cache = tools::cache();
+    let library = || {
+        let tools = tools::beside(&cache);
+        if whose == Emulator::Device {
+            units.graphs.device(tools, units.npu)
+        } else {
+            units.graphs.library(tools, units.npu)
+        }
+    };
+    // Whether it is there, before weights are packed.
+    drop(library()?);
+    let twin = twin(args, bundle, progress)?;
+    let executor = |unit: &UnitRef| {
+        if unit.name == units.npu.name { library().ok().map(Executor::Graphs) } else { host(unit) }
+    };
+    let beside = Beside { weights: twin.folder(), executor: &executor };
+    Ok(front(name, Some(beside), CheckLevel::Small).run(twin.program(), &bundle.folder, words).into())
+}
+
+fn host(unit: &UnitRef) -> Option<Executor> {
+    families::host(&unit.family, &unit.name)
+}

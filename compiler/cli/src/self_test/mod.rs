@@ -1,0 +1,124 @@
+//! `moec self-test`: builds and runs a small model on this machine, and says whether it computes what it should.
+//!
+//! The model, `golden/models/ferris`, travels with moec: 12.4 MB of the program are its checkpoint and tokenizer, and 9 KB what the
+//! reference implementation says. What is tested is what a user does: `moec build`, and `BUNDLE/run`, in processes of their own.
+
+mod report;
+mod trial;
+
+use super::output;
+use moec_base::Result;
+use moec_base::error::io_error;
+use moec_base::progress::Progress;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use trial::{Found, Trials};
+
+/// Build and run a small model on this machine, and say whether it computes what it should
+///
+/// Takes some ten seconds. The last line says version, processor, verdict and speed: send it along with what you report.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Test and time every unit of this machine, and write all of it to this file, to be sent to those who make moec: JSON, without
+    /// names of users, hosts or folders. Takes a minute or two
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+    /// Print one JSON object to stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Runs it; gives 1 where what was computed is wrong.
+///
+/// # Errors
+/// A step that fails, with what it said; a report that cannot be written.
+pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
+    // Whether it can be written is known before the minutes that it takes.
+    if let Some(path) = &args.report {
+        fs::write(path, "").map_err(|e| io_error("write", path, &e))?;
+    }
+    let trials = Trials::new()?;
+    let tried = trials.processor(progress);
+    let mut right = true;
+    if let Some(path) = &args.report {
+        let report = report::write(&trials, tried.as_ref(), progress);
+        moec_base::interrupt::check()?;
+        moec_base::interrupt::check()?;
+        right = report.is_right();
+        fs::write(path, format!("{:#}\n", report.value)).map_err(|e| io_error("write", path, &e))?;
+        progress.stage("Wrote", &format!("`{}`: read it before you send it", path.display()));
+    }
+    let found = tried.map_err(|e| {
+        let hint = e.hint.clone().map_or_else(String::new, |h| format!("{h}; "));
+        e.context("the self-test did not come to its end")
+            .hint(format!("{hint}report all of this with the output of `moec doctor`, and `{}`", version()))
+    })?;
+    right &= found.is_right();
+    if args.json {
+        output::json(&value(&found))?;
+    } else {
+        output::data(&line(&found))?;
+    }
+    if right {
+        return Ok(ExitCode::SUCCESS);
+    }
+    progress.warn(if args.report.is_some() {
+        "not everything on this machine is as it should be: the report says what"
+    } else {
+        "what this machine computes is not what it should be: report the line with the output of `moec doctor`"
+    });
+    Ok(ExitCode::FAILURE)
+}
+
+fn version() -> String {
+    format!("moec {} on {}-{}", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH, std::env::consts::OS)
+}
+
+fn line(f: &Found) -> String {
+    let rate = f.tokens_per_s.map_or("no rate".to_owned(), |r| format!("{r:.0} tokens/s"));
+    let (same, all) = f.tokens;
+    format!(
+        "{}, {} ({}): {}, {same} of {all} tokens as expected, logits within {:.1e}, {rate}, built in {:.1} s\n",
+        version(),
+        f.cpu,
+        f.features.join(" "),
+        f.verdict(),
+        f.distance,
+        f.build_s
+    )
+}
+
+fn value(f: &Found) -> Value {
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "machine": format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
+        "cpu": f.cpu,
+        "features": f.features,
+        "verdict": f.verdict(),
+        "tokens": {"same": f.tokens.0, "of": f.tokens.1},
+        "largest_distance_of_a_logit": f.distance,
+        "decode_tokens_per_s": f.tokens_per_s,
+        "build_s": f.build_s,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_says_what_is_wrong() {
+        let wrong = Found {
+            cpu: "c".into(),
+            features: vec![],
+            build_s: 1.0,
+            tokens: (63, 64),
+            distance: 1e-4,
+            near: 2e-3,
+            tokens_per_s: None,
+        };
+        assert!(line(&wrong).contains("WRONG"));
+    }
+}

@@ -1,0 +1,341 @@
+//! `moec simulate`.
+
+use super::output;
+use moec_base::error::io_error;
+use moec_base::human;
+use moec_base::{Error, Result};
+use moec_bundle::read::Bundle;
+use moec_costs::run::Outcome;
+use moec_costs::timeline::Timeline;
+use moec_device::Device;
+use moec_family::StreamStep;
+use moec_profile::Profile;
+use moec_simulate::assigned::{self, assigned};
+use moec_simulate::bundle::{BUNDLE, Request, Simulated, simulate};
+use moec_simulate::paged::{self, paged};
+use moec_simulate::perfetto;
+use moec_simulate::phone::phone;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+/// Predict latency, energy and processor time of a bundle for a device with a neural processing unit, latency and reads of one
+/// with experts on flash, or steps of one whose memory modules compute
+///
+/// Queues of the processor and of the Neural Engine execute the plan's placement, with the costs of the device
+/// file and the loads of a recorded profile; beside it what Core ML alone, its default scheduling and ANEMLL would
+/// take. Where experts are on flash, the runtime itself decides what is read and kept, with the routing of a
+/// profile, on modelled units: as many queues as the device has units and links. Where memory modules compute, it is the
+/// runtime that assigns experts to units in every step. A phone's bundle whose profile has seen gates that leave zeros decodes by
+/// hot neurons on its neural processing unit and cold ones on its cores, and from flash what memory lacks.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// A bundle for `m2-ultra`, `m2-max`, `snapdragon-8-gen-3` or `snapdragon-8-plus-gen-1`, one with a memory budget, or one for
+    /// `h100-spr-ndp` or `spr-ndp`
+    pub bundle: PathBuf,
+    /// Profile that the loads of the experts are from [default: the mean loads that the bundle remembers], or their routing
+    #[arg(long, value_name = "PROFILE")]
+    pub trace: Option<PathBuf>,
+    /// Write the timelines of all systems as a trace for ui.perfetto.dev
+    #[arg(long, value_name = "FILE.JSON")]
+    pub timeline: Option<PathBuf>,
+    /// Tokens of the prompt, for static graphs rounded up to whole chunks [default: four chunks; one where experts are on flash; none where memory computes]
+    #[arg(long, value_name = "TOKENS")]
+    pub prompt: Option<u32>,
+    /// Tokens decoded behind the prompt [default: none; 64 where experts are on flash, 16 of each sequence where memory computes or neurons are hot and cold]
+    #[arg(long, value_name = "TOKENS")]
+    pub decode: Option<u32>,
+    /// Sequences that are decoded together, where memory computes [default: the bundle's largest batch] or neurons are hot and cold [default: 1]
+    #[arg(long, value_name = "SEQUENCES", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub batch: Option<u32>,
+    /// Bytes that memory has for experts, as `12 GiB`, where neurons are hot and cold [default: what the device leaves a program]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    pub memory: Option<u64>,
+    /// Device, by name or file [default: the bundle's]
+    #[arg(long, value_name = "NAME")]
+    pub target: Option<String>,
+    /// Print one JSON object to stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A size.
+fn bytes(text: &str) -> std::result::Result<u64, String> {
+    human::parse_bytes(text).ok_or_else(|| "a size has a unit, as `12 GiB` or `512 MiB`".to_owned())
+}
+
+/// Simulates.
+///
+/// # Errors
+/// A bundle, a profile or a device that cannot be simulated, a file that cannot be written.
+pub fn run(args: &Args) -> Result<()> {
+    let bundle = Bundle::open(&args.bundle)?;
+    let device = match args.target.as_deref() {
+        None => bundle.device()?,
+        Some(name) => moec_targets::device(name)?,
+    };
+    let profile = args.trace.as_deref().map(Profile::read).transpose()?;
+    let hot = bundle.decisions()?.hot;
+    let by_neurons = !hot.is_empty() && profile.as_ref().is_some_and(|p| !p.neurons.is_empty());
+    if bundle.plan.schedule.as_ref().is_some_and(|s| s.hybrid.is_some()) {
+        return Err(Error::limit("experts that come and go over a graphics processor's frames are not simulated here")
+            .because("`moec simulate` has no model of all three: the processor, the graphics processor and the link")
+            .hint("`run generate --json` says what a run expects of them (`expected_s`); `docs/hybrimoe.md` compares systems on one machine"));
+    }
+    unused(args, bundle.plan.schedule.is_some(), by_neurons)?;
+    let request =
+        Request { device: &device, profile: profile.as_ref(), prompt: args.prompt, decode: args.decode };
+    if let Some(paging) = bundle.plan.paging.as_ref().filter(|_| bundle.plan.placement.is_dynamic()) {
+        if paging.by_neurons() {
+            return Err(Error::limit("neurons that are read from flash one by one are not simulated")
+                .because("which of them a token wakes is not in the bundle")
+                .hint("`docs/neuron-cache.md` has bytes per token; `run bench` measures a bundle"));
+        }
+        return from_flash(&device, &paged(&bundle, paging, &request)?, args);
+    }
+    if let Some(schedule) = &bundle.plan.schedule {
+        return from_modules(&device, &assigned(&bundle, schedule, &request, args.batch)?, args);
+    }
+    if by_neurons {
+        let simulated = phone(&bundle, &hot, &request, args.batch, args.memory)?;
+        if let Some(path) = &args.timeline {
+            write(path, &[(BUNDLE, &simulated.timeline)])?;
+        }
+        let networks = super::packages::hot(&bundle)?;
+        return if args.json {
+            output::json(&super::phone::value(&device, &simulated, networks))
+        } else {
+            output::data(&super::phone::text(&device, &simulated, networks))
+        };
+    }
+    let simulated = simulate(&bundle, &request)?;
+    if let Some(path) = &args.timeline {
+        let timelines: Vec<_> = simulated.outcomes.iter().map(|(name, o)| (*name, &o.timeline)).collect();
+        write(path, &timelines)?;
+    }
+    if args.json {
+        output::json(&one_json(&device, &simulated))
+    } else {
+        output::data(&one_text(&device, &simulated))
+    }
+}
+
+/// Refuses options that say nothing of such a bundle. `assigned`: memory computes; `by_neurons`: neurons are hot and cold.
+fn unused(args: &Args, assigned: bool, by_neurons: bool) -> Result<()> {
+    let neurons = "one whose `decisions.json` has hot neurons, with a `--trace` that counted neurons";
+    let options = [
+        ("--memory", args.memory.is_some(), by_neurons, neurons),
+        (
+            "--batch",
+            args.batch.is_some(),
+            assigned || by_neurons,
+            "one whose memory computes, or with hot neurons and their `--trace`",
+        ),
+        ("--prompt", args.prompt.is_some(), !by_neurons, "one that is not decoded by hot neurons"),
+    ];
+    match options.iter().find(|(_, given, used, _)| *given && !used) {
+        Some((name, _, _, whose)) => {
+            Err(Error::usage(format!("`{name}` says nothing of this bundle"))
+                .hint(format!("it is for {whose}")))
+        }
+        None => Ok(()),
+    }
+}
+
+fn write(path: &Path, timelines: &[(&str, &Timeline)]) -> Result<()> {
+    let text = perfetto::trace(timelines).to_string();
+    std::fs::write(path, text).map_err(|e| io_error("write", path, &e))
+}
+
+/// What a bundle does whose experts are assigned in every step.
+fn from_modules(device: &Device, s: &assigned::Simulated, args: &Args) -> Result<()> {
+    if let Some(path) = &args.timeline {
+        let text = perfetto::assigned(BUNDLE, &s.run).to_string();
+        std::fs::write(path, text).map_err(|e| io_error("write", path, &e))?;
+    }
+    let busy = |queue: usize| -> f64 {
+        s.run.events.iter().filter(|e| e.queue == queue).map(|e| e.end_us - e.begin_us).sum()
+    };
+    let wall = s.run.events.iter().map(|e| e.end_us).fold(0.0, f64::max);
+    let queues: Vec<(&str, f64)> =
+        s.run.queues.iter().enumerate().map(|(i, name)| (&**name, busy(i))).collect();
+    if args.json {
+        let queues: Vec<_> =
+            queues.iter().map(|(name, us)| json!({"queue": name, "busy_s": us * 1e-6})).collect();
+        return output::json(&json!({
+            "device": device.name, "prompt": s.prompt, "decode": s.decode, "batch": s.batch,
+            "recorded_tokens": s.recorded, "model": true, "wall_s": wall * 1e-6,
+            "steps": s.run.steps, "moves": s.run.moves, "predicted": s.run.predicted, "queues": queues,
+            "constants": s.run.constants.iter()
+                .map(|[what, value, source]| json!({"what": what, "value": value, "source": source}))
+                .collect::<Vec<_>>(),
+        }));
+    }
+    let row = |cells: &[&str]| cells.iter().map(|&c| c.to_owned()).collect::<Vec<_>>();
+    let sum = |f: &dyn Fn(&StreamStep) -> f64| s.run.steps.iter().map(f).sum::<f64>();
+    let n = s.run.steps.len().max(1) as f64;
+    let mut steps = vec![row(&["", "all steps", "per step"])];
+    for (name, us) in [
+        ("time", sum(&|s| s.total_us)),
+        ("experts", sum(&|s| s.experts_us)),
+        ("as the scheduler expects", sum(&|s| s.expected_us)),
+    ] {
+        steps.push(row(&[name, &ms(us), &ms(us / n)]));
+    }
+    let mut shares = vec![row(&["queue", "busy", "of the time"])];
+    for (name, us) in queues {
+        shares.push(row(&[name, &ms(us), &format!("{:.1} %", 100.0 * us / wall.max(f64::MIN_POSITIVE))]));
+    }
+    let mut model = vec![row(&["model", "value", "source"])];
+    model.extend(s.run.constants.iter().map(|c| c.to_vec()));
+    output::data(&format!(
+        "{}: {} steps of {} sequences behind a prompt of {} tokens; routing: {} recorded tokens\n\
+         the runtime assigns experts, on modelled units: times are those of a model\n\
+         {} experts moved between steps; of all, {:.1} % were of the class that was predicted\n\n{}\n{}\n{}",
+        device.name,
+        s.decode,
+        s.batch,
+        s.prompt,
+        s.recorded,
+        s.run.moves,
+        100.0 * s.run.predicted,
+        output::table(&steps),
+        output::table(&shares),
+        output::table(&model)
+    ))
+}
+
+/// What a bundle with experts on flash does.
+fn from_flash(device: &Device, s: &paged::Simulated, args: &Args) -> Result<()> {
+    if let Some(path) = &args.timeline {
+        write(path, &[(BUNDLE, &s.timeline)])?;
+    }
+    if args.json { output::json(&flash_json(device, s)) } else { output::data(&flash_text(device, s)) }
+}
+
+fn flash_text(device: &Device, s: &paged::Simulated) -> String {
+    let row = |cells: &[&str]| cells.iter().map(|&c| c.to_owned()).collect::<Vec<_>>();
+    let decoding = s.run.wall.saturating_sub(s.prefill);
+    let mut phases = vec![row(&["", "time", "per token", "waiting for flash"])];
+    for (name, time, tokens, waits) in
+        [("prompt", s.prefill, s.prompt, s.stalled[0]), ("decoding", decoding, s.decode, s.stalled[1])]
+    {
+        let us = time.as_secs_f64() * 1e6;
+        let each = us / f64::from(tokens.max(1));
+        phases.push(row(&[name, &ms(us), &ms(each), &ms(waits.as_secs_f64() * 1e6)]));
+    }
+    let c = s.run.counts;
+    let counts = [
+        ("experts asked for", (c.hits + c.misses).to_string()),
+        ("there, or on their way", c.hits.to_string()),
+        ("read on demand", c.misses.to_string()),
+        ("of these, not kept", c.streamed.to_string()),
+        ("read ahead", c.ahead.to_string()),
+        ("of these, asked for", c.foreseen.to_string()),
+        ("read from flash", human::bytes(s.run.flash.bytes)),
+    ];
+    let counts: Vec<_> = counts.iter().map(|(name, value)| row(&[name, value])).collect();
+    let mut queues = vec![row(&["queue", "busy", "of the time"])];
+    for (queue, us) in busy(s) {
+        let share = 100.0 * us / s.timeline.wall_us.max(f64::MIN_POSITIVE);
+        queues.push(row(&[queue, &ms(us), &format!("{share:.1} %")]));
+    }
+    let mut model = vec![row(&["model", "value", "source"])];
+    model.extend(s.constants.iter().map(|c| row(&[c.what, &c.value, &c.source])));
+    format!(
+        "{}: a prompt of {} tokens in chunks of {}, then {} decoded; routing: {} recorded tokens, none of what routers foresee\n\
+         the runtime decides, on modelled units: times are those of a model\n\n{}\n{}\n{}\n{}",
+        device.name,
+        s.prompt,
+        s.chunk,
+        s.decode,
+        s.recorded,
+        output::table(&phases),
+        output::table(&counts),
+        output::table(&queues),
+        output::table(&model)
+    )
+}
+
+/// Microseconds that each queue works.
+fn busy(s: &paged::Simulated) -> impl Iterator<Item = (&str, f64)> {
+    let computes = s.run.wall.saturating_sub(s.run.stalled).as_secs_f64() * 1e6;
+    let reads = s.run.flash.busy.as_secs_f64() * 1e6;
+    s.timeline.queues.iter().enumerate().map(move |(i, name)| {
+        let us = match i {
+            i if i == s.unit => computes,
+            i if i == s.link => reads,
+            _ => 0.0,
+        };
+        (name.as_str(), us)
+    })
+}
+
+fn flash_json(device: &Device, s: &paged::Simulated) -> Value {
+    let c = s.run.counts;
+    let seconds = |d: std::time::Duration| d.as_secs_f64();
+    json!({
+        "device": device.name, "prompt": s.prompt, "chunk": s.chunk, "decode": s.decode,
+        "recorded_tokens": s.recorded, "model": true,
+        "prefill_s": seconds(s.prefill), "decode_s": seconds(s.run.wall.saturating_sub(s.prefill)),
+        "waiting_s": {"prefill": seconds(s.stalled[0]), "decode": seconds(s.stalled[1])},
+        "experts": {"hits": c.hits, "misses": c.misses, "streamed": c.streamed, "read_ahead": c.ahead,
+                    "foreseen": c.foreseen, "preloaded": c.preloaded},
+        "flash_bytes": s.run.flash.bytes,
+        "queues": busy(s).map(|(name, us)| json!({"queue": name, "busy_s": us * 1e-6})).collect::<Vec<_>>(),
+        "constants": s.constants.iter()
+            .map(|c| json!({"what": c.what, "value": c.value, "source": c.source})).collect::<Vec<_>>(),
+    })
+}
+
+fn one_text(device: &Device, s: &Simulated) -> String {
+    let head = ["system", "latency", "energy per token", "CPU busy", "NPU busy", "latency", "energy", "CPU"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    let first = s.outcomes.first().map(|(_, o)| o);
+    for (name, o) in &s.outcomes {
+        let times = |f: &dyn Fn(&Outcome) -> f64| {
+            first.map_or_else(String::new, |first| format!("{:.2}×", f(o) / f(first).max(f64::MIN_POSITIVE)))
+        };
+        rows.push(vec![
+            (*name).to_owned(),
+            ms(o.timeline.wall_us),
+            format!("{:.4} mJ", o.joules_per_token() * 1e3),
+            ms(o.cpu_us),
+            ms(o.npu_us),
+            times(&|o| o.timeline.wall_us),
+            times(&Outcome::joules_per_token),
+            times(&|o| o.cpu_us),
+        ]);
+    }
+    let decoded = if s.decode == 0 { String::new() } else { format!(", then {} decoded", s.decode) };
+    format!(
+        "{}: a prompt of {} tokens in chunks of {}{decoded}; loads: {}\n\n{}",
+        device.name,
+        s.prompt,
+        s.chunk,
+        s.loads,
+        output::table(&rows)
+    )
+}
+
+fn ms(us: f64) -> String {
+    format!("{:.3} ms", us * 1e-3)
+}
+
+fn one_json(device: &Device, s: &Simulated) -> Value {
+    let system = |(name, o): &(&'static str, Outcome)| {
+        json!({
+            "system": name,
+            "latency_s": o.timeline.wall_us * 1e-6,
+            "energy_j": {"cpu": o.energy.cpu_j, "npu": o.energy.npu_j, "memory": o.energy.memory_j,
+                         "total": o.energy.total_j()},
+            "energy_per_token_j": o.joules_per_token(),
+            "cpu_busy_s": o.cpu_us * 1e-6,
+            "npu_busy_s": o.npu_us * 1e-6,
+            "pairs": o.routed, "dropped": o.dropped, "rows": o.rows, "padding": o.padding,
+        })
+    };
+    json!({
+        "device": device.name, "prompt": s.prompt, "chunk": s.chunk, "decode": s.decode, "loads": s.loads,
+        "systems": s.outcomes.iter().map(system).collect::<Vec<_>>(),
+    })
+}

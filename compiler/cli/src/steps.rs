@@ -1,0 +1,185 @@
+//! `moec steps`: where the time of a call goes.
+#![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
+
+use super::output;
+use moec_base::{Error, Result, interrupt};
+use moec_bundle::read::Bundle;
+use moec_ir::EntryKind;
+use moec_ir::plan::UnitRef;
+use moec_ir::plan::{Builtin, Code, Plan};
+use moec_runtime::{Engine, Options, Program, Row};
+use moec_targets::families;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Time every step of a compiled model
+///
+/// Steps run one by one on all threads, so that their sum is a little more than the time of a call.
+#[derive(Clone, Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("call").args(["prefill", "decode", "little"]))]
+pub struct Args {
+    /// The bundle
+    pub bundle: PathBuf,
+    /// Time a prompt of that many tokens [default: one full chunk]
+    #[arg(long, value_name = "TOKENS")]
+    pub prefill: Option<usize>,
+    /// Time a decoding call with that many sequences
+    #[arg(long, value_name = "SEQUENCES")]
+    pub decode: Option<usize>,
+    /// Time a decoding call with that many sequences and fewer experts
+    #[arg(long, value_name = "SEQUENCES")]
+    pub little: Option<usize>,
+    /// Tokens before those of the call
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    pub context: usize,
+    /// Measurements, of which the medians count
+    #[arg(long, value_name = "R", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub repeat: u32,
+    /// Threads [default: `MOEC_THREADS`, else one per core]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Print one JSON object to stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// One step and its median time.
+struct Timed {
+    op: &'static str,
+    scope: String,
+    kernel: String,
+    time: Duration,
+}
+
+/// Times and prints.
+///
+/// # Errors
+/// The bundle cannot be executed here, or has no entry point that takes the call.
+pub fn run(args: &Args) -> Result<()> {
+    let bundle = Bundle::open(&args.bundle)?;
+    let unit = bundle.unit()?;
+    let program = Program::new(bundle.plan.clone(), &|symbol| unit.resolve(symbol))
+        .map_err(|e| Error::input("the plan does not run here").because(e))?;
+    let (index, rows) = call(&bundle.plan, args)?;
+    let options = Options { threads: args.threads, ..Options::default() };
+    let (folder, host) = (&bundle.folder, &mut |unit: &UnitRef| families::host(&unit.family, &unit.name));
+    let mut engine = Engine::with_units(&program, folder, host, folder, options).map_err(Error::from)?;
+    let mut once = || {
+        interrupt::check()?;
+        let seq_len = rows.iter().map(|r| r.pos + 1).max().unwrap_or(0);
+        engine.time_steps(index, &rows, &[rows.len() - 1], seq_len).map_err(Error::from)
+    };
+    once()?; // a warm-up: pages come from disk
+    let times = (0..args.repeat).map(|_| once()).collect::<Result<Vec<_>>>()?;
+    let steps = join(&bundle, index, &times)?;
+    let call = bundle.plan.entries[index].kind;
+    if args.json {
+        return output::json(&report(call, &rows, args, &steps));
+    }
+    output::data(&output::table(&summary(&steps)))
+}
+
+/// The entry point of a call, and its rows.
+fn call(plan: &Plan, args: &Args) -> Result<(usize, Vec<Row>)> {
+    let (decode, little) = (args.decode.is_some(), args.little.is_some());
+    let of_kind = |k: EntryKind| match k {
+        EntryKind::Prefill(_) => !decode && !little,
+        EntryKind::Decode(_) => decode,
+        EntryKind::Little(_) => little,
+    };
+    let rooms: Vec<(usize, usize)> = plan
+        .entries
+        .iter()
+        .enumerate()
+        .filter(|(_, e)| of_kind(e.kind))
+        .map(|(i, e)| (i, e.kind.rows()))
+        .collect();
+    let largest = rooms.iter().map(|r| r.1).max().unwrap_or(0);
+    let n = args.decode.or(args.little).or(args.prefill).unwrap_or(largest);
+    let fits = rooms.iter().filter(|r| r.1 >= n).min_by_key(|r| r.1);
+    let (index, _) = *fits.filter(|_| n > 0).ok_or_else(|| {
+        Error::usage(format!("the bundle has no entry point for {n} rows"))
+            .hint(format!("the largest of that kind takes {largest}"))
+    })?;
+    let (vocab, apart) = (plan.model.vocab, decode || little);
+    let row = |i: usize| Row {
+        slot: if apart { i as u32 } else { 0 },
+        pos: args.context + if apart { 0 } else { i },
+        // Spread over the vocabulary (Knuth's multiplicative hashing).
+        id: (i as u32 + 1).wrapping_mul(2_654_435_761) % vocab,
+    };
+    Ok((index, (0..n).map(row).collect()))
+}
+
+/// Names of the steps of an entry point, with the medians of their times.
+fn join(bundle: &Bundle, index: usize, times: &[Vec<Duration>]) -> Result<Vec<Timed>> {
+    let module = bundle.graph()?;
+    let (entry, graph) = (&bundle.plan.entries[index], module.entries.get(index));
+    let timed = entry.steps.iter().enumerate().map(|(i, step)| {
+        let mut of_step: Vec<Duration> = times.iter().map(|t| t[i]).collect();
+        of_step.sort_unstable();
+        let node = graph.and_then(|g| g.nodes.get(step.node as usize));
+        let kernel = match &step.code {
+            Code::Kernel(k) => bundle.plan.kernels.get(*k as usize).map(|k| k.symbol.clone()),
+            Code::Builtin(Builtin::Launch { kernel }) => {
+                bundle.plan.launches.get(*kernel as usize).map(|k| k.symbol.clone())
+            }
+            Code::Builtin(b) => {
+                Some(format!("{b:?}").split([' ', '(']).next().unwrap_or_default().to_owned())
+            }
+        };
+        Timed {
+            op: node.map_or("", |n| n.op.name()),
+            scope: node.map(|n| n.scope.to_string()).unwrap_or_default(),
+            kernel: kernel.unwrap_or_default(),
+            time: of_step[of_step.len() / 2],
+        }
+    });
+    Ok(timed.collect())
+}
+
+/// Steps of one operator and kernel, the longest first.
+fn summary(steps: &[Timed]) -> Vec<Vec<String>> {
+    let total: f64 = steps.iter().map(|s| s.time.as_secs_f64()).sum();
+    let mut by_kernel: BTreeMap<(&str, &str), (usize, f64)> = BTreeMap::new();
+    for s in steps {
+        let of = by_kernel.entry((s.op, &s.kernel)).or_default();
+        *of = (of.0 + 1, of.1 + s.time.as_secs_f64());
+    }
+    let mut sorted: Vec<_> = by_kernel.into_iter().collect();
+    sorted.sort_by(|a, b| b.1.1.total_cmp(&a.1.1));
+    let head = ["operator", "steps", "ms", "share", "kernel"].map(str::to_owned).to_vec();
+    let row = |((op, kernel), (n, time)): ((&str, &str), (usize, f64))| {
+        vec![
+            op.to_owned(),
+            n.to_string(),
+            format!("{:.3}", time * 1e3),
+            format!("{:.1} %", 100.0 * time / total.max(1e-12)),
+            kernel.to_owned(),
+        ]
+    };
+    let mut rows = vec![head];
+    rows.extend(sorted.into_iter().map(row));
+    rows.push(vec![
+        "(all)".into(),
+        steps.len().to_string(),
+        format!("{:.3}", total * 1e3),
+        String::new(),
+        String::new(),
+    ]);
+    rows
+}
+
+fn report(call: EntryKind, rows: &[Row], args: &Args, steps: &[Timed]) -> Value {
+    json!({
+        "entry": call.to_string(),
+        "rows": rows.len(),
+        "context": args.context,
+        "seconds": steps.iter().map(|s| s.time.as_secs_f64()).sum::<f64>(),
+        "steps": steps.iter().map(|s| json!({
+            "op": s.op, "scope": s.scope, "kernel": s.kernel, "seconds": s.time.as_secs_f64(),
+        })).collect::<Vec<_>>(),
+    })
+}

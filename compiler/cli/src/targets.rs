@@ -1,0 +1,100 @@
+//! `moec targets`.
+
+use super::output;
+use moec_base::{Error, Result};
+use moec_device::{BUILT_IN, Device};
+use moec_targets::device;
+use moec_targets::families;
+use serde_json::{Value, json};
+
+/// List the targets, or print one as a device file
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// A name, or a path of a device file
+    pub name: Option<String>,
+    /// Print JSON to stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Prints them.
+///
+/// # Errors
+/// No such target, or its file is wrong.
+pub fn run(args: &Args) -> Result<()> {
+    if let Some(name) = &args.name {
+        let device = device(name)?;
+        return if args.json {
+            output::json(&describe(&device)?)
+        } else {
+            output::data(&file(name, &device)?)
+        };
+    }
+    let devices: Vec<Device> = BUILT_IN.iter().map(|(name, _)| device(name)).collect::<Result<_>>()?;
+    if args.json {
+        return output::json(&devices.iter().map(describe).collect::<Result<_>>()?);
+    }
+    let row = |d: &Device| Ok(vec![d.name.clone(), Here::of(d)?.words(d), d.description.clone()]);
+    let rows: Vec<_> = devices.iter().map(row).collect::<Result<_>>()?;
+    output::data(&output::table(&rows))
+}
+
+/// What this machine lacks to run code for a device.
+struct Here<'a> {
+    /// Features of the CPU. Of another architecture all are lacking.
+    features: Vec<&'a str>,
+    /// Units beside the CPU, each with the reason.
+    units: Vec<(&'a str, String)>,
+}
+
+impl<'a> Here<'a> {
+    fn of(device: &'a Device) -> Result<Self> {
+        Ok(Self { features: lacks(device), units: families::absent(device)? })
+    }
+
+    /// Whether this machine runs code for the device without emulation.
+    fn runs(&self, device: &Device) -> bool {
+        device.is_host() && self.features.is_empty() && self.units.is_empty()
+    }
+
+    fn words(&self, device: &Device) -> String {
+        let units: Vec<_> = self.units.iter().map(|(name, _)| format!("`{name}`")).collect();
+        if !device.is_host() {
+            "other machines".into()
+        } else if !self.features.is_empty() {
+            format!("lacks {}", self.features.join(", "))
+        } else if units.is_empty() {
+            "runs here".into()
+        } else {
+            format!("emulated here: no {}", units.join(", "))
+        }
+    }
+}
+
+/// Features that this machine lacks to run code for the device. Of another architecture all are lacking.
+pub(super) fn lacks(device: &Device) -> Vec<&str> {
+    let features: Vec<&str> = device.features.iter().map(String::as_str).collect();
+    moec_runtime::platform::cpu::missing(&features)
+}
+
+/// A device as JSON: the file's keys, and what this machine makes of it.
+fn describe(device: &Device) -> Result<Value> {
+    let mut value = serde_json::to_value(device).unwrap_or_default();
+    if let Value::Object(map) = &mut value {
+        let here = Here::of(device)?;
+        map.insert("runs_here".into(), json!(here.runs(device)));
+        map.insert("lacks".into(), json!(here.features));
+        let unit = |(name, why): &(&str, String)| json!({"name": name, "why": why});
+        map.insert("missing_units".into(), here.units.iter().map(unit).collect());
+    }
+    Ok(value)
+}
+
+/// The text of a device file.
+fn file(name: &str, device: &Device) -> Result<String> {
+    match BUILT_IN.iter().find(|(n, _)| *n == name) {
+        // What was detected is in none of the files.
+        Some((_, text)) if !device.is_native() => Ok((*text).to_owned()),
+        _ => toml::to_string(device).map_err(|e| Error::bug("a device cannot be written").because(e)),
+    }
+}

@@ -1,0 +1,117 @@
+//! The crates that moec is founded on are dependencies of its packages, and each package that has one uses it.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use toml::{Table, Value};
+
+/// The crates, and what each one does here.
+const FOUNDATION: [(&str, &str); 10] = [
+    ("syn", "parses the generated source of `run`"),
+    ("quote", "builds it"),
+    ("proc-macro2", "holds its tokens"),
+    ("egg", "rewrites graphs"),
+    ("serde", "reads and writes device files, manifests and answers"),
+    ("bincode", "encodes plans"),
+    ("inkwell", "compiles kernels with LLVM"),
+    ("safetensors", "reads checkpoints"),
+    ("insta", "compares with snapshots"),
+    ("pyo3", "runs coremltools"),
+];
+
+/// Those that only tests need.
+const OF_TESTS: [&str; 1] = ["insta"];
+
+/// A package of this repository.
+struct Package {
+    folder: PathBuf,
+    manifest: Table,
+}
+
+impl Package {
+    fn new(folder: PathBuf) -> Self {
+        let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap().parse().unwrap();
+        Self { folder, manifest }
+    }
+
+    /// Whether a table of its manifest has this crate.
+    fn has(&self, table: &str, name: &str) -> bool {
+        self.manifest.get(table).and_then(Value::as_table).is_some_and(|t| t.contains_key(name))
+    }
+
+    /// Whether a source of its library or program has a path of this crate; with `tests`, one of its tests or examples.
+    fn uses(&self, name: &str, tests: bool) -> bool {
+        let mut sources = files(&self.folder.join("src"));
+        if tests {
+            sources.extend(["tests", "examples", "benches"].iter().flat_map(|f| files(&self.folder.join(f))));
+            let listed = self.manifest.get("test").and_then(Value::as_array).into_iter().flatten();
+            sources.extend(listed.map(|test| self.folder.join(test["path"].as_str().unwrap())));
+        }
+        let path = format!("{}::", name.replace('-', "_"));
+        sources.iter().filter(|file| file.extension().is_some_and(|e| e == "rs")).any(|file| {
+            let text = fs::read_to_string(file).unwrap();
+            text.lines().filter(|line| !line.trim_start().starts_with("//")).any(|line| has_path(line, &path))
+        })
+    }
+}
+
+/// Whether a path in this line begins so.
+fn has_path(line: &str, path: &str) -> bool {
+    let before = |at: usize| line[..at].chars().next_back();
+    line.match_indices(path)
+        .any(|(at, _)| before(at).is_none_or(|c| !c.is_alphanumeric() && !matches!(c, '_' | ':')))
+}
+
+/// The files in a folder and below it.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let (mut folders, mut files) = (vec![folder.to_owned()], Vec::new());
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten() {
+            let path = entry.unwrap().path();
+            if path.is_dir() { folders.push(path) } else { files.push(path) }
+        }
+    }
+    files
+}
+
+/// The packages of the workspace, and the one that stands outside of it.
+fn packages() -> Vec<Package> {
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    let workspace = Package::new(root.to_owned());
+    let members = workspace.manifest["workspace"]["members"].as_array().unwrap();
+    let members = members.iter().map(|m| m.as_str().unwrap());
+    members.chain(["targets/coreml/helper"]).map(|member| Package::new(root.join(member))).collect()
+}
+
+#[test]
+fn every_founding_crate_is_a_dependency_and_is_used() {
+    let packages = packages();
+    for (name, purpose) in FOUNDATION {
+        let table = if OF_TESTS.contains(&name) { "dev-dependencies" } else { "dependencies" };
+        assert!(
+            packages.iter().any(|p| p.has(table, name)),
+            "no package depends on `{name}`, which {purpose}"
+        );
+        for package in &packages {
+            for (table, tests) in [("dependencies", false), ("dev-dependencies", true)] {
+                assert!(
+                    !package.has(table, name) || package.uses(name, tests),
+                    "`{name}` under [{table}] of `{}` is not used",
+                    package.folder.display()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn core_ml_packages_are_written_with_coremltools() {
+    let helper = packages().into_iter().find(|p| p.has("dependencies", "pyo3")).unwrap();
+    let script = fs::read_to_string(helper.folder.join("src/emit.py")).unwrap();
+    assert!(
+        script.lines().any(|l| l.trim_start().starts_with("import coremltools")),
+        "no `import coremltools`"
+    );
+    let program = fs::read_to_string(helper.folder.join("src/main.rs")).unwrap();
+    assert!(program.contains("include_str!(\"emit.py\")"), "the helper does not contain `emit.py`");
+}

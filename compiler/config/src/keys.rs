@@ -1,0 +1,710 @@
+//! The keys of `model.toml`, one row each.
+
+use super::value::{Value, Wrong};
+use super::{Activations, Config, Home, KvCache, Overflow, Predict, Rounding, Size, Skip, Threshold};
+use moec_base::human;
+use moec_ir::Format;
+use moec_ir::placement::MOST_TIERS;
+use moec_ir::plan::Refine;
+use moec_runtime::offload::cache::Setting;
+use moec_runtime::schedule::hybrid::System;
+use moec_sim::cache::Pin;
+use std::path::PathBuf;
+
+/// Most of the cache that may be pinned, in percent: a policy has the rest.
+const MOST_PINNED: u8 = 90;
+
+/// Most sizes of a graph: each is compiled for the unit on its own.
+const MOST_SIZES: usize = 8;
+/// Range of `sizes`.
+const SIZES: &str = "1..=8";
+
+/// A key.
+pub struct Key {
+    /// Section.
+    pub section: &'static str,
+    /// Name.
+    pub name: &'static str,
+    /// Default, as TOML or in words.
+    pub default: &'static str,
+    /// What it may be.
+    pub range: &'static str,
+    /// What it does. One line each in `model.toml`.
+    pub help: &'static [&'static str],
+    /// Reads a value.
+    pub(super) set: fn(&mut Config, &Value<'_>) -> Result<(), Wrong>,
+}
+
+impl Key {
+    /// `section.name`.
+    pub fn path(&self) -> String {
+        format!("{}.{}", self.section, self.name)
+    }
+}
+
+/// Every key, in the order of the file.
+pub const KEYS: &[Key] = &[
+    Key {
+        section: "model",
+        name: "source",
+        default: "\".\"",
+        range: "a path",
+        help: &[
+            "Folder of the checkpoint (`config.json`, `*.safetensors`), or a GGUF file, seen from this file.",
+        ],
+        set: |c, v| {
+            let path = v.text()?;
+            if path.is_empty() {
+                return Err(Wrong::Range);
+            }
+            c.model.source = match path {
+                "." => super::folder(&c.path).into(),
+                path => super::beside(&c.path, path),
+            };
+            Ok(())
+        },
+    },
+    Key {
+        section: "model",
+        name: "allow_nonfinite",
+        default: "false",
+        range: "true or false",
+        help: &["Whether weights may hold infinities and NaNs. They are refused otherwise."],
+        set: |c, v| v.boolean().map(|b| c.model.allow_nonfinite = b),
+    },
+    Key {
+        section: "shapes",
+        name: "max_context",
+        default: "4096, or the model's own limit if that is shorter",
+        range: "1..=1048576, and at most the model's own limit",
+        help: &[
+            "Longest sequence in tokens, prompt and answer together. The KV cache has this length, but for layers with a",
+            "sliding window: these keep window and chunk (`prefill_chunk`) alone.",
+        ],
+        set: |c, v| v.integer(1..=1 << 20).map(|n| c.shapes.max_context = Some(n)),
+    },
+    Key {
+        section: "shapes",
+        name: "prefill_chunk",
+        default: "256",
+        range: "1..=4096",
+        help: &["Tokens of the prompt per step. Larger is faster on long prompts and takes more memory."],
+        set: |c, v| v.integer(1..=4096).map(|n| c.shapes.prefill_chunk = n),
+    },
+    Key {
+        section: "shapes",
+        name: "decode_batch",
+        default: "[1]",
+        range: "a list of integers in 1..=64, ascending",
+        help: &["Sequences that are decoded together. One graph is compiled for each size."],
+        set: |c, v| {
+            let sizes = v.integers(1..=64)?;
+            if sizes.is_empty() || !sizes.is_sorted_by(|a, b| a < b) {
+                return Err(Wrong::Range);
+            }
+            c.shapes.decode_batch = sizes;
+            Ok(())
+        },
+    },
+    Key {
+        section: "weights",
+        name: "experts",
+        default: "\"bf16\"",
+        range: FORMATS,
+        help: &[
+            "Storage of the routed experts. \"q8h\", \"q4h\" and \"mxfp4\" hold what checkpoints store as Q8_0, Q4_0 and MXFP4,",
+            "codes and scales as they are; whatever is stored otherwise is rounded.",
+        ],
+        set: |c, v| format(v).map(|f| c.weights.experts = f),
+    },
+    Key {
+        section: "weights",
+        name: "attention",
+        default: "\"bf16\"",
+        range: FORMATS,
+        help: &["Storage of attention, dense and shared feed-forward matrices."],
+        set: |c, v| format(v).map(|f| c.weights.attention = f),
+    },
+    Key {
+        section: "weights",
+        name: "embeddings",
+        default: "\"bf16\"",
+        range: TABLE_FORMATS,
+        help: &["Storage of the embedding table and the language-model head."],
+        set: |c, v| table_format(v).map(|f| c.weights.embeddings = f),
+    },
+    Key {
+        section: "weights",
+        name: "activations",
+        default: "\"auto\"",
+        range: "\"auto\", \"f32\", \"bf16\" or \"i8\"",
+        help: &[
+            "Arithmetic of the matrices' inputs: exact, rounded to bf16, or to 8 bits by groups of 32. `auto` takes",
+            "what suits the target and the weights' format and costs less than the weights' own rounding.",
+        ],
+        set: |c, v| Activations::parse(v.text()?).map(|a| c.weights.activations = a).ok_or(Wrong::Range),
+    },
+    Key {
+        section: "weights",
+        name: "rounding",
+        default: "\"feedback\"",
+        range: "\"feedback\" or \"nearest\"",
+        help: &[
+            "How q4 weights are rounded: each number after the errors of those before it were made up for, as the profile",
+            "tells how input channels go together, or each to the nearest code. Without a profile it is the nearest code.",
+        ],
+        set: |c, v| Rounding::parse(v.text()?).map(|r| c.weights.rounding = r).ok_or(Wrong::Range),
+    },
+    Key {
+        section: "weights",
+        name: "size",
+        default: "\"\"",
+        range: "a size such as \"4 GiB\", \"auto\", or \"\" for none",
+        help: &[
+            "Most that all weights may take. Each matrix then gets the format of its class, q8 or q4, as little as that costs",
+            "on the text of `[quality]` or `[calibrate]`. `auto` is the least that `max_perplexity_increase` allows.",
+        ],
+        set: |c, v| {
+            c.weights.size = match v.text()? {
+                "" => Size::Any,
+                "auto" => Size::Auto,
+                text => Size::Most(human::parse_bytes(text).filter(|b| *b > 0).ok_or(Wrong::Range)?),
+            };
+            Ok(())
+        },
+    },
+    Key {
+        section: "memory",
+        name: "kv_cache",
+        default: "\"auto\"",
+        range: "\"auto\", \"bf16\", \"f32\" or \"q8\"",
+        help: &["Storage of the KV cache. `auto` is bf16, or f32 where activations or attention are f32."],
+        set: |c, v| KvCache::parse(v.text()?).map(|k| c.memory.kv_cache = k).ok_or(Wrong::Range),
+    },
+    Key {
+        section: "memory",
+        name: "budget",
+        default: "\"\"",
+        range: "a size such as \"4.5 GiB\" or \"900 MiB\", or \"\" for none",
+        help: &[
+            "Most memory that a run may take, the kernel's page cache included. Experts that do not fit stay on flash",
+            "and are cached. Without it all weights are mapped.",
+        ],
+        set: |c, v| {
+            let text = v.text()?;
+            let bytes = human::parse_bytes(text).filter(|b| *b > 0);
+            c.memory.budget = bytes;
+            if bytes.is_some() || text.is_empty() { Ok(()) } else { Err(Wrong::Range) }
+        },
+    },
+    Key {
+        section: "memory",
+        name: "device_budget",
+        default: "\"\"",
+        range: "a size such as \"4.5 GiB\" or \"900 MiB\", or \"\" for its capacity",
+        help: &[
+            "Most memory that a run may take of the graphics processor's, where `policy` under `[placement]` has experts",
+            "brought there. What nothing else takes of it are frames of one expert each.",
+        ],
+        set: |c, v| {
+            let text = v.text()?;
+            let bytes = human::parse_bytes(text).filter(|b| *b > 0);
+            c.memory.device_budget = bytes;
+            if bytes.is_some() || text.is_empty() { Ok(()) } else { Err(Wrong::Range) }
+        },
+    },
+    Key {
+        section: "memory",
+        name: "policy",
+        default: "\"auto\"",
+        range: "\"auto\" or a policy such as \"lru\" or \"mrs alpha=0.2 depth=2\"",
+        help: &[
+            "Which experts stay in memory. `auto` replays the routing of the profile through all policies and takes",
+            "the one that reads least; without a profile it is `lru`.",
+        ],
+        set: |c, v| {
+            let text = v.text()?;
+            let named = text != "auto";
+            if named && text.parse::<Setting>().is_err() {
+                return Err(Wrong::Range);
+            }
+            c.memory.policy = named.then(|| text.to_owned());
+            Ok(())
+        },
+    },
+    Key {
+        section: "memory",
+        name: "pin",
+        default: "\"auto\"",
+        range: "\"auto\", a share of the cache up to \"90%\", or 0",
+        help: &[
+            "How much of the cache is for experts that never leave it and are read at the start: those that the profile",
+            "used most often. `auto` pins what the replays of the profile say, and nothing where `policy` names one.",
+        ],
+        set: |c, v| {
+            let percent = match v.text() {
+                Ok("auto") => None,
+                Ok(text) => {
+                    let percent = text.strip_suffix('%').and_then(|n| n.trim().parse().ok());
+                    Some(percent.filter(|n| *n <= MOST_PINNED).ok_or(Wrong::Range)?)
+                }
+                Err(_) => Some(v.integer(0..=0).map_err(|w| w.of("a string"))?),
+            };
+            c.memory.pin = percent.map_or(Pin::Auto, Pin::Percent);
+            Ok(())
+        },
+    },
+    Key {
+        section: "memory",
+        name: "prefetch",
+        default: "1",
+        range: "0..=3",
+        help: &[
+            "Layers ahead whose experts are read before they are asked for, while one sequence is decoded.",
+        ],
+        set: |c, v| v.integer(0..=3).map(|n| c.memory.prefetch = n),
+    },
+    Key {
+        section: "memory",
+        name: "threads",
+        default: "0",
+        range: "0..=1024",
+        help: &[
+            "Threads that the budget is for: each has scratch of its own. 0: as many as this machine has cores.",
+        ],
+        set: |c, v| v.integer(0..=1024).map(|n: usize| c.memory.threads = (n > 0).then_some(n)),
+    },
+    Key {
+        section: "calibrate",
+        name: "text",
+        default: "[]",
+        range: "a list of paths",
+        help: &[
+            "Texts to calibrate on, in UTF-8, seen from this file. What they make of the model's activations",
+            "decides how q8 and q4 weights are rounded.",
+        ],
+        set: |c, v| paths(c, v).map(|texts| c.calibrate.text = texts),
+    },
+    Key {
+        section: "calibrate",
+        name: "profile",
+        default: "\"\"",
+        range: "a path, or \"\" for none",
+        help: &[
+            "Profile that `moec calibrate` writes and builds take. Without it, a build reads the texts itself.",
+        ],
+        set: |c, v| {
+            let path = v.text()?;
+            c.calibrate.profile = (!path.is_empty()).then(|| super::beside(&c.path, path));
+            Ok(())
+        },
+    },
+    Key {
+        section: "calibrate",
+        name: "tokens",
+        default: "65536",
+        range: "1..=16777216",
+        help: &["Tokens to read at most, over all texts."],
+        set: |c, v| v.integer(1..=1 << 24).map(|n| c.calibrate.tokens = n),
+    },
+    Key {
+        section: "experts",
+        name: "tiers",
+        default: "6",
+        range: "1..=6",
+        help: &[
+            "Most capacities that the experts of a layer may have, on targets whose graphs are static. More tiers pad less and",
+            "launch more: as many are taken as cost least. Targets with dynamic shapes give every expert the tokens that it",
+            "gets, and heed none of these keys.",
+        ],
+        set: |c, v| v.integer(1..=MOST_TIERS).map(|n| c.experts.tiers = n),
+    },
+    Key {
+        section: "experts",
+        name: "group",
+        default: "\"auto\"",
+        range: "\"auto\" or 1..=1024",
+        help: &[
+            "Experts of one tier that share a static graph. `auto` takes what costs least within the device's limit.",
+        ],
+        set: |c, v| {
+            c.experts.group = match v.text() {
+                Ok("auto") => None,
+                Ok(_) => return Err(Wrong::Range),
+                Err(_) => Some(v.integer(1..=1024).map_err(|w| w.of("\"auto\" or an integer"))?),
+            };
+            Ok(())
+        },
+    },
+    Key {
+        section: "experts",
+        name: "sizes",
+        default: "4",
+        range: SIZES,
+        help: &[
+            "Numbers of rows that a static graph has functions for. They share its weights, and a call takes the smallest that",
+            "holds its tokens: more sizes pad less. 1: always the capacity.",
+        ],
+        set: |c, v| v.integer(1..=MOST_SIZES).map(|n| c.experts.sizes = n),
+    },
+    Key {
+        section: "experts",
+        name: "overflow",
+        default: "\"auto\"",
+        range: "\"auto\", \"prune\" or \"spill\"",
+        help: &[
+            "What happens to tokens past an expert's capacity: `spill`: they run on the CPU, and nothing is lost. `prune`: those",
+            "whose attention output is smallest lose its part. `auto` is `spill`, and `prune` where `max_perplexity_increase`",
+            "says what may be lost.",
+        ],
+        set: |c, v| {
+            c.experts.overflow = match v.text()? {
+                "auto" => None,
+                name => Some(Overflow::parse(name).ok_or(Wrong::Range)?),
+            };
+            Ok(())
+        },
+    },
+    Key {
+        section: "experts",
+        name: "coverage",
+        default: "0.99",
+        range: "a number in 0.5..=1.0",
+        help: &[
+            "Share of the calibration's chunks in which an expert's capacity holds all tokens that chose it. Less pads",
+            "less and overflows more.",
+        ],
+        set: |c, v| v.number(0.5..=1.0).map(|x| c.experts.coverage = x),
+    },
+    Key {
+        section: "experts",
+        name: "skip",
+        default: "\"auto\"",
+        range: "\"auto\", \"on\" or \"off\"",
+        help: &[
+            "Whether decoding skips neurons that an expert's gate makes exactly 0 (ReLU and its kind). Weights then lie neuron by",
+            "neuron, and only those that a token wakes are read whole. `auto`: where the profile has seen enough zeros. No result",
+            "changes but for rounding. Not with experts on other units. With a memory budget up and down of neurons that a token wakes",
+            "are read from flash; `auto`: where less is then read than of whole experts, by what the profile has seen.",
+        ],
+        set: |c, v| Skip::parse(v.text()?).map(|s| c.experts.skip = s).ok_or(Wrong::Range),
+    },
+    Key {
+        section: "experts",
+        name: "predict",
+        default: "\"off\"",
+        range: "\"off\", \"auto\", \"low-rank\" or \"coarse\"",
+        help: &[
+            "What says which neurons a token wakes before their gates are read, where experts lie by neurons in memory: matrices",
+            "of low rank, or gates in four bits, trained on the profile. Whom it misses is left out, so that results change. `auto` is",
+            "what reads least, where that is less than gates or their sketches, and `max_perplexity_increase` allows it.",
+        ],
+        set: |c, v| Predict::parse(v.text()?).map(|p| c.experts.predict = p).ok_or(Wrong::Range),
+    },
+    Key {
+        section: "experts",
+        name: "recall",
+        default: "0.99",
+        range: "a number in 0.5..=1.0",
+        help: &[
+            "Share of the awake neurons that a predictor is to find, on the rows of the profile that it is fitted to.",
+        ],
+        set: |c, v| v.number(0.5..=1.0).map(|x| c.experts.recall = x),
+    },
+    Key {
+        section: "experts",
+        name: "threshold",
+        default: "\"off\"",
+        range: "\"off\", \"auto\", or a share in \"0%\"..=\"95%\"",
+        help: &[
+            "Share of the neurons of experts with SiLU that count as 0, those with the smallest gates (\"50%\"): layer by layer, what",
+            "the profile says is below a threshold. `skip` then skips them. An approximation, whose loss is measured on the text of",
+            "`[quality]` or `[calibrate]`. `auto`: as many as `max_perplexity_increase` allows. Not where graphs are static.",
+        ],
+        set: |c, v| Threshold::parse(v.text()?).map(|t| c.experts.threshold = t).ok_or(Wrong::Range),
+    },
+    Key {
+        section: "decode",
+        name: "big_little",
+        default: "false",
+        range: "true or false",
+        help: &[
+            "Whether to decode tokens with fewer experts first (MoBiLE). One whose largest probability is not above `gamma` is",
+            "decoded again with all of them. One more graph is compiled for each size of `decode_batch`.",
+        ],
+        set: |c, v| v.boolean().map(|b| c.decode.big_little = b),
+    },
+    Key {
+        section: "decode",
+        name: "gamma",
+        default: "0.7",
+        range: "a number in 0.0..=1.0",
+        help: &[
+            "Probability above which a token that was decoded with fewer experts is kept. 0 keeps every token; 1 none, and all",
+            "are as without `big_little`.",
+        ],
+        set: |c, v| v.number(0.0..=1.0).map(|x| c.decode.gamma = x),
+    },
+    Key {
+        section: "decode",
+        name: "little",
+        default: "half of the model's experts per token, rounded up",
+        range: "1..=1024, and fewer than the model's experts per token",
+        help: &["Experts per token of `big_little`'s first try."],
+        set: |c, v| v.integer(1..=1024).map(|n| c.decode.little = Some(n)),
+    },
+    Key {
+        section: "placement",
+        name: "attention",
+        default: "\"auto\"",
+        range: UNITS,
+        help: &[
+            "Where attention, dense feed-forward networks and the head run, on targets with more than one unit. `auto`",
+            "simulates a request of `prompt` and `generate` tokens with attention on either and takes what ends first: the KV",
+            "cache has one home. Dense networks and the head go where a call costs less. What cannot be a graph stays on the",
+            "CPU; the name of a unit refuses such a model by name. What a unit cannot run never goes there. Of a unit that takes",
+            "shapes as they come this is attention alone. Where graphs keep no state (Hexagon), `auto` is the CPU for attention.",
+        ],
+        set: |c, v| {
+            let home = Home::parse(v.text()?).filter(|h| !matches!(h, Home::Share(..)));
+            home.map(|h| c.placement.attention = h).ok_or(Wrong::Range)
+        },
+    },
+    Key {
+        section: "placement",
+        name: "prompt",
+        default: "4096",
+        range: "1..=1048576",
+        help: &[
+            "Tokens of the prompt in a typical request, as far as the context holds them. The default is the long prompt",
+            "that NPUMoE measures.",
+        ],
+        set: |c, v| v.integer(1..=1 << 20).map(|n| c.mix.prompt = n),
+    },
+    Key {
+        section: "placement",
+        name: "generate",
+        default: "8",
+        range: "0..=1048576",
+        help: &[
+            "Tokens generated behind it. The default is the mean of NPUMoE's workloads, long prompts with short answers; chats",
+            "generate hundreds, and every token pays a launch per layer on the NPU.",
+        ],
+        set: |c, v| v.integer(0..=1 << 20).map(|n| c.mix.generate = n),
+    },
+    Key {
+        section: "placement",
+        name: "experts",
+        default: "\"auto\"",
+        range: HOMES,
+        help: &[
+            "Where experts run. `auto` is what costs less under the load that calibration saw. `\"gpu:50%\"` gives a unit with",
+            "shapes as they come that share of the experts of each layer, those that calibration saw most.",
+        ],
+        set: |c, v| Home::parse(v.text()?).map(|h| c.placement.experts = h).ok_or(Wrong::Range),
+    },
+    Key {
+        section: "placement",
+        name: "rest",
+        default: "\"auto\"",
+        range: UNITS,
+        help: &[
+            "Where all else runs, on targets with a unit that takes shapes as they come: embeddings, norms, routers, dense and",
+            "shared networks, sums, the head. `auto` goes with attention where all experts are there, too, and the unit's memory",
+            "holds the model; else it is the CPU. A layer whose experts are divided has its dispatch and its sum on the CPU.",
+        ],
+        set: |c, v| {
+            let home = Home::parse(v.text()?).filter(|h| !matches!(h, Home::Share(..)));
+            home.map(|h| c.placement.rest = h).ok_or(Wrong::Range)
+        },
+    },
+    Key {
+        section: "placement",
+        name: "policy",
+        default: "\"none\"",
+        range: SYSTEMS,
+        help: &[
+            "Who divides experts between the processor and a graphics processor while the model runs, and brings them into its",
+            "memory. With `none` each has a home for good. `moec` searches the best division of every layer, and brings ahead",
+            "what gates foresee; `hybrimoe` does so as the paper has it. The others are what it compares with: `llama.cpp` divides",
+            "layers, `ktransformers` and `fiddler` keep popular experts there, `adapmoe` computes all there (Klotski, too).",
+            "`experts` then names the unit, and a share is that of its frames (`\"gpu:25%\"`).",
+        ],
+        set: |c, v| {
+            let text = v.text()?;
+            c.placement.policy = match text {
+                "none" => None,
+                _ => Some(System::of_key(text).ok_or(Wrong::Range)?),
+            };
+            Ok(())
+        },
+    },
+    Key {
+        section: "placement",
+        name: "hot",
+        default: "\"cpu\"",
+        range: HOT,
+        help: &[
+            "Where the hot neurons of experts whose gates leave zeros are computed while tokens are decoded. A unit with static",
+            "graphs gets networks of them, one for each expert and batch, as calibration saw them; the processor computes the",
+            "others meanwhile, and skips those at 0. Prompts have whole experts.",
+        ],
+        set: |c, v| {
+            let home = Home::parse(v.text()?).filter(|h| matches!(h, Home::Unit(_)));
+            home.map(|h| c.placement.hot = h).ok_or(Wrong::Range)
+        },
+    },
+    Key {
+        section: "placement",
+        name: "cached",
+        default: "\"auto\"",
+        range: "\"auto\", or 0..=4096",
+        help: &[
+            "Experts of each layer that the memory of a graphics processor holds, on targets whose memory modules compute:",
+            "there the runtime assigns experts to units in every step, and brings hot ones ahead; and where `policy` has experts",
+            "brought there, on average over the layers. `auto`: as many as fit.",
+        ],
+        set: |c, v| {
+            c.placement.cached = match v.text() {
+                Ok("auto") => None,
+                Ok(_) => return Err(Wrong::Range),
+                Err(_) => Some(v.integer(0..=4096)?),
+            };
+            Ok(())
+        },
+    },
+    Key {
+        section: "placement",
+        name: "refine",
+        default: "\"full\"",
+        range: "\"full\", \"bottleneck\" or \"none\"",
+        help: &[
+            "How that assignment is refined. `none`: every expert goes where it costs least. `bottleneck` (TriMoE, §4.2) moves",
+            "the costliest expert of the busiest unit, as long as that helps; `full` goes on where that stalls.",
+        ],
+        set: |c, v| {
+            let text = v.text()?;
+            let found = Refine::ALL.into_iter().find(|r| r.name() == text);
+            found.map(|r| c.placement.refine = r).ok_or(Wrong::Range)
+        },
+    },
+    Key {
+        section: "placement",
+        name: "moves",
+        default: "true",
+        range: "true or false",
+        help: &[
+            "Whether experts change their places between steps there: into the graphics processor's memory, from one module to",
+            "another, over all modules (TriMoE, §4.3).",
+        ],
+        set: |c, v| v.boolean().map(|on| c.placement.moves = on),
+    },
+    Key {
+        section: "quality",
+        name: "max_perplexity_increase",
+        default: "\"none\"",
+        range: "\"none\", or a share in \"0%\"..=\"100%\"",
+        help: &[
+            "Most by which the perplexity of held-out text may rise (\"1%\"). The compiler then chooses the capacities",
+            "itself, and `coverage` says nothing. Targets with dynamic shapes lose nothing by capacities; there it bounds what",
+            "`size` under `[weights]` and `threshold` under `[experts]` may cost.",
+        ],
+        set: |c, v| {
+            let text = v.text()?;
+            let share = |t: &str| -> Option<f64> {
+                t.strip_suffix('%')?.trim().parse().ok().filter(|x| (0.0..=100.0).contains(x))
+            };
+            c.quality.max_perplexity_increase = match text {
+                "none" => None,
+                text => Some(share(text).ok_or(Wrong::Range)? / 100.0),
+            };
+            Ok(())
+        },
+    },
+    Key {
+        section: "quality",
+        name: "text",
+        default: "[]",
+        range: "a list of paths",
+        help: &[
+            "Texts that the loss is measured on, in UTF-8, seen from this file: best some that calibration has not read.",
+            "Without any, those of `[calibrate]`.",
+        ],
+        set: |c, v| paths(c, v).map(|texts| c.quality.text = texts),
+    },
+];
+
+/// A list of paths, seen from the file's folder.
+fn paths(c: &Config, v: &Value<'_>) -> Result<Vec<PathBuf>, Wrong> {
+    let texts = v.texts()?;
+    if texts.iter().any(|t| t.is_empty()) {
+        return Err(Wrong::Range);
+    }
+    Ok(texts.into_iter().map(|t| super::beside(&c.path, t)).collect())
+}
+
+/// Range of `placement.attention` and `placement.rest`.
+const UNITS: &str = "\"auto\", or the name or kind of a unit of the target (\"cpu\", \"npu\")";
+/// Range of `placement.hot`.
+const HOT: &str = "the name or kind of a unit of the target (\"cpu\", \"npu\")";
+/// Range of `placement.policy`; a test holds it against the runtime's table.
+const SYSTEMS: &str =
+    "\"none\", \"llama.cpp\", \"adapmoe\", \"fiddler\", \"ktransformers\", \"hybrimoe\" or \"moec\"";
+/// Range of `placement.experts`.
+const HOMES: &str = "\"auto\", the name or kind of a unit of the target (\"cpu\", \"npu\"), or one with a share (\"gpu:50%\")";
+
+/// Range of the storage keys of matrices; a test holds it against [`Format::ALL`].
+const FORMATS: &str =
+    "\"f32\", \"bf16\", \"f16\", \"q8\", \"q4\", \"q8h\", \"q4h\", \"mxfp4\", \"q4o\" or \"q4c\"";
+/// Range of the storage of tables that are read by rows.
+const TABLE_FORMATS: &str = "\"f32\", \"bf16\", \"f16\", \"q8\", \"q4\", \"q8h\", \"q4h\" or \"mxfp4\"";
+
+fn format(v: &Value<'_>) -> Result<Format, Wrong> {
+    Format::parse(v.text()?).ok_or(Wrong::Range)
+}
+
+/// The format of a table: formats with a scale for each output channel are of matrices in panels alone.
+fn table_format(v: &Value<'_>) -> Result<Format, Wrong> {
+    match format(v)? {
+        format if format.is_by_channel() => Err(Wrong::Unsupported),
+        format => Ok(format),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Activations, KvCache};
+
+    fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
+        let names: Vec<_> = names.map(|n| format!("\"{n}\"")).collect();
+        let (last, others) = names.split_last().expect("there are names");
+        format!("{} or {last}", others.join(", "))
+    }
+
+    #[test]
+    fn the_range_of_the_storage_keys_lists_every_format() {
+        let all = || moec_ir::Format::ALL.iter();
+        assert_eq!(super::FORMATS, listed(all().map(|f| f.name())));
+        assert_eq!(super::TABLE_FORMATS, listed(all().filter(|f| !f.is_by_channel()).map(|f| f.name())));
+    }
+
+    #[test]
+    fn the_range_of_policies_lists_every_system() {
+        let names: Vec<String> = ["none".to_owned()]
+            .into_iter()
+            .chain(
+                moec_runtime::schedule::hybrid::SYSTEMS
+                    .iter()
+                    .map(moec_runtime::schedule::hybrid::System::key),
+            )
+            .collect();
+        assert_eq!(super::SYSTEMS, listed(names.iter().map(String::as_str)));
+    }
+
+    #[test]
+    fn the_ranges_of_names_list_every_one() {
+        let range = |name: &str| super::KEYS.iter().find(|k| k.name == name).expect("a key").range;
+        assert_eq!(range("activations"), listed(Activations::ALL.iter().map(|a| a.name())));
+        assert_eq!(range("kv_cache"), listed(KvCache::ALL.iter().map(|k| k.name())));
+    }
+}

@@ -1,0 +1,187 @@
+//! The `model.toml` that `moec init` writes: every key with what it does and the model's own figures.
+#![expect(clippy::cast_possible_truncation, reason = "an estimate in bytes")]
+
+use super::{Activations, DEFAULT_MAX_CONTEXT, KEYS, Rounding, Size, Weights};
+use moec_base::human;
+use moec_ir::types::GROUP;
+use moec_ir::{Format, WeightClass};
+use std::fmt::Write as _;
+use std::path::Path;
+
+/// What the comments say of the model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// Family (`qwen3_moe`).
+    pub family: String,
+    /// Parameters in all.
+    pub parameters: u64,
+    /// Parameters that one token uses.
+    pub active_parameters: u64,
+    /// Layers.
+    pub layers: usize,
+    /// Layers with routed experts.
+    pub moe_layers: usize,
+    /// Routed experts per such layer.
+    pub experts: usize,
+    /// Experts per token.
+    pub experts_per_token: usize,
+    /// Longest sequence that the model was made for.
+    pub max_context: usize,
+    /// Of each layer with attention the numbers of KV cache per token and sequence, and its window.
+    pub kv: Vec<(u64, Option<usize>)>,
+    /// Parameters by class.
+    pub by_class: Vec<(WeightClass, u64)>,
+    /// The format that holds all matrices of a class as the checkpoint stores them, where there is one.
+    pub stored: Vec<(WeightClass, Format)>,
+    /// Whether the embedding table serves as head, too. A bundle then stores it twice, in the order of
+    /// either use.
+    pub tied_embeddings: bool,
+}
+
+impl Facts {
+    /// The format that takes codes and scales of a class over, if the checkpoint has such.
+    fn taken(&self, class: WeightClass) -> Option<Format> {
+        let of = self.stored.iter().find(|(c, _)| *c == class);
+        of.map(|(_, format)| *format).filter(|format| format.is_published())
+    }
+
+    /// Parameters of a class.
+    fn of(&self, class: WeightClass) -> u64 {
+        self.by_class.iter().filter(|(c, _)| *c == class).map(|(_, n)| n).sum()
+    }
+
+    /// Bytes of KV cache per token and sequence, in a format.
+    pub fn kv_bytes_per_token(&self, format: Format) -> u64 {
+        self.kv.iter().map(|&(numbers, _)| of_numbers(format, numbers)).sum()
+    }
+
+    /// Bytes of KV cache of a sequence, in a format. `kept`: rows of a layer with such a window.
+    pub fn kv_bytes(&self, format: Format, kept: impl Fn(Option<usize>) -> usize) -> u64 {
+        let of_layer =
+            |&(numbers, window): &(u64, Option<usize>)| of_numbers(format, numbers) * kept(window) as u64;
+        self.kv.iter().map(of_layer).sum()
+    }
+
+    /// About how many bytes the weights of a bundle take.
+    pub fn bundle_bytes(&self, weights: &Weights) -> u64 {
+        let bytes = |&(class, n): &(WeightClass, u64)| {
+            let copies = if class == WeightClass::Embeddings && self.tied_embeddings { 2 } else { 1 };
+            ((copies * n) as f64 * weights.format(class).bits() / 8.0) as u64
+        };
+        self.by_class.iter().map(bytes).sum()
+    }
+}
+
+/// Bytes of numbers of a KV cache. Formats are counted by groups, which no head of a model cuts.
+fn of_numbers(format: Format, numbers: u64) -> u64 {
+    format.bytes(GROUP) as u64 * numbers / GROUP as u64
+}
+
+/// Sequences that are decoded together: a server has several clients.
+const BATCHES: &str = "[1, 2, 4]";
+
+/// The text of a `model.toml` for the checkpoint in `source`, a path seen from the file's folder. It builds
+/// as it stands and says nothing but defaults, sizes for several clients, and the formats that hold what the checkpoint stores in
+/// codes.
+pub fn template(source: &Path, facts: &Facts) -> String {
+    let mut out = String::new();
+    let all = if WeightClass::ALL.into_iter().any(|class| facts.taken(class).is_some()) {
+        "Keys below stand at their defaults and may be left out, but for `decode_batch`, and formats of weights that are taken over."
+    } else {
+        "Keys below stand at their defaults and may be left out, but for `decode_batch`."
+    };
+    let _ = writeln!(
+        out,
+        "# {}: {} parameters, {} used per token; {} layers, {} of them with {} experts, {} per token.\n#\n\
+         # What moec is to build from this checkpoint:\n\
+         #     moec build model.toml\n\
+         # {all}",
+        comment(&facts.family),
+        human::count(facts.parameters),
+        human::count(facts.active_parameters),
+        facts.layers,
+        facts.moe_layers,
+        facts.experts,
+        facts.experts_per_token,
+    );
+    let mut section = "";
+    for key in KEYS {
+        if key.section != section {
+            section = key.section;
+            let _ = write!(out, "\n[{section}]\n");
+            if section == "weights" {
+                let _ = writeln!(out, "# About the size of a bundle: {}.", sizes(facts));
+            }
+        }
+        for line in key.help {
+            let _ = writeln!(out, "# {line}");
+        }
+        for line in figures(key.section, key.name, facts) {
+            let _ = writeln!(out, "# {line}");
+        }
+        let value = match (section, key.name) {
+            ("model", "source") => toml::Value::from(source.to_string_lossy().as_ref()).to_string(),
+            ("shapes", "max_context") => facts.max_context.min(DEFAULT_MAX_CONTEXT).to_string(),
+            ("shapes", "decode_batch") => BATCHES.to_owned(),
+            ("decode", "little") => facts.experts_per_token.div_ceil(2).max(1).to_string(),
+            ("weights", name) => match class(name).and_then(|class| facts.taken(class)) {
+                Some(format) => format!("\"{format}\""),
+                None => key.default.to_owned(),
+            },
+            _ => key.default.to_owned(),
+        };
+        let _ = writeln!(out, "{} = {value}  # {}", key.name, key.range);
+    }
+    out
+}
+
+/// The class whose storage a key of `[weights]` sets.
+fn class(key: &str) -> Option<WeightClass> {
+    WeightClass::ALL.into_iter().find(|class| class.name() == key && *class != WeightClass::Exact)
+}
+
+/// Lines with the model's own figures for a key.
+fn figures(section: &str, key: &str, facts: &Facts) -> Vec<String> {
+    let parameters = |class| {
+        let n = facts.of(class);
+        let share = 100.0 * n as f64 / facts.parameters.max(1) as f64;
+        let mut lines = vec![format!("{} parameters, {share:.0}% of the model.", human::count(n))];
+        lines.extend(facts.taken(class).map(|format| {
+            format!("\"{format}\" holds all of them as the checkpoint stores them; the default is \"bf16\".")
+        }));
+        lines
+    };
+    match (section, key) {
+        ("shapes", "max_context") => vec![
+            format!("The model was made for {} tokens at most.", facts.max_context),
+            format!(
+                "The cache takes {} per token and sequence in bf16.",
+                human::bytes(facts.kv_bytes_per_token(Format::Bf16))
+            ),
+        ],
+        ("shapes", "decode_batch") => vec![
+            "`run serve` answers as many at a time as the largest of them. Without this key one alone."
+                .to_owned(),
+        ],
+        ("weights", key) => class(key).map(parameters).unwrap_or_default(),
+        _ => Vec::new(),
+    }
+}
+
+/// `f32 24.0 MiB, bf16 12.0 MiB, …`: about the size of a bundle that stores everything in one format, where all of it can be.
+pub fn sizes(facts: &Facts) -> String {
+    let size = |format| {
+        let (activations, rounding) = (Activations::Auto, Rounding::Feedback);
+        let size = Size::Any;
+        let weights =
+            Weights { experts: format, attention: format, embeddings: format, activations, rounding, size };
+        format!("{format} {}", human::bytes(facts.bundle_bytes(&weights)))
+    };
+    let whole = Format::ALL.into_iter().filter(|format| !format.is_by_channel());
+    whole.map(size).collect::<Vec<_>>().join(", ")
+}
+
+/// A name that can stand in a comment: what would end the line is dropped.
+fn comment(s: &str) -> String {
+    s.chars().filter(|c| !c.is_control()).collect()
+}

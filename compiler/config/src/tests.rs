@@ -1,0 +1,355 @@
+//! What a `model.toml` may say, and how a wrong one is refused.
+
+use super::*;
+use proptest::prelude::*;
+
+fn parse(text: &str) -> Result<Config> {
+    Config::parse(text, Path::new("dir/model.toml"))
+}
+
+/// The error of a text as `message | hint`.
+fn error(text: &str) -> String {
+    let e = parse(text).expect_err("the text is wrong");
+    format!("{e} | {}", e.hint.as_deref().unwrap_or_default())
+}
+
+fn facts() -> Facts {
+    Facts {
+        family: "qwen3_moe".into(),
+        parameters: 6_133_000,
+        active_parameters: 1_700_000,
+        layers: 4,
+        moe_layers: 4,
+        experts: 24,
+        experts_per_token: 4,
+        max_context: 2048,
+        kv: vec![(512, None)],
+        by_class: vec![
+            (WeightClass::Experts, 5_308_416),
+            (WeightClass::Attention, 393_216),
+            (WeightClass::Embeddings, 393_216),
+            (WeightClass::Exact, 38_152),
+        ],
+        stored: vec![(WeightClass::Experts, Format::Bf16), (WeightClass::Attention, Format::F32)],
+        tied_embeddings: true,
+    }
+}
+
+#[test]
+fn an_empty_file_is_the_defaults() {
+    let c = parse("").unwrap();
+    assert_eq!(c, Config::defaults(Path::new("dir/model.toml")));
+    assert_eq!(c.model.source, Path::new("dir"));
+    assert_eq!(Config::parse("", Path::new("model.toml")).unwrap().model.source, Path::new("."));
+}
+
+#[test]
+fn every_default_is_what_its_row_says() {
+    for key in KEYS {
+        let text = format!("[{}]\n{} = {}", key.section, key.name, key.default);
+        match parse(&text) {
+            Ok(c) => assert_eq!(c, parse("").unwrap(), "`{}`", key.path()),
+            // The model decides.
+            Err(e) => assert!(["max_context", "little"].contains(&key.name), "{e}"),
+        }
+    }
+}
+
+#[test]
+fn every_key_is_read() {
+    let c = parse(
+        "[model]\nsource = \"../hf\"\nallow_nonfinite = true\n\
+         [shapes]\nmax_context = 1_024\nprefill_chunk = 0x40\ndecode_batch = [1, 2, 4]\n\
+         [weights]\nexperts = \"f16\"\nattention = \"f32\"\nembeddings = \"q4\"\nactivations = \"i8\"\n\
+         rounding = \"nearest\"\nsize = \"3 GiB\"\n\
+         [memory]\nkv_cache = \"q8\"\n\
+         [experts]\ntiers = 2\ngroup = 8\nsizes = 2\noverflow = \"spill\"\ncoverage = 1\nskip = \"on\"\n\
+         predict = \"coarse\"\nrecall = 0.9\nthreshold = \"12.5%\"\n\
+         [decode]\nbig_little = true\ngamma = 1\nlittle = 3\n\
+         [placement]\nattention = \"cpu\"\nexperts = \"npu\"\nhot = \"npu\"\nprompt = 512\ngenerate = 128\n\
+         [quality]\nmax_perplexity_increase = \"0.1%\"\ntext = [\"held-out.txt\"]\n",
+    )
+    .unwrap();
+    assert_eq!(c.model.source, Path::new("dir/../hf"));
+    assert!(c.model.allow_nonfinite);
+    assert_eq!(
+        c.shapes,
+        ShapesKeys { max_context: Some(1024), prefill_chunk: 64, decode_batch: vec![1, 2, 4] }
+    );
+    assert_eq!(
+        c.weights,
+        Weights {
+            experts: Format::F16,
+            attention: Format::F32,
+            embeddings: Format::Q4,
+            activations: Activations::I8,
+            rounding: Rounding::Nearest,
+            size: Size::Most(3 << 30),
+        }
+    );
+    assert_eq!(c.memory.kv_cache, KvCache::Q8);
+    assert_eq!(
+        c.experts,
+        ExpertsConfig {
+            tiers: 2,
+            group: Some(8),
+            sizes: 2,
+            overflow: Some(Overflow::Spill),
+            coverage: 1.0,
+            skip: Skip::On,
+            predict: Predict::Coarse,
+            recall: 0.9,
+            threshold: Threshold::Share(0.125),
+        }
+    );
+    assert_eq!(c.decode, Decoding { big_little: true, gamma: 1.0, little: Some(3) });
+    assert_eq!(c.mix, Mix { prompt: 512, generate: 128 });
+    let [cpu, npu] = ["cpu", "npu"].map(|unit| Home::Unit(unit.into()));
+    let homes = Homes { attention: cpu, experts: npu.clone(), hot: npu, ..Homes::defaults() };
+    assert_eq!(c.placement, homes);
+    let text = vec!["dir/held-out.txt".into()];
+    assert_eq!(c.quality, Quality { max_perplexity_increase: Some(0.001), text });
+    assert_eq!(c.weights.format(WeightClass::Exact), Format::F32);
+}
+
+#[test]
+fn shapes_follow_the_models_own_limit() {
+    let short = parse("").unwrap().shapes_for(128).unwrap();
+    assert_eq!(short, Shapes { max_context: 128, prefill_chunk: 128, decode_batch: vec![1] });
+    assert_eq!(parse("").unwrap().shapes_for(131_072).unwrap().max_context, 4096);
+    let e = parse("[shapes]\nmax_context = 4097").unwrap().shapes_for(4096).expect_err("too long");
+    assert_eq!(e.message, "`dir/model.toml`: `shapes.max_context` is 4097, but the model ends at 4096");
+}
+
+#[test]
+fn the_little_model_has_fewer_experts() {
+    let of = |text: &str, experts| {
+        let little = parse(&format!("[decode]\n{text}")).unwrap().little(experts);
+        little.map_err(|e| format!("{e} | {}", e.hint.as_deref().unwrap_or_default()))
+    };
+    assert_eq!(of("", Some(8)), Ok(None));
+    assert_eq!(of("little = 9", Some(8)), Ok(None), "nobody asked for it");
+    let on = "big_little = true\n";
+    for (experts, half) in [(2, 1), (3, 2), (4, 2), (6, 3), (8, 4)] {
+        assert_eq!(of(on, Some(experts)), Ok(Some(half)));
+    }
+    assert_eq!(of(&format!("{on}little = 7"), Some(8)), Ok(Some(7)));
+    for (text, experts, expected) in [
+        (
+            "little = 8",
+            Some(8),
+            "`dir/model.toml`: `decode.little` is 8, but the model takes 8 experts per token | set it to 7 or less; 4 is the default",
+        ),
+        (
+            "",
+            Some(1),
+            "`dir/model.toml`: `decode.big_little` is true, but the model takes one expert per token: there is nothing less | set `big_little = false` under `[decode]`",
+        ),
+        (
+            "",
+            None,
+            "`dir/model.toml`: `decode.big_little` is true, but the model has no experts to leave out | set `big_little = false` under `[decode]`",
+        ),
+    ] {
+        assert_eq!(of(&format!("{on}{text}"), experts), Err(expected.to_owned()));
+    }
+}
+
+#[test]
+fn wrong_files_are_refused_by_line_and_key() {
+    for (text, expected) in [
+        (
+            "[shapes]\nmax_contxt = 1",
+            "`dir/model.toml:2:1`: unknown key `shapes.max_contxt` | did you mean `max_context`?",
+        ),
+        (
+            "[shapes]\nfish = 1",
+            "`dir/model.toml:2:1`: unknown key `shapes.fish` | the keys of `[shapes]` are `max_context`, `prefill_chunk`, `decode_batch`",
+        ),
+        (
+            "[model]\nmax_context = 1",
+            "`dir/model.toml:2:1`: unknown key `model.max_context` | `max_context` belongs under `[shapes]`",
+        ),
+        ("[shape]\n", "`dir/model.toml:1:2`: unknown section `[shape]` | did you mean `[shapes]`?"),
+        (
+            "source = \".\"",
+            "`dir/model.toml:1:1`: `source` stands outside of its section | put it under `[model]`",
+        ),
+        (
+            "model = 3",
+            "`dir/model.toml:1:1`: `model` is an integer, expected a section | write `[model]` on a line of its own and its keys below it",
+        ),
+        ("\n[qualty]\n", "`dir/model.toml:2:2`: unknown section `[qualty]` | did you mean `[quality]`?"),
+        ("[experts]\ntier = 3", "`dir/model.toml:2:1`: unknown key `experts.tier` | did you mean `tiers`?"),
+        (
+            "[experts]\ntiers = 7",
+            "`dir/model.toml:2:9`: `experts.tiers` is `7`, expected 1..=6 | the default is 6",
+        ),
+        (
+            "[experts]\ngroup = \"all\"",
+            "`dir/model.toml:2:9`: `experts.group` is `\"all\"`, expected \"auto\" or 1..=1024 | the default is \"auto\"",
+        ),
+        (
+            "[experts]\ngroup = 1.5",
+            "`dir/model.toml:2:9`: `experts.group` is a float, expected \"auto\" or an integer | it may be \"auto\" or 1..=1024; the default is \"auto\"",
+        ),
+        (
+            "[experts]\noverflow = \"drop\"",
+            "`dir/model.toml:2:12`: `experts.overflow` is `\"drop\"`, expected \"auto\", \"prune\" or \"spill\" | the default is \"auto\"",
+        ),
+        (
+            "[experts]\nthreshold = \"96%\"",
+            "`dir/model.toml:2:13`: `experts.threshold` is `\"96%\"`, expected \"off\", \"auto\", or a share in \"0%\"..=\"95%\" | the default is \"off\"",
+        ),
+        (
+            "[experts]\ncoverage = 0.4",
+            "`dir/model.toml:2:12`: `experts.coverage` is `0.4`, expected a number in 0.5..=1.0 | the default is 0.99",
+        ),
+        (
+            "[experts]\ncoverage = \"95%\"",
+            "`dir/model.toml:2:12`: `experts.coverage` is a string, expected a number | it may be a number in 0.5..=1.0; the default is 0.99",
+        ),
+        (
+            "[decode]\ngamma = 1.5",
+            "`dir/model.toml:2:9`: `decode.gamma` is `1.5`, expected a number in 0.0..=1.0 | the default is 0.7",
+        ),
+        (
+            "[decode]\ngamma = nan",
+            "`dir/model.toml:2:9`: `decode.gamma` is `nan`, expected a number in 0.0..=1.0 | the default is 0.7",
+        ),
+        (
+            "[decode]\nlittle = 0",
+            "`dir/model.toml:2:10`: `decode.little` is `0`, expected 1..=1024, and fewer than the model's experts per token | the default is half of the model's experts per token, rounded up",
+        ),
+        (
+            "[decode]\nbig_litle = true",
+            "`dir/model.toml:2:1`: unknown key `decode.big_litle` | did you mean `big_little`?",
+        ),
+        (
+            "[decode]\nbig_little = 1",
+            "`dir/model.toml:2:14`: `decode.big_little` is an integer, expected true or false | it may be true or false; the default is false",
+        ),
+        (
+            "[placement]\nattention = \"npu:50%\"",
+            "`dir/model.toml:2:13`: `placement.attention` is `\"npu:50%\"`, expected \"auto\", or the name or kind of a unit of the target (\"cpu\", \"npu\") | the default is \"auto\"",
+        ),
+        (
+            "[placement]\nexperts = \"gpu:0%\"",
+            "`dir/model.toml:2:11`: `placement.experts` is `\"gpu:0%\"`, expected \"auto\", the name or kind of a unit of the target (\"cpu\", \"npu\"), or one with a share (\"gpu:50%\") | the default is \"auto\"",
+        ),
+        (
+            "[quality]\nmax_perplexity_increase = \"101%\"",
+            "`dir/model.toml:2:27`: `quality.max_perplexity_increase` is `\"101%\"`, expected \"none\", or a share in \"0%\"..=\"100%\" | the default is \"none\"",
+        ),
+        (
+            "[shapes]\nprefill_chunk = 0",
+            "`dir/model.toml:2:17`: `shapes.prefill_chunk` is `0`, expected 1..=4096 | the default is 256",
+        ),
+        (
+            "[shapes]\nprefill_chunk = -1",
+            "`dir/model.toml:2:17`: `shapes.prefill_chunk` is `-1`, expected 1..=4096 | the default is 256",
+        ),
+        (
+            "[shapes]\nprefill_chunk = \"8\"",
+            "`dir/model.toml:2:17`: `shapes.prefill_chunk` is a string, expected an integer | it may be 1..=4096; the default is 256",
+        ),
+        (
+            "[shapes]\ndecode_batch = [2, 1]",
+            "`dir/model.toml:2:16`: `shapes.decode_batch` is `[2, 1]`, expected a list of integers in 1..=64, ascending | the default is [1]",
+        ),
+        (
+            "[shapes]\ndecode_batch = [1, 1]",
+            "`dir/model.toml:2:16`: `shapes.decode_batch` is `[1, 1]`, expected a list of integers in 1..=64, ascending | the default is [1]",
+        ),
+        (
+            "[shapes]\ndecode_batch = []",
+            "`dir/model.toml:2:16`: `shapes.decode_batch` is `[]`, expected a list of integers in 1..=64, ascending | the default is [1]",
+        ),
+        (
+            "[shapes]\ndecode_batch = [1, 65]",
+            "`dir/model.toml:2:16`: `shapes.decode_batch` is `[1, 65]`, expected a list of integers in 1..=64, ascending | the default is [1]",
+        ),
+        (
+            "[shapes]\ndecode_batch = [1.5]",
+            "`dir/model.toml:2:16`: `shapes.decode_batch` is a list, expected a list of integers | it may be a list of integers in 1..=64, ascending; the default is [1]",
+        ),
+        (
+            "[weights]\nembeddings = \"q4o\"",
+            "`dir/model.toml:2:14`: `weights.embeddings` is `\"q4o\"`, which this version does not support | it may be \"f32\", \"bf16\", \"f16\", \"q8\", \"q4\", \"q8h\", \"q4h\" or \"mxfp4\"",
+        ),
+        (
+            "[weights]\nexperts = \"int4\"",
+            "`dir/model.toml:2:11`: `weights.experts` is `\"int4\"`, expected \"f32\", \"bf16\", \"f16\", \"q8\", \"q4\", \"q8h\", \"q4h\", \"mxfp4\", \"q4o\" or \"q4c\" | the default is \"bf16\"",
+        ),
+        (
+            "[weights]\nactivations = \"f16\"",
+            "`dir/model.toml:2:15`: `weights.activations` is `\"f16\"`, expected \"auto\", \"f32\", \"bf16\" or \"i8\" | the default is \"auto\"",
+        ),
+        (
+            "[memory]\nkv_cache = \"q4\"",
+            "`dir/model.toml:2:12`: `memory.kv_cache` is `\"q4\"`, expected \"auto\", \"bf16\", \"f32\" or \"q8\" | the default is \"auto\"",
+        ),
+        (
+            "[model]\nsource = \"\"",
+            "`dir/model.toml:2:10`: `model.source` is `\"\"`, expected a path | the default is \".\"",
+        ),
+        (
+            "[model]\nsource = \".\"\nsource = \".\"",
+            "`dir/model.toml:3:1`: duplicate key | the file is TOML: `key = value` under `[section]`",
+        ),
+    ] {
+        assert_eq!(error(text), expected);
+    }
+}
+
+#[test]
+fn whose_fault_it_is() {
+    use moec_base::Fault;
+    assert_eq!(parse("[weights]\nembeddings = \"q4o\"").expect_err("not of tables").fault, Fault::Limit);
+    assert_eq!(parse("[weights]\nexperts = \"f64\"").expect_err("never").fault, Fault::Input);
+}
+
+#[test]
+fn the_template_says_the_defaults() {
+    let text = template(Path::new("."), &facts());
+    let read = parse(&text).unwrap();
+    let mut plain = parse("[shapes]\ndecode_batch = [1, 2, 4]").unwrap();
+    assert_eq!(read.shapes_for(2048).unwrap(), plain.shapes_for(2048).unwrap());
+    assert_eq!(read.decode.little, Some(2));
+    plain.shapes.max_context = read.shapes.max_context;
+    plain.decode.little = read.decode.little;
+    assert_eq!(read, plain);
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn the_template_takes_over_what_is_stored_in_codes() {
+    let stored = vec![(WeightClass::Experts, Format::Mxfp4), (WeightClass::Embeddings, Format::Q8h)];
+    let text = template(Path::new("."), &Facts { stored, ..facts() });
+    let read = parse(&text).unwrap().weights;
+    assert_eq!((read.experts, read.attention, read.embeddings), (Format::Mxfp4, Format::Bf16, Format::Q8h));
+    let said: Vec<&str> =
+        text.lines().filter(|line| line.contains("stores them") || line.contains("Keys")).collect();
+    insta::assert_snapshot!(said.join("\n"));
+}
+
+#[test]
+fn the_template_bears_any_folder_name() {
+    for name in ["a b", "quo\"te", "back\\slash", "líne", "new\nline", "#"] {
+        let text = template(Path::new(name), &Facts { family: "evil\n[x]".into(), ..facts() });
+        assert_eq!(parse(&text).unwrap().model.source, Path::new("dir").join(name));
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_text_makes_it_panic(text in "\\PC{0,200}") {
+        let _ = parse(&text);
+    }
+
+    #[test]
+    fn no_value_makes_it_panic(key in 0..KEYS.len(), value in "[\\[\\]{}\"0-9a-zé.,_ +-]{0,80}") {
+        let key = &KEYS[key];
+        let _ = parse(&format!("[{}]\n{} = {value}", key.section, key.name));
+    }
+}

@@ -1,0 +1,108 @@
+//! A whole request, prompt and answer, on a placement: by its cost pass `reside` finds a home for attention.
+
+use super::constants::Constants;
+use super::model::Model;
+use super::run::{Outcome, Placed, Prompt, Scene};
+use super::timeline::Queue;
+use super::units::Units;
+use moec_base::error::Result;
+use moec_config::{ExpertsConfig, Mix};
+use moec_ir::placement::{OpPlace, Placement};
+use moec_ir::{EntryKind, Module, Part};
+use moec_profile::loads::{LayerLoads, Loads};
+
+/// A model, a device, and the request that is asked of them.
+#[derive(Debug)]
+pub struct Request<'a> {
+    model: Model,
+    units: &'a Units<'a>,
+    loads: &'a Loads,
+    constants: Constants,
+    /// Tokens of the prompt and of the answer, as far as the context holds them.
+    pub mix: Mix,
+}
+
+impl<'a> Request<'a> {
+    /// The request of a mix, for a model whose sequences have at most `context` tokens.
+    ///
+    /// # Errors
+    /// Our bugs: experts without sizes, constants that cannot be found.
+    pub fn new(
+        module: &Module,
+        units: &'a Units<'a>,
+        loads: &'a Loads,
+        mix: Mix,
+        context: u32,
+    ) -> Result<Self> {
+        let nodes = module.entries.iter().flat_map(|g| &g.nodes);
+        let layers = nodes.filter_map(|n| n.scope.layer).max().map_or(0, |last| last.saturating_add(1));
+        let generate = mix.generate.min(context.saturating_sub(1));
+        let mix = Mix { prompt: mix.prompt.min(context - generate).max(1), generate };
+        let model = Model::of(module, "the model", layers)?;
+        Ok(Self { model, units, loads, constants: Constants::NPUMOE, mix })
+    }
+
+    /// What it costs on a placement. A prompt is rounded up to whole chunks, as static shapes are.
+    pub fn run(&self, placement: &Placement) -> Outcome {
+        let chunk = self.loads.chunk.max(1);
+        let prompt = prompt(self.loads, chunk, self.mix.prompt.div_ceil(chunk), self.mix.generate);
+        let scene = Scene {
+            model: &self.model,
+            units: self.units,
+            constants: self.constants,
+            calibration: self.loads,
+            coverage: ExpertsConfig::DEFAULT.coverage,
+            overflow: placement.overflow,
+        };
+        scene.run(&placed(placement, self.units), &prompt)
+    }
+}
+
+/// Where a placement puts things.
+pub fn placed(placement: &Placement, units: &Units<'_>) -> Placed {
+    let npu = units.npu_index();
+    let on = |prefill: bool, is: &dyn Fn(&OpPlace) -> bool| {
+        let entry = |kind: EntryKind| match kind {
+            EntryKind::Prefill(_) => prefill,
+            EntryKind::Decode(_) => !prefill,
+            EntryKind::Little(_) => false,
+        };
+        let found = placement.ops.iter().any(|o| entry(o.entry) && o.unit == npu && is(o));
+        if found { Queue::Npu } else { Queue::Cpu }
+    };
+    let attention = |o: &OpPlace| o.op == "attention";
+    let dense = |o: &OpPlace| {
+        let inside = o.scope.layer.is_some() && o.scope.part != Part::ATTN;
+        inside && matches!(o.op.as_str(), "linear" | "linear_glu" | "conv1x1")
+    };
+    Placed {
+        attention: on(true, &attention),
+        decode_attention: on(false, &attention),
+        dense: on(true, &dense),
+        decode_dense: on(false, &dense),
+        tables: Some(placement.experts.clone()),
+        decode_graphs: on(false, &|o| o.op == "expert_ffn") == Queue::Npu,
+        resident: true,
+    }
+}
+
+/// Chunks as the trace has them, from its start again where it ends. A decoded token takes the experts that most tokens
+/// of a chunk chose.
+pub fn prompt(loads: &Loads, chunk: u32, chunks: u32, decode: u32) -> Prompt {
+    let sample = |c: u32| -> Vec<Vec<u32>> {
+        let of =
+            |l: &LayerLoads| l.samples.get(c as usize % l.samples.len().max(1)).cloned().unwrap_or_default();
+        loads.layers.iter().map(of).collect()
+    };
+    let token = |c: u32| -> Vec<Vec<u32>> {
+        let mut layers = sample(c);
+        for (layer, own) in layers.iter_mut().zip(&loads.layers) {
+            let mut ranks: Vec<usize> = (0..layer.len()).collect();
+            ranks.sort_by_key(|&e| (std::cmp::Reverse(layer[e]), e));
+            let chosen = ranks.get(..(own.k as usize).min(ranks.len())).unwrap_or_default().to_vec();
+            layer.iter_mut().enumerate().for_each(|(e, n)| *n = u32::from(chosen.contains(&e)));
+        }
+        layers
+    };
+    Prompt { chunk, chunks: (0..chunks).map(sample).collect(), decode: (0..decode).map(token).collect() }
+}

@@ -1,0 +1,156 @@
+//! A system on a prompt: timeline, energy, and what became of the tokens.
+
+use super::constants::Constants;
+use super::energy::Energy;
+use super::model::Model;
+use super::timeline::{Queue, Timeline, What, queues};
+use super::units::Units;
+use super::work::{Call, Place, Work};
+use moec_ir::placement::{ExpertTable, Overflow};
+use moec_profile::loads::Loads;
+
+/// What is simulated.
+#[derive(Clone, Copy, Debug)]
+pub struct Scene<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// The device.
+    pub units: &'a Units<'a>,
+    /// What the device file does not say.
+    pub constants: Constants,
+    /// What calibration saw, by which the passes decide.
+    pub calibration: &'a Loads,
+    /// Share of the calibration's chunks that a capacity covers.
+    pub coverage: f64,
+    /// What happens past a capacity.
+    pub overflow: Overflow,
+}
+
+/// A prompt, and tokens decoded behind it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Prompt {
+    /// Tokens of a chunk.
+    pub chunk: u32,
+    /// `[chunks][MoE layers][experts]`: tokens of the chunk that chose each expert.
+    pub chunks: Vec<Vec<Vec<u32>>>,
+    /// The same for every decoded token.
+    pub decode: Vec<Vec<Vec<u32>>>,
+}
+
+/// What came out.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Outcome {
+    /// What ran when.
+    pub timeline: Timeline,
+    /// Microseconds that the processor works: its queue, and what it does for graphs of experts that run.
+    pub cpu_us: f64,
+    /// Microseconds that the NPU works.
+    pub npu_us: f64,
+    /// Joules.
+    pub energy: Energy,
+    /// Tokens of the prompt and decoded ones.
+    pub tokens: u64,
+    /// (token, expert) pairs that the routers made.
+    pub routed: u64,
+    /// Pairs that were dropped.
+    pub dropped: u64,
+    /// Rows of experts that graphs computed.
+    pub rows: u64,
+    /// Of these, padding.
+    pub padding: u64,
+}
+
+/// Placements of a system: of prompts and of decoding.
+#[derive(Clone, Debug)]
+pub struct Placed {
+    /// Where prompts attend.
+    pub attention: Queue,
+    /// Where decoding attends.
+    pub decode_attention: Queue,
+    /// Where dense and shared networks of prompts run.
+    pub dense: Queue,
+    /// The same of decoding.
+    pub decode_dense: Queue,
+    /// Tables of the experts; none: all on the processor.
+    pub tables: Option<Vec<ExpertTable>>,
+    /// Whether decoding launches graphs of experts.
+    pub decode_graphs: bool,
+    /// Whether graphs stay on the NPU.
+    pub resident: bool,
+}
+
+impl Prompt {
+    /// Its tokens.
+    pub fn tokens(&self) -> u32 {
+        self.chunk.saturating_mul(self.chunks.len() as u32)
+    }
+}
+
+impl Scene<'_> {
+    /// Runs a prompt.
+    pub fn run(&self, placed: &Placed, prompt: &Prompt) -> Outcome {
+        let mut work = Work::new(self.model, self.units, self.constants);
+        let context = prompt.tokens() + prompt.decode.len() as u32;
+        let place = Place {
+            attention: placed.attention,
+            dense: placed.dense,
+            tables: placed.tables.as_deref(),
+            resident: placed.resident,
+        };
+        let decoding = Place {
+            attention: placed.decode_attention,
+            dense: placed.decode_dense,
+            tables: placed.tables.as_deref().filter(|_| placed.decode_graphs),
+            resident: placed.resident,
+        };
+        let first = prompt.chunks.iter().map(|loads| (prompt.chunk, loads, place));
+        let then = prompt.decode.iter().map(|loads| (1, loads, decoding));
+        let mut outcome = Outcome::default();
+        for (i, (rows, loads, place)) in first.chain(then).enumerate() {
+            // The last chunk gives the first token, and every decoded one the next.
+            let head = i + 1 >= prompt.chunks.len();
+            work.add(&Call { call: i as u32, rows, context, loads, head }, &place);
+            self.account(&mut outcome, loads, place.tables);
+        }
+        outcome.timeline = Timeline::of(work.tasks(), queues(self.units.device));
+        let line = &outcome.timeline;
+        let (cpu, npu) = (Queue::Cpu.of(self.units), Queue::Npu.of(self.units));
+        let graphs = line.tasks.iter().filter(|t| t.queue == npu && t.what == What::Experts);
+        let hosting = self.constants.hosting * graphs.map(|t| t.us).sum::<f64>();
+        outcome.cpu_us = (line.busy_us(cpu) + hosting).min(line.wall_us);
+        outcome.npu_us = line.busy_us(npu);
+        outcome.energy = Energy::of(line, outcome.cpu_us, self.units);
+        outcome.tokens = u64::from(context);
+        outcome
+    }
+
+    /// What became of the pairs of a call.
+    fn account(&self, outcome: &mut Outcome, loads: &[Vec<u32>], tables: Option<&[ExpertTable]>) {
+        for (i, layer) in loads.iter().enumerate() {
+            outcome.routed += layer.iter().map(|&n| u64::from(n)).sum::<u64>();
+            let Some(table) = tables.and_then(|t| t.get(i)) else { continue };
+            let load = |e: u32| layer.get(e as usize).copied().unwrap_or(0);
+            for group in table.groups.iter().filter(|g| g.unit == self.units.npu_index()) {
+                let most = group.experts.iter().map(|&e| load(e)).max().unwrap_or(0);
+                if most == 0 {
+                    continue;
+                }
+                let capacity = table.tiers.get(group.tier as usize).copied().unwrap_or(0);
+                let capacity = group.rows(most, capacity);
+                for &e in &group.experts {
+                    outcome.rows += u64::from(capacity);
+                    outcome.padding += u64::from(capacity.saturating_sub(load(e)));
+                    let spills = table.experts.get(e as usize).is_some_and(|r| r.fallback.is_some());
+                    outcome.dropped += if spills { 0 } else { u64::from(load(e).saturating_sub(capacity)) };
+                }
+            }
+        }
+    }
+}
+
+impl Outcome {
+    /// Joules per token.
+    pub fn joules_per_token(&self) -> f64 {
+        self.energy.total_j() / self.tokens.max(1) as f64
+    }
+}

@@ -1,0 +1,256 @@
+//! An event-driven timeline: queues that execute tasks, each one at a time. A device has one for every unit and every link.
+//!
+//! A task waits for those that it names and for its queue. A queue that is free takes the ready task that was
+//! submitted first. The same tasks give the same timeline, to the bit.
+
+use super::units::Units;
+use moec_device::Device;
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap};
+
+/// The queues between which a placement chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Queue {
+    /// The processor.
+    Cpu,
+    /// The neural processing unit.
+    Npu,
+}
+
+impl Queue {
+    /// Its index among the queues of a device.
+    pub fn of(self, units: &Units<'_>) -> usize {
+        let index = match self {
+            Self::Cpu => units.cpu_index(),
+            Self::Npu => units.npu_index(),
+        };
+        index as usize
+    }
+}
+
+/// Names of a device's queues: its units, then its links.
+pub fn queues(device: &Device) -> Vec<String> {
+    let units = device.units.iter().map(|u| u.name.clone());
+    units.chain(device.links.iter().map(|l| format!("{} → {}", l.from, l.to))).collect()
+}
+
+/// What a task does; most are rows of NPUMoE's Table 4.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum What {
+    /// Norms in front of attention and of the experts.
+    Norm,
+    /// Projections, scores, values.
+    Attention,
+    /// Dense and shared feed-forward networks.
+    Dense,
+    /// Router logits and top-k.
+    Router,
+    /// Rows brought to the experts' buffers.
+    Gather,
+    /// Zeros behind them.
+    Pad,
+    /// A graph handed to the NPU, by the processor.
+    Launch,
+    /// A graph that does not stay resident, brought to the NPU.
+    Load,
+    /// Experts.
+    Experts,
+    /// Weighted rows added to where they came from.
+    Scatter,
+    /// The residual addition.
+    Residual,
+    /// The output matrix.
+    Head,
+    /// Everything between the experts of two layers.
+    Between,
+    /// Waiting for an expert.
+    Wait,
+    /// An expert read from flash.
+    Read,
+    /// The same before anybody has asked for it.
+    ReadAhead,
+}
+
+impl What {
+    /// Name in timelines.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Norm => "norm",
+            Self::Attention => "attention",
+            Self::Dense => "dense",
+            Self::Router => "router",
+            Self::Gather => "gather",
+            Self::Pad => "pad",
+            Self::Launch => "launch",
+            Self::Load => "load",
+            Self::Experts => "experts",
+            Self::Scatter => "scatter",
+            Self::Residual => "residual",
+            Self::Head => "head",
+            Self::Between => "between",
+            Self::Wait => "wait",
+            Self::Read => "read",
+            Self::ReadAhead => "read ahead",
+        }
+    }
+}
+
+/// A task.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Task {
+    /// Where it runs, by index.
+    pub queue: usize,
+    /// What it does.
+    pub what: What,
+    /// What it works for: a launch of experts and one of attention differ here.
+    pub part: What,
+    /// How long it takes, in microseconds.
+    pub us: f64,
+    /// How long those that wait for it wait on, in microseconds: the queue is free meanwhile.
+    pub lag_us: f64,
+    /// Tasks that must have ended, by index; all smaller than its own.
+    pub after: Vec<usize>,
+    /// Layer.
+    pub layer: u32,
+    /// Call of the model: chunks of the prompt, then decoded tokens.
+    pub call: u32,
+    /// Which graph or expert of the layer, where there are several.
+    pub index: Option<u32>,
+    /// Rows that it computes.
+    pub rows: u32,
+}
+
+/// When a task ran.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Span {
+    /// Start, in microseconds.
+    pub start: f64,
+    /// End.
+    pub end: f64,
+}
+
+/// What ran when.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Timeline {
+    /// Names of the queues.
+    pub queues: Vec<String>,
+    /// The tasks.
+    pub tasks: Vec<Task>,
+    /// When each ran.
+    pub spans: Vec<Span>,
+    /// When the last result was there, in microseconds.
+    pub wall_us: f64,
+}
+
+/// An instant, in an order that a heap can keep.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct At(f64);
+
+impl Eq for At {}
+
+impl PartialOrd for At {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for At {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+/// What happens to a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Ended(usize),
+    Ready(usize),
+}
+
+impl Timeline {
+    /// Executes tasks on queues of these names, which must be as many as tasks name.
+    pub fn of(tasks: Vec<Task>, queues: Vec<String>) -> Self {
+        let mut readers: Vec<Vec<usize>> = vec![Vec::new(); tasks.len()];
+        let mut missing: Vec<usize> = vec![0; tasks.len()];
+        let mut events: BinaryHeap<Reverse<(At, Event)>> = BinaryHeap::new();
+        for (i, task) in tasks.iter().enumerate() {
+            for &before in task.after.iter().filter(|&&b| b < i) {
+                readers[before].push(i);
+                missing[i] += 1;
+            }
+            if missing[i] == 0 {
+                events.push(Reverse((At(0.0), Event::Ready(i))));
+            }
+        }
+        let mut spans = vec![Span { start: 0.0, end: 0.0 }; tasks.len()];
+        let mut ready: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); queues.len()];
+        let mut busy = vec![false; queues.len()];
+        let mut earliest = vec![0.0_f64; tasks.len()];
+        let mut wall_us = 0.0_f64;
+        while let Some(Reverse((now, event))) = events.pop() {
+            match event {
+                Event::Ready(i) => {
+                    ready[tasks[i].queue].insert(i);
+                }
+                Event::Ended(i) => {
+                    busy[tasks[i].queue] = false;
+                    let seen = now.0 + tasks[i].lag_us;
+                    wall_us = wall_us.max(seen);
+                    for &reader in &readers[i] {
+                        earliest[reader] = earliest[reader].max(seen);
+                        missing[reader] -= 1;
+                        if missing[reader] == 0 {
+                            events.push(Reverse((At(earliest[reader]), Event::Ready(reader))));
+                        }
+                    }
+                }
+            }
+            // Everything that happens at one instant is known before anything starts.
+            if events.peek().is_some_and(|Reverse((next, _))| next.0 <= now.0) {
+                continue;
+            }
+            for queue in 0..queues.len() {
+                if busy[queue] {
+                    continue;
+                }
+                if let Some(i) = ready[queue].pop_first() {
+                    busy[queue] = true;
+                    spans[i] = Span { start: now.0, end: now.0 + tasks[i].us };
+                    events.push(Reverse((At(spans[i].end), Event::Ended(i))));
+                }
+            }
+        }
+        Self { queues, tasks, spans, wall_us }
+    }
+
+    /// Microseconds that a queue works.
+    pub fn busy_us(&self, queue: usize) -> f64 {
+        self.tasks.iter().filter(|t| t.queue == queue).fold(0.0, |sum, t| sum + t.us)
+    }
+
+    /// Microseconds of tasks of one kind, waiting not counted.
+    pub fn sum_us(&self, what: What) -> f64 {
+        self.tasks.iter().filter(|t| t.what == what).fold(0.0, |sum, t| sum + t.us)
+    }
+
+    /// Microseconds from the first start to the last result of what works for a part, summed over layers and calls:
+    /// how long a part takes where its own tasks overlap.
+    pub fn part_us(&self, part: What) -> f64 {
+        let mut sum = 0.0;
+        let mut open: Option<(u32, u32, f64, f64)> = None;
+        // Tasks of a layer and a call follow one another.
+        for (task, span) in self.tasks.iter().zip(&self.spans).filter(|(t, _)| t.part == part) {
+            let seen = span.end + task.lag_us;
+            open = match open {
+                Some((call, layer, start, end)) if (call, layer) == (task.call, task.layer) => {
+                    Some((call, layer, start.min(span.start), end.max(seen)))
+                }
+                before => {
+                    sum += before.map_or(0.0, |b| b.3 - b.2);
+                    Some((task.call, task.layer, span.start, seen))
+                }
+            };
+        }
+        sum + open.map_or(0.0, |b| b.3 - b.2)
+    }
+}

@@ -1,0 +1,309 @@
+//! Units: all of a device, and the two that `tier`, `group` and `reside` divide a model between, with what experts cost there.
+
+use moec_base::error::{Error, Result};
+use moec_config::{Home, Homes};
+use moec_device::{Device, Unit, UnitKind};
+use moec_family::{Family, StaticGraphs};
+use moec_ir::placement::CAPACITY_ALIGN;
+use moec_ir::plan::{Memory, MemoryLink, UnitRef};
+use moec_ir::{Module, Op, Operand, Weight};
+use moec_profile::loads::LayerLoads;
+use moec_targets::families;
+use std::collections::BTreeMap;
+
+/// Where the user wants what static graphs could take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Wish {
+    /// Where it costs less.
+    #[default]
+    Auto,
+    /// On the unit with static graphs.
+    Graphs,
+    /// Not there.
+    Processor,
+}
+
+impl Wish {
+    /// Every one.
+    pub const ALL: [Self; 3] = [Self::Auto, Self::Graphs, Self::Processor];
+}
+
+/// A unit without static graphs: it runs operators with shapes as they come.
+#[derive(Clone, Copy, Debug)]
+pub struct Free<'a> {
+    /// Index in the device, and in the plan.
+    pub index: u32,
+    /// The unit.
+    pub unit: &'a Unit,
+    /// Its family.
+    pub family: &'static dyn Family,
+}
+
+/// All units of a device, in its order.
+#[derive(Clone, Debug)]
+pub struct UnitList<'a> {
+    /// The device.
+    pub device: &'a Device,
+    /// Those beside the processor whose shapes are dynamic.
+    pub free: Vec<Free<'a>>,
+    /// Whether one of these is memory that computes.
+    pub modules: bool,
+}
+
+impl<'a> UnitList<'a> {
+    /// The units of a device.
+    pub fn of(device: &'a Device) -> Self {
+        let free = |(i, unit): (usize, &'a Unit)| {
+            let family = families::of(unit, device).ok()?;
+            let beside = unit.kind != UnitKind::Cpu && family.graphs().is_none();
+            Some(Free { index: u32::try_from(i).ok()?, unit, family }).filter(|_| beside)
+        };
+        let free: Vec<Free<'a>> = device.units.iter().enumerate().filter_map(free).collect();
+        let modules = free.iter().any(|f| f.family.streams().is_some());
+        Self { device, free, modules }
+    }
+
+    /// The unit that a key of `[placement]` names, by its name or else its kind; `None` for `auto`.
+    ///
+    /// # Errors
+    /// A name that no unit has.
+    pub fn named(&self, key: &str, home: &Home) -> Result<Option<u32>> {
+        let Some(name) = home.unit() else { return Ok(None) };
+        let units = &self.device.units;
+        let by_name = units.iter().position(|u| u.name == name);
+        let found = by_name.or_else(|| units.iter().position(|u| u.kind.name() == name));
+        if found.is_none() && name == UnitKind::Cpu.name() {
+            return Ok(Some(0));
+        }
+        let index = found.and_then(|i| u32::try_from(i).ok());
+        let known: Vec<_> = units.iter().map(|u| format!("`{}`", u.name)).collect();
+        let known = if known.is_empty() { "`cpu`".to_owned() } else { known.join(", ") };
+        index.map(Some).ok_or_else(|| {
+            Error::input(format!(
+                "`{key}` under `[placement]` is `{name}`, and `{}` has no such unit",
+                self.device.name
+            ))
+            .hint(format!("its units are {known}"))
+        })
+    }
+
+    /// The unit that `rest` of `[placement]` names: `None` for `auto` and for the processor, which the answer beside it tells apart.
+    ///
+    /// # Errors
+    /// As [`UnitList::named`]; a unit with static graphs.
+    pub fn rest(&self, home: &Home) -> Result<(bool, Option<Free<'a>>)> {
+        match self.named("rest", home)? {
+            None => Ok((false, None)),
+            Some(0) => Ok((true, None)),
+            Some(index) => self.free(index).map(|free| (true, Some(free))).ok_or_else(|| {
+                let name = self.device.units.get(index as usize).map_or("", |u| &u.name);
+                Error::input(format!("`rest` under `[placement]` is `{name}`, whose graphs are static"))
+                    .hint("what of it such a unit runs goes with `attention`")
+            }),
+        }
+    }
+
+    /// Looks at every unit that `[placement]` names, whether or not a pass of this device asks for it. Gives what to say of names
+    /// that a device of the processor alone has not: there everything runs in one place, so that a `model.toml` serves several targets.
+    ///
+    /// # Errors
+    /// As [`UnitList::named`] and [`UnitList::rest`], where there are other units.
+    pub fn check(&self, homes: &Homes) -> Result<Vec<String>> {
+        let alone = self.device.units.iter().all(|u| u.kind == UnitKind::Cpu);
+        let mut notes = Vec::new();
+        for (key, home) in
+            [("attention", &homes.attention), ("experts", &homes.experts), ("rest", &homes.rest)]
+        {
+            let found = self.named(key, home);
+            if let (true, Err(_), Some(name)) = (alone, &found, home.unit()) {
+                let device = &self.device.name;
+                notes.push(format!(
+                    "`{key}` under `[placement]` is `{name}`, which `{device}` has not: the processor runs all of it"
+                ));
+                continue;
+            }
+            found?;
+        }
+        if !alone {
+            self.rest(&homes.rest)?;
+        }
+        Ok(notes)
+    }
+
+    /// What that means for static graphs.
+    ///
+    /// # Errors
+    /// As [`UnitList::named`]; a share of a unit with static graphs, which takes experts by groups.
+    pub fn wish(&self, key: &str, home: &Home) -> Result<Wish> {
+        let Some(index) = self.named(key, home)? else { return Ok(Wish::Auto) };
+        let unit = self.device.units.get(index as usize);
+        let graphs = unit.is_some_and(|u| families::graphs(u, self.device).is_some());
+        match home {
+            Home::Share(name, _) if graphs => Err(Error::input(format!(
+                "`{key}` under `[placement]` gives `{name}` a share of the experts"
+            ))
+            .because("a unit with static graphs takes experts by groups, as their loads pay for launches")
+            .hint(format!("write `{key} = \"{name}\"` or `{key} = \"auto\"`"))),
+            _ => Ok(if graphs { Wish::Graphs } else { Wish::Processor }),
+        }
+    }
+
+    /// The free unit of an index.
+    pub fn free(&self, index: u32) -> Option<Free<'a>> {
+        self.free.iter().copied().find(|f| f.index == index)
+    }
+
+    /// Units, memories and links, as a plan names them.
+    pub fn for_plan(&self) -> (Vec<UnitRef>, Vec<Memory>, Vec<MemoryLink>) {
+        let home = Memory {
+            name: self.device.processor_memory().unwrap_or("memory").to_owned(),
+            ..Memory::default()
+        };
+        let mut memories = vec![home];
+        let mut units = Vec::new();
+        for unit in &self.device.units {
+            let memory = self.device.memory_of(unit).map_or(0, |name| {
+                memories.iter().position(|m| m.name == name).unwrap_or_else(|| {
+                    let of = self.device.memories.iter().find(|m| m.name == name);
+                    let capacity = of.and_then(|m| m.capacity.as_ref()).map(|c| c.value as u64);
+                    memories.push(Memory { name: name.to_owned(), capacity, ..Memory::default() });
+                    memories.len() - 1
+                })
+            });
+            units.push(UnitRef {
+                name: unit.name.clone(),
+                family: self.device.family_of(unit).to_owned(),
+                memory: memory as u32,
+            });
+        }
+        let beside = units.iter().any(|u| u.family != moec_device::PROCESSORS);
+        if !beside {
+            units = vec![UnitRef::processor()];
+        }
+        let links = (1..memories.len() as u32).map(|to| MemoryLink { from: 0, to }).collect();
+        (units, memories, links)
+    }
+}
+
+/// A processor and a neural processing unit, with their indices in the device.
+#[derive(Clone, Debug)]
+pub struct Units<'a> {
+    /// The device.
+    pub device: &'a Device,
+    /// Its processor.
+    pub cpu: &'a Unit,
+    /// Its neural processing unit.
+    pub npu: &'a Unit,
+    /// What that unit's family makes of parts of a model.
+    pub graphs: &'static dyn StaticGraphs,
+    cpu_index: u32,
+    npu_index: u32,
+}
+
+/// The matrices of one expert of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertSize {
+    /// Numbers of its matrices.
+    pub weights: u64,
+    /// Bytes that it takes of a graph's limit, biases included.
+    pub bytes: u64,
+}
+
+impl<'a> Units<'a> {
+    /// The units of a device; `None` where it has no neural processing unit, and shapes are dynamic.
+    pub fn of(device: &'a Device) -> Option<Self> {
+        let cpu = device.unit_of(UnitKind::Cpu)?;
+        let (npu, graphs) =
+            device.units.iter().enumerate().find_map(|(i, u)| Some((i, families::graphs(u, device)?)))?;
+        let index = |i: usize| u32::try_from(i).ok();
+        Some(Self {
+            device,
+            cpu: device.units.get(cpu)?,
+            npu: device.units.get(npu)?,
+            graphs,
+            cpu_index: index(cpu)?,
+            npu_index: index(npu)?,
+        })
+    }
+
+    /// Index of the processor.
+    pub fn cpu_index(&self) -> u32 {
+        self.cpu_index
+    }
+
+    /// Index of the neural processing unit.
+    pub fn npu_index(&self) -> u32 {
+        self.npu_index
+    }
+
+    /// Names of the device's units.
+    pub fn names(&self) -> Vec<String> {
+        self.device.units.iter().map(|u| u.name.clone()).collect()
+    }
+
+    /// Capacities are multiples of this: the device's alignment, and [`CAPACITY_ALIGN`] in any case.
+    pub fn alignment(&self) -> u32 {
+        let own = self.npu.capacity_alignment.as_ref().map_or(1, |f| f.value as u32).max(1);
+        if own.is_multiple_of(CAPACITY_ALIGN) { own } else { own.saturating_mul(CAPACITY_ALIGN) }
+    }
+
+    /// Microseconds of a launch of `experts` experts with `capacity` rows each on the NPU. Padding costs what
+    /// rows cost.
+    pub fn graph_us(&self, experts: usize, capacity: u32, size: ExpertSize) -> f64 {
+        let each = self.npu.matmul_us(f64::from(capacity), size.weights as f64).unwrap_or(0.0);
+        self.npu.launch_us() + experts as f64 * each
+    }
+
+    /// Expected microseconds per call of experts in one graph, which has functions of these sizes: it is launched when one
+    /// of them has a token, at the smallest size that holds them all, or the last.
+    pub fn npu_us(&self, layer: &LayerLoads, experts: &[usize], sizes: &[u32], size: ExpertSize) -> f64 {
+        let us: Vec<f64> = sizes.iter().map(|&rows| self.graph_us(experts.len(), rows, size)).collect();
+        let of =
+            |most: u32| sizes.iter().position(|&rows| rows >= most).and_then(|i| us.get(i)).or(us.last());
+        let most = layer.samples.iter().map(|s| experts.iter().map(|&e| s[e]).max().unwrap_or(0));
+        let sum: f64 = most.filter(|&n| n > 0).filter_map(|n| of(n).copied()).sum();
+        sum / layer.samples.len().max(1) as f64
+    }
+
+    /// Expected microseconds per call of one expert on the processor, which computes no padding.
+    pub fn cpu_us(&self, layer: &LayerLoads, expert: usize, size: ExpertSize) -> f64 {
+        let cost = |n: u32| self.cpu.matmul_us(f64::from(n), size.weights as f64).unwrap_or(0.0);
+        layer.samples.iter().map(|s| cost(s[expert])).sum::<f64>() / layer.samples.len().max(1) as f64
+    }
+}
+
+/// Sizes of the experts of every MoE layer.
+///
+/// # Errors
+/// Our bug: a layer of experts without matrices.
+pub fn expert_sizes(module: &Module) -> Result<BTreeMap<u32, ExpertSize>> {
+    sizes(module, |_, numbers| numbers * 2)
+}
+
+/// The same, with the bytes that a unit counts: its graphs may store codes.
+///
+/// # Errors
+/// As [`expert_sizes`].
+pub fn expert_sizes_on(module: &Module, units: &Units<'_>) -> Result<BTreeMap<u32, ExpertSize>> {
+    sizes(module, |weight, numbers| units.graphs.bytes(units.npu, weight, numbers))
+}
+
+fn sizes(module: &Module, of: impl Fn(&Weight, u64) -> u64) -> Result<BTreeMap<u32, ExpertSize>> {
+    let mut sizes = BTreeMap::new();
+    let Some(graph) = module.entries.first() else { return Ok(sizes) };
+    for node in graph.nodes.iter().filter(|n| matches!(n.op, Op::ExpertFfn { .. })) {
+        let (mut weights, mut bytes) = (0_u64, 0_u64);
+        for input in &node.inputs {
+            let Operand::Weight(id) = *input else { continue };
+            let weight = module.weight(id);
+            let each = weight.shape.iter().skip(1).map(|&d| d as u64).product::<u64>();
+            bytes += of(weight, each);
+            // Biases are one number per row; they cost nothing beside the matrices.
+            weights += if weight.shape.len() > 2 { each } else { 0 };
+        }
+        let layer =
+            node.scope.layer.filter(|_| weights > 0).ok_or_else(|| Error::bug("experts without a layer"))?;
+        sizes.insert(layer, ExpertSize { weights, bytes });
+    }
+    Ok(sizes)
+}

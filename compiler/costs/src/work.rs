@@ -1,0 +1,233 @@
+//! Tasks of a model: what the units do for a prompt and for the tokens behind it, with the costs of a device.
+//!
+//! A layer is norm, attention, residual; norm, router, gather, experts, scatter, residual (NPUMoE, §3.1 and Table 4).
+//! Matrix products cost what the device's table says; everything else moves bytes. A launch takes the
+//! processor for its dispatch, then the NPU, and its result is seen one synchronisation later. Launches of one layer are
+//! serial, as in NPUMoE's Table 4; meanwhile the processor computes what is cold, one expert after the other.
+
+use super::constants::Constants;
+use super::model::{Model, ModelLayer, Moe};
+use super::timeline::{Queue, Task, What};
+use super::units::Units;
+use moec_ir::placement::{ExpertGroup, ExpertTable};
+
+/// Bytes of a number of an activation.
+const F16: u64 = 2;
+
+/// One call of a model.
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'a> {
+    /// Which one.
+    pub call: u32,
+    /// Rows of the static shapes: the chunk in prompts, sequences in decoding.
+    pub rows: u32,
+    /// Positions that attention reads: static shapes read the whole cache.
+    pub context: u32,
+    /// Tokens that chose each expert, by MoE layer.
+    pub loads: &'a [Vec<u32>],
+    /// Whether logits are wanted.
+    pub head: bool,
+}
+
+/// Where a call runs.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// Attention.
+    pub attention: Queue,
+    /// Dense and shared networks.
+    pub dense: Queue,
+    /// Groups and homes, by MoE layer; none: every expert on the processor.
+    pub tables: Option<&'a [ExpertTable]>,
+    /// Whether graphs stay on the NPU.
+    pub resident: bool,
+}
+
+/// Makes tasks.
+#[derive(Debug)]
+pub struct Work<'a> {
+    units: &'a Units<'a>,
+    model: &'a Model,
+    constants: Constants,
+    tasks: Vec<Task>,
+    /// What the next task waits for.
+    last: Option<usize>,
+    call: u32,
+    layer: u32,
+    rows: u32,
+}
+
+impl<'a> Work<'a> {
+    /// Nothing yet.
+    pub fn new(model: &'a Model, units: &'a Units<'a>, constants: Constants) -> Self {
+        Self { units, model, constants, tasks: Vec::new(), last: None, call: 0, layer: 0, rows: 0 }
+    }
+
+    /// The tasks.
+    pub fn tasks(self) -> Vec<Task> {
+        self.tasks
+    }
+
+    /// Adds a call, behind those that are there.
+    pub fn add(&mut self, call: &Call<'_>, place: &Place<'_>) {
+        (self.call, self.rows) = (call.call, call.rows);
+        let model = self.model;
+        let mut moe = 0;
+        for layer in &model.layers {
+            self.layer = layer.layer;
+            self.moved(What::Norm, 2, u64::from(call.rows));
+            let numbers = (layer.attention + layer.per_position * u64::from(call.context)) as f64;
+            self.matrices(What::Attention, numbers, place.attention);
+            self.moved(What::Residual, 3, u64::from(call.rows));
+            self.moved(What::Norm, 2, u64::from(call.rows));
+            if layer.dense > 0 {
+                self.matrices(What::Dense, layer.dense as f64, place.dense);
+            }
+            if let Some(experts) = layer.experts {
+                let loads = call.loads.get(moe).map_or(&[][..], Vec::as_slice);
+                let table = place.tables.and_then(|t| t.get(moe));
+                self.experts(layer, experts, loads, table, place.resident);
+                moe += 1;
+            }
+            self.moved(What::Residual, 3, u64::from(call.rows));
+        }
+        if call.head {
+            let us = self.units.cpu.matmul_us(1.0, model.head as f64).unwrap_or(0.0);
+            self.rows = 1;
+            self.then(Queue::Cpu, What::Head, What::Head, us);
+        }
+    }
+
+    /// A task behind `after`.
+    fn push(&mut self, queue: Queue, what: What, part: What, us: f64, after: Vec<usize>) -> usize {
+        let (layer, call, rows) = (self.layer, self.call, self.rows);
+        let queue = queue.of(self.units);
+        let task = Task { queue, what, part, us, lag_us: 0.0, after, layer, call, index: None, rows };
+        self.tasks.push(task);
+        self.tasks.len() - 1
+    }
+
+    /// A task behind everything that is there, before everything that comes.
+    fn then(&mut self, queue: Queue, what: What, part: What, us: f64) {
+        let after = self.last.into_iter().collect();
+        self.last = Some(self.push(queue, what, part, us, after));
+    }
+
+    /// Rows of the residual stream read and written `times` times in all, on the processor.
+    fn moved(&mut self, what: What, times: u64, rows: u64) {
+        let bytes = rows * self.model.hidden * F16 * times;
+        let us = bytes as f64 * 1e-3 / self.constants.copy_gb_per_s;
+        self.then(Queue::Cpu, what, what, us);
+    }
+
+    /// Matrix products of all rows.
+    fn matrices(&mut self, part: What, numbers: f64, queue: Queue) {
+        let rows = f64::from(self.rows);
+        match queue {
+            Queue::Cpu => {
+                let us = self.units.cpu.matmul_us(rows, numbers).unwrap_or(0.0);
+                // Decoding is bound by reading weights, whatever multiplies.
+                let share = if self.rows > 1 { self.constants.attention_on_cpu } else { 1.0 };
+                self.then(Queue::Cpu, part, part, us * share);
+            }
+            Queue::Npu => {
+                let us = self.units.npu.matmul_us(rows, numbers).unwrap_or(0.0);
+                let after = self.last.into_iter().collect();
+                self.last = Some(self.launch(part, us, 0.0, after));
+            }
+        }
+    }
+
+    /// A graph launched: dispatch, bringing it there, computing. What waits for it sees it a synchronisation later.
+    fn launch(&mut self, part: What, us: f64, load_us: f64, after: Vec<usize>) -> usize {
+        let figure = |f: &Option<moec_device::Figure>| f.as_ref().map_or(0.0, |f| f.value);
+        let dispatch = figure(&self.units.npu.dispatch_cost_us) + load_us * self.constants.load_on_cpu;
+        let mut at = self.push(Queue::Cpu, What::Launch, part, dispatch, after);
+        if load_us > 0.0 {
+            let rest = load_us * (1.0 - self.constants.load_on_cpu);
+            at = self.push(Queue::Npu, What::Load, part, rest, vec![at]);
+        }
+        let at = self.push(Queue::Npu, part, part, us, vec![at]);
+        self.tasks[at].lag_us = figure(&self.units.npu.sync_cost_us);
+        at
+    }
+
+    /// Router, gather, experts, scatter.
+    fn experts(
+        &mut self,
+        layer: &ModelLayer,
+        moe: Moe,
+        loads: &[u32],
+        table: Option<&ExpertTable>,
+        resident: bool,
+    ) {
+        let us = self.units.cpu.matmul_us(f64::from(self.rows), layer.router as f64).unwrap_or(0.0);
+        self.then(Queue::Cpu, What::Router, What::Router, us);
+        let npu = self.units.npu_index();
+        let load = |e: usize| loads.get(e).copied().unwrap_or(0);
+        let graphs: Vec<(usize, u32, &[u32])> = table.map_or(Vec::new(), |t| {
+            let hot = t.groups.iter().enumerate().filter(|(_, g)| g.unit == npu);
+            let busy = hot.filter(|(_, g)| g.experts.iter().any(|&e| load(e as usize) > 0));
+            let most = |g: &ExpertGroup| g.experts.iter().map(|&e| load(e as usize)).max().unwrap_or(0);
+            let rows = |g: &ExpertGroup| g.rows(most(g), t.tiers.get(g.tier as usize).copied().unwrap_or(0));
+            busy.map(|(i, g)| (i, rows(g), &*g.experts)).collect()
+        });
+        // Tokens that find room on the NPU, tokens that run on the processor, and padding.
+        let (mut hot, mut padding) = (0_u64, 0_u64);
+        let mut cold: Vec<u32> = loads.to_vec();
+        for &(_, capacity, experts) in &graphs {
+            for &e in experts {
+                let n = load(e as usize);
+                let room = n.min(capacity);
+                hot += u64::from(room);
+                padding += u64::from(capacity - room);
+                let spills =
+                    table.and_then(|t| t.experts.get(e as usize)).is_some_and(|r| r.fallback.is_some());
+                if let Some(rest) = cold.get_mut(e as usize) {
+                    *rest = if spills { n - room } else { 0 };
+                }
+            }
+        }
+        let kept = hot + cold.iter().map(|&n| u64::from(n)).sum::<u64>();
+        if kept == 0 {
+            return;
+        }
+        self.moved(What::Gather, 2, kept);
+        if padding > 0 {
+            self.moved(What::Pad, 1, padding);
+        }
+        let start: Vec<usize> = self.last.into_iter().collect();
+        let (all, mut ends) = (self.rows, Vec::new());
+        let mut before = start.clone();
+        for &(index, capacity, experts) in &graphs {
+            let numbers = moe.size.weights as f64;
+            let each = self.units.npu.matmul_us(f64::from(capacity), numbers).unwrap_or(0.0);
+            let bytes = moe.size.bytes * experts.len() as u64;
+            let load_us = if resident { 0.0 } else { bytes as f64 * 1e-3 / self.constants.load_gb_per_s };
+            self.rows = capacity.saturating_mul(experts.len() as u32);
+            let first = self.tasks.len();
+            let at = self.launch(What::Experts, each * experts.len() as f64, load_us, before);
+            self.tasks[first..].iter_mut().for_each(|t| t.index = Some(index as u32));
+            before = vec![at];
+            ends = vec![at];
+        }
+        let cpu = self.units.cpu;
+        let cost = |n: u32| cpu.matmul_us(f64::from(n), moe.size.weights as f64).unwrap_or(0.0);
+        if graphs.is_empty() {
+            // Nothing comes between: one task stands for all.
+            let us = cold.iter().map(|&n| cost(n)).sum();
+            self.rows = cold.iter().sum();
+            ends.push(self.push(Queue::Cpu, What::Experts, What::Experts, us, start));
+        } else {
+            for (e, &n) in cold.iter().enumerate().filter(|(_, n)| **n > 0) {
+                self.rows = n;
+                let at = self.push(Queue::Cpu, What::Experts, What::Experts, cost(n), start.clone());
+                self.tasks[at].index = Some(e as u32);
+                ends.push(at);
+            }
+        }
+        self.rows = all;
+        let bytes = kept * self.model.hidden * F16 * 3;
+        let us = bytes as f64 * 1e-3 / self.constants.copy_gb_per_s;
+        self.last = Some(self.push(Queue::Cpu, What::Scatter, What::Scatter, us, ends));
+    }
+}

@@ -1,0 +1,268 @@
+//! `moec build`, from a `model.toml` to a bundle on disk.
+
+use moec_base::cache_dir;
+use moec_base::error::{Error, Fault, Result};
+use moec_base::human;
+use moec_base::progress::Progress;
+use moec_bundle::toolchain::Route;
+use moec_bundle::write::{self, Summary};
+use moec_bundle::{cargo, destination, workspace};
+use moec_config::{Config, Home, Homes, Predict, Rounding, Size, Threshold};
+use moec_costs::units::{UnitList, Units};
+use moec_cpu::WeightImportance;
+use moec_device::{Device, UnitKind};
+use moec_import::{Checkpoint, ImportOptions};
+use moec_ir::plan::Plan;
+use moec_measure::mix;
+use moec_measure::quality::Measured;
+use moec_measure::thresholds;
+use moec_measure::tuner::Tuner;
+use moec_passes::frames;
+use moec_passes::tier;
+use moec_passes::tune::KernelTimer;
+use moec_pipeline::{Compilation, QualityProbe, Stops, first_token};
+use moec_profile::Importance;
+use moec_runtime::schedule::hybrid::MOEC;
+use moec_service::template::Templates;
+use moec_targets::families;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// What to build.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// The `model.toml`.
+    pub config: &'a Path,
+    /// Name of a target, or a path of a device file.
+    pub target: &'a str,
+    /// Folder of the bundle.
+    pub output: Option<&'a Path>,
+    /// Share of the experts, in percent, that a graphics processor's memory holds, in place of what the `model.toml` says.
+    pub gpu_experts: Option<u8>,
+    /// How long kernels are timed, if they are.
+    pub tune: Option<Duration>,
+    /// Whether `run` is linked.
+    pub link: bool,
+    /// Whether cargo builds it from the bundle's sources, though the runtime is there precompiled.
+    pub from_source: bool,
+    /// Whether the bundle has the runtime's sources, which it has in any case where cargo builds its `run`.
+    pub sources: bool,
+    /// Whether weights that an earlier bundle of the checkpoint has are taken from there.
+    pub reuse: bool,
+    /// Where to print and to stop.
+    pub stops: Stops<'a>,
+}
+
+/// A bundle that was written.
+#[derive(Clone, Debug)]
+pub struct Built {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// Its plan.
+    pub plan: Plan,
+    /// What was written.
+    pub summary: Summary,
+}
+
+/// Builds. Gives `None` where the request stops before a bundle is written.
+///
+/// # Errors
+/// Whatever is wrong with the request, the checkpoint or the machine; nothing is left behind then.
+pub fn build(
+    request: &Request<'_>,
+    progress: &Progress,
+    print: &mut dyn FnMut(&str),
+) -> Result<Option<Built>> {
+    let device = moec_targets::device(request.target)?;
+    let target = moec_targets::target_of(&device, request.target)?;
+    if let Some(percent) = request.gpu_experts {
+        check_gpu_experts(&device, percent, request.target)?;
+    }
+    let mut config = Config::load(request.config)?;
+    if let Some(percent) = request.gpu_experts {
+        config.placement.experts = gpu_experts(percent);
+        config.placement.policy.get_or_insert(&MOEC);
+    }
+    let config = config;
+    frames::check(&UnitList::of(&device), &config.placement)?;
+    let folder = request.output.map_or_else(|| default_output(&config, target.name()), Path::to_owned);
+    if request.stops.stop_after.is_none() {
+        // Before minutes of compiling; `write` looks again.
+        workspace::recover(&folder)?.iter().for_each(|note| progress.warn(note));
+        destination::look(&folder, &folder)?;
+    }
+    let target = target.with_activations(config.weights.activations);
+    let writes = request.stops.stop_after.is_none();
+    let from_source = request.from_source || families::needs_cargo(&device);
+    let route = (request.link && writes).then(|| Route::find(target.triple(), from_source));
+    if let Some(Ok(Route::Cargo(_))) = &route {
+        cargo::ask()?;
+    }
+    ask_for_calibration(&config)?;
+    if writes && Units::of(&device).is_some() {
+        cache_dir::path()
+            .map_err(|e| e.context("what writes artifacts for its units is installed in the cache folder"))?;
+    }
+    let tuner = request.tune.map(|time| Tuner::new(&target, time, progress)).transpose()?;
+    let options = ImportOptions { allow_nonfinite: config.model.allow_nonfinite };
+    let phase = progress.phase("Importing", &config.model.source.display().to_string());
+    let (checkpoint, spec) = moec_import::open(&config.model.source, &options)?;
+    drop(phase);
+    spec.warnings.iter().for_each(|w| progress.warn(w));
+
+    // What the compilation borrows outlives it.
+    let (profile, probe);
+    let mut compilation = Compilation::new(&config, &checkpoint, &spec, &target);
+    compilation.list.check(&config.placement)?.iter().for_each(|note| progress.warn(note));
+    // What text becomes, before anything is computed.
+    compilation.tokenizer()?;
+    check_templates(&checkpoint, progress)?;
+    check_sampling(&checkpoint)?;
+    first_token(&checkpoint, &spec)?;
+    // What is static, or does not fit, is decided by what calibration saw.
+    let free = !compilation.list.free.is_empty();
+    let approximates = config.experts.predict != Predict::Off || config.experts.threshold != Threshold::Off;
+    let decides = Units::of(&device).is_some() || free || config.memory.budget.is_some() || approximates;
+    profile = if decides { moec_measure::calibrate::profile(&compilation, progress)? } else { None };
+    if profile.is_none() && config.experts.predict.is_asked_for() {
+        return Err(Error::input("`predict` under `[experts]` needs a profile to train on")
+            .hint("name `text` or `profile` under `[calibrate]`"));
+    }
+    compilation.units = Units::of(&device);
+    compilation.profile = profile.as_ref();
+    probe = match profile.as_ref().filter(|_| config.quality.max_perplexity_increase.is_some()) {
+        Some(profile) => Measured::new(&config, &checkpoint, profile, &spec, progress)?,
+        None => None,
+    };
+    compilation.quality = probe.as_ref().map(|p| p as &dyn QualityProbe);
+    let mix = match config.weights.size {
+        Size::Any => None,
+        Size::Auto | Size::Most(_) if compilation.units.is_some() => {
+            return Err(Error::limit("`size` under `[weights]` and static graphs do not go together yet")
+                .hint("leave it out, or build for a target of the processor alone"));
+        }
+        Size::Auto | Size::Most(_) => {
+            let (formats, decision) = mix::choose(&compilation, progress)?;
+            compilation.formats = formats;
+            Some(decision)
+        }
+    };
+    let spent = mix.as_ref().map_or(0.0, |m| m.increase);
+    let (chosen, thresholds) = thresholds::choose(&compilation, spent, progress)?.unzip();
+    compilation.thresholds = chosen.unwrap_or_default();
+    compilation.timer = tuner.map(|tuner| Box::new(tuner) as Box<dyn KernelTimer>);
+    let ran = compilation.run(request.stops, progress, print);
+    if let Some(few) = compilation.placement.as_ref().and_then(tier::few) {
+        progress.warn(&few);
+    }
+    if !ran? {
+        return Ok(None);
+    }
+    let entry =
+        profile.as_ref().map(|profile| moec_measure::calibrate::entry(&compilation, profile)).transpose()?;
+    let weighed = moec_measure::calibrate::importance(&compilation, progress)?;
+    let expert_use = profile.as_ref().map(moec_measure::calibrate::expert_use);
+    let importance = weighed.as_ref().map(|w| &w.importance);
+    let mut compiled = compilation.finish()?;
+    let used = expert_use.or_else(|| weighed.as_ref().map(|w| w.expert_use.clone()));
+    compiled.decisions.rounding = importance.map_or(Rounding::Nearest, Importance::rounding);
+    compiled.decisions.expert_use = used.unwrap_or_default();
+    compiled.decisions.mix = mix;
+    compiled.decisions.thresholds = thresholds;
+    let most = match config.weights.size {
+        Size::Most(bytes) => bytes,
+        Size::Any | Size::Auto => u64::MAX,
+    };
+    let bytes = compiled.plan.segments.iter().map(|s| s.bytes).sum::<u64>();
+    if bytes > most {
+        return Err(Error::limit(format!(
+            "the weights take {} on `{}`, more than `size` under `[weights]` says",
+            human::bytes(bytes),
+            target.name()
+        ))
+        .because("its panels are wider than those of the machine that formats were chosen on")
+        .hint("say so much less under `size`"));
+    }
+    moec_base::interrupt::check()?;
+    let sources = request.sources || Route::needs_sources(target.triple(), from_source);
+    let options = write::Options {
+        route,
+        reuse: request.reuse,
+        sources,
+        importance: importance.map(|i| i as &dyn WeightImportance),
+        profile: weighed.as_ref().map(|w| w.entry.clone()).or(entry),
+    };
+    let (plan, summary) = write::write(&compiled, &folder, options, progress)?;
+    Ok(Some(Built { folder, plan, summary }))
+}
+
+/// Where `--gpu-experts` wants experts.
+fn gpu_experts(percent: u8) -> Home {
+    Home::Share(UnitKind::Gpu.name().to_owned(), percent)
+}
+
+/// Checks `--gpu-experts` against the target, before anything is read.
+///
+/// # Errors
+/// A target without a GPU, or one that does not say what experts cost.
+fn check_gpu_experts(device: &Device, percent: u8, target: &str) -> Result<()> {
+    if device.unit_of(UnitKind::Gpu).is_none() {
+        return Err(Error::usage(format!("`--gpu-experts` requires a GPU, and `{}` has none", device.name))
+            .hint("`moec targets` lists targets with one; or leave `--gpu-experts` out"));
+    }
+    let wanted = Homes { experts: gpu_experts(percent), policy: Some(&MOEC), ..Homes::defaults() };
+    frames::check(&UnitList::of(device), &wanted).map_err(|why| {
+        let hint = format!("{}; or leave `--gpu-experts` out", why.hint.clone().unwrap_or_default());
+        let why = why.context(format!("`--gpu-experts {percent}%` cannot be used with `--target {target}`"));
+        Error { fault: Fault::Usage, hint: Some(hint), ..why }
+    })
+}
+
+/// Parses the chat templates of a checkpoint. One that is not a template is a warning: texts can be continued without it.
+///
+/// # Errors
+/// A template that takes more than any may.
+fn check_templates(checkpoint: &Checkpoint, progress: &Progress) -> Result<()> {
+    let Some(bytes) = checkpoint.chat_templates()? else { return Ok(()) };
+    let templates = Templates::parse(&bytes).map_err(|e| Error::bug("the chat templates").because(e))?;
+    for (name, template) in templates.all() {
+        let refused = |e: moec_service::Error| {
+            Error::input(format!("the chat template `{name}` of the checkpoint cannot be used: {}", e.what))
+                .hint("mend or remove `chat_template` in `tokenizer_config.json` or `chat_template.jinja`")
+        };
+        if let Some(why) = template.check().map_err(refused)? {
+            progress.warn(&format!("the chat template `{name}` cannot be used: {}", why.what));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses options of sampling that no run could use.
+///
+/// # Errors
+/// One of another type, or out of its range.
+fn check_sampling(checkpoint: &Checkpoint) -> Result<()> {
+    let Some(bytes) = checkpoint.sampling()? else { return Ok(()) };
+    moec_service::sampling::parse(&bytes).map(|_| ()).map_err(|why| {
+        Error::input(format!("the options of sampling in `generation_config.json` cannot be used: {why}"))
+            .hint("mend or remove the key")
+    })
+}
+
+/// The cache folder must be writable before texts are read for minutes whose profile is kept there.
+fn ask_for_calibration(config: &Config) -> Result<()> {
+    if config.calibrate.profile.is_none() && !config.calibrate.text.is_empty() {
+        cache_dir::writable_for(
+            "calibration on `text` under `[calibrate]`",
+            Some("record a profile elsewhere with `moec calibrate`, and name it as `profile` there"),
+        )?;
+    }
+    Ok(())
+}
+
+/// `olmoe-native.moec`, beside the `model.toml`.
+fn default_output(config: &Config, target: &str) -> PathBuf {
+    let source = std::fs::canonicalize(&config.model.source).unwrap_or_else(|_| config.model.source.clone());
+    let name = source.file_name().map_or_else(|| "model".to_owned(), |n| n.to_string_lossy().into_owned());
+    config.path.with_file_name(format!("{name}-{target}.moec"))
+}

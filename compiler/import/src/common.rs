@@ -1,0 +1,402 @@
+//! What most families share: sizes, llama-like attention, gated networks, embedding and head.
+#![expect(clippy::cast_possible_truncation, reason = "models compute with their factors in f32")]
+
+use super::checkpoint::Checkpoint;
+use super::config::{Config, Size};
+use super::families::Family;
+use super::rope;
+use super::spec::{Gqa, LayerSpec, Mixer, Mlp, ModelSpec, Norm, QkNorm};
+use super::tensors::{Dim, Tensors};
+use moec_base::error::{Error, Result};
+use moec_ir::{Activation, Glu, WeightExpr};
+
+/// Config keys under which families give the number of routed experts.
+pub const EXPERTS: [&str; 3] = ["num_experts", "num_local_experts", "n_routed_experts"];
+
+/// A checkpoint being read, with the sizes that every family has.
+pub struct Base<'a> {
+    /// Its config.
+    pub config: &'a Config,
+    /// Its tensors.
+    pub tensors: Tensors<'a>,
+    /// Channels of the residual stream.
+    pub hidden: Dim,
+    /// Number of layers.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: Size,
+    /// Key-value heads.
+    pub kv_heads: Size,
+    /// Added to the variance in norms.
+    pub eps: f32,
+    /// How gate and up of networks join.
+    pub glu: Glu,
+    /// Whether the embedding table is the head where the config is silent.
+    pub tied: bool,
+    vocab: Dim,
+}
+
+/// Which channels the norms of query and key cover.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNormKind {
+    /// Each head apart.
+    PerHead,
+    /// All channels together.
+    Full,
+}
+
+/// What sets the attention of llama-like families apart.
+#[derive(Clone, Copy, Debug)]
+pub struct GqaOptions {
+    /// Biases on query, key and value.
+    pub qkv_bias: bool,
+    /// Bias on the output.
+    pub o_bias: bool,
+    /// Norms of query and key.
+    pub qk_norm: Option<QkNormKind>,
+    /// Bound of the magnitude of query, key and value.
+    pub clip: Option<f32>,
+    /// Sliding window in tokens.
+    pub window: Option<usize>,
+    /// One extra softmax column per head.
+    pub sinks: bool,
+    /// What holds of the rotation where the config is silent; `None` where query and key are not rotated.
+    pub rope: Option<rope::Defaults>,
+}
+
+impl Default for GqaOptions {
+    fn default() -> Self {
+        Self {
+            qkv_bias: false,
+            o_bias: false,
+            qk_norm: None,
+            clip: None,
+            window: None,
+            sinks: false,
+            rope: Some(rope::Defaults::default()),
+        }
+    }
+}
+
+impl<'a> Base<'a> {
+    /// Reads the sizes.
+    ///
+    /// # Errors
+    /// Keys that are missing or wrong, activations and quantisations that are not supported.
+    pub fn read(config: &'a Config, checkpoint: &'a Checkpoint) -> Result<Self> {
+        let glu = Glu::Gated(activation(config)?);
+        Self::joined_by(glu, config, checkpoint)
+    }
+
+    /// Reads the sizes; gate and up join as the family says, whatever `hidden_act` is.
+    ///
+    /// # Errors
+    /// Keys that are missing or wrong, and quantisations that are not supported.
+    pub fn joined_by(glu: Glu, config: &'a Config, checkpoint: &'a Checkpoint) -> Result<Self> {
+        quantization(config)?;
+        let heads = config.size(&["num_attention_heads"])?;
+        let kv_heads = config.opt_size(&["num_key_value_heads"])?.unwrap_or(heads);
+        if !heads.n.is_multiple_of(kv_heads.n) {
+            return Err(Error::input(format!(
+                "{} is {}, not a multiple of `{}`, which is {}",
+                config.name(heads.key),
+                heads.n,
+                kv_heads.key,
+                kv_heads.n
+            )));
+        }
+        Ok(Self {
+            config,
+            tensors: Tensors::new(checkpoint),
+            hidden: config.size(&["hidden_size"])?.into(),
+            layers: config.size(&["num_hidden_layers"])?.n,
+            heads,
+            kv_heads,
+            eps: config.positive("rms_norm_eps")? as f32,
+            glu,
+            tied: false,
+            vocab: config.size(&["vocab_size"])?.into(),
+        })
+    }
+
+    /// Prefix of a layer's tensors.
+    pub fn layer(&self, layer: usize) -> String {
+        format!("model.layers.{layer}")
+    }
+
+    /// Channels of a head: `head_dim`, or what the query projection has of them.
+    ///
+    /// # Errors
+    /// The query projection does not divide into heads.
+    pub fn head_dim(&self) -> Result<Dim> {
+        if let Some(size) = self.config.opt_size(&["head_dim"])? {
+            return Ok(size.into());
+        }
+        let name = "model.layers.0.self_attn.q_proj.weight";
+        let heads = self.heads.n;
+        match self.tensors.shape(name) {
+            Some([rows, _]) if *rows > 0 && rows.is_multiple_of(heads) => {
+                Ok(Dim::new(rows / heads, format!("`{name}` / `num_attention_heads`")))
+            }
+            Some(shape) => Err(Error::input(format!(
+                "tensor `{name}` of shape {shape:?} does not divide into {heads} heads"
+            ))
+            .because(format!(
+                "{} gives the heads, and there is no `head_dim`",
+                self.config.name(self.heads.key)
+            ))),
+            None => Ok(Dim::new(self.hidden.n / heads, "`hidden_size` / `num_attention_heads`")),
+        }
+    }
+
+    /// Llama-like attention of a layer.
+    ///
+    /// # Errors
+    /// Tensors that do not fit the config.
+    pub fn gqa(&self, layer: usize, options: GqaOptions) -> Result<Gqa> {
+        let at = format!("{}.self_attn", self.layer(layer));
+        let (t, hidden) = (&self.tensors, &self.hidden);
+        let head_dim = self.head_dim()?;
+        let wide = Dim::from(self.heads).times(&head_dim);
+        let narrow = Dim::from(self.kv_heads).times(&head_dim);
+        let norm = |name: &str, full: &Dim, kind: QkNormKind| {
+            let width = if kind == QkNormKind::PerHead { &head_dim } else { full };
+            t.take(&format!("{at}.{name}.weight"), &[width])
+        };
+        let qk_norm = match options.qk_norm {
+            None => None,
+            Some(kind) => Some(QkNorm {
+                per_head: kind == QkNormKind::PerHead,
+                eps: self.eps,
+                q: norm("q_norm", &wide, kind)?,
+                k: norm("k_norm", &narrow, kind)?,
+            }),
+        };
+        Ok(Gqa {
+            heads: self.heads.n,
+            kv_heads: self.kv_heads.n,
+            head_dim: head_dim.n,
+            q: t.projection(&format!("{at}.q_proj"), &wide, hidden, options.qkv_bias)?,
+            k: t.projection(&format!("{at}.k_proj"), &narrow, hidden, options.qkv_bias)?,
+            v: t.projection(&format!("{at}.v_proj"), &narrow, hidden, options.qkv_bias)?,
+            o: t.projection(&format!("{at}.o_proj"), hidden, &wide, options.o_bias)?,
+            qk_norm,
+            clip: options.clip,
+            rope: options.rope.map(|defaults| rope::read(self.config, head_dim.n, defaults)).transpose()?,
+            window: options.window,
+            sinks: t.take_if(options.sinks, &format!("{at}.sinks"), &[&self.heads.into()])?,
+            scale: (head_dim.n as f64).powf(-0.5) as f32,
+        })
+    }
+
+    /// A gated network of `gate_proj`, `up_proj` and `down_proj`.
+    ///
+    /// # Errors
+    /// Tensors that do not fit the config.
+    pub fn mlp(&self, at: &str, inner: &Dim, bias: bool) -> Result<Mlp> {
+        let t = &self.tensors;
+        Ok(Mlp {
+            gate: t.projection(&format!("{at}.gate_proj"), inner, &self.hidden, bias)?,
+            up: t.projection(&format!("{at}.up_proj"), inner, &self.hidden, bias)?,
+            down: t.projection(&format!("{at}.down_proj"), &self.hidden, inner, bias)?,
+            glu: self.glu,
+        })
+    }
+
+    /// The dense network of a layer, of `intermediate_size`.
+    ///
+    /// # Errors
+    /// Tensors that do not fit the config.
+    pub fn dense(&self, layer: usize, bias: bool) -> Result<Mixer> {
+        let inner = self.config.size(&["intermediate_size"])?.into();
+        Ok(self.mlp(&format!("{}.mlp", self.layer(layer)), &inner, bias)?.into())
+    }
+
+    /// A model of llama-like layers without experts; `bias` says whether its networks have biases.
+    ///
+    /// # Errors
+    /// Tensors that do not fit the config.
+    pub fn dense_model(self, family: &Family, attention: GqaOptions, bias: bool) -> Result<ModelSpec> {
+        let layers = self.each_layer(|l| {
+            let at = self.layer(l);
+            Ok(LayerSpec::pre_norm([
+                (self.rms_norm(&format!("{at}.input_layernorm"))?, self.gqa(l, attention)?.into()),
+                (self.rms_norm(&format!("{at}.post_attention_layernorm"))?, self.dense(l, bias)?),
+            ]))
+        })?;
+        let norm = self.rms_norm("model.norm")?;
+        self.finish(family, layers, norm, false)
+    }
+
+    /// A root-mean-square norm over the residual stream.
+    ///
+    /// # Errors
+    /// Tensors that do not fit the config.
+    pub fn rms_norm(&self, name: &str) -> Result<Norm> {
+        self.tensors.rms_norm(name, &self.hidden, self.eps)
+    }
+
+    /// Reads the layers one by one.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub fn each_layer(&self, read: impl FnMut(usize) -> Result<LayerSpec>) -> Result<Vec<LayerSpec>> {
+        (0..self.layers).map(read).collect()
+    }
+
+    /// Reads what is outside of the layers and puts the model together.
+    ///
+    /// # Errors
+    /// Tensors that do not fit the config.
+    pub fn finish(
+        self,
+        family: &Family,
+        layers: Vec<LayerSpec>,
+        norm: Norm,
+        head_bias: bool,
+    ) -> Result<ModelSpec> {
+        let (t, config) = (&self.tensors, self.config);
+        let table = [&self.vocab, &self.hidden];
+        let embed = t.take("model.embed_tokens.weight", &table)?;
+        let tied = config.flag_or("tie_word_embeddings", self.tied)?;
+        let head = t.take_if(!tied, "lm_head.weight", &table)?;
+        if tied {
+            t.skip("lm_head.weight");
+        }
+        let head_bias = t.take_if(head_bias, "lm_head.bias", &[&self.vocab])?;
+        let params = t.parameters();
+        let idle: u64 = layers.iter().filter_map(LayerSpec::moe).map(idle).sum();
+        let (bos, eos) = self.special_tokens()?;
+        let warnings = [self.unused(), self.predictors(), no_end(&eos, self.vocab.n)];
+        Ok(ModelSpec {
+            family: family.name,
+            title: family.title,
+            vocab: self.vocab.n,
+            hidden: self.hidden.n,
+            max_positions: config.size(&["max_position_embeddings"])?.n,
+            embed,
+            layers,
+            final_norm: norm,
+            head,
+            head_bias,
+            bos,
+            eos,
+            params,
+            active_params: params - idle.min(params),
+            warnings: warnings.into_iter().flatten().collect(),
+        })
+    }
+
+    /// First and last tokens: those of `generation_config.json`, and of the config where it is silent.
+    fn special_tokens(&self) -> Result<(Option<u32>, Vec<u32>)> {
+        let generation = self.tensors.checkpoint().generation_config()?;
+        let ids = |key| match generation.as_ref().map(|g| g.opt_ids(key)).transpose()?.flatten() {
+            Some(ids) => Ok(Some(ids)),
+            None => self.config.opt_ids(key),
+        };
+        let bos = ids("bos_token_id")?.and_then(|ids| ids.first().copied());
+        Ok((bos, ids("eos_token_id")?.unwrap_or_default()))
+    }
+
+    /// A warning about predictors of neurons. The code of TurboSparse-Mistral leaves out what they say is 0; here all is
+    /// computed, so that the result is that of the network without mistakes of its predictor.
+    fn predictors(&self) -> Option<String> {
+        let rest = self.tensors.rest();
+        let mut found = rest.into_iter().filter(|name| name.contains(PREDICTOR));
+        let first = found.next()?;
+        Some(format!(
+            "predictors of neurons ({} tensors, such as `{first}`) are not used: every neuron is computed",
+            1 + found.count()
+        ))
+    }
+
+    /// A warning about tensors that nothing reads.
+    fn unused(&self) -> Option<String> {
+        let known = |name: &str| {
+            // Layers past the last predict several tokens at once; frequencies are computed.
+            let layer =
+                name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse().ok());
+            layer.is_some_and(|l: usize| l >= self.layers)
+                || name.ends_with(".rotary_emb.inv_freq")
+                || name.contains(PREDICTOR)
+        };
+        let rest: Vec<_> = self.tensors.rest().into_iter().filter(|name| !known(name)).collect();
+        let shown: Vec<_> = rest.iter().take(3).map(|name| format!("`{name}`")).collect();
+        match (rest.len(), shown.join(", ")) {
+            (0, _) => None,
+            (1, name) => Some(format!("the checkpoint's tensor {name} is not used")),
+            (n @ 2..=3, names) => Some(format!("{n} tensors of the checkpoint are not used: {names}")),
+            (n, names) => Some(format!("{n} tensors of the checkpoint are not used: {names}, …")),
+        }
+    }
+}
+
+/// What the names of tensors have that say which neurons of a network a token needs (TurboSparse, PowerInfer).
+const PREDICTOR: &str = ".predictor.";
+
+/// A warning about last tokens that no text can have.
+fn no_end(eos: &[u32], vocab: usize) -> Option<String> {
+    let outside = eos.iter().find(|&&id| id as usize >= vocab)?;
+    Some(format!(
+        "`eos_token_id` names token {outside}, but the model has {vocab} tokens: no text ends with it"
+    ))
+}
+
+/// Parameters of experts that a token does not take.
+fn idle(moe: &super::spec::Moe) -> u64 {
+    let size = |w: &WeightExpr| {
+        w.leaves().map(|l| l.shape.iter().map(|&d| d as u64).product()).max().unwrap_or(0_u64)
+    };
+    let parts = |w: &WeightExpr| match w {
+        // One tensor for each expert and part, against one for all that appears once for each part.
+        WeightExpr::Stack(_) => w.leaves().map(|l| l.shape.iter().map(|&d| d as u64).product::<u64>()).sum(),
+        _ => size(w),
+    };
+    let e = &moe.experts;
+    let bias = e.bias.iter().map(|(a, b)| parts(a) + parts(b)).sum::<u64>();
+    let all = parts(&e.gate_up) + parts(&e.down) + bias;
+    let n = moe.router.experts as u64;
+    all / n.max(1) * n.saturating_sub(moe.router.k as u64)
+}
+
+/// Refuses a `hidden_act` that is not among `known`; where it is absent, the first of them is meant. Gives its name.
+///
+/// # Errors
+/// Another name, and a value that is none.
+pub fn only_act(config: &Config, known: &[&'static str]) -> Result<&'static str> {
+    const KEY: &str = "hidden_act";
+    let Some(name) = config.opt_text(KEY)? else { return Ok(known.first().copied().unwrap_or_default()) };
+    known.iter().find(|k| **k == name).copied().ok_or_else(|| config.unsupported(KEY, name, known))
+}
+
+/// The activation that `hidden_act` names.
+fn activation(config: &Config) -> Result<Activation> {
+    const KNOWN: [(&str, Activation); 7] = [
+        ("silu", Activation::Silu),
+        ("swish", Activation::Silu),
+        ("gelu", Activation::Gelu),
+        ("gelu_new", Activation::GeluTanh),
+        ("gelu_pytorch_tanh", Activation::GeluTanh),
+        ("relu", Activation::Relu),
+        ("sigmoid", Activation::Sigmoid),
+    ];
+    let name = config.opt_text("hidden_act")?.unwrap_or("silu");
+    match KNOWN.iter().find(|(known, _)| *known == name) {
+        Some((_, activation)) => Ok(*activation),
+        None => Err(config.unsupported("hidden_act", name, &KNOWN.map(|(known, _)| known))),
+    }
+}
+
+/// Refuses checkpoints quantised in a way that is not read.
+fn quantization(config: &Config) -> Result<()> {
+    let Some(q) = config.opt_section("quantization_config")? else { return Ok(()) };
+    match q.opt_text("quant_method")?.unwrap_or("none") {
+        "mxfp4" => Ok(()),
+        "fp8" => match q.opt_numbers("weight_block_size")?.as_deref() {
+            Some([128.0, 128.0]) => Ok(()),
+            Some(other) => Err(q.unsupported("weight_block_size", other, &["[128, 128]"])),
+            None => Err(q.unsupported("quant_method", "fp8", &["fp8 with `weight_block_size`", "mxfp4"])),
+        },
+        other => Err(q.unsupported("quant_method", other, &["fp8", "mxfp4"])),
+    }
+}

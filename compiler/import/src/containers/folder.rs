@@ -1,0 +1,118 @@
+//! Where a file of a checkpoint lies: in its folder, whatever links say.
+//!
+//! A checkpoint is somebody else's data. A link in it that leads out would have moec read, and copy into a bundle, what its
+//! author has no right to. The one exception is the download cache of Hugging Face, where every file of
+//! `models--NAME/snapshots/REVISION` is a link to a blob in `models--NAME/blobs`.
+
+use moec_base::error::{Error, Result};
+use moec_runtime::platform::regular;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Component, Path, PathBuf};
+
+const HINT: &str =
+    "moec reads nothing outside of the checkpoint's folder; check where the checkpoint comes from";
+
+/// The path of a file of the checkpoint in `dir`; `None` if there is none.
+///
+/// # Errors
+/// A name that is none of a file in the folder, a link that leads out of it, or one that leads nowhere.
+pub(crate) fn find(dir: &Path, name: &str) -> Result<Option<PathBuf>> {
+    let plain = |c: Component<'_>| matches!(c, Component::Normal(_));
+    if name.is_empty() || !Path::new(name).components().all(plain) {
+        return Err(outside(name).because("only plain names and subfolders are allowed").hint(HINT));
+    }
+    let path = dir.join(name);
+    let unreadable = |e| unreadable(name, &e);
+    let meta = match fs::symlink_metadata(&path) {
+        Ok(meta) => meta,
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
+        Err(e) => return Err(unreadable(e)),
+    };
+    let home = fs::canonicalize(dir).map_err(unreadable)?;
+    let real = match fs::canonicalize(&path) {
+        Ok(real) => real,
+        Err(e) if meta.is_symlink() => {
+            return Err(Error::input(format!("`{name}` is a link that leads nowhere"))
+                .because(e)
+                .hint("the download may be incomplete: download it again, or remove the link"));
+        }
+        Err(e) => return Err(unreadable(e)),
+    };
+    if real.starts_with(&home) || blobs(&home).is_some_and(|blobs| real.starts_with(blobs)) {
+        Ok(Some(path))
+    } else {
+        Err(outside(name).because(format!("it is a link to `{}`", real.display())).hint(HINT))
+    }
+}
+
+/// The error for a file that is there and cannot be read.
+pub(crate) fn unreadable(name: &str, e: &io::Error) -> Error {
+    let error = Error::environment(format!("`{name}` cannot be read")).because(e);
+    match regular::refused(e) {
+        Some(why) => error.hint(why.hint()),
+        None => error,
+    }
+}
+
+fn outside(name: &str) -> Error {
+    Error::input(format!("`{name}` is outside of the checkpoint's folder"))
+}
+
+/// The blobs of the snapshot that `home` is, in a download cache.
+fn blobs(home: &Path) -> Option<PathBuf> {
+    let snapshots = home.parent().filter(|p| p.ends_with("snapshots"))?;
+    Some(snapshots.parent()?.join("blobs"))
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn links_stay_in_the_folder_or_lead_to_blobs_of_the_same_model() {
+        let cache = tempfile::tempdir().unwrap();
+        let at = |path: &str| cache.path().join(path);
+        for model in ["models--a", "models--b"] {
+            fs::create_dir_all(at(model).join("blobs")).unwrap();
+            fs::create_dir_all(at(model).join("snapshots/rev/sub")).unwrap();
+            fs::write(at(model).join("blobs/0"), "{}").unwrap();
+        }
+        let home = at("models--a/snapshots/rev");
+        fs::write(home.join("file"), "{}").unwrap();
+        for (name, to) in [
+            ("blob", "../../blobs/0"),
+            ("beside", "file"),
+            ("sub/up", "../file"),
+            ("twice", "blob"),
+            ("other", "../../../models--b/blobs/0"),
+            ("root", "/etc/hostname"),
+            ("snapshots", "../../snapshots"),
+            ("out", "../.."),
+            ("gone", "../../blobs/1"),
+            ("self", "self"),
+        ] {
+            symlink(to, home.join(name)).unwrap();
+        }
+        for name in ["file", "blob", "beside", "sub/up", "twice"] {
+            assert_eq!(find(&home, name).unwrap(), Some(home.join(name)), "{name}");
+        }
+        for name in ["none", "sub/none", "file/none"] {
+            assert_eq!(find(&home, name).unwrap(), None, "{name}");
+        }
+        for name in
+            ["other", "root", "snapshots", "out", "out/blobs/../../x", "../rev/file", "/etc/passwd", ""]
+        {
+            let said = find(&home, name).unwrap_err();
+            assert!(said.message.contains("outside of the checkpoint's folder"), "{name}: {said}");
+        }
+        for name in ["gone", "self"] {
+            let said = find(&home, name).unwrap_err();
+            assert!(said.message.contains("leads nowhere"), "{name}: {said}");
+        }
+        // Blobs are those of a download cache alone.
+        fs::rename(at("models--a/snapshots"), at("models--a/others")).unwrap();
+        assert!(find(&at("models--a/others/rev"), "blob").is_err());
+    }
+}

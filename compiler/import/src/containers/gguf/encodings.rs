@@ -1,0 +1,141 @@
+//! How GGUF stores numbers, one row for each type that is decoded. What is plain is decoded by the rows of other containers.
+
+use crate::encodings::coded::{Block, e2m1, half_power, take};
+use crate::encodings::{Encoding, Same, Taken, plain};
+use half::f16;
+use moec_gguf::quants;
+use moec_ir::{Encoding as Stored, Format};
+
+/// A type in blocks of `block` numbers and `bytes` bytes.
+const fn blocks(
+    name: &'static str,
+    block: usize,
+    bytes: usize,
+    decode: crate::encodings::Decode,
+) -> Encoding {
+    Encoding {
+        title: name,
+        leaf: |_| Stored::Plain,
+        dtype: name,
+        block,
+        bytes,
+        decode,
+        same: None,
+        ..plain::F32
+    }
+}
+
+const Q4_0: Encoding = Encoding {
+    same: Some(Same { format: Format::Q4h, taken: Taken::Coded(take_q4_0) }),
+    ..blocks("Q4_0", 32, 18, |s, _, from, out| quants::q4_0(s, from, out))
+};
+const Q4_1: Encoding = blocks("Q4_1", 32, 20, |s, _, from, out| quants::q4_1(s, from, out));
+const Q5_0: Encoding = blocks("Q5_0", 32, 22, |s, _, from, out| quants::q5_0(s, from, out));
+const Q5_1: Encoding = blocks("Q5_1", 32, 24, |s, _, from, out| quants::q5_1(s, from, out));
+const Q8_0: Encoding = Encoding {
+    same: Some(Same { format: Format::Q8h, taken: Taken::Coded(take_q8_0) }),
+    ..blocks("Q8_0", 32, 34, |s, _, from, out| quants::q8_0(s, from, out))
+};
+const Q4_K: Encoding = blocks("Q4_K", 256, 144, |s, _, from, out| quants::q4_k(s, from, out));
+const Q5_K: Encoding = blocks("Q5_K", 256, 176, |s, _, from, out| quants::q5_k(s, from, out));
+const Q6_K: Encoding = blocks("Q6_K", 256, 210, |s, _, from, out| quants::q6_k(s, from, out));
+const MXFP4: Encoding = Encoding {
+    same: Some(Same { format: Format::Mxfp4, taken: Taken::Coded(take_mxfp4) }),
+    ..blocks("MXFP4", 32, 17, |s, _, from, out| quants::mxfp4(s, from, out))
+};
+
+/// A block at its place in a row, whose scale is an f16.
+fn with_f16<const N: usize>(stored: &[u8], i: usize) -> Option<(&[u8; N], u16, f32)> {
+    let block = stored.as_chunks::<N>().0.get(i)?;
+    let bits = u16::from_le_bytes([block[0], block[1]]);
+    Some((block, bits, f16::from_bits(bits).to_f32()))
+}
+
+/// Nibble of number `i` of sixteen bytes: the lower ones are the first half.
+const fn nibble(bytes: &[u8], i: usize) -> u8 {
+    bytes[i % 16] >> (i / 16 * 4) & 15
+}
+
+fn take_q8_0(stored: &[u8], _: &[u8], from: usize, out: &mut [[u8; 3]]) -> bool {
+    let block = |i: usize| {
+        let (block, bits, scale) = with_f16::<34>(stored, i)?;
+        Some(Block { codes: std::array::from_fn(|c| block[2 + c].cast_signed()), bits, scale })
+    };
+    take(block, from, out)
+}
+
+fn take_q4_0(stored: &[u8], _: &[u8], from: usize, out: &mut [[u8; 3]]) -> bool {
+    let block = |i: usize| {
+        let (block, bits, scale) = with_f16::<18>(stored, i)?;
+        let codes = std::array::from_fn(|c| nibble(&block[2..], c).cast_signed() - 8);
+        Some(Block { codes, bits, scale })
+    };
+    take(block, from, out)
+}
+
+/// A scale of 255 is 2¹²⁷, as ggml has it.
+fn take_mxfp4(stored: &[u8], _: &[u8], from: usize, out: &mut [[u8; 3]]) -> bool {
+    let block = |i: usize| {
+        let block = stored.as_chunks::<17>().0.get(i)?;
+        let (bits, scale) = half_power(block[0]);
+        Some(Block { codes: std::array::from_fn(|c| e2m1(nibble(&block[1..], c))), bits, scale })
+    };
+    take(block, from, out)
+}
+
+/// Every type that is read.
+pub(super) const ENCODINGS: [&Encoding; 12] =
+    [&plain::F32, &plain::F16, &plain::BF16, &Q8_0, &Q4_0, &Q4_1, &Q5_0, &Q5_1, &Q4_K, &Q5_K, &Q6_K, &MXFP4];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use moec_gguf::types::TYPES;
+
+    #[test]
+    fn codes_and_scales_are_what_is_decoded() {
+        for row in [&Q8_0, &Q4_0, &MXFP4] {
+            let same = row.same.unwrap();
+            let Taken::Coded(take) = same.taken else { panic!("{}", row.title) };
+            // Every code, and all scales that give finite numbers.
+            let (mut finite, mut others) = (0, 0);
+            for scale in 0..=u16::MAX {
+                let mut block: Vec<u8> =
+                    (0..row.bytes).map(|i| (i * 41 + usize::from(scale)) as u8).collect();
+                block[..2].copy_from_slice(&scale.to_le_bytes());
+                let (mut numbers, mut taken) = ([0.0; 32], [[0; 3]; 32]);
+                (row.decode)(&block, &[], 0, &mut numbers);
+                if !take(&block, &[], 0, &mut taken) {
+                    assert!(numbers.iter().any(|x| !x.is_finite()), "{} {scale}", row.title);
+                    others += 1;
+                    continue;
+                }
+                finite += 1;
+                for (x, [code, low, high]) in numbers.into_iter().zip(taken) {
+                    let bits = u16::from_le_bytes([low, high]);
+                    let scale = match same.format.scales() {
+                        Format::F16 => f16::from_bits(bits).to_f32(),
+                        _ => half::bf16::from_bits(bits).to_f32(),
+                    };
+                    assert_eq!(f32::from(code.cast_signed()) * scale, x, "{} {block:?}", row.title);
+                }
+            }
+            assert!(finite > 60_000 && others > 0, "{}: {finite}, {others}", row.title);
+        }
+    }
+
+    #[test]
+    fn every_type_that_is_decoded_has_a_row() {
+        let decoded: Vec<_> = TYPES.iter().filter(|t| t.decode.is_some()).collect();
+        assert_eq!(decoded.len(), ENCODINGS.len());
+        for kind in decoded {
+            let row = ENCODINGS.iter().find(|row| row.dtype == kind.name).unwrap();
+            assert_eq!((row.block, row.bytes), (kind.block, kind.bytes), "{}", kind.name);
+            let stored: Vec<u8> = (0..2 * kind.bytes).map(|i| (i * 29 % 64) as u8).collect();
+            let (mut ours, mut theirs) = (vec![0.0; 2 * kind.block], vec![0.0; 2 * kind.block]);
+            (row.decode)(&stored, &[], 0, &mut ours);
+            kind.decode.unwrap()(&stored, 0, &mut theirs);
+            assert_eq!(ours, theirs, "{}", kind.name);
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! The files of a model: one, or several whose names count them (`NAME-00001-of-00003.gguf`).
+
+use super::super::{File, folder};
+use crate::map::Map;
+use moec_base::error::{Error, Result};
+use moec_gguf::Header;
+use std::path::Path;
+
+const COUNT: &str = "split.count";
+const NUMBER: &str = "split.no";
+const TENSORS: &str = "split.tensors.count";
+const HINT: &str = "download all files of the model again, into one folder";
+/// Digits of either number of a name.
+const DIGITS: usize = 5;
+
+/// What the name of a file says, if it counts: what stands in front, its number from 1 on, and how many there are.
+fn counted(name: &str) -> Option<(&str, usize, usize)> {
+    let stem = name.strip_suffix(".gguf")?;
+    let (stem, of) = stem.rsplit_once("-of-")?;
+    let (stem, number) = stem.rsplit_once('-')?;
+    let count = |text: &str| {
+        let plain = text.len() == DIGITS && text.bytes().all(|b| b.is_ascii_digit());
+        plain.then(|| text.parse().ok())?
+    };
+    Some((stem, count(number)?, count(of)?))
+}
+
+/// Maps the file at a path and, where its name counts, the others.
+///
+/// # Errors
+/// Files that are missing, outside of the folder or cannot be read, and any but the first.
+pub(super) fn open(path: &Path) -> Result<(Vec<File>, Vec<Map>)> {
+    let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    let mut files = vec![File { name: name.clone(), path: path.to_owned() }];
+    if let Some((stem, number, count)) = counted(&name) {
+        if number != 1 {
+            return Err(Error::input(format!("`{name}` is file {number} of {count}"))
+                .hint(format!("give the first: `{stem}-00001-of-{count:05}.gguf`")));
+        }
+        let dir = match path.parent() {
+            Some(dir) if !dir.as_os_str().is_empty() => dir,
+            _ => Path::new("."),
+        };
+        for number in 2..=count {
+            let other = format!("{stem}-{number:05}-of-{count:05}.gguf");
+            let path = folder::find(dir, &other)?.ok_or_else(|| {
+                Error::input(format!("`{other}` is missing"))
+                    .because(format!("`{name}` is the first of {count} files"))
+                    .hint(HINT)
+            })?;
+            files.push(File { name: other, path });
+        }
+    }
+    let maps = files.iter().map(|f| Map::open(&f.path).map_err(|e| folder::unreadable(&f.name, &e)));
+    let maps = maps.collect::<Result<_>>()?;
+    Ok((files, maps))
+}
+
+/// Checks that files are as many as they say, each where it belongs, with all tensors.
+///
+/// # Errors
+/// The first that is not.
+pub(super) fn check(files: &[File], headers: &[Header<'_>]) -> Result<()> {
+    for (i, (file, header)) in files.iter().zip(headers).enumerate() {
+        let number = |key| header.get(key).and_then(moec_gguf::Value::as_u64);
+        let (n, of) = (number(NUMBER).unwrap_or(0), number(COUNT).unwrap_or(1).max(1));
+        if (n, of) != (i as u64, files.len() as u64) {
+            return Err(Error::input(format!(
+                "`{}` says that it is file {} of {of}, but it is file {} of {}",
+                file.name,
+                n.saturating_add(1),
+                i + 1,
+                files.len()
+            ))
+            .because(format!("`{NUMBER}` and `{COUNT}` stand in its header"))
+            .hint(HINT));
+        }
+    }
+    let said = headers.first().and_then(|h| h.get(TENSORS)).and_then(moec_gguf::Value::as_u64);
+    let all: usize = headers.iter().map(|h| h.tensors().len()).sum();
+    match (said, files.first()) {
+        (Some(said), Some(first)) if said != all as u64 => {
+            Err(Error::input(format!("the files of `{}` have {all} tensors, expected {said}", first.name))
+                .because(format!("`{TENSORS}` says so"))
+                .hint(HINT))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_count() {
+        assert_eq!(counted("a-b-00002-of-00013.gguf"), Some(("a-b", 2, 13)));
+        for other in [
+            "a.gguf",
+            "a-2-of-3.gguf",
+            "a-00002-of-0003.gguf",
+            "00001-of-00002.gguf",
+            "a-0000x-of-00002.gguf",
+        ] {
+            assert_eq!(counted(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! GGUF files, one or several that belong together: metadata and tensors of llama.cpp, given in the spelling of Hugging Face.
+//!
+//! Each architecture is a row of [`architectures`]: how its tensors are called, and which keys its configuration has. Experts
+//! lie behind each other in one tensor; each is given as a tensor of its own, a part of the bytes of all. Numbers stay as they
+//! are stored, and [`encodings`] says how they are decoded.
+
+mod architectures;
+mod encodings;
+mod files;
+mod keys;
+mod names;
+mod settings;
+mod tokenizer;
+
+use super::{Container, File, Kind, Tensor};
+use crate::config::Config;
+use crate::encodings::Encoding;
+use crate::map::Map;
+use indexmap::IndexMap;
+use keys::Keys;
+use moec_base::error::{Error, Result};
+use moec_gguf::Header;
+use names::{Names, Placed};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// The row of the table.
+pub(super) const KIND: Kind = Kind {
+    name: "GGUF",
+    looks: "a GGUF file, the first where there are several",
+    is: |path| path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")),
+    config: |path| Ok(Gguf::open(path)?.config),
+    open: |path, _| Ok(Box::new(Gguf::open(path)?)),
+};
+
+/// Open files. Their weights are mapped.
+#[derive(Debug)]
+struct Gguf {
+    path: PathBuf,
+    config: Config,
+    files: Vec<File>,
+    /// One for each of the files.
+    maps: Vec<Map>,
+    tensors: IndexMap<String, Tensor>,
+    /// Heads of the matrices whose rows are paired as llama.cpp rotates them.
+    paired: HashMap<String, usize>,
+}
+
+impl Gguf {
+    /// Opens the file at a path, and those that go on from it. Reads headers only.
+    ///
+    /// # Errors
+    /// Files that are missing, damaged or not of one model; models that are not supported.
+    fn open(path: &Path) -> Result<Self> {
+        let (files, maps) = files::open(path)?;
+        let headers = files.iter().zip(&maps).map(|(file, map)| read(&file.name, map));
+        let headers = headers.collect::<Result<Vec<_>>>()?;
+        files::check(&files, &headers)?;
+        let Some((first, header)) = files.first().zip(headers.first()) else {
+            return Err(Error::bug("a checkpoint of no files"));
+        };
+        let keys = Keys::new(&first.name, header);
+        let row = architectures::find(&keys)?;
+        let mut stored = IndexMap::new();
+        for (i, (file, header)) in files.iter().zip(&headers).enumerate() {
+            for tensor in header.tensors() {
+                if let Some((old, _)) = stored.insert(tensor.name, (i, tensor)) {
+                    let (old, new): (&File, _) = (&files[old], file);
+                    return Err(Error::input(format!(
+                        "tensor `{}` is both in `{}` and in `{}`",
+                        tensor.name, old.name, new.name
+                    ))
+                    .hint("the files are not of one model: download all of them again"));
+                }
+            }
+        }
+        let model = settings::Model { keys, tensors: &stored, maps: &maps };
+        let config = Config::of(&first.name, settings::config(row.settings, &model)?);
+        let heads = config.opt_size(&["num_attention_heads"])?.map_or(0, |s| s.n);
+        let kv_heads = config.opt_size(&["num_key_value_heads"])?.map_or(heads, |s| s.n);
+        let experts = config.opt_size(&["num_experts"])?.map_or(0, |s| s.n);
+        let names = Names { naming: row.naming, heads, kv_heads, experts };
+        let (mut tensors, mut paired) = (IndexMap::new(), HashMap::new());
+        for (name, (file, tensor)) in &stored {
+            for Placed { name: hf, shape, bytes, heads } in names.place(tensor) {
+                let of = Tensor { file: *file, dtype: tensor.kind.name.to_owned(), shape, bytes };
+                paired.extend(heads.map(|heads| (hf.clone(), heads)));
+                if tensors.contains_key(&hf) {
+                    return Err(Error::input(format!("`{name}` in `{}` is there twice", files[*file].name))
+                        .because(format!("another tensor is `{hf}`, too")));
+                }
+                tensors.insert(hf, of);
+            }
+        }
+        Ok(Self { path: path.to_owned(), config, files, maps, tensors, paired })
+    }
+
+    /// The header of the first file, which has the metadata.
+    fn header(&self) -> Result<(&str, Header<'_>)> {
+        let first = self.files.first().zip(self.maps.first());
+        let (file, map) = first.ok_or_else(|| Error::bug("a checkpoint of no files"))?;
+        Ok((&file.name, read(&file.name, map)?))
+    }
+}
+
+/// Reads the header of a file.
+fn read<'a>(name: &str, map: &'a [u8]) -> Result<Header<'a>> {
+    Header::read(map).map_err(|e| {
+        Error::input(format!("`{name}` is no GGUF file that can be read")).hint(e.hint()).because(e)
+    })
+}
+
+impl Container for Gguf {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn files(&self) -> &[File] {
+        &self.files
+    }
+
+    fn tensors(&self) -> &IndexMap<String, Tensor> {
+        &self.tensors
+    }
+
+    fn order(&self, tensor: &str) -> Option<Vec<u32>> {
+        let (heads, stored) = (*self.paired.get(tensor)?, self.tensors.get(tensor)?);
+        names::order(heads, *stored.shape.first()?)
+    }
+
+    fn bytes(&self, tensor: &Tensor) -> Option<&[u8]> {
+        self.maps.get(tensor.file)?.get(tensor.bytes.clone())
+    }
+
+    fn config(&self) -> &Config {
+        &self.config
+    }
+
+    fn tokenizer_config(&self) -> Result<Option<Config>> {
+        let (name, header) = self.header()?;
+        tokenizer::config(&Keys::new(name, &header)).map(|map| Some(Config::of(name, map)))
+    }
+
+    fn tokenizer(&self) -> Result<Option<Vec<u8>>> {
+        let (name, header) = self.header()?;
+        tokenizer::json(&Keys::new(name, &header))
+    }
+
+    fn encodings(&self) -> &'static [&'static Encoding] {
+        &encodings::ENCODINGS
+    }
+
+    fn will_read(&self, tensor: &Tensor, bytes: Range<usize>) {
+        if let Some(map) = self.maps.get(tensor.file) {
+            map.will_read(tensor.bytes.start + bytes.start..tensor.bytes.start + bytes.end);
+        }
+    }
+
+    fn release(&self) {
+        self.maps.iter().for_each(|map| map.release(0..map.len()));
+    }
+}

@@ -1,0 +1,48 @@
+//! Pairs of bytes that are merged, as GPT-2 has them.
+
+use super::splits;
+use super::{Parts, Tokens};
+use crate::containers::gguf::keys::Keys;
+use moec_base::error::{Error, Result};
+use serde_json::{Value, json};
+
+const MERGES: &str = "tokenizer.ggml.merges";
+const PRE: &str = "tokenizer.ggml.pre";
+
+/// The parts of a tokenizer of bytes.
+///
+/// # Errors
+/// Merges that are missing or no pairs, and ways to split texts that are not known.
+pub(super) fn parts(keys: &Keys<'_>, tokens: &Tokens<'_>) -> Result<Parts> {
+    let merges = keys.texts(MERGES)?.ok_or_else(|| keys.missing(MERGES))?;
+    let pair = |merge: &&str| {
+        // The first half may be a space of its own.
+        let space = merge.char_indices().skip(1).find(|(_, c)| *c == ' ').map(|(at, _)| at);
+        let (left, right) = merge.split_at_checked(space?)?;
+        Some(json!([left, right.get(1..)?]))
+    };
+    let bad = || Error::input(format!("{} has an entry that is no pair", keys.name(MERGES)));
+    let merges = merges.iter().map(|merge| pair(merge).ok_or_else(bad)).collect::<Result<Vec<_>>>()?;
+    let pre = keys.text(PRE)?.ok_or_else(|| {
+        keys.missing(PRE).because("without it nothing says how texts are split before bytes are merged")
+    })?;
+    let split = splits::find(pre).ok_or_else(|| keys.unsupported(PRE, pre, &splits::names()))?;
+    Ok(Parts {
+        normalizer: if split.composed { json!({"type": "NFC"}) } else { Value::Null },
+        pre_tokenizer: split.json(),
+        decoder: json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}),
+        model: json!({
+            "type": "BPE",
+            "dropout": null,
+            "unk_token": null,
+            "continuing_subword_prefix": null,
+            "end_of_word_suffix": null,
+            "fuse_unk": false,
+            "byte_fallback": false,
+            "ignore_merges": split.whole_words,
+            "vocab": tokens.vocabulary(),
+            "merges": merges,
+        }),
+        added: tokens.added(),
+    })
+}

@@ -1,0 +1,154 @@
+//! From the metadata to a `tokenizer.json`.
+#![expect(clippy::cast_possible_truncation, reason = "a type that is no small number is an unknown one")]
+
+mod bytes;
+mod pieces;
+mod splits;
+#[cfg(test)]
+mod tests;
+
+use super::keys::Keys;
+use moec_base::error::{Error, Result};
+use serde_json::{Map, Value, json};
+use std::collections::HashMap;
+
+const MODEL: &str = "tokenizer.ggml.model";
+const TOKENS: &str = "tokenizer.ggml.tokens";
+const TYPES: &str = "tokenizer.ggml.token_type";
+const BOS: &str = "tokenizer.ggml.add_bos_token";
+const TEMPLATE: &str = "tokenizer.chat_template";
+/// Special tokens as `tokenizer_config.json` calls them, and where their ids are.
+const SPECIAL: [(&str, &str); 4] = [
+    ("bos_token", "tokenizer.ggml.bos_token_id"),
+    ("eos_token", "tokenizer.ggml.eos_token_id"),
+    ("unk_token", "tokenizer.ggml.unknown_token_id"),
+    ("pad_token", "tokenizer.ggml.padding_token_id"),
+];
+/// Types of tokens that stand for themselves in a text.
+const UNKNOWN: u64 = 2;
+const CONTROL: u64 = 3;
+const DEFINED: u64 = 4;
+
+/// How texts begin, in the keys of `tokenizer_config.json`.
+///
+/// # Errors
+/// Values that cannot be.
+pub(super) fn config(keys: &Keys<'_>) -> Result<Map<String, Value>> {
+    let mut map = Map::new();
+    // llama.cpp puts the first token in front of pieces where nothing is said.
+    let begins = keys.flag(BOS)?.unwrap_or(keys.text(MODEL)? == Some("llama"));
+    map.insert("add_bos_token".to_owned(), begins.into());
+    if let Some(template) = keys.text(TEMPLATE)? {
+        map.insert("chat_template".to_owned(), template.into());
+        // Templates name special tokens by their texts.
+        let texts = keys.texts(TOKENS)?.unwrap_or_default();
+        for (key, id) in SPECIAL {
+            let id = keys.count(id)?.and_then(|id| usize::try_from(id).ok());
+            if let Some(text) = id.and_then(|id| texts.get(id)) {
+                map.insert(key.to_owned(), (*text).into());
+            }
+        }
+    }
+    Ok(map)
+}
+
+/// The tokenizer, if the file has one.
+///
+/// # Errors
+/// Lists that do not fit each other, and kinds of tokenizers that are not supported.
+pub(super) fn json(keys: &Keys<'_>) -> Result<Option<Vec<u8>>> {
+    let parts = match keys.text(MODEL)? {
+        None | Some("none") => return Ok(None),
+        Some("gpt2") => bytes::parts(keys, &Tokens::read(keys)?)?,
+        Some("llama") => pieces::parts(keys, &Tokens::read(keys)?)?,
+        Some(other) => return Err(keys.unsupported(MODEL, other, &["gpt2", "llama"])),
+    };
+    let Parts { normalizer, pre_tokenizer, decoder, model, added } = parts;
+    let whole = json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": added,
+        "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": null,
+        "decoder": decoder,
+        "model": model,
+    });
+    Ok(Some(whole.to_string().into_bytes()))
+}
+
+/// What differs between kinds of tokenizers.
+struct Parts {
+    normalizer: Value,
+    pre_tokenizer: Value,
+    decoder: Value,
+    model: Value,
+    added: Vec<Value>,
+}
+
+/// The tokens of a file.
+struct Tokens<'a> {
+    texts: Vec<&'a str>,
+    types: Vec<u64>,
+}
+
+impl<'a> Tokens<'a> {
+    fn read(keys: &Keys<'a>) -> Result<Self> {
+        let texts = keys.texts(TOKENS)?.ok_or_else(|| keys.missing(TOKENS))?;
+        let types = match keys.numbers(TYPES)? {
+            Some(types) => types.into_iter().map(|t| t as u64).collect(),
+            None => vec![1; texts.len()],
+        };
+        if types.len() != texts.len() {
+            return Err(Error::input(format!(
+                "{} has {} values, but there are {} tokens",
+                keys.name(TYPES),
+                types.len(),
+                texts.len()
+            ))
+            .hint("the file is damaged; download it again"));
+        }
+        Ok(Self { texts, types })
+    }
+
+    /// Ids by their texts. Where several tokens have the same text, the first is meant.
+    fn ids(&self) -> HashMap<&'a str, usize> {
+        let mut ids = HashMap::with_capacity(self.texts.len());
+        for (id, text) in self.texts.iter().enumerate() {
+            ids.entry(*text).or_insert(id);
+        }
+        ids
+    }
+
+    /// The same as JSON, in the order of the ids.
+    fn vocabulary(&self) -> Map<String, Value> {
+        let ids = self.ids();
+        let first = |(id, text): &(usize, &&str)| ids.get(**text) == Some(id);
+        self.texts
+            .iter()
+            .enumerate()
+            .filter(first)
+            .map(|(id, text)| ((*text).to_owned(), id.into()))
+            .collect()
+    }
+
+    /// Tokens that are found in a text before anything else is done to it. Those that control are left out of decoded texts.
+    fn added(&self) -> Vec<Value> {
+        let with_types = self.texts.iter().zip(&self.types).enumerate();
+        let stands = with_types
+            .filter(|(_, (text, kind))| matches!(**kind, UNKNOWN | CONTROL | DEFINED) && !text.is_empty());
+        let added = stands.map(|(id, (text, kind))| {
+            json!({
+                "id": id,
+                "content": text,
+                "single_word": false,
+                "lstrip": false,
+                "rstrip": false,
+                "normalized": false,
+                "special": *kind != DEFINED,
+            })
+        });
+        added.collect()
+    }
+}

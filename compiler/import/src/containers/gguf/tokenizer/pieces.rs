@@ -1,0 +1,78 @@
+//! Pieces of SentencePiece that are merged by their scores, as Llama and Mixtral have them.
+
+use super::{Parts, Tokens, UNKNOWN};
+use crate::containers::gguf::keys::Keys;
+use moec_base::error::{Error, Result};
+use serde_json::{Value, json};
+
+const SCORES: &str = "tokenizer.ggml.scores";
+const PREFIX: &str = "tokenizer.ggml.add_space_prefix";
+/// What stands for a space.
+const SPACE: &str = "▁";
+/// Most characters of a piece whose halves are looked for; SentencePiece makes none of more than 16, by its default.
+const LONGEST: usize = 256;
+
+/// The parts of a tokenizer of pieces.
+///
+/// # Errors
+/// Scores that are missing or do not fit.
+pub(super) fn parts(keys: &Keys<'_>, tokens: &Tokens<'_>) -> Result<Parts> {
+    let scores = keys.numbers(SCORES)?.ok_or_else(|| keys.missing(SCORES))?;
+    if scores.len() != tokens.texts.len() {
+        return Err(Error::input(format!(
+            "{} has {} values, but there are {} tokens",
+            keys.name(SCORES),
+            scores.len(),
+            tokens.texts.len()
+        ))
+        .hint("the file is damaged; download it again"));
+    }
+    let unknown = tokens.types.iter().position(|kind| *kind == UNKNOWN).map(|id| tokens.texts[id]);
+    let prefixed = keys.flag(PREFIX)?.unwrap_or(true);
+    let spaces = json!({"type": "Replace", "pattern": {"String": " "}, "content": SPACE});
+    let normalizers: Vec<Value> =
+        prefixed.then(|| json!({"type": "Prepend", "prepend": SPACE})).into_iter().chain([spaces]).collect();
+    let mut decoders = vec![
+        json!({"type": "Replace", "pattern": {"String": SPACE}, "content": " "}),
+        json!({"type": "ByteFallback"}),
+        json!({"type": "Fuse"}),
+    ];
+    decoders.extend(prefixed.then(|| json!({"type": "Strip", "content": " ", "start": 1, "stop": 0})));
+    Ok(Parts {
+        normalizer: json!({"type": "Sequence", "normalizers": normalizers}),
+        pre_tokenizer: Value::Null,
+        decoder: json!({"type": "Sequence", "decoders": decoders}),
+        model: json!({
+            "type": "BPE",
+            "dropout": null,
+            "unk_token": unknown,
+            "continuing_subword_prefix": null,
+            "end_of_word_suffix": null,
+            "fuse_unk": true,
+            "byte_fallback": true,
+            "ignore_merges": false,
+            "vocab": tokens.vocabulary(),
+            "merges": merges(tokens, &scores),
+        }),
+        added: tokens.added(),
+    })
+}
+
+/// Pairs of pieces whose union is a piece, the union of the best score first. Of one union, pairs stand in the order of the
+/// ids of their halves.
+fn merges(tokens: &Tokens<'_>, scores: &[f64]) -> Vec<Value> {
+    let ids = tokens.ids();
+    let mut found: Vec<(f64, usize, usize)> = Vec::new();
+    for (text, score) in tokens.texts.iter().zip(scores) {
+        if text.chars().nth(LONGEST).is_some() {
+            continue;
+        }
+        let halves = text.char_indices().skip(1).filter_map(|(at, _)| {
+            let (left, right) = text.split_at_checked(at)?;
+            Some((*score, *ids.get(left)?, *ids.get(right)?))
+        });
+        found.extend(halves);
+    }
+    found.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
+    found.into_iter().map(|(_, left, right)| json!([tokens.texts[left], tokens.texts[right]])).collect()
+}

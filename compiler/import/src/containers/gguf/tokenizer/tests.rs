@@ -1,0 +1,160 @@
+//! Tokenizers that are put together, against SentencePiece and against what splits are for.
+
+use super::splits;
+use super::*;
+use moec_gguf::Header;
+use moec_runtime::serving::text::Text;
+use std::path::Path;
+
+/// The tokenizer of a file.
+fn read(header: &Header<'_>) -> Text {
+    let text = json(&Keys::new("sample", header)).unwrap().unwrap();
+    Text::parse(&text, None).unwrap()
+}
+
+#[test]
+fn pieces_are_merged_as_sentencepiece_does() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/gguf/pieces.gguf");
+    let bytes = std::fs::read(path).unwrap();
+    let header = Header::read(&bytes).unwrap();
+    let text = read(&header);
+    let list = |key| header.get(key).unwrap().as_array().unwrap().texts().unwrap();
+    let mut longest = 0;
+    for (sample, ids) in list("sample.texts").zip(list("sample.ids")) {
+        let want: Vec<u32> =
+            ids.split(',').filter(|id| !id.is_empty()).map(|id| id.parse().unwrap()).collect();
+        assert_eq!(text.encode(sample).unwrap(), want, "{sample:?}");
+        // What stands for a space is one.
+        assert_eq!(text.decode(&want).unwrap(), sample.replace('▁', " "));
+        longest = longest.max(want.len());
+    }
+    assert!(longest > 15);
+    let config = config(&Keys::new("sample", &header)).unwrap();
+    assert_eq!(config["add_bos_token"], true);
+}
+
+/// A text behind its length.
+fn entry(text: &str) -> Vec<u8> {
+    [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
+}
+
+/// A file of a tokenizer of bytes whose only words are these, each merged from left to right.
+fn file(pre: &str, words: &[&str]) -> Vec<u8> {
+    // The characters by which GPT-2 writes bytes.
+    let plain = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    let mut next = 256;
+    let characters: Vec<char> = (0..=255_u8)
+        .map(|b| {
+            if plain(b) {
+                return char::from(b);
+            }
+            next += 1;
+            char::from_u32(next - 1).unwrap()
+        })
+        .collect();
+    let mut tokens: Vec<String> = characters.iter().map(char::to_string).collect();
+    let mut merges = Vec::new();
+    for word in words {
+        let mut left = String::new();
+        for byte in word.bytes() {
+            let right = characters[usize::from(byte)];
+            if !left.is_empty() {
+                merges.push(format!("{left} {right}"));
+                tokens.push(format!("{left}{right}"));
+            }
+            left.push(right);
+        }
+    }
+    let list = |key: &str, texts: &[String]| {
+        let mut out = entry(key);
+        out.extend([9_u32.to_le_bytes(), 8_u32.to_le_bytes()].concat());
+        out.extend((texts.len() as u64).to_le_bytes());
+        out.extend(texts.iter().flat_map(|t| entry(t)));
+        out
+    };
+    let text = |key: &str, value: &str| [entry(key), 8_u32.to_le_bytes().to_vec(), entry(value)].concat();
+    let keys = [
+        text(MODEL, "gpt2"),
+        text("tokenizer.ggml.pre", pre),
+        list(TOKENS, &tokens),
+        list("tokenizer.ggml.merges", &merges),
+    ];
+    let mut out = b"GGUF\x03\0\0\0".to_vec();
+    out.extend([0_u64.to_le_bytes(), (keys.len() as u64).to_le_bytes()].concat());
+    out.extend(keys.concat());
+    out
+}
+
+/// How many tokens are left of words that would be one each, were they not split.
+#[test]
+fn texts_are_split_as_each_tokenizer_does() {
+    const WORDS: [&str; 6] = ["1234", "aB", ".\n", "don't", " x", "(a"];
+    let rows: [(&str, [usize; 6]); 8] = [
+        ("gpt-2", [1, 1, 2, 3, 1, 2]),
+        ("olmo", [1, 1, 2, 3, 1, 2]),
+        ("smollm", [4, 1, 2, 3, 1, 2]),
+        ("qwen2", [4, 1, 1, 3, 1, 1]),
+        ("glm4", [2, 1, 1, 3, 1, 1]),
+        ("gpt-4o", [2, 2, 1, 1, 1, 1]),
+        ("deepseek-llm", [4, 1, 2, 3, 1, 2]),
+        ("deepseek-v3", [2, 1, 1, 3, 1, 1]),
+    ];
+    for (pre, want) in rows {
+        let bytes = file(pre, &WORDS);
+        let text = read(&Header::read(&bytes).unwrap());
+        let counts = WORDS.map(|word| text.encode(word).unwrap().len());
+        assert_eq!(counts, want, "{pre}");
+    }
+}
+
+#[test]
+fn every_split_keeps_every_character() {
+    let sample = "Grüße, 世界! 🦀 fn main() { 12345 }\r\n\t  don't  \u{3000}。（x）aB9 e\u{301}";
+    for pre in splits::names() {
+        let bytes = file(pre, &["Gr", "12"]);
+        let text = read(&Header::read(&bytes).unwrap());
+        let back = text.decode(&text.encode(sample).unwrap()).unwrap();
+        let composed = splits::find(pre).unwrap().composed;
+        assert_eq!(back, if composed { sample.replace("e\u{301}", "é") } else { sample.to_owned() }, "{pre}");
+    }
+}
+
+#[test]
+fn what_is_not_known_is_refused() {
+    let bytes = file("whatever", &[]);
+    let header = Header::read(&bytes).unwrap();
+    let said = json(&Keys::new("sample", &header)).unwrap_err();
+    assert!(said.message.contains("tokenizer.ggml.pre") && said.message.contains("whatever"), "{said}");
+    assert!(splits::names().iter().all(|name| said.hint.as_ref().unwrap().contains(name)));
+}
+
+#[test]
+fn a_template_comes_with_the_texts_of_special_tokens() {
+    let text = |key: &str, value: &str| [entry(key), 8_u32.to_le_bytes().to_vec(), entry(value)].concat();
+    let id =
+        |key: &str, id: u32| [entry(key), 4_u32.to_le_bytes().to_vec(), id.to_le_bytes().to_vec()].concat();
+    let mut tokens = entry(TOKENS);
+    tokens.extend([9_u32.to_le_bytes(), 8_u32.to_le_bytes()].concat());
+    tokens.extend(2_u64.to_le_bytes());
+    tokens.extend([entry("<s>"), entry("</s>")].concat());
+    let keys = [
+        text(TEMPLATE, "{{ eos_token }}"),
+        tokens,
+        id("tokenizer.ggml.bos_token_id", 0),
+        id("tokenizer.ggml.eos_token_id", 1),
+        // One that is not there has no text.
+        id("tokenizer.ggml.padding_token_id", 9),
+    ];
+    let mut bytes = b"GGUF\x03\0\0\0".to_vec();
+    bytes.extend([0_u64.to_le_bytes(), (keys.len() as u64).to_le_bytes()].concat());
+    bytes.extend(keys.concat());
+    let header = Header::read(&bytes).unwrap();
+    let found = config(&Keys::new("sample", &header)).unwrap();
+    let expected = json!({
+        "add_bos_token": false,
+        "chat_template": "{{ eos_token }}",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+    });
+    assert_eq!(Value::Object(found), expected);
+}

@@ -1,0 +1,166 @@
+//! The folder of a Hugging Face checkpoint: safetensors files and JSON beside them.
+
+mod header;
+mod shards;
+
+use super::{Container, File, Kind, Tensor, folder};
+use crate::config::Config;
+use crate::map::Map;
+use indexmap::IndexMap;
+use moec_base::error::{Error, Result};
+use moec_runtime::platform::regular;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// The row of the table.
+pub(super) const KIND: Kind = Kind {
+    name: "safetensors",
+    looks: "the folder of a Hugging Face checkpoint, with its `config.json` and its weights as safetensors",
+    is: |path| {
+        [CONFIG, shards::SINGLE, shards::INDEX].iter().any(|name| path.join(name).symlink_metadata().is_ok())
+    },
+    config: |dir| {
+        config(dir, CONFIG)?.ok_or_else(|| {
+            Error::input(format!("`{}` has no `{CONFIG}`", dir.display()))
+                .hint("give the folder of a Hugging Face checkpoint")
+        })
+    },
+    open: |dir, config| Ok(Box::new(Safetensors::open(dir, config)?)),
+};
+
+const CONFIG: &str = "config.json";
+
+/// An open folder. Its weights are mapped.
+#[derive(Debug)]
+struct Safetensors {
+    dir: PathBuf,
+    config: Config,
+    files: Vec<File>,
+    /// One for each of the files.
+    maps: Vec<Map>,
+    tensors: IndexMap<String, Tensor>,
+}
+
+impl Safetensors {
+    /// Opens a folder: `model.safetensors`, or the shards that `model.safetensors.index.json` names. Reads headers only.
+    ///
+    /// # Errors
+    /// Files that are missing, cut short, outside of the folder or not valid; tensors that are there twice, or not where the
+    /// index says.
+    fn open(dir: &Path, config: Config) -> Result<Self> {
+        let shards = shards::find(dir)?;
+        let mut open = Self {
+            dir: dir.to_owned(),
+            config,
+            files: Vec::new(),
+            maps: Vec::new(),
+            tensors: IndexMap::new(),
+        };
+        for (name, path) in shards.files {
+            open.add(File { name, path })?;
+        }
+        for (tensor, file) in &shards.tensors {
+            let said = &open.files[*file].name;
+            match open.tensors.get(tensor) {
+                Some(t) if t.file == *file => {}
+                found => {
+                    let error = Error::input(format!("`{said}` has no tensor `{tensor}`"))
+                        .hint("index and shards are not of the same checkpoint; download them again");
+                    let error = error.because(format!("`{}` says that it is there", shards::INDEX));
+                    return Err(match found {
+                        Some(t) => error.because(format!("it is in `{}`", open.files[t.file].name)),
+                        None => error,
+                    });
+                }
+            }
+        }
+        Ok(open)
+    }
+
+    fn add(&mut self, new: File) -> Result<()> {
+        let map = Map::open(&new.path).map_err(|e| folder::unreadable(&new.name, &e))?;
+        let header = header::read(&new.name, &map)?;
+        let file = self.files.len();
+        for (tensor, info) in header.tensors {
+            let (start, end) = info.data_offsets;
+            let bytes = header.data + start..header.data + end;
+            let stored = Tensor { file, dtype: info.dtype.to_string(), shape: info.shape, bytes };
+            if let Some(old) = self.tensors.insert(tensor.clone(), stored) {
+                let (first, name) = (&self.files[old.file].name, &new.name);
+                return Err(Error::input(format!("tensor `{tensor}` is both in `{first}` and in `{name}`"))
+                    .hint("remove the files that are not of this checkpoint, or download it again"));
+            }
+        }
+        self.files.push(new);
+        self.maps.push(map);
+        Ok(())
+    }
+}
+
+impl Container for Safetensors {
+    fn path(&self) -> &Path {
+        &self.dir
+    }
+
+    fn files(&self) -> &[File] {
+        &self.files
+    }
+
+    fn tensors(&self) -> &IndexMap<String, Tensor> {
+        &self.tensors
+    }
+
+    fn bytes(&self, tensor: &Tensor) -> Option<&[u8]> {
+        self.maps.get(tensor.file)?.get(tensor.bytes.clone())
+    }
+
+    fn config(&self) -> &Config {
+        &self.config
+    }
+
+    fn generation_config(&self) -> Result<Option<Config>> {
+        config(&self.dir, "generation_config.json")
+    }
+
+    fn tokenizer_config(&self) -> Result<Option<Config>> {
+        config(&self.dir, "tokenizer_config.json")
+    }
+
+    fn chat_template(&self) -> Result<Option<String>> {
+        let name = "chat_template.jinja";
+        let read = read(&self.dir, name, regular::CONFIG)?.map(String::from_utf8);
+        read.transpose().map_err(|e| Error::input(format!("`{name}` is no text in UTF-8")).because(e))
+    }
+
+    fn tokenizer(&self) -> Result<Option<Vec<u8>>> {
+        read(&self.dir, "tokenizer.json", regular::TOKENIZER)
+    }
+
+    fn index(&self) -> &str {
+        match self.files.as_slice() {
+            [only] => &only.name,
+            _ => shards::INDEX,
+        }
+    }
+
+    fn will_read(&self, tensor: &Tensor, bytes: Range<usize>) {
+        if let Some(map) = self.maps.get(tensor.file) {
+            map.will_read(tensor.bytes.start + bytes.start..tensor.bytes.start + bytes.end);
+        }
+    }
+
+    fn release(&self) {
+        self.maps.iter().for_each(|map| map.release(0..map.len()));
+    }
+}
+
+/// The JSON object in a file of the folder, if it has that file.
+fn config(dir: &Path, name: &str) -> Result<Option<Config>> {
+    read(dir, name, regular::CONFIG)?.map(|text| Config::parse(name, &text)).transpose()
+}
+
+/// What a file of the folder holds, if it has that file.
+fn read(dir: &Path, name: &str, limit: regular::Limit) -> Result<Option<Vec<u8>>> {
+    let Some(path) = folder::find(dir, name)? else { return Ok(None) };
+    regular::read(&path, limit).map(Some).map_err(|e| folder::unreadable(name, &e))
+}

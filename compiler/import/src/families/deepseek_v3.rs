@@ -1,0 +1,42 @@
+//! DeepSeek-V3 and what is built like it (Kimi K2, Moonlight): latent attention, sigmoid routing with a
+//! selection bias (`noaux_tc`).
+
+use super::Family;
+use crate::checkpoint::Checkpoint;
+use crate::common::Base;
+use crate::config::Config;
+use crate::moe::{NoAux, dense_first};
+use crate::spec::{LayerSpec, ModelSpec};
+use moec_base::error::Result;
+use moec_ir::RopeStyle;
+
+pub(super) static FAMILY: Family = Family {
+    name: "deepseek_v3",
+    title: "DeepSeek-V3",
+    architectures: &["DeepseekV3ForCausalLM"],
+    examples: &[
+        "deepseek-ai/DeepSeek-V3",
+        "deepseek-ai/DeepSeek-R1",
+        "moonshotai/Kimi-K2-Instruct",
+        "moonshotai/Moonlight-16B-A3B-Instruct",
+    ],
+    read,
+};
+
+fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
+    let b = Base::read(config, checkpoint)?;
+    let moe = NoAux::read(&b, (8, 4), 2.5)?;
+    let dense = dense_first(config, 3)?;
+    let style =
+        if config.flag_or("rope_interleave", true)? { RopeStyle::Interleaved } else { RopeStyle::Half };
+    let layers = b.each_layer(|l| {
+        let at = b.layer(l);
+        let ffn = if dense(l) { b.dense(l, false)? } else { moe.moe(&b, l)?.into() };
+        Ok(LayerSpec::pre_norm([
+            (b.rms_norm(&format!("{at}.input_layernorm"))?, b.mla(l, style)?.into()),
+            (b.rms_norm(&format!("{at}.post_attention_layernorm"))?, ffn),
+        ]))
+    })?;
+    let norm = b.rms_norm("model.norm")?;
+    b.finish(&FAMILY, layers, norm, false)
+}

@@ -1,0 +1,76 @@
+//! The supported families, one row and one file each.
+#![expect(clippy::cast_possible_truncation, reason = "models compute with their factors in f32")]
+
+mod bamboo;
+mod deepseek_v2;
+mod deepseek_v3;
+mod glm4_moe;
+mod gpt_oss;
+mod mixtral;
+mod olmoe;
+mod phimoe;
+mod prosparse;
+mod qwen2_moe;
+mod qwen3_moe;
+mod smallthinker;
+mod turbosparse_mixtral;
+
+use super::checkpoint::Checkpoint;
+use super::config::Config;
+use super::spec::ModelSpec;
+use moec_base::error::{Error, Result};
+
+/// A family of models.
+#[derive(Clone, Copy, Debug)]
+pub struct Family {
+    /// `model_type` in `config.json`.
+    pub name: &'static str,
+    /// Name for people.
+    pub title: &'static str,
+    /// Values of `architectures[0]` that mean this family.
+    pub architectures: &'static [&'static str],
+    /// Published checkpoints.
+    pub examples: &'static [&'static str],
+    /// Reads a checkpoint.
+    pub read: fn(&Config, &Checkpoint) -> Result<ModelSpec>,
+}
+
+/// Every supported family.
+pub const FAMILIES: [&Family; 13] = [
+    &mixtral::FAMILY,
+    &qwen2_moe::FAMILY,
+    &qwen3_moe::FAMILY,
+    &olmoe::FAMILY,
+    &deepseek_v2::FAMILY,
+    &deepseek_v3::FAMILY,
+    &glm4_moe::FAMILY,
+    &phimoe::FAMILY,
+    &gpt_oss::FAMILY,
+    &smallthinker::FAMILY,
+    &turbosparse_mixtral::FAMILY,
+    &bamboo::FAMILY,
+    &prosparse::FAMILY,
+];
+
+/// The family of a config: by `architectures[0]`, or by `model_type` where that is absent.
+///
+/// # Errors
+/// It is not supported, or the config does not say.
+pub fn of(config: &Config) -> Result<&'static Family> {
+    let find = |is: &dyn Fn(&Family) -> bool| FAMILIES.into_iter().find(|f| is(f));
+    let architectures = config.opt_texts("architectures")?.unwrap_or_default();
+    if let Some(architecture) = architectures.first() {
+        let known: Vec<&str> = FAMILIES.iter().flat_map(|f| f.architectures).copied().collect();
+        return find(&|f| f.architectures.contains(&architecture.as_str()))
+            .ok_or_else(|| config.unsupported("architectures", architecture, &known));
+    }
+    let Some(model_type) = config.opt_text("model_type")? else {
+        return Err(Error::input(format!(
+            "{} and `model_type` are both absent",
+            config.name("architectures")
+        ))
+        .hint("the file does not describe a language model; download it again"));
+    };
+    find(&|f| f.name == model_type)
+        .ok_or_else(|| config.unsupported("model_type", model_type, &FAMILIES.map(|f| f.name)))
+}

@@ -1,0 +1,236 @@
+//! Models by their names on a hub: `moec init allenai/OLMoE-1B-7B-0924`.
+//!
+//! Files go into the cache that the hub's own tools have, in its layout, so that nothing is there twice. Only what a build reads is
+//! fetched: configuration, tokenizer, templates, and the weights that the index names, or one GGUF file with its parts. Everything
+//! that the hub says is untrusted: names that are no plain paths are left out, sizes bound what is read, and every file is
+//! compared with its hash before it gets its name. A file that is cut off stays as `HASH.incomplete`, and the next attempt goes on
+//! at its end.
+
+mod cache;
+mod client;
+mod download;
+pub mod name;
+
+use cache::Repo;
+use client::{Client, Listed};
+use moec_base::error::{Error, Result};
+use moec_base::progress::Progress;
+use moec_base::{disk, human};
+pub use name::Name;
+use name::is_gguf;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Where models come from, without `HF_ENDPOINT`.
+const ENDPOINT: &str = "https://huggingface.co";
+/// Small files that a build may read.
+const SMALL: [&str; 8] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+];
+const INDEX: &str = "model.safetensors.index.json";
+const WEIGHTS: &str = "model.safetensors";
+/// GGUF files that a hint names.
+const NAMED: usize = 8;
+
+/// The folder or file that a name stands for, fetched if it is not in the cache. `offline`: from the cache alone; so does
+/// `HF_HUB_OFFLINE`.
+///
+/// # Errors
+/// No such model, revision or file, one that is not given to everybody, no network, too little space, a file with another hash;
+/// offline, a model that is not in the cache.
+pub fn fetch(name: &Name, offline: bool, progress: &Progress) -> Result<PathBuf> {
+    let repo = Repo::of(name)?;
+    if offline || asked_for("HF_HUB_OFFLINE") {
+        return from_cache(name, &repo);
+    }
+    let endpoint = std::env::var("HF_ENDPOINT").ok().filter(|e| !e.is_empty());
+    let client = Client::new(endpoint.as_deref().unwrap_or(ENDPOINT), cache::token())?;
+    let listing = client.list(name)?;
+    let commit = &listing.commit;
+    let get = |files: &[&Listed]| download::all(&client, name, &repo, commit, files, progress);
+    let wanted = if let Some(file) = &name.file {
+        parts_of(name, file, &listing.files)?
+    } else {
+        let (small, index) = checkpoint(name, &listing.files)?;
+        check_space(name, &repo, &small)?;
+        get(&small)?;
+        let weights = weights(name, &repo.snapshot(commit), index, &listing.files)?;
+        [small, weights].concat()
+    };
+    check_space(name, &repo, &wanted)?;
+    get(&wanted)?;
+    repo.note(commit)?;
+    let folder = repo.snapshot(commit);
+    let bytes = wanted.iter().map(|f| f.bytes).fold(0, u64::saturating_add);
+    progress.stage(
+        "Fetched",
+        &format!("{name}, commit {}, {} in `{}`", &commit[..8], human::bytes(bytes), folder.display()),
+    );
+    Ok(name.file.as_ref().map_or(folder.clone(), |file| folder.join(file)))
+}
+
+/// Whether a variable is set to something that means yes.
+fn asked_for(var: &str) -> bool {
+    std::env::var(var).is_ok_and(|v| ["1", "true", "yes", "on"].contains(&v.to_ascii_lowercase().as_str()))
+}
+
+/// What the cache has of a name.
+fn from_cache(name: &Name, repo: &Repo) -> Result<PathBuf> {
+    let missing = |what: String| {
+        let held = cache::held();
+        let there = if held.is_empty() {
+            "it holds no models".to_owned()
+        } else {
+            format!("it holds {}", quoted(&held))
+        };
+        Error::input(what).hint(format!("{there}; without `--offline` and `HF_HUB_OFFLINE` it is fetched"))
+    };
+    let Some(commit) = repo.commit() else {
+        return Err(missing(format!("`{name}` is not in the cache, `{}`", repo.root().display())));
+    };
+    let folder = repo.snapshot(&commit);
+    let needed = match &name.file {
+        Some(file) => vec![file.clone()],
+        None if folder.join(INDEX).exists() => named_by_index(name, &folder)?.into_iter().collect(),
+        None => vec!["config.json".to_owned(), WEIGHTS.to_owned()],
+    };
+    match needed.iter().find(|file| !folder.join(file).exists()) {
+        Some(file) => Err(missing(format!("the cache has `{name}` without its `{file}`"))),
+        None => Ok(name.file.as_ref().map_or(folder.clone(), |file| folder.join(file))),
+    }
+}
+
+fn quoted(names: &[String]) -> String {
+    names.iter().map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", ")
+}
+
+/// The small files of a checkpoint, and its index of weights where there is one, which is among them.
+fn checkpoint<'a>(name: &Name, files: &'a [Listed]) -> Result<(Vec<&'a Listed>, Option<&'a Listed>)> {
+    let find = |wanted: &str| files.iter().find(|f| f.name == wanted);
+    let index = find(INDEX);
+    if find("config.json").is_none() || (index.is_none() && find(WEIGHTS).is_none()) {
+        let mut ggufs: Vec<String> = files.iter().map(|f| &f.name).filter(|n| is_gguf(n)).cloned().collect();
+        ggufs.sort();
+        let more = ggufs.len().saturating_sub(NAMED);
+        ggufs.truncate(NAMED);
+        let hint = if ggufs.is_empty() {
+            "moec reads safetensors and GGUF".to_owned()
+        } else {
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            let names: Vec<String> = ggufs.iter().map(|file| format!("{}:{file}", name.id())).collect();
+            format!("it has GGUF files; name one of them: {}{more}", quoted(&names))
+        };
+        return Err(Error::input(format!("`{name}` has no checkpoint of safetensors")).hint(hint));
+    }
+    let small = SMALL.iter().filter_map(|n| find(n)).chain(index).collect();
+    Ok((small, index))
+}
+
+/// The files of weights.
+fn weights<'a>(
+    name: &Name,
+    folder: &Path,
+    index: Option<&Listed>,
+    files: &'a [Listed],
+) -> Result<Vec<&'a Listed>> {
+    let names = match index {
+        Some(_) => named_by_index(name, folder)?,
+        None => BTreeSet::from([WEIGHTS.to_owned()]),
+    };
+    let find = |wanted: String| {
+        files.iter().find(|f| f.name == wanted).ok_or_else(|| {
+            Error::input(format!("`{name}` has no `{wanted}`, which its index of weights names"))
+                .hint("the upload is incomplete; try another `@revision`")
+        })
+    };
+    names.into_iter().map(find).collect()
+}
+
+/// The files that an index of weights names.
+fn named_by_index(name: &Name, folder: &Path) -> Result<BTreeSet<String>> {
+    let path = folder.join(INDEX);
+    let wrong =
+        |why: String| Error::input(format!("the index of weights of `{name}` cannot be read")).because(why);
+    let bytes = moec_runtime::platform::regular::read(&path, moec_runtime::platform::regular::INDEX)
+        .map_err(|e| wrong(e.to_string()))?;
+    let json: serde_json::Value = serde_json::from_slice(&bytes).map_err(|e| wrong(e.to_string()))?;
+    let map = json["weight_map"].as_object().ok_or_else(|| wrong("it has no `weight_map`".to_owned()))?;
+    map.values()
+        .map(|file| file.as_str().filter(|f| name::is_plain(f)).map(str::to_owned))
+        .collect::<Option<_>>()
+        .ok_or_else(|| wrong("it names what is no file beside it".to_owned()))
+}
+
+/// A GGUF file, and the other parts where it is one of several (`-00001-of-00003.gguf`).
+fn parts_of<'a>(name: &Name, file: &str, files: &'a [Listed]) -> Result<Vec<&'a Listed>> {
+    let all = parts(file);
+    let find = |wanted: &String| {
+        files.iter().find(|f| f.name == *wanted).ok_or_else(|| {
+            let ggufs: Vec<String> =
+                files.iter().map(|f| &f.name).filter(|n| is_gguf(n)).take(NAMED).cloned().collect();
+            let hint = if ggufs.is_empty() {
+                "it has no GGUF files".to_owned()
+            } else {
+                format!("it has {}", quoted(&ggufs))
+            };
+            Error::input(format!("`{}` has no file `{wanted}`", name.id())).hint(hint)
+        })
+    };
+    all.iter().map(find).collect()
+}
+
+/// The names of all parts of a file of which one is named.
+fn parts(file: &str) -> Vec<String> {
+    let split = || {
+        let stem = file.strip_suffix(".gguf")?;
+        let (rest, of) = stem.rsplit_once("-of-")?;
+        let (stem, at) = rest.rsplit_once('-')?;
+        let five = |n: &str| (n.len() == 5).then(|| n.parse::<u32>().ok())?;
+        let (of, _) = (five(of).filter(|n| (1..=1000).contains(n))?, five(at)?);
+        Some((1..=of).map(|i| format!("{stem}-{i:05}-of-{of:05}.gguf")).collect())
+    };
+    split().unwrap_or_else(|| vec![file.to_owned()])
+}
+
+/// Refuses what the disk has no room for, before anything large is fetched.
+fn check_space(name: &Name, repo: &Repo, files: &[&Listed]) -> Result<()> {
+    let missing = |f: &&Listed| {
+        let there = |suffix: &str| {
+            fs::metadata(format!("{}{suffix}", repo.blob(f.hash.text()).display())).map_or(0, |m| m.len())
+        };
+        f.bytes.saturating_sub(there("").max(there(".incomplete")))
+    };
+    let needed = files.iter().map(missing).fold(0, u64::saturating_add);
+    let folder = disk::existing(repo.root());
+    match disk::free_bytes(folder) {
+        Some(free) if needed > free => Err(Error::environment(format!(
+            "`{name}` needs {} in `{}`, and {} are free",
+            human::bytes(needed),
+            folder.display(),
+            human::bytes(free)
+        ))
+        .hint("make room, or set `HF_HOME` to a folder on another disk")),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parts;
+
+    #[test]
+    fn parts_of_a_file_are_named_by_any_of_them() {
+        assert_eq!(parts("x/a-00002-of-00002.gguf"), ["x/a-00001-of-00002.gguf", "x/a-00002-of-00002.gguf"]);
+        for alone in ["a.gguf", "a-1-of-2.gguf", "a-00001-of-00000.gguf", "a-00001-of-99999.gguf"] {
+            assert_eq!(parts(alone), [alone]);
+        }
+    }
+}

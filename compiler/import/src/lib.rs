@@ -1,0 +1,52 @@
+//! Import: from a checkpoint to a [`ModelSpec`].
+//!
+//! The only place that knows Hugging Face and its containers. Model files are not trusted: whatever they say is checked
+//! before it is used, and nothing outside of the checkpoint's folder is read.
+#![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
+
+mod chat;
+pub mod checkpoint;
+pub mod common;
+pub mod config;
+pub mod containers;
+pub mod encodings;
+pub mod families;
+pub mod hub;
+mod latent;
+pub mod map;
+pub mod moe;
+mod parts;
+mod rectangles;
+pub mod rope;
+mod sampling;
+pub mod spec;
+pub mod tensors;
+mod tokenizer;
+
+pub use checkpoint::{Checkpoint, ImportOptions};
+pub use config::Config;
+pub use families::{FAMILIES, Family};
+pub use spec::ModelSpec;
+
+use moec_base::error::Result;
+use std::path::Path;
+
+/// Opens the checkpoint at a path and reads what it computes.
+///
+/// # Errors
+/// Files that are missing or wrong, and those of [`read`].
+pub fn open(path: &Path, options: &ImportOptions) -> Result<(Checkpoint, ModelSpec)> {
+    let container = containers::open(path, |config| families::of(config).map(|_| ()))?;
+    let checkpoint = Checkpoint::of(container, options);
+    let spec = read(&checkpoint)?;
+    Ok((checkpoint, spec))
+}
+
+/// Reads what a checkpoint computes.
+///
+/// # Errors
+/// Tensors that do not fit the config, and whatever this version does not support, by name.
+pub fn read(checkpoint: &Checkpoint) -> Result<ModelSpec> {
+    let config = checkpoint.config();
+    (families::of(config)?.read)(config, checkpoint)
+}

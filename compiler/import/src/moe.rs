@@ -1,0 +1,328 @@
+//! Mixtures of experts: expert matrices in every layout that checkpoints have, and common routers.
+#![expect(clippy::cast_possible_truncation, reason = "models compute with their factors in f32")]
+
+use super::common::{Base, EXPERTS};
+use super::config::Config;
+use super::encodings::mxfp4::MXFP4;
+pub use super::parts::{PROJ, Parts, W123};
+use super::spec::{ExpertWeights, Moe, Projection, RouterInput, Shared};
+use super::tensors::Dim;
+use moec_base::error::{Error, Result};
+use moec_ir::op::{GroupScore, Groups, Renorm, Score, WeightFrom};
+use moec_ir::{Axis, Glu, RouterDesc, WeightExpr};
+
+/// How a family stores gate and up in one tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fused {
+    /// `[experts, 2·inner, hidden]`, all of gate before all of up; or both tensors of a layer with the last two axes exchanged.
+    OutIn,
+    /// `[experts, hidden, 2·inner]`, gate and up interleaved, with biases, as in gpt-oss; or blocks of MXFP4.
+    InOut,
+}
+
+/// Router of softmax, sigmoid or plain scores without further parts.
+pub fn plain_router(
+    experts: usize,
+    k: usize,
+    score: Score,
+    weight_from: WeightFrom,
+    renorm: Renorm,
+) -> RouterDesc {
+    RouterDesc { experts, k, score, select_bias: false, groups: None, weight_from, renorm, scale: 1.0 }
+}
+
+/// Renormalisation by the sum if the config says so, as Qwen and OLMoE have it.
+pub fn renorm(norm_topk_prob: bool) -> Renorm {
+    if norm_topk_prob { Renorm::Sum { eps: 0.0 } } else { Renorm::None }
+}
+
+/// Which layers of Qwen's models are mixtures of experts.
+///
+/// # Errors
+/// Keys of the wrong type.
+pub fn sparse_layers(config: &Config) -> Result<impl Fn(usize) -> bool + use<>> {
+    let dense = config.opt_ids("mlp_only_layers")?.unwrap_or_default();
+    let step = config.opt_size(&["decoder_sparse_step"])?.map_or(1, |s| s.n);
+    Ok(move |layer: usize| !dense.iter().any(|&d| d as usize == layer) && (layer + 1).is_multiple_of(step))
+}
+
+/// Which layers of DeepSeek's models and their like are dense: the first few, and any that
+/// `moe_layer_freq` leaves out.
+///
+/// # Errors
+/// Keys of the wrong type.
+pub fn dense_first(config: &Config, default: usize) -> Result<impl Fn(usize) -> bool + use<>> {
+    let first = config.opt_count(&["first_k_dense_replace"])?.map_or(default, |s| s.n);
+    let step = config.opt_size(&["moe_layer_freq"])?.map_or(1, |s| s.n);
+    Ok(move |layer: usize| layer < first || !layer.is_multiple_of(step))
+}
+
+/// The mixture of DeepSeek-V3 (arXiv 2412.19437, section 2.1): sigmoid scores, a selection bias that
+/// balances load without an auxiliary loss (`noaux_tc`), groups, ungated shared experts.
+#[derive(Clone, Debug)]
+pub struct NoAux {
+    router: RouterDesc,
+    experts: Dim,
+    inner: Dim,
+    shared: Option<Dim>,
+}
+
+impl NoAux {
+    /// Reads the routing. Where the config is silent, there are `groups` of experts of which some are
+    /// kept, and weights are multiplied by `scale`.
+    ///
+    /// # Errors
+    /// Keys that are missing or do not fit, and kinds of routing that are not supported.
+    pub fn read(b: &Base<'_>, groups: (usize, usize), scale: f64) -> Result<Self> {
+        let c = b.config;
+        for (key, known) in [("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")] {
+            match c.opt_text(key)? {
+                Some(other) if other != known => return Err(c.unsupported(key, other, &[known])),
+                _ => {}
+            }
+        }
+        let (experts, k) = b.expert_counts()?;
+        let n = c.opt_size(&["n_group"])?.map_or(groups.0, |s| s.n);
+        let keep = c.opt_size(&["topk_group"])?.map_or(groups.1, |s| s.n);
+        let groups = Groups { n, keep, score: GroupScore::Top2Sum, mask_neg_inf: true };
+        let renorm =
+            if c.flag_or("norm_topk_prob", true)? { Renorm::Sum { eps: 1e-20 } } else { Renorm::None };
+        let inner = Dim::from(c.size(&["moe_intermediate_size"])?);
+        let shared = c.opt_count(&["n_shared_experts"])?.filter(|s| s.n > 0);
+        Ok(Self {
+            router: RouterDesc {
+                select_bias: true,
+                groups: b.groups(groups, &experts, k)?,
+                scale: c.number_or("routed_scaling_factor", scale)? as f32,
+                ..plain_router(experts.n, k, Score::Sigmoid, WeightFrom::Score, renorm)
+            },
+            shared: shared.map(|n| inner.times(&n.into())),
+            experts,
+            inner,
+        })
+    }
+
+    /// Reads the mixture of a layer.
+    ///
+    /// # Errors
+    /// Tensors that do not fit the config.
+    pub fn moe(&self, b: &Base<'_>, layer: usize) -> Result<Moe> {
+        let at = format!("{}.mlp", b.layer(layer));
+        let read =
+            b.experts(&format!("{at}.experts"), PROJ, Fused::OutIn, &self.experts, &self.inner, b.glu)?;
+        let bias = b.tensors.take(&format!("{at}.gate.e_score_correction_bias"), &[&self.experts])?;
+        let shared = match &self.shared {
+            Some(inner) => {
+                Some(Shared { mlp: b.mlp(&format!("{at}.shared_experts"), inner, false)?, gate: None })
+            }
+            None => None,
+        };
+        let moe = b.simple_moe(&format!("{at}.gate"), self.router.clone(), &self.experts, read)?;
+        Ok(Moe { select_bias: Some(bias), shared, ..moe })
+    }
+}
+
+impl Base<'_> {
+    /// Number of routed experts and of experts per token.
+    ///
+    /// # Errors
+    /// Keys that are missing or do not fit each other.
+    pub fn expert_counts(&self) -> Result<(Dim, usize)> {
+        self.expert_counts_of(&EXPERTS, &["num_experts_per_tok"])
+    }
+
+    /// Both numbers, by the first of the keys that is there.
+    ///
+    /// # Errors
+    /// As [`Self::expert_counts`].
+    pub fn expert_counts_of(&self, experts: &[&'static str], k: &[&'static str]) -> Result<(Dim, usize)> {
+        let (experts, k) = (self.config.size(experts)?, self.config.size(k)?);
+        if k.n > experts.n {
+            return Err(Error::input(format!(
+                "{} is {}, more than `{}`, which is {}",
+                self.config.name(k.key),
+                k.n,
+                experts.key,
+                experts.n
+            )));
+        }
+        Ok((experts.into(), k.n))
+    }
+
+    /// The first of the names that the checkpoint has, or the first of all.
+    pub fn first_of(&self, names: &[String]) -> String {
+        let found = names.iter().find(|n| self.tensors.has(n)).or(names.first());
+        found.cloned().unwrap_or_default()
+    }
+
+    /// The router's matrix, `{at}.weight`.
+    ///
+    /// # Errors
+    /// Tensors that do not fit the config.
+    pub fn router(&self, at: &str, experts: &Dim, bias: bool) -> Result<Projection> {
+        self.tensors.projection(at, experts, &self.hidden, bias)
+    }
+
+    /// A mixture without selection bias and shared expert.
+    ///
+    /// # Errors
+    /// Tensors that do not fit the config.
+    pub fn simple_moe(
+        &self,
+        gate: &str,
+        router: RouterDesc,
+        experts: &Dim,
+        read: ExpertWeights,
+    ) -> Result<Moe> {
+        let logits = self.router(gate, experts, false)?;
+        let router_reads = RouterInput::Experts;
+        Ok(Moe { router, logits, router_reads, select_bias: None, experts: read, shared: None })
+    }
+
+    /// Checks groups of experts, of which the router keeps the best; `None` where all are kept.
+    ///
+    /// # Errors
+    /// Groups that do not fit the experts.
+    pub fn groups(&self, groups: Groups, experts: &Dim, k: usize) -> Result<Option<Groups>> {
+        let Groups { n, keep, score, .. } = groups;
+        let size = experts.n / n.max(1);
+        let whole = n > 0 && experts.n.is_multiple_of(n) && (1..=n).contains(&keep);
+        if !whole || k > keep * size || (score == GroupScore::Top2Sum && size < 2) {
+            return Err(Error::input(format!(
+                "`n_group` {n} and `topk_group` {keep} in `config.json` do not fit {} {} and `num_experts_per_tok` {k}",
+                experts.why, experts.n
+            )));
+        }
+        Ok((keep < n).then_some(groups))
+    }
+
+    /// Reads the routed experts below `at`: fused into one tensor, as MXFP4 blocks, or one by one.
+    ///
+    /// # Errors
+    /// Tensors that do not fit the config.
+    pub fn experts(
+        &self,
+        at: &str,
+        parts: Parts,
+        fused: Fused,
+        experts: &Dim,
+        inner: &Dim,
+        glu: Glu,
+    ) -> Result<ExpertWeights> {
+        let (t, hidden) = (&self.tensors, &self.hidden);
+        let (gate_up, down) = (format!("{at}.gate_up_proj"), format!("{at}.down_proj"));
+        let both = inner.twice();
+        if t.has(&format!("{gate_up}{}", MXFP4.suffix)) {
+            let matrices = [
+                interleaved(t.take_as(&MXFP4, &gate_up, &[experts, &both, hidden])?, Axis::Rows, inner.n),
+                t.take_as(&MXFP4, &down, &[experts, hidden, inner])?,
+            ];
+            return self.assemble(at, matrices, experts, inner, glu);
+        }
+        if t.has(&gate_up) {
+            let matrices = if fused == Fused::InOut {
+                let gate_up = transpose(t.take(&gate_up, &[experts, hidden, &both])?);
+                let down = transpose(t.take(&down, &[experts, inner, hidden])?);
+                [interleaved(gate_up, Axis::Rows, inner.n), down]
+            } else if self.exchanged([&gate_up, &down], experts, inner)? {
+                [
+                    transpose(t.take(&gate_up, &[experts, hidden, &both])?),
+                    transpose(t.take(&down, &[experts, inner, hidden])?),
+                ]
+            } else {
+                [t.take(&gate_up, &[experts, &both, hidden])?, t.take(&down, &[experts, hidden, inner])?]
+            };
+            return self.assemble(at, matrices, experts, inner, glu);
+        }
+        self.one_by_one(at, parts, experts, inner, glu)
+    }
+
+    /// Experts that have tensors of their own, and biases where the first has one.
+    fn one_by_one(
+        &self,
+        at: &str,
+        parts: Parts,
+        experts: &Dim,
+        inner: &Dim,
+        glu: Glu,
+    ) -> Result<ExpertWeights> {
+        let (t, hidden) = (&self.tensors, &self.hidden);
+        let biased = t.has(&format!("{at}.0.{}.bias", parts.gate));
+        let (mut gate_ups, mut downs) = (Vec::new(), Vec::new());
+        let (mut gate_up_biases, mut down_biases) = (Vec::new(), Vec::new());
+        for e in 0..experts.n {
+            let part = |name: &str, out: &Dim, input: &Dim| {
+                t.projection(&format!("{at}.{e}.{name}"), out, input, biased)
+            };
+            let (gate, up) = (part(parts.gate, inner, hidden)?, part(parts.up, inner, hidden)?);
+            let down = part(parts.down, hidden, inner)?;
+            gate_ups.push(WeightExpr::Concat { axis: Axis::Rows, of: vec![gate.weight, up.weight] });
+            downs.push(down.weight);
+            if let (Some(gate), Some(up), Some(down)) = (gate.bias, up.bias, down.bias) {
+                gate_up_biases.push(WeightExpr::Concat { axis: Axis::Cols, of: vec![gate, up] });
+                down_biases.push(down);
+            }
+        }
+        let (gate_up, down) = (WeightExpr::Stack(gate_ups), WeightExpr::Stack(downs));
+        let bias = biased.then_some((WeightExpr::Stack(gate_up_biases), WeightExpr::Stack(down_biases)));
+        Ok(ExpertWeights { inner: inner.n, gate_up, down, bias, glu })
+    }
+
+    /// Whether the fused tensors of a layer are stored as `[experts, in, out]`, as some checkpoints have them.
+    ///
+    /// One of the two may be square, and then its shape fits both orders. `[hidden, 2·inner]` and `[hidden, inner]` are never
+    /// square at once, so that the pair fits one order at most.
+    ///
+    /// # Errors
+    /// Tensors of one layer in two orders.
+    fn exchanged(&self, names: [&str; 2], experts: &Dim, inner: &Dim) -> Result<bool> {
+        let (n, hidden, inner) = (experts.n, self.hidden.n, inner.n);
+        let shapes = names.map(|name| self.tensors.shape(name));
+        let fits = |gate_up: [usize; 3], down: [usize; 3]| {
+            [shapes[0] == Some(&gate_up[..]), shapes[1] == Some(&down[..])]
+        };
+        let out_in = fits([n, 2 * inner, hidden], [n, hidden, inner]);
+        let in_out = fits([n, hidden, 2 * inner], [n, inner, hidden]);
+        let each_fits = (0..2).all(|i| out_in[i] || in_out[i]);
+        if each_fits && out_in != [true; 2] && in_out != [true; 2] {
+            let [gate_up, down] = names;
+            let [first, second] = shapes.map(Option::unwrap_or_default);
+            return Err(Error::input(format!("`{gate_up}` and `{down}` store their axes in different orders"))
+                .because(format!(
+                    "their shapes are {first:?} and {second:?}; both must be [experts, out, in], or both [experts, in, out]"
+                ))
+                .hint("the tensors may be of two checkpoints; download the model again"));
+        }
+        Ok(in_out == [true; 2])
+    }
+
+    /// Adds the biases of fused experts, where the checkpoint has them.
+    fn assemble(
+        &self,
+        at: &str,
+        matrices: [WeightExpr; 2],
+        experts: &Dim,
+        inner: &Dim,
+        glu: Glu,
+    ) -> Result<ExpertWeights> {
+        let (t, [gate_up, down]) = (&self.tensors, matrices);
+        let (gate_up_bias, down_bias) = (format!("{at}.gate_up_proj_bias"), format!("{at}.down_proj_bias"));
+        let bias = if t.has(&gate_up_bias) {
+            let gate_up = t.take(&gate_up_bias, &[experts, &inner.twice()])?;
+            Some((interleaved(gate_up, Axis::Cols, inner.n), t.take(&down_bias, &[experts, &self.hidden])?))
+        } else {
+            None
+        };
+        Ok(ExpertWeights { inner: inner.n, gate_up, down, bias, glu })
+    }
+}
+
+fn transpose(of: WeightExpr) -> WeightExpr {
+    WeightExpr::Transpose(Box::new(of))
+}
+
+/// Gate (even) and up (odd) one behind the other.
+fn interleaved(of: WeightExpr, axis: Axis, len: usize) -> WeightExpr {
+    let half = |start| WeightExpr::Slice { axis, start, step: 2, len, of: Box::new(of.clone()) };
+    WeightExpr::Concat { axis, of: vec![half(0), half(1)] }
+}

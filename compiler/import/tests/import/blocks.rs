@@ -1,0 +1,264 @@
+//! Layers of other forms than the families have: what they lower to, against the same computed by hand.
+
+use super::support::{distance, shapes};
+use moec_import::ModelSpec;
+use moec_import::spec::{
+    Block, ExpertWeights, Gqa, LayerSpec, Mixer, Mlp, Moe, Norm, Projection, RouterInput,
+};
+use moec_ir::eval::Evaluator;
+use moec_ir::op::{Renorm, Score, WeightFrom};
+use moec_ir::{Activation, Encoding, Glu, Leaf, RouterDesc, Source, WeightExpr};
+use moec_passes::lower::lower;
+use std::ops::Range;
+
+const HIDDEN: usize = 4;
+const INNER: usize = 3;
+const EXPERTS: usize = 3;
+const VOCAB: usize = 5;
+const EPS: f32 = 1e-5;
+const SILU: Glu = Glu::Gated(Activation::Silu);
+const TOKENS: [u32; 3] = [3, 0, 4];
+
+/// A number of a tensor, by its place.
+fn number(tensor: &str, lead: usize, row: usize, col: usize) -> f32 {
+    let seed = tensor.bytes().fold(7, |seed, byte| (seed * 31 + u64::from(byte)) % 1009);
+    ((seed as usize + 17 * lead + 7 * row + 3 * col) as f32 * 0.7).sin()
+}
+
+struct Numbers;
+
+impl Source for Numbers {
+    fn read(
+        &self,
+        leaf: &Leaf,
+        lead: usize,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let places = rows.flat_map(|r| cols.clone().map(move |c| (r, c)));
+        out.iter_mut().zip(places).for_each(|(x, (r, c))| *x = number(&leaf.tensor, lead, r, c));
+        Ok(())
+    }
+}
+
+fn leaf(tensor: &str, shape: &[usize]) -> WeightExpr {
+    WeightExpr::Leaf(Leaf { tensor: tensor.into(), shape: shape.into(), encoding: Encoding::Plain })
+}
+
+fn projection(tensor: &str, out: usize, input: usize) -> Projection {
+    Projection { weight: leaf(tensor, &[out, input]), bias: None }
+}
+
+fn norm(tensor: &str) -> Norm {
+    Norm::Rms { eps: EPS, weight: leaf(tensor, &[HIDDEN]) }
+}
+
+/// One head, which nothing turns.
+fn attention() -> Mixer {
+    let [q, k, v, o] = ["q", "k", "v", "o"].map(|name| projection(name, HIDDEN, HIDDEN));
+    Gqa {
+        heads: 1,
+        kv_heads: 1,
+        head_dim: HIDDEN,
+        q,
+        k,
+        v,
+        o,
+        qk_norm: None,
+        clip: None,
+        rope: None,
+        window: None,
+        sinks: None,
+        scale: 0.5,
+    }
+    .into()
+}
+
+fn dense() -> Mixer {
+    let [gate, up] = ["gate", "up"].map(|name| projection(name, INNER, HIDDEN));
+    Mlp { gate, up, down: projection("down", HIDDEN, INNER), glu: SILU }.into()
+}
+
+fn moe(router_reads: RouterInput) -> Mixer {
+    Moe {
+        router: RouterDesc {
+            experts: EXPERTS,
+            k: 1,
+            score: Score::Softmax,
+            select_bias: false,
+            groups: None,
+            weight_from: WeightFrom::Score,
+            renorm: Renorm::None,
+            scale: 1.0,
+        },
+        logits: projection("router", EXPERTS, HIDDEN),
+        router_reads,
+        select_bias: None,
+        experts: ExpertWeights {
+            inner: INNER,
+            gate_up: leaf("gate_up", &[EXPERTS, 2 * INNER, HIDDEN]),
+            down: leaf("experts_down", &[EXPERTS, HIDDEN, INNER]),
+            bias: None,
+            glu: SILU,
+        },
+        shared: None,
+    }
+    .into()
+}
+
+fn model(layer: LayerSpec) -> ModelSpec {
+    ModelSpec {
+        family: "none",
+        title: "None",
+        vocab: VOCAB,
+        hidden: HIDDEN,
+        max_positions: 8,
+        embed: leaf("embed", &[VOCAB, HIDDEN]),
+        layers: vec![layer],
+        final_norm: norm("final"),
+        head: None,
+        head_bias: None,
+        bos: None,
+        eos: Vec::new(),
+        params: 0,
+        active_params: 0,
+        warnings: Vec::new(),
+    }
+}
+
+/// Logits of the tokens, as the evaluator has them.
+fn logits(layer: LayerSpec) -> Vec<f32> {
+    let module = lower(&model(layer), &shapes(8, 4)).unwrap();
+    moec_ir::verify::module(&module).unwrap();
+    let logits = Evaluator::new(&module, &Numbers).logits_from(0, 0, 0, &TOKENS).unwrap();
+    logits.as_f32().to_vec()
+}
+
+/// Computed by hand.
+mod by_hand {
+    use super::{EPS, EXPERTS, HIDDEN, INNER, TOKENS, VOCAB, number};
+
+    pub(super) type Rows = Vec<Vec<f32>>;
+
+    pub(super) fn embedded() -> Rows {
+        TOKENS.map(|id| (0..HIDDEN).map(|c| number("embed", 0, id as usize, c)).collect()).into()
+    }
+
+    pub(super) fn logits(x: &Rows) -> Vec<f32> {
+        norm("final", x).iter().flat_map(|x| times("embed", 0, 0..VOCAB, x)).collect()
+    }
+
+    fn times(tensor: &str, lead: usize, rows: std::ops::Range<usize>, x: &[f32]) -> Vec<f32> {
+        rows.map(|r| x.iter().enumerate().map(|(c, x)| number(tensor, lead, r, c) * x).sum()).collect()
+    }
+
+    pub(super) fn norm(tensor: &str, rows: &Rows) -> Rows {
+        let one = |x: &Vec<f32>| {
+            let root = (x.iter().map(|x| x * x).sum::<f32>() / HIDDEN as f32 + EPS).sqrt();
+            x.iter().enumerate().map(|(c, x)| x / root * number(tensor, 0, 0, c)).collect()
+        };
+        rows.iter().map(one).collect()
+    }
+
+    pub(super) fn sum(a: &Rows, b: &Rows) -> Rows {
+        a.iter().zip(b).map(|(a, b)| a.iter().zip(b).map(|(a, b)| a + b).collect()).collect()
+    }
+
+    fn softmax(x: &[f32]) -> Vec<f32> {
+        let all: f32 = x.iter().map(|x| x.exp()).sum();
+        x.iter().map(|x| x.exp() / all).collect()
+    }
+
+    pub(super) fn attention(rows: &Rows) -> Rows {
+        let [q, k, v] =
+            ["q", "k", "v"].map(|name| rows.iter().map(|x| times(name, 0, 0..HIDDEN, x)).collect::<Rows>());
+        let one = |t: usize| {
+            let score = |s: usize| 0.5 * q[t].iter().zip(&k[s]).map(|(q, k)| q * k).sum::<f32>();
+            let share = softmax(&(0..=t).map(score).collect::<Vec<_>>());
+            let mixed: Vec<f32> =
+                (0..HIDDEN).map(|c| share.iter().zip(&v).map(|(p, v)| p * v[c]).sum()).collect();
+            times("o", 0, 0..HIDDEN, &mixed)
+        };
+        (0..rows.len()).map(one).collect()
+    }
+
+    fn gated(gate: &[f32], up: &[f32]) -> Vec<f32> {
+        gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect()
+    }
+
+    pub(super) fn dense(rows: &Rows) -> Rows {
+        let one = |x: &Vec<f32>| {
+            let [gate, up] = ["gate", "up"].map(|name| times(name, 0, 0..INNER, x));
+            times("down", 0, 0..HIDDEN, &gated(&gate, &up))
+        };
+        rows.iter().map(one).collect()
+    }
+
+    /// The best expert of each row of `x`, chosen by `routed`.
+    pub(super) fn moe(routed: &Rows, x: &Rows) -> Rows {
+        let one = |(routed, x): (&Vec<f32>, &Vec<f32>)| {
+            let scores = softmax(&times("router", 0, 0..EXPERTS, routed));
+            let e = (0..EXPERTS).max_by(|&a, &b| scores[a].total_cmp(&scores[b])).unwrap();
+            let gate = times("gate_up", e, 0..INNER, x);
+            let up = times("gate_up", e, INNER..2 * INNER, x);
+            let y = times("experts_down", e, 0..HIDDEN, &gated(&gate, &up));
+            y.iter().map(|y| y * scores[e]).collect()
+        };
+        routed.iter().zip(x).map(one).collect()
+    }
+}
+
+fn same(layer: LayerSpec, expected: &by_hand::Rows) {
+    let apart = distance(&logits(layer), &by_hand::logits(expected));
+    assert!(apart < 1e-5, "{apart}");
+}
+
+#[test]
+fn mixers_may_stand_side_by_side() {
+    let block = Block { norm: Some(norm("pre")), mixers: vec![attention(), dense()], post_norm: None };
+    let x = by_hand::embedded();
+    let h = by_hand::norm("pre", &x);
+    let y = by_hand::sum(&by_hand::attention(&h), &by_hand::dense(&h));
+    same(LayerSpec { blocks: vec![block.clone()] }, &by_hand::sum(&x, &y));
+
+    let block = Block { post_norm: Some(norm("post")), ..block };
+    same(LayerSpec { blocks: vec![block] }, &by_hand::sum(&x, &by_hand::norm("post", &y)));
+}
+
+#[test]
+fn norms_may_stand_behind_mixers() {
+    let sandwich =
+        Block { norm: Some(norm("pre")), mixers: vec![attention()], post_norm: Some(norm("post")) };
+    let behind = Block { norm: None, mixers: vec![dense()], post_norm: Some(norm("last")) };
+    let x = by_hand::embedded();
+    let y = by_hand::attention(&by_hand::norm("pre", &x));
+    let x = by_hand::sum(&x, &by_hand::norm("post", &y));
+    let x = by_hand::sum(&x, &by_hand::norm("last", &by_hand::dense(&x)));
+    same(LayerSpec { blocks: vec![sandwich, behind] }, &x);
+}
+
+#[test]
+fn routers_may_read_what_the_layer_reads() {
+    let layer = |reads| LayerSpec::pre_norm([(norm("pre"), attention()), (norm("mid"), moe(reads))]);
+    let input = by_hand::embedded();
+    let x = by_hand::sum(&input, &by_hand::attention(&by_hand::norm("pre", &input)));
+    let h = by_hand::norm("mid", &x);
+    same(layer(RouterInput::Layer), &by_hand::sum(&x, &by_hand::moe(&input, &h)));
+    same(layer(RouterInput::Experts), &by_hand::sum(&x, &by_hand::moe(&h, &h)));
+    let [a, b] = [RouterInput::Layer, RouterInput::Experts].map(|reads| logits(layer(reads)));
+    assert!(distance(&a, &b) > 1e-3);
+}
+
+#[test]
+fn layers_that_name_nothing_or_one_thing_twice_are_refused() {
+    let block = |mixers| Block { norm: None, mixers, post_norm: None };
+    let refusal = |blocks| {
+        let e = lower(&model(LayerSpec { blocks }), &shapes(8, 4)).unwrap_err();
+        e.causes.join(" ")
+    };
+    let e = refusal(vec![block(vec![attention()]), block(vec![attention()])]);
+    assert!(e.contains("layers.0: two mixers are its `attn`"), "{e}");
+    let e = refusal(vec![block(Vec::new())]);
+    assert!(e.contains("layers.0: a block without mixers"), "{e}");
+}

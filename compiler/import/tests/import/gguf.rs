@@ -1,0 +1,330 @@
+//! GGUF files against the checkpoints that they were made from, and files that are damaged.
+
+#[path = "../../../../gguf/tests/it/builder.rs"]
+#[allow(dead_code, reason = "other tests use the rest of it")]
+mod builder;
+
+use super::support::{Folder, distance, expected, golden, logits, numbers, packed, refusal, shapes};
+use builder::{Builder, F32, TEXT, U32, text};
+use moec_cpu::Weighting;
+use moec_import::ImportOptions;
+use moec_ir::types::GROUP;
+use moec_ir::{Format, WeightClass};
+use moec_passes::lower::lower;
+use moec_runtime::serving::text::Text;
+use moec_testing::GGUF;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use tempfile::TempDir;
+
+/// Every golden family that GGUF has an architecture for.
+const FAMILIES: [&str; 10] = [
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "olmoe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe",
+    "phimoe",
+    "gpt_oss",
+    "smallthinker_4b",
+];
+
+/// A folder with `model.gguf`, written from a checkpoint with more options.
+fn write(checkpoint: &Path, options: &[&str]) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(moec_testing::gguf().unwrap());
+    command.arg(golden("gguf/write.py")).arg(checkpoint).arg("model.gguf").args(options);
+    let out = command.current_dir(folder.path()).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    folder
+}
+
+/// The golden checkpoint of a family as an absolute path.
+fn of(family: &str) -> PathBuf {
+    golden("hf").join(family).canonicalize().unwrap()
+}
+
+#[test]
+fn the_same_weights_give_the_same_logits() {
+    if !GGUF.here() {
+        return;
+    }
+    for family in FAMILIES {
+        let checkpoint = of(family);
+        let folder = write(&checkpoint, &[]);
+        let (ids, want) = expected(&checkpoint);
+        let got = logits(&folder.path().join("model.gguf"), &ids, 16);
+        assert_eq!(got, logits(&checkpoint, &ids, 16), "{family}");
+        assert!(distance(&got, &want) < 2e-3, "{family}");
+    }
+}
+
+#[test]
+fn quantised_weights_mean_what_the_package_says() {
+    if !GGUF.here() {
+        return;
+    }
+    let types = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4", "F16"];
+    for (i, family) in FAMILIES.into_iter().enumerate() {
+        let checkpoint = of(family);
+        for kind in [types[i % types.len()], if family == "gpt_oss" { "MXFP4" } else { "Q4_0" }] {
+            let folder = write(&checkpoint, &["--type", kind, "--decoded", "decoded"]);
+            let (ids, _) = expected(&checkpoint);
+            let got = logits(&folder.path().join("model.gguf"), &ids[..20], 16);
+            assert_eq!(got, logits(&folder.path().join("decoded"), &ids[..20], 16), "{family} in {kind}");
+        }
+    }
+}
+
+/// What a bundle holds of weights that are stored in blocks of 32 codes is what the package makes of them, number for number.
+#[test]
+fn codes_of_blocks_are_taken_over() {
+    if !GGUF.here() {
+        return;
+    }
+    for (family, kind, format) in [
+        ("mixtral", "Q8_0", Format::Q8h),
+        ("qwen3_moe", "Q4_0", Format::Q4h),
+        ("olmoe", "MXFP4", Format::Mxfp4),
+        ("gpt_oss", "MXFP4", Format::Mxfp4),
+    ] {
+        let folder = write(&of(family), &["--type", kind, "--decoded", "decoded"]);
+        let open = |name: &str| {
+            let (checkpoint, spec) = moec_import::open(&folder.path().join(name), &ImportOptions::default())
+                .unwrap_or_else(|e| panic!("{e}"));
+            (checkpoint, lower(&spec, &shapes(64, 16)).unwrap_or_else(|e| panic!("{e}")))
+        };
+        let ((ours, module), (package, decoded)) = (open("model.gguf"), open("decoded"));
+        let mut taken = [0; WeightClass::ALL.len()];
+        for (weight, same) in module.weights.iter().zip(&decoded.weights) {
+            // Rows that are no whole blocks are stored as f16, and angles are no tensors.
+            if weight.class == WeightClass::Exact
+                || !weight.expr.leaves().all(|leaf| ours.format(leaf) == Some(format))
+            {
+                continue;
+            }
+            assert_eq!(weight.name, same.name);
+            let want = numbers(same, &package);
+            assert_eq!(packed(weight, format, &ours), want, "{family}: {}", weight.name);
+            taken[weight.class as usize] += 1;
+        }
+        assert!(taken[WeightClass::Experts as usize] > 0, "{family}: {taken:?}");
+        assert!(taken[WeightClass::Attention as usize] > 0, "{family}: {taken:?}");
+        assert!(taken[WeightClass::Embeddings as usize] > 0, "{family}: {taken:?}");
+    }
+}
+
+#[test]
+fn what_earlier_converters_wrote() {
+    if !GGUF.here() {
+        return;
+    }
+    for family in ["deepseek_v2", "deepseek_v3", "qwen2_moe"] {
+        let folder = write(&of(family), &["--old"]);
+        let (ids, _) = expected(&of(family));
+        let got = logits(&folder.path().join("model.gguf"), &ids, 16);
+        assert_eq!(got, logits(&of(family), &ids, 16), "{family}");
+    }
+}
+
+#[test]
+fn what_a_configuration_says_is_in_the_metadata() {
+    if !GGUF.here() {
+        return;
+    }
+    let yarn = json!({
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32,
+        "mscale": 0.707, "mscale_all_dim": 0.707,
+    });
+    let factors = |from: f64| (0..8).map(|i| from + 0.3 * f64::from(i)).collect::<Vec<_>>();
+    let long = json!({
+        "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 32,
+        "short_factor": factors(1.0), "long_factor": factors(2.0),
+    });
+    let groups = [("n_group", json!(2)), ("topk_group", json!(1))];
+    let cases: [(&str, Vec<(&str, Value)>); 4] = [
+        ("deepseek_v2", vec![("rope_parameters", yarn)]),
+        ("deepseek_v2", [&groups[..], &[("topk_method", json!("group_limited_greedy"))]].concat()),
+        ("phimoe", vec![("rope_parameters", long)]),
+        (
+            "smallthinker_21b",
+            vec![("rope_layout", json!([0, 1, 1])), ("sliding_window_layout", json!([0, 1, 1]))],
+        ),
+    ];
+    for (family, changes) in cases {
+        let what = format!("{family} with {changes:?}");
+        let (ids, _) = expected(&of(family));
+        let plain = logits(&of(family), &ids, 16);
+        let changed = changes.into_iter().fold(Folder::golden(family), |f, (key, value)| f.set(key, value));
+        let checkpoint = changed.write();
+        let folder = write(checkpoint.path(), &[]);
+        let got = logits(&folder.path().join("model.gguf"), &ids, 16);
+        assert_eq!(got, logits(checkpoint.path(), &ids, 16), "{what}");
+        assert!(got != plain, "{what}: it changes nothing");
+    }
+}
+
+#[test]
+fn a_model_in_several_files() {
+    if !GGUF.here() {
+        return;
+    }
+    let folder = write(&of("qwen3_moe"), &["--split", "9"]);
+    let at = |n: usize| folder.path().join(format!("model-{n:05}-of-00003.gguf"));
+    let (ids, _) = expected(&of("qwen3_moe"));
+    assert_eq!(logits(&at(1), &ids[..20], 16), logits(&of("qwen3_moe"), &ids[..20], 16));
+    insta::assert_snapshot!(refusal(&at(2)), @"
+    Input: `model-00002-of-00003.gguf` is file 2 of 3
+      hint: give the first: `model-00001-of-00003.gguf`
+    ");
+    fs::rename(at(3), folder.path().join("kept")).unwrap();
+    insta::assert_snapshot!(refusal(&at(1)), @"
+    Input: `model-00003-of-00003.gguf` is missing
+      because `model-00001-of-00003.gguf` is the first of 3 files
+      hint: download all files of the model again, into one folder
+    ");
+    fs::copy(at(2), at(3)).unwrap();
+    insta::assert_snapshot!(refusal(&at(1)), @"
+    Input: `model-00003-of-00003.gguf` says that it is file 2 of 3, but it is file 3 of 3
+      because `split.no` and `split.count` stand in its header
+      hint: download all files of the model again, into one folder
+    ");
+    #[cfg(unix)]
+    {
+        fs::remove_file(at(3)).unwrap();
+        std::os::unix::fs::symlink("/etc/hostname", at(3)).unwrap();
+        assert!(refusal(&at(1)).contains("outside of the checkpoint's folder"));
+    }
+}
+
+#[test]
+fn the_demo_model_has_its_tokenizer() {
+    if !GGUF.here() {
+        return;
+    }
+    let ferris = golden("models/ferris").canonicalize().unwrap();
+    let folder = write(&ferris, &[]);
+    let options = ImportOptions::default();
+    let read = |path: &Path| {
+        let (checkpoint, spec) = moec_import::open(path, &options).unwrap_or_else(|e| panic!("{e}"));
+        let text = Text::parse(checkpoint.tokenizer(&spec).unwrap().unwrap(), None).unwrap();
+        let begins = checkpoint.tokenizer_config().unwrap().unwrap().flag_or("add_bos_token", false).unwrap();
+        (text, begins, spec)
+    };
+    let (ours, begins, spec) = read(&folder.path().join("model.gguf"));
+    let (theirs, want, original) = read(&ferris);
+    assert_eq!((begins, spec.bos, spec.eos), (want, original.bos, original.eos));
+    let text = fs::read_to_string(ferris.join("eval/text.txt")).unwrap();
+    for text in text.lines().chain(["", "<|endoftext|>fn  main() { 1234 }", "Grüße, 世界\t\n\n"]) {
+        let ids = ours.encode(text).unwrap();
+        assert_eq!(ids, theirs.encode(text).unwrap(), "{text}");
+        assert_eq!(ours.decode(&ids).unwrap(), theirs.decode(&ids).unwrap(), "{text}");
+    }
+}
+
+/// What packing makes of Q8_0 and Q4_0: most often their codes with their scales rounded to bf16, and never anything that is
+/// further away. The quantisers of ggml give the largest number of a block the code at the end of the range, ±127 or −8.
+#[test]
+fn packing_keeps_the_codes_of_blocks() {
+    let mut state = 7_u64;
+    let mut random = |n: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 33) % n) as i32
+    };
+    for (format, lowest, top) in [(Format::Q8, -126, 127), (Format::Q4, -7, -8)] {
+        let (mut kept, mut off, mut size) = (0, 0.0, 0.0);
+        let blocks = 2000;
+        for _ in 0..blocks {
+            let scale = half::f16::from_f32((1 + random(60000)) as f32 / 1e6).to_f32();
+            let mut codes: [i32; GROUP] = std::array::from_fn(|_| lowest + random((1 - 2 * lowest) as u64));
+            codes[random(GROUP as u64) as usize] = top;
+            let numbers = codes.map(|code| code as f32 * scale);
+            let error = |scale: f32, codes: [i32; GROUP]| -> f64 {
+                let each =
+                    numbers.iter().zip(codes).map(|(x, code)| f64::from(x - code as f32 * scale).powi(2));
+                each.sum()
+            };
+            let groups = moec_cpu::groups(format, &numbers, GROUP, Weighting::default());
+            let (packed, by_packing) = groups.unwrap().next().unwrap();
+            let by_packing = by_packing.map(i32::from);
+            kept += usize::from(by_packing == codes);
+            let (ours, theirs) =
+                (error(packed, by_packing), error(half::bf16::from_f32(scale).to_f32(), codes));
+            assert!(ours <= theirs * 1.000_001, "{format}: {ours:e} where keeping codes gives {theirs:e}");
+            off += ours;
+            size += numbers.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
+        }
+        let off = (off / size).sqrt();
+        println!(
+            "{format}: {kept} of {blocks} blocks keep their codes; numbers are off by {off:.5} (root mean square)"
+        );
+        assert!(kept * 100 >= blocks * 95 && off < 1.0 / 512.0, "{format}: {kept} of {blocks}, {off}");
+    }
+}
+
+/// What is said of a file.
+fn said(bytes: &[u8]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    fs::write(&path, bytes).unwrap();
+    refusal(&path)
+}
+
+/// A file of an architecture, so far without anything else.
+fn model(architecture: &str) -> Builder {
+    Builder::default().key("general.architecture", TEXT, &text(architecture))
+}
+
+#[test]
+fn files_that_are_refused() {
+    let cases = [
+        ("no GGUF", b"PK\x03\x04".to_vec()),
+        ("empty", Vec::new()),
+        ("cut", model("qwen3moe").build_of(3, 1)),
+        ("no architecture", Builder::default().build()),
+        ("an architecture", model("mamba").build()),
+        ("a projector", model("clip").key("general.type", TEXT, &text("mmproj")).build()),
+        ("no size", model("qwen3moe").build()),
+        ("a size that is a text", model("qwen3moe").key("qwen3moe.vocab_size", TEXT, &text("many")).build()),
+        ("a llama", llama(0).build()),
+        ("rope_freqs", llama(2).tensor("rope_freqs.weight", &[4], 0, &[0; 16]).build()),
+        (
+            "more experts than in its tensors",
+            llama(1 << 20).tensor("blk.0.ffn_gate_exps.weight", &[8, 4, 2], 0, &[0; 256]).build(),
+        ),
+        ("a type", llama(1).tensor("blk.0.ffn_gate_exps.weight", &[256, 4, 1], 10, &[0; 336]).build()),
+        ("a shape", llama(1).tensor("blk.0.ffn_gate_exps.weight", &[32, 4, 1], 8, &[0; 136]).build()),
+        (
+            "two of a name",
+            llama(1)
+                .tensor("blk.0.ffn_gate_exps.weight", &[256, 4, 1], 0, &[0; 4096])
+                .tensor("blk.0.ffn_gate.0.weight", &[256, 4], 0, &[0; 4096])
+                .build(),
+        ),
+    ];
+    let all: Vec<String> = cases.iter().map(|(name, file)| format!("# {name}\n{}\n", said(file))).collect();
+    insta::assert_snapshot!(all.join("\n"));
+}
+
+/// A small llama of one layer, with so many experts; its tensors are missing.
+fn llama(experts: u32) -> Builder {
+    let mut builder =
+        model("llama").key("llama.attention.layer_norm_rms_epsilon", F32, &1e-5_f32.to_le_bytes());
+    for (key, n) in [
+        ("vocab_size", 4_u32),
+        ("embedding_length", 256),
+        ("block_count", 1),
+        ("attention.head_count", 2),
+        ("context_length", 16),
+        ("feed_forward_length", 4),
+        ("expert_count", experts),
+        ("expert_used_count", 1),
+    ] {
+        builder = builder.key(&format!("llama.{key}"), U32, &n.to_le_bytes());
+    }
+    builder
+}

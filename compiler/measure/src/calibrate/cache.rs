@@ -1,0 +1,119 @@
+//! The profile that a build takes, and the importance of weights that follows from it: from the profile that `model.toml` names, or from its texts.
+//!
+//! A profile that a build takes itself is kept in the cache under a hash of everything that it depends on.
+
+use super::{Request, WINDOW, calibrate, read_texts};
+use moec_base::cache_dir;
+use moec_base::error::{Error, Result};
+use moec_base::hashing::{hex, sha256};
+use moec_base::progress::Progress;
+use moec_bundle::manifest::ProfileEntry;
+use moec_passes::decisions::ExpertUse;
+use moec_pipeline::Compilation;
+use moec_profile::importance::too_few;
+use moec_profile::{Importance, Origin, Profile, file};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+/// The profile for a build: the one that `model.toml` names, else that of the texts that it names. `None` where it
+/// says nothing of calibration.
+///
+/// # Errors
+/// A profile that cannot be used, or is of another model; a calibration that fails.
+pub fn profile(c: &Compilation<'_>, progress: &Progress) -> Result<Option<Profile>> {
+    let origin = || Origin::of(c.checkpoint()?, c.spec()?);
+    Ok(match &c.config.calibrate.profile {
+        Some(path) => Some(named(path, &origin()?)?),
+        None if !c.config.calibrate.text.is_empty() => Some(cached(c, &origin()?, progress)?),
+        None => None,
+    })
+}
+
+/// A profile of a file, of this model.
+fn named(path: &Path, origin: &Origin) -> Result<Profile> {
+    let profile = Profile::read(path)?;
+    profile.origin.must_be(origin, &path.display().to_string())?;
+    Ok(profile)
+}
+
+/// What a build takes of a profile for its weights.
+#[derive(Debug)]
+pub struct Weighed {
+    /// Importance of the weights.
+    pub importance: Importance,
+    /// The profile's name and hash.
+    pub entry: ProfileEntry,
+    /// How often experts were chosen.
+    pub expert_use: Vec<ExpertUse>,
+}
+
+/// The importance of weights for a build, and the profile that it is of. `None` where `model.toml` says nothing of
+/// calibration, or where no weight is rounded so far that it would tell.
+///
+/// # Errors
+/// A profile that cannot be used, or is of another model; a calibration that fails.
+pub fn importance(c: &Compilation<'_>, progress: &Progress) -> Result<Option<Weighed>> {
+    if !c.module.weights.iter().any(|w| w.format.is_quantised()) {
+        // A profile that is named must be right all the same.
+        if let Some(path) = &c.config.calibrate.profile {
+            named(path, &Origin::of(c.checkpoint()?, c.spec()?)?)?;
+        }
+        return Ok(None);
+    }
+    let Some(profile) = profile(c, progress)? else { return Ok(None) };
+    if let Some(few) = too_few(&profile) {
+        progress.warn(&few);
+    }
+    let (lowered, checkpoint) = (c.lowered()?, c.checkpoint()?);
+    let importance = Importance::new(&profile, &lowered, &c.module, checkpoint, |w| w.format.is_quantised())?;
+    let (entry, expert_use) = (entry(c, &profile)?, expert_use(&profile));
+    let importance = importance.rounded(c.config.weights.rounding, profile.correlations);
+    Ok(Some(Weighed { importance, entry, expert_use }))
+}
+
+/// How often a profile saw experts chosen.
+pub fn expert_use(profile: &Profile) -> Vec<ExpertUse> {
+    profile.layers.iter().map(|l| ExpertUse { layer: l.layer, chosen: l.chosen.clone() }).collect()
+}
+
+/// What a bundle says of the profile that it was built with.
+///
+/// # Errors
+/// Our bug: a profile that cannot be encoded.
+pub fn entry(c: &Compilation<'_>, profile: &Profile) -> Result<ProfileEntry> {
+    let wanted = &c.config.calibrate;
+    let name = wanted.profile.as_ref().map_or_else(|| file_names(&wanted.text), |path| file_names([path]));
+    Ok(ProfileEntry { name, sha256: hex(&sha256(&profile.encode()?)) })
+}
+
+/// Names of files without their folders, which are this machine's.
+fn file_names<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> String {
+    let names = paths.into_iter().filter_map(|p| p.file_name()).map(|n| n.to_string_lossy().into_owned());
+    names.collect::<Vec<_>>().join(", ")
+}
+
+/// The profile of the texts of `model.toml`, from the cache if it is there.
+fn cached(c: &Compilation<'_>, origin: &Origin, progress: &Progress) -> Result<Profile> {
+    let wanted = &c.config.calibrate;
+    let texts = read_texts(&wanted.text)?;
+    let tokenizer = c.tokenizer()?.unwrap_or_default();
+    let mut key = format!("{} {}", env!("CARGO_PKG_VERSION"), file::VERSION);
+    let shapes = c.config.shapes_for(c.spec()?.max_positions)?;
+    let window = WINDOW.min(shapes.max_context);
+    let _ = write!(key, " {window} {} {}", shapes.prefill_chunk, wanted.tokens);
+    for hash in [origin.checkpoint, sha256(tokenizer)].iter().chain(texts.iter().map(|t| &t.hash)) {
+        let _ = write!(key, " {}", hex(hash));
+    }
+    let name = format!("{}.trace", hex(&sha256(key.as_bytes())));
+    let path = cache_dir::path()?.join("profiles").join(name);
+    // A file that cannot be used is taken anew, whatever is wrong with it.
+    if let Some(kept) = Profile::read(&path).ok().filter(|p| p.origin == *origin) {
+        progress.stage("Calibrated", &format!("before ({})", path.display()));
+        return Ok(kept);
+    }
+    let request = Request { texts: &texts, tokens: wanted.tokens, window: WINDOW };
+    let profile = calibrate(c.config, c.checkpoint()?, c.spec()?, &request, progress)
+        .map_err(|e: Error| e.context("the calibration that `[calibrate]` asks for failed"))?;
+    profile.write(&path)?;
+    Ok(profile)
+}

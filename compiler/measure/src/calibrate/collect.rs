@@ -1,0 +1,700 @@
+//! Looks at a traced run, step by step, and adds up what a profile holds.
+//!
+//! Which step reads which weight stands in the plan; which value that weight is multiplied by stands in the
+//! Graph; where the value lies stands in the plan again. All of it is resolved once, into [`Tap`]s. The inputs
+//! of experts are read right before the step that reads the expert's weight.
+
+use super::gates::{self, GateSample};
+use super::neurons::{Network, Neurons};
+use super::products::Products;
+use super::record::Recorder;
+use moec_base::error::{Error, Result};
+use moec_ir::op::{DispatchLayout, Glu};
+use moec_ir::plan::{Arg, Entry, Place, RowSpace};
+use moec_ir::{DType, Graph, Module, Node, Op, Operand, Part, ValueId, Weight, WeightClass, WeightId};
+use moec_profile::correlations::{WIDEST, block_for};
+use moec_profile::samples::{self, Sample};
+use moec_profile::{Chunk, Correlations, Moments, NeuronCounts, Routes, Routing, Saliency, Trace};
+use moec_runtime::{Moment, StepView};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+/// Numbers in memory: rows of `cols` that are `stride` apart.
+#[derive(Clone, Copy, Debug)]
+struct StridedRows {
+    buffer: u32,
+    column: usize,
+    cols: usize,
+    stride: usize,
+}
+
+/// A dispatch table in memory.
+#[derive(Clone, Copy, Debug)]
+struct Table {
+    rows: StridedRows,
+    layout: DispatchLayout,
+}
+
+/// What to look at around a step.
+#[derive(Clone, Copy, Debug)]
+enum Tap {
+    /// The input of a matrix, or of one matrix per head, before the step.
+    Input { x: StridedRows, space: RowSpace, sum: usize },
+    /// The input of experts, gathered by the table, before the step.
+    Routed { x: StridedRows, table: Table, sum: usize },
+    /// The input of experts that lies in the order of the table, before the step.
+    Slots { x: StridedRows, table: Table, sum: usize },
+    /// An input of which products are summed, matrix by matrix, before the step.
+    Dense { x: StridedRows, space: RowSpace, products: usize },
+    /// The same, of experts whose inputs lie in the order of the table.
+    PerSlot { x: StridedRows, table: Table, products: usize },
+    /// The input of experts whose gates are measured, before the step.
+    Gated { x: StridedRows, table: Table, sample: usize },
+    /// What the neurons of experts hand to their down matrices, in the order of the table, before the step.
+    Fired { x: StridedRows, table: Table, network: usize },
+    /// What the neurons of a network that every token takes hand to its down matrix, before the step.
+    FiredByAll { x: StridedRows, network: usize },
+    /// Choices, weights and logits of a router, after the step.
+    Router { ids: StridedRows, weights: StridedRows, logits: StridedRows, layer: usize },
+    /// The residual stream in front of an attention's addition, before the step.
+    Residual { x: StridedRows },
+    /// The residual stream behind it, after the step: what was added is the attention's output.
+    Attended { x: StridedRows, layer: usize },
+}
+
+/// Sums of one weight.
+struct Sum {
+    name: String,
+    cols: usize,
+    /// Tokens that each of its matrices has seen.
+    tokens: Vec<u64>,
+    /// `[lead, cols]`.
+    squares: Vec<f32>,
+}
+
+/// What was seen.
+pub(super) struct Seen {
+    pub(super) layers: Vec<Routing>,
+    pub(super) trace: Trace,
+    pub(super) saliency: Vec<Saliency>,
+    pub(super) weights: BTreeMap<String, Moments>,
+    pub(super) routes: Routes,
+    pub(super) correlations: Vec<Correlations>,
+    pub(super) neurons: Vec<NeuronCounts>,
+    pub(super) samples: Vec<Sample>,
+    pub(super) gates: Vec<GateSample>,
+}
+
+/// Observer of the runs of one entry point.
+pub(super) struct Collector<'a> {
+    entry: &'a Entry,
+    before: Vec<Vec<Tap>>,
+    after: Vec<Vec<Tap>>,
+    sums: Vec<Sum>,
+    products: Vec<Products>,
+    /// Rows that are kept of each input of which some are.
+    most: usize,
+    /// Products of values that several weights read.
+    known: BTreeMap<(ValueId, usize), usize>,
+    layers: Vec<Routing>,
+    trace: Trace,
+    /// Loads of the chunk that is being read, by layer.
+    loads: Vec<Vec<u16>>,
+    saliency: Vec<Saliency>,
+    /// The residual stream in front of the addition that comes next.
+    residual: Vec<u8>,
+    pub(super) recorder: Recorder,
+    pub(super) neurons: Neurons,
+    gates: Vec<GateSample>,
+    /// Sums of one chunk; small numbers are added to small ones first.
+    part: Vec<f32>,
+    /// Whether all that the taps name was there.
+    whole: bool,
+}
+
+impl<'a> Collector<'a> {
+    /// For entry point `index` of `module`, laid out as `entry`. `segments` says which weight each segment of
+    /// the plan packs.
+    ///
+    /// # Errors
+    /// Only our bugs: a weight that no step reads, or a value that has no place.
+    pub(super) fn new(
+        module: &'a Module,
+        entry: &'a Entry,
+        index: usize,
+        segments: &[WeightId],
+    ) -> Result<Self> {
+        let graph = module.entries.get(index).ok_or_else(|| Error::bug("a plan without its graph"))?;
+        let steps = entry.steps.len();
+        let mut collector = Self {
+            entry,
+            before: vec![Vec::new(); steps],
+            after: vec![Vec::new(); steps],
+            sums: Vec::new(),
+            products: Vec::new(),
+            most: 0,
+            known: BTreeMap::new(),
+            layers: Vec::new(),
+            trace: Trace::new(entry.kind.rows() as u32),
+            loads: Vec::new(),
+            saliency: Vec::new(),
+            residual: Vec::new(),
+            recorder: Recorder::default(),
+            neurons: Neurons::default(),
+            gates: Vec::new(),
+            part: Vec::new(),
+            whole: true,
+        };
+        let spaces = graph.row_spaces(module);
+        let experts = experts_wide(module, graph);
+        for node in &graph.nodes {
+            if let Op::Router(desc) = &node.op {
+                collector.router(graph, node, desc)?;
+            }
+            if let (Op::Add, Some(layer)) = (&node.op, node.scope.layer)
+                && node.scope.part == Part::ATTN
+            {
+                collector.attended(graph, node, layer)?;
+            }
+            for (operand, input) in node.inputs.iter().enumerate() {
+                let Operand::Weight(id) = *input else { continue };
+                let weight = module.weight(id);
+                if weight.class == WeightClass::Exact || matches!(node.op, Op::Embed) {
+                    continue;
+                }
+                let step = collector.reader(graph, node, id, segments)?;
+                let sum = collector.sums.len();
+                let tap = match node.op {
+                    Op::Linear { .. } | Op::LinearGlu { .. } | Op::HeadLinear { .. } => {
+                        let x = value(node, 0)?;
+                        let space = spaces[x.0 as usize];
+                        Tap::Input { x: collector.read_by(step, collector.rows(x)?)?, space, sum }
+                    }
+                    Op::ExpertFfn { .. } => {
+                        let x = value(node, 0)?;
+                        let table = collector.table(graph, node)?;
+                        if operand == 2 {
+                            Tap::Routed { x: collector.read_by(step, collector.rows(x)?)?, table, sum }
+                        } else {
+                            let Some(&Operand::Weight(gate_up)) = node.inputs.get(2) else {
+                                return Err(Error::bug("experts without matrices"));
+                            };
+                            let writer = collector.reader(graph, node, gate_up, segments)?;
+                            let h = collector.hidden(writer, node, weight.cols())?;
+                            Tap::Slots { x: collector.read_by(step, h)?, table, sum }
+                        }
+                    }
+                    _ => return Err(Error::bug(format!("`{}` reads `{}`", node.op.name(), weight.name))),
+                };
+                collector.before[step].push(tap);
+                if let (Op::ExpertFfn { glu, bias: false, .. }, Tap::Routed { x, table, .. }, Some(layer)) =
+                    (&node.op, tap, node.scope.layer)
+                    && gates::measured(*glu)
+                {
+                    collector.before[step].push(Tap::Gated { x, table, sample: collector.gates.len() });
+                    collector.gates.push(GateSample::new(layer, id));
+                }
+                if let Some(tap) = collector.neurons(graph, node, weight, tap) {
+                    collector.before[step].push(tap);
+                }
+                let name = &weight.name;
+                // Of a weight that two nodes read, the first input tells how channels go together.
+                let known = collector.products.iter().any(|p| p.readers.contains(name));
+                match tap {
+                    _ if known => {}
+                    Tap::Slots { x, table, .. } => {
+                        let block = block_for(weight.cols(), experts);
+                        let products = Products::new(name.clone(), weight.lead(), weight.cols(), block);
+                        collector.before[step].push(Tap::PerSlot {
+                            x,
+                            table,
+                            products: collector.products.len(),
+                        });
+                        collector.products.push(products);
+                    }
+                    // All experts together read what their layer does.
+                    Tap::Input { x, .. } | Tap::Routed { x, .. } => {
+                        let v = value(node, 0)?;
+                        let lead = if matches!(tap, Tap::Routed { .. }) { 1 } else { weight.lead() };
+                        if let Some(&known) = collector.known.get(&(v, lead)) {
+                            collector.products[known].readers.push(name.clone());
+                        } else {
+                            let products = collector.products.len();
+                            collector.known.insert((v, lead), products);
+                            let new = Products::new(name.clone(), lead, weight.cols(), WIDEST);
+                            let kept = lead == 1 && begins_network(graph, node);
+                            collector.products.push(if kept { new.keeping() } else { new });
+                            let space = spaces[v.0 as usize];
+                            collector.before[step].push(Tap::Dense { x, space, products });
+                        }
+                    }
+                    _ => {}
+                }
+                let (lead, cols) = (weight.lead(), weight.cols());
+                let name = weight.name.clone();
+                collector.sums.push(Sum {
+                    name,
+                    cols,
+                    tokens: vec![0; lead],
+                    squares: vec![0.0; lead * cols],
+                });
+            }
+        }
+        collector.most = samples::most(collector.products.iter().filter_map(Products::kept));
+        Ok(collector)
+    }
+
+    fn router(&mut self, graph: &Graph, node: &Node, desc: &moec_ir::op::RouterDesc) -> Result<()> {
+        let at = graph.nodes.iter().position(|n| std::ptr::eq(n, node));
+        let last = self.entry.steps.iter().rposition(|s| Some(s.node as usize) == at);
+        let last = last.ok_or_else(|| Error::bug("a router without step"))?;
+        let (&[ids, weights], layer) = (node.outputs.as_slice(), self.layers.len()) else {
+            return Err(Error::bug("a router without choices"));
+        };
+        let logits = self.rows(value(node, 0)?)?;
+        let tap = Tap::Router { ids: self.rows(ids)?, weights: self.rows(weights)?, logits, layer };
+        self.after[last].push(tap);
+        let number = node.scope.layer.unwrap_or(layer as u32);
+        let routing = Routing::new(number, desc.k as u32, desc.experts);
+        self.recorder.layer(&routing, desc.score);
+        self.layers.push(routing);
+        self.loads.push(vec![0; desc.experts]);
+        Ok(())
+    }
+
+    /// Looks at the addition of an attention's output to the residual stream. The output itself may lie nowhere:
+    /// the addition goes into the epilogue of the matrix that gives it.
+    fn attended(&mut self, graph: &Graph, node: &Node, layer: u32) -> Result<()> {
+        let at = graph.nodes.iter().position(|n| std::ptr::eq(n, node));
+        let own = |s: &moec_ir::plan::Step| Some(s.node as usize) == at;
+        let first = self.entry.steps.iter().position(own);
+        let last = self.entry.steps.iter().rposition(own);
+        let (first, last) = first.zip(last).ok_or_else(|| Error::bug("an addition without step"))?;
+        let &[out] = node.outputs.as_slice() else { return Err(Error::bug("an addition of no result")) };
+        let (before, after) = (self.rows(value(node, 0)?)?, self.rows(out)?);
+        let index = self.saliency.len();
+        self.before[first].push(Tap::Residual { x: before });
+        self.after[last].push(Tap::Attended { x: after, layer: index });
+        self.saliency.push(Saliency::new(layer));
+        Ok(())
+    }
+
+    /// Looks at the neurons of a gated network, in front of its down matrix.
+    fn neurons(&mut self, graph: &Graph, node: &Node, down: &Weight, tap: Tap) -> Option<Tap> {
+        let layer = node.scope.layer?;
+        let (glu, k) = match (&node.op, tap) {
+            (Op::ExpertFfn { glu, .. }, Tap::Slots { table, .. }) => (*glu, Some(table.layout.k)),
+            (Op::Linear { .. }, Tap::Input { space: RowSpace::Tokens, .. }) => (gate_of(graph, node)?, None),
+            _ => return None,
+        };
+        let (experts, width, exact) = (down.lead(), u32::try_from(down.cols()).ok()?, glu.skips());
+        let name = (layer, down.name.clone());
+        let network = self.neurons.network(Network { name, experts, width, k, exact });
+        Some(match tap {
+            Tap::Slots { x, table, .. } => Tap::Fired { x, table, network },
+            Tap::Input { x, .. } => Tap::FiredByAll { x, network },
+            _ => return None,
+        })
+    }
+
+    /// A text begins.
+    pub(super) fn begin(&mut self) {
+        self.trace.begin();
+        self.neurons.begin();
+    }
+
+    /// A chunk of `tokens` tokens was read.
+    pub(super) fn end_chunk(&mut self, tokens: usize) {
+        let loads = self.loads.iter_mut().flat_map(|l| l.iter_mut().map(std::mem::take)).collect();
+        self.trace.push(Chunk { tokens: tokens as u32, loads });
+        self.recorder.end_chunk(tokens, Routes::most(&self.layers));
+    }
+
+    /// The step that reads a weight for a node. A step's own node may be an addition that took the node into
+    /// its epilogue.
+    fn reader(&self, graph: &Graph, node: &Node, weight: WeightId, segments: &[WeightId]) -> Result<usize> {
+        let reads = |arg: &Arg| match arg {
+            Arg::Segment(s) | Arg::Matrices(s) => segments.get(*s as usize) == Some(&weight),
+            Arg::Buffer(..) | Arg::State(_) => false,
+        };
+        let of_node = |at: u32| {
+            let own = &graph.nodes[at as usize];
+            let takes = |v: &ValueId| own.inputs.contains(&Operand::Value(*v));
+            std::ptr::eq(own, node) || matches!(own.op, Op::Add) && node.outputs.iter().any(takes)
+        };
+        let found = self.entry.steps.iter().position(|s| s.args.iter().any(reads) && of_node(s.node));
+        found.ok_or_else(|| Error::bug(format!("no step of `{}` reads its weight", node.scope)))
+    }
+
+    /// Where a value lies.
+    fn rows(&self, v: ValueId) -> Result<StridedRows> {
+        let missing = || Error::bug(format!("%{} has no place", v.0));
+        let Place { buffer, column, cols } =
+            self.entry.places.get(v.0 as usize).copied().flatten().ok_or_else(missing)?;
+        let stride = self.entry.buffers.get(buffer as usize).ok_or_else(missing)?.stride as usize;
+        Ok(StridedRows { buffer, column: column as usize, cols: cols as usize, stride })
+    }
+
+    fn table(&self, graph: &Graph, node: &Node) -> Result<Table> {
+        let v = value(node, 1)?;
+        let def = graph.def(v).and_then(|id| graph.nodes.get(id.0 as usize));
+        let Some(Node { op: Op::Dispatch { experts, .. }, inputs, .. }) = def else {
+            return Err(Error::bug("experts without a dispatch table"));
+        };
+        let Some(&Operand::Value(ids)) = inputs.first() else {
+            return Err(Error::bug("a dispatch of nothing"));
+        };
+        let k = graph.ty(ids).cols();
+        let layout = DispatchLayout { rows: graph.kind.rows(), k, experts: *experts };
+        Ok(Table { rows: self.rows(v)?, layout })
+    }
+
+    /// What step `step` reads of `x`: the rows themselves, or a copy. Rows that are whole pages apart are copied first,
+    /// perhaps for another matrix and long before; from then on the value is dead, and its place may hold anything.
+    fn read_by(&self, step: usize, x: StridedRows) -> Result<StridedRows> {
+        let missing = || Error::bug(format!("step {step} does not read the rows of its matrix"));
+        let (before, at) = self.entry.steps.split_at_checked(step).ok_or_else(missing)?;
+        let args = at.first().map(|s| s.args.as_slice()).ok_or_else(missing)?;
+        if args.iter().any(|arg| matches!(arg, Arg::Buffer(b, _) if *b == x.buffer)) {
+            return Ok(x);
+        }
+        let from = u32::try_from(x.column * 4).ok();
+        let from = from.map(|column| Arg::Buffer(x.buffer, column)).ok_or_else(missing)?;
+        let copy = args.iter().find_map(|arg| {
+            let &Arg::Buffer(buffer, 0) = arg else { return None };
+            let stride = self.entry.buffers.get(buffer as usize)?.stride as usize;
+            // Activations are exact here, so a copy holds the numbers as they were.
+            let copies = before.iter().any(|s| s.args.as_slice() == [from, *arg]);
+            copies.then_some(StridedRows { buffer, column: 0, cols: x.cols, stride })
+        });
+        copy.ok_or_else(missing)
+    }
+
+    /// What the gate and up projections of experts write, in step `step`: a buffer of the node's own, `cols` wide.
+    fn hidden(&self, step: usize, node: &Node, cols: usize) -> Result<StridedRows> {
+        let own = |name: &str| node.outputs.iter().any(|v| name.starts_with(&format!("%{}.", v.0)));
+        let found = self.entry.steps[step].args.iter().find_map(|arg| {
+            let &Arg::Buffer(buffer, 0) = arg else { return None };
+            let b = self.entry.buffers.get(buffer as usize)?;
+            let fits = own(&b.name) && b.dtype == DType::F32 && b.stride as usize == cols;
+            fits.then_some(StridedRows { buffer, column: 0, cols, stride: cols })
+        });
+        found.ok_or_else(|| Error::bug("the hidden channels of experts have no buffer of their own"))
+    }
+
+    /// Steps around which there is something to see, by index.
+    pub(super) fn stops(&self) -> Vec<bool> {
+        self.before.iter().zip(&self.after).map(|(a, b)| !a.is_empty() || !b.is_empty()).collect()
+    }
+
+    /// Called around those steps.
+    pub(super) fn observe(&mut self, moment: Moment, view: &StepView<'_>) {
+        let taps = match moment {
+            Moment::Before => &self.before,
+            Moment::After => &self.after,
+        };
+        for tap in taps.get(view.index()).cloned().unwrap_or_default() {
+            self.whole &= self.look(tap, view).is_some();
+        }
+    }
+
+    fn look(&mut self, tap: Tap, view: &StepView<'_>) -> Option<()> {
+        if self.neurons.is_gauging() && !matches!(tap, Tap::Fired { .. } | Tap::FiredByAll { .. }) {
+            return Some(());
+        }
+        match tap {
+            Tap::Input { x, space, sum } => {
+                let n = match space {
+                    RowSpace::Tokens => view.n(),
+                    RowSpace::Outputs => view.m(),
+                };
+                let x = x.see(view)?;
+                let sum = &mut self.sums[sum];
+                self.part.clear();
+                self.part.resize(sum.squares.len(), 0.0);
+                for i in 0..n {
+                    add_squares(&mut self.part, x.row(i)?);
+                }
+                sum.squares.iter_mut().zip(&self.part).for_each(|(s, p)| *s += p);
+                sum.tokens.iter_mut().for_each(|t| *t += n as u64);
+            }
+            Tap::Routed { x, table, sum } => {
+                let (x, seen) = (x.see(view)?, table.see(view)?);
+                seen.each(|expert, slots| {
+                    let rows = slots.map(|slot| x.row(seen.word(table.layout.token() + slot)?));
+                    self.sums[sum].add(expert, rows, &mut self.part)
+                })?;
+            }
+            Tap::Gated { x, table, sample } => {
+                let (x, seen) = (x.see(view)?, table.see(view)?);
+                let sample = &mut self.gates[sample];
+                seen.each(|expert, mut slots| {
+                    slots.try_for_each(|slot| {
+                        let row = x.row(seen.word(table.layout.token() + slot)?)?;
+                        sample.add(expert, row.chunks_exact(4).map(number));
+                        Some(())
+                    })
+                })?;
+            }
+            Tap::Slots { x, table, sum } => {
+                let (x, seen) = (x.see(view)?, table.see(view)?);
+                seen.each(|expert, slots| {
+                    self.sums[sum].add(expert, slots.map(|slot| x.row(slot)), &mut self.part)
+                })?;
+            }
+            Tap::Dense { x, space, products } => {
+                let n = match space {
+                    RowSpace::Tokens => view.n(),
+                    RowSpace::Outputs => view.m(),
+                };
+                let x = x.see(view)?;
+                let products = &mut self.products[products];
+                for lead in 0..products.lead() {
+                    let own = products.channels(lead);
+                    products.add(lead, (0..n).map(|i| x.row(i)?.get(own.start * 4..own.end * 4)))?;
+                }
+                products.keep(self.most);
+            }
+            Tap::PerSlot { x, table, products } => {
+                let (x, seen) = (x.see(view)?, table.see(view)?);
+                let products = &mut self.products[products];
+                seen.each(|expert, slots| products.add(expert, slots.map(|slot| x.row(slot))))?;
+            }
+            Tap::Fired { x, table, network } => {
+                let (x, seen) = (x.see(view)?, table.see(view)?);
+                self.neurons.chunk(network, view.n());
+                seen.each(|expert, mut slots| {
+                    slots.try_for_each(|slot| {
+                        let token = seen.word(table.layout.token() + slot)?;
+                        self.neurons.row(network, (expert, token), x.row(slot)?.chunks_exact(4).map(number))
+                    })
+                })?;
+                self.neurons.end_chunk(network)?;
+            }
+            Tap::FiredByAll { x, network } => {
+                let x = x.see(view)?;
+                self.neurons.chunk(network, view.n());
+                for i in 0..view.n() {
+                    self.neurons.row(network, (0, i), x.row(i)?.chunks_exact(4).map(number))?;
+                }
+                self.neurons.end_chunk(network)?;
+            }
+            Tap::Router { ids, weights, logits, layer } => {
+                let (ids, weights, logits) = (ids.see(view)?, weights.see(view)?, logits.see(view)?);
+                for i in 0..view.n() {
+                    let chosen = ids.row(i)?.chunks_exact(4).map(|b| usize::try_from(word(b)).unwrap_or(0));
+                    let logits = logits.row(i)?.chunks_exact(4).map(number);
+                    self.recorder.token(layer, chosen, logits);
+                }
+                let (layer, loads) = (&mut self.layers[layer], &mut self.loads[layer]);
+                let mut chosen: Vec<usize> = Vec::new();
+                for i in 0..view.n() {
+                    let ids = ids.row(i)?.chunks_exact(4).map(word);
+                    let weights = weights.row(i)?.chunks_exact(4).map(number);
+                    chosen.clear();
+                    for (id, weight) in ids.zip(weights) {
+                        let expert = usize::try_from(id).ok()?;
+                        *layer.chosen.get_mut(expert)? += 1;
+                        layer.weight[expert] += f64::from(weight);
+                        loads[expert] = loads[expert].saturating_add(1);
+                        for &other in &chosen {
+                            let pair = layer.pair(expert, other)?;
+                            layer.together[pair] += 1;
+                        }
+                        chosen.push(expert);
+                    }
+                }
+                layer.tokens += view.n() as u64;
+            }
+            Tap::Residual { x } => {
+                let x = x.see(view)?;
+                self.residual.clear();
+                for i in 0..view.n() {
+                    self.residual.extend_from_slice(x.row(i)?);
+                }
+            }
+            Tap::Attended { x, layer } => {
+                let (seen, width) = (x.see(view)?, x.cols * 4);
+                for i in 0..view.n() {
+                    let before = self.residual.get(i * width..(i + 1) * width)?.chunks_exact(4).map(number);
+                    let after = seen.row(i)?.chunks_exact(4).map(number);
+                    let square: f64 = before.zip(after).map(|(a, b)| f64::from(b - a).powi(2)).sum();
+                    self.saliency[layer].add(square.sqrt());
+                }
+            }
+        }
+        Some(())
+    }
+
+    /// Layers with routers.
+    pub(super) fn layers(&self) -> &[Routing] {
+        &self.layers
+    }
+
+    /// What was seen.
+    ///
+    /// # Errors
+    /// Activations that are not finite, by weight.
+    pub(super) fn finish(mut self) -> Result<Seen> {
+        if !self.whole {
+            return Err(Error::bug("values were not where the plan says"));
+        }
+        let mut weights = BTreeMap::new();
+        for sum in self.sums {
+            let moments = Moments::from_sums(sum.cols, sum.tokens, &sum.squares).ok_or_else(|| {
+                Error::input(format!("the inputs of `{}` are not finite", sum.name))
+                    .hint("the model diverges on these texts: is the checkpoint whole?")
+            })?;
+            // A weight that two nodes read has two inputs; both count.
+            weights
+                .entry(sum.name)
+                .and_modify(|old: &mut Moments| {
+                    if let Some(both) = old.merge(&moments) {
+                        *old = both;
+                    }
+                })
+                .or_insert(moments);
+        }
+        let layers = self.layers;
+        let (mut saliency, mut trace) = (self.saliency, self.trace);
+        if !layers.is_sorted_by_key(|l| l.layer) {
+            return Err(Error::bug("routers that do not stand in the order of their layers"));
+        }
+        saliency.sort_by_key(|s| s.layer);
+        trace.sequences.sort();
+        let samples = self.products.iter_mut().filter_map(Products::sample).collect();
+        let correlations = self.products.into_iter().map(Products::finish).collect::<Option<_>>();
+        let correlations = correlations.ok_or_else(|| Error::bug("sums of products of another shape"))?;
+        let (routes, neurons, gates) = (self.recorder.finish(), self.neurons.finish(), self.gates);
+        Ok(Seen { layers, trace, saliency, weights, routes, correlations, neurons, samples, gates })
+    }
+}
+
+impl Sum {
+    /// Adds the rows that one of the matrices read.
+    fn add<'v>(
+        &mut self,
+        lead: usize,
+        rows: impl Iterator<Item = Option<&'v [u8]>>,
+        part: &mut Vec<f32>,
+    ) -> Option<()> {
+        part.clear();
+        part.resize(self.cols, 0.0);
+        for row in rows {
+            add_squares(part, row?);
+            *self.tokens.get_mut(lead)? += 1;
+        }
+        let sums = self.squares.get_mut(lead * self.cols..(lead + 1) * self.cols)?;
+        sums.iter_mut().zip(&*part).for_each(|(s, p)| *s += p);
+        Some(())
+    }
+}
+
+fn add_squares(sums: &mut [f32], row: &[u8]) {
+    for (sum, x) in sums.iter_mut().zip(row.chunks_exact(4).map(number)) {
+        *sum += x * x;
+    }
+}
+
+pub(super) fn number(b: &[u8]) -> f32 {
+    f32::from_le_bytes([b[0], b[1], b[2], b[3]])
+}
+
+fn word(b: &[u8]) -> i32 {
+    i32::from_le_bytes([b[0], b[1], b[2], b[3]])
+}
+
+/// Rows, while the run stands still.
+struct SeenRows<'v> {
+    bytes: Cow<'v, [u8]>,
+    at: StridedRows,
+}
+
+impl StridedRows {
+    fn see<'v>(self, view: &'v StepView<'_>) -> Option<SeenRows<'v>> {
+        Some(SeenRows { bytes: view.buffer(self.buffer)?, at: self })
+    }
+}
+
+impl SeenRows<'_> {
+    fn row(&self, i: usize) -> Option<&[u8]> {
+        let first = i.checked_mul(self.at.stride)?.checked_add(self.at.column)?.checked_mul(4)?;
+        self.bytes.get(first..first.checked_add(self.at.cols * 4)?)
+    }
+}
+
+/// A dispatch table, while the run stands still.
+struct SeenTable<'v> {
+    bytes: Cow<'v, [u8]>,
+    layout: DispatchLayout,
+}
+
+impl Table {
+    fn see<'v>(self, view: &'v StepView<'_>) -> Option<SeenTable<'v>> {
+        Some(SeenTable { bytes: view.buffer(self.rows.buffer)?, layout: self.layout })
+    }
+}
+
+impl SeenTable<'_> {
+    fn word(&self, i: usize) -> Option<usize> {
+        usize::try_from(word(self.bytes.get(i * 4..i * 4 + 4)?)).ok()
+    }
+
+    /// Every active expert with its slots.
+    fn each(&self, mut f: impl FnMut(usize, std::ops::Range<usize>) -> Option<()>) -> Option<()> {
+        for active in 0..self.word(0)? {
+            let start = self.word(self.layout.start() + active)?;
+            let end = self.word(self.layout.start() + active + 1)?;
+            f(self.word(self.layout.expert() + active)?, start..end)?;
+        }
+        Some(())
+    }
+}
+
+/// Matrices of experts whose inputs have products of their own.
+fn experts_wide(module: &Module, graph: &Graph) -> usize {
+    let of = |n: &Node| match (&n.op, n.inputs.get(2)) {
+        (Op::ExpertFfn { .. }, Some(&Operand::Weight(id))) => module.weight(id).lead(),
+        _ => 0,
+    };
+    graph.nodes.iter().map(of).sum()
+}
+
+/// Whether what a node reads goes into a feed-forward network, the head or attention: such rows say how wide activations behind them
+/// are.
+fn begins_network(graph: &Graph, node: &Node) -> bool {
+    let normed = || match node.inputs.first() {
+        Some(&Operand::Value(v)) => {
+            let from = graph.def(v).and_then(|id| graph.nodes.get(id.0 as usize));
+            from.is_some_and(|n| matches!(n.op, Op::RmsNorm { .. } | Op::LayerNorm { .. }))
+        }
+        _ => false,
+    };
+    let networks = [Part::FFN, Part::HEAD].contains(&node.scope.part);
+    networks && gate_of(graph, node).is_none() || node.scope.part == Part::ATTN && normed()
+}
+
+/// The gate of the network whose down matrix `node` multiplies by; `None` of any other matrix. As lowered, gate and up
+/// projections are matrices of their own.
+fn gate_of(graph: &Graph, node: &Node) -> Option<Glu> {
+    let def = |operand: &Operand| match *operand {
+        Operand::Value(v) => graph.nodes.get(graph.def(v)?.0 as usize),
+        _ => None,
+    };
+    let product = def(node.inputs.first()?).filter(|_| node.scope.part != Part::ATTN)?;
+    match product.op {
+        Op::LinearGlu { glu, .. } | Op::Glu(glu) => Some(glu),
+        Op::Mul => product.inputs.iter().filter_map(def).find_map(|n| match n.op {
+            Op::Act(activation) => Some(Glu::Gated(activation)),
+            _ => None,
+        }),
+        _ => None,
+    }
+}
+
+fn value(node: &Node, input: usize) -> Result<ValueId> {
+    match node.inputs.get(input) {
+        Some(&Operand::Value(v)) => Ok(v),
+        _ => Err(Error::bug(format!("`{}` reads no value", node.op.name()))),
+    }
+}

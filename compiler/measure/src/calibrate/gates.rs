@@ -1,0 +1,109 @@
+//! Measures the gates of experts with SiLU: no kernel writes them down, so a sample of rows is kept with the experts that they
+//! chose, and multiplied by these experts' gates once all text is read.
+
+use moec_base::error::{Error, Result};
+use moec_base::interrupt;
+use moec_ir::op::{Activation, Glu};
+use moec_ir::{Module, Source, WeightId};
+use moec_profile::Gates;
+
+/// Pairs of a row and an expert that are kept of a layer at most; at least half of them where there are as many.
+const PAIRS: usize = 512;
+/// Sums of a dot product that go on side by side.
+const SUMS: usize = 16;
+
+/// Rows of the experts of one layer.
+pub(super) struct GateSample {
+    layer: u32,
+    gate_up: WeightId,
+    /// Expert and row; one of `every` pairs that came.
+    pairs: Vec<(usize, Vec<f32>)>,
+    every: usize,
+    came: usize,
+}
+
+/// Whether a gate is measured.
+pub(super) fn measured(glu: Glu) -> bool {
+    glu == Glu::Gated(Activation::Silu)
+}
+
+impl GateSample {
+    /// Of a layer's experts whose gate and up are this weight.
+    pub(super) const fn new(layer: u32, gate_up: WeightId) -> Self {
+        Self { layer, gate_up, pairs: Vec::new(), every: 1, came: 0 }
+    }
+
+    /// A row meets an expert. Which pairs are kept follows from their order alone.
+    pub(super) fn add(&mut self, expert: usize, row: impl Iterator<Item = f32>) {
+        if self.came.is_multiple_of(self.every) {
+            self.pairs.push((expert, row.collect()));
+        }
+        self.came += 1;
+        if self.pairs.len() > PAIRS {
+            let mut index = 0;
+            self.pairs.retain(|_| {
+                index += 1;
+                index % 2 == 1
+            });
+            self.every *= 2;
+        }
+    }
+
+    /// Magnitudes of the gates of what was kept.
+    ///
+    /// # Errors
+    /// A weight that cannot be read, an interrupt.
+    pub(super) fn finish(mut self, module: &Module, source: &dyn Source) -> Result<Gates> {
+        let weight = module.weight(self.gate_up);
+        let (inter, hidden) = (weight.rows() / 2, weight.cols());
+        let mut gates = Gates::new(self.layer, weight.name.clone());
+        self.pairs.sort_by_key(|(expert, _)| *expert);
+        let mut matrix = vec![0.0; inter * hidden];
+        for own in self.pairs.chunk_by(|a, b| a.0 == b.0) {
+            interrupt::check()?;
+            let Some(&(expert, _)) = own.first() else { continue };
+            weight
+                .expr
+                .read(expert, 0..inter, 0..hidden, source, &mut matrix)
+                .map_err(|e| Error::input(format!("`{}` cannot be read", weight.name)).because(e))?;
+            for (_, row) in own {
+                for gate in matrix.chunks_exact(hidden) {
+                    gates.add(silu(dot(gate, row)));
+                }
+            }
+        }
+        Ok(gates)
+    }
+}
+
+fn silu(x: f32) -> f32 {
+    x / (1.0 + (-x).exp())
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let (a, rest_a) = a.as_chunks::<SUMS>();
+    let (b, rest_b) = b.as_chunks::<SUMS>();
+    let mut sums = [0.0; SUMS];
+    for (a, b) in a.iter().zip(b) {
+        sums.iter_mut().zip(a.iter().zip(b)).for_each(|(sum, (a, b))| *sum += a * b);
+    }
+    let rest: f32 = rest_a.iter().zip(rest_b).map(|(a, b)| a * b).sum();
+    sums.iter().sum::<f32>() + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_is_spread_over_all_that_came() {
+        let mut sample = GateSample::new(0, WeightId(0));
+        (0..10_000).for_each(|i| sample.add(i, std::iter::once(i as f32)));
+        let (kept, every) = (sample.pairs.len(), sample.every);
+        assert!(kept > PAIRS / 2 && kept <= PAIRS, "{kept}");
+        let came: Vec<usize> = sample.pairs.iter().map(|p| p.0).collect();
+        assert_eq!(came, (0..kept).map(|i| i * every).collect::<Vec<_>>());
+        assert_eq!(dot(&[1.0; 35], &[2.0; 35]), 70.0);
+        assert!((silu(1.0) - 0.731_058_6).abs() < 1e-6 && silu(-90.0).abs() < 1e-30);
+    }
+}

@@ -1,0 +1,304 @@
+//! `moec eval`: quality of a compiled model on real text.
+#![expect(clippy::cast_possible_truncation, reason = "logits are f32")]
+
+pub mod big_little;
+
+use crate::twin::Twin;
+use moec_base::error::{Error, Result};
+use moec_base::progress::Progress;
+use moec_bundle::read::Bundle;
+use moec_ir::plan::UnitRef;
+use moec_runtime::exec::overflow::Tally;
+use moec_runtime::serving::text::Text;
+use moec_runtime::{Engine, Options, Program, Want};
+use moec_targets::families;
+use serde::{Deserialize, Serialize};
+
+/// What to measure.
+#[derive(Clone, Debug, Default)]
+pub struct Tasks {
+    /// A text, for perplexity.
+    pub text: Option<String>,
+    /// Questions.
+    pub questions: Option<Vec<Question>>,
+    /// Tokens per window of the text.
+    pub window: usize,
+    /// Most windows.
+    pub windows: Option<usize>,
+}
+
+/// A question with the answer that the model should give.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Question {
+    /// What the model reads.
+    pub prompt: String,
+    /// What it should go on with.
+    pub answer: String,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Quality {
+    /// Perplexity of the text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub perplexity: Option<f64>,
+    /// Tokens predicted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<usize>,
+    /// Windows measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub windows: Option<usize>,
+    /// Share of tokens after which the most probable next token is that of the other bundle.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub same_choice: Option<f64>,
+    /// Mean Kullback-Leibler divergence from the other bundle's probabilities, in nats.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub divergence: Option<f64>,
+    /// Share of questions whose every answer token is the greedy choice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exact_match: Option<f64>,
+    /// Questions asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub questions: Option<usize>,
+    /// What became of the rows of experts with fixed capacities, by layer; empty where shapes are dynamic.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub overflow: Vec<LayerOverflow>,
+}
+
+/// What became of the rows of one layer's experts, over the whole measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct LayerOverflow {
+    /// Layer.
+    pub layer: u32,
+    /// (token, expert) pairs that the router made.
+    pub routed: u64,
+    /// Share of them that found no room and was lost.
+    pub drop_rate: f64,
+    /// Share of them that found no room and was computed by the processor.
+    pub spill_rate: f64,
+    /// Rows that static graphs computed.
+    pub rows: u64,
+    /// Share of these that was padding.
+    pub padding: f64,
+}
+
+impl LayerOverflow {
+    fn of((layer, t): (u32, Tally)) -> Self {
+        let (drop_rate, spill_rate, padding) = (t.drop_rate(), t.spill_rate(), t.padding_rate());
+        Self { layer, routed: t.routed, drop_rate, spill_rate, rows: t.rows, padding }
+    }
+}
+
+impl Quality {
+    /// Drop, spill and padding rates over all layers; `None` where shapes are dynamic.
+    pub fn rates(&self) -> Option<[f64; 3]> {
+        let sum = |of: &dyn Fn(&LayerOverflow) -> f64| self.overflow.iter().map(of).sum::<f64>();
+        let (routed, rows) = (sum(&|l| l.routed as f64), sum(&|l| l.rows as f64));
+        let share = |of: &dyn Fn(&LayerOverflow) -> f64, all: f64| sum(of) / all.max(1.0);
+        (!self.overflow.is_empty()).then(|| {
+            [
+                share(&|l| l.drop_rate * l.routed as f64, routed),
+                share(&|l| l.spill_rate * l.routed as f64, routed),
+                share(&|l| l.padding * l.rows as f64, rows),
+            ]
+        })
+    }
+}
+
+/// Reads one question per line.
+///
+/// # Errors
+/// The first line that is no question, by number.
+pub fn questions(text: &str, file: &str) -> Result<Vec<Question>> {
+    let parse = |(i, line): (usize, &str)| {
+        serde_json::from_str(line).map_err(|e| {
+            Error::input(format!("`{file}` line {} is no question", i + 1))
+                .because(e)
+                .hint("every line is an object `{\"prompt\": …, \"answer\": …}`")
+        })
+    };
+    let all: Vec<_> =
+        text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()).map(parse).collect::<Result<_>>()?;
+    if all.is_empty() {
+        return Err(Error::input(format!("`{file}` holds no question")));
+    }
+    Ok(all)
+}
+
+/// Measures a bundle on this machine; `against` is the bundle that it is compared with.
+///
+/// # Errors
+/// A bundle that does not run here, two bundles of different vocabularies, or a window or a question longer than
+/// the context.
+pub fn evaluate(
+    bundle: &Bundle,
+    against: Option<&Bundle>,
+    tasks: &Tasks,
+    progress: &Progress,
+) -> Result<Quality> {
+    let text = Text::open(&bundle.folder, bundle.plan.model.bos).map_err(Error::from)?;
+    with_engine(bundle, progress, |engine| match against {
+        None => measure(engine, None, bundle, &text, tasks, progress),
+        Some(other) if other.plan.model.vocab != bundle.plan.model.vocab => {
+            Err(Error::usage("the two bundles have different vocabularies")
+                .hint("compare bundles that were built from one checkpoint"))
+        }
+        Some(other) => {
+            with_engine(other, progress, |other| measure(engine, Some(other), bundle, &text, tasks, progress))
+        }
+    })
+}
+
+/// Runs `body` with a bundle's engine. What this machine lacks is emulated, which is said: units and other architectures by the host
+/// build, instructions one by one.
+pub(crate) fn with_engine<T>(
+    bundle: &Bundle,
+    progress: &Progress,
+    body: impl FnOnce(&mut Engine<'_>) -> Result<T>,
+) -> Result<T> {
+    if bundle.needs_host_build() {
+        if bundle.is_foreign() {
+            progress.warn(&bundle.host_build_note());
+        }
+        return Twin::of(bundle, progress)?.with_engine(Some(&bundle.folder), body);
+    }
+    let unit = bundle.emulated_unit(progress)?;
+    let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s))
+        .map_err(Error::from)?
+        .emulating(unit.emulated());
+    let options = Options::default();
+    let (folder, host) = (&bundle.folder, &mut |unit: &UnitRef| families::host(&unit.family, &unit.name));
+    let mut engine = Engine::with_units(&program, folder, host, folder, options).map_err(Error::from)?;
+    body(&mut engine)
+}
+
+fn measure(
+    engine: &mut Engine<'_>,
+    mut against: Option<&mut Engine<'_>>,
+    bundle: &Bundle,
+    text: &Text,
+    tasks: &Tasks,
+    progress: &Progress,
+) -> Result<Quality> {
+    let mut quality = Quality::default();
+    if let Some(corpus) = &tasks.text {
+        let ids = text.encode(corpus).map_err(Error::from)?;
+        let windows = windows(&ids, bundle, tasks)?;
+        let bar = progress.items("Reading", windows.len() as u64, "windows of text");
+        let (mut loss, mut count, mut same, mut divergence) = (0.0, 0, 0, 0.0);
+        for window in &windows {
+            moec_base::interrupt::check()?;
+            let (ids, next) = (&window[..window.len() - 1], &window[1..]);
+            let reference = match &mut against {
+                Some(other) => Some(log_probabilities(other, ids).map_err(Error::from)?),
+                None => None,
+            };
+            let found = log_probabilities(engine, ids).map_err(Error::from)?;
+            for (at, (row, &next)) in found.iter().zip(next).enumerate() {
+                loss -= f64::from(row[next as usize]);
+                if let Some(other) = reference.as_ref().and_then(|r| r.get(at)) {
+                    same += usize::from(greedy(row) == greedy(other));
+                    divergence += kl(other, row);
+                }
+            }
+            count += next.len();
+            bar.add(1);
+        }
+        bar.finish();
+        quality.perplexity = Some((loss / count as f64).exp());
+        quality.tokens = Some(count);
+        quality.windows = Some(windows.len());
+        if against.is_some() {
+            quality.same_choice = Some(same as f64 / count as f64);
+            quality.divergence = Some(divergence / count as f64);
+        }
+    }
+    if let Some(questions) = &tasks.questions {
+        let asked = ask(questions, text, progress, |prompt, answer| answers(engine, prompt, answer))?;
+        quality.exact_match = Some(asked);
+        quality.questions = Some(questions.len());
+    }
+    quality.overflow = engine.tallies().into_iter().map(LayerOverflow::of).collect();
+    Ok(quality)
+}
+
+/// Asks every question. Gives the share of them that `answers`, which gets a prompt and what should follow, finds right.
+fn ask(
+    questions: &[Question],
+    text: &Text,
+    progress: &Progress,
+    mut answers: impl FnMut(&[u32], &[u32]) -> moec_runtime::Result<bool>,
+) -> Result<f64> {
+    let bar = progress.items("Asking", questions.len() as u64, "questions");
+    let mut right = 0;
+    for q in questions {
+        moec_base::interrupt::check()?;
+        let prompt = text.encode(&q.prompt).map_err(Error::from)?;
+        let answer = text.encode_plain(&q.answer).map_err(Error::from)?;
+        right += usize::from(answers(&prompt, &answer).map_err(Error::from)?);
+        bar.add(1);
+    }
+    bar.finish();
+    Ok(right as f64 / questions.len() as f64)
+}
+
+/// The windows of a text, each with the token behind it, which is the first of the next: `n` tokens and one more that the
+/// last of them predicts.
+///
+/// # Errors
+/// A text that is too short to predict anything.
+fn windows<'a>(ids: &'a [u32], bundle: &Bundle, tasks: &Tasks) -> Result<Vec<&'a [u32]>> {
+    let window = tasks.window.min(bundle.plan.model.max_context as usize);
+    let last = ids.len().saturating_sub(1);
+    let of = (0..last).step_by(window).map(|start| &ids[start..=(start + window).min(last)]);
+    let windows: Vec<_> = of.take(tasks.windows.unwrap_or(usize::MAX)).collect();
+    if windows.is_empty() {
+        return Err(Error::input("the text is shorter than two tokens")
+            .hint("a perplexity wants some thousand tokens of the text that the model is for"));
+    }
+    Ok(windows)
+}
+
+/// Logarithms of the probabilities after each token: one row per token.
+pub(crate) fn log_probabilities(engine: &mut Engine<'_>, ids: &[u32]) -> moec_runtime::Result<Vec<Vec<f32>>> {
+    engine.reset(0)?;
+    let mut rows = Vec::with_capacity(ids.len());
+    engine.prefill(0, 0, ids, Want::All, &mut |_, logits| {
+        let shift = log_sum(logits);
+        rows.push(logits.iter().map(|&z| (f64::from(z) - shift) as f32).collect());
+        Ok(())
+    })?;
+    Ok(rows)
+}
+
+/// `ln Σ exp z`: what a logit's log probability is below it.
+fn log_sum(logits: &[f32]) -> f64 {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|&z| f64::from(z - max).exp()).sum();
+    f64::from(max) + sum.ln()
+}
+
+/// Kullback-Leibler divergence of two rows of log probabilities, `Σ p (ln p − ln q)`, in nats.
+pub(crate) fn kl(p: &[f32], q: &[f32]) -> f64 {
+    p.iter().zip(q).map(|(&p, &q)| f64::from(p).exp() * (f64::from(p) - f64::from(q))).sum()
+}
+
+/// Whether every token of the answer is the greedy choice after what stands before it.
+fn answers(engine: &mut Engine<'_>, prompt: &[u32], answer: &[u32]) -> moec_runtime::Result<bool> {
+    engine.reset(0)?;
+    let ids: Vec<u32> = prompt.iter().chain(answer).copied().collect();
+    let mut right = true;
+    engine.prefill(0, 0, &ids[..ids.len() - 1], Want::All, &mut |pos, logits| {
+        if pos + 1 >= prompt.len() {
+            right &= greedy(logits) == ids[pos + 1] as usize;
+        }
+        Ok(())
+    })?;
+    Ok(right)
+}
+
+/// Index of the largest logit; the lowest wins ties.
+pub(crate) fn greedy(logits: &[f32]) -> usize {
+    let best = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
+    (0..logits.len()).fold(0, best)
+}

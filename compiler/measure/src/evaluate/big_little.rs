@@ -1,0 +1,141 @@
+//! Quality of big-little decoding (MoBiLE, §IV and §V), for several γ.
+//!
+//! Text is read token by token as decoding would write it: every token goes through the little entry point first, and
+//! through the full one where the little one is not sure. What a kept token leaves in the KV cache is what later ones see.
+//! Questions are answered as they would be: the prompt is prefilled with all experts, the answer decoded.
+
+use super::{Tasks, ask, greedy, log_sum, windows, with_engine};
+use moec_base::error::{Error, Result};
+use moec_base::progress::Progress;
+use moec_bundle::read::Bundle;
+use moec_runtime::serving::text::Text;
+use moec_runtime::{Decoder, Engine, Fallbacks, Want};
+use serde::Serialize;
+use std::sync::{Mutex, PoisonError};
+
+/// What was measured.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BigLittle {
+    /// Experts per token of the little entry points.
+    pub experts: u32,
+    /// One row for each γ, in the order that they were asked for.
+    pub gammas: Vec<OfGamma>,
+}
+
+/// What one γ gives.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct OfGamma {
+    /// γ.
+    pub gamma: f64,
+    /// Perplexity of the text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub perplexity: Option<f64>,
+    /// Tokens predicted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<usize>,
+    /// Share of the text's tokens that were decoded with all experts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fallback_ratio: Option<f64>,
+    /// Share of questions whose every answer token is the greedy choice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exact_match: Option<f64>,
+    /// Questions asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub questions: Option<usize>,
+    /// Share of the answers' decoded tokens that were decoded with all experts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub answer_fallback_ratio: Option<f64>,
+}
+
+/// Measures a bundle on this machine, for each γ of `gammas`; without any, for the bundle's own.
+///
+/// # Errors
+/// A bundle that does not run here or has no little entry points; a window or a question longer than the context.
+pub fn evaluate(bundle: &Bundle, gammas: &[f64], tasks: &Tasks, progress: &Progress) -> Result<BigLittle> {
+    let built = bundle.plan.model.big_little.ok_or_else(|| Error::from(moec_runtime::Error::NoLittle))?;
+    let own = [built.gamma()];
+    let gammas = if gammas.is_empty() { &own[..] } else { gammas };
+    let text = Text::open(&bundle.folder, bundle.plan.model.bos).map_err(Error::from)?;
+    let corpus = tasks.text.as_ref().map(|corpus| text.encode(corpus)).transpose().map_err(Error::from)?;
+    let windows = corpus.as_ref().map(|ids| windows(ids, bundle, tasks)).transpose()?;
+    with_engine(bundle, progress, |engine| {
+        let mut rows = Vec::with_capacity(gammas.len());
+        for &gamma in gammas {
+            let decoder = || Decoder::big_little(engine.program(), gamma as f32).map_err(Error::from);
+            let (mut of_text, mut of_answers) = (decoder()?, decoder()?);
+            let mut row = OfGamma { gamma, ..OfGamma::default() };
+            if let Some(windows) = &windows {
+                read(engine, &mut of_text, windows, progress, &mut row)?;
+            }
+            if let Some(questions) = &tasks.questions {
+                let exact = ask(questions, &text, progress, |prompt, answer| {
+                    answers(engine, &mut of_answers, prompt, answer)
+                })?;
+                (row.exact_match, row.questions) = (Some(exact), Some(questions.len()));
+                row.answer_fallback_ratio = of_answers.fallbacks().and_then(Fallbacks::ratio);
+            }
+            rows.push(row);
+        }
+        Ok(BigLittle { experts: built.experts, gammas: rows })
+    })
+}
+
+/// Perplexity of windows of text.
+fn read(
+    engine: &mut Engine<'_>,
+    decoder: &mut Decoder,
+    windows: &[&[u32]],
+    progress: &Progress,
+    row: &mut OfGamma,
+) -> Result<()> {
+    let bar = progress.items("Reading", windows.len() as u64, "windows of text");
+    let (mut loss, mut count) = (0.0, 0_u32);
+    for ids in windows {
+        moec_base::interrupt::check()?;
+        engine.reset(0).map_err(Error::from)?;
+        for (pos, pair) in ids.windows(2).enumerate() {
+            let of_token = Mutex::new(0.0);
+            let sink = |_: usize, logits: &[f32]| {
+                let of_next = logits.get(pair[1] as usize).map_or(f64::NEG_INFINITY, |&z| f64::from(z));
+                *of_token.lock().unwrap_or_else(PoisonError::into_inner) = log_sum(logits) - of_next;
+            };
+            decoder.decode(engine, &[(0, pos, pair[0])], &sink).map_err(Error::from)?;
+            loss += of_token.into_inner().unwrap_or_else(PoisonError::into_inner);
+            count += 1;
+        }
+        bar.add(1);
+    }
+    bar.finish();
+    row.perplexity = Some((loss / f64::from(count)).exp());
+    row.tokens = Some(count as usize);
+    row.fallback_ratio = decoder.fallbacks().and_then(Fallbacks::ratio);
+    Ok(())
+}
+
+/// Whether every token of the answer is the greedy choice after what stands before it.
+fn answers(
+    engine: &mut Engine<'_>,
+    decoder: &mut Decoder,
+    prompt: &[u32],
+    answer: &[u32],
+) -> moec_runtime::Result<bool> {
+    engine.reset(0)?;
+    let mut best = None;
+    engine.prefill(0, 0, prompt, Want::Last, &mut |_, logits| {
+        best = Some(greedy(logits));
+        Ok(())
+    })?;
+    for (i, &id) in answer.iter().enumerate() {
+        if best != Some(id as usize) {
+            return Ok(false);
+        }
+        if i + 1 < answer.len() {
+            let found = Mutex::new(None);
+            decoder.decode(engine, &[(0, prompt.len() + i, id)], &|_, logits| {
+                *found.lock().unwrap_or_else(PoisonError::into_inner) = Some(greedy(logits));
+            })?;
+            best = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+    Ok(true)
+}

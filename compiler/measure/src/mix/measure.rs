@@ -1,0 +1,296 @@
+//! Models in formats that are in question, read text beside the model as it is.
+//!
+//! Of most weights two models have the same format. So their weights are packed one by one, and each once in every format: a model is
+//! a plan over what is packed already and what is not. Kernels run from memory, and no bundle is written.
+
+use crate::calibrate::texts::Window;
+use crate::evaluate::{kl, log_probabilities};
+use crate::quality::{Measured, cautious};
+use moec_base::error::{Error, Result, io_error};
+use moec_base::human;
+use moec_base::paths::DENSE;
+use moec_base::progress::Progress;
+use moec_base::scratch::Scratch;
+use moec_bundle::objects::ObjectCache;
+use moec_bundle::pack::{Packing, pack};
+use moec_config::{Activations, Config, KvCache};
+use moec_cpu::{CpuTarget, HostUnit, WeightImportance};
+use moec_ir::WeightExpr;
+use moec_ir::plan::{ALIGN, FileRef, Plan, Segment, UnitRef};
+use moec_passes::format::Formats;
+use moec_pipeline::{Compilation, Stops};
+use moec_profile::{Importance, Profile};
+use moec_runtime::{Engine, Options, Program};
+use moec_targets::families;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+use std::time::Instant;
+
+/// What was measured of a model beside another.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Found {
+    /// Mean Kullback-Leibler divergence from the other's probabilities, in nats per token.
+    pub(super) divergence: f64,
+    /// By how much the loss of each window rises, in nats per token.
+    losses: Vec<f64>,
+}
+
+impl Found {
+    /// By how much perplexity rises, as a share: the mean and two standard errors.
+    pub(super) fn increase(&self) -> f64 {
+        cautious(&self.losses).exp_m1()
+    }
+}
+
+/// What is to be measured, before it is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Extent {
+    /// Most models, the one in the formats of its classes among them.
+    pub(super) models: usize,
+    /// Bytes of the weights that have a choice, in the formats of their classes.
+    pub(super) own: u64,
+    /// The same in their smallest formats, and in all of theirs together.
+    pub(super) least: u64,
+    pub(super) all: u64,
+    /// Most bytes that all weights may take.
+    pub(super) most: u64,
+}
+
+/// Packed weights that models share: each once in every format.
+struct Store {
+    scratch: Scratch,
+    files: Vec<FileRef>,
+    /// By name: what was packed, and where it is.
+    packed: BTreeMap<String, Vec<(WeightExpr, Segment)>>,
+}
+
+impl Store {
+    /// Points the segments of a compiled plan to packed weights. What is missing is packed.
+    fn place(
+        &mut self,
+        c: &Compilation<'_>,
+        importance: &dyn WeightImportance,
+        plan: &mut Plan,
+        progress: &Progress,
+    ) -> Result<()> {
+        let expr = |i: usize| c.segment_weights.get(i).map(|&w| &c.module.weight(w).expr);
+        let mut missing = Vec::new();
+        for (i, segment) in plan.segments.iter_mut().enumerate() {
+            let same = |(of, at): &&(WeightExpr, Segment)| {
+                let place = Segment { file: at.file, offset: at.offset, ..segment.clone() };
+                expr(i) == Some(of) && place == *at
+            };
+            match self.packed.get(&segment.name).and_then(|all| all.iter().find(same)) {
+                Some((_, at)) => *segment = at.clone(),
+                None => missing.push(i),
+            }
+        }
+        if !missing.is_empty() {
+            let (file, mut end) = (self.files.len() as u32, 0_u64);
+            let mut segments = Vec::new();
+            for segment in missing.iter().filter_map(|&i| plan.segments.get(i)) {
+                let offset = end.next_multiple_of(ALIGN);
+                segments.push(Segment { file: 0, offset, ..segment.clone() });
+                end = offset + segment.bytes;
+            }
+            let files = vec![FileRef { path: DENSE.to_owned(), bytes: 0, sha256: [0; 32] }];
+            let mut own = Plan { segments, files, paging: None, ..plan.clone() };
+            let folder = self.scratch.path().join(file.to_string());
+            let parent = folder.join(Path::new(DENSE).parent().unwrap_or(Path::new("")));
+            fs::create_dir_all(&parent).map_err(|e| io_error("create", &parent, &e))?;
+            let weights: Vec<_> = missing.iter().filter_map(|&i| c.segment_weights.get(i).copied()).collect();
+            let packing = Packing {
+                module: &c.module,
+                segment_weights: &weights,
+                source: c.checkpoint()?,
+                importance: Some(importance),
+                reuse: None,
+            };
+            pack(&packing, &mut own, &folder, progress)?;
+            self.files
+                .extend(own.files.into_iter().map(|f| FileRef { path: format!("{file}/{}", f.path), ..f }));
+            for (&i, segment) in missing.iter().zip(own.segments) {
+                let at = Segment { file, ..segment };
+                if let (Some(expr), Some(segment)) = (expr(i), plan.segments.get_mut(i)) {
+                    self.packed.entry(at.name.clone()).or_default().push((expr.clone(), at.clone()));
+                    *segment = at;
+                }
+            }
+        }
+        // Files that this model has nothing in are not its own.
+        let used: BTreeSet<u32> = plan.segments.iter().map(|s| s.file).collect();
+        plan.files = used.iter().filter_map(|&f| self.files.get(f as usize).cloned()).collect();
+        let numbers: BTreeMap<u32, u32> = used.into_iter().zip(0..).collect();
+        for segment in &mut plan.segments {
+            segment.file = numbers.get(&segment.file).copied().unwrap_or(segment.file);
+        }
+        Ok(())
+    }
+}
+
+/// A model that can be run.
+struct Model {
+    program: Program,
+    bytes: u64,
+    /// The program's code; held as long as it runs.
+    _unit: HostUnit,
+}
+
+impl Model {
+    fn with_engine<T>(&self, folder: &Path, body: impl FnOnce(&mut Engine<'_>) -> Result<T>) -> Result<T> {
+        let host = &mut |unit: &UnitRef| families::host(&unit.family, &unit.name);
+        // Its files hold weights of other models, too: only those that it reads come into memory.
+        let options = Options { lazy: true, ..Options::default() };
+        let mut engine =
+            Engine::with_units(&self.program, folder, host, folder, options).map_err(Error::from)?;
+        body(&mut engine)
+    }
+}
+
+/// What compiles models. Activations are exact, so that only weights tell.
+struct Builder<'a> {
+    original: &'a Compilation<'a>,
+    config: Config,
+    target: CpuTarget,
+    profile: &'a Profile,
+    progress: &'a Progress,
+}
+
+impl Builder<'_> {
+    fn compile(&self, formats: &Formats) -> Result<Compilation<'_>> {
+        let (checkpoint, spec) = (self.original.checkpoint()?, self.original.spec()?);
+        let mut c = Compilation::new(&self.config, checkpoint, spec, &self.target);
+        c.formats = formats.clone();
+        c.run(Stops::default(), &Progress::silent(), &mut |_| {})?;
+        moec_base::interrupt::check()?;
+        Ok(c)
+    }
+
+    fn model(&self, c: &Compilation<'_>, store: &mut Store) -> Result<Model> {
+        let profile = self.profile;
+        let quantised = |w: &moec_ir::Weight| w.format.is_quantised();
+        let importance = Importance::new(profile, &c.lowered()?, &c.module, c.checkpoint()?, quantised)?;
+        let importance = importance.rounded(self.config.weights.rounding, profile.correlations.clone());
+        let mut plan = c.plan()?.clone();
+        store.place(c, &importance, &mut plan, self.progress)?;
+        let bytes = bytes(&plan);
+        let object = self.target.compile(&c.kernels, &ObjectCache::open());
+        let object = object.map_err(|e| Error::bug("the kernels do not compile").because(e))?;
+        let unit = HostUnit::load(&object, &plan.target)
+            .map_err(|e| Error::environment("the compiled kernels do not load here").because(e))?;
+        let program = Program::new(plan, &|symbol| unit.resolve(symbol)).map_err(Error::from)?;
+        Ok(Model { program, bytes, _unit: unit })
+    }
+}
+
+fn bytes(plan: &Plan) -> u64 {
+    plan.segments.iter().map(|s| s.bytes).sum()
+}
+
+/// What builds and compares models.
+pub(super) struct Bench<'a> {
+    builder: Builder<'a>,
+    store: Store,
+    windows: Vec<Window>,
+    reference: Model,
+}
+
+impl<'a> Bench<'a> {
+    /// Builds the model in the formats of its classes, and says what measuring others will take.
+    ///
+    /// # Errors
+    /// A model that cannot be built here, a size that no choice has, a disk without room for the weights in all of their formats.
+    pub(super) fn new(
+        c: &'a Compilation<'a>,
+        profile: &'a Profile,
+        measured: &'a Measured<'a>,
+        extent: Extent,
+        progress: &'a Progress,
+    ) -> Result<Self> {
+        let mut config = Config::defaults(&c.config.path);
+        config.model = c.config.model.clone();
+        config.weights = c.config.weights.clone();
+        config.shapes.max_context = Some(measured.window());
+        config.shapes.prefill_chunk = c.config.shapes.prefill_chunk.min(measured.window());
+        config.memory.kv_cache = KvCache::F32;
+        let target = moec_targets::target("native")?.with_activations(Activations::F32);
+        let builder = Builder { original: c, config, target, profile, progress };
+        let compiled = builder.compile(&Formats::new())?;
+        let models = extent.models;
+        let own_bytes = bytes(compiled.plan()?);
+        let fixed = own_bytes.saturating_sub(extent.own);
+        super::check_size(extent.most, fixed + extent.least)?;
+        let most = fixed + extent.all;
+        let scratch = Scratch::with_room("choose formats", most)?;
+        let bos = compiled.plan()?.model.bos;
+        let windows = measured.windows(&measured.text(bos)?)?;
+        progress.stage(
+            "Choosing",
+            &format!(
+                "formats: up to {models} models are measured on {} windows of text, with up to {} of weights in `{}`, which are \
+                 removed afterwards",
+                windows.len(),
+                human::bytes(most),
+                scratch.path().display()
+            ),
+        );
+        let mut store = Store { scratch, files: Vec::new(), packed: BTreeMap::new() };
+        let start = Instant::now();
+        let reference = builder.model(&compiled, &mut store)?;
+        drop(compiled);
+        let packing = start.elapsed().as_secs_f64() * (most as f64 / own_bytes.max(1) as f64 - 1.0);
+        let start = Instant::now();
+        reference.with_engine(store.scratch.path(), |engine| {
+            let one = windows.first().map(|window| log_probabilities(engine, &window.ids));
+            one.transpose().map_err(Error::from).map(|_| ())
+        })?;
+        // Both models of a pair read every window.
+        let others = models.saturating_sub(1);
+        let reading = start.elapsed().as_secs_f64() * (2 * windows.len() * others) as f64;
+        progress.stage(
+            "Estimated",
+            &format!("up to {} for {others} other models", human::duration(packing + reading)),
+        );
+        Ok(Self { builder, store, windows, reference })
+    }
+
+    /// Bytes of the weights in the formats of their classes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.reference.bytes
+    }
+
+    /// Bytes of the model in other formats, and how it reads text.
+    ///
+    /// # Errors
+    /// A model that cannot be built or run here, an interrupt.
+    pub(super) fn measure(&mut self, formats: &Formats) -> Result<(u64, Found)> {
+        let model = self.builder.model(&self.builder.compile(formats)?, &mut self.store)?;
+        let folder = self.store.scratch.path();
+        let bar = self.builder.progress.items("Reading", self.windows.len() as u64, "windows of text");
+        let found = self.reference.with_engine(folder, |exact| {
+            model.with_engine(folder, |rounded| {
+                let (mut found, mut tokens) = (Found::default(), 0);
+                for window in &self.windows {
+                    moec_base::interrupt::check()?;
+                    let p = log_probabilities(exact, &window.ids).map_err(Error::from)?;
+                    let q = log_probabilities(rounded, &window.ids).map_err(Error::from)?;
+                    found.divergence += p.iter().zip(&q).map(|(p, q)| kl(p, q)).sum::<f64>();
+                    tokens += p.len();
+                    let next = window.ids.iter().skip(1);
+                    let rise = p
+                        .iter()
+                        .zip(&q)
+                        .zip(next)
+                        .map(|((p, q), &id)| f64::from(p[id as usize] - q[id as usize]));
+                    found.losses.push(rise.sum::<f64>() / (window.ids.len() - 1).max(1) as f64);
+                    bar.add(1);
+                }
+                found.divergence /= tokens.max(1) as f64;
+                Ok(found)
+            })
+        });
+        bar.finish();
+        Ok((model.bytes, found?))
+    }
+}

@@ -1,0 +1,205 @@
+//! What capacities cost in quality, measured on text (NPUMoE, §4.1: the quantile of the load is chosen by what
+//! accuracy allows).
+//!
+//! The model runs twice over windows of text on this machine, as its twin: with room for every row, and with the
+//! capacities in question, rows past them dropped. Windows are compared in pairs, so that what a text is like cancels
+//! out. The answer is a promise about text that nobody has seen, so it is a careful one: windows are those that
+//! calibration has not read, and two standard errors are added to the mean.
+
+use crate::calibrate::texts::{Window, held_out, windows};
+use crate::calibrate::{Corpus, WINDOW, read_texts};
+use crate::evaluate::log_probabilities;
+use crate::twin::{Original, Twin, TwinExperts};
+use moec_base::error::{Error, Result};
+use moec_base::progress::Progress;
+use moec_config::Config;
+use moec_import::{Checkpoint, ModelSpec};
+use moec_ir::plan::ModelInfo;
+use moec_ir::{Format, Module};
+use moec_pipeline::{Candidate, Change, QualityProbe};
+use moec_profile::Profile;
+use moec_runtime::serving::text::Text;
+use std::cell::RefCell;
+use std::fmt;
+
+/// Tokens that are read for each answer.
+const TOKENS: usize = 32 << 10;
+/// Fewer windows than that say little.
+const FEW: usize = 10;
+
+/// The model with room for every row: its twin, what it read, its loss on each window.
+type Reference = (Twin, Vec<Window>, Vec<f64>);
+
+/// Runs the model of a checkpoint over text.
+pub struct Measured<'a> {
+    checkpoint: &'a Checkpoint,
+    spec: &'a ModelSpec,
+    corpora: Vec<Corpus>,
+    profile: &'a Profile,
+    cache: Format,
+    window: usize,
+    progress: &'a Progress,
+    /// The model without capacities, and its loss on each window.
+    reference: RefCell<Option<Reference>>,
+}
+
+impl fmt::Debug for Measured<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Measured").field("corpora", &self.corpora).finish_non_exhaustive()
+    }
+}
+
+impl<'a> Measured<'a> {
+    /// A probe that reads the texts of `[quality]`, else those of `[calibrate]`; `None` without any.
+    ///
+    /// # Errors
+    /// A text that cannot be read.
+    pub fn new(
+        config: &Config,
+        checkpoint: &'a Checkpoint,
+        profile: &'a Profile,
+        spec: &'a ModelSpec,
+        progress: &'a Progress,
+    ) -> Result<Option<Self>> {
+        let texts = [&config.quality.text, &config.calibrate.text].into_iter().find(|t| !t.is_empty());
+        let Some(texts) = texts else { return Ok(None) };
+        Ok(Some(Self {
+            checkpoint,
+            spec,
+            corpora: read_texts(texts)?,
+            profile,
+            cache: config.kv_format(),
+            window: WINDOW.min(config.shapes_for(spec.max_positions)?.max_context),
+            progress,
+            reference: RefCell::new(None),
+        }))
+    }
+
+    /// The checkpoint's tokenizer.
+    pub(crate) fn text(&self, bos: Option<u32>) -> Result<Text> {
+        let none = || format!("`{}` has no tokenizer that can be used", self.checkpoint.path().display());
+        let json = self
+            .checkpoint
+            .tokenizer(self.spec)?
+            .ok_or_else(|| Error::input(none()).hint("put the model's `tokenizer.json` into the folder"))?;
+        Text::parse(json, bos).map_err(|why| Error::input(none()).because(why))
+    }
+
+    /// Most tokens of a window.
+    pub(crate) fn window(&self) -> usize {
+        self.window
+    }
+
+    /// What is read: what calibration has not, if there is any.
+    pub(crate) fn windows(&self, text: &Text) -> Result<Vec<Window>> {
+        let read = |hash: &[u8; 32]| self.profile.reading.texts.get(hash).copied().unwrap_or(0);
+        let found = held_out(&self.corpora, &read, text, TOKENS, self.window)?;
+        if found.len() >= FEW {
+            return Ok(found);
+        }
+        self.progress.warn(
+            "calibration has read nearly all of the text that `max_perplexity_increase` is measured on, so the promise \
+             is weaker; name other text under `[quality]`",
+        );
+        windows(&self.corpora, Some(text), TOKENS, self.window)
+    }
+
+    /// Mean negative log-likelihood of each window.
+    fn losses(&self, twin: &Twin, windows: &[Window]) -> Result<Vec<f64>> {
+        let bar = self.progress.items("Reading", windows.len() as u64, "windows of text");
+        let found = twin.with_engine(None, |engine| {
+            let loss = |window: &Window| {
+                moec_base::interrupt::check()?;
+                bar.add(1);
+                let rows = log_probabilities(engine, &window.ids).map_err(Error::from)?;
+                let next = window.ids.iter().skip(1);
+                let sum: f64 = rows.iter().zip(next).map(|(row, &id)| -f64::from(row[id as usize])).sum();
+                Ok(sum / (window.ids.len() - 1) as f64)
+            };
+            windows.iter().map(loss).collect::<Result<Vec<_>>>()
+        });
+        bar.finish();
+        found
+    }
+
+    /// The twin of a model that has room for every row; with the weights of another, if they are packed alike.
+    pub(crate) fn unbounded(&self, other: Option<&Twin>, module: &Module, model: &ModelInfo) -> Result<Twin> {
+        let experts = TwinExperts::Unbounded;
+        let original = Original { module, source: self.checkpoint, model, cache: self.cache, experts };
+        Twin::beside(other, &original, self.progress)
+    }
+
+    fn twin(
+        &self,
+        other: Option<&Twin>,
+        candidate: &Candidate<'_>,
+        experts: TwinExperts<'_>,
+    ) -> Result<Twin> {
+        let Candidate { module, model, .. } = *candidate;
+        let original = Original { module, source: self.checkpoint, model, cache: self.cache, experts };
+        Twin::beside(other, &original, self.progress)
+    }
+}
+
+impl QualityProbe for Measured<'_> {
+    fn perplexity_increase(&self, candidate: &Candidate<'_>) -> Result<f64> {
+        let mut reference = self.reference.borrow_mut();
+        let (full, windows, exact) = match &mut *reference {
+            Some(known) => known,
+            empty => {
+                let full = self.twin(None, candidate, TwinExperts::Unbounded)?;
+                let text = self.text(candidate.model.bos)?;
+                let windows = self.windows(&text)?;
+                let exact = self.losses(&full, &windows)?;
+                empty.insert((full, windows, exact))
+            }
+        };
+        let bounded = self.twin(Some(full), candidate, TwinExperts::Bounded(candidate.placement))?;
+        let lossy = self.losses(&bounded, windows)?;
+        let differences: Vec<f64> = lossy.iter().zip(exact.iter()).map(|(a, b)| a - b).collect();
+        let increase = cautious(&differences).exp_m1();
+        let capacities =
+            candidate.placement.experts.iter().flat_map(|t| &t.experts).map(|e| u64::from(e.capacity));
+        let (rows, percent) = (capacities.sum::<u64>(), 100.0 * increase);
+        self.progress.stage("Measured", &format!("{rows} rows for all experts: perplexity {percent:+.3} %"));
+        Ok(increase)
+    }
+
+    fn increase_by(&self, change: &Change<'_>) -> Result<f64> {
+        let Change { exact, changed, model, source } = *change;
+        let text = self.text(model.bos)?;
+        let windows = self.windows(&text)?;
+        let losses = |module| {
+            let original =
+                Original { module, source, model, cache: self.cache, experts: TwinExperts::Unbounded };
+            self.losses(&Twin::new(&original, self.progress)?, &windows)
+        };
+        let (exact, changed) = (losses(exact)?, losses(changed)?);
+        let differences: Vec<f64> = changed.iter().zip(&exact).map(|(a, b)| a - b).collect();
+        let increase = cautious(&differences).exp_m1();
+        self.progress
+            .stage("Measured", &format!("predictors of neurons: perplexity {:+.3} %", 100.0 * increase));
+        Ok(increase)
+    }
+}
+
+/// Mean of independent numbers, plus two standard errors of it.
+pub(crate) fn cautious(x: &[f64]) -> f64 {
+    let n = x.len().max(1) as f64;
+    let mean = x.iter().sum::<f64>() / n;
+    let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (n - 1.0).max(1.0);
+    mean + 2.0 * (variance / n).sqrt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cautious;
+
+    #[test]
+    fn noise_is_added() {
+        assert_eq!(cautious(&[0.5, 0.5, 0.5]), 0.5);
+        // Variance 2 of two numbers: the mean's standard error is 1.
+        assert!((cautious(&[1.0, 3.0]) - 4.0).abs() < 1e-12);
+        assert_eq!(cautious(&[]), 0.0);
+    }
+}

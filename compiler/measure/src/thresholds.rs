@@ -1,0 +1,179 @@
+//! Thresholds of the gates of experts with SiLU: which, and what they cost (CATS, arXiv 2404.08763).
+//!
+//! A layer's threshold is what a share of the gates is below that calibration saw: all layers lose the same share of their
+//! neurons. What that costs is measured: the model with thresholds reads text beside the model without, both on this machine with
+//! activations in f32. With `auto` the share is the largest whose cost `max_perplexity_increase` allows; it is found by halving,
+//! since more zeros cost more.
+#![expect(clippy::cast_possible_truncation, reason = "a percentage")]
+
+use crate::evaluate::{greedy, kl, log_probabilities};
+use crate::quality::{Measured, cautious};
+use crate::twin::Twin;
+use moec_base::error::{Error, Result};
+use moec_base::progress::Progress;
+use moec_config::Threshold;
+use moec_ir::Module;
+use moec_ir::plan::ModelInfo;
+use moec_passes::decisions::{ThresholdCost, ThresholdDecision};
+use moec_passes::threshold::{Thresholds, threshold};
+use moec_pipeline::{Compilation, Stops};
+use moec_profile::{Gates, Profile};
+
+/// Steps of a share: percent.
+const STEPS: f64 = 100.0;
+
+/// The thresholds that make a share of the neurons 0.
+fn at(gates: &[Gates], share: f64) -> Thresholds {
+    let by_layer = gates.iter().map(|g| (g.layer, g.quantile(share))).collect();
+    let below = gates.iter().filter_map(|g| g.below(g.quantile(share))).sum::<f64>();
+    Thresholds { by_layer, percent: (100.0 * below / gates.len().max(1) as f64) as f32 }
+}
+
+/// The thresholds that `threshold` under `[experts]` asks for, and what they cost. `spent`: by how much formats raise
+/// perplexity, as a share; what is left of the limit is the thresholds'.
+///
+/// # Errors
+/// No profile that knows gates, no experts with SiLU, units with static graphs; for `auto` no limit or no text; a model that
+/// cannot be built and run here.
+pub fn choose(
+    c: &Compilation<'_>,
+    spent: f64,
+    progress: &Progress,
+) -> Result<Option<(Thresholds, ThresholdDecision)>> {
+    let wanted = c.config.experts.threshold;
+    if wanted == Threshold::Off {
+        return Ok(None);
+    }
+    let needs = |what: &str| Error::input(format!("`threshold` under `[experts]` needs {what}"));
+    if c.units.is_some() {
+        return Err(Error::limit("`threshold` under `[experts]` and static graphs do not go together")
+            .because("no operator of their units has the step of a threshold")
+            .hint("leave it out, or build for a target of the processor alone"));
+    }
+    let profile = c.profile.ok_or_else(|| {
+        needs("a profile, which tells how large gates are")
+            .hint("name `text` or `profile` under `[calibrate]`")
+    })?;
+    let gates = known(c, profile)?;
+    let limit = c.config.quality.max_perplexity_increase;
+    let measured = Measured::new(c.config, c.checkpoint()?, profile, c.spec()?, progress)?;
+    let bench = measured.as_ref().map(|m| Bench::new(c, m, progress)).transpose()?;
+    let mut tried: Vec<ThresholdCost> = Vec::new();
+    let mut cost = |share: f64, bench: &Bench<'_>| -> Result<ThresholdCost> {
+        let cost = bench.cost(share, &at(gates, share))?;
+        let (percent, rise) = (100.0 * share, 100.0 * cost.increase);
+        progress.stage("Measured", &format!("{percent:.0} % of neurons at 0: perplexity {rise:+.3} %"));
+        tried.push(cost.clone());
+        Ok(cost)
+    };
+    let (share, chosen) = match wanted {
+        Threshold::Off => return Ok(None),
+        Threshold::Share(share) => (share, bench.as_ref().map(|b| cost(share, b)).transpose()?),
+        Threshold::Auto => {
+            let limit = limit.ok_or_else(|| {
+                needs("a limit if it is \"auto\"")
+                    .hint("set `max_perplexity_increase` under `[quality]`, or a share such as \"50%\"")
+            })?;
+            let bench = bench.as_ref().ok_or_else(|| {
+                needs("text to measure on").hint("name `text` under `[quality]` or `[calibrate]`")
+            })?;
+            let left = (1.0 + limit) / (1.0 + spent.max(0.0)) - 1.0;
+            // What is allowed, and what is not.
+            let (mut low, mut high) = ((0.0, None), (Threshold::MOST * STEPS).round() + 1.0);
+            while high - low.0 > 1.0 {
+                let middle = f64::midpoint(low.0, high).floor();
+                let found = cost(middle / STEPS, bench)?;
+                if found.increase <= left {
+                    low = (middle, Some(found));
+                } else {
+                    high = middle;
+                }
+            }
+            (low.0 / STEPS, low.1)
+        }
+    };
+    if wanted == Threshold::Auto && chosen.is_none() {
+        progress.warn("`max_perplexity_increase` allows no threshold: the model is built without");
+        return Ok(None);
+    }
+    let thresholds = at(gates, share);
+    let layers = thresholds.by_layer.iter().map(|(&layer, &t)| (layer, t)).collect();
+    Ok(Some((thresholds, ThresholdDecision { share, limit, cost: chosen, tried, layers })))
+}
+
+/// The gates that the profile knows.
+fn known<'p>(c: &Compilation<'_>, profile: &'p Profile) -> Result<&'p [Gates]> {
+    let mut lowered = c.lowered()?;
+    let all = lowered.entries.iter().flat_map(|g| &g.nodes).filter_map(|n| n.scope.layer);
+    let every = Thresholds { by_layer: all.map(|layer| (layer, 0.0)).collect(), percent: 0.0 };
+    if threshold(&mut lowered, &every) == 0 {
+        return Err(Error::input(
+            "`threshold` under `[experts]`, but no expert of this model has SiLU in its gate",
+        )
+        .because("thresholds are for gated experts with SiLU and without biases")
+        .hint("leave it out; gates with ReLU have zeros of their own, which `skip` skips"));
+    }
+    if profile.gates.iter().all(|g| g.counted() == 0) {
+        return Err(Error::input("the profile does not say how large gates are")
+            .because("it is of an earlier version of moec")
+            .hint("take it anew with `moec calibrate`"));
+    }
+    Ok(&profile.gates)
+}
+
+/// The model as it is, beside which models with thresholds read text.
+struct Bench<'a> {
+    measured: &'a Measured<'a>,
+    module: Module,
+    model: ModelInfo,
+    exact: Twin,
+    progress: &'a Progress,
+}
+
+impl<'a> Bench<'a> {
+    fn new(c: &Compilation<'_>, measured: &'a Measured<'a>, progress: &'a Progress) -> Result<Self> {
+        let mut own = Compilation::new(c.config, c.checkpoint()?, c.spec()?, c.target);
+        own.formats = c.formats.clone();
+        let stops = Stops { stop_after: Some("rewrite"), ..Stops::default() };
+        own.run(stops, &Progress::silent(), &mut |_| {})?;
+        let model = own.model_info()?;
+        let exact = measured.unbounded(None, &own.module, &model)?;
+        Ok(Self { measured, module: own.module, model, exact, progress })
+    }
+
+    /// What thresholds cost. A share of 0 costs nothing.
+    fn cost(&self, share: f64, thresholds: &Thresholds) -> Result<ThresholdCost> {
+        let mut module = self.module.clone();
+        threshold(&mut module, thresholds);
+        let changed = self.measured.unbounded(Some(&self.exact), &module, &self.model)?;
+        let windows = self.measured.windows(&self.measured.text(self.model.bos)?)?;
+        let bar = self.progress.items("Reading", windows.len() as u64, "windows of text");
+        let (mut rises, mut divergence, mut same, mut tokens) = (Vec::new(), 0.0, 0, 0);
+        self.exact.with_engine(None, |exact| {
+            changed.with_engine(None, |changed| {
+                for window in &windows {
+                    moec_base::interrupt::check()?;
+                    let p = log_probabilities(exact, &window.ids).map_err(Error::from)?;
+                    let q = log_probabilities(changed, &window.ids).map_err(Error::from)?;
+                    divergence += p.iter().zip(&q).map(|(p, q)| kl(p, q)).sum::<f64>();
+                    same += p.iter().zip(&q).filter(|(p, q)| greedy(p) == greedy(q)).count();
+                    tokens += p.len();
+                    let next = window.ids.iter().skip(1);
+                    let rise = p.iter().zip(&q).zip(next);
+                    let rise = rise.map(|((p, q), &id)| f64::from(p[id as usize] - q[id as usize]));
+                    rises.push(rise.sum::<f64>() / (window.ids.len() - 1).max(1) as f64);
+                    bar.add(1);
+                }
+                Ok(())
+            })
+        })?;
+        bar.finish();
+        let of = tokens.max(1) as f64;
+        Ok(ThresholdCost {
+            share,
+            increase: cautious(&rises).exp_m1(),
+            divergence: divergence / of,
+            same_choice: same as f64 / of,
+        })
+    }
+}

@@ -1,0 +1,109 @@
+//! How far a step may be off: what the formats of its operands and the form of its arithmetic explain.
+
+use moec_base::error::{Error, Result};
+use moec_bundle::read::Bundle;
+use moec_cpu::{Activations, Compute};
+use moec_family::stored;
+use moec_ir::plan::{Builtin, Code, Plan};
+use moec_ir::{Format, Glu, Op};
+use std::collections::HashMap;
+
+/// How much more the rounding of rows weighs in a product than in the row: products cancel, roundings do not.
+/// No step of the golden checkpoints and of the demo model needs more than 2.2.
+const CANCELLING: f64 = 3.0;
+/// Root mean square of what rounding a row to bytes leaves: a step is a 127th of the largest of 32 numbers, that
+/// is two to three times their own root mean square, and a rounding is a step over √12.
+const BYTES: f64 = 3.0 / 127.0 * 0.29;
+/// Thresholds of gates, as a share of the root mean square of the gates above them: what a gate loses or gains that rounding
+/// carries over its threshold. Thresholds that leave half of ferris's neurons awake are a tenth to a fifth of it.
+const JUMP: f64 = 0.25;
+
+/// What a bundle multiplies in.
+pub(super) struct Arithmetic {
+    /// Format of the weights and form of the rows, by kernel of the plan.
+    kernels: HashMap<u32, (Format, Compute)>,
+    /// The same, by launch of the plan.
+    launches: Vec<Option<(Format, Compute)>>,
+    /// Format of the KV cache, the widest that it has.
+    cache: Format,
+    /// Whether attention may round queries and weights.
+    rough: bool,
+}
+
+impl Arithmetic {
+    /// What was decided for a bundle.
+    pub(super) fn of(bundle: &Bundle) -> Result<Self> {
+        let decisions = bundle.decisions()?;
+        let kernels = decisions
+            .kernels
+            .iter()
+            .map(|d| Some((d.kernel, (Format::parse(&d.format)?, Compute::parse(&d.compute)?))));
+        // Who multiplies panels out of neurons has nothing to decide; its symbol says what it multiplies.
+        let panels = bundle.plan.kernels.iter().zip(0..).map(|(k, i)| of_symbol(&k.symbol).map(|of| (i, of)));
+        let unknown = || Error::input("`decisions.json` names an arithmetic that this moec does not know");
+        Ok(Self {
+            kernels: panels.flatten().map(Some).chain(kernels).collect::<Option<_>>().ok_or_else(unknown)?,
+            launches: bundle.plan.launches.iter().map(|k| of_symbol(&k.symbol)).collect(),
+            cache: cache(&bundle.plan),
+            rough: decisions.activations != Activations::F32.name(),
+        })
+    }
+
+    /// That of a host build: activations in f32.
+    pub(super) fn exact(plan: &Plan) -> Self {
+        Self { kernels: HashMap::new(), launches: Vec::new(), cache: cache(plan), rough: false }
+    }
+
+    /// Local error that formats and arithmetic explain of a node that these kernels compute; 0 where it is of f32.
+    /// Streams multiply both halves of an expert in bf16.
+    pub(super) fn rounding(&self, op: &Op, codes: &[Code], streams: bool) -> f64 {
+        let streamed = if streams { 2.0 * multiplied(Format::Bf16, Compute::Bf16) } else { 0.0 };
+        match op {
+            Op::CacheWrite => stored(self.cache),
+            // Queries, weights and values in pairs of bf16, whose errors add up.
+            Op::Attention(_) if self.cache != Format::F32 && self.rough => 4.0 * stored(Format::Bf16),
+            // The two products of an expert are two kernels.
+            _ => {
+                let of = |code: &Code| match *code {
+                    Code::Kernel(k) => self.kernels.get(&k).copied(),
+                    Code::Builtin(Builtin::Launch { kernel }) => *self.launches.get(kernel as usize)?,
+                    Code::Builtin(_) => None,
+                };
+                let own: f64 = codes.iter().filter_map(of).map(|(f, c)| multiplied(f, c)).sum();
+                let products = own.max(streamed);
+                if jumps(op) { products.hypot(JUMP * products.sqrt()) } else { products }
+            }
+        }
+    }
+}
+
+/// The widest format of the KV cache.
+fn cache(plan: &Plan) -> Format {
+    plan.states.iter().map(|s| s.format).max().unwrap_or(Format::F32)
+}
+
+/// Whether gates are cut at a threshold. Of gates that are off by a share of their size about such a share lies that near to it, and
+/// the root mean square of their jumps goes with the share's root.
+const fn jumps(op: &Op) -> bool {
+    matches!(op, Op::ExpertFfn { glu: Glu::Cats { .. }, .. } | Op::NeuronFfn { glu: Glu::Cats { .. }, .. })
+}
+
+/// Format of the weights and form of the rows that a symbol names, with or without the width of panels: `…_bf16_as_bf16_…`,
+/// `…_q8_p1_as_bf16_…`. Rows of f32 are not named.
+fn of_symbol(symbol: &str) -> Option<(Format, Compute)> {
+    let words: Vec<&str> = symbol.split('_').collect();
+    let at = words.iter().position(|w| *w == "as")?;
+    let format = words[..at].iter().rev().find_map(|w| Format::parse(w))?;
+    Some((format, Compute::parse(words.get(at + 1)?)?))
+}
+
+/// Relative error of a product that the form of its rows explains. Stored weights are the evaluator's, too.
+fn multiplied(weights: Format, rows: Compute) -> f64 {
+    // Codes times scales are rounded once more where they are widened to pairs.
+    let operands = if weights.is_quantised() { 2.0_f64.sqrt() } else { 1.0 };
+    match rows {
+        Compute::F32 => 0.0,
+        Compute::Bf16 => CANCELLING * stored(Format::Bf16) / 3.0_f64.sqrt() * operands,
+        Compute::I8 => CANCELLING * BYTES,
+    }
+}

@@ -1,0 +1,151 @@
+//! Artifacts of units beside the processor: read back and executed by their families.
+
+use moec_base::error::Result;
+use moec_base::interrupt;
+use moec_base::paths::DECISIONS;
+use moec_base::progress::Progress;
+use moec_base::tools;
+use moec_bundle::read::Bundle;
+use moec_costs::units::{UnitList, Units};
+use moec_family::{FunctionReport, HotLayer, StreamTrial, Trial};
+use moec_ir::Module;
+use moec_ir::eval::Evaluator;
+use moec_passes::{hot, parts};
+
+/// What was executed, and what could not be.
+pub(super) type Executed = (Vec<FunctionReport>, Vec<String>);
+
+/// Executes every function of every artifact. Where `rounded`, the evaluator has the bundle's own weights.
+///
+/// # Errors
+/// An artifact that is missing, malformed, or does not run.
+pub(super) fn verify(
+    bundle: &Bundle,
+    module: &Module,
+    evaluator: &mut Evaluator<'_>,
+    rounded: bool,
+    progress: &Progress,
+) -> Result<Executed> {
+    let placement = &bundle.plan.placement;
+    let device = bundle.device()?;
+    let Some(units) = Units::of(&device).filter(|_| !placement.is_dynamic()) else {
+        return Ok(Executed::default());
+    };
+    let (groups, parts) = (parts::groups(placement, &units), parts::placed(module, placement, &units));
+    let hot = hot_layers(bundle)?;
+    let bar = progress.items("Executing", (groups.len() + parts.len() + hot.len()) as u64, "graphs");
+    let next = |name: &str| {
+        interrupt::check()?;
+        bar.label(name);
+        bar.add(1);
+        Ok(())
+    };
+    let cache = tools::cache();
+    let mut trial = Trial {
+        folder: &bundle.folder,
+        plan: &bundle.plan,
+        module,
+        unit: units.npu,
+        groups: &groups,
+        parts: &parts,
+        hot: &hot,
+        evaluator,
+        rounded,
+        tools: tools::beside(&cache),
+        unverified: Vec::new(),
+        next: &next,
+    };
+    let reports = units.graphs.verify(&mut trial)?;
+    // An interrupt ends the programs of a family, too.
+    interrupt::check()?;
+    bar.finish();
+    Ok((reports, trial.unverified))
+}
+
+/// Layers whose hot neurons the bundle has networks of.
+fn hot_layers(bundle: &Bundle) -> Result<Vec<HotLayer>> {
+    if !bundle.manifest.files.contains_key(DECISIONS) {
+        return Ok(Vec::new());
+    }
+    Ok(hot::layers(&bundle.decisions()?.hot))
+}
+
+/// Executes the streams of every unit that has some.
+///
+/// # Errors
+/// As [`verify`].
+pub(super) fn verify_streams(
+    bundle: &Bundle,
+    module: &Module,
+    evaluator: &mut Evaluator<'_>,
+    progress: &Progress,
+) -> Result<Vec<FunctionReport>> {
+    if bundle.plan.streams.is_empty() {
+        return Ok(Vec::new());
+    }
+    let device = bundle.device()?;
+    let bar = progress.items("Executing", bundle.plan.streams.len() as u64, "layers");
+    let next = |name: &str| {
+        interrupt::check()?;
+        bar.label(name);
+        bar.add(1);
+        Ok(())
+    };
+    let mut reports = Vec::new();
+    for free in &UnitList::of(&device).free {
+        let Some(streams) = free.family.streams() else { continue };
+        let (folder, plan) = (bundle.folder.as_path(), &bundle.plan);
+        let mut trial =
+            StreamTrial { folder, plan, module, unit: free.index, device: free.unit, evaluator, next: &next };
+        reports.extend(streams.verify(&mut trial)?);
+    }
+    bar.finish();
+    Ok(reports)
+}
+
+/// Reads every artifact that the plan calls and checks that its unit can run it; executes nothing. Gives the number of functions.
+///
+/// # Errors
+/// An artifact that is missing, malformed or refused, or without a function that the plan calls.
+pub(super) fn read(bundle: &Bundle, module: &Module) -> Result<(usize, Vec<String>)> {
+    let plan = &bundle.plan;
+    let hot = hot_layers(bundle)?;
+    if plan.graphs.is_empty() && plan.streams.is_empty() && plan.launches.is_empty() && hot.is_empty() {
+        return Ok((0, Vec::new()));
+    }
+    let device = bundle.device()?;
+    let mut read = 0;
+    if let Some(units) = Units::of(&device) {
+        read += units.graphs.read(&bundle.folder, &bundle.plan, units.npu)?;
+        units.graphs.read_hot(&bundle.folder, module, &hot)?;
+    }
+    for free in &UnitList::of(&device).free {
+        if let Some(streams) = free.family.streams() {
+            read += streams.read(&bundle.folder, &bundle.plan, free.index)?;
+        }
+    }
+    let (kernels, unverified) = read_threads(bundle)?;
+    Ok((read + kernels, unverified))
+}
+
+/// Reads the kernels of threads of every unit that launches some. Gives their number, and what of them could not be verified.
+///
+/// # Errors
+/// As [`read`].
+pub(super) fn read_threads(bundle: &Bundle) -> Result<(usize, Vec<String>)> {
+    let (plan, by) = (&bundle.plan, bundle.manifest.assembler.as_deref());
+    let (mut read, mut unverified) = (0, Vec::new());
+    if plan.launches.is_empty() {
+        return Ok((read, unverified));
+    }
+    let (device, cache) = (bundle.device()?, tools::cache());
+    for free in &UnitList::of(&device).free {
+        let launches = plan.launches.iter().any(|k| k.unit == free.index);
+        if let Some(threads) = free.family.threads().filter(|_| launches) {
+            let found = threads.read(&bundle.folder, plan, free.index, by, tools::beside(&cache))?;
+            read += found.kernels;
+            unverified.extend(found.unverified);
+        }
+    }
+    Ok((read, unverified))
+}

@@ -1,0 +1,162 @@
+//! `moec verify --static`: everything about a bundle that can be known without executing any of it.
+
+use super::agree;
+use moec_base::error::{Error, Result};
+use moec_base::paths::{DECISIONS, KERNELS, TOKENIZER};
+use moec_base::progress::Progress;
+use moec_bundle::packed;
+use moec_bundle::read::Bundle;
+use moec_import::Checkpoint;
+use moec_ir::eval::Evaluator;
+use moec_ir::plan::{Plan, TargetInfo};
+use moec_ir::{Module, WeightId};
+use moec_runtime::{Program, Text};
+use object::{Architecture, Object as _, ObjectSymbol as _, SymbolKind};
+use serde::Serialize;
+use std::collections::BTreeSet;
+
+/// What object code may ask of whoever loads it.
+const ASKED: [&str; 4] = ["memcpy", "memmove", "memset", "bzero"];
+
+/// What was found, all of it as it should be.
+#[derive(Clone, Debug, Serialize)]
+pub struct StaticReport {
+    /// Files whose hash was checked.
+    pub files: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Entry points of the plan.
+    pub entries: usize,
+    /// Steps in all of them.
+    pub steps: usize,
+    /// Nodes of the Graph, in all entry points.
+    pub nodes: usize,
+    /// Kernels of the plan that the object code defines.
+    pub kernels: usize,
+    /// Functions of packages that the plan calls.
+    pub functions: usize,
+    /// Weights that are the checkpoint's, where one was named.
+    pub weights: Option<usize>,
+}
+
+/// Verifies a bundle without executing it: hashes of all files and nothing else in the folder, plan, Graph, decisions and
+/// tokenizer, the object code's symbols, packages; with `source`, every packed weight.
+///
+/// # Errors
+/// The first thing that is not as a build leaves it.
+pub fn verify(bundle: &Bundle, source: Option<&Checkpoint>, progress: &Progress) -> Result<StaticReport> {
+    let files = bundle.manifest.files.len();
+    progress.stage("Checking", &format!("{files} files"));
+    bundle.manifest.check(&bundle.folder, true)?;
+    let strangers = bundle.strangers()?;
+    if let Some(first) = strangers.first() {
+        return Err(Error::input(format!("`{}` holds what no build wrote", bundle.folder.display()))
+            .because(format!("`{first}` is the first of {}", strangers.len()))
+            .hint("move it away: what the manifest does not list is not checked"));
+    }
+    let mut module = bundle.graph()?;
+    agree(bundle, &module)?;
+    // The runtime's own look at a plan wants kernels; these are never called.
+    Program::new(bundle.plan.clone(), &|_| Some(never))
+        .map_err(|e| Error::input("the plan cannot be run").because(e))?;
+    if bundle.manifest.files.contains_key(DECISIONS) {
+        bundle.decisions()?;
+    }
+    if bundle.manifest.files.contains_key(TOKENIZER) {
+        Text::open(&bundle.folder, bundle.plan.model.bos).map_err(Error::from)?;
+    }
+    let path = bundle.folder.join(KERNELS);
+    object_code(&bundle.object()?, &bundle.plan).map_err(|why| {
+        Error::input(format!("`{}` is not the plan's object code", path.display()))
+            .because(why)
+            .hint("build the bundle again")
+    })?;
+    let (functions, unverified) = super::artifacts::read(bundle, &module)?;
+    for what in &unverified {
+        progress.warn(what);
+    }
+    let weights = source.map(|s| compare(bundle, &mut module, s, progress)).transpose()?;
+    Ok(StaticReport {
+        files,
+        bytes: bundle.manifest.bytes(),
+        entries: bundle.plan.entries.len(),
+        steps: bundle.plan.entries.iter().map(|e| e.steps.len()).sum(),
+        nodes: module.entries.iter().map(|g| g.nodes.len()).sum(),
+        kernels: bundle.plan.kernels.len(),
+        functions,
+        weights,
+    })
+}
+
+/// In place of every kernel where a plan is looked at and not run.
+extern "C" fn never(_: *const *mut u8, _: i64, _: i64, _: i64, _: *mut u8) {}
+
+/// Object code is for the plan's processor and system, defines every kernel, and asks for nothing but moves of memory.
+fn object_code(code: &[u8], plan: &Plan) -> Result<(), String> {
+    let file = object::File::parse(code).map_err(|e| e.to_string())?;
+    let TargetInfo { triple, .. } = &plan.target;
+    let architecture = match triple.split('-').next() {
+        Some("x86_64") => Architecture::X86_64,
+        Some("aarch64" | "arm64") => Architecture::Aarch64,
+        _ => return Err(format!("`{triple}` is no machine that moec knows")),
+    };
+    if file.architecture() != architecture {
+        return Err(format!("it is for {:?}, the plan for {triple}", file.architecture()));
+    }
+    let apple = triple.contains("-apple-");
+    if (file.format() == object::BinaryFormat::MachO) != apple {
+        return Err(format!("it is in the form {:?}, the plan for {triple}", file.format()));
+    }
+    // Mach-O puts an underscore in front of what C calls a thing.
+    let plain =
+        |name: &str| if apple { name.strip_prefix('_').unwrap_or(name).to_owned() } else { name.to_owned() };
+    let mut defined = BTreeSet::new();
+    for symbol in file.symbols() {
+        let name = plain(symbol.name().map_err(|e| e.to_string())?);
+        if symbol.is_definition() && symbol.kind() == SymbolKind::Text {
+            defined.insert(name);
+        } else if symbol.is_undefined() && !name.is_empty() && !ASKED.contains(&&*name) {
+            return Err(format!("it asks for `{name}`, which kernels have no use for"));
+        }
+    }
+    match plan.kernels.iter().find(|k| !defined.contains(&k.symbol)) {
+        Some(kernel) => Err(format!("it has no kernel `{}`", kernel.symbol)),
+        None => Ok(()),
+    }
+}
+
+/// Compares every packed weight with the checkpoint's, rounded as the bundle stores it. Gives how many there are.
+fn compare(bundle: &Bundle, module: &mut Module, source: &Checkpoint, progress: &Progress) -> Result<usize> {
+    let packed = packed::Packed::open(bundle)?;
+    packed::split_tables(module, &packed);
+    let mut own = module.clone();
+    packed::read_from_bundle(&mut own, &packed);
+    let beside = packed::Beside { checkpoint: source, packed: &packed };
+    let (mut stored, mut right) = (Evaluator::new(&own, &packed), Evaluator::new(module, &beside));
+    stored.keep_weights(false);
+    right.keep_weights(false);
+    right.map_weights(|weight, values| packed.round(weight, values));
+    // What only packages hold has no segment; they are executed, or not looked into.
+    let ids: Vec<WeightId> = (0..module.weights.len() as u32)
+        .map(WeightId)
+        .filter(|id| packed.holds(&module.weight(*id).name))
+        .collect();
+    let bar = progress.items("Comparing", ids.len() as u64, "weights");
+    for id in &ids {
+        let name = &module.weight(*id).name;
+        bar.label(name);
+        let failed =
+            |e: moec_ir::eval::EvalError| Error::input(format!("cannot read weight `{name}`")).because(e);
+        let (a, b) = (stored.weight(*id).map_err(failed)?, right.weight(*id).map_err(failed)?);
+        let (a, b) = (a.as_f32(), b.as_f32());
+        let differ = a.iter().zip(b).filter(|(a, b)| a.to_bits() != b.to_bits() && a != b).count();
+        if a.len() != b.len() || differ > 0 {
+            return Err(Error::input(format!("weight `{name}` of the bundle is not the checkpoint's"))
+                .because(format!("{differ} of {} numbers differ", a.len()))
+                .hint("build the bundle again"));
+        }
+        bar.add(1);
+    }
+    bar.finish();
+    Ok(ids.len())
+}

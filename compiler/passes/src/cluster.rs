@@ -1,0 +1,356 @@
+//! Pass `cluster`: experts whose gates leave zeros become neurons, the hottest first.
+//!
+//! A neuron is what is computed or skipped: a row of gate, a row of up and a column of down, which lie together (PowerInfer-2,
+//! §3.1 and §4.4). Where a gate is ReLU or one of its kind, few rows leave most neurons at 0, so that decoding need not read
+//! them (§2.2). Which neurons are hot is what calibration saw (§5): they stand in front of every expert, so that any number
+//! of the hottest is one piece.
+//!
+//! ```text
+//! y = expert_ffn(x, table, gate_up, down)   →   y = neuron_ffn(x, table, neurons)
+//! neurons[e, i] = gate_up[e, i] | gate_up[e, I + i] | down[e, :, i], in the order of the layer
+//! ```
+//!
+//! No result changes but for the order of sums.
+//!
+//! A dense network is an expert that every row chooses (`dense`).
+//!
+//! Where experts stay on flash, gates lie by themselves, to be resident, and up and down of a neuron are one read (§4.3, §4.4):
+//!
+//! ```text
+//! y = neuron_ffn(x, table, gates, rests)    gates[e, i] = gate_up[e, i], rests[e, i] = gate_up[e, I + i] | down[e, :, i]
+//! ```
+
+mod dense;
+
+use moec_base::error::{Error, Result};
+use moec_config::Skip;
+use moec_ir::bundle::PARTS;
+use moec_ir::{Axis, Format, Glu, Graph, Module, Node, Op, Operand, Weight, WeightExpr, WeightId};
+use moec_profile::Profile;
+use std::collections::HashMap;
+
+/// Share of neurons that must be 0, while one token is decoded, for `auto` to skip them: somewhat more than where whole experts
+/// are read as fast (`docs/neurons.md`).
+pub const fn worth(format: Format) -> f64 {
+    match format {
+        Format::Q8 | Format::Q4 => 0.6,
+        _ => 0.5,
+    }
+}
+
+/// What calibration saw of a layer's neurons.
+pub trait Activity {
+    /// Share of them that are 0 for one token, of the experts that it chose; `None` where nothing was seen.
+    fn zeros(&self, layer: u32) -> Option<f64>;
+    /// Share of them whose gate behind SiLU has a smaller magnitude; `None` where nothing was seen.
+    fn below(&self, _layer: u32, _magnitude: f32) -> Option<f64> {
+        None
+    }
+    /// Neurons of an expert, the hottest first; `None` where nothing was seen.
+    fn hottest(&self, layer: u32, expert: usize) -> Option<Vec<usize>>;
+}
+
+impl Activity for Profile {
+    fn zeros(&self, layer: u32) -> Option<f64> {
+        // Zeros below a threshold are none that may be skipped.
+        self.neurons(layer).filter(|counts| counts.is_exact())?.zeros(0, 1)
+    }
+
+    fn below(&self, layer: u32, magnitude: f32) -> Option<f64> {
+        self.gates.iter().find(|g| g.layer == layer)?.below(magnitude)
+    }
+
+    fn hottest(&self, layer: u32, expert: usize) -> Option<Vec<usize>> {
+        let counts = self.neurons(layer).filter(|counts| expert < counts.experts())?;
+        Some(counts.hottest(expert, 1))
+    }
+}
+
+/// Nothing was seen: no zeros are known, and neurons stay where they are.
+#[derive(Clone, Copy, Debug)]
+pub struct Unseen;
+
+impl Activity for Unseen {
+    fn zeros(&self, _: u32) -> Option<f64> {
+        None
+    }
+
+    fn hottest(&self, _: u32, _: usize) -> Option<Vec<usize>> {
+        None
+    }
+}
+
+/// Weights of a layer's experts: gate and up, down.
+type Halves = [WeightId; 2];
+
+/// Turns experts, and dense networks that are in memory, into neurons wherever that changes no result and `skip` asks for it;
+/// `auto` where enough zeros were seen. `paged`: experts stay on flash, all of them by neurons or none: `auto` leaves them whole,
+/// and whoever knows better says `on` ([`super::reads`]).
+///
+/// # Errors
+/// `on` for a model none of whose experts can be turned, or, where they stay on flash, not all.
+pub fn cluster(module: &mut Module, skip: Skip, seen: &dyn Activity, paged: bool) -> Result<()> {
+    let zeros = |layer, glu| match glu {
+        Glu::Cats { threshold } => seen.below(layer, threshold),
+        _ => seen.zeros(layer),
+    };
+    let wanted = |layer, glu, format| match skip {
+        Skip::Off => false,
+        Skip::On => true,
+        Skip::Auto => !paged && zeros(layer, glu).is_some_and(|zeros| zeros >= worth(format)),
+    };
+    let mut bundled: HashMap<Halves, (Vec<WeightId>, usize)> = HashMap::new();
+    let mut left = 0;
+    let mut entries = std::mem::take(&mut module.entries);
+    let mut turn = |module: &mut Module, halves: Halves, layer| {
+        let index = bundled.len();
+        let bundled =
+            bundled.entry(halves).or_insert_with(|| (bundle(module, halves, layer, seen, paged), index));
+        bundled.clone()
+    };
+    for node in entries.iter_mut().flat_map(|g| &mut g.nodes) {
+        let (Some(layer), Some((glu, halves))) = (node.scope.layer, turned(module, node)) else {
+            left += usize::from(matches!(node.op, Op::ExpertFfn { .. }));
+            continue;
+        };
+        if !wanted(layer, glu, module.weight(halves[0]).format) {
+            continue;
+        }
+        let (weights, index) = turn(module, halves, layer);
+        node.op = Op::NeuronFfn { glu, paged: paged.then_some(index), predict: None };
+        node.inputs.truncate(2);
+        node.inputs.extend(weights.iter().map(|&w| Operand::Weight(w)));
+    }
+    for graph in entries.iter_mut().filter(|_| !paged) {
+        let wanted = |module: &Module, graph: &Graph| {
+            let all = dense::networks(module, graph).into_iter();
+            all.filter(|n| wanted(n.layer, n.glu, module.weight(n.halves[0]).format)).collect::<Vec<_>>()
+        };
+        if wanted(module, graph).is_empty() {
+            continue;
+        }
+        let ids = dense::choices(graph)?;
+        for network in wanted(module, graph) {
+            if let [weight] = turn(module, network.halves, network.layer).0[..] {
+                dense::replace(graph, network, ids, Operand::Weight(weight));
+            }
+        }
+    }
+    module.entries = entries;
+    if bundled.is_empty() && skip == Skip::On {
+        return Err(Error::input("`skip = \"on\"`, but no expert and no dense network of this model can be skipped neuron by neuron")
+            .because("that takes gates which leave exact zeros (ReLU, dReLU, FATReLU, or SiLU with a `threshold`), no biases, and one format for all matrices of an expert, none of q8h, q4h and mxfp4; with a memory budget dense networks stay whole")
+            .hint("leave `skip` under `[experts]` at `\"auto\"`"));
+    }
+    if paged && left > 0 && !bundled.is_empty() {
+        return Err(Error::input("`skip = \"on\"` with a memory budget, but not all experts of this model can be skipped neuron by neuron")
+            .because("experts stay on flash whole or by neurons, all of them alike")
+            .hint("leave `skip` under `[experts]` at `\"auto\"`: then whole experts are read"));
+    }
+    crate::rewrite::drop_unused_weights(module);
+    Ok(())
+}
+
+/// How gate and up of a node that becomes neurons join, and whose weights it has; `None`: it stays.
+fn turned(module: &Module, node: &Node) -> Option<(Glu, Halves)> {
+    let &Op::ExpertFfn { glu, bias: false, fixed: false } = &node.op else { return None };
+    let &[_, _, Operand::Weight(gate_up), Operand::Weight(down)] = node.inputs.as_slice() else {
+        return None;
+    };
+    // Formats of a checkpoint's codes share scales along rows of the weights as they are, and down's would run across.
+    let format = module.weight(gate_up).format;
+    let suits = format == module.weight(down).format && !format.is_published();
+    (glu.skips() && suits).then_some((glu, [gate_up, down]))
+}
+
+/// Gate and up, and down, of experts that can become neurons; `None`: they stay whole.
+pub fn halves(module: &Module, node: &Node) -> Option<[WeightId; 2]> {
+    turned(module, node).map(|(_, halves)| halves)
+}
+
+/// The weight of bundles; where neurons stay on flash, that of gates, and that of what else there is.
+fn bundle(
+    module: &mut Module,
+    [gate_up, down]: Halves,
+    layer: u32,
+    seen: &dyn Activity,
+    paged: bool,
+) -> Vec<WeightId> {
+    let (gate_up, down) = (module.weight(gate_up), module.weight(down));
+    let (experts, inter, hidden) = (gate_up.lead(), gate_up.rows() / 2, gate_up.cols());
+    let half = |start| WeightExpr::Slice {
+        axis: Axis::Rows,
+        start,
+        step: 1,
+        len: inter,
+        of: Box::new(gate_up.expr.clone()),
+    };
+    let columns = WeightExpr::Transpose(Box::new(down.expr.clone()));
+    let joined = |of| WeightExpr::Concat { axis: Axis::Cols, of };
+    let parts = if paged {
+        vec![("gates", 1, half(0)), ("rests", PARTS - 1, joined(vec![half(inter), columns]))]
+    } else {
+        vec![("neurons", PARTS, joined(vec![half(0), half(inter), columns]))]
+    };
+    let orders: Vec<_> = (0..experts).map(|e| seen.hottest(layer, e)).collect();
+    let order = order(&orders, inter);
+    let stem = gate_up.name.split("gate_up").next().unwrap_or_default();
+    // A dense network is one expert.
+    let whole = |expr| if gate_up.shape.len() == 2 { WeightExpr::Stack(vec![expr]) } else { expr };
+    let weight = |(name, parts, expr)| Weight {
+        name: format!("{stem}{name}"),
+        shape: vec![experts, inter, parts * hidden],
+        class: gate_up.class,
+        format: gate_up.format,
+        expr: match &order {
+            Some(order) => WeightExpr::Arrange { order: order.clone(), of: Box::new(whole(expr)) },
+            None => whole(expr),
+        },
+    };
+    let weights: Vec<Weight> = parts.into_iter().map(weight).collect();
+    let first = module.weights.len() as u32;
+    module.weights.extend(weights);
+    (first..module.weights.len() as u32).map(WeightId).collect()
+}
+
+/// The orders of all experts in one; `None` where nobody leaves his place. An expert of whom nothing was seen, or something
+/// else than his neurons, keeps his order.
+pub(super) fn order(experts: &[Option<Vec<usize>>], inter: usize) -> Option<Vec<u32>> {
+    let usual = || (0..inter).collect::<Vec<_>>();
+    let whole = |order: &Vec<usize>| {
+        let mut sorted = order.clone();
+        sorted.sort_unstable();
+        sorted == usual()
+    };
+    let orders: Vec<Vec<usize>> =
+        experts.iter().map(|order| order.clone().filter(whole).unwrap_or_else(usual)).collect();
+    let moves = orders.iter().any(|order| *order != usual());
+    moves.then(|| orders.into_iter().flatten().map(|i| i as u32).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use moec_ir::text::parse_module;
+
+    /// Half of the neurons are 0, and the last is the hottest.
+    struct Backwards;
+
+    impl Activity for Backwards {
+        fn below(&self, layer: u32, magnitude: f32) -> Option<f64> {
+            Some(if layer == 0 { 0.0 } else { f64::from(magnitude) })
+        }
+
+        fn zeros(&self, layer: u32) -> Option<f64> {
+            Some(if layer == 0 { 0.9 } else { 0.1 })
+        }
+
+        fn hottest(&self, _: u32, expert: usize) -> Option<Vec<usize>> {
+            (expert == 1).then(|| vec![2, 1, 0])
+        }
+    }
+
+    fn experts(glu: &str) -> Module {
+        let layers = [0, 1].map(|l| {
+            format!(
+                "weight @layers.{l}.gate_up: f32[2, 6, 4] experts = t\"{l}.gate_up\"[2, 6, 4]\n\
+                 weight @layers.{l}.down: f32[2, 4, 3] experts = t\"{l}.down\"[2, 4, 3]\n"
+            )
+        });
+        let layers = layers.concat();
+        let text = format!(
+            "weight @embed: f32[8, 4] embeddings = t\"embed\"[8, 4]\n{layers}\
+             weight @router: f32[2, 4] exact = t\"router\"[2, 4]\n\n\
+             entry decode[1] -> %13 {{\n  inputs %0: i32[1], %1: i32[1], %2: i32[1], %3: i32[1]\n  scope embed\n  \
+             %4: f32[1, 4] = embed %0, @embed\n  scope layers.0.ffn\n  %5: f32[1, 2] = linear %4, @router\n  \
+             %6: i32[1, 1], %7: f32[1, 1] = router %5 {{experts = 2, k = 1, score = softmax, weight_from = score, \
+             renorm = none, scale = 1.0}}\n  %8: i32[11] = dispatch %6 {{experts = 2}}\n  \
+             %9: f32[1, 4] = expert_ffn %4, %8, @layers.0.gate_up, @layers.0.down {{glu = {glu}}}\n  \
+             %10: f32[1, 4] = combine %9, %8, %7\n  scope layers.1.ffn\n  \
+             %11: f32[1, 4] = expert_ffn %10, %8, @layers.1.gate_up, @layers.1.down {{glu = {glu}}}\n  \
+             scope head\n  %12: f32[1, 4] = gather_rows %11, %3\n  %13: f32[1, 8] = linear %12, @embed\n}}\n"
+        );
+        parse_module(&text).unwrap()
+    }
+
+    #[test]
+    fn the_hottest_come_first_where_zeros_pay() {
+        let mut module = experts("relu");
+        cluster(&mut module, Skip::Auto, &Backwards, false).unwrap();
+        moec_ir::verify::module(&module).unwrap();
+        let names: Vec<&str> = module.weights.iter().map(|w| w.name.as_str()).collect();
+        assert_eq!(names, ["embed", "layers.1.gate_up", "layers.1.down", "router", "layers.0.neurons"]);
+        let text = module.weights[4].expr.to_string();
+        assert!(text.starts_with("arrange [0, 1, 2, 2, 1, 0] (concat cols(slice rows 0:3:1"), "{text}");
+        // Nothing was seen: nothing is known to pay.
+        let mut module = experts("relu");
+        cluster(&mut module, Skip::Auto, &Unseen, false).unwrap();
+        assert_eq!(module, experts("relu"));
+        cluster(&mut module, Skip::Off, &Backwards, false).unwrap();
+        assert_eq!(module, experts("relu"));
+    }
+
+    #[test]
+    fn on_flash_gates_lie_apart_and_layers_are_counted() {
+        let mut module = experts("relu");
+        cluster(&mut module, Skip::Auto, &Backwards, true).unwrap();
+        assert_eq!(module, experts("relu"));
+        cluster(&mut module, Skip::On, &Backwards, true).unwrap();
+        moec_ir::verify::module(&module).unwrap();
+        let shapes: Vec<(&str, &[usize])> =
+            module.weights.iter().map(|w| (w.name.as_str(), w.shape.as_slice())).collect();
+        let (gates, rests): (&[usize], &[usize]) = (&[2, 3, 4], &[2, 3, 8]);
+        assert_eq!(
+            shapes[2..],
+            [
+                ("layers.0.gates", gates),
+                ("layers.0.rests", rests),
+                ("layers.1.gates", gates),
+                ("layers.1.rests", rests)
+            ]
+        );
+        let text = module.to_string();
+        assert!(
+            text.contains("{glu = relu, paged = 0}") && text.contains("{glu = relu, paged = 1}"),
+            "{text}"
+        );
+        // All or none.
+        let mut mixed = experts("relu");
+        let silu = |n: &mut Node| {
+            n.op = Op::ExpertFfn { glu: Glu::Gated(moec_ir::op::Activation::Silu), bias: false, fixed: false }
+        };
+        mixed.entries[0].nodes.iter_mut().filter(|n| n.op.name() == "expert_ffn").take(1).for_each(silu);
+        let refused = cluster(&mut mixed, Skip::On, &Backwards, true).unwrap_err();
+        assert!(refused.to_string().contains("not all experts"), "{refused}");
+    }
+
+    #[test]
+    fn gates_without_zeros_stay_and_are_refused_by_name() {
+        let mut module = experts("silu");
+        cluster(&mut module, Skip::Auto, &Backwards, false).unwrap();
+        assert_eq!(module, experts("silu"));
+        let refused = cluster(&mut module, Skip::On, &Backwards, false).unwrap_err();
+        assert!(refused.to_string().contains("no expert and no dense network of this model"), "{refused}");
+    }
+
+    #[test]
+    fn what_a_threshold_silences_pays_as_zeros_do() {
+        let of = |threshold: f32, skip| {
+            let mut module = experts(&format!("cats(threshold = {threshold:?})"));
+            cluster(&mut module, skip, &Backwards, false).unwrap();
+            moec_ir::verify::module(&module).unwrap();
+            module.weights.iter().filter(|w| w.name.ends_with("neurons")).count()
+        };
+        // The first layer has nothing below; of the second its threshold's share.
+        assert_eq!([of(0.4, Skip::Auto), of(0.6, Skip::Auto)], [0, 1]);
+        assert_eq!([of(0.4, Skip::On), of(0.6, Skip::Off)], [2, 0]);
+    }
+
+    #[test]
+    fn an_order_that_is_none_changes_nothing() {
+        let order = |o: &[&[usize]]| order(&o.iter().map(|o| Some(o.to_vec())).collect::<Vec<_>>(), 3);
+        assert_eq!(order(&[&[0, 1, 2], &[2, 2, 0]]), None);
+        assert_eq!(order(&[&[0, 1, 2], &[1, 0]]), None);
+        assert_eq!(order(&[&[1, 0, 2], &[7, 1, 2]]), Some(vec![1, 0, 2, 0, 1, 2]));
+    }
+}

@@ -1,0 +1,163 @@
+//! Experts of decoding between two units: hot neurons in static graphs, cold ones in kernels (PowerInfer-2, §4.1.2 and §4.1.3).
+//!
+//! Part of pass `cluster`, for layers whose hot neurons are networks. Both take the rows that the router gave an expert, and the
+//! unit begins first:
+//!
+//! ```text
+//! y = expert_ffn(x, table, gate_up, down)        a = expert_ffn(x, table, hot gate_up, hot down) {fixed}
+//! out = combine(y, table, weights)          →    b = neuron_ffn(x, table, cold)
+//!                                                out = combine(a, table, weights) + combine(b, table, weights)
+//! ```
+//!
+//! Each batch has a share of its own. The hot weights are of the Graph alone: nothing packs them, since the graph has them. Prompts keep
+//! whole experts.
+
+use super::cluster::order;
+use super::offload::Routed;
+use moec_base::error::{Error, Result};
+use moec_costs::units::Units;
+use moec_family::{HotBatch, HotLayer, LayerExperts};
+use moec_ir::placement::{OpPlace, Placement};
+use moec_ir::{
+    Axis, EntryKind, Format, Glu, Graph, Module, Node, NodeId, Op, Operand, Patch, ValueId, Weight,
+    WeightExpr, WeightId,
+};
+
+/// Divides the experts of layers, for every batch that has hot neurons. Beside each layer the neurons of its experts, the hottest first.
+///
+/// # Errors
+/// A layer of another form than `lower` gives: our bug.
+pub fn divide(module: &mut Module, layers: &[(HotLayer, Vec<Vec<u32>>)]) -> Result<()> {
+    for (layer, orders) in layers {
+        let other_form = || Error::bug(format!("the experts of layer {} have another form", layer.layer));
+        let experts = LayerExperts::of(module, layer.layer).ok_or_else(other_form)?;
+        for &batch in &layer.batches {
+            let halves = halves(module, &experts, batch, orders);
+            let rows = batch.batch;
+            let decodes = |k: EntryKind| !k.is_prefill() && k.rows() == rows as usize;
+            for graph in module.entries.iter_mut().filter(|g| decodes(g.kind)) {
+                let routed = Routed::find(graph, layer.layer).ok_or_else(other_form)?;
+                let patch = split(graph, &routed, layer.layer, experts.glu, &halves);
+                let patch = patch.ok_or_else(other_form)?;
+                patch.apply(graph).map_err(|e| Error::bug(e.to_string()))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The weights of both sides.
+struct Halves {
+    /// `[E, 2n, H]` and `[E, H, n]`
+    hot: [WeightId; 2],
+    /// `[E, I - n, 3H]`; `None` where all neurons are hot.
+    cold: Option<WeightId>,
+}
+
+/// The format of cold neurons: rows of a bundle have scales of their own, and not those of output channels.
+const fn cold_format(experts: Format) -> Format {
+    if experts.is_by_channel() { Format::Q4 } else { experts }
+}
+
+/// Declares the weights of a layer for a batch.
+fn halves(
+    module: &mut Module,
+    experts: &LayerExperts,
+    HotBatch { batch, neurons }: HotBatch,
+    orders: &[Vec<u32>],
+) -> Halves {
+    let (gate_up, down) = (module.weight(experts.gate_up).clone(), module.weight(experts.down).clone());
+    let (count, inter, hidden, hot) = (down.lead(), down.cols(), down.rows(), neurons as usize);
+    let of = |e: usize| orders.get(e).map(|order| order.iter().map(|&n| n as usize).collect());
+    let order = order(&(0..count).map(of).collect::<Vec<_>>(), inter);
+    let rows = |start, len, of| WeightExpr::Slice { axis: Axis::Rows, start, step: 1, len, of: Box::new(of) };
+    let arranged = |of| match &order {
+        Some(order) => WeightExpr::Arrange { order: order.clone(), of: Box::new(of) },
+        None => of,
+    };
+    let half = |start| rows(start, inter, gate_up.expr.clone());
+    let columns = || WeightExpr::Transpose(Box::new(down.expr.clone()));
+    let hottest = |of| rows(0, hot, arranged(of));
+    let both = WeightExpr::Concat { axis: Axis::Rows, of: vec![hottest(half(0)), hottest(half(inter))] };
+    let stem = gate_up.name.strip_suffix("gate_up").unwrap_or(&gate_up.name);
+    let mut push = |name: String, [rows, cols]: [usize; 2], format, expr| {
+        let (name, shape) = (format!("{stem}{name}"), vec![count, rows, cols]);
+        module.weights.push(Weight { name, shape, class: gate_up.class, format, expr });
+        WeightId(module.weights.len() as u32 - 1)
+    };
+    let hot_gate_up = push(format!("hot.{batch}.gate_up"), [2 * hot, hidden], gate_up.format, both);
+    let back = WeightExpr::Transpose(Box::new(hottest(columns())));
+    let hot_down = push(format!("hot.{batch}.down"), [hidden, hot], down.format, back);
+    let bundles = || {
+        let parts = vec![half(0), half(inter), columns()];
+        rows(hot, inter - hot, arranged(WeightExpr::Concat { axis: Axis::Cols, of: parts }))
+    };
+    let cold = (hot < inter).then(|| {
+        push(format!("cold.{batch}"), [inter - hot, 3 * hidden], cold_format(gate_up.format), bundles())
+    });
+    Halves { hot: [hot_gate_up, hot_down], cold }
+}
+
+/// Divides the experts of one layer in one entry point.
+fn split(graph: &Graph, routed: &Routed, layer: u32, glu: Glu, halves: &Halves) -> Option<Patch> {
+    let [ffn, combine] = [routed.ffn, routed.combine].map(|i| &graph.nodes[i]);
+    let (&[x, table, ..], &[slots]) = (ffn.inputs.as_slice(), ffn.outputs.as_slice()) else { return None };
+    let &[sum] = combine.outputs.as_slice() else { return None };
+    let mut patch = Patch::new(format!("divide the experts of layer {layer}"), graph);
+    patch.remove(NodeId(routed.ffn as u32));
+    let weights = |ids: &[WeightId]| ids.iter().map(|&w| Operand::Weight(w)).collect::<Vec<_>>();
+    let expert = |op: Op, own: &[WeightId], y: ValueId| {
+        let inputs = [vec![x, table], weights(own)].concat();
+        Node { op, inputs, outputs: vec![y], scope: ffn.scope.clone() }
+    };
+    let fixed = Op::ExpertFfn { glu, bias: false, fixed: true };
+    let at = NodeId(routed.ffn as u32);
+    let Some(cold) = halves.cold else {
+        patch.add(at, expert(fixed, &halves.hot, slots));
+        return Some(patch);
+    };
+    let there = patch.value(graph.ty(slots).clone());
+    patch.add(at, expert(fixed, &halves.hot, there));
+    patch.add(at, expert(Op::NeuronFfn { glu, paged: None, predict: None }, &[cold], slots));
+    // What the processor has is weighted while the unit computes.
+    let end = NodeId(routed.combine as u32);
+    patch.remove(end);
+    let sums = [slots, there].map(|y| {
+        let own = patch.value(graph.ty(sum).clone());
+        let mut node = Node { outputs: vec![own], ..combine.clone() };
+        node.inputs[0] = y.into();
+        patch.add(end, node);
+        own
+    });
+    let inputs = sums.map(Operand::Value).to_vec();
+    patch.add(end, Node { op: Op::Add, inputs, outputs: vec![sum], scope: combine.scope.clone() });
+    Some(patch)
+}
+
+/// Says in a placement where the experts of decoding are now.
+pub fn placed(placement: &mut Placement, module: &Module, units: &Units<'_>) {
+    for graph in module.entries.iter().filter(|g| !g.kind.is_prefill()) {
+        let count = |is: fn(&Op) -> bool| graph.nodes.iter().filter(|n| is(&n.op)).count() as u32;
+        let hot = count(|op| matches!(op, Op::ExpertFfn { fixed: true, .. }));
+        let cold = count(|op| matches!(op, Op::NeuronFfn { .. }));
+        let whole = count(|op| matches!(op, Op::ExpertFfn { fixed: false, .. }));
+        let own = |o: &OpPlace| o.entry == graph.kind && o.op == "expert_ffn";
+        let Some(at) = placement.ops.iter().position(own).filter(|_| hot > 0) else { continue };
+        let row = placement.ops[at].clone();
+        let parts = [
+            (units.npu_index(), hot, "hot neurons: asked for by `placement.hot`"),
+            (units.cpu_index(), cold, "cold neurons"),
+        ];
+        let parts = parts.into_iter().filter(|(_, nodes, _)| *nodes > 0).map(|(unit, nodes, why)| {
+            let (op, why) = ("neuron_ffn".to_owned(), why.to_owned());
+            OpPlace { unit, nodes, op, why, ..row.clone() }
+        });
+        placement.ops.splice(at..at, parts);
+        // Of layers without hot neurons the rest is as it was.
+        placement.ops.iter_mut().filter(|o| own(o)).for_each(|o| o.nodes = o.nodes.min(whole));
+        placement.ops.retain(|o| o.nodes > 0);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,30 @@
+//! Pass `format`: the storage format of every weight, by class.
+
+use moec_base::error::{Error, Result};
+use moec_config::Weights;
+use moec_ir::{Format, Module, Weight, WeightClass};
+use std::collections::BTreeMap;
+
+/// Formats of weights by the names that lowering gives them, where they are not those of their class.
+pub type Formats = BTreeMap<String, Format>;
+
+/// Sets the formats that `model.toml` asks for, but for weights that `chosen` names. Norms, biases, routers and frequencies stay f32, as does
+/// whatever has one axis only: its kernels read plain numbers.
+pub fn format(module: &mut Module, weights: &Weights, chosen: &Formats) {
+    for weight in &mut module.weights {
+        let class = if weight.shape.len() > 1 { weight.class } else { WeightClass::Exact };
+        weight.format = chosen.get(&weight.name).copied().unwrap_or_else(|| weights.format(class));
+    }
+}
+
+/// Checks that static graphs of `unit` need not hold weights in a format that is there for what a checkpoint stores: graphs have formats of
+/// their own, and would round codes once more.
+///
+/// # Errors
+/// The first weight that is stored so.
+pub fn suits_graphs(module: &Module, unit: &str) -> Result<()> {
+    let Some(weight) = module.weights.iter().find(|w| w.format.is_published()) else { return Ok(()) };
+    let Weight { name, class, format, .. } = weight;
+    Err(Error::limit(format!("weight `{name}` cannot be {format} on a target with static graphs, which `{unit}` has"))
+        .hint(format!("graphs hold weights in formats of their own: set `{}` under `[weights]` to \"q8\", \"q4\" or \"bf16\"", class.name())))
+}

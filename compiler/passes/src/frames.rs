@@ -1,0 +1,377 @@
+//! Experts that the processor and a unit with frames divide while the plan runs (HybriMoE, §IV): who can run them, what that
+//! costs, and, in pass `fill`, how many frames there are and who begins in them.
+//!
+//! All experts lie where the processor reads them. The memory of one other unit holds some of them besides, in frames that all layers
+//! share; [`moec_runtime::schedule::hybrid`] divides each layer's experts when its router has spoken, and brings others into frames. `[placement]
+//! policy` names the system that does it. What can be known before is decided here: what an expert costs on the unit, on the
+//! processor and on the link between them.
+//!
+//! A frame is a promise, as `[memory] budget` is: `fill` stands at the end, since what all else takes of the other memory is known
+//! there. Who begins in a frame, what stays there for good and which policy keeps the rest is chosen by replays of recorded routing
+//! ([`mod@moec_sim::resident`]).
+
+use super::home::{Homes, expert_rows, expert_tables, regroup, size, takes_experts};
+use super::page::routers;
+use super::place::{alike, curve, window_us, without_costs};
+use crate::decisions::FramesDecision;
+use moec_base::error::{Error, Result};
+use moec_config::Home;
+use moec_costs::units::{Free, UnitList};
+use moec_ir::Module;
+use moec_ir::placement::Placement;
+use moec_ir::plan::{ExpertHomes, ExpertTimes, Hybrid, Plan, Refine, Schedule, ScheduledLayer};
+use moec_profile::Profile;
+use moec_runtime::offload::cache::{Key, Setting, Trace};
+use moec_runtime::schedule::hybrid::{Keeps, MOEC, System};
+use moec_sim::resident::{Prices, resident};
+
+/// Of the frames of experts that stay for good, one in so many is for those that pass through.
+const PASSING: usize = 4;
+
+/// The unit with frames.
+fn hot<'a>(list: &UnitList<'a>, wanted: &moec_config::Homes) -> Result<Free<'a>> {
+    let named = list.named("experts", &wanted.experts)?;
+    let found = match named {
+        Some(index) => list.free(index),
+        None => list.free.first().copied(),
+    };
+    let name = wanted.policy.map_or_else(String::new, System::key);
+    let free = found.ok_or_else(|| {
+        Error::input(format!(
+            "`policy = \"{name}\"` under `[placement]`, and `{}` has no unit for it",
+            list.device.name
+        ))
+        .because("it divides experts between the processor and a unit that takes shapes as they come, with a memory of its own")
+        .hint("take a target with a graphics processor (`moec targets`), or leave `policy` out")
+    })?;
+    if list.modules {
+        return Err(Error::limit(format!("`policy = \"{name}\"` on `{}`", list.device.name))
+            .because("where memory modules compute, experts are assigned by TriMoE's schedule")
+            .hint(
+                "leave `policy` under `[placement]` out; `refine`, `moves` and `cached` say how that works",
+            ));
+    }
+    Ok(free)
+}
+
+/// Checks that a device has what `policy` under `[placement]` requires, before a model is read: a unit with frames, and the cost
+/// of an expert there and on the CPU.
+///
+/// # Errors
+/// What the device lacks.
+pub fn check(list: &UnitList<'_>, wanted: &moec_config::Homes) -> Result<()> {
+    if wanted.policy.is_none_or(|system| system.keeps == Keeps::Layers) {
+        return Ok(());
+    }
+    let units = [list.device.units.first(), Some(hot(list, wanted)?.unit)];
+    let silent = units.into_iter().flatten().find(|unit| curve(list.device, unit, 1.0).is_none());
+    silent.map_or(Ok(()), |unit| Err(without_costs(list.device, unit)))
+}
+
+/// Gives every layer of experts two units and a schedule; [`fill`] says who begins in a frame.
+///
+/// # Errors
+/// A device without such a unit, or one that does not say what experts cost; layers that differ.
+pub fn frames(
+    module: &Module,
+    placement: &mut Option<Placement>,
+    homes: &mut Homes,
+    list: &UnitList<'_>,
+    config: &moec_config::Config,
+) -> Result<()> {
+    let Some(system) = config.placement.policy else { return Ok(()) };
+    let hot = hot(list, &config.placement)?;
+    let Some((experts, expert)) = alike(module)? else { return Ok(()) };
+    let device = list.device;
+    let own = homes.memory(hot.index);
+    let (home, there) =
+        device.processor_memory().zip(device.memory_of(hot.unit)).filter(|_| own > 0).ok_or_else(|| {
+            Error::limit(format!("`{}` works in the processor's memory", hot.unit.name))
+                .because("it would find all experts there, and needs no frames")
+                .hint("leave `policy` under `[placement]` out")
+        })?;
+    for &layer in &experts {
+        takes_experts(module, layer, hot)?;
+    }
+    let graph = module.entries.first().ok_or_else(|| Error::bug("experts of no graph"))?;
+    let routers = routers(graph);
+    let &(most, k, score) = routers.first().ok_or_else(|| Error::bug("experts without a router"))?;
+    if routers.iter().any(|r| *r != (most, k, score)) || routers.len() != experts.len() {
+        return Err(Error::limit(
+            "layers whose routers choose in different ways, and frames that all of them share",
+        )
+        .hint("leave `policy` under `[placement]` out"));
+    }
+    let size = size(module, *experts.first().unwrap_or(&0));
+    let way = |bytes: f64| device.transfer_us(home, there, bytes).unwrap_or(0.0);
+    let back = device.transfer_us(there, home, 0.0).unwrap_or(0.0);
+    let times = |unit| curve(device, unit, expert.weights()).ok_or_else(|| without_costs(device, unit));
+    let processor = device.units.first().ok_or_else(|| Error::bug("a device without a processor"))?;
+    let units = vec![0, hot.index];
+    let placed = match placement {
+        Some(placed) => placed,
+        None => placement.insert(Placement::dynamic(expert_tables(module)?)),
+    };
+    placed.units = device.units.iter().map(|u| u.name.clone()).collect();
+    let mut layers = Vec::new();
+    for &layer in &experts {
+        // One of each layer, until it is known how many there are.
+        let begins = (0..most).map(|e| u32::from(e == 0)).collect();
+        layers.push(ScheduledLayer {
+            homes: homes.experts.len() as u32,
+            segments: Vec::new(),
+            brought: Vec::new(),
+            modules: vec![-1; most as usize],
+            cached: vec![0],
+        });
+        homes.experts.push(ExpertHomes { layer, units: units.clone(), experts: begins });
+        settle(placed, layer, hot.index, &[0]);
+    }
+    homes.schedule = Some(Schedule {
+        hot: Some(hot.index),
+        cold: None,
+        modules: 0,
+        frames: layers.len() as u32,
+        moves: true,
+        refine: Refine::None,
+        hybrid: Some(Hybrid {
+            divides: [system.prefill.name().to_owned(), system.decode.name().to_owned()],
+            keeps: Setting::lru().to_string(),
+            ahead: system.ahead as u32,
+            // A step launches one kernel for all experts of a layer, and their rows cross the link twice.
+            first_us: [hot.unit.launch_us() + way(0.0) + back, processor.launch_us(), way(0.0)],
+            k,
+            score,
+            pinned: Vec::new(),
+        }),
+        window_us: window_us(module, device, list.free(homes.attention))?,
+        expert_bytes: size.bytes,
+        row_bytes: 8 * size.hidden as u64,
+        times: ExpertTimes {
+            hot: times(hot.unit)?,
+            processor: times(processor)?,
+            bring_us: way(size.bytes as f64) - way(0.0),
+            ..ExpertTimes::default()
+        },
+        layers,
+    });
+    expert_rows(module, placed, homes);
+    Ok(())
+}
+
+/// Says of a layer whose experts begin on a unit.
+fn settle(placed: &mut Placement, layer: u32, unit: u32, begin: &[u32]) {
+    let Some(table) = placed.experts.iter_mut().find(|t| t.layer == layer) else { return };
+    for (expert, row) in (0..).zip(&mut table.experts) {
+        row.unit = if begin.contains(&expert) { unit } else { 0 };
+    }
+    regroup(table);
+}
+
+/// What the user promises and asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    /// Who divides.
+    pub system: &'static System,
+    /// Where experts are wanted, with a share of all.
+    pub experts: &'a Home,
+    /// Experts of each layer in frames, on average.
+    pub cached: Option<u32>,
+    /// Microseconds that reading an expert from flash takes, where they stay there.
+    pub flash_us: f64,
+}
+
+/// Gives the frames of a plan that is final otherwise their number, and says who begins in them.
+///
+/// # Errors
+/// Fewer frames than layers.
+pub fn fill(
+    plan: &mut Plan,
+    wanted: Wanted<'_>,
+    profile: Option<&Profile>,
+) -> Result<Option<FramesDecision>> {
+    let Some(room) = Room::of(plan, wanted)? else { return Ok(None) };
+    let trace = profile.filter(|p| !p.routes.is_empty()).map(|p| p.routes.trace(&p.layers)).transpose();
+    let trace = trace.map_err(|e| Error::bug("a profile that was checked").because(e))?;
+    let kept = kept(plan, wanted, &room, trace.as_ref())?;
+    let Room { frames, memory, unit, .. } = room;
+    let Some(schedule) = &mut plan.schedule else { return Ok(None) };
+    schedule.frames = frames as u32;
+    let mut cached: Vec<Vec<u32>> = vec![Vec::new(); schedule.layers.len()];
+    for key in &kept.begin {
+        if let Some(layer) = cached.get_mut(usize::from(key.layer)) {
+            layer.push(key.expert.into());
+        }
+    }
+    if let Some(hybrid) = &mut schedule.hybrid {
+        hybrid.keeps.clone_from(&kept.keeps);
+        hybrid.pinned = kept.pinned.iter().map(|k| (k.layer.into(), k.expert.into())).collect();
+        hybrid.pinned.sort_unstable();
+    }
+    for (layer, mut own) in schedule.layers.iter_mut().zip(cached) {
+        own.sort_unstable();
+        let homes = plan.homes.get_mut(layer.homes as usize).ok_or_else(|| Error::bug("no homes"))?;
+        let at = homes.units.iter().position(|&u| u == unit).unwrap_or(0) as u32;
+        for (expert, home) in (0..).zip(&mut homes.experts) {
+            *home = if own.contains(&expert) { at } else { 0 };
+        }
+        settle(&mut plan.placement, homes.layer, unit, &own);
+        if let Some(of) = plan.memories.get_mut(memory as usize) {
+            let moved = of.residents.iter_mut().filter(|r| layer.to_bring().contains(&r.segment));
+            moved.for_each(|r| r.matrices.clone_from(&own));
+        }
+        layer.cached = own;
+    }
+    Ok(Some(FramesDecision {
+        system: wanted.system.name.to_owned(),
+        says: wanted.system.says.to_owned(),
+        memory: plan.memories.get(memory as usize).map_or_else(String::new, |m| m.name.clone()),
+        limit: room.limit,
+        each: room.each,
+        frames: frames as u64,
+        experts: room.experts as u64,
+        pinned: kept.pinned.len() as u64,
+        keeps: kept.keeps,
+        why: kept.why,
+    }))
+}
+
+/// What there is room for.
+struct Room {
+    /// Unit and memory of the frames.
+    unit: u32,
+    memory: u32,
+    /// Bytes that a run may take there, if that is limited, and those of a frame.
+    limit: Option<u64>,
+    each: u64,
+    frames: usize,
+    /// Layers, and experts of all of them.
+    layers: usize,
+    experts: usize,
+}
+
+impl Room {
+    fn of(plan: &Plan, wanted: Wanted<'_>) -> Result<Option<Self>> {
+        let Some((s, unit)) = plan.schedule.as_ref().and_then(|s| Some((s, s.hot?))) else { return Ok(None) };
+        let memory = plan.memory_of(unit);
+        let decl = plan.memories.get(memory as usize).ok_or_else(|| Error::bug("frames of no memory"))?;
+        let first = s.layers.first().ok_or_else(|| Error::bug("a schedule without layers"))?;
+        let piece = |&segment: &u32| {
+            let resident = decl.residents.iter().find(|r| r.segment == segment)?;
+            resident.piece_bytes(plan.segments.get(segment as usize)?)
+        };
+        let each: Option<u64> = first.to_bring().iter().map(piece).sum();
+        let peak = each.and_then(|each| Some((each, plan.peak(memory, 1)?)));
+        let (each, peak) = peak.ok_or_else(|| Error::limit("experts past what a memory can hold"))?;
+        let layers = s.layers.len();
+        let experts = layers * first.modules.len();
+        let fixed = peak.saturating_sub(each * layers as u64);
+        let limit = decl.capacity;
+        let fit = limit.map_or(u64::MAX, |limit| limit.saturating_sub(fixed) / each.max(1));
+        let share = match wanted.experts {
+            Home::Share(_, percent) => (experts * usize::from(*percent)).div_ceil(100),
+            _ => experts,
+        };
+        let cached = wanted.cached.map_or(usize::MAX, |n| n as usize * layers);
+        let frames = share.min(cached).min(usize::try_from(fit).unwrap_or(usize::MAX)).min(experts);
+        if frames < layers {
+            return Err(Error::input(format!("{frames} frames are too few for {layers} layers of experts"))
+                .because("each layer begins with an expert in a frame")
+                .hint(
+                    "ask for a larger share in `experts` under `[placement]`, or for a `cached` of 1 or more",
+                ));
+        }
+        Ok(Some(Self { unit, memory, limit, each, frames, layers, experts }))
+    }
+}
+
+/// Who begins in a frame, who stays there, and why.
+struct Kept {
+    begin: Vec<Key>,
+    pinned: Vec<Key>,
+    keeps: String,
+    why: String,
+}
+
+fn kept(plan: &Plan, wanted: Wanted<'_>, room: &Room, trace: Option<&Trace>) -> Result<Kept> {
+    let (frames, each) = (room.frames, room.experts / room.layers.max(1));
+    let keys =
+        (0..each).flat_map(|e| (0..room.layers).map(move |l| Key { layer: l as u16, expert: e as u16 }));
+    let mut popular: Vec<Key> = keys.collect();
+    if let Some(trace) = trace {
+        let uses = moec_sim::cache::uses(trace);
+        let of = |k: &Key| uses.get(usize::from(k.layer) * each + usize::from(k.expert)).copied();
+        popular.sort_by_key(|k| std::cmp::Reverse(of(k)));
+    }
+    let seen =
+        if trace.is_some() { "the profile used most" } else { "come first, since no routing was recorded" };
+    let choice = match (trace, wanted.system.keeps) {
+        (Some(trace), Keeps::Cache(_)) if wanted.system.name == MOEC.name && trace.tokens() > 1 => {
+            let host = plan.paging.as_ref().map_or(room.experts as u64, |p| u64::from(p.frames));
+            let found = resident(trace, [host, frames as u64], &prices(plan, wanted))
+                .map_err(|e| Error::bug(e.to_string()))?;
+            let [us, fixed] = [found.held_out, found.held_out_fixed].map(|u| u.us(&prices(plan, wanted)));
+            let uses = found.held_out;
+            let all = (uses.gpu + uses.host + uses.flash).max(1);
+            let why = format!(
+                "replays of the profile: `{}` with {} % for good; on routing that it was not chosen on {:.0} % of the uses are in a frame, \
+                 and experts take {:.2} of the time that the hottest take who never change",
+                found.setting,
+                found.share,
+                100.0 * uses.gpu as f64 / all as f64,
+                us / fixed.max(f64::MIN_POSITIVE)
+            );
+            Some((found.pinned, found.setting.to_string(), why))
+        }
+        _ => None,
+    };
+    // Whom replays keep for good, one of every layer, then the hottest.
+    let mut begin: Vec<Key> = choice.iter().flat_map(|c| &c.0).copied().collect();
+    let held = |begin: &[Key], layer: u16| begin.iter().any(|k| k.layer == layer);
+    let lacking = (0..room.layers as u16).filter(|&l| !held(&begin, l)).collect::<Vec<_>>();
+    begin.truncate(frames - lacking.len());
+    for layer in (0..room.layers as u16).filter(|l| !begin.iter().any(|k| k.layer == *l)).collect::<Vec<_>>()
+    {
+        begin.extend(popular.iter().find(|k| k.layer == layer));
+    }
+    for key in popular {
+        if begin.len() >= frames {
+            break;
+        }
+        if !begin.contains(&key) {
+            begin.push(key);
+        }
+    }
+    Ok(match (choice, wanted.system.keeps) {
+        (Some((pinned, keeps, why)), _) => {
+            let pinned = pinned.into_iter().filter(|k| begin.contains(k)).collect();
+            Kept { begin, pinned, keeps, why }
+        }
+        (None, Keeps::Cache(keeps)) => {
+            let setting: Setting = keeps.parse().map_err(|_| Error::bug("a policy that is none"))?;
+            let why = format!("frames begin with those that {seen}; `{keeps}` keeps the others that come");
+            Kept { begin, pinned: Vec::new(), keeps: setting.to_string(), why }
+        }
+        (None, Keeps::Popular | Keeps::Layers) => {
+            let passing = if wanted.system.passes() { (frames / PASSING).max(1) } else { 0 };
+            let pinned = begin.iter().copied().take(frames - passing).collect::<Vec<_>>();
+            let why = format!(
+                "{} stay for good, those that {seen}; {passing} frames are for others that pass",
+                pinned.len()
+            );
+            Kept { begin, pinned, keeps: Setting::lru().to_string(), why }
+        }
+    })
+}
+
+/// What uses cost, of one row each.
+fn prices(plan: &Plan, wanted: Wanted<'_>) -> Prices {
+    let first = |points: &[(u32, f64)]| points.first().map_or(0.0, |p| p.1);
+    let times = plan.schedule.as_ref().map(|s| &s.times);
+    Prices {
+        gpu: times.map_or(0.0, |t| first(&t.hot)),
+        host: times.map_or(0.0, |t| first(&t.processor)),
+        flash: wanted.flash_us,
+        transfer: times.map_or(0.0, |t| t.bring_us),
+    }
+}

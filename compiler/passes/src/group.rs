@@ -1,0 +1,237 @@
+//! Pass `group`: which experts share a static graph (NPUMoE, §4.2).
+//!
+//! One graph per expert is launched too often: every launch costs the same, however little it computes. So experts of
+//! one tier, which have one number of rows, share a graph, the popular with the popular: a graph of the unpopular is
+//! often not needed at all, and may live elsewhere. How many share one is a question of cost, not a constant:
+//!
+//! * a graph may weigh no more than the device's limit, in bytes of f16 weights; past it, it would fall back to the
+//!   CPU in silence, and is refused here by name;
+//! * among the sizes that fit, each tier of each layer takes the one whose groups cost least on the better of the two
+//!   units, with launches, waiting and padding, under the loads that calibration saw; ties go to larger groups.
+//!
+//! The last group of a tier holds what is left.
+//!
+//! A graph has functions for several numbers of rows, which share its weights: a call takes the smallest that holds the
+//! tokens of its busiest expert. So the capacity is what a burst needs, and an ordinary chunk, or the short last one of a
+//! prompt, does not pay for it. Which sizes is the same question as which tiers: those of which the calibration's chunks
+//! compute the fewest rows.
+
+use super::tier::{tier, tiers};
+use moec_base::error::{Error, Result};
+use moec_config::ExpertsConfig;
+use moec_costs::units::{ExpertSize, Units, Wish, expert_sizes_on};
+use moec_ir::Module;
+use moec_ir::placement::{ExpertGroup, ExpertTable, Placement};
+use moec_profile::loads::{LayerLoads, Loads};
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Experts per graph; `None`: what costs least.
+    pub group: Option<usize>,
+    /// Most sizes that a graph has functions for.
+    pub sizes: usize,
+    /// Where groups run.
+    pub home: Wish,
+}
+
+/// As [`tier`], with the number of tiers of each layer, of `1 ..= wanted.tiers`, that costs least once groups are formed: a tier
+/// less pads more, and saves a launch. `size` gives the experts of a layer. The groups themselves come later.
+///
+/// # Errors
+/// As [`group`].
+pub fn tiered(
+    loads: &Loads,
+    units: &Units<'_>,
+    wanted: &ExpertsConfig,
+    coverage: f64,
+    size: &dyn Fn(u32) -> Option<ExpertSize>,
+    options: Options,
+) -> Result<Placement> {
+    let mut best = tier(loads, units, &ExpertsConfig { tiers: 1, ..wanted.clone() }, coverage);
+    let mut least = vec![f64::INFINITY; best.experts.len()];
+    for tiers in 1..=wanted.tiers {
+        let tried = tier(loads, units, &ExpertsConfig { tiers, ..wanted.clone() }, coverage);
+        let layers = tried.experts.into_iter().zip(&loads.layers);
+        for ((table, layer), (best, least)) in layers.zip(best.experts.iter_mut().zip(&mut least)) {
+            let size = size(table.layer);
+            let size = size.ok_or_else(|| Error::bug(format!("layer {} has no experts", table.layer)))?;
+            let mut grouped = table.clone();
+            group_layer(&mut grouped, layer, size, units, options)?;
+            let cost = |g: &ExpertGroup| {
+                let of = |unit: u32| g.cost_us.get(unit as usize).copied().unwrap_or(0.0);
+                let (cpu, npu) = (of(units.cpu_index()), of(units.npu_index()));
+                f64::from(if options.home == Wish::Graphs { npu } else { npu.min(cpu) })
+            };
+            let cost: f64 = grouped.groups.iter().map(cost).sum();
+            // Less than a millionth is equal, and of equal ones the fewest tiers are kept.
+            if cost < *least * (1.0 - 1e-6) {
+                (*best, *least) = (table, cost);
+            }
+        }
+    }
+    Ok(best)
+}
+
+/// Forms the groups of every layer of a placement, all of them on the NPU still.
+///
+/// # Errors
+/// A graph over the device's limit, with its name, its bytes, and the number of experts that fits.
+pub fn group(
+    placement: &mut Placement,
+    loads: &Loads,
+    module: &Module,
+    units: &Units<'_>,
+    options: Options,
+) -> Result<()> {
+    let sizes = expert_sizes_on(module, units)?;
+    for (table, layer) in placement.experts.iter_mut().zip(&loads.layers) {
+        let size = sizes.get(&table.layer).copied();
+        let size = size.ok_or_else(|| Error::bug(format!("layer {} has no experts", table.layer)))?;
+        group_layer(table, layer, size, units, options)?;
+    }
+    Ok(())
+}
+
+/// Forms the groups of one layer.
+///
+/// # Errors
+/// As [`group`].
+pub fn group_layer(
+    table: &mut ExpertTable,
+    layer: &LayerLoads,
+    size: ExpertSize,
+    units: &Units<'_>,
+    options: Options,
+) -> Result<()> {
+    table.groups.clear();
+    let costs = Costs::of(layer, size, units, options.sizes);
+    for tier in 0..table.tiers.len() {
+        let mut members: Vec<usize> = (0..table.experts.len())
+            .filter(|&e| table.experts[e].tier.is_some_and(|t| t as usize == tier))
+            .collect();
+        members.sort_by_key(|&e| (std::cmp::Reverse(layer.chosen[e]), e));
+        if members.is_empty() {
+            continue;
+        }
+        let fits = units.npu.graph_limit().map_or(usize::MAX, |limit| (limit / size.bytes.max(1)) as usize);
+        let g = match (options.group, options.home) {
+            // What runs on the processor is no graph.
+            (wanted, Wish::Processor) => wanted.unwrap_or(members.len()),
+            (Some(wanted), _) => check(table, wanted.min(members.len()), fits, size, units)?,
+            (None, home) => {
+                let most = check(table, fits.clamp(1, members.len()), fits, size, units)?;
+                costs.cheapest(&members, most, table.tiers[tier], home)
+            }
+        };
+        for experts in members.chunks(g.max(1)) {
+            let index = table.groups.len() as u32;
+            for &e in experts {
+                table.experts[e].group = index;
+            }
+            let sizes = costs.sizes(experts, table.tiers[tier]);
+            table.groups.push(ExpertGroup {
+                tier: tier as u32,
+                unit: units.npu_index(),
+                experts: experts.iter().map(|&e| e as u32).collect(),
+                // One size is the capacity itself.
+                sizes: if sizes.len() > 1 { sizes } else { Vec::new() },
+                bytes: size.bytes * experts.len() as u64,
+                cost_us: costs.of_group(experts, table.tiers[tier]),
+                why: format!("{} to a graph of tier {tier}", plural(experts.len())),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn plural(experts: usize) -> String {
+    if experts == 1 { "1 expert".to_owned() } else { format!("{experts} experts") }
+}
+
+/// `g` if so many experts fit into a graph.
+fn check(table: &ExpertTable, g: usize, fits: usize, size: ExpertSize, units: &Units<'_>) -> Result<usize> {
+    if g <= fits {
+        return Ok(g);
+    }
+    let error = Error::limit(format!(
+        "graph `{}` would hold {} and {} bytes; `{}` takes graphs of at most {} bytes",
+        table.group_name(table.groups.len()),
+        plural(g),
+        size.bytes.saturating_mul(g as u64),
+        units.device.name,
+        units.npu.graph_limit().unwrap_or(u64::MAX)
+    ));
+    Err(match fits {
+        0 => error.hint("not even one expert fits: set `experts = \"cpu\"` under `[placement]`"),
+        n => error.hint(format!("`group = {n}` under `[experts]` fits, and `group = \"auto\"` finds it")),
+    })
+}
+
+/// What groups of a layer's experts cost.
+struct Costs<'a> {
+    layer: &'a LayerLoads,
+    size: ExpertSize,
+    units: &'a Units<'a>,
+    /// Most sizes of a graph.
+    most: usize,
+    /// Expected microseconds per call of each expert on the processor.
+    cpu: Vec<f64>,
+}
+
+impl<'a> Costs<'a> {
+    fn of(layer: &'a LayerLoads, size: ExpertSize, units: &'a Units<'a>, most: usize) -> Self {
+        let cpu = (0..layer.experts()).map(|e| units.cpu_us(layer, e, size)).collect();
+        Self { layer, size, units, most, cpu }
+    }
+
+    /// The sizes of a graph of these experts, ascending to their capacity: those that compute the fewest rows over the
+    /// calibration's chunks, in each of which the busiest expert needs room.
+    fn sizes(&self, experts: &[usize], capacity: u32) -> Vec<u32> {
+        if self.most <= 1 {
+            return vec![capacity];
+        }
+        let align = self.units.alignment();
+        let busiest = |s: &Vec<u32>| experts.iter().map(|&e| s[e]).max().unwrap_or(0);
+        let needs = self.layer.samples.iter().map(busiest).filter(|&n| n > 0);
+        let needs = needs.map(|n| n.next_multiple_of(align).min(capacity));
+        // The capacity is one of them, whether a chunk needs it or not.
+        let mut sizes = tiers(&needs.chain([capacity]).collect::<Vec<_>>(), self.most);
+        sizes.reverse();
+        sizes
+    }
+
+    /// Expected microseconds per call, on the processor and on the NPU.
+    fn both(&self, experts: &[usize], capacity: u32) -> (f64, f64) {
+        let cpu = experts.iter().map(|&e| self.cpu[e]).sum();
+        let sizes = self.sizes(experts, capacity);
+        (cpu, self.units.npu_us(self.layer, experts, &sizes, self.size))
+    }
+
+    /// The same, by the device's units.
+    fn of_group(&self, experts: &[usize], capacity: u32) -> Vec<f32> {
+        let (cpu, npu) = self.both(experts, capacity);
+        let units = 0..self.units.device.units.len() as u32;
+        units.map(|u| if u == self.units.npu_index() { npu as f32 } else { cpu as f32 }).collect()
+    }
+
+    /// The size of groups that costs least, of `1 ..= most`.
+    fn cheapest(&self, members: &[usize], most: usize, capacity: u32, home: Wish) -> usize {
+        let total = |g: usize| -> f64 {
+            let each = members.chunks(g).map(|experts| {
+                let (cpu, npu) = self.both(experts, capacity);
+                if home == Wish::Graphs { npu } else { npu.min(cpu) }
+            });
+            each.sum()
+        };
+        // From the largest on, so that of equal ones the largest is kept; less than a millionth is equal.
+        let mut best = (most, total(most));
+        for g in (1..most).rev() {
+            let cost = total(g);
+            if cost < best.1 * (1.0 - 1e-6) {
+                best = (g, cost);
+            }
+        }
+        best.0
+    }
+}

@@ -1,0 +1,562 @@
+//! Pass `home`: what units beside the processor compute with shapes as they come.
+//!
+//! Static graphs have found their place ([`reside`](super::reside)); what is left is the processor's, or goes to a unit that
+//! runs the processor's operators: a graphics processor, memory that computes.
+//!
+//! **Experts.** A unit gets all of a layer's, a share of them, or under `auto` those that cost less there: the expected time of
+//! an expert's rows, and of bringing the rows there and back over the link, against the processor's. The most popular come
+//! first (HybriMoE, §IV-B: what is used most lies where it is computed fastest), as many as the unit's memory has room for. An
+//! expert has one home, and its weights lie there.
+//!
+//! **Attention** has one home in all entry points, that of the KV cache. It goes to such a unit where the user says so.
+//!
+//! **The rest** (embeddings, norms, routers, dense networks, sums, the head) goes where the user says, or with attention where all
+//! experts are there, too, and the memory holds the model: then nothing crosses a link but tokens and logits. A dispatch and its
+//! combine stand with the rest where one unit has all of a layer's experts, else with the processor, where the rows of several units
+//! meet; so do angles that hang on the length of a prompt.
+//!
+//! No result changes: every expert computes the same rows, wherever it lives, and `combine` adds them in the order of the
+//! router's choices.
+
+use moec_base::error::{Error, Result};
+use moec_config::Home;
+use moec_costs::units::{Free, UnitList};
+use moec_family::Streams;
+use moec_ir::placement::{ExpertGroup, ExpertRow, OpPlace, Placement};
+use moec_ir::plan::{Arg, Code, ExpertHomes, ExpertTable, Memory, MemoryLink, Plan, Schedule, UnitRef};
+use moec_ir::{Graph, Module, Node, Op, Operand, Part, ValueId, Weight, WeightId};
+use moec_profile::loads::Loads;
+use moec_runtime::schedule::hybrid::Keeps;
+use moec_targets::families;
+use std::collections::BTreeMap;
+
+/// Why a unit runs experts of a schedule.
+pub const ASSIGNED: &str = "assigned anew in every step";
+
+/// Where nodes and experts live that are no static graphs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Homes {
+    /// Units of the plan.
+    pub units: Vec<UnitRef>,
+    /// Their memories.
+    pub memories: Vec<Memory>,
+    /// Links between these.
+    pub links: Vec<MemoryLink>,
+    /// Unit of attention.
+    pub attention: u32,
+    /// Unit of what is neither attention nor experts.
+    pub rest: u32,
+    /// Layers with experts beside the processor.
+    pub experts: Vec<ExpertHomes>,
+    /// How experts are assigned while the plan runs, where they are; its layers have no segments before `layout`.
+    pub schedule: Option<Schedule>,
+}
+
+impl Default for Homes {
+    /// Everything on the processor.
+    fn default() -> Self {
+        let memory = Memory { name: "memory".to_owned(), ..Memory::default() };
+        Self {
+            units: vec![UnitRef::processor()],
+            memories: vec![memory],
+            links: Vec::new(),
+            attention: 0,
+            rest: 0,
+            experts: Vec::new(),
+            schedule: None,
+        }
+    }
+}
+
+impl Homes {
+    /// Everything that is no static graph on the processor of a device.
+    pub fn at_home(list: &UnitList<'_>) -> Self {
+        let (units, memories, links) = list.for_plan();
+        Self { units, memories, links, ..Self::default() }
+    }
+
+    /// Those of a plan.
+    pub fn of_plan(plan: &Plan) -> Self {
+        let bare = |m: &Memory| Memory { name: m.name.clone(), capacity: m.capacity, ..Memory::default() };
+        let kernels =
+            || plan.entries.iter().flat_map(|e| &e.steps).filter(|s| matches!(s.code, Code::Kernel(_)));
+        let attends = |args: &[Arg]| args.iter().any(|a| matches!(a, Arg::State(_)));
+        let attention = kernels().filter(|s| attends(&s.args)).map(|s| s.unit).next();
+        // The first that computes something embeds tokens.
+        let rest = kernels().next().map(|s| s.unit);
+        Self {
+            units: plan.units.clone(),
+            memories: plan.memories.iter().map(bare).collect(),
+            links: plan.links.clone(),
+            attention: attention.unwrap_or(0),
+            rest: rest.unwrap_or(0),
+            experts: plan.homes.clone(),
+            schedule: plan.schedule.clone(),
+        }
+    }
+
+    /// Whether the scores of routers decide who is brought into frames.
+    pub fn hears_scores(&self) -> bool {
+        let hybrid = self.schedule.as_ref().and_then(|s| s.hybrid.as_ref());
+        hybrid.is_some_and(|h| h.ahead > 0)
+    }
+
+    /// The memory of a unit.
+    pub fn memory(&self, unit: u32) -> u32 {
+        self.units.get(unit as usize).map_or(0, |u| u.memory)
+    }
+
+    /// The unit of a node that is no static graph. Experts are those of [`Homes::of_layer`].
+    pub fn of_node(&self, node: &Node) -> u32 {
+        match node.op {
+            Op::ExpertFfn { .. } | Op::NeuronFfn { .. } | Op::Fetch { .. } | Op::Admit(_) => 0,
+            Op::Dispatch { .. } | Op::Combine { .. } if self.whole(node.scope.layer).is_none() => 0,
+            // Where a unit has no kernel for what the runtime does, the runtime does it.
+            Op::Dispatch { .. } | Op::RopeAngles { .. } if !self.takes(self.rest, &node.op) => 0,
+            _ if node.scope.layer.is_some() && node.scope.part == Part::ATTN => self.attention,
+            _ => self.rest,
+        }
+    }
+
+    /// The unit that has all experts of a layer for good, where the rest of the layer is there, too.
+    pub fn whole(&self, layer: Option<u32>) -> Option<u32> {
+        let (index, of) = self.of_layer(layer)?;
+        let assigned = self.schedule.iter().flat_map(|s| &s.layers).any(|l| l.homes == index);
+        match of.units[..] {
+            [unit] if unit != 0 && unit == self.rest && !assigned => Some(unit),
+            _ => None,
+        }
+    }
+
+    /// Whether the family of a unit runs an operator.
+    fn takes(&self, unit: u32, op: &Op) -> bool {
+        let family = self.units.get(unit as usize).and_then(|u| families::named(&u.family));
+        family.is_some_and(|f| f.takes(op))
+    }
+
+    /// Where the experts of a layer live, with the index, if any lives beside the processor.
+    pub fn of_layer(&self, layer: Option<u32>) -> Option<(u32, &ExpertHomes)> {
+        let at = self.experts.iter().position(|h| Some(h.layer) == layer)?;
+        Some((at as u32, &self.experts[at]))
+    }
+
+    /// The streams of a unit, where it computes experts by them.
+    pub fn streams(&self, unit: u32) -> Option<&'static dyn Streams> {
+        families::streams(&self.units.get(unit as usize)?.family)
+    }
+
+    /// Experts of a layer that live in a memory, ascending.
+    pub fn experts_of(&self, layer: u32, memory: u32) -> Vec<u32> {
+        let Some((index, of)) = self.of_layer(Some(layer)) else { return Vec::new() };
+        let scheduled = self.schedule.iter().flat_map(|s| s.layers.iter().map(move |l| (s, l)));
+        if let Some((schedule, layer)) = scheduled.into_iter().find(|(_, l)| l.homes == index) {
+            // Whom the hot unit computes it holds; the modules hold all.
+            return match [schedule.hot, schedule.cold].map(|u| u.is_some_and(|u| self.memory(u) == memory)) {
+                [true, _] => layer.cached.clone(),
+                [_, true] => (0..of.experts.len() as u32).collect(),
+                _ => Vec::new(),
+            };
+        }
+        let there = |home: u32| of.units.get(home as usize).is_some_and(|&u| self.memory(u) == memory);
+        (0..).zip(&of.experts).filter(|(_, home)| there(**home)).map(|(e, _)| e).collect()
+    }
+
+    /// Whether experts read a table that are no static graphs.
+    pub fn divides(graph: &Graph, table: ValueId) -> bool {
+        let reads = |n: &Node, v: ValueId| n.inputs.contains(&Operand::Value(v));
+        graph.nodes.iter().any(|n| match n.op {
+            Op::ExpertFfn { fixed: false, .. } => reads(n, table),
+            Op::Fetch { .. } if reads(n, table) => {
+                n.outputs.iter().any(|&v| v != table && Self::divides(graph, v))
+            }
+            _ => false,
+        })
+    }
+}
+
+/// Gives attention and experts their units, and says so in the placement; where shapes are dynamic throughout, it makes one. A run
+/// takes at most `budget` bytes of the memory of the unit that experts are for.
+///
+/// # Errors
+/// A unit that the device has not, or that does not run what it is asked to.
+pub fn home(
+    module: &Module,
+    placement: &mut Option<Placement>,
+    list: &UnitList<'_>,
+    wanted: &moec_config::Homes,
+    budget: Option<u64>,
+    loads: Option<&Loads>,
+) -> Result<Homes> {
+    let mut homes = Homes::at_home(list);
+    let attention = list.named("attention", &wanted.attention)?.and_then(|index| list.free(index));
+    let named = list.named("experts", &wanted.experts)?;
+    if let Some(budget) = budget {
+        promise(&mut homes, list, named, budget)?;
+    }
+    if list.free.is_empty() {
+        return Ok(homes);
+    }
+    let placed = placement.get_or_insert(Placement::dynamic(expert_tables(module)?));
+    placed.units = list.device.units.iter().map(|u| u.name.clone()).collect();
+    if let Some(free) = attention {
+        homes.attention = free.index;
+        attend(module, placed, free)?;
+    }
+    // What is taken of each memory so far. A cache is counted in f32, which no format exceeds.
+    let mut room: BTreeMap<u32, u64> = BTreeMap::new();
+    let states = module.states.iter().map(|s| s.ty.bytes() as u64).sum();
+    room.insert(homes.memory(homes.attention), states);
+    let chunk = loads.map_or(1, |l| l.chunk);
+    let count = placed.experts.len();
+    for layer in 0..count {
+        let table = &placed.experts[layer];
+        let load = loads.and_then(|l| l.layers.iter().find(|l| l.layer == table.layer));
+        let mut popular: Vec<u32> = (0..table.experts.len() as u32).collect();
+        popular.retain(|&e| table.experts[e as usize].unit == 0);
+        let seen = |e: u32| load.and_then(|l| l.chosen.get(e as usize)).copied().unwrap_or(0);
+        popular.sort_by_key(|&e| (std::cmp::Reverse(seen(e)), e));
+        let chosen: Vec<(u32, u32)> = match (&wanted.experts, named.and_then(|n| list.free(n))) {
+            // Where memory computes, `place` gives an expert several homes.
+            (Home::Auto, _) if list.modules => Vec::new(),
+            // Where a unit has frames, `frames` does.
+            _ if wanted.policy.is_some_and(|s| s.keeps != Keeps::Layers) => Vec::new(),
+            (_, free) if wanted.policy.is_some() => {
+                let free = free.or(list.free.first().copied());
+                let free = free.ok_or_else(|| Error::bug("a policy without a unit"))?;
+                let whole = size(module, table.layer).bytes * table.experts.len() as u64;
+                let taken = room.entry(homes.memory(free.index)).or_default();
+                let fits = match wanted.experts {
+                    Home::Share(_, percent) => layer < (count * usize::from(percent) + 50) / 100,
+                    _ => taken.saturating_add(whole) <= most(&homes, free.index),
+                };
+                // Behind the first layer that does not fit, none does.
+                *taken = if fits { taken.saturating_add(whole) } else { u64::MAX };
+                popular.iter().filter(|_| fits).map(|&e| (e, free.index)).collect()
+            }
+            (Home::Auto, _) => {
+                let sizes = size(module, table.layer);
+                let rows = |e: u32| match load {
+                    Some(l) => l.mean(e as usize, chunk),
+                    None => f64::from(table.k) / table.experts.len().max(1) as f64,
+                };
+                let runs = |f: &&Free<'_>| takes_experts(module, table.layer, **f).is_ok();
+                let able: Vec<Free<'_>> = list.free.iter().filter(runs).copied().collect();
+                cheaper(list, &able, &homes, &popular, sizes, &rows, &mut room)
+            }
+            (Home::Share(_, percent), Some(free)) => {
+                let count = (table.experts.len() * usize::from(*percent)).div_ceil(100);
+                popular.iter().take(count).map(|&e| (e, free.index)).collect()
+            }
+            (Home::Share(name, _), None) => {
+                return Err(Error::input(format!("`experts` under `[placement]` gives `{name}` a share"))
+                    .hint("name a unit beside the processor: the others stay with the processor"));
+            }
+            (_, Some(free)) => popular.iter().map(|&e| (e, free.index)).collect(),
+            (_, None) => Vec::new(),
+        };
+        if let Some(free) = chosen.first().and_then(|&(_, unit)| list.free(unit)) {
+            takes_experts(module, table.layer, free)?;
+        }
+        take(placed, layer, &chosen, &mut homes);
+    }
+    let rest = match list.rest(&wanted.rest)? {
+        (true, asked) => asked.map(|free| (free, "asked for by `placement.rest`")),
+        (false, _) => {
+            attention.filter(|&free| follows(module, &homes, free)).map(|f| (f, "with all of the model"))
+        }
+    };
+    if let Some((free, why)) = rest {
+        homes.rest = free.index;
+        for (graph, node) in of_rest(module, &homes) {
+            runs(free, node)?;
+            place(placed, graph, node, free, why);
+        }
+    }
+    expert_rows(module, placed, &homes);
+    Ok(homes)
+}
+
+/// Nodes of the rest that its unit computes.
+fn of_rest<'m>(module: &'m Module, homes: &Homes) -> impl Iterator<Item = (&'m Graph, &'m Node)> {
+    let nodes = module.entries.iter().flat_map(|g| g.nodes.iter().map(move |n| (g, n)));
+    let attends = |n: &Node| n.scope.layer.is_some() && n.scope.part == Part::ATTN;
+    nodes.filter(move |(_, n)| homes.rest != 0 && !attends(n) && homes.of_node(n) == homes.rest)
+}
+
+/// Whether the rest goes with attention: the unit has all experts, its memory holds the model, and it runs all of it.
+fn follows(module: &Module, homes: &Homes, free: Free<'_>) -> bool {
+    let there = Homes { rest: free.index, ..homes.clone() };
+    let layers = module.entries.iter().flat_map(|g| &g.nodes);
+    let mut experts = layers.filter(|n| matches!(n.op, Op::ExpertFfn { .. } | Op::NeuronFfn { .. }));
+    let weights: u64 = module.weights.iter().map(stored).sum();
+    let states: u64 = module.states.iter().map(|s| s.ty.bytes() as u64).sum();
+    experts.all(|n| there.whole(n.scope.layer).is_some())
+        && weights.saturating_add(states) <= most(homes, free.index)
+        && of_rest(module, &there).all(|(_, node)| runs(free, node).is_ok())
+        && families::threads(free.family.name()).is_some()
+}
+
+/// Bytes of a weight as it is stored.
+fn stored(weight: &Weight) -> u64 {
+    let cols = weight.shape.last().copied().unwrap_or(1).max(1);
+    let rows = weight.shape.iter().product::<usize>() / cols;
+    (weight.format.row_bytes(cols) * rows) as u64
+}
+
+/// Takes no more than `budget` bytes of the memory of a unit beside the processor, the first where none is named.
+///
+/// # Errors
+/// There is no such memory.
+fn promise(homes: &mut Homes, list: &UnitList<'_>, named: Option<u32>, budget: u64) -> Result<()> {
+    let unit = named.or(list.free.first().map(|f| f.index)).unwrap_or(0);
+    let memory = homes.memory(unit) as usize;
+    let of = homes.memories.get_mut(memory).filter(|_| memory > 0).ok_or_else(|| {
+        Error::input(format!(
+            "`device_budget` under `[memory]`, and `{}` has no memory but its own",
+            list.device.name
+        ))
+        .because("it is for the memory of a graphics processor")
+        .hint("`budget` under `[memory]` is that of the processor's")
+    })?;
+    of.capacity = Some(of.capacity.map_or(budget, |c| c.min(budget)));
+    Ok(())
+}
+
+/// Bytes of experts that the memory of a unit takes: a tenth is left for activations.
+fn most(homes: &Homes, unit: u32) -> u64 {
+    let capacity = homes.memories.get(homes.memory(unit) as usize).and_then(|m| m.capacity);
+    capacity.map_or(u64::MAX, |c| c - c / 10)
+}
+
+/// Moves experts of a table to their units.
+fn take(placed: &mut Placement, layer: usize, chosen: &[(u32, u32)], homes: &mut Homes) {
+    let Some(table) = placed.experts.get_mut(layer) else { return };
+    for &(expert, unit) in chosen {
+        if let Some(row) = table.experts.get_mut(expert as usize) {
+            row.unit = unit;
+        }
+    }
+    if chosen.is_empty() {
+        return;
+    }
+    regroup(table);
+    // What a static graph computes is not among the rows that are left.
+    let free = |unit: u32| unit == 0 || chosen.iter().any(|&(_, u)| u == unit);
+    let mut units: Vec<u32> = table.experts.iter().map(|row| row.unit).filter(|&u| free(u)).collect();
+    // Experts of static graphs are the processor's where their rows do not pay for a launch.
+    units.extend(table.experts.iter().any(|row| !free(row.unit)).then_some(0));
+    units.sort_unstable();
+    units.dedup();
+    let home = |unit: u32| units.iter().position(|&u| u == unit).unwrap_or(0) as u32;
+    let experts = table.experts.iter().map(|row| home(row.unit)).collect();
+    homes.experts.push(ExpertHomes { layer: table.layer, units, experts });
+}
+
+/// Groups of static graphs keep their experts and their numbers, by which their artifacts are named; of the processor's, the
+/// experts that have moved become groups of their own, behind all others.
+pub(super) fn regroup(table: &mut ExpertTable) {
+    for index in 0..table.groups.len() {
+        let unit = |e: &u32| table.experts.get(*e as usize).map_or(0, |row| row.unit);
+        let group = &table.groups[index];
+        let bytes = group.bytes / group.experts.len().max(1) as u64;
+        let mut by_unit: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+        group.experts.iter().for_each(|e| by_unit.entry(unit(e)).or_default().push(*e));
+        // The first part takes the place of the whole.
+        let stay = if by_unit.contains_key(&group.unit) {
+            group.unit
+        } else {
+            by_unit.keys().next().copied().unwrap_or(0)
+        };
+        for (unit, experts) in by_unit {
+            let (like, count) = (table.groups[index].clone(), experts.len() as u64);
+            let part = ExpertGroup { unit, experts, bytes: bytes * count, ..like };
+            let at = if unit == stay { index } else { table.groups.len() };
+            for &e in &part.experts {
+                table.experts[e as usize].group = at as u32;
+            }
+            if unit == stay {
+                table.groups[at] = part;
+            } else {
+                table.groups.push(part);
+            }
+        }
+    }
+}
+
+/// The experts that cost less on another unit than on the processor, each with the cheapest, as far as memories have room.
+/// `rows` are expected per call; `able` are the units that run the experts. What has no table of times is not chosen.
+#[allow(clippy::too_many_arguments, reason = "all are read once, from one place")]
+fn cheaper(
+    list: &UnitList<'_>,
+    able: &[Free<'_>],
+    homes: &Homes,
+    popular: &[u32],
+    size: Size,
+    rows: &dyn Fn(u32) -> f64,
+    room: &mut BTreeMap<u32, u64>,
+) -> Vec<(u32, u32)> {
+    let device = list.device;
+    let processor = device.units.iter().find(|u| u.kind == moec_device::UnitKind::Cpu);
+    let mut chosen = Vec::new();
+    for &expert in popular {
+        let n = rows(expert);
+        let Some(here) = processor.and_then(|p| p.matmul_us(n, size.weights as f64)) else { break };
+        let cost = |free: &Free<'_>| {
+            let own = free.unit.matmul_us(n, size.weights as f64)? + free.unit.launch_us();
+            let bytes = n * size.hidden as f64 * 4.0;
+            let crossing = match (device.processor_memory(), device.memory_of(free.unit)) {
+                (Some(home), Some(there)) => {
+                    device.transfer_us(home, there, bytes)? + device.transfer_us(there, home, bytes)?
+                }
+                _ => 0.0,
+            };
+            Some(own + crossing)
+        };
+        let fits = |free: &&Free<'_>, room: &BTreeMap<u32, u64>| {
+            let memory = homes.memory(free.index);
+            let taken = room.get(&memory).copied().unwrap_or(0).saturating_add(size.bytes);
+            memory == 0 || taken <= most(homes, free.index)
+        };
+        let best = able.iter().filter(|f| fits(f, room)).filter_map(|f| Some((cost(f)?, f.index)));
+        if let Some((_, unit)) = best.min_by(|a, b| a.0.total_cmp(&b.0)).filter(|(us, _)| *us < here) {
+            *room.entry(homes.memory(unit)).or_default() += size.bytes;
+            chosen.push((expert, unit));
+        }
+    }
+    chosen
+}
+
+/// One expert of a layer.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Size {
+    /// Numbers of its matrices.
+    weights: u64,
+    /// Bytes of these as they are stored.
+    pub(super) bytes: u64,
+    /// Channels of its rows.
+    pub(super) hidden: usize,
+}
+
+/// The experts of a layer.
+pub(super) fn size(module: &Module, layer: u32) -> Size {
+    let graph = module.entries.first();
+    let node = graph.and_then(|g| {
+        g.nodes.iter().find(|n| n.scope.layer == Some(layer) && matches!(n.op, Op::ExpertFfn { .. }))
+    });
+    let Some((graph, node)) = graph.zip(node) else { return Size::default() };
+    let mut size =
+        Size { hidden: node.outputs.first().map_or(0, |&v| graph.ty(v).cols()), ..Size::default() };
+    let weights = node.inputs.iter().filter_map(|i| if let Operand::Weight(w) = i { Some(*w) } else { None });
+    for weight in weights.map(|w: WeightId| module.weight(w)) {
+        let numbers: usize = weight.shape.iter().skip(1).product();
+        let cols = weight.shape.last().copied().unwrap_or(1).max(1);
+        size.weights += if weight.shape.len() > 2 { numbers as u64 } else { 0 };
+        size.bytes += (weight.format.row_bytes(cols) * (numbers / cols)) as u64;
+    }
+    size
+}
+
+/// Whether a unit runs an operator.
+///
+/// # Errors
+/// That it does not, naming both.
+fn runs(free: Free<'_>, node: &Node) -> Result<()> {
+    let (op, unit) = (node.op.name(), &free.unit.name);
+    if free.unit.is_legal(op) && free.family.takes(&node.op) {
+        return Ok(());
+    }
+    Err(Error::limit(format!("`{unit}` does not run `{op}` of `{}`", node.scope))
+        .hint("leave it on the processor: `\"auto\"` or `\"cpu\"` under `[placement]`"))
+}
+
+/// Gives attention of all layers to a unit.
+fn attend(module: &Module, placed: &mut Placement, free: Free<'_>) -> Result<()> {
+    for graph in &module.entries {
+        let own = |n: &&Node| n.scope.layer.is_some() && n.scope.part == Part::ATTN;
+        for node in graph.nodes.iter().filter(own) {
+            runs(free, node)?;
+            place(placed, graph, node, free, "asked for by `placement.attention`");
+        }
+    }
+    Ok(())
+}
+
+/// Says where a node runs, and why.
+fn place(placed: &mut Placement, graph: &Graph, node: &Node, free: Free<'_>, why: &str) {
+    let (entry, scope, op) = (graph.kind, node.scope.any_layer(), node.op.name().to_owned());
+    list(placed, OpPlace { entry, scope, op, unit: free.index, nodes: 0, why: why.to_owned() });
+}
+
+/// Whether a unit runs the experts of a layer.
+pub(super) fn takes_experts(module: &Module, layer: u32, free: Free<'_>) -> Result<()> {
+    let nodes = module.entries.iter().flat_map(|g| &g.nodes);
+    let of = nodes.filter(|n| n.scope.layer == Some(layer));
+    of.filter(|n| matches!(n.op, Op::ExpertFfn { fixed: false, .. })).try_for_each(|n| runs(free, n))
+}
+
+/// Says which units run experts.
+pub(super) fn expert_rows(module: &Module, placed: &mut Placement, homes: &Homes) {
+    for graph in &module.entries {
+        for node in graph.nodes.iter().filter(|n| matches!(n.op, Op::ExpertFfn { fixed: false, .. })) {
+            let Some((_, of)) = homes.of_layer(node.scope.layer) else { continue };
+            for &unit in &of.units {
+                let why = match (&homes.schedule, unit) {
+                    (Some(_), _) => ASSIGNED,
+                    (None, 0) => "experts that stay",
+                    (None, _) => "experts that live there",
+                };
+                list(
+                    placed,
+                    OpPlace {
+                        entry: graph.kind,
+                        scope: node.scope.any_layer(),
+                        op: node.op.name().to_owned(),
+                        unit,
+                        nodes: 0,
+                        why: why.to_owned(),
+                    },
+                );
+            }
+        }
+    }
+}
+
+/// Counts a node in its row of the placement, which is new or takes the place of what stood there of the processor's.
+fn list(placed: &mut Placement, row: OpPlace) {
+    let same = |o: &OpPlace| o.entry == row.entry && o.scope == row.scope && o.op == row.op;
+    if let Some(found) = placed.ops.iter_mut().find(|o| same(o) && o.unit == row.unit && o.why == row.why) {
+        found.nodes += 1;
+        return;
+    }
+    placed.ops.retain(|o| !(same(o) && o.unit == 0 && row.unit != 0 && o.op != "expert_ffn"));
+    placed.ops.push(OpPlace { nodes: 1, ..row });
+}
+
+/// One table per MoE layer where shapes are dynamic: every expert has its own group and no capacity.
+///
+/// # Errors
+/// More experts than a plan can hold.
+pub fn expert_tables(module: &Module) -> Result<Vec<ExpertTable>> {
+    let Some(graph) = module.entries.first() else { return Ok(Vec::new()) };
+    let mut tables = Vec::new();
+    for node in &graph.nodes {
+        if let Op::Router(desc) = &node.op {
+            let experts = (0..desc.experts)
+                .map(|e| Ok(ExpertRow { group: int(e)?, ..ExpertRow::default() }))
+                .collect::<Result<_>>()?;
+            tables.push(ExpertTable {
+                layer: node.scope.layer.unwrap_or(int(tables.len())?),
+                k: int(desc.k)?,
+                tiers: Vec::new(),
+                expected: None,
+                groups: Vec::new(),
+                experts,
+            });
+        }
+    }
+    Ok(tables)
+}
+
+fn int(x: usize) -> Result<u32> {
+    u32::try_from(x).map_err(|_| Error::limit(format!("{x} is past what a plan can hold")))
+}

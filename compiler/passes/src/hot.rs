@@ -1,0 +1,352 @@
+//! How many neurons of every expert are hot, by the batch that is decoded (PowerInfer-2, §4.1.3 and §5): for devices with a unit
+//! for dense work beside the processor, from their tables and what calibration saw of neurons.
+//!
+//! Decided for each layer by [`moec_sim::neurons::plan`]. A step of a batch computes the experts that any of its tokens chose;
+//! of each the hot neurons are a dense product of the unit, and of the others the processor takes those that are active, which a
+//! predictor without error or cost is taken to name. Units are timed by their tables of matrix products, launches included.
+
+use crate::decisions::HotShare;
+use moec_base::error::{Error, Result};
+use moec_costs::units::Units;
+use moec_cpu::FLASH;
+use moec_device::Unit;
+use moec_family::{HotBatch, HotLayer, LayerExperts};
+use moec_ir::placement::Placement;
+use moec_ir::{EntryKind, Module, Op, Operand, Part};
+use moec_profile::{NeuronCounts, Profile};
+use moec_runtime::offload::neurons::Activations;
+use moec_sim::neurons::plan::{Tables, hot_share, time_of};
+use moec_sim::neurons::synthetic::Independent;
+use moec_sim::neurons::{NeuronError, Recorded};
+use std::collections::BTreeSet;
+
+/// Neurons of a cluster (§4.1.2), fewer where an expert has few.
+pub const CLUSTER: usize = 512;
+/// Fewest clusters of an expert.
+const CLUSTERS: usize = 16;
+/// Bits of a weight in the tables of phones.
+const TABLE_BITS: f64 = 4.0;
+/// Bytes of a block of flash.
+const BLOCK: f64 = 4096.0;
+/// Steps that are drawn where memory does not hold all neurons: to fill the cache, and to count.
+const DRAWN: [usize; 2] = [32, 32];
+
+/// The experts of a layer, and what costs beside them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Experts {
+    /// Layer.
+    pub layer: u32,
+    /// Experts.
+    pub count: usize,
+    /// Experts per token.
+    pub k: usize,
+    /// Neurons of an expert.
+    pub inter: usize,
+    /// Numbers of a row.
+    pub hidden: usize,
+    /// Bytes of a neuron.
+    pub bytes: f64,
+    /// Numbers of attention's matrices.
+    pub attention: f64,
+    /// Whether the unit for dense work attends while decoding.
+    pub attends: bool,
+}
+
+impl Experts {
+    /// Layers with routed experts of gate, up and down, as one token is decoded.
+    pub fn of(module: &Module, placement: Option<&Placement>, units: &Units<'_>) -> Vec<Self> {
+        let Some(graph) = module.entries.iter().find(|g| g.kind == EntryKind::Decode(1)) else {
+            return Vec::new();
+        };
+        let attends = placement.is_some_and(|p| {
+            let own = |e| matches!(e, EntryKind::Decode(_));
+            p.ops.iter().any(|o| own(o.entry) && o.unit == units.npu_index() && o.op == "attention")
+        });
+        let router = |layer| {
+            graph.nodes.iter().find_map(|n| match &n.op {
+                Op::Router(d) if n.scope.layer == Some(layer) => Some(d.k),
+                _ => None,
+            })
+        };
+        let attention = |layer| -> f64 {
+            let own =
+                graph.nodes.iter().filter(|n| n.scope.layer == Some(layer) && n.scope.part == Part::ATTN);
+            let weights = own.flat_map(|n| &n.inputs).filter_map(|input| match input {
+                Operand::Weight(id) => Some(module.weight(*id).shape.iter().product::<usize>() as f64),
+                Operand::Value(_) | Operand::State(_) => None,
+            });
+            weights.sum()
+        };
+        let layers: BTreeSet<u32> = graph.nodes.iter().filter_map(|n| n.scope.layer).collect();
+        let experts = layers.into_iter().filter_map(|layer| {
+            // A layer may have its hot neurons by themselves: prompts take whole experts.
+            let weight = module.weight(LayerExperts::of(module, layer)?.gate_up);
+            let (count, inter, hidden) = (weight.lead(), weight.rows() / 2, weight.cols());
+            let bytes = (3 * hidden) as f64 * weight.format.bits() / 8.0;
+            Some(Self {
+                layer,
+                count,
+                k: router(layer)?,
+                inter,
+                hidden,
+                bytes,
+                attention: attention(layer),
+                attends,
+            })
+        });
+        experts.collect()
+    }
+
+    /// Neurons of a cluster.
+    pub fn cluster(&self) -> usize {
+        CLUSTER.min(self.inter.div_ceil(CLUSTERS)).max(1)
+    }
+
+    /// Seconds of attention for a batch.
+    pub fn attention_seconds(&self, units: &Units<'_>, batch: usize) -> f64 {
+        let unit = if self.attends { units.npu } else { units.cpu };
+        seconds(unit, batch as f64, self.attention) + if self.attends { unit.launch_us() * 1e-6 } else { 0.0 }
+    }
+
+    /// Seconds of the unit for dense work for so many neurons of each of `experts` experts.
+    pub fn dense_seconds(&self, units: &Units<'_>, neurons: usize, experts: f64, rows: f64) -> f64 {
+        let weights = experts * (neurons * 3 * self.hidden) as f64;
+        if neurons == 0 { 0.0 } else { units.npu.launch_us() * 1e-6 + seconds(units.npu, rows, weights) }
+    }
+
+    /// Seconds of the whole processor for one active neuron.
+    pub fn sparse_seconds(&self, units: &Units<'_>, rows: f64) -> f64 {
+        seconds(units.cpu, rows, (3 * self.hidden) as f64)
+    }
+
+    /// Seconds of flash for one neuron; `None` where the device file has no rate.
+    pub fn read_seconds(&self, units: &Units<'_>) -> Option<f64> {
+        let flash = units.device.memories.iter().find(|m| m.name == FLASH)?;
+        let bytes = (self.bytes / BLOCK).ceil() * BLOCK;
+        let fits = flash.bandwidth.iter().rfind(|b| b.block_bytes as f64 <= bytes);
+        fits.or(flash.bandwidth.first()).map(|b| bytes / (b.gb_per_s * 1e9))
+    }
+
+    /// Bytes per second of memory, both units together, as if weights had the bits of the tables' (a wider format takes as long in
+    /// those); infinite where the device file does not say.
+    pub fn memory_rate(&self, units: &Units<'_>) -> f64 {
+        let memory = units.device.memories.iter().find(|m| m.name != FLASH);
+        let rate = memory.and_then(|m| m.bandwidth.last()).map_or(f64::INFINITY, |b| b.rate() * 1e9);
+        rate * self.bytes * 8.0 / ((3 * self.hidden) as f64 * TABLE_BITS)
+    }
+
+    /// Bytes per second of long reads.
+    pub fn sequential(&self, units: &Units<'_>) -> f64 {
+        let flash = units.device.memories.iter().find(|m| m.name == FLASH);
+        let last = flash.and_then(|m| m.sequential.last().or(m.bandwidth.last()));
+        last.map_or(f64::INFINITY, |b| b.gb_per_s * 1e9)
+    }
+}
+
+/// Seconds of a unit for rows and weights, by its table.
+fn seconds(unit: &Unit, rows: f64, weights: f64) -> f64 {
+    unit.matmul_us(rows.max(1.0), weights).unwrap_or(0.0) * 1e-6
+}
+
+/// Bytes of memory that a program can have on a device; `None` where its file does not say.
+pub fn available(units: &Units<'_>) -> Option<f64> {
+    let memory = units.device.memories.iter().find(|m| m.name != FLASH)?;
+    memory.available.as_ref().or(memory.capacity.as_ref()).map(|f| f.value)
+}
+
+/// Neurons of each expert that memory holds, where `room` bytes are left for all experts of all layers.
+pub fn held(layers: &[Experts], experts: &Experts, room: f64) -> usize {
+    let all: f64 = layers.iter().map(|l| l.bytes * (l.count * l.inter) as f64).sum();
+    let share = if all <= room { 1.0 } else { (room / all).max(0.0) };
+    (share * experts.inter as f64) as usize
+}
+
+/// The hot neurons of every layer whose gates were seen to leave zeros, for batches of 1 to as many tokens as were counted.
+///
+/// `room` is what memory has for experts, in bytes. Where it is too little and the device file has no rate of flash, none. `asked`: networks
+/// of them are made in any case; where launches do not pay, as many are hot as would be if launches took no time.
+///
+/// # Errors
+/// Tables that nothing can be planned from.
+pub fn hot(
+    layers: &[Experts],
+    units: &Units<'_>,
+    profile: &Profile,
+    room: f64,
+    asked: bool,
+) -> Result<Vec<HotShare>> {
+    if units.cpu.matmul.is_empty() || units.npu.matmul.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut all = Vec::new();
+    for experts in layers {
+        let Some(seen) = profile.neurons(experts.layer).filter(|c| c.is_exact() && c.routed) else {
+            continue;
+        };
+        let fits = (seen.experts(), seen.width as usize) == (experts.count, experts.inter);
+        let chosen = profile.layers.iter().find(|l| l.layer == experts.layer).filter(|_| fits);
+        let Some(chosen) = chosen.filter(|l| l.tokens > 0) else { continue };
+        let popularity: Vec<f64> = chosen.chosen.iter().map(|&n| n as f64 / chosen.tokens as f64).collect();
+        let held = held(layers, experts, room);
+        let read = if held < experts.inter { experts.read_seconds(units) } else { Some(0.0) };
+        let Some(read) = read else { continue };
+        for batch in 1..=seen.batches() {
+            let wanted = Wanted { experts, units, batch, popularity: &popularity, held, read, asked };
+            let planned = wanted.plan(seen);
+            all.push(
+                planned.map_err(|e| Error::limit("hot neurons cannot be planned").because(e.to_string()))?,
+            );
+        }
+    }
+    Ok(all)
+}
+
+/// Hot neurons that become networks of a unit, for the batches that the build decodes, with all neurons of every expert, the hottest first;
+/// marks their shares.
+///
+/// # Errors
+/// Nothing is hot, or the unit's graphs cannot be of it.
+pub fn networks(
+    shares: &mut [HotShare],
+    module: &Module,
+    units: &Units<'_>,
+    profile: &Profile,
+    decoded: &[u32],
+) -> Result<Vec<(HotLayer, Vec<Vec<u32>>)>> {
+    let nothing = |why: &str| {
+        Error::limit(
+            "`hot` under `[placement]` asks for networks of hot neurons, and there are none to be made",
+        )
+        .because(why)
+        .hint("leave `hot` out: whole experts are placed by `experts`")
+    };
+    let mut all: Vec<(HotLayer, Vec<Vec<u32>>)> = Vec::new();
+    for share in shares.iter_mut().filter(|s| s.hot > 0 && decoded.contains(&s.batch)) {
+        units.graphs.hot(module, share.layer).map_err(|why| {
+            nothing(&format!("`{}` cannot have those of layer {}: {why}", units.npu.name, share.layer))
+        })?;
+        share.networks = true;
+        let batch = HotBatch { batch: share.batch, neurons: share.hot };
+        match all.iter_mut().find(|(layer, _)| layer.layer == share.layer) {
+            Some((layer, _)) => layer.batches.push(batch),
+            None => all.push((HotLayer { layer: share.layer, batches: vec![batch] }, Vec::new())),
+        }
+    }
+    for (layer, order) in &mut all {
+        let seen = profile.neurons(layer.layer).ok_or_else(|| Error::bug("a share of what was not seen"))?;
+        let own = |e: usize| seen.hottest(e, 1).into_iter().map(|n| n as u32).collect();
+        *order = (0..seen.experts()).map(own).collect();
+    }
+    if all.is_empty() {
+        return Err(nothing(
+            "the profile saw no gates that leave zeros, or no hot neurons pay for a batch that this build decodes",
+        ));
+    }
+    Ok(all)
+}
+
+/// The layers whose hot neurons a bundle has networks of, by its decisions.
+pub fn layers(shares: &[HotShare]) -> Vec<HotLayer> {
+    let mut all: Vec<HotLayer> = Vec::new();
+    for share in shares.iter().filter(|s| s.networks) {
+        let batch = HotBatch { batch: share.batch, neurons: share.hot };
+        match all.iter_mut().find(|layer| layer.layer == share.layer) {
+            Some(layer) => layer.batches.push(batch),
+            None => all.push(HotLayer { layer: share.layer, batches: vec![batch] }),
+        }
+    }
+    all
+}
+
+/// Experts that a step of a batch uses on average.
+pub fn used(popularity: &[f64], batch: usize) -> f64 {
+    popularity.iter().map(|p| 1.0 - (1.0 - p).max(0.0).powi(batch as i32)).sum()
+}
+
+struct Wanted<'a> {
+    experts: &'a Experts,
+    units: &'a Units<'a>,
+    batch: usize,
+    popularity: &'a [f64],
+    held: usize,
+    /// Seconds of flash for a neuron that memory lacks.
+    read: f64,
+    /// Whether networks are made though their launches do not pay.
+    asked: bool,
+}
+
+impl Wanted<'_> {
+    fn plan(&self, seen: &NeuronCounts) -> std::result::Result<HotShare, NeuronError> {
+        let Self { experts, units, batch, held, .. } = *self;
+        let used = used(self.popularity, batch).max(1.0);
+        let rows = (batch * experts.k) as f64 / used;
+        let cluster = experts.cluster();
+        let dense = |n: usize| (n, experts.dense_seconds(units, n, used, rows));
+        let ends = if cluster < experts.inter { vec![cluster, experts.inter] } else { vec![experts.inter] };
+        let by_rank = by_rank(seen, batch);
+        let tables = Tables {
+            cluster,
+            dense: ends.into_iter().map(dense).collect(),
+            sparse: used * experts.sparse_seconds(units, rows),
+            predict: 0.0,
+            attention: experts.attention_seconds(units, batch),
+            bytes: used * experts.bytes,
+            flash: experts.sequential(units),
+            read: used * self.read,
+            memory: experts.memory_rate(units),
+            held,
+            active: by_rank,
+        };
+        let drawn = (tables.read > 0.0).then(|| self.draw(&tables.active));
+        let recorded = drawn.as_ref().map(|activations| Recorded { activations, lead: DRAWN[0] });
+        let mut share = hot_share(&tables, recorded.as_ref())?;
+        if self.asked && share.hot == 0 {
+            let launch = units.npu.launch_us() * 1e-6;
+            let dense = tables.dense.iter().map(|&(n, seconds)| (n, (seconds - launch).max(0.0))).collect();
+            let hot = hot_share(&Tables { dense, ..tables.clone() }, recorded.as_ref())?.hot;
+            share = time_of(&tables, recorded.as_ref(), hot)?;
+        }
+        let cold = time_of(&tables, recorded.as_ref(), 0)?;
+        Ok(HotShare {
+            layer: experts.layer,
+            batch: batch as u32,
+            hot: share.hot as u32,
+            neurons: experts.inter as u32,
+            us: share.seconds * 1e6,
+            cold_us: cold.seconds * 1e6,
+            networks: false,
+        })
+    }
+
+    /// Steps of the layer: experts by their popularity, neurons by their frequencies, each step independent of the last. A profile
+    /// does not say which neurons neighbouring tokens share, so that this reads more than they would.
+    fn draw(&self, frequencies: &[f64]) -> Activations {
+        let mut random = Independent::new(1);
+        let tokens = (0..DRAWN.iter().sum()).map(|_| {
+            let chosen =
+                random.active(self.popularity.iter().map(|p| 1.0 - (1.0 - p).powi(self.batch as i32)));
+            let chosen = if chosen.is_empty() { vec![0] } else { chosen };
+            chosen.into_iter().map(|e| (e, random.active(frequencies.iter().copied()))).collect()
+        });
+        let tokens = tokens.collect();
+        Activations { matrices: self.experts.count as u32, neurons: self.experts.inter as u32, tokens }
+    }
+}
+
+/// How often the neurons of an expert are active in the batches that it takes part in, by rank: the mean over experts, weighted by
+/// these batches.
+pub fn by_rank(seen: &NeuronCounts, batch: usize) -> Vec<f64> {
+    let width = seen.width as usize;
+    let (mut sums, mut batches) = (vec![0.0; width], 0.0);
+    for expert in 0..seen.experts() {
+        let of = seen.active(expert, 0, batch).1 as f64;
+        let mut counts: Vec<u64> = (0..width).map(|n| seen.active(expert, n, batch).0).collect();
+        counts.sort_unstable_by(|a, b| b.cmp(a));
+        sums.iter_mut().zip(counts).for_each(|(sum, n)| *sum += n as f64);
+        batches += of;
+    }
+    sums.into_iter().map(|sum| if batches > 0.0 { (sum / batches).min(1.0) } else { 0.0 }).collect()
+}
+
+#[cfg(test)]
+mod tests;

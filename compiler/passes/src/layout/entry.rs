@@ -1,0 +1,504 @@
+//! An entry point, node by node: kernels, their operands, and the weights that they read.
+
+use super::builtins::fetched;
+use super::frame::{Frame, Home, view, written_state};
+use super::int;
+use super::read::{residuals, values};
+use crate::home::Homes;
+use crate::offload::{PartCut, Statics};
+use crate::page;
+use moec_base::error::{Error, Result};
+use moec_cpu::threads::Kernel;
+use moec_cpu::{
+    CacheView, CpuTarget, InputView, KernelSpec, Launch, NodeView, Role, Selection, ThreadTarget, Work,
+};
+use moec_ir::graph::INPUTS;
+use moec_ir::plan::{
+    ALIGN, Arg, Builtin, Code, Entry, ExpertHomes, Layout, Paging, Place, RowSpace, Segment, StateKind, Step,
+    StreamSet, ThreadKernel,
+};
+use moec_ir::{Format, Graph, Module, Node, Op, Operand, StateId, ValueId, WeightClass, WeightId};
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// What is laid out so far, over all entry points.
+pub(super) struct Builder<'a> {
+    pub(super) module: &'a Module,
+    pub(super) target: &'a CpuTarget,
+    pub(super) statics: &'a Statics,
+    /// Where nodes and experts live that units beside the processor run with shapes as they come.
+    pub(super) homes: &'a Homes,
+    /// Whether experts stay on flash.
+    pub(super) paged: bool,
+    /// Format of the KV cache.
+    cache: Format,
+    /// Its tensors that are values, not keys.
+    pub(super) values: HashSet<StateId>,
+    pub(super) kernels: Vec<KernelSpec>,
+    kernel_ids: HashMap<String, u32>,
+    pub(super) segments: Vec<Segment>,
+    segment_ids: HashMap<(WeightId, Layout), u32>,
+    pub(super) segment_weights: Vec<WeightId>,
+    /// Segments of gate and up, and of down, by layer.
+    pub(super) experts: BTreeMap<u32, [u32; 2]>,
+    /// The same of units that launch kernels of their own.
+    pub(super) brought: BTreeMap<u32, [u32; 2]>,
+    /// Experts that streams compute.
+    pub(super) streams: Vec<StreamSet>,
+    /// What writes the kernels of threads of units that launch their own, by unit.
+    pub(super) threads: BTreeMap<u32, ThreadTarget>,
+    /// These kernels, in the order of [`Builder::launches`].
+    pub(super) thread_kernels: Vec<Kernel>,
+    pub(super) launches: Vec<ThreadKernel>,
+    pub(super) ends: [u64; 2],
+    pub(super) scratch: u64,
+    /// By memory beside the processor's and segment: the matrices that lie there, none for the whole.
+    pub(super) residents: BTreeMap<(u32, u32), Vec<u32>>,
+    /// Memories of states that lie beside the processor's.
+    pub(super) states: BTreeMap<u32, u32>,
+}
+
+/// A node whose steps are made.
+pub(super) struct Placed<'a> {
+    pub(super) node: &'a Node,
+    /// What is computed, and what is added to it.
+    producer: &'a Node,
+    residual: Option<ValueId>,
+    /// Index of the node.
+    pub(super) at: usize,
+    pub(super) rows: RowSpace,
+}
+
+impl<'a> Builder<'a> {
+    pub(super) fn new(
+        module: &'a Module,
+        target: &'a CpuTarget,
+        cache: Format,
+        statics: &'a Statics,
+        homes: &'a Homes,
+        paged: bool,
+    ) -> Self {
+        Self {
+            module,
+            target,
+            statics,
+            homes,
+            paged,
+            cache,
+            values: values(module),
+            kernels: Vec::new(),
+            kernel_ids: HashMap::new(),
+            segments: Vec::new(),
+            segment_ids: HashMap::new(),
+            segment_weights: Vec::new(),
+            experts: BTreeMap::new(),
+            brought: BTreeMap::new(),
+            streams: Vec::new(),
+            threads: super::thread_targets(target, homes),
+            thread_kernels: Vec::new(),
+            launches: Vec::new(),
+            ends: [0; 2],
+            scratch: 0,
+            residents: BTreeMap::new(),
+            states: BTreeMap::new(),
+        }
+    }
+}
+
+impl Builder<'_> {
+    /// Lays out experts that stay on flash; `None` where all weights are mapped.
+    pub(super) fn page(&mut self) -> Result<Option<Paging>> {
+        let Some(graph) = self.module.entries.first() else { return Ok(None) };
+        let by_neurons = graph.nodes.iter().any(|n| matches!(n.op, Op::NeuronFfn { paged: Some(_), .. }));
+        if !by_neurons && !graph.nodes.iter().any(|n| matches!(n.op, Op::Fetch { .. })) {
+            return Ok(None);
+        }
+        let routers = page::routers(graph);
+        let in_file = self.segments.iter().filter(|s| s.file == 1).count();
+        if routers.len() != self.experts.len() || in_file != 2 * routers.len() {
+            return Err(Error::bug("experts on flash that no layer reads"));
+        }
+        let layers: Vec<page::FlashLayer> = (routers.into_iter().zip(self.experts.values()))
+            .map(|((experts, k, score), &[gate_up, down])| page::FlashLayer {
+                experts,
+                k,
+                gate_up,
+                down,
+                score,
+            })
+            .collect();
+        if by_neurons {
+            let (layers, bytes, frame) = page::lay_out_neurons(&mut self.segments, &layers)?;
+            self.ends[1] = bytes;
+            let unlimited = page::unlimited(layers, frame.bytes);
+            let (neurons, frames) = (frame.neurons, frame.least);
+            return Ok(Some(Paging { neurons, frames, checksums: Vec::new(), ..unlimited }));
+        }
+        let (layers, bytes) = page::lay_out(&mut self.segments, &layers)?;
+        self.ends[1] = bytes;
+        let frame = page::frame_bytes(&self.segments, &layers);
+        let mut paging = page::unlimited(layers, frame);
+        for (at, layer) in (0..).zip(self.experts.keys()) {
+            let Some((_, of)) = self.homes.of_layer(Some(*layer)) else { continue };
+            let away =
+                |home: u32| of.units.get(home as usize).is_some_and(|&unit| self.homes.memory(unit) != 0);
+            // What lies in a frame is in the processor's memory, too.
+            let framed = self.homes.schedule.is_some();
+            let experts = (0..).zip(&of.experts).filter(|(_, home)| !framed && away(**home));
+            paging.elsewhere.extend(experts.map(|(expert, _)| (at, expert)));
+        }
+        Ok(Some(paging))
+    }
+
+    pub(super) fn entry(&mut self, graph: &Graph) -> Result<Entry> {
+        let spaces = graph.row_spaces(self.module);
+        let mut frame = Frame {
+            graph,
+            homes: vec![None; graph.values.len()],
+            buffers: Vec::new(),
+            end: 0,
+            forms: HashMap::new(),
+            tables: HashMap::new(),
+        };
+        for v in 0..INPUTS {
+            let ty = graph.ty(ValueId(v as u32));
+            frame.homes[v] = Some(frame.buffer(format!("%{v}"), ty, 0)?);
+        }
+        let cuts: Vec<&PartCut> = self.statics.cuts.iter().filter(|c| c.cut.entry == graph.kind).collect();
+        let inside: HashSet<usize> = cuts.iter().flat_map(|c| &c.cut.nodes).map(|n| n.0 as usize).collect();
+        let mut residuals = residuals(graph, &inside);
+        // What two units compute is two steps.
+        let unit = |at: usize| self.homes.of_node(&graph.nodes[at]);
+        residuals.retain(|&add, &mut (producer, _)| unit(add) == unit(producer));
+        let mut steps = Vec::new();
+        for (at, node) in graph.nodes.iter().enumerate() {
+            if let Some(cut) = cuts.iter().find(|c| node.outputs.contains(&c.cut.y)) {
+                steps.push(self.part(&mut frame, at, cut, &spaces)?);
+                continue;
+            }
+            if inside.contains(&at)
+                || residuals.values().any(|&(producer, _)| producer == at)
+                || view(&mut frame, node)?
+            {
+                continue;
+            }
+            let (producer, residual) = match residuals.get(&at) {
+                Some(&(producer, other)) => (&graph.nodes[producer], Some(other)),
+                None => (node, None),
+            };
+            steps.extend(self.steps(&mut frame, at, node, producer, residual, &spaces)?);
+        }
+        let Home::Buffer { buffer: logits, .. } = frame.home(graph.output)? else {
+            return Err(Error::bug("the logits are a state"));
+        };
+        let places = frame
+            .homes
+            .iter()
+            .zip(&graph.values)
+            .map(|(home, ty)| match *home {
+                Some(Home::Buffer { buffer, column, .. }) => {
+                    let cols = if ty.shape.len() < 2 { 1 } else { ty.cols() };
+                    Ok(Some(Place { buffer, column: int(column)?, cols: int(cols)? }))
+                }
+                _ => Ok(None),
+            })
+            .collect::<Result<_>>()?;
+        let out_rows = int(graph.ty(Graph::ROWS).rows())?;
+        Ok(Entry { kind: graph.kind, out_rows, buffers: frame.buffers, logits, places, steps })
+    }
+
+    /// The steps of `node`, which computes `producer` and adds `residual` to it.
+    fn steps(
+        &mut self,
+        frame: &mut Frame<'_>,
+        at: usize,
+        node: &Node,
+        producer: &Node,
+        residual: Option<ValueId>,
+        spaces: &[RowSpace],
+    ) -> Result<Vec<Step>> {
+        if let Op::Fetch { layer, .. } = node.op {
+            let homes = self.homes.of_layer(node.scope.layer).map(|(_, homes)| homes);
+            return Ok(fetched(frame, at, node, layer, homes, spaces)?.into_iter().collect());
+        }
+        if matches!(node.op, Op::Admit(_) | Op::ExpertFfn { fixed: true, .. }) {
+            return self.offloaded(frame, at, node, spaces).map(|step| vec![step]);
+        }
+        let (graph, homes) = (frame.graph, self.homes);
+        let ld_of = |home: Home| match home {
+            Home::Buffer { ld, .. } => ld,
+            Home::State(_) => 0,
+        };
+        let inputs = producer
+            .inputs
+            .iter()
+            .map(|&input| {
+                Ok(match input {
+                    Operand::Value(v) => match frame.home(v)? {
+                        Home::State(s) => InputView::State(self.cached(StateId(s))),
+                        home @ Home::Buffer { .. } => InputView::Value { ty: graph.ty(v), ld: ld_of(home) },
+                    },
+                    Operand::Weight(w) => {
+                        let w = self.module.weight(w);
+                        InputView::Weight { shape: &w.shape, format: w.format }
+                    }
+                    Operand::State(s) => InputView::State(self.cached(s)),
+                })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let outputs = node.outputs.iter().map(|&v| graph.ty(v)).collect();
+        let residual_ld = residual.map(|r| frame.home(r).map(ld_of)).transpose()?;
+        let apart = !graph.kind.is_prefill();
+        let view = NodeView { op: &producer.op, inputs, outputs, residual_ld, apart };
+        let unit = homes.of_node(node);
+        let units = match (&node.op, homes.of_layer(node.scope.layer)) {
+            (Op::ExpertFfn { .. }, Some((_, of))) => of.units.clone(),
+            _ => vec![unit],
+        };
+        let mut each = Vec::with_capacity(units.len());
+        for unit in units {
+            each.push((unit, self.select(unit, &view, node)?));
+        }
+        // What several units compute together lies where the processor finds it, unless nobody but one of them reads it.
+        let memory = match node.op {
+            Op::ExpertFfn { .. } => homes.whole(node.scope.layer).map_or(0, |unit| homes.memory(unit)),
+            _ => homes.memory(unit),
+        };
+        for &v in &node.outputs {
+            let home = match &producer.op {
+                Op::CacheWrite => written_state(producer)?,
+                _ => frame.buffer(format!("%{}", v.0), graph.ty(v), memory)?,
+            };
+            frame.homes[v.0 as usize] = Some(home);
+        }
+        let name = format!("%{}", node.outputs[0].0);
+        let place = Placed { node, producer, residual, at, rows: spaces[node.outputs[0].0 as usize] };
+        let mut steps = Vec::new();
+        for (on, selection) in &each {
+            if let Some(streams) = homes.streams(*on).filter(|_| matches!(node.op, Op::ExpertFfn { .. })) {
+                steps.push(self.streamed(frame, &place, selection, *on, streams)?);
+                continue;
+            }
+            let name = if *on == unit { name.clone() } else { format!("{name}@{on}") };
+            steps.extend(self.launches(frame, &place, selection, *on, &name)?);
+        }
+        if let (&Op::Dispatch { .. }, Some((index, of))) = (&node.op, homes.of_layer(node.scope.layer))
+            && of.units.len() > 1
+            && Homes::divides(graph, node.outputs[0])
+        {
+            divide(frame, &mut steps, node.outputs[0], index, of)?;
+        }
+        Ok(steps)
+    }
+
+    /// The steps of a node on one unit.
+    fn launches(
+        &mut self,
+        frame: &mut Frame<'_>,
+        place: &Placed<'_>,
+        selection: &Selection,
+        unit: u32,
+        name: &str,
+    ) -> Result<Vec<Step>> {
+        let &Placed { node, producer, residual, at, rows } = place;
+        let memory = self.homes.memory(unit);
+        let (temps, done) = self.temps(frame, &producer.inputs, selection, name, memory)?;
+        let layout = |i: usize| {
+            selection
+                .layouts
+                .iter()
+                .find(|(input, _)| *input == i)
+                .map_or(Layout::Rows, |&(_, layout)| layout)
+        };
+        let mut steps = Vec::new();
+        let launches = selection.launches.iter().enumerate().filter(|(i, _)| !done.contains(i));
+        for (_, Launch { work, args }) in launches {
+            let mut addresses = Vec::new();
+            for role in args {
+                let mut from = 0;
+                let home = match *role {
+                    Role::In(i) | Role::InAt(i, _) => match producer.inputs[i] {
+                        Operand::Weight(w) => {
+                            let segment = self.segment(w, layout(i), self.threads.contains_key(&unit))?;
+                            addresses.push(if page::is_expert(&producer.op, i, producer.inputs[i]) {
+                                let layer =
+                                    node.scope.layer.ok_or_else(|| Error::bug("experts of no layer"))?;
+                                let paged = matches!(
+                                    producer.op,
+                                    Op::ExpertFfn { .. } | Op::NeuronFfn { paged: Some(_), .. }
+                                );
+                                let own = self.threads.contains_key(&unit);
+                                let of = if own { &mut self.brought } else { &mut self.experts };
+                                if paged {
+                                    of.entry(layer).or_default()[i - 2] = segment;
+                                }
+                                self.reside(layer, memory, segment)?;
+                                Arg::Matrices(segment)
+                            } else {
+                                if memory > 0 {
+                                    self.residents.insert((memory, segment), Vec::new());
+                                }
+                                Arg::Segment(segment)
+                            });
+                            continue;
+                        }
+                        Operand::State(s) => Home::State(s.0),
+                        // A unit finds its own experts in a table of its own.
+                        Operand::Value(v) => match frame.tables.get(&(v, unit)) {
+                            Some(&own) if matches!(node.op, Op::ExpertFfn { .. }) => own,
+                            _ => frame.home(v)?,
+                        },
+                    },
+                    Role::Out(i) | Role::OutAt(i, _) => frame.home(node.outputs[i])?,
+                    Role::Temp(i) => temps[i],
+                    Role::Residual => frame.home(residual.ok_or_else(|| Error::bug("no residual"))?)?,
+                };
+                if let Role::InAt(_, column) | Role::OutAt(_, column) = *role {
+                    from = column;
+                }
+                addresses.push(match home {
+                    Home::Buffer { buffer, column, .. } => Arg::Buffer(buffer, int((column + from) * 4)?),
+                    Home::State(s) => {
+                        if self.states.insert(s, memory).is_some_and(|before| before != memory) {
+                            return Err(Error::bug("a state with two homes"));
+                        }
+                        Arg::State(s)
+                    }
+                });
+            }
+            let (code, grid) = self.code(unit, work, place, frame.graph)?;
+            steps.push(Step {
+                unit,
+                code,
+                args: addresses,
+                rows,
+                grid,
+                barrier: unit == 0,
+                deps: Vec::new(),
+                node: int(at)?,
+            });
+        }
+        Ok(steps)
+    }
+
+    /// Brings the matrices of a layer's experts to a memory beside the processor's, as far as they live there.
+    pub(super) fn reside(&mut self, layer: u32, memory: u32, segment: u32) -> Result<()> {
+        if memory == 0 {
+            return Ok(());
+        }
+        let own = self.homes.experts_of(layer, memory);
+        if own.is_empty() {
+            return Err(Error::bug("a unit without experts computes some"));
+        }
+        let all = self.residents.entry((memory, segment)).or_default();
+        all.extend(own);
+        all.sort_unstable();
+        all.dedup();
+        Ok(())
+    }
+
+    /// Homes of a selection's temporaries, and the launches whose results are already there: a value that
+    /// several matrices read is brought into their form once.
+    fn temps(
+        &self,
+        frame: &mut Frame<'_>,
+        inputs: &[Operand],
+        selection: &Selection,
+        name: &str,
+        memory: u32,
+    ) -> Result<(Vec<Home>, Vec<usize>)> {
+        let mut done = Vec::new();
+        let mut homes = Vec::new();
+        for (i, ty) in selection.temps.iter().enumerate() {
+            let form = selection.launches.iter().enumerate().find_map(|(at, launch)| {
+                let Work::Kernel(spec @ KernelSpec::Quantise { .. }) = &launch.work else { return None };
+                let &[Role::In(from), Role::Temp(to)] = launch.args.as_slice() else { return None };
+                let &Operand::Value(v) = inputs.get(from).filter(|_| to == i)? else { return None };
+                match frame.home(v).ok()? {
+                    Home::Buffer { buffer, column, .. } => {
+                        Some((at, (buffer, column, self.target.symbol(spec), memory)))
+                    }
+                    Home::State(_) => None,
+                }
+            });
+            if let Some((at, &home)) = form.as_ref().and_then(|(at, key)| Some((*at, frame.forms.get(key)?)))
+            {
+                homes.push(home);
+                done.push(at);
+                continue;
+            }
+            let home = frame.buffer(format!("{name}.{i}"), ty, memory)?;
+            homes.push(home);
+            frame.forms.extend(form.map(|(_, key)| (key, home)));
+        }
+        Ok((homes, done))
+    }
+
+    fn cached(&self, s: StateId) -> CacheView<'_> {
+        let values = self.values.contains(&s);
+        let state = self.module.state(s);
+        let ring = matches!(state.kind, StateKind::Ring { .. });
+        CacheView { shape: &state.ty.shape, ring, format: self.cache, values }
+    }
+
+    pub(super) fn kernel(&mut self, spec: &KernelSpec) -> Result<u32> {
+        let symbol = self.target.symbol(spec);
+        if let Some(&id) = self.kernel_ids.get(&symbol) {
+            return Ok(id);
+        }
+        let id = int(self.kernels.len())?;
+        self.kernels.push(spec.clone());
+        self.kernel_ids.insert(symbol, id);
+        Ok(id)
+    }
+
+    pub(super) fn segment(&mut self, id: WeightId, layout: Layout, threads: bool) -> Result<u32> {
+        if let Some(&segment) = self.segment_ids.get(&(id, layout)) {
+            return Ok(segment);
+        }
+        let weight = self.module.weight(id);
+        // The file of experts that stay on flash has what the processor reads.
+        let file = usize::from(weight.class == WeightClass::Experts && !(threads && self.paged));
+        let offset = self.ends[file].next_multiple_of(ALIGN);
+        let bytes = moec_cpu::packed_bytes(layout, weight.format, &weight.shape)
+            .ok_or_else(|| Error::limit(format!("weight `{}` is past what a plan can hold", weight.name)))?;
+        self.ends[file] = offset + bytes;
+        let index = int(self.segments.len())?;
+        let shape = weight.shape.iter().map(|&d| int(d)).collect::<Result<_>>()?;
+        self.segments.push(Segment {
+            name: weight.name.clone(),
+            file: file as u32,
+            offset,
+            bytes,
+            pitch: bytes / weight.shape.iter().rev().nth(2).map_or(1, |&lead| lead as u64),
+            shape,
+            format: weight.format,
+            layout,
+        });
+        self.segment_weights.push(id);
+        self.segment_ids.insert((id, layout), index);
+        Ok(index)
+    }
+}
+
+/// Has a `dispatch` write a table for each unit that has some of the experts.
+fn divide(
+    frame: &mut Frame<'_>,
+    steps: &mut [Step],
+    table: ValueId,
+    index: u32,
+    of: &ExpertHomes,
+) -> Result<()> {
+    let [step] = steps else { return Err(Error::bug("a `dispatch` of several steps")) };
+    let Code::Builtin(Builtin::Dispatch { homes, .. }) = &mut step.code else {
+        return Err(Error::bug("a `dispatch` that is none"));
+    };
+    *homes = Some(moec_ir::plan::Homes { index, units: int(of.units.len())? });
+    for &unit in &of.units {
+        let own = frame.buffer(format!("%{}@{unit}", table.0), frame.graph.ty(table), 0)?;
+        if let Home::Buffer { buffer, .. } = own {
+            step.args.push(Arg::Buffer(buffer, 0));
+        }
+        frame.tables.insert((table, unit), own);
+    }
+    Ok(())
+}

@@ -1,0 +1,154 @@
+//! Pass `layout`: Graph to Plan.
+//!
+//! The target chooses kernels and weight layouts node by node; slices become views, additions of a
+//! residual go into the epilogue of what produced the other operand. Every buffer gets a place of its
+//! own and every step a barrier, so the plan already runs; the passes behind only make it tight.
+
+mod builtins;
+mod entry;
+mod frame;
+mod read;
+mod streamed;
+mod threads;
+
+use super::home::{Homes, expert_tables};
+use super::memory::aligned;
+use super::offload::Statics;
+use entry::Builder;
+use moec_base::error::{Error, Result};
+use moec_base::paths::{DENSE, EXPERTS};
+use moec_cpu::threads::Kernel;
+use moec_cpu::{CpuTarget, KernelSpec, ThreadTarget};
+use moec_ir::plan::{
+    CacheOrder, Entry, FileRef, ModelInfo, PLAN_VERSION, Placement, Plan, Resident, StateBuf, UnitRef,
+};
+use moec_ir::{Format, Module, StateId, WeightId};
+use moec_targets::families;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The plan with what later passes and the writer need beside it.
+#[derive(Debug)]
+pub struct Draft {
+    /// Plan.
+    pub plan: Plan,
+    /// Kernels, in the order of [`Plan::kernels`].
+    pub kernels: Vec<KernelSpec>,
+    /// Kernels of threads, in the order of [`Plan::launches`].
+    pub thread_kernels: Vec<Kernel>,
+    /// Weight that each segment packs.
+    pub segment_weights: Vec<WeightId>,
+}
+
+/// Lays out `module` for `target`, the KV cache in the format `cache`. `artifacts` are further files that the runtime reads;
+/// `statics` says which experts static graphs compute.
+///
+/// # Errors
+/// An operator that the target has no kernel for, or sizes past the plan's 32-bit fields.
+pub fn layout(
+    module: &Module,
+    model: ModelInfo,
+    target: &CpuTarget,
+    cache: Format,
+    artifacts: &[&str],
+    statics: &Statics,
+    homes: &Homes,
+    paged: bool,
+) -> Result<Draft> {
+    let mut builder = Builder::new(module, target, cache, statics, homes, paged);
+    let mut entries = Vec::new();
+    for graph in &module.entries {
+        entries.push(builder.entry(graph)?);
+    }
+    builder.check_threads()?;
+    let paging = if paged { builder.page()? } else { None };
+    let states = module
+        .states
+        .iter()
+        .enumerate()
+        .map(|(i, s)| {
+            let shape = match s.ty.shape.as_slice() {
+                &[a, b, c, d] => [int(a)?, int(b)?, int(c)?, int(d)?],
+                _ => return Err(Error::bug(format!("state `{}` has no four axes", s.name))),
+            };
+            let values = builder.values.contains(&StateId(i as u32));
+            let memory = builder.states.get(&(i as u32)).copied().unwrap_or(0);
+            let order = builder.cache_order(memory, values);
+            // A token that is decoded with few experts first may be decoded again: that goes back by one.
+            let (format, order, snapshots) = if s.kind.needs_snapshots() {
+                (Format::F32, CacheOrder::Rows, u32::from(model.big_little.is_some()))
+            } else {
+                (cache, order, 0)
+            };
+            Ok(StateBuf { name: s.name.clone(), memory, shape, format, order, kind: s.kind, snapshots })
+        })
+        .collect::<Result<_>>()?;
+    let mut schedule = homes.schedule.clone();
+    for layer in schedule.iter_mut().flat_map(|s| &mut s.layers) {
+        let of = homes.experts.get(layer.homes as usize).and_then(|h| builder.experts.get(&h.layer));
+        let own = *of.ok_or_else(|| Error::bug("a schedule of a layer without experts"))?;
+        let threads = homes.experts.get(layer.homes as usize).and_then(|h| builder.brought.get(&h.layer));
+        let mut parts: Vec<(u32, Option<u32>)> =
+            (0..).zip(own).map(|(i, s)| (s, threads.map(|t| t[i]))).collect();
+        parts.sort_unstable();
+        (layer.segments, layer.brought) =
+            (parts.iter().map(|p| p.0).collect(), parts.iter().filter_map(|p| p.1).collect());
+    }
+    let mut memories = homes.memories.clone();
+    for (m, memory) in memories.iter_mut().enumerate() {
+        let of = builder.residents.iter().filter(|((at, _), _)| *at as usize == m);
+        memory.residents =
+            of.map(|(&(_, segment), matrices)| Resident { segment, matrices: matrices.clone() }).collect();
+        let buffers = entries.iter().flat_map(|e: &Entry| &e.buffers).filter(|b| b.memory as usize == m);
+        memory.arena_bytes = buffers.map(|b| b.offset + aligned(b.bytes)).max().unwrap_or(0);
+    }
+    let of_threads: BTreeSet<String> = builder.launches.iter().map(|k| k.artifact.clone()).collect();
+    let named = [DENSE, EXPERTS].iter().chain(artifacts).map(|path| (*path).to_owned());
+    let files = named.chain(of_threads);
+    let plan = Plan {
+        version: PLAN_VERSION,
+        model,
+        target: target.info(),
+        units: homes.units.clone(),
+        memories,
+        links: homes.links.clone(),
+        scratch_bytes: builder.scratch,
+        // Sizes and hashes are known when the files are written; weight files have their sizes now.
+        files: files
+            .enumerate()
+            .map(|(i, path)| FileRef {
+                path,
+                bytes: builder.ends.get(i).copied().unwrap_or(0),
+                sha256: [0; 32],
+            })
+            .collect(),
+        segments: builder.segments,
+        states,
+        homes: homes.experts.clone(),
+        streams: builder.streams,
+        launches: builder.launches,
+        kernels: builder.kernels.iter().map(|k| target.reference(k)).collect(),
+        graphs: statics.graphs.clone(),
+        sets: statics.sets.clone(),
+        parts: statics.parts.clone(),
+        entries,
+        placement: Placement::dynamic(expert_tables(module)?),
+        paging,
+        schedule,
+    };
+    let (kernels, thread_kernels) = (builder.kernels, builder.thread_kernels);
+    Ok(Draft { plan, kernels, thread_kernels, segment_weights: builder.segment_weights })
+}
+
+/// What writes the kernels of each unit that launches its own.
+fn thread_targets(target: &CpuTarget, homes: &Homes) -> BTreeMap<u32, ThreadTarget> {
+    let of = |(index, unit): (usize, &UnitRef)| {
+        let family = families::threads(&unit.family)?;
+        let unit = target.device().units.get(index)?;
+        Some((index as u32, ThreadTarget::new(family.generation(unit)?, target)?))
+    };
+    homes.units.iter().enumerate().filter_map(of).collect()
+}
+
+fn int(x: usize) -> Result<u32> {
+    u32::try_from(x).map_err(|_| Error::limit(format!("{x} is past what a plan can hold")))
+}

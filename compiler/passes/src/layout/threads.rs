@@ -1,0 +1,115 @@
+//! Kernels of threads, of units that launch their own in place of the processor's.
+
+use super::entry::{Builder, Placed};
+use super::int;
+use crate::memory::aligned;
+use moec_base::error::{Error, Result};
+use moec_cpu::{NodeView, Selection, Work};
+use moec_ir::plan::{Builtin, CacheOrder, Code, Grid, ThreadKernel};
+use moec_ir::{Graph, Module, Node, Op, Operand};
+
+/// Rows that a matrix of a node meets at once: of an expert the average that it gets of a call.
+fn rows(module: &Module, graph: &Graph, node: &Node) -> usize {
+    match (&node.op, node.inputs.get(2)) {
+        (Op::ExpertFfn { .. }, Some(&Operand::Weight(w))) => {
+            graph.ty(node.outputs[0]).rows().div_ceil(module.weight(w).lead().max(1))
+        }
+        _ => graph.kind.rows(),
+    }
+}
+
+impl Builder<'_> {
+    /// Kernels for a node on a unit.
+    ///
+    /// # Errors
+    /// An operator that the unit has none for.
+    pub(super) fn select(&self, unit: u32, view: &NodeView<'_>, node: &Node) -> Result<Selection> {
+        let (selected, name) = match self.threads.get(&unit) {
+            Some(threads) => (threads.select(view), &*self.homes.units[unit as usize].name),
+            None => (self.target.select(view), self.target.name()),
+        };
+        selected.map_err(|e| {
+            Error::limit(format!("target `{name}` cannot run `{}` in `{}`", node.op.name(), node.scope))
+                .because(e)
+        })
+    }
+
+    /// The code of some work on a unit, and its work items.
+    ///
+    /// # Errors
+    /// A kernel that there is none of for the threads of the unit.
+    pub(super) fn code(
+        &mut self,
+        unit: u32,
+        work: &Work,
+        place: &Placed<'_>,
+        graph: &Graph,
+    ) -> Result<(Code, Grid)> {
+        let Some(threads) = self.threads.get(&unit) else {
+            return match work {
+                Work::Kernel(spec) => {
+                    self.scratch = self.scratch.max(aligned(self.target.scratch_bytes(spec) as u64));
+                    Ok((Code::Kernel(self.kernel(spec)?), self.target.grid(spec)))
+                }
+                Work::Builtin(builtin) => Ok((Code::Builtin(*builtin), Grid::One)),
+            };
+        };
+        let name = &self.homes.units[unit as usize].name;
+        let refused = || {
+            Error::limit(format!("`{name}` cannot run `{}` in `{}`", place.node.op.name(), place.node.scope))
+        };
+        let kernel = threads.kernel_of(work, rows(self.module, graph, place.node)).ok_or_else(refused)?;
+        let launch = threads.launch(&kernel).map_err(|e| {
+            refused().because(e).hint(
+                "leave it to the processor under `[placement]`, or choose another format for what it reads",
+            )
+        })?;
+        let grid = threads.grid(&kernel);
+        let artifact = format!("artifacts/{name}.ptx");
+        let symbol = kernel.symbol();
+        let known = self.launches.iter().position(|k| (k.unit, &k.symbol) == (unit, &symbol));
+        let index = known.unwrap_or(self.launches.len());
+        if known.is_none() {
+            let (operands, results) = (int(kernel.operands())?, kernel.results());
+            self.launches.push(ThreadKernel { unit, artifact, symbol, operands, results, launch });
+            self.thread_kernels.push(kernel);
+        }
+        Ok((Code::Builtin(Builtin::Launch { kernel: int(index)? }), grid))
+    }
+
+    /// Order of a tensor of the KV cache in a memory: that of the unit whose memory it is.
+    pub(super) fn cache_order(&self, memory: u32, values: bool) -> CacheOrder {
+        let threads = self.threads.iter().find(|&(&unit, _)| self.homes.memory(unit) == memory && memory > 0);
+        threads.map_or_else(|| self.target.cache_order(values), |(_, threads)| threads.cache_order())
+    }
+
+    /// Refuses what no unit with kernels of its own can share with others: experts that change their unit while the plan runs, or
+    /// that stay on flash, lie as the processor reads them.
+    ///
+    /// # Errors
+    /// Such a plan.
+    pub(super) fn check_threads(&self) -> Result<()> {
+        let Some(kernel) = self.launches.first() else { return Ok(()) };
+        let name = &self.homes.units[kernel.unit as usize].name;
+        let refused = |what: &str, hint: &str| {
+            Err(Error::limit(format!("{what} beside `{name}`, which launches kernels of its own"))
+                .because("its weights lie in rows, and those that others read in panels")
+                .hint(hint))
+        };
+        let hybrid = self.homes.schedule.as_ref().is_some_and(|s| s.hybrid.is_some());
+        let beside = self.homes.experts.iter().flat_map(|h| &h.units).any(|u| self.threads.contains_key(u));
+        if beside && self.paged && !hybrid {
+            return refused(
+                "experts that stay on flash",
+                "leave out `budget` under `[memory]`, or have experts brought there: `policy` under `[placement]`",
+            );
+        }
+        if self.homes.schedule.is_some() && !hybrid {
+            return refused(
+                "experts that are assigned anew in every step",
+                "take a unit of the family `mirror`",
+            );
+        }
+        Ok(())
+    }
+}

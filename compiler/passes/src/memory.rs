@@ -1,0 +1,123 @@
+//! Pass `memory`: arena offsets by liveness.
+//!
+//! Before it every buffer has a place of its own. A buffer lives from the first step that touches it to
+//! the last; buffers that never live together may share bytes. Largest first, lowest offset that fits
+//! (best-fit by decreasing size, the greedy of Pisarchyk and Lee, arXiv 2001.03288, §4).
+
+use moec_base::error::{Error, Result};
+use moec_base::human;
+use moec_ir::graph::INPUTS;
+use moec_ir::plan::{ALIGN, Arg, Buffer, Entry, Plan};
+use std::ops::RangeInclusive;
+
+/// Assigns arena offsets in every entry point; those share the arena of each memory. An entry whose buffers of a memory all
+/// fit side by side into the arena that another one needs is left without sharing, and so with fewer barriers.
+///
+/// # Errors
+/// A memory that is too small for what the plan puts there.
+pub fn memory(plan: &mut Plan) -> Result<()> {
+    for m in 0..plan.memories.len() as u32 {
+        let apart: Vec<Vec<u64>> = plan.entries.iter().map(|e| side_by_side(e, m)).collect();
+        let bytes = plan.entries.iter_mut().map(|e| assign(e, m)).max().unwrap_or(0);
+        for (entry, offsets) in plan.entries.iter_mut().zip(apart) {
+            let mut own: Vec<&mut Buffer> = entry.buffers.iter_mut().filter(|b| b.memory == m).collect();
+            let end = own.iter().zip(&offsets).map(|(b, offset)| offset + aligned(b.bytes)).max();
+            if end.is_some_and(|end| end <= bytes) {
+                own.iter_mut().zip(offsets).for_each(|(b, offset)| b.offset = offset);
+            }
+        }
+        plan.memories[m as usize].arena_bytes = bytes;
+        fits(plan, m)?;
+    }
+    Ok(())
+}
+
+/// Offsets of an entry's buffers in a memory, one behind the other.
+fn side_by_side(entry: &Entry, memory: u32) -> Vec<u64> {
+    let own = entry.buffers.iter().filter(|b| b.memory == memory);
+    own.scan(0, |end, b| Some(std::mem::replace(end, *end + aligned(b.bytes)))).collect()
+}
+
+/// Refuses a plan that a memory has no room for.
+fn fits(plan: &Plan, index: u32) -> Result<()> {
+    let (memory, peak) = (&plan.memories[index as usize], plan.peak(index, 1).unwrap_or(u64::MAX));
+    let Some(capacity) = memory.capacity.filter(|c| peak > *c) else { return Ok(()) };
+    let states: u64 = plan.states.iter().filter(|s| s.memory == index).map(|s| aligned(s.bytes())).sum();
+    let weights = peak.saturating_sub(states + memory.arena_bytes);
+    Err(Error::limit(format!(
+        "the plan puts {} into `{}`, which has {}",
+        human::bytes_up(peak),
+        memory.name,
+        human::bytes(capacity)
+    ))
+    .because(format!(
+        "weights and scratch take {}, the KV cache {}, activations {}",
+        human::bytes(weights),
+        human::bytes(states),
+        human::bytes(memory.arena_bytes)
+    ))
+    .hint(match plan.schedule.as_ref().filter(|s| s.hybrid.is_some() && s.hot.map(|u| plan.memory_of(u)) == Some(index)) {
+        Some(_) => "each layer begins with one expert there, and that is the least: raise `device_budget` under `[memory]`, or build with a shorter `max_context`",
+        None => "place less there (`experts = \"NAME:50%\"` under `[placement]`), or build with a shorter `max_context`",
+    }))
+}
+
+/// Steps during which each buffer of `entry` holds something.
+pub fn lifetimes(entry: &Entry) -> Vec<RangeInclusive<usize>> {
+    let end = entry.steps.len();
+    let mut lives: Vec<Option<(usize, usize)>> = vec![None; entry.buffers.len()];
+    for (at, step) in entry.steps.iter().enumerate() {
+        for arg in &step.args {
+            if let Arg::Buffer(b, _) = *arg {
+                let life = lives[b as usize].get_or_insert((at, at));
+                life.1 = at;
+            }
+        }
+    }
+    lives
+        .into_iter()
+        .enumerate()
+        .map(|(b, life)| match life {
+            // The engine writes inputs before the first step and reads logits after the last.
+            _ if b < INPUTS => 0..=end,
+            Some((first, _)) if b == entry.logits as usize => first..=end,
+            Some((first, last)) => first..=last,
+            None => 0..=0,
+        })
+        .collect()
+}
+
+fn assign(entry: &mut Entry, memory: u32) -> u64 {
+    let lives = lifetimes(entry);
+    let mut order: Vec<usize> =
+        (0..entry.buffers.len()).filter(|&b| entry.buffers[b].memory == memory).collect();
+    order.sort_by_key(|&b| (std::cmp::Reverse(entry.buffers[b].bytes), b));
+    let mut placed: Vec<usize> = Vec::new();
+    for b in order {
+        let together = |&o: &usize| lives[o].start() <= lives[b].end() && lives[b].start() <= lives[o].end();
+        let mut busy: Vec<(u64, u64)> =
+            placed.iter().copied().filter(together).map(|o| extent(&entry.buffers[o])).collect();
+        busy.sort_unstable();
+        let need = aligned(entry.buffers[b].bytes);
+        let mut offset = 0;
+        for (from, to) in busy {
+            if offset + need <= from {
+                break;
+            }
+            offset = offset.max(to);
+        }
+        entry.buffers[b].offset = offset;
+        placed.push(b);
+    }
+    let own = entry.buffers.iter().filter(|b| b.memory == memory);
+    own.map(|b| extent(b).1).max().unwrap_or(0)
+}
+
+fn extent(b: &Buffer) -> (u64, u64) {
+    (b.offset, b.offset + aligned(b.bytes))
+}
+
+/// `bytes` rounded up to [`ALIGN`].
+pub fn aligned(bytes: u64) -> u64 {
+    bytes.next_multiple_of(ALIGN)
+}

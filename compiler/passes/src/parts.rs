@@ -1,0 +1,83 @@
+//! Which parts of a model a placement gives to a unit whose graphs are static.
+
+use moec_base::error::{Error, Result};
+use moec_costs::units::Units;
+use moec_family::{Cut, StaticPart};
+use moec_ir::placement::{ExpertTable, Placement};
+use moec_ir::{EntryKind, Module, Op, Scope};
+
+/// Parts that a placement gives to the unit in any entry point, in the order of the model. The placement tells layers apart
+/// by nothing but this: those that cannot be a graph are on the processor.
+pub fn placed(module: &Module, placement: &Placement, units: &Units<'_>) -> Vec<StaticPart> {
+    let Some(graph) = module.entries.first() else { return Vec::new() };
+    let there = |scope: &Scope| module.entries.iter().any(|g| placed_in(placement, units, scope, g.kind));
+    let mut scopes: Vec<&Scope> = graph.nodes.iter().map(|n| &n.scope).collect();
+    scopes.dedup();
+    let here = scopes.into_iter().filter(|s| there(s));
+    here.filter_map(|scope| units.graphs.part(module, scope, units.npu).ok()).collect()
+}
+
+/// Whether a placement gives the matrices of a scope to the unit in one entry point.
+fn placed_in(placement: &Placement, units: &Units<'_>, scope: &Scope, entry: EntryKind) -> bool {
+    let any = scope.any_layer();
+    let mut of_scope = placement.ops.iter().filter(|o| o.entry == entry && o.scope == any);
+    of_scope.any(|o| Op::MATRICES.contains(&&*o.op) && o.unit == units.npu_index())
+}
+
+/// Where a part stands in the entry points in which a placement gives it to the unit. Attention has one state, so that is in
+/// all of them or in none.
+pub fn cuts<'a>(
+    part: &'a StaticPart,
+    placement: &'a Placement,
+    units: &'a Units<'_>,
+) -> impl Iterator<Item = &'a Cut> {
+    let there = |c: &&Cut| part.attention.is_some() || placed_in(placement, units, &part.scope, c.entry);
+    part.cuts.iter().filter(there)
+}
+
+/// Groups of experts that a placement gives to the unit: tables of layers with indices of groups.
+pub fn groups<'a>(placement: &'a Placement, units: &Units<'_>) -> Vec<(&'a ExpertTable, usize)> {
+    let unit = units.npu_index();
+    let of = |table: &'a ExpertTable| {
+        let there = table.groups.iter().enumerate().filter(move |(_, g)| g.unit == unit);
+        there.map(move |(i, _)| (table, i))
+    };
+    placement.experts.iter().flat_map(of).collect()
+}
+
+/// Whether all that a placement gives to the unit is in a form that the unit runs.
+///
+/// # Errors
+/// Our bug: a node that was not rewritten.
+pub fn check_forms(
+    part: &StaticPart,
+    module: &Module,
+    placement: &Placement,
+    units: &Units<'_>,
+) -> Result<()> {
+    for cut in cuts(part, placement, units) {
+        let Some(graph) = module.entries.iter().find(|g| g.kind == cut.entry) else { continue };
+        let mut ops = cut.nodes.iter().filter_map(|n| Some(graph.nodes.get(n.0 as usize)?.op.name()));
+        if let Some((op, form)) = ops.find_map(|op| Some((op, units.npu.form(op)?))) {
+            let (part, unit) = (&part.name, &units.npu.name);
+            return Err(Error::bug(format!(
+                "`{op}` of `{part}` is placed on `{unit}`, which runs it as `{form}` alone"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Why a region of the placement cannot be graphs: `nodes` of a scope in one entry point.
+///
+/// # Errors
+/// The reason, for people.
+pub fn region(part: &Result<StaticPart, String>, entry: usize, nodes: &[usize]) -> Result<(), String> {
+    let part = part.as_ref().map_err(Clone::clone)?;
+    let own = part.cuts.get(entry).map(|c| &*c.nodes).unwrap_or_default();
+    if own.iter().map(|n| n.0 as usize).eq(nodes.iter().copied()) {
+        Ok(())
+    } else {
+        Err("a graph is made for all of it, and some of it cannot be in one".into())
+    }
+}

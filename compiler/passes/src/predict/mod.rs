@@ -1,0 +1,297 @@
+//! Behind `cluster`: few rows ask a predictor who is awake before they ask gates (PowerInfer-2, §2.2, §4.1.2 and §5).
+//!
+//! Where experts lie by neurons every gate is read, or a sketch of it, to know who is awake. A predictor says so for fewer bytes, and
+//! errs: whom it takes to be awake has its gate computed first, so that a needless call costs a gate; who is missed is lost. So
+//! results change, and nothing is done unless `predict` under `[experts]` asks for it.
+//!
+//! ```text
+//! y = neuron_ffn(x, table, neurons)   →   y = neuron_ffn(x, table, neurons, right, left, margin) {predict = low_rank}
+//!                                         y = neuron_ffn(x, table, neurons, codes, margin) {predict = coarse}
+//! ```
+//!
+//! Predictors are trained here, on what the profile kept of the inputs of experts ([`moec_profile::inputs`]); there are two
+//! kinds, and of low rank as many as ranks are tried. What each of them misses, calls and reads stands in `decisions.json`.
+
+pub mod low_rank;
+mod product;
+mod train;
+
+use crate::decisions::{PredictorDecision, TriedPredictor};
+use crate::trained::Trained;
+use moec_base::error::{Error, Result};
+use moec_config::{ExpertsConfig, Predict};
+use moec_ir::bundle::Bundle;
+use moec_ir::op::Predictor;
+use moec_ir::{
+    Axis, Format, Glu, Graph, Module, Node, Op, Operand, Source, Weight, WeightClass, WeightExpr, WeightId,
+};
+use moec_profile::Profile;
+use moec_profile::inputs::Input;
+use std::collections::BTreeMap;
+pub use train::bytes as training_bytes;
+use train::{CODES, FACTORS, Kind, Neurons, Tried};
+
+/// Predictors of a layer's neurons, and the one that is taken.
+pub struct Layer {
+    number: u32,
+    weight: WeightId,
+    shape: Shape,
+    trained: train::Trained,
+    chosen: Option<usize>,
+    why: String,
+}
+
+/// What bytes follow from.
+#[derive(Clone, Copy)]
+struct Shape {
+    experts: usize,
+    /// Of a token.
+    k: usize,
+    inter: usize,
+    hidden: usize,
+    format: Format,
+    sketch: bool,
+}
+
+impl Shape {
+    /// Bytes of a row of `cols` numbers that lies by itself.
+    const fn row(format: Format, cols: usize) -> usize {
+        Bundle { format, hidden: cols, sketch: false }.part_bytes()
+    }
+
+    /// Bytes that a token reads of a layer where every gate is asked, or every sketch, as if these proved all that is true.
+    fn exact(&self, awake: f64) -> f64 {
+        let bundle = Bundle { format: self.format, hidden: self.hidden, sketch: self.sketch };
+        let (part, all) = (bundle.part_bytes() as f64, (self.k * self.inter) as f64);
+        if self.sketch {
+            all * (bundle.sketch_bytes() as f64 + awake * 3.0 * part)
+        } else {
+            all * (part + awake * 2.0 * part)
+        }
+    }
+
+    /// Bytes of a predictor of one expert.
+    const fn held(&self, kind: Kind) -> usize {
+        let margins = Self::row(Format::F32, self.inter);
+        margins
+            + match kind.predictor {
+                Predictor::LowRank => {
+                    kind.rank * Self::row(FACTORS, self.hidden) + self.inter * Self::row(FACTORS, kind.rank)
+                }
+                Predictor::Coarse => self.inter * Self::row(CODES, self.hidden),
+            }
+    }
+
+    /// Bytes that a token reads with a predictor: all of it, gates of whom it takes to be awake, up and down of who is.
+    fn predicted(&self, tried: &Tried, awake: f64) -> f64 {
+        let (part, all) = (Self::row(self.format, self.hidden) as f64, (self.k * self.inter) as f64);
+        (self.k * self.held(tried.kind)) as f64 + all * part * (tried.predicted + 2.0 * awake * tried.recall)
+    }
+}
+
+impl Layer {
+    fn bytes(&self, tried: &Tried) -> f64 {
+        self.shape.predicted(tried, self.trained.awake)
+    }
+
+    /// Takes what reads least of the kinds that are wanted: `auto` only where that is less than gates take.
+    fn choose(&mut self, wanted: Predict) {
+        let kinds = |t: &Tried| match wanted {
+            Predict::Off => false,
+            Predict::Auto => true,
+            Predict::LowRank => t.kind.predictor == Predictor::LowRank,
+            Predict::Coarse => t.kind.predictor == Predictor::Coarse,
+        };
+        let tried = self.trained.tried.iter().enumerate().filter(|(_, t)| kinds(t));
+        let best = tried.min_by(|(_, a), (_, b)| self.bytes(a).total_cmp(&self.bytes(b)));
+        let exact = self.shape.exact(self.trained.awake);
+        let way = if self.shape.sketch { "sketches" } else { "gates" };
+        (self.chosen, self.why) = match best {
+            None => (None, "its matrices are too small for any of that kind".to_owned()),
+            Some((_, t)) if wanted == Predict::Auto && self.bytes(t) >= exact => {
+                (None, format!("{way} read no more"))
+            }
+            Some((at, t)) if self.bytes(t) < exact => (Some(at), format!("reads less than {way}")),
+            Some((at, _)) => (Some(at), format!("asked for, though {way} read less")),
+        };
+    }
+
+    /// For `decisions.json`.
+    pub fn decision(&self) -> PredictorDecision {
+        let Self { shape, trained, .. } = self;
+        let shown = |tried: &Tried| TriedPredictor {
+            kind: name(tried.kind),
+            errors: tried.kappa,
+            recall: tried.recall,
+            predicted: tried.predicted,
+            bytes: self.bytes(tried).round() as u64,
+            held: (shape.experts * shape.held(tried.kind)) as u64,
+        };
+        let chosen = self.chosen.and_then(|at| trained.tried.get(at));
+        PredictorDecision {
+            layer: self.number,
+            chosen: chosen.map_or_else(|| "off".to_owned(), |t| name(t.kind)),
+            why: self.why.clone(),
+            awake: trained.awake,
+            rows: trained.rows,
+            exact_bytes: shape.exact(trained.awake).round() as u64,
+            tried: trained.tried.iter().map(shown).collect(),
+        }
+    }
+
+    /// Whether a predictor is taken.
+    pub fn is_on(&self) -> bool {
+        self.chosen.is_some()
+    }
+
+    /// Takes none.
+    pub fn give_up(&mut self, why: &str) {
+        (self.chosen, self.why) = (None, why.to_owned());
+    }
+
+    /// Declares the weights of what is taken, in the order of the operator.
+    fn declare(&self, module: &mut Module, trained: &mut Trained) -> Option<(Predictor, Vec<WeightId>)> {
+        let tried = self.trained.tried.get(self.chosen?)?;
+        let Shape { experts, inter, hidden, .. } = self.shape;
+        let rank = tried.kind.rank;
+        let neurons = module.weight(self.weight).clone();
+        let stem = neurons.name.strip_suffix("neurons").unwrap_or(&neurons.name).to_owned();
+        let mut first = module.weights.len() as u32;
+        let mut declare =
+            |what: &str, shape: [usize; 3], format, expr: &mut dyn FnMut(&str) -> WeightExpr| {
+                let name = format!("{stem}predict_{what}");
+                let expr = expr(&name);
+                let shape = shape.to_vec();
+                module.weights.push(Weight { name, shape, class: WeightClass::Experts, format, expr });
+            };
+        let all = |of: &dyn Fn(&train::Factors) -> Vec<f32>| -> Vec<f32> {
+            self.trained.factors.iter().flat_map(of).collect()
+        };
+        match tried.kind.predictor {
+            Predictor::LowRank => {
+                let right = all(&|f| f.right[..rank * hidden].to_vec());
+                let row = |f: &train::Factors, i: usize| -> Vec<f32> {
+                    f.left.iter().skip(i).step_by(inter).take(rank).copied().collect()
+                };
+                let left = all(&|f| (0..inter).flat_map(|i| row(f, i)).collect());
+                let shapes = [[experts, rank, hidden], [experts, inter, rank]];
+                for (what, shape, numbers) in [("right", shapes[0], right), ("left", shapes[1], left)] {
+                    declare(what, shape, FACTORS, &mut |name| {
+                        trained.add(name, shape.to_vec(), numbers.clone())
+                    });
+                }
+            }
+            Predictor::Coarse => {
+                let of = Box::new(neurons.expr.clone());
+                let gates = WeightExpr::Slice { axis: Axis::Cols, start: 0, step: 1, len: hidden, of };
+                declare("codes", [experts, inter, hidden], CODES, &mut |_| gates.clone());
+            }
+        }
+        let shape = [experts, 1, inter];
+        declare("margin", shape, Format::F32, &mut |name| {
+            trained.add(name, shape.to_vec(), tried.margins.clone())
+        });
+        let ids = std::iter::from_fn(|| {
+            let id = WeightId(first);
+            first += 1;
+            Some(id)
+        });
+        Some((tried.kind.predictor, ids.take(tried.kind.predictor.weights()).collect()))
+    }
+}
+
+/// `low-rank 32` or `coarse`.
+fn name(kind: Kind) -> String {
+    match kind.predictor {
+        Predictor::LowRank => format!("low-rank {}", kind.rank),
+        Predictor::Coarse => "coarse".to_owned(),
+    }
+}
+
+/// Neurons that a node computes, of the layer that it belongs to: those that are awake past a border. Below a threshold of SiLU
+/// they are awake on two sides of what sleeps.
+fn by_neurons(node: &Node) -> Option<(u32, Glu, WeightId)> {
+    match (&node.op, node.inputs.as_slice(), node.scope.layer) {
+        (&Op::NeuronFfn { glu, paged: None, predict: None }, &[_, _, Operand::Weight(w)], Some(layer))
+            if glu.skips_below() =>
+        {
+            Some((layer, glu, w))
+        }
+        _ => None,
+    }
+}
+
+/// Rows of a node, and experts of each.
+fn rows(graph: &Graph, node: &Node) -> Option<(usize, usize)> {
+    let (&Operand::Value(x), &out) = (node.inputs.first()?, node.outputs.first()?) else { return None };
+    let rows = graph.ty(x).rows();
+    Some((rows, graph.ty(out).rows() / rows.max(1)))
+}
+
+/// Trains predictors for every layer whose experts lie by neurons in memory, and chooses. Layers of whose input the profile kept
+/// nothing are left out.
+///
+/// # Errors
+/// Weights that cannot be read, an interrupt.
+pub fn choose(
+    module: &Module,
+    wanted: &ExpertsConfig,
+    profile: &Profile,
+    lowered: &Module,
+    source: &dyn Source,
+    sketched: fn(Format, Glu) -> bool,
+) -> Result<Vec<Layer>> {
+    let mut found: BTreeMap<WeightId, Layer> = BTreeMap::new();
+    for graph in &module.entries {
+        for node in &graph.nodes {
+            let Some(((layer, glu, weight), (_, k))) = by_neurons(node).zip(rows(graph, node)) else {
+                continue;
+            };
+            if found.contains_key(&weight) {
+                continue;
+            }
+            let declared = module.weight(weight);
+            let hidden = declared.cols() / moec_ir::bundle::PARTS;
+            let input = Input::of(profile, lowered, &declared.expr, source)?;
+            let Some(input) = input.filter(|i| i.cols == hidden && i.len() >= 2) else { continue };
+            let (experts, inter, format) = (declared.lead(), declared.rows(), declared.format);
+            let neurons = Neurons { expr: &declared.expr, experts, inter, hidden, glu };
+            let trained = train::train(&neurons, &input, wanted.recall, source)?;
+            let shape = Shape { experts, k, inter, hidden, format, sketch: sketched(format, glu) };
+            let mut found_here =
+                Layer { number: layer, weight, shape, trained, chosen: None, why: String::new() };
+            found_here.choose(wanted.predict);
+            found.insert(weight, found_here);
+        }
+    }
+    Ok(found.into_values().collect())
+}
+
+/// Has nodes ask the predictors that were taken; `which` says of how many rows these are.
+pub fn apply(module: &mut Module, layers: &[Layer], trained: &mut Trained, which: impl Fn(usize) -> bool) {
+    let mut declared = BTreeMap::new();
+    for layer in layers {
+        declared.extend(layer.declare(module, trained).map(|taken| (layer.weight, taken)));
+    }
+    for graph in &mut module.entries {
+        let few: Vec<bool> =
+            graph.nodes.iter().map(|n| rows(graph, n).is_some_and(|(r, _)| which(r))).collect();
+        for (node, _) in graph.nodes.iter_mut().zip(few).filter(|(_, few)| *few) {
+            let Some((_, glu, weight)) = by_neurons(node) else { continue };
+            let Some((predictor, weights)) = declared.get(&weight) else { continue };
+            node.op = Op::NeuronFfn { glu, paged: None, predict: Some(*predictor) };
+            node.inputs.extend(weights.iter().map(|&w| Operand::Weight(w)));
+        }
+    }
+    // A predictor that no entry point asks is not stored.
+    crate::rewrite::drop_unused_weights(module);
+}
+
+/// What is wrong where a predictor is asked for and there are no neurons to predict.
+pub fn nothing_to_predict(wanted: Predict) -> Error {
+    Error::input(format!("`predict = \"{}\"`, but there is nothing to predict", wanted.name()))
+        .because(
+            "that takes experts with ReLU that lie neuron by neuron in memory, and a profile that has kept rows of their inputs",
+        )
+        .hint("set `skip = \"on\"` under `[experts]`, without a memory budget, or leave `predict` out")
+}

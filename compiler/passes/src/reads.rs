@@ -1,0 +1,248 @@
+//! Whether experts that stay on flash are better read whole or by neurons, for `skip = "auto"` under a budget.
+//!
+//! Predicted by one model of either cache, which needs no order of tokens: memory keeps those that calibration saw used most
+//! often, and all others are read whenever a token asks for them. Gates, scales that lie by themselves and tables of addresses
+//! leave neurons less of it; what pads a neuron to blocks of flash is read, too (PowerInfer-2, §4.2 to §4.4). Small reads are
+//! slower: bytes of neurons count as many times as the device's table says of their block, or as a disk was measured
+//! (`READ`).
+
+use crate::decisions::FlashDecision;
+use crate::{cluster, page};
+use moec_base::human;
+use moec_device::Memory;
+use moec_ir::bundle::{Bundle, PARTS};
+use moec_ir::{EntryKind, Format, Module, Op, WeightId};
+use moec_profile::Profile;
+use moec_runtime::offload::flash::BLOCK;
+use std::collections::BTreeSet;
+
+/// Bytes that a read takes as long as, besides its own, where no table says how fast blocks are read. Measured on the disk of
+/// `docs/neuron-cache.md`: random reads of 4, 8, 32 and 512 KiB at 0.30, 0.56, 1.3 and 1.9 GB/s.
+const READ: f64 = 20.0 * 1024.0;
+/// Share of up and down that memory must hold beside the gates: activations are not known yet, and with less a prompt reads
+/// everything twice.
+const LEAST: f64 = 0.25;
+
+/// Experts of a layer, and how often a token asks for them.
+#[derive(Clone, Debug, PartialEq)]
+struct Layer {
+    bundle: Bundle,
+    /// By expert, the share of tokens that choose it.
+    chosen: Vec<f64>,
+    /// By expert and neuron, the share of these that wake the neuron.
+    awake: Vec<Vec<f64>>,
+}
+
+/// What is read, and how often.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Item {
+    /// Share of tokens that ask for it.
+    often: f64,
+    /// Bytes of the read, and in memory.
+    read: f64,
+    held: f64,
+}
+
+/// What a token is expected to read, in bytes; by neurons `None` where memory has no room for their gates and some of the rest.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Expected {
+    experts: f64,
+    neurons: Option<f64>,
+}
+
+/// Decides for a module whose experts stay on flash, before they are turned. `None`: there is nothing to decide, since not all
+/// experts have gates that leave zeros, or calibration has not seen them.
+pub fn decide(
+    module: &Module,
+    profile: &Profile,
+    budget: u64,
+    flash: Option<&Memory>,
+) -> Option<FlashDecision> {
+    let (layers, weights) = layers(module, profile)?;
+    let beside = beside(module, &weights);
+    let found = expected(&layers, budget as f64 - beside);
+    let bundle = layers.first()?.bundle;
+    let times = times_slower(flash, (bundle.rest_pitch() * bundle.read_together()) as u64);
+    let by_neurons = found.neurons.is_some_and(|bytes| bytes * times < found.experts);
+    let bytes = |x: f64| human::bytes(x.round() as u64);
+    let why = match found.neurons {
+        None => "gates would leave too little of the budget for what they wake".to_owned(),
+        Some(neurons) => format!(
+            "a token is expected to read {} of neurons and {} of whole experts; bytes of small reads count {times:.1} times",
+            bytes(neurons),
+            bytes(found.experts),
+        ),
+    };
+    Some(FlashDecision { by_neurons, why, experts: found.experts, neurons: found.neurons, times })
+}
+
+/// Layers with routed experts, and the weights of all experts; `None` unless neurons of all of them can be read and were seen.
+fn layers(module: &Module, profile: &Profile) -> Option<(Vec<Layer>, BTreeSet<WeightId>)> {
+    let graph = module.entries.iter().find(|g| matches!(g.kind, EntryKind::Decode(_)))?;
+    let (mut layers, mut weights) = (Vec::new(), BTreeSet::new());
+    for node in graph.nodes.iter().filter(|n| matches!(n.op, Op::ExpertFfn { .. })) {
+        let (layer, [gate_up, down]) = (node.scope.layer?, cluster::halves(module, node)?);
+        let weight = module.weight(gate_up);
+        let bundle = Bundle { format: weight.format, hidden: weight.cols(), sketch: false };
+        let (experts, inter) = (weight.lead(), weight.rows() / 2);
+        let routing = profile.layers.iter().find(|r| r.layer == layer).filter(|r| r.tokens > 0)?;
+        let counts = profile.neurons(layer).filter(|c| c.is_exact())?;
+        let fits = routing.chosen.len() == experts && counts.experts() == experts;
+        if !fits || counts.width as usize != inter {
+            return None;
+        }
+        let share = |(part, all): (u64, u64)| if all > 0 { part as f64 / all as f64 } else { 0.0 };
+        let awake = |e| (0..inter).map(|i| share(counts.active(e, i, 1))).collect();
+        layers.push(Layer {
+            bundle,
+            chosen: routing.chosen.iter().map(|&n| share((n, routing.tokens))).collect(),
+            awake: (0..experts).map(awake).collect(),
+        });
+        weights.extend([gate_up, down]);
+    }
+    // They share frames.
+    let first = layers.first()?.bundle;
+    layers.iter().all(|l| l.bundle == first).then_some((layers, weights))
+}
+
+/// Bytes that a run takes beside experts, but for activations: other weights, states in f32 at most, the process.
+fn beside(module: &Module, experts: &BTreeSet<WeightId>) -> f64 {
+    let numbers = |shape: &[usize]| shape.iter().product::<usize>() as f64;
+    let ids = (0..).map(WeightId).zip(&module.weights).filter(|(id, _)| !experts.contains(id));
+    let weights: f64 = ids.map(|(_, w)| numbers(&w.shape) * w.format.bits() / 8.0).sum();
+    let states: f64 = module.states.iter().map(|s| numbers(&s.ty.shape) * Format::F32.bits() / 8.0).sum();
+    weights + states + page::PROCESS as f64
+}
+
+/// What a token reads with so much memory for experts.
+fn expected(layers: &[Layer], room: f64) -> Expected {
+    let experts = layers.iter().flat_map(|l| {
+        let part = |rows: usize, cols: usize| (rows as f64) * (cols as f64) * l.bundle.format.bits() / 8.0;
+        let whole = |bytes: f64| (bytes / BLOCK as f64).ceil() * BLOCK as f64;
+        let (inter, hidden) = (l.awake.first().map_or(0, Vec::len), l.bundle.hidden);
+        let bytes = whole(part(2 * inter, hidden)) + whole(part(hidden, inter));
+        l.chosen.iter().map(move |&often| Item { often, read: bytes, held: bytes })
+    });
+    let experts = missed(experts.collect(), room.max(0.0));
+    let neurons: usize = layers.iter().flat_map(|l| &l.awake).map(Vec::len).sum();
+    let resident: f64 = layers.iter().map(Layer::resident).sum();
+    let units: Vec<Item> = layers.iter().flat_map(Layer::units).collect();
+    let notes = neurons as f64
+        * page::ADDRESS as f64
+        * layers.first().map_or(1, |l| l.bundle.rest_addresses()) as f64
+        + units.len() as f64 * page::NOTES as f64;
+    let left = room - resident - notes;
+    let all: f64 = units.iter().map(|u| u.held).sum();
+    Expected { experts, neurons: (left >= LEAST * all).then(|| missed(units, left)) }
+}
+
+/// Bytes per token of what memory does not keep, where it keeps what is used most often.
+fn missed(mut items: Vec<Item>, room: f64) -> f64 {
+    items.sort_unstable_by(|a, b| b.often.total_cmp(&a.often));
+    let mut taken = 0.0;
+    let read = items.iter().map(|item| {
+        taken += item.held;
+        if taken > room { item.often * item.read } else { 0.0 }
+    });
+    read.sum()
+}
+
+impl Layer {
+    /// Bytes of gates and of scales that lie by themselves.
+    fn resident(&self) -> f64 {
+        let each = self.bundle.part_bytes() + (PARTS - 1) * self.bundle.rest_scales_bytes();
+        (self.awake.iter().map(Vec::len).sum::<usize>() * each) as f64
+    }
+
+    /// Neurons that are read together: the hottest of an expert lie first.
+    fn units(&self) -> impl Iterator<Item = Item> + '_ {
+        let b = self.bundle;
+        let each = b.read_together();
+        let [read, held] = [b.rest_pitch(), b.rest_bytes()].map(|bytes| (bytes * each) as f64);
+        self.chosen.iter().zip(&self.awake).flat_map(move |(&chosen, awake)| {
+            let mut hot = awake.clone();
+            hot.sort_unstable_by(|a, b| b.total_cmp(a));
+            let asleep = |unit: &[f64]| unit.iter().map(|p| 1.0 - p).product::<f64>();
+            let often: Vec<f64> = hot.chunks(each).map(|unit| chosen * (1.0 - asleep(unit))).collect();
+            often.into_iter().map(move |often| Item { often, read, held })
+        })
+    }
+}
+
+/// How many times slower a byte is in reads of so many bytes than in the largest ones.
+fn times_slower(flash: Option<&Memory>, bytes: u64) -> f64 {
+    let rows = flash.map_or(&[][..], |m| &m.bandwidth);
+    let best = rows.iter().map(|b| b.gb_per_s).fold(0.0, f64::max);
+    let own = rows.iter().rfind(|b| b.block_bytes <= bytes).filter(|b| b.gb_per_s > 0.0);
+    own.map_or(1.0 + READ / bytes.max(1) as f64, |own| best / own.gb_per_s)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use moec_device::Bandwidth;
+
+    /// Two experts, of which one is chosen three times as often, with neurons of which every fifth is awake for all tokens and
+    /// the others for few.
+    fn layer(format: Format, few: f64) -> Layer {
+        let awake: Vec<f64> = (0..100).map(|i| if i % 5 == 0 { 1.0 } else { few }).collect();
+        let bundle = Bundle { format, hidden: 2048, sketch: false };
+        Layer { bundle, chosen: vec![0.25, 0.75], awake: vec![awake.clone(), awake] }
+    }
+
+    #[test]
+    fn what_is_used_most_stays() {
+        let item = |often, bytes| Item { often, read: bytes, held: bytes };
+        let items = || vec![item(0.1, 10.0), item(0.5, 10.0), item(0.4, 10.0)];
+        assert_eq!(missed(items(), 0.0), 10.0);
+        assert_eq!(missed(items(), 20.0), 1.0);
+        assert_eq!(missed(items(), 30.0), 0.0);
+    }
+
+    #[test]
+    fn neurons_read_what_is_awake_and_gates_take_room() {
+        let layer = layer(Format::Bf16, 0.0);
+        let gates = 200.0 * 4096.0;
+        // Room for gates and half of up and down: all that is awake.
+        let found = expected(std::slice::from_ref(&layer), gates + 100.0 * 8192.0 + 200.0 * 56.0);
+        assert_eq!(found.neurons, Some(0.0));
+        // One expert fits: the other is read by a quarter of the tokens.
+        assert_eq!(found.experts, 0.25 * 100.0 * 12288.0);
+        let found = expected(std::slice::from_ref(&layer), gates);
+        assert_eq!(found.neurons, None);
+        assert_eq!(expected(&[layer], -1.0).experts, 100.0 * 12288.0);
+    }
+
+    #[test]
+    fn codes_are_read_without_scales_and_in_whole_blocks() {
+        let units = |format| layer(format, 0.5).units().collect::<Vec<_>>();
+        assert_eq!(units(Format::Q8).len(), 200);
+        assert!(units(Format::Q8).iter().all(|u| (u.read, u.held) == (4096.0, 4096.0)));
+        // Two neurons share a block of q4, and either wakes it.
+        let q4 = units(Format::Q4);
+        assert_eq!((q4.len(), q4[0].often, q4[99].often), (100, 0.25, 0.75 * 0.75));
+    }
+
+    #[test]
+    fn small_reads_count_as_the_table_says() {
+        let row = |(block_bytes, gb_per_s)| Bandwidth {
+            block_bytes,
+            gb_per_s,
+            source: String::new(),
+            achieved: None,
+        };
+        let bandwidth = [(4096, 0.5), (65_536, 1.5), (524_288, 2.0)].map(row);
+        let memory = Memory {
+            name: "flash".to_owned(),
+            capacity: None,
+            busy_w: None,
+            available: None,
+            bandwidth: bandwidth.to_vec(),
+            sequential: Vec::new(),
+            ranges: Vec::new(),
+            shared_queue: None,
+        };
+        assert_eq!([4096, 8192, 1 << 20].map(|n| times_slower(Some(&memory), n)), [4.0, 4.0, 1.0]);
+        assert_eq!([4096, 8192].map(|n| times_slower(None, n)), [6.0, 3.5]);
+    }
+}

@@ -1,0 +1,156 @@
+//! Numbers that a build computes itself, beside those of its checkpoint: leaves of their own, whose names tell what they hold.
+//!
+//! A leaf `trained:layers.3.predict_left#…` belongs to the weight of that name. What follows is a digest of the numbers, so that
+//! two builds name different numbers differently. Who verifies a bundle against its checkpoint takes them from the bundle.
+
+use moec_base::hashing::{hex, sha256};
+use moec_ir::{Encoding, Format, Leaf, Source, WeightExpr};
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fmt;
+use std::ops::Range;
+
+/// What names of such leaves begin with.
+const PREFIX: &str = "trained:";
+/// Digits of the digest.
+const DIGITS: usize = 16;
+
+type Failed = Box<dyn Error + Send + Sync>;
+
+/// Numbers by the names of their leaves.
+#[derive(Clone, Default)]
+pub struct Trained {
+    tensors: BTreeMap<String, Vec<f32>>,
+}
+
+impl fmt::Debug for Trained {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.tensors.keys()).finish()
+    }
+}
+
+impl Trained {
+    /// Takes the numbers of a weight, row-major, and gives the expression that stands for them.
+    pub fn add(&mut self, weight: &str, shape: Vec<usize>, numbers: Vec<f32>) -> WeightExpr {
+        let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let digest = hex(&sha256(&bytes));
+        let tensor = format!("{PREFIX}{weight}#{}", digest.get(..DIGITS).unwrap_or_default());
+        self.tensors.insert(tensor.clone(), numbers);
+        WeightExpr::Leaf(Leaf { tensor, shape, encoding: Encoding::Plain })
+    }
+
+    /// These numbers, and all others from `rest`.
+    pub fn over<'a>(&'a self, rest: &'a dyn Source) -> Over<'a> {
+        Over { trained: self, rest }
+    }
+}
+
+/// The weight whose numbers a build computed that are in a leaf of this name; `None` where they are the checkpoint's.
+pub fn weight_of(tensor: &str) -> Option<&str> {
+    tensor.strip_prefix(PREFIX)?.rsplit_once('#').map(|(weight, _)| weight)
+}
+
+/// A source beside which some numbers were trained.
+#[derive(Clone, Copy)]
+pub struct Over<'a> {
+    trained: &'a Trained,
+    rest: &'a dyn Source,
+}
+
+impl Over<'_> {
+    fn own(
+        &self,
+        leaf: &Leaf,
+        lead: usize,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<(), Failed> {
+        let missing = || format!("`{}` was not trained", leaf.tensor);
+        let all = self.trained.tensors.get(&leaf.tensor).ok_or_else(missing)?;
+        let axis = |i: usize| leaf.shape.iter().rev().nth(i).copied().unwrap_or(1);
+        let first = lead * axis(1) + rows.start;
+        for (row, out) in (first..first + rows.len()).zip(out.chunks_exact_mut(cols.len().max(1))) {
+            let at = row * axis(0) + cols.start;
+            out.copy_from_slice(all.get(at..at + cols.len()).ok_or_else(missing)?);
+        }
+        Ok(())
+    }
+}
+
+impl Source for Over<'_> {
+    fn read(
+        &self,
+        leaf: &Leaf,
+        lead: usize,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<(), Failed> {
+        match weight_of(&leaf.tensor) {
+            Some(_) => self.own(leaf, lead, rows, cols, out),
+            None => self.rest.read(leaf, lead, rows, cols, out),
+        }
+    }
+
+    fn stored(
+        &self,
+        leaf: &Leaf,
+        format: Format,
+        lead: usize,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        out: &mut [u8],
+    ) -> Result<bool, Failed> {
+        match weight_of(&leaf.tensor) {
+            Some(_) => Ok(false),
+            None => self.rest.stored(leaf, format, lead, rows, cols, out),
+        }
+    }
+
+    fn expect(&self, leaf: &Leaf, lead: usize, rows: Range<usize>, cols: Range<usize>) {
+        if weight_of(&leaf.tensor).is_none() {
+            self.rest.expect(leaf, lead, rows, cols);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every number of the checkpoint is −1.
+    struct Checkpoint;
+
+    impl Source for Checkpoint {
+        fn read(
+            &self,
+            _: &Leaf,
+            _: usize,
+            _: Range<usize>,
+            _: Range<usize>,
+            out: &mut [f32],
+        ) -> Result<(), Failed> {
+            out.fill(-1.0);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn trained_numbers_stand_beside_the_checkpoints() {
+        let mut trained = Trained::default();
+        let own = trained.add("a.left", vec![2, 3, 2], (0..12).map(|i| i as f32).collect());
+        let other = trained.add("a.left", vec![2, 3, 2], vec![0.0; 12]);
+        assert_ne!(own, other, "other numbers have another name");
+        let source = trained.over(&Checkpoint);
+        let mut out = [0.0; 2];
+        own.read(1, 1..3, 1..2, &source, &mut out).unwrap();
+        assert_eq!(out, [9.0, 11.0]);
+        let leaf = Leaf { tensor: "b".into(), shape: vec![2, 2], encoding: Encoding::Plain };
+        WeightExpr::Leaf(leaf).read(0, 0..1, 0..2, &source, &mut out).unwrap();
+        assert_eq!(out, [-1.0, -1.0]);
+        assert!(own.read(0, 0..1, 0..2, &Trained::default().over(&Checkpoint), &mut out).is_err());
+        let WeightExpr::Leaf(leaf) = own else { unreachable!() };
+        assert_eq!((weight_of(&leaf.tensor), weight_of("a.left")), (Some("a.left"), None));
+    }
+}

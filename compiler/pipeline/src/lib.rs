@@ -1,0 +1,354 @@
+//! The pipeline: one list, in order. A [`Compilation`] goes through it; what each pass takes of it and gives back stands in
+//! `graph.rs`, `placement.rs` and `plan.rs`, by what the pass changes.
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "ids of a graph and numbers of one model, whose sizes the import bounds"
+)]
+
+mod compilation;
+mod graph;
+mod neurons;
+mod placement;
+mod plan;
+
+pub use compilation::first_token;
+pub use compilation::{Candidate, Change, Compilation, Compiled, QualityProbe, Start};
+
+use moec_base::error::{Error, Result};
+use moec_base::progress::Progress;
+
+/// A pass: its name, when it runs, what it changes, why it stands where it stands, and what it does.
+#[derive(Debug)]
+pub struct Pass {
+    /// Name for `--print-after` and `--stop-after`.
+    pub name: &'static str,
+    /// Which compilations have anything for it to do.
+    pub when: When,
+    /// What it changes, and so what is printed after it.
+    pub prints: Prints,
+    run: fn(&mut Compilation<'_>) -> Result<()>,
+    /// Why it stands there.
+    pub why: &'static str,
+}
+
+/// Which compilations a pass is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// All.
+    Always,
+    /// Targets with a unit whose graphs are static.
+    Static,
+    /// Models whose experts have capacities: for such targets, and for their twins on the processor.
+    Capacities,
+    /// Models that memory does not hold.
+    Budget,
+    /// Models that memory does not hold, and those whose experts are brought into frames ahead.
+    Asks,
+    /// Targets with units that take shapes as they come beside the processor.
+    Beside,
+    /// Targets with memory modules that compute, and builds with a policy of frames.
+    Assigned,
+    /// Builds with a policy of frames.
+    Frames,
+    /// Targets whose units have memories of their own.
+    Memories,
+    /// Models whose experts have thresholds.
+    Thresholds,
+    /// All but those in which somebody looks at values by name, and wants to find every one.
+    NotAsLowered,
+}
+
+impl When {
+    /// For people: the pass runs ….
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Always => "always",
+            Self::Static => "where graphs are static",
+            Self::Capacities => "where experts have capacities",
+            Self::Budget => "where memory has a budget",
+            Self::Asks => "where memory has a budget, or frames hear of scores",
+            Self::Beside => "where units beside the processor take shapes as they come",
+            Self::Assigned => "where memory modules compute, or `policy` names a system",
+            Self::Frames => "where `policy` names a system",
+            Self::Memories => "where units have memories of their own",
+            Self::Thresholds => "where gates have thresholds",
+            Self::NotAsLowered => "unless values are looked at by name",
+        }
+    }
+
+    /// Whether a compilation has anything for such a pass to do.
+    pub fn applies(self, c: &Compilation<'_>) -> bool {
+        match self {
+            Self::Always => true,
+            Self::Static => c.units.is_some(),
+            Self::Capacities => c.units.is_some() || c.placement.is_some(),
+            Self::Budget => c.config.memory.budget.is_some(),
+            Self::Asks => c.config.memory.budget.is_some() || c.homes.hears_scores(),
+            Self::Beside => !c.list.free.is_empty() || c.config.memory.device_budget.is_some(),
+            Self::Assigned => c.list.modules || c.config.placement.policy.is_some(),
+            Self::Frames => c.homes.schedule.as_ref().is_some_and(|s| s.hybrid.is_some()),
+            Self::Memories => c.homes.memories.len() > 1,
+            Self::Thresholds => !c.thresholds.by_layer.is_empty(),
+            Self::NotAsLowered => !c.as_lowered,
+        }
+    }
+}
+
+/// What a pass changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prints {
+    /// What to compute.
+    Graph,
+    /// Where things run.
+    Placement,
+    /// How, where and when.
+    Plan,
+}
+
+impl Prints {
+    /// For people.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Graph => "Graph",
+            Self::Placement => "placement",
+            Self::Plan => "Plan",
+        }
+    }
+}
+
+/// Every pass, in order.
+pub const PIPELINE: &[Pass] = &[
+    // The Graph: what to compute.
+    Pass {
+        name: "lower",
+        when: When::Always,
+        prints: Prints::Graph,
+        run: graph::lower,
+        why: "the model's description becomes a Graph, op by op as the reference computes",
+    },
+    Pass {
+        name: "threshold",
+        when: When::Thresholds,
+        prints: Prints::Graph,
+        run: graph::threshold,
+        why: "what the model is changes here, once and before anybody looks at it; all else changes how it is computed",
+    },
+    Pass {
+        name: "format",
+        when: When::Always,
+        prints: Prints::Graph,
+        run: graph::format,
+        why: "before rewriting, which may fold a factor only into exact weights",
+    },
+    Pass {
+        name: "rewrite",
+        when: When::Always,
+        prints: Prints::Graph,
+        run: graph::rewrite,
+        why: "on the Graph, where equations hold; the target's cost picks the form",
+    },
+    // The placement: what fits into static graphs, and where it lives. Shapes of a processor are dynamic.
+    Pass {
+        name: "tier",
+        when: When::Static,
+        prints: Prints::Placement,
+        run: placement::tier,
+        why: "the operators are final; capacities are the first thing that a static graph must know",
+    },
+    Pass {
+        name: "group",
+        when: When::Static,
+        prints: Prints::Placement,
+        run: placement::group,
+        why: "experts of one capacity can share a graph",
+    },
+    Pass {
+        name: "reside",
+        when: When::Static,
+        prints: Prints::Placement,
+        run: placement::reside,
+        why: "what a launch of a whole group costs decides where the group lives",
+    },
+    Pass {
+        name: "convolve",
+        when: When::Static,
+        prints: Prints::Graph,
+        run: graph::convolve,
+        why: "where every operator lives is known; what it costs there picks its form, before nodes are cut out of the Graph",
+    },
+    Pass {
+        name: "offload",
+        when: When::Capacities,
+        prints: Prints::Graph,
+        run: graph::offload,
+        why: "every expert has its home; what lives on another unit leaves the processor's path before kernels are chosen",
+    },
+    Pass {
+        name: "home",
+        when: When::Beside,
+        prints: Prints::Placement,
+        run: placement::home,
+        why: "what static graphs leave is the processor's, or goes to units that take shapes as they come",
+    },
+    Pass {
+        name: "place",
+        when: When::Assigned,
+        prints: Prints::Placement,
+        run: placement::place,
+        why: "whom nobody has given a home is assigned in every step; what that costs is known now",
+    },
+    Pass {
+        name: "cluster",
+        when: When::NotAsLowered,
+        prints: Prints::Graph,
+        run: neurons::cluster,
+        why: "whom the processor alone computes is known; what is left can lie neuron by neuron, before kernels are chosen",
+    },
+    Pass {
+        name: "fetch",
+        when: When::Asks,
+        prints: Prints::Graph,
+        run: graph::fetch,
+        why: "the processor's experts are final; where memory has a budget, layers say whom they will read",
+    },
+    // The Plan: how, where and when.
+    Pass {
+        name: "layout",
+        when: When::Always,
+        prints: Prints::Plan,
+        run: plan::layout,
+        why: "kernels and weight layouts are chosen for the final form of every node",
+    },
+    Pass {
+        name: "fuse",
+        when: When::NotAsLowered,
+        prints: Prints::Plan,
+        run: plan::fuse,
+        why: "kernels are chosen, and what one writes another reads; before schedules, which are for the kernels that stay",
+    },
+    Pass {
+        name: "cross",
+        when: When::Memories,
+        prints: Prints::Plan,
+        run: plan::cross,
+        why: "steps are what they will be; what a unit reads of another memory is copied there first",
+    },
+    Pass {
+        name: "tune",
+        when: When::Always,
+        prints: Prints::Plan,
+        run: plan::tune,
+        why: "what a kernel computes is settled; how it cuts its work changes no result",
+    },
+    Pass {
+        name: "schedule",
+        when: When::Always,
+        prints: Prints::Plan,
+        run: plan::schedule,
+        why: "steps that do not wait for each other stand together",
+    },
+    Pass {
+        name: "memory",
+        when: When::Always,
+        prints: Prints::Plan,
+        run: plan::memory,
+        why: "the order is final, and with it how long each buffer lives",
+    },
+    Pass {
+        name: "barriers",
+        when: When::Always,
+        prints: Prints::Plan,
+        run: plan::barriers,
+        why: "buffers that share bytes must wait for each other, and now it is known which do",
+    },
+    Pass {
+        name: "page",
+        when: When::Budget,
+        prints: Prints::Plan,
+        run: plan::page,
+        why: "last, since what all else takes of the budget is known; the rest holds experts",
+    },
+    Pass {
+        name: "fill",
+        when: When::Frames,
+        prints: Prints::Plan,
+        run: plan::fill,
+        why: "what all else takes of the other memory is known, and how many experts the processor's memory holds",
+    },
+];
+
+/// Names of the passes.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    PIPELINE.iter().map(|p| p.name)
+}
+
+/// Where to start, what to print and where to stop.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Stops<'a> {
+    /// Run no pass before this one: the compilation holds what those in front of it would have made.
+    pub start_at: Option<&'a str>,
+    /// Print the IR after this pass.
+    pub print_after: Option<&'a str>,
+    /// Run no pass after this one.
+    pub stop_after: Option<&'a str>,
+}
+
+impl Compilation<'_> {
+    /// Runs the pipeline; `print` gets the text that `stops` asks for. Gives whether it ran to its end.
+    ///
+    /// The IR is verified behind every pass, and in front of the first where that is not `lower`. Nothing else runs passes: a
+    /// bundle's twin, the measurement of a placement, calibration and filetests are compilations, too, which start where
+    /// their Graph stands. (What two passes share they call: `convolve` is `rewrite` with other rules, and `tier` forms
+    /// groups to know what they cost.)
+    ///
+    /// # Errors
+    /// A name that is no pass, a pass that fails, or a verifier that objects, naming the pass.
+    pub fn run(
+        &mut self,
+        stops: Stops<'_>,
+        progress: &Progress,
+        print: &mut dyn FnMut(&str),
+    ) -> Result<bool> {
+        for name in [stops.start_at, stops.print_after, stops.stop_after].into_iter().flatten() {
+            find(name)?;
+        }
+        let first = PIPELINE.iter().position(|p| stops.start_at.is_none_or(|name| name == p.name));
+        let passes = PIPELINE.get(first.unwrap_or(0)..).unwrap_or_default();
+        let count = passes.iter().filter(|p| p.when.applies(self)).count();
+        let bar = progress.items("Planning", count as u64, "passes");
+        // Whoever starts later brings a Graph of his own.
+        if let Some(name) = stops.start_at {
+            self.verify().map_err(|e| e.context(format!("the IR is wrong before pass `{name}`")))?;
+        }
+        for pass in passes {
+            if pass.when.applies(self) {
+                bar.label(pass.name);
+                progress.detail("Running", &format!("pass `{}`", pass.name));
+                (pass.run)(self).map_err(|e| e.context(format!("pass `{}` failed", pass.name)))?;
+                self.verify()
+                    .map_err(|e| e.context(format!("the IR is wrong after pass `{}`", pass.name)))?;
+                self.prints = pass.prints;
+                bar.add(1);
+            }
+            if stops.print_after == Some(pass.name) {
+                bar.suspend(|| print(&self.text()));
+            }
+            if stops.stop_after == Some(pass.name) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// The pass of that name.
+///
+/// # Errors
+/// There is none.
+pub fn find(name: &str) -> Result<&'static Pass> {
+    let unknown = || {
+        let all: Vec<_> = names().collect();
+        Error::usage(format!("there is no pass `{name}`")).hint(format!("the passes are {}", all.join(", ")))
+    };
+    PIPELINE.iter().find(|p| p.name == name).ok_or_else(unknown)
+}

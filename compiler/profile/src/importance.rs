@@ -1,0 +1,280 @@
+//! How much the rounding of each input channel of a weight matters, from the mean squares of its inputs.
+//!
+//! A matrix `W` that is stored as `W + E` errs by `E x`. Where the channels of `x` are not correlated, the mean
+//! square of that is `Σ E²[n, k] · mean(x²[k])`: the weight of channel `k` in a rounding that minimises squared
+//! error is the mean square of what it is multiplied by.
+//!
+//! The profile knows weights by the names that lowering gives them. Rewriting joins and scales weights; what a
+//! rewritten one is made of stands in its expression, and its channels follow from that.
+#![expect(clippy::cast_possible_truncation, reason = "statistics: floats are clamped and rounded")]
+
+use super::{Correlations, Moments, Profile, table};
+use moec_base::error::{Error, Result};
+use moec_config::Rounding;
+use moec_cpu::{Feedback, WeightImportance, gains};
+use moec_ir::{Axis, Module, Source, Weight, WeightExpr};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Tokens from which an expert's own channels count. With fewer, the layer's mean stands in for them.
+pub const ENOUGH: u64 = 64;
+/// Share of a weight's mean importance that every channel has: a channel that the texts happened to leave
+/// silent must not be rounded to anything.
+const FLOOR: f32 = 0.01;
+
+/// The importance of every input channel of a model's weights, by their names in the Graph that is compiled.
+#[derive(Debug, Default)]
+pub struct Importance {
+    channels: HashMap<String, Channels>,
+    /// How channels go together; empty where errors are not fed back.
+    correlations: Vec<Correlations>,
+    /// The table that tokens are looked up in, and how its rows are rounded.
+    table: Option<(String, Arc<Feedback>)>,
+    /// Feedback of the input that was asked last of those that all experts of a layer share.
+    shared: Mutex<Option<(usize, Arc<Feedback>)>>,
+}
+
+/// `[lead, cols]`, 1 on average over each matrix.
+#[derive(Clone, Debug)]
+struct Channels {
+    cols: usize,
+    all: Vec<f32>,
+    /// Its input's correlations, and the means `[cols]` over all matrices where these share them.
+    input: Option<(usize, Vec<f32>)>,
+}
+
+impl Importance {
+    /// For the weights that `wanted` picks of `module`, which rewriting may have changed since it was `lowered`.
+    /// A weight that calibration has no say in has none.
+    ///
+    /// # Errors
+    /// A profile whose shapes are not those of the model; those of `source`, from which the factors of scaled
+    /// weights are read.
+    pub fn new(
+        profile: &Profile,
+        lowered: &Module,
+        module: &Module,
+        source: &dyn Source,
+        wanted: impl Fn(&Weight) -> bool,
+    ) -> Result<Self> {
+        let mut known = Vec::new();
+        for weight in &lowered.weights {
+            let Some(moments) = profile.weights.get(&weight.name) else { continue };
+            if moments.lead() != weight.lead() || moments.cols != weight.cols() {
+                return Err(Error::input(format!(
+                    "the profile has {} × {} channels for `{}`, whose shape is {:?}",
+                    moments.lead(),
+                    moments.cols,
+                    weight.name,
+                    weight.shape
+                ))
+                .hint("take it anew with `moec calibrate`"));
+            }
+            let input = profile.correlations.iter().position(|c| c.readers.contains(&weight.name));
+            known.push((moments, &weight.expr, input));
+        }
+        let known = Known { weights: known, source };
+        let mut found = HashMap::new();
+        for weight in module.weights.iter().filter(|w| wanted(w)) {
+            let cols = weight.cols();
+            let fits = |all: &Vec<f32>| all.len() == weight.lead() * cols;
+            if let Some(mut all) = known.squares(&weight.expr)?.filter(fits) {
+                all.chunks_exact_mut(cols.max(1)).for_each(normalise);
+                let mean = |input: usize| {
+                    let shared = profile.correlations.get(input).is_some_and(|c| c.lead() < weight.lead());
+                    let mut mean = known.recorded(&weight.expr).filter(|_| shared)?.mean();
+                    normalise(&mut mean);
+                    Some(mean)
+                };
+                let input = known.input(&weight.expr).map(|i| (i, mean(i).unwrap_or_default()));
+                found.insert(weight.name.clone(), Channels { cols, all, input });
+            }
+        }
+        let own = table::table(module).filter(|w| gains(w.format) && wanted(w));
+        // A rewritten table is another one.
+        let own = own.filter(|w| table::table(lowered).is_some_and(|known| known.expr == w.expr));
+        let table = match own {
+            Some(weight) => table::feedback(lowered, source)?.map(|f| (weight.name.clone(), f)),
+            None => None,
+        };
+        Ok(Self { channels: found, table, ..Self::default() })
+    }
+
+    /// With what a rounding needs of the profile that it is of.
+    pub fn rounded(self, rounding: Rounding, correlations: Vec<Correlations>) -> Self {
+        match rounding {
+            Rounding::Feedback => self.with_feedback(correlations),
+            Rounding::Nearest => self,
+        }
+    }
+
+    /// With the correlations of the profile that it is of: errors are fed back.
+    pub fn with_feedback(self, correlations: Vec<Correlations>) -> Self {
+        Self { correlations, ..self }
+    }
+
+    /// How weights are rounded by it.
+    pub fn rounding(&self) -> Rounding {
+        if self.correlations.is_empty() { Rounding::Nearest } else { Rounding::Feedback }
+    }
+
+    /// Feedback of a matrix; `None` where its input is not known, or too little of it.
+    fn matrix(&self, weight: &str, lead: usize) -> Option<Arc<Feedback>> {
+        let channels = self.channels.get(weight)?;
+        let (input, mean) = channels.input.as_ref()?;
+        let correlations = self.correlations.get(*input).filter(|c| c.cols == channels.cols)?;
+        if mean.is_empty() {
+            let enough = correlations.tokens.get(lead).is_some_and(|&n| n >= ENOUGH);
+            return enough.then(|| feedback(correlations, lead, self.importance(weight, lead)?)).flatten();
+        }
+        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, known)) = shared.as_ref().filter(|(i, _)| i == input) {
+            return Some(Arc::clone(known));
+        }
+        let found = feedback(correlations, 0, mean)?;
+        *shared = Some((*input, Arc::clone(&found)));
+        Some(found)
+    }
+}
+
+/// Feedback by correlations and normalised mean squares. The latter's floor is the damping of GPTQ (arXiv 2210.17323,
+/// §3.3, step 3): a hundredth of the mean is added to the diagonal.
+fn feedback(correlations: &Correlations, lead: usize, squares: &[f32]) -> Option<Arc<Feedback>> {
+    let root: Vec<f64> =
+        squares.iter().map(|&x| (f64::from(x) - f64::from(FLOOR / (1.0 + FLOOR))).max(0.0).sqrt()).collect();
+    let blocks = correlations.of(lead).map(|(range, mut below)| {
+        let (root, squares) = (&root[range.clone()], &squares[range.clone()]);
+        let mut moments = Vec::with_capacity(root.len() * (root.len() + 1) / 2);
+        for i in 0..root.len() {
+            moments.extend(below.by_ref().take(i).zip(root).map(|(r, x)| r * x * root[i]));
+            moments.push(f64::from(squares[i]));
+        }
+        (range, moments)
+    });
+    Feedback::new(blocks).map(Arc::new)
+}
+
+impl WeightImportance for Importance {
+    fn importance(&self, weight: &str, lead: usize) -> Option<&[f32]> {
+        let Channels { cols, all, .. } = self.channels.get(weight)?;
+        all.get(lead * cols..(lead + 1) * cols)
+    }
+
+    fn feedback(&self, weight: &str, lead: usize) -> Option<Arc<Feedback>> {
+        self.matrix(weight, lead)
+    }
+
+    fn table(&self, weight: &str) -> Option<Arc<Feedback>> {
+        let (name, feedback) = self.table.as_ref().filter(|_| self.rounding() == Rounding::Feedback)?;
+        (name == weight).then(|| Arc::clone(feedback))
+    }
+}
+
+/// What the profile knows of weights, by what lowering made of them.
+struct Known<'a> {
+    /// Moments, expression, and the number of the input's correlations.
+    weights: Vec<(&'a Moments, &'a WeightExpr, Option<usize>)>,
+    source: &'a dyn Source,
+}
+
+impl Known<'_> {
+    /// What stands for an expression whose channels are those of one weight, unscaled.
+    fn known(&self, expr: &WeightExpr) -> Option<&(&Moments, &WeightExpr, Option<usize>)> {
+        self.weights.iter().find(|(_, known, _)| *known == expr).or_else(|| match expr {
+            WeightExpr::Concat { axis: Axis::Rows, of } => of.first().and_then(|first| self.known(first)),
+            WeightExpr::Slice { axis: Axis::Rows, of, .. } => self.known(of),
+            _ => None,
+        })
+    }
+
+    /// Its moments.
+    fn recorded(&self, expr: &WeightExpr) -> Option<&Moments> {
+        self.known(expr).map(|(moments, ..)| *moments)
+    }
+
+    /// The number of its input's correlations.
+    fn input(&self, expr: &WeightExpr) -> Option<usize> {
+        self.known(expr)?.2
+    }
+
+    /// Mean squares of the inputs of an expression, `[lead, cols]`.
+    fn squares(&self, expr: &WeightExpr) -> Result<Option<Vec<f32>>> {
+        if let Some((moments, ..)) = self.weights.iter().find(|(_, known, _)| *known == expr) {
+            return Ok(Some(recorded(moments)));
+        }
+        match expr {
+            // Rows that are joined or picked read the same channels.
+            WeightExpr::Concat { axis: Axis::Rows, of } => {
+                of.first().map_or(Ok(None), |first| self.squares(first))
+            }
+            WeightExpr::Slice { axis: Axis::Rows, of, .. } => self.squares(of),
+            WeightExpr::Concat { axis: Axis::Cols, of } => {
+                let mut all = Vec::new();
+                for part in of {
+                    match self.squares(part)? {
+                        Some(channels) if part.shape().is_ok_and(|s| s.len() == 2) => all.extend(channels),
+                        _ => return Ok(None),
+                    }
+                }
+                Ok(Some(all))
+            }
+            // (x · s) Wᵀ = x (W · s)ᵀ: the matrix as stored reads x, which is the recorded input over s.
+            WeightExpr::ScaleCols { of, by } => {
+                let Some(mut channels) = self.squares(of)? else { return Ok(None) };
+                let cols = by.shape().ok().and_then(|s| s.last().copied()).unwrap_or(0);
+                let mut factors = vec![0.0; cols];
+                by.read(0, 0..1, 0..cols, self.source, &mut factors)
+                    .map_err(|e| Error::input(e.to_string()))?;
+                for row in channels.chunks_exact_mut(cols.max(1)) {
+                    for (x, f) in row.iter_mut().zip(&factors) {
+                        *x = if *f == 0.0 { 0.0 } else { *x / (f * f) };
+                    }
+                }
+                Ok(Some(channels))
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+/// Mean squares `[lead, cols]`; those of all matrices together for one that saw too little.
+fn recorded(moments: &Moments) -> Vec<f32> {
+    let mean = moments.mean();
+    let own = |lead: usize| if moments.tokens[lead] < ENOUGH { &mean[..] } else { moments.of(lead) };
+    (0..moments.lead()).flat_map(|lead| own(lead).iter().copied()).collect()
+}
+
+/// Scales channels to a mean of 1 and lifts the silent ones. Where nothing was seen at all, every channel
+/// counts alike.
+fn normalise(channels: &mut [f32]) {
+    let mean = channels.iter().map(|&x| f64::from(x)).sum::<f64>() / channels.len().max(1) as f64;
+    for x in channels {
+        let share = if mean > 0.0 { (f64::from(*x) / mean) as f32 } else { 1.0 };
+        *x = (share + FLOOR) / (1.0 + FLOOR);
+    }
+}
+
+/// One line per layer that has experts with too few tokens to judge, for a warning.
+pub fn too_few(profile: &Profile) -> Option<String> {
+    const SHOWN: usize = 4;
+    let mut experts = 0;
+    let mut layers = Vec::new();
+    for layer in &profile.layers {
+        let below = layer.below(ENOUGH);
+        if !below.is_empty() {
+            experts += below.len();
+            layers.push(format!("{} in layer {}", below.len(), layer.layer));
+        }
+    }
+    let all: usize = profile.layers.iter().map(|l| l.chosen.len()).sum();
+    let more = layers.len().saturating_sub(SHOWN);
+    layers.truncate(SHOWN);
+    let more = if more > 0 { format!(" and {more} more layers") } else { String::new() };
+    (experts > 0).then(|| {
+        format!(
+            "{experts} of {all} experts saw fewer than {ENOUGH} tokens ({}{more}): their layers' mean stands in for \
+             them; more text or more `tokens` helps",
+            layers.join(", ")
+        )
+    })
+}

@@ -1,0 +1,185 @@
+//! The profile: what calibration saw when it ran a model over text.
+//!
+//! A profile has one part per question, each in a file of its own: [`Reading`] (which texts, how well the
+//! model predicts them), [`Routing`] (which experts the tokens chose, and which together), [`Trace`] (the load of
+//! every expert chunk by chunk), [`Saliency`] (how large attention outputs are), [`Moments`] (how large the inputs of
+//! each matrix are), [`Correlations`] (how these go together), [`Routes`] (which experts a sample of the tokens chose,
+//! one after the other), [`NeuronCounts`] (how often each neuron is active), [`Sample`] (rows of some inputs) and [`Gates`]
+//! (how large gates are behind SiLU). A part knows how to check itself and how to merge; a further one is a further field of
+//! [`Profile`] and a new [`file::VERSION`]. [`loads`] and [`mod@overlap`] answer what passes and people ask.
+//!
+//! Profiles are untrusted input: whatever [`Profile::read`] gives has been checked.
+#![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
+
+pub mod correlations;
+pub mod file;
+mod gates;
+pub mod importance;
+pub mod inputs;
+pub mod loads;
+mod moments;
+pub mod neurons;
+mod origin;
+pub mod overlap;
+mod reading;
+pub mod routes;
+mod routing;
+mod saliency;
+pub mod samples;
+mod table;
+#[cfg(test)]
+mod tests;
+mod trace;
+
+pub use correlations::Correlations;
+pub use gates::Gates;
+pub use importance::Importance;
+pub use moments::Moments;
+pub use neurons::NeuronCounts;
+pub use origin::Origin;
+pub use reading::Reading;
+pub use routes::Routes;
+pub use routing::Routing;
+pub use saliency::Saliency;
+pub use samples::Sample;
+pub use trace::{Chunk, Trace};
+
+use bincode::{Decode, Encode};
+use moec_base::error::{Error, Result};
+use std::collections::BTreeMap;
+
+/// Most tokens that a profile may count; sums stay far from the end of 64 bits.
+const MOST_TOKENS: u64 = 1 << 48;
+/// Most layers, experts and channels; far past any model, and what keeps a damaged file harmless.
+const MOST: usize = 1 << 20;
+
+/// What calibration saw.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub struct Profile {
+    /// The model that it was taken from.
+    pub origin: Origin,
+    /// What was read.
+    pub reading: Reading,
+    /// Layers with routed experts, ascending.
+    pub layers: Vec<Routing>,
+    /// Loads of their experts, chunk by chunk.
+    pub trace: Trace,
+    /// Attention outputs, by ascending layer.
+    pub saliency: Vec<Saliency>,
+    /// Inputs of every matrix that may be quantised, by the name that the weight has when a model is lowered
+    /// (`layers.3.attn.q`), before any rewriting.
+    pub weights: BTreeMap<String, Moments>,
+    /// Choices of single tokens, in order.
+    pub routes: Routes,
+    /// How the channels of these inputs go together, each input once; empty in a profile of version 2.
+    pub correlations: Vec<Correlations>,
+    /// How often neurons are active, by ascending layer and by the name of the down matrix; empty in a profile of version 3
+    /// or before.
+    pub neurons: Vec<NeuronCounts>,
+    /// Rows of the inputs of networks and of the head; empty in a profile of version 4 or before.
+    pub samples: Vec<Sample>,
+    /// How large the gates of experts with SiLU are, by ascending layer; empty in a profile of version 5 or before.
+    pub gates: Vec<Gates>,
+}
+
+/// What is wrong with a profile.
+pub(crate) type Wrong = String;
+
+impl Profile {
+    /// What both saw, as if one run had read the texts of both. Commutative.
+    ///
+    /// # Errors
+    /// Profiles of different models, or more tokens than a profile counts.
+    pub fn merge(&self, other: &Self) -> Result<Self> {
+        self.origin.same(&other.origin).map_err(|e| {
+            Error::input("the profiles are of different models")
+                .because(e)
+                .hint("only profiles of the same checkpoint can be merged")
+        })?;
+        let differ = || Error::input("the profiles are of one model, but do not list the same parts of it");
+        if self.layers.len() != other.layers.len() || !self.weights.keys().eq(other.weights.keys()) {
+            return Err(differ());
+        }
+        let layers: Option<Vec<_>> = self.layers.iter().zip(&other.layers).map(|(a, b)| a.merge(b)).collect();
+        let trace = self.trace.merge(&other.trace).ok_or_else(|| {
+            Error::input(format!(
+                "one profile has chunks of {} tokens, the other of {}",
+                self.trace.chunk, other.trace.chunk
+            ))
+            .hint("take both with the same `prefill_chunk` and the same `--window`")
+        })?;
+        let saliency: Option<Vec<_>> = (self.saliency.len() == other.saliency.len())
+            .then(|| {
+                self.saliency.iter().zip(&other.saliency).map(|(a, b)| a.merge(b)).collect::<Option<_>>()
+            })
+            .flatten();
+        let pairs = self.weights.iter().zip(other.weights.values());
+        let weights: Option<BTreeMap<_, _>> =
+            pairs.map(|((name, a), b)| Some((name.clone(), a.merge(b)?))).collect();
+        let merged = Self {
+            origin: self.origin.clone(),
+            reading: self.reading.merge(&other.reading),
+            layers: layers.ok_or_else(differ)?,
+            trace,
+            saliency: saliency.ok_or_else(differ)?,
+            weights: weights.ok_or_else(differ)?,
+            routes: self.routes.merge(&other.routes, &self.layers),
+            correlations: self.merged_correlations(other),
+            neurons: neurons::merge(&self.neurons, &other.neurons),
+            samples: samples::merge(&self.samples, &other.samples),
+            gates: gates::merge(&self.gates, &other.gates),
+        };
+        merged
+            .check()
+            .map_err(|e| Error::limit("the merged profile is past what one can hold").because(e))?;
+        Ok(merged)
+    }
+
+    /// Counts of a layer's neurons: of its routed experts, or, where it has none, of the network that every token takes.
+    pub fn neurons(&self, layer: u32) -> Option<&NeuronCounts> {
+        let of_layer = || self.neurons.iter().filter(|c| c.layer == layer);
+        of_layer().find(|c| c.routed).or_else(|| of_layer().next())
+    }
+
+    /// Correlations of the inputs that both saw. None where one of them is of a version that kept none.
+    fn merged_correlations(&self, other: &Self) -> Vec<Correlations> {
+        let moments = |of: &Self, c: &Correlations| Some(of.weights.get(c.readers.first()?)?.clone());
+        let merged = |a: &Correlations| {
+            let b = other.correlations.iter().find(|b| b.readers == a.readers)?;
+            a.merge(&moments(self, a)?, b, &moments(other, b)?)
+        };
+        self.correlations.iter().filter_map(merged).collect()
+    }
+
+    /// Checks what every reader of a profile relies on.
+    fn check(&self) -> Result<(), Wrong> {
+        self.origin.check()?;
+        self.reading.check()?;
+        if self.layers.len() > MOST || !self.layers.is_sorted_by(|a, b| a.layer < b.layer) {
+            return Err("its layers are not in order".to_owned());
+        }
+        self.layers.iter().try_for_each(|l| l.check().map_err(|e| format!("layer {}: {e}", l.layer)))?;
+        self.trace.check(&self.layers)?;
+        if self.saliency.len() > MOST || !self.saliency.is_sorted_by(|a, b| a.layer < b.layer) {
+            return Err("its layers of attention are not in order".to_owned());
+        }
+        self.saliency.iter().try_for_each(|s| s.check().map_err(|e| format!("layer {}: {e}", s.layer)))?;
+        for (name, moments) in &self.weights {
+            if name.is_empty() || name.len() > 256 || name.chars().any(char::is_control) {
+                return Err(format!("weight name {name:?}"));
+            }
+            moments.check().map_err(|e| format!("weight `{name}`: {e}"))?;
+        }
+        if self.correlations.len() > self.weights.len() {
+            return Err("more inputs than weights".to_owned());
+        }
+        let shape = |name: &str| self.weights.get(name).map(|m| (m.lead(), m.cols));
+        for (i, c) in self.correlations.iter().enumerate() {
+            c.check(shape).map_err(|e| format!("input {i}: {e}"))?;
+        }
+        neurons::check(&self.neurons, &self.layers)?;
+        samples::check(self)?;
+        gates::check(&self.gates)?;
+        self.routes.check(&self.layers)
+    }
+}

@@ -1,5 +1,0 @@
-//! The `moec` command.
-
-fn main() -> std::process::ExitCode {
-    moec::cli::main()
-}

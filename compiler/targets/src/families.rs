@@ -1,0 +1,222 @@
+//! The target families, one row each, and the devices that they compile for.
+//!
+//! What a family does is behind [`Family`]: nothing else in the compiler knows one by name, the processor's aside, whose
+//! kernels, packed weights and object code every bundle has.
+
+use moec_base::error::{Error, Result};
+use moec_device::{Device, PROCESSORS, Unit};
+use moec_family::{Bench, Family, Runner, StaticGraphs, Streams, Threads};
+use moec_ir::plan::Plan;
+use moec_runtime::exec::beside::Executor;
+
+/// Every family.
+pub const FAMILIES: &[&dyn Family] = &[
+    &moec_cpu::Processor,
+    &moec_coreml::CoreMl,
+    &moec_cuda::Cuda,
+    &moec_mirror::Mirror,
+    &moec_ndp::Ndp,
+    &moec_qnn::Qnn,
+];
+
+/// The family of a unit.
+///
+/// # Errors
+/// One that nobody has written.
+pub fn of(unit: &Unit, device: &Device) -> Result<&'static dyn Family> {
+    let name = device.family_of(unit);
+    named(name).ok_or_else(|| {
+        let known: Vec<_> = FAMILIES.iter().map(|f| format!("`{}`", f.name())).collect();
+        Error::input(format!("unit `{}` of `{}` is of the family `{name}`", unit.name, device.name))
+            .because(format!("there are {}", known.join(", ")))
+            .hint("correct `family` in the device file")
+    })
+}
+
+/// The family of a name.
+pub fn named(family: &str) -> Option<&'static dyn Family> {
+    FAMILIES.iter().find(|f| f.name() == family).copied()
+}
+
+/// The static graphs of a unit; `None` where its shapes are dynamic.
+pub fn graphs(unit: &Unit, device: &Device) -> Option<&'static dyn StaticGraphs> {
+    of(unit, device).ok()?.graphs()
+}
+
+/// The streams of a family, by its name; `None` where its units compute in another way.
+pub fn streams(family: &str) -> Option<&'static dyn Streams> {
+    named(family)?.streams()
+}
+
+/// The kernels of threads of a family, by its name; `None` where its units launch none.
+pub fn threads(family: &str) -> Option<&'static dyn Threads> {
+    named(family)?.threads()
+}
+
+/// An artifact of streams as text, by whichever family reads it.
+///
+/// # Errors
+/// What the families say of it.
+pub fn print_streams(bytes: &[u8]) -> Result<String, String> {
+    let mut said = Vec::new();
+    for streams in FAMILIES.iter().filter_map(|f| f.streams()) {
+        match streams.print(bytes) {
+            Ok(text) => return Ok(text),
+            Err(why) => said.push(why),
+        }
+    }
+    Err(said.join("; "))
+}
+
+/// What executes the units of a family on this machine.
+pub fn host(family: &str, unit: &str) -> Option<Executor> {
+    named(family)?.host(unit)
+}
+
+/// What drives the units of a family that this machine has; `None` where a run finds none by itself.
+///
+/// # Errors
+/// Why the machine has no such unit.
+pub fn attached(family: &str, unit: &str) -> Option<Result<Executor>> {
+    let found = named(family)?.attached(unit)?;
+    Some(found.map_err(Error::from))
+}
+
+/// Units of a device beside the CPU that this machine does not have, each with the reason: a run emulates them.
+///
+/// # Errors
+/// A unit of an unknown family.
+pub fn absent(device: &Device) -> Result<Vec<(&str, String)>> {
+    let mut absent = Vec::new();
+    for unit in device.units.iter().filter(|u| device.family_of(u) != PROCESSORS) {
+        let why = match of(unit, device)?.present(unit) {
+            Some(Ok(())) => continue,
+            Some(Err(e)) => e.to_string(),
+            None => format!("`{}` is executed by moec's emulator alone", unit.name),
+        };
+        absent.push((unit.name.as_str(), why));
+    }
+    Ok(absent)
+}
+
+/// A unit of this machine with kernels of threads, opened to be measured, and its family.
+///
+/// # Errors
+/// This machine has none, or none that can be used.
+pub fn bench() -> Result<(&'static str, Box<dyn Bench>)> {
+    let found = FAMILIES.iter().find_map(|f| Some((f.name(), f.bench()?)));
+    let (name, opened) = found.ok_or_else(|| Error::bug("no family has units that are measured"))?;
+    Ok((name, opened?))
+}
+
+/// What the `run` of a plan has besides the runtime, to drive the units that have steps; `None`: nothing.
+///
+/// # Errors
+/// Units of two families that bring something.
+pub fn runner(plan: &Plan) -> Result<Option<Runner>> {
+    let mut brings = None;
+    for step in plan.entries.iter().flat_map(|e| &e.steps) {
+        let Some(unit) = plan.units.get(step.unit as usize) else { continue };
+        let Some(found) = named(&unit.family).and_then(Family::runner) else {
+            continue;
+        };
+        if brings.replace(found).is_some_and(|other| other != found) {
+            return Err(Error::limit("units of two families that a `run` drives by itself")
+                .hint("build with one of them, or with `--no-run`"));
+        }
+    }
+    Ok(brings)
+}
+
+/// Whether a `run` for a device may need what moec's precompiled runtime lacks.
+pub fn needs_cargo(device: &Device) -> bool {
+    let of = |unit: &Unit| of(unit, device).ok()?.runner();
+    device.units.iter().filter_map(of).any(|runner| !runner.precompiled)
+}
+
+/// The static graphs of a device.
+///
+/// # Errors
+/// A device without such graphs.
+pub fn statics(device: &Device) -> Result<&'static dyn StaticGraphs> {
+    let found = device.units.iter().find_map(|unit| graphs(unit, device));
+    found.ok_or_else(|| Error::input(format!("no unit of `{}` has static graphs", device.name)))
+}
+
+/// Checks every unit of a device by its family; `name` is for messages.
+///
+/// # Errors
+/// The first thing that a family misses.
+pub fn check(device: &Device, name: &str) -> Result<()> {
+    for unit in &device.units {
+        of(unit, device)?.check(device, unit).map_err(|flaw| {
+            Error::input(format!("device `{name}`, unit `{}`: `{}`: {}", unit.name, flaw.key, flaw.message))
+                .hint("`moec targets m2-ultra` prints a device file that is right")
+        })?;
+    }
+    // Capacities, groups and parts are for the limits of one.
+    let mut fixed = device.units.iter().filter(|unit| graphs(unit, device).is_some());
+    if let (Some(one), Some(other)) = (fixed.next(), fixed.next()) {
+        return Err(Error::limit(format!(
+            "device `{name}`: `{}` and `{}` both run static graphs alone",
+            one.name, other.name
+        ))
+        .hint("leave one of them out: a model is divided between the processor and one such unit, and any number of others"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use moec_device::BUILT_IN;
+    use std::path::Path;
+
+    fn built_in(name: &str) -> &'static str {
+        BUILT_IN.iter().find(|(n, _)| *n == name).map(|(_, text)| *text).expect("a built-in device")
+    }
+
+    #[test]
+    fn every_built_in_device_is_accepted() {
+        for (name, _) in BUILT_IN {
+            crate::device(name).expect(name);
+        }
+    }
+
+    #[test]
+    fn names_of_families_are_their_own() {
+        let mut names: Vec<_> = FAMILIES.iter().map(|f| f.name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), FAMILIES.len());
+    }
+
+    #[test]
+    fn what_a_family_misses_is_said() {
+        let text = built_in("m2-ultra");
+        let refused = |from: &str, to: &str| {
+            assert!(text.contains(from), "{from}");
+            let device = Device::parse(&text.replace(from, to), Path::new("d.toml")).expect("a device");
+            check(&device, "d.toml").expect_err(from).to_string()
+        };
+        let message = refused("form = \"conv1x1\"\n", "");
+        assert!(
+            message.contains("the row of `linear`: an NPU of the family `coreml` has `form"),
+            "{message}"
+        );
+        let limit = text.lines().find(|l| l.starts_with("max_graph_bytes")).expect("a limit");
+        let message = refused(limit, "");
+        assert!(message.contains("needs `legality`, `matmul` and `max_graph_bytes`"), "{message}");
+        let npu = text
+            .split("[[unit]]")
+            .nth(2)
+            .and_then(|t| t.split("[[memory]]").next())
+            .expect("an NPU")
+            .to_owned();
+        let two = format!("{npu}[[unit]]{}", npu.replace("name = \"npu\"", "name = \"other\""));
+        let message = refused(&npu, &two);
+        assert!(message.contains("`npu` and `other` both run static graphs alone"), "{message}");
+        let message = refused("family = \"coreml\"", "family = \"cobol\"");
+        assert!(message.contains("is of the family `cobol`"), "{message}");
+    }
+}
