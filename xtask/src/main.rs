@@ -11,7 +11,6 @@ mod apt;
 mod archives;
 mod bench_build;
 mod big_little;
-mod circles;
 mod coreml;
 mod cross;
 mod cuda;
@@ -37,6 +36,7 @@ mod serve;
 mod setup;
 mod shapes;
 mod shell;
+mod size;
 mod skip;
 mod suite;
 mod tools;
@@ -105,11 +105,7 @@ const COMMANDS: &[Command] = &[
     ("dist", "pack moec: a tarball, a Debian package, checksums; takes options, `--help` lists them", || {
         dist::run(&options())
     }),
-    (
-        "circles",
-        "list modules that import each other in a circle, and fail if one is not allowed",
-        circles::run,
-    ),
+    ("size", "count the lines of every crate, and fail where one has more than `size.txt` allows", size::run),
     (
         "quality",
         "measure what static capacities cost in quality, for docs/benchmarks.md; some ten minutes",
