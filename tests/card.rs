@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use crate::support;
+use moec_runtime::bundle::BundleReader;
 
 use moec_bundle::read::Bundle;
 use moec_cuda::Cuda;
@@ -193,7 +194,7 @@ fn machine_code_is_that_of_the_text() {
     fs::create_dir_all(tools.join("cuda")).unwrap();
     std::os::unix::fs::symlink(ptxas, tools.join("cuda/ptxas")).unwrap();
     let read = |by: Option<&str>, cache: &Path| {
-        Cuda.read(&one.folder, &one.plan, 1, by, Tools { cache, moec: None })
+        Cuda.read(&BundleReader::unchecked(&one.folder), &one.plan, 1, by, Tools { cache, moec: None })
     };
     assert_eq!(read(Some(by), &tools).unwrap().unverified, None);
     let unverified = |by, cache: &Path| read(by, cache).unwrap().unverified.unwrap();

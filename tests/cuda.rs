@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
 
 use crate::support;
+use moec_runtime::bundle::BundleReader;
 
 use moec_bundle::read::Bundle;
 use moec_cuda::{Emulated, artifact};
@@ -280,7 +281,10 @@ fn a_bundle_verifies_and_a_changed_one_does_not() {
     // Past that, what the plan launches must be there, and take what the plan gives it.
     let refused = |change: &dyn Fn(&str) -> String, why: &str| {
         fs::write(&path, change(&text)).unwrap();
-        let said = artifact::read(&bundle.folder, &bundle.plan, 1).err().unwrap().to_string();
+        let said = artifact::read(&BundleReader::unchecked(&bundle.folder), &bundle.plan, 1)
+            .err()
+            .unwrap()
+            .to_string();
         assert!(said.contains(why), "{said}");
     };
     refused(&|t| t.replace(&launch.symbol, "another"), "there is no kernel");
@@ -290,7 +294,8 @@ fn a_bundle_verifies_and_a_changed_one_does_not() {
     assert!(text.contains(&parameter));
     refused(&|t| t.replace(&parameter, &narrow), "on `gpu`");
     fs::remove_file(&path).unwrap();
-    let said = artifact::read(&bundle.folder, &bundle.plan, 1).err().unwrap().to_string();
+    let said =
+        artifact::read(&BundleReader::unchecked(&bundle.folder), &bundle.plan, 1).err().unwrap().to_string();
     assert!(said.contains("is missing from the bundle"), "{said}");
 }
 
@@ -302,7 +307,7 @@ fn what_leaves_the_memory_is_stopped() {
     let code = bundle.unit().unwrap();
     let program = Program::new(bundle.plan.clone(), &|s| code.resolve(s)).unwrap();
     let mut unit = Emulated::default();
-    unit.load(&program, 1, &bundle.folder).unwrap();
+    unit.load(&program, 1, &BundleReader::unchecked(&bundle.folder)).unwrap();
     let base = unit.take(4096).unwrap().unwrap();
     let said = |skip: usize| {
         let args = vec![base.plus(skip); bundle.plan.launches[0].operands as usize];

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use crate::support;
+use moec_runtime::CheckLevel;
 
 use moec_bundle::read::Bundle;
 use moec_ir::EntryKind;
@@ -70,8 +71,14 @@ fn compute(bundle: &Bundle, options: Options, prompt: &[u32]) -> Computed {
     let unit = bundle.unit().unwrap();
     let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).unwrap();
     let mut bring = |_: &_| Some(Executor::Unit(Box::new(Modelled::default())));
-    let mut engine =
-        Engine::with_units(&program, &bundle.folder, &mut bring, &bundle.folder, options).unwrap();
+    let mut engine = Engine::with_units(
+        &program,
+        &bundle.folder,
+        &mut bring,
+        &bundle.files(CheckLevel::Small).unwrap(),
+        options,
+    )
+    .unwrap();
     let mut logits = Vec::new();
     let mut keep = |_: usize, row: &[f32]| {
         logits.extend(row.iter().map(|x| x.to_bits()));
@@ -182,8 +189,14 @@ fn a_simulation_decides_what_the_run_decides() {
         let unit = bundle.unit().unwrap();
         let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).unwrap();
         let mut bring = |_: &_| Some(Executor::Unit(Box::new(Modelled::default())));
-        let mut engine =
-            Engine::with_units(&program, &bundle.folder, &mut bring, &bundle.folder, threads(2)).unwrap();
+        let mut engine = Engine::with_units(
+            &program,
+            &bundle.folder,
+            &mut bring,
+            &bundle.files(CheckLevel::Small).unwrap(),
+            threads(2),
+        )
+        .unwrap();
         let schedule = bundle.plan.schedule.as_ref().unwrap();
         let mut director =
             Director::new(director_setup(schedule, schedule.hybrid.as_ref().unwrap()).unwrap()).unwrap();

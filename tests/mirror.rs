@@ -2,6 +2,7 @@
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use crate::support;
+use moec_runtime::CheckLevel;
 
 use moec_bundle::read::Bundle;
 use moec_ir::plan::{Builtin, Code, Plan, Span};
@@ -91,8 +92,14 @@ fn compute(bundle: &Bundle, options: Options, prompt: &[u32], seen: &Arc<Seen>) 
     let unit = bundle.unit().unwrap();
     let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).unwrap();
     let mut bring = |_: &_| Some(Executor::Unit(Box::new(Watched(Modelled::default(), Arc::clone(seen)))));
-    let mut engine =
-        Engine::with_units(&program, &bundle.folder, &mut bring, &bundle.folder, options).unwrap();
+    let mut engine = Engine::with_units(
+        &program,
+        &bundle.folder,
+        &mut bring,
+        &bundle.files(CheckLevel::Small).unwrap(),
+        options,
+    )
+    .unwrap();
     let mut logits = Vec::new();
     let mut keep = |_: usize, row: &[f32]| {
         logits.extend(row.iter().map(|x| x.to_bits()));

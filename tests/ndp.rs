@@ -4,6 +4,8 @@
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use crate::support;
+use moec_runtime::CheckLevel;
+use moec_runtime::bundle::BundleReader;
 
 use moec_bundle::read::Bundle;
 use moec_ir::plan::{Builtin, Code};
@@ -43,7 +45,14 @@ fn compute(bundle: &Bundle, prompt: &[u32], n: usize, threads: usize) -> Compute
     let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).unwrap().emulating(unit.emulated());
     let options = Options { threads: Some(threads), ..Options::default() };
     let host = &mut |unit: &moec_ir::plan::UnitRef| families::host(&unit.family, &unit.name);
-    let mut engine = Engine::with_units(&program, &bundle.folder, host, &bundle.folder, options).unwrap();
+    let mut engine = Engine::with_units(
+        &program,
+        &bundle.folder,
+        host,
+        &bundle.files(CheckLevel::Small).unwrap(),
+        options,
+    )
+    .unwrap();
     let mut logits = Vec::new();
     let mut keep = |_: usize, row: &[f32]| {
         logits.extend_from_slice(row);
@@ -260,12 +269,20 @@ fn a_stream_that_reads_outside_is_refused() {
     let path = bundle.folder.join(&set.artifact);
     let whole = fs::read(&path).unwrap();
     let mut artifact = moec_ndp::artifact::decode(&whole).unwrap();
-    moec_ndp::artifact::open(&bundle.folder, set).unwrap();
+    moec_ndp::artifact::open(&BundleReader::unchecked(&bundle.folder), set).unwrap();
+    // What is not as it was built is not even decoded.
+    let checked = bundle.files(CheckLevel::All).unwrap();
+    assert!(moec_ndp::artifact::open(&checked, set).is_ok());
+    let mut changed = whole.clone();
+    *changed.last_mut().unwrap() ^= 1;
+    fs::write(&path, changed).unwrap();
+    let said = moec_ndp::artifact::open(&checked, set).unwrap_err();
+    assert!(said.contains(&set.artifact) && said.contains("was changed after the build"), "{said}");
     let rows = artifact.experts[1].stream.regions[0].rows.clone();
     artifact.experts[1].stream.regions[0].rows = rows.end..rows.end;
     let refused = |bytes: &[u8]| {
         fs::write(&path, bytes).unwrap();
-        moec_ndp::artifact::open(&bundle.folder, set).unwrap_err()
+        moec_ndp::artifact::open(&BundleReader::unchecked(&bundle.folder), set).unwrap_err()
     };
     let said = refused(&moec_ndp::artifact::encode(&artifact).unwrap());
     assert!(said.contains("expert 1"), "{said}");

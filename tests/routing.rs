@@ -21,6 +21,7 @@
 )]
 
 use crate::support;
+use moec_runtime::CheckLevel;
 
 use half::{bf16, f16};
 use moec_base::progress::Progress;
@@ -276,7 +277,7 @@ fn emulated(bundle: &Bundle, entry: usize, routers: &[Router<'_>], ids: &[u32]) 
         result.unwrap();
         Ok(seen)
     };
-    twin.with_engine(Some(&bundle.folder), body).unwrap()
+    twin.with_engine(Some(&bundle.files(CheckLevel::Small).unwrap()), body).unwrap()
 }
 
 /// Whom a router chooses for what it reads, by the evaluator; numbers pass through `round` on the way.

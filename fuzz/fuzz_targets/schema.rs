@@ -5,18 +5,19 @@
 use libfuzzer_sys::fuzz_target;
 use moec_runtime::{Sampler, Sampling};
 use moec_service::grammar::Grammar;
-use moec_service::grammar::process::Process;
+use moec_service::grammar::remote::Workers;
 use moec_service::worker;
 use serde_json::{Map, Value, json};
-use std::sync::Mutex;
+use std::sync::LazyLock;
 
 /// Logits, of which the last is the end token's.
 const VOCAB: usize = 129;
 /// Bytes of an answer at most.
 const LONGEST: usize = 200;
 
-/// The process, while no grammar has it.
-static IDLE: Mutex<Option<Process>> = Mutex::new(None);
+/// The process, which is started again where a grammar has ended it.
+static WORKERS: LazyLock<Workers> =
+    LazyLock::new(|| Workers::new(tokenizer().into_bytes().into(), VOCAB, vec![128]).unwrap());
 
 /// A tokenizer whose tokens are the bytes of ASCII.
 fn tokenizer() -> String {
@@ -26,12 +27,6 @@ fn tokenizer() -> String {
     let vocab: Map<String, Value> = (0..128u32).map(|b| (spelled(b), b.into())).collect();
     let end = json!({"id": 128, "content": "</s>", "special": true});
     json!({"added_tokens": [end], "decoder": {"type": "ByteFallback"}, "model": {"vocab": vocab}}).to_string()
-}
-
-fn started() -> Process {
-    let mut process = Process::start().unwrap();
-    process.open(tokenizer().as_bytes(), VOCAB, &[128]).unwrap();
-    process
 }
 
 /// The first byte says what the others are, and how tokens are drawn.
@@ -53,10 +48,7 @@ fuzz_target!(
     |data: &[u8]| {
         let Some((&kind, text)) = data.split_first() else { return };
         let Some(grammar) = std::str::from_utf8(text).ok().and_then(|text| grammar(kind, text)) else { return };
-        let idle = IDLE.lock().unwrap().take().and_then(|mut process| process.is_alive().then_some(process));
-        let process = idle.unwrap_or_else(started);
-        let back = Box::new(|process| *IDLE.lock().unwrap() = Some(process));
-        let Ok(mut made) = process.constraints(&grammar, 1, back) else { return };
+        let Ok(mut made) = WORKERS.constraints(&grammar, 1) else { return };
         let how = Sampling { temperature: 1.0, seed: kind.into(), ..Sampling::GREEDY };
         let mut sampler = Sampler::new(how).constrained(made.remove(0));
         let mut said = String::new();

@@ -87,6 +87,9 @@ pub enum Error {
         /// Hash of the file.
         found: [u8; 32],
     },
+    /// A file that the manifest does not list would be read, and all files were to be checked.
+    #[error("`{}` is not in the bundle's manifest: it was added after the build", .0.display())]
+    Unlisted(PathBuf),
     /// A file of the bundle is another one than the one that was opened and checked.
     #[error("`{}` was replaced by another file after it was checked", .0.display())]
     Replaced(PathBuf),
@@ -500,6 +503,7 @@ impl Error {
             | Self::OutsideBundle(_)
             | Self::WrongSize { .. }
             | Self::Changed { .. }
+            | Self::Unlisted(_)
             | Self::Replaced(_)
             | Self::Manifest { .. }
             | Self::NoKernel(_)
@@ -560,6 +564,7 @@ impl Error {
             Self::Flash(_) => {
                 "the disk does not answer as it should; see the system's log, or copy the bundle to another one"
             }
+            Self::Unlisted(_) => "delete the file, or rebuild the bundle with `moec build`",
             Self::Replaced(_) => "start again when nothing writes to the bundle any more",
             Self::NoUring(_) => "set `MOEC_FLASH=pread`, or leave it to moec with `auto`",
             Self::OutsideBundle(_) | Self::Plan(_) | Self::NoKernel(_) | Self::NoEntry(_) => {

@@ -7,6 +7,10 @@ mod common;
 use common::*;
 use moec_ir::EntryKind;
 use moec_ir::plan::{Arg, Builtin, Code, Entry, Grid, Plan, Step};
+use moec_runtime::bundle::BundleReader;
+use moec_runtime::exec::beside::Executor;
+use moec_runtime::exec::unit::{Lane, Launch, Unit};
+use moec_runtime::platform::memory::{Addr, Region};
 use moec_runtime::weights::store::MappedStore;
 use moec_runtime::{CheckLevel, Engine, Error, Fault, Options, Program};
 use std::path::Path;
@@ -139,6 +143,70 @@ fn plans_that_would_leave_their_memory() {
     check("no files", |p| p.files.clear());
     check("a segment at an odd place", |p| p.segments[0].offset = 4);
     assert!(Program::new(plan(&ENTRIES), &resolve).is_ok());
+}
+
+/// A plan with one step on a unit beside the CPU.
+const BESIDE: &str = r#"plan 16 {scratch_bytes = 0}
+model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
+target "t" {triple = "TRIPLE", cpu = "c", features = []}
+unit 0 "cpu" {family = "cpu", memory = 0}
+unit 1 "other" {family = "other", memory = 1}
+memory 0 "ram" {arena_bytes = 320}
+memory 1 "own" {arena_bytes = 64}
+link 0 {from = 0, to = 1}
+entry prefill[4] {out_rows = 4, logits = 4} {
+  buffer 0 "%0" i32[4, 1] {offset = 0, bytes = 64}
+  buffer 1 "%1" i32[4, 1] {offset = 64, bytes = 64}
+  buffer 2 "%2" i32[4, 1] {offset = 128, bytes = 64}
+  buffer 3 "%3" i32[4, 1] {offset = 192, bytes = 64}
+  buffer 4 "l" f32[4, 1] {offset = 256, bytes = 64}
+  buffer 5 "x@1" i32[4, 1] {offset = 0, bytes = 64, memory = 1}
+  step 0 copy {words = 1, span = rows} (buffer 0, buffer 5) {unit = 1, rows = tokens, grid = one, deps = [], node = 0}
+}
+"#;
+
+/// A unit that executes everything or nothing.
+struct Other {
+    executes: bool,
+    memory: Option<Region>,
+}
+
+impl Unit for Other {
+    fn name(&self) -> &'static str {
+        "another unit"
+    }
+
+    fn executes(&self, _: Builtin) -> bool {
+        self.executes
+    }
+
+    fn take(&mut self, bytes: u64) -> Result<Option<Addr>, Error> {
+        let memory = self.memory.insert(Region::new("a unit", bytes)?);
+        Ok(Some(memory.base()))
+    }
+
+    unsafe fn submit(&self, _: &Launch<'_>, _: Lane) {}
+}
+
+/// Which unit executes a step is the plan's affair, and what a unit executes is its own: they are compared before anything runs.
+#[test]
+fn a_step_that_its_unit_does_not_execute() {
+    let target = plan(&ENTRIES).target.triple;
+    let plan = moec_ir::text::parse_plan(&BESIDE.replace("TRIPLE", &target)).unwrap();
+    let p = &Program::new(plan, &|_| None).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let open = |executes: bool| {
+        let other = || Some(Executor::Unit(Box::new(Other { executes, memory: None })));
+        let files = BundleReader::unchecked(dir.path());
+        Engine::with_units(p, dir.path(), &mut |_| other(), &files, Options::default()).err()
+    };
+    assert!(open(true).is_none());
+    let e = open(false).unwrap();
+    assert!(
+        matches!(e, Error::UnknownStep { unit: "another unit", step: 0, builtin: Builtin::Copy { .. } }),
+        "{e}"
+    );
+    assert!(e.hint().unwrap().contains("--emulate"));
 }
 
 /// What is linked into a `run`.

@@ -5,13 +5,14 @@
 mod common;
 
 use common::*;
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::{Error, Text};
 use serde_json::{Value, json};
 
 fn text(bos: Option<u32>) -> (tempfile::TempDir, Text) {
     let dir = tempfile::tempdir().unwrap();
     add_tokenizer(dir.path());
-    let text = Text::open(dir.path(), bos).unwrap();
+    let text = Text::open(&BundleReader::unchecked(dir.path()), bos).unwrap();
     (dir, text)
 }
 
@@ -57,12 +58,15 @@ fn bytes_that_are_no_characters() {
 #[test]
 fn no_tokenizer_or_a_bad_one() {
     let dir = tempfile::tempdir().unwrap();
-    let e = Text::open(dir.path(), None).err().unwrap();
+    let e = Text::open(&BundleReader::unchecked(dir.path()), None).err().unwrap();
     assert!(matches!(e, Error::NoTokenizer(_)));
     assert!(e.hint().unwrap().contains("--ids"));
     add_tokenizer(dir.path());
     std::fs::write(dir.path().join("artifacts/tokenizer.json"), "{}").unwrap();
-    assert!(matches!(Text::open(dir.path(), None), Err(Error::BadTokenizer { .. })));
+    assert!(matches!(
+        Text::open(&BundleReader::unchecked(dir.path()), None),
+        Err(Error::BadTokenizer { .. })
+    ));
 }
 
 /// A tokenizer whose decoder strips the first space and joins bytes (SentencePiece): ids of bytes are `BYTES + byte`.

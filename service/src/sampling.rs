@@ -2,20 +2,16 @@
 
 use crate::error::{Error, Result};
 use moec_runtime::Sampling;
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::platform::regular;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::hash::{BuildHasher, RandomState};
-use std::io;
-use std::path::{Path, PathBuf};
 
-/// A file of these options in a bundle.
-const FILE: regular::Limit = regular::Limit { what: "options of sampling", bytes: 1 << 16 };
-
-/// Where a bundle keeps what its checkpoint's `generation_config.json` says of sampling.
-pub fn path(bundle: &Path) -> PathBuf {
-    bundle.join("artifacts").join("sampling.json")
-}
+/// What a bundle's checkpoint says of sampling in its `generation_config.json`.
+pub const FILE: &str = "artifacts/sampling.json";
+/// That file.
+const LIMIT: regular::Limit = regular::Limit { what: "options of sampling", bytes: 1 << 16 };
 
 /// The keys of transformers.
 #[derive(Default, Deserialize)]
@@ -33,17 +29,11 @@ struct Advice {
 /// The options of a bundle: those of its checkpoint, else temperature 1.
 ///
 /// # Errors
-/// A file that has others.
-pub fn open(bundle: &Path) -> Result<Sampling> {
-    let path = path(bundle);
-    let failed = |why: String| {
-        Error::new(format!("cannot read `{}`: {why}", path.display())).hint("rebuild the bundle")
-    };
-    match regular::read(&path, FILE) {
-        Ok(bytes) => parse(&bytes).map_err(failed),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => parse(b"{}").map_err(failed),
-        Err(e) => Err(failed(e.to_string())),
-    }
+/// A file that has others, or is not as it was built.
+pub fn open(bundle: &BundleReader) -> Result<Sampling> {
+    let read = bundle.read_if_any(FILE, LIMIT)?;
+    parse(read.as_deref().unwrap_or(b"{}"))
+        .map_err(|why| Error::new(format!("cannot read `{FILE}`: {why}")).hint("rebuild the bundle"))
 }
 
 /// Reads them as a bundle keeps them. `do_sample = false` takes the most probable token.

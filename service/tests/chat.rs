@@ -6,7 +6,10 @@
 mod common;
 
 use common::*;
-use moec_runtime::cli::Io;
+use moec_ir::plan::FileRef;
+use moec_runtime::CheckLevel;
+use moec_runtime::bundle::BundleReader;
+use moec_runtime::cli::{Front, Io};
 use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::io::Read;
@@ -43,12 +46,15 @@ fn talking() -> tempfile::TempDir {
 }
 
 fn chat(bundle: &Path, args: &str, input: &str) -> Done {
+    verb(&moec_service::front(None), bundle, &format!("chat {args}"), input)
+}
+
+fn verb(front: &Front<'_>, bundle: &Path, args: &str, input: &str) -> Done {
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let mut input = input.as_bytes();
     let io = Io { input: Some(&mut input as &mut dyn Read), out: &mut out, err: &mut err };
-    let args = format!("chat {args}");
     let args = args.split_whitespace().map(OsString::from);
-    let status = moec_service::front(None).run_with(&program(&ENTRIES), bundle, args, io);
+    let status = front.run_with(&program(&ENTRIES), bundle, args, io);
     let text = |b| String::from_utf8(b).unwrap();
     Done { status, out: text(out), err: text(err) }
 }
@@ -142,6 +148,36 @@ fn defaults_are_those_of_the_model_and_seeds_are_shown() {
     advise("[]");
     let refused = chat(dir.path(), "", "hi\n");
     assert!(refused.status == 1 && refused.err.contains("sampling.json"), "{}", refused.err);
+}
+
+/// Whatever was checked before: what is read is compared with what the bundle should have.
+#[test]
+fn changed_files_are_refused_where_they_are_read() {
+    let dir = talking();
+    std::fs::write(dir.path().join("artifacts/sampling.json"), "{}").unwrap();
+    let said = |files: &BundleReader, args: &str| {
+        let front = Front { files: Some(files), ..moec_service::front(None) };
+        let done = verb(&front, dir.path(), args, "hi\n");
+        assert_eq!(done.status, 1, "{args}: {}", done.out);
+        done.err
+    };
+    for (name, args) in [
+        ("artifacts/sampling.json", "chat"),
+        ("artifacts/chat_template.json", "chat"),
+        ("artifacts/tokenizer.json", "chat"),
+        ("artifacts/tokenizer.json", "generate --prompt a -n 1"),
+        ("artifacts/tokenizer.json", "generate --ids 97 -n 1"),
+        ("artifacts/tokenizer.json", "generate --ids 97 -n 1 --regex [ab]"),
+        ("artifacts/tokenizer.json", "serve --port 0"),
+        ("artifacts/sampling.json", "serve --port 0"),
+    ] {
+        let bytes = std::fs::metadata(dir.path().join(name)).unwrap().len();
+        let listed = [FileRef { path: name.to_owned(), bytes, sha256: [0; 32] }];
+        let err = said(&BundleReader::of_manifest(dir.path(), &listed, CheckLevel::Small), args);
+        assert!(err.contains(name) && err.contains("was changed after the build"), "{args}: {err}");
+    }
+    let err = said(&BundleReader::of_manifest(dir.path(), &[], CheckLevel::All), "chat");
+    assert!(err.contains("sampling.json` is not in the bundle's manifest"), "{err}");
 }
 
 #[test]

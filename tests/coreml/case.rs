@@ -1,6 +1,7 @@
 //! A golden checkpoint with a profile and a `model.toml`, built for a Mac.
 
 use super::*;
+use moec_runtime::CheckLevel;
 
 /// Tokens of a prompt's chunk; 24 rows are filled up to 32.
 pub(crate) const SETUP: Setup<'_> = Setup { format: "f16", chunk: 24, batch: &[1, 2], context: 80 };
@@ -95,7 +96,7 @@ impl Case {
 pub(crate) fn engine<T>(case: &Case, body: impl FnOnce(&mut Engine<'_>) -> T) -> T {
     let bundle = Bundle::open(&case.path("out.moec")).unwrap();
     let twin = Twin::of(&bundle, &Progress::silent()).unwrap();
-    twin.with_engine(Some(&bundle.folder), |engine| Ok(body(engine))).unwrap()
+    twin.with_engine(Some(&bundle.files(CheckLevel::Small).unwrap()), |engine| Ok(body(engine))).unwrap()
 }
 
 /// `m2-ultra` with another limit on the bytes of a graph.

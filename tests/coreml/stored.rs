@@ -3,6 +3,7 @@
 //! The device files are called `m2-ultra`, so that what opens a bundle finds a device of that name.
 
 use super::*;
+use moec_runtime::bundle::BundleReader;
 
 /// `m2-ultra` with other words under `[unit.graph]`.
 fn device(case: &Case, changes: &[(&str, &str)]) -> String {
@@ -90,7 +91,13 @@ fn caches_written_at_fixed_places_hold_what_a_product_writes() {
         ok(case.build(&device(&case, &[PLACES]), "places.moec").envs(found.clone()));
         let functions = |bundle: &str| -> Vec<String> {
             let path = case.path(&format!("{bundle}/artifacts/layers.0.attn.mlpackage"));
-            Package::open(&path).unwrap().program.functions.keys().cloned().collect()
+            Package::open(&BundleReader::unchecked(&path))
+                .unwrap()
+                .program
+                .functions
+                .keys()
+                .cloned()
+                .collect()
         };
         assert_eq!(functions("product.moec"), ["chunk16", "chunk32"]);
         assert_eq!(

@@ -3,6 +3,10 @@
 use super::library::installed;
 use super::{Case, PHONE, Tiny, forge};
 use crate::support::{Setup, checkpoint, distance, expected, fails, ferris, list, logits_file, moec, ok};
+use moec::bundle::read::Bundle;
+use moec_family::Family as _;
+use moec_qnn::Qnn;
+use moec_runtime::CheckLevel;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -103,6 +107,20 @@ fn a_network_is_what_its_file_says() {
     let built = Tiny::new("mixtral", &[1], ASKED);
     let folder = built.bundle();
     let name = "artifacts/layers.0.attn.qnn/chunk1.onnx";
+    // What is not as it was built is not executed, be it the network or its weights.
+    let bundle = Bundle::open(&folder).unwrap();
+    let files = || bundle.files(CheckLevel::All).unwrap();
+    let load = || Qnn.graphs().unwrap().host().load(&files(), &bundle.plan.graphs, 1);
+    load().unwrap();
+    for name in [name, "artifacts/layers.0.attn.qnn/weights.bin"] {
+        let whole = fs::read(folder.join(name)).unwrap();
+        let mut changed = whole.clone();
+        *changed.last_mut().unwrap() ^= 1;
+        fs::write(folder.join(name), changed).unwrap();
+        let said = load().unwrap_err().to_string();
+        assert!(said.contains(name) && said.contains("was changed after the build"), "{said}");
+        fs::write(folder.join(name), whole).unwrap();
+    }
     let other = fs::read(folder.join("artifacts/layers.0.attn.qnn/chunk16.onnx")).unwrap();
     forge(&folder, name, &other);
     let mut verify = built.moec("verify");

@@ -8,6 +8,7 @@ use moec_bundle::read::Bundle;
 use moec_ir::EntryKind;
 use moec_ir::plan::{Builtin, Code};
 use moec_measure::twin::Twin;
+use moec_runtime::CheckLevel;
 use moec_runtime::Want;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -173,7 +174,7 @@ fn logits(built: &Tiny) -> Vec<f32> {
     let bundle = Bundle::open(&built.bundle()).unwrap();
     let twin = Twin::of(&bundle, &Progress::silent()).unwrap();
     let mut all = Vec::new();
-    twin.with_engine(Some(&bundle.folder), |engine| {
+    twin.with_engine(Some(&bundle.files(CheckLevel::Small).unwrap()), |engine| {
         let mut keep = |_: usize, logits: &[f32]| {
             all.extend_from_slice(logits);
             Ok(())

@@ -12,6 +12,8 @@ use moec_bundle::read::Bundle;
 use moec_bundle::toolchain::{Cross, Toolchain};
 use moec_ir::plan::GraphDecl;
 use moec_measure::twin::Twin;
+use moec_runtime::CheckLevel;
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::exec::graphs::{Graphs, f16};
 use moec_runtime::{Engine, Options, Want};
 use moec_testing::AARCH64;
@@ -125,7 +127,7 @@ impl Graphs for Recorder {
         "recorder"
     }
 
-    fn load(&mut self, _: &Path, _: &[GraphDecl], _: usize) -> moec_runtime::Result<()> {
+    fn load(&mut self, _: &BundleReader, _: &[GraphDecl], _: usize) -> moec_runtime::Result<()> {
         Ok(())
     }
 
@@ -150,7 +152,9 @@ fn a_call_of_another_size_names_its_graphs_first() {
     let unit = Box::new(Recorder(Arc::clone(&events)));
     let options = Options { threads: Some(1), ..Options::default() };
     let (program, weights) = (twin.program(), twin.folder());
-    let mut engine = Engine::with_graphs(program, weights, unit, &bundle.folder, options).unwrap();
+    let mut engine =
+        Engine::with_graphs(program, weights, unit, &bundle.files(CheckLevel::Small).unwrap(), options)
+            .unwrap();
     let mut told = |start: usize, ids: &[u32]| {
         match ids {
             [id] => engine.decode(&[(0, start, *id)], &mut |_, _| Ok(())).unwrap(),

@@ -7,6 +7,7 @@ use moec_qnn::compose::compose;
 use moec_qnn::onnx;
 use moec_qnn_sys::worker::{Program, Worker};
 use moec_qnn_sys::{Installation, SNAPDRAGON_8_GEN_3};
+use moec_runtime::bundle::BundleReader;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,7 +30,7 @@ fn apart(folder: &Path, library: &Path) -> u64 {
     files.sort();
     for file in files.iter().filter(|f| f.extension().is_some_and(|end| end == "onnx")) {
         let network = onnx::read(&fs::read(file).unwrap()).unwrap();
-        worker.compose(&compose(&network, Some(folder)).unwrap()).unwrap();
+        worker.compose(&compose(&network, Some(&BundleReader::unchecked(folder))).unwrap()).unwrap();
     }
     worker.binary().unwrap().len() as u64
 }

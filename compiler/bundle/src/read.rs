@@ -12,8 +12,9 @@ use moec_device::Device;
 use moec_ir::Module;
 use moec_ir::plan::{Plan, TargetInfo};
 use moec_passes::decisions::{Decisions, VERSION};
-#[cfg(doc)]
 use moec_runtime::CheckLevel;
+use moec_runtime::bundle::BundleReader;
+use moec_runtime::bundle::manifest as runtime_manifest;
 use moec_runtime::platform::cpu;
 use moec_runtime::platform::regular;
 use std::path::{Path, PathBuf};
@@ -84,19 +85,21 @@ impl Bundle {
     /// As [`Manifest::check`].
     pub fn check_rest(&self) -> Result<()> {
         let in_plan = |name: &str| self.plan.files.iter().any(|f| f.path == name);
-        self.manifest.part(|name| !in_plan(name)).check(&self.folder, true)?;
+        self.manifest.part(|name| !in_plan(name)).check(&self.folder, true)
+    }
+
+    /// What reads its files, each of which is checked against the manifest when it is read.
+    ///
+    /// # Errors
+    /// A manifest that is of another build than the plan.
+    pub fn files(&self, check: CheckLevel) -> Result<BundleReader> {
+        let files = runtime_manifest::parse(&self.manifest_bytes, &self.folder)?;
         // The plan holds hashes of its own.
-        for of in &self.plan.files {
-            let listed = self.manifest.files.get(&of.path);
-            if listed.is_none_or(|entry| entry.bytes != of.bytes || entry.sha256 != hex(&of.sha256)) {
-                return Err(Error::input(format!(
-                    "the manifest and the plan say different things of `{}`",
-                    of.path
-                ))
-                .hint("build the bundle again"));
-            }
+        if let Some(of) = self.plan.files.iter().find(|of| !files.contains(of)) {
+            let what = format!("the manifest and the plan say different things of `{}`", of.path);
+            return Err(Error::input(what).hint("build the bundle again"));
         }
-        Ok(())
+        Ok(BundleReader::of_manifest(&self.folder, &files, check))
     }
 
     /// The Graph that the plan computes.

@@ -9,6 +9,7 @@ use moec_bundle::read::Bundle;
 use moec_costs::units::Units;
 use moec_ir::plan::UnitRef;
 use moec_measure::twin::Twin;
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::cli::{Beside, Front};
 use moec_runtime::exec::beside::Executor;
 use moec_runtime::{CheckLevel, Program};
@@ -63,22 +64,20 @@ pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
         bundle.check_rest()?;
     }
     // Who wants the signer's bundle gets the signer's weights, too: they are checked as they are opened.
-    let check = if args.key.is_some() { CheckLevel::All } else { CheckLevel::Small };
+    let files = bundle.files(if args.key.is_some() { CheckLevel::All } else { CheckLevel::Small })?;
     let name = format!("moec run {}", args.bundle.display());
     if args.args.first().is_some_and(|verb| verb == SERVE) {
         interrupt::release();
     }
     let words = std::iter::once(name.clone().into()).chain(args.args.iter().cloned()).skip(1);
     if let Some(whose @ (Emulator::Library | Emulator::Device)) = args.emulate {
-        return run_on_library(args, &bundle, whose, words, &name, progress);
+        return run_on_library(args, (&bundle, &files), whose, words, &name, progress);
     }
     let emulates = args.emulate.is_some();
     if emulates && bundle.needs_host_build() {
         let twin = twin(args, &bundle, progress)?;
         let beside = Beside { weights: twin.folder(), executor: &host };
-        return Ok(front(&name, Some(beside), CheckLevel::Small)
-            .run(twin.program(), &bundle.folder, words)
-            .into());
+        return Ok(front(&name, Some(beside), &files).run(twin.program(), &bundle.folder, words).into());
     }
     let unit = if emulates { bundle.emulated_unit(progress)? } else { bundle.unit()? };
     let program = Program::new(bundle.plan.clone(), &|symbol| unit.resolve(symbol))
@@ -88,12 +87,12 @@ pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
     let brings = emulates || attached(&program, info)?;
     let executor: &dyn Fn(&UnitRef) -> Option<Executor> = if emulates { &host } else { &here };
     let beside = brings.then_some(Beside { weights: &bundle.folder, executor });
-    Ok(front(&name, beside, check).run(&program, &bundle.folder, words).into())
+    Ok(front(&name, beside, &files).run(&program, &bundle.folder, words).into())
 }
 
 /// A bundle's own verbs, in this process.
-fn front<'a>(name: &'a str, beside: Option<Beside<'a>>, check: CheckLevel) -> Front<'a> {
-    Front { name, beside, check, ..moec_service::front(None) }
+fn front<'a>(name: &'a str, beside: Option<Beside<'a>>, files: &'a BundleReader) -> Front<'a> {
+    Front { name, beside, files: Some(files), ..moec_service::front(None) }
 }
 
 /// A bundle's twin, whose weights are packed from those of the bundle: with a key these are checked first.
@@ -136,7 +135,7 @@ fn here(unit: &UnitRef) -> Option<Executor> {
 /// Runs with static graphs on the emulator of their unit's maker.
 fn run_on_library(
     args: &Args,
-    bundle: &Bundle,
+    (bundle, files): (&Bundle, &BundleReader),
     whose: Emulator,
     words: impl Iterator<Item = OsString>,
     name: &str,
@@ -164,7 +163,7 @@ fn run_on_library(
         if unit.name == units.npu.name { library().ok().map(Executor::Graphs) } else { host(unit) }
     };
     let beside = Beside { weights: twin.folder(), executor: &executor };
-    Ok(front(name, Some(beside), CheckLevel::Small).run(twin.program(), &bundle.folder, words).into())
+    Ok(front(name, Some(beside), files).run(twin.program(), &bundle.folder, words).into())
 }
 
 fn host(unit: &UnitRef) -> Option<Executor> {

@@ -7,6 +7,7 @@ use moec_bundle::read::Bundle;
 use moec_ir::EntryKind;
 use moec_ir::plan::UnitRef;
 use moec_ir::plan::{Builtin, Code, Plan};
+use moec_runtime::CheckLevel;
 use moec_runtime::{Engine, Options, Program, Row};
 use moec_targets::families;
 use serde_json::{Value, json};
@@ -65,7 +66,8 @@ pub fn run(args: &Args) -> Result<()> {
     let (index, rows) = call(&bundle.plan, args)?;
     let options = Options { threads: args.threads, ..Options::default() };
     let (folder, host) = (&bundle.folder, &mut |unit: &UnitRef| families::host(&unit.family, &unit.name));
-    let mut engine = Engine::with_units(&program, folder, host, folder, options).map_err(Error::from)?;
+    let mut engine = Engine::with_units(&program, folder, host, &bundle.files(CheckLevel::Small)?, options)
+        .map_err(Error::from)?;
     let mut once = || {
         interrupt::check()?;
         let seq_len = rows.iter().map(|r| r.pos + 1).max().unwrap_or(0);

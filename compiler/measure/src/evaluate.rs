@@ -8,6 +8,7 @@ use moec_base::error::{Error, Result};
 use moec_base::progress::Progress;
 use moec_bundle::read::Bundle;
 use moec_ir::plan::UnitRef;
+use moec_runtime::CheckLevel;
 use moec_runtime::exec::overflow::Tally;
 use moec_runtime::serving::text::Text;
 use moec_runtime::{Engine, Options, Program, Want};
@@ -136,7 +137,7 @@ pub fn evaluate(
     tasks: &Tasks,
     progress: &Progress,
 ) -> Result<Quality> {
-    let text = Text::open(&bundle.folder, bundle.plan.model.bos).map_err(Error::from)?;
+    let text = Text::open(&bundle.files(CheckLevel::Small)?, bundle.plan.model.bos).map_err(Error::from)?;
     with_engine(bundle, progress, |engine| match against {
         None => measure(engine, None, bundle, &text, tasks, progress),
         Some(other) if other.plan.model.vocab != bundle.plan.model.vocab => {
@@ -156,11 +157,12 @@ pub(crate) fn with_engine<T>(
     progress: &Progress,
     body: impl FnOnce(&mut Engine<'_>) -> Result<T>,
 ) -> Result<T> {
+    let files = bundle.files(CheckLevel::Small)?;
     if bundle.needs_host_build() {
         if bundle.is_foreign() {
             progress.warn(&bundle.host_build_note());
         }
-        return Twin::of(bundle, progress)?.with_engine(Some(&bundle.folder), body);
+        return Twin::of(bundle, progress)?.with_engine(Some(&files), body);
     }
     let unit = bundle.emulated_unit(progress)?;
     let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s))
@@ -168,7 +170,7 @@ pub(crate) fn with_engine<T>(
         .emulating(unit.emulated());
     let options = Options::default();
     let (folder, host) = (&bundle.folder, &mut |unit: &UnitRef| families::host(&unit.family, &unit.name));
-    let mut engine = Engine::with_units(&program, folder, host, folder, options).map_err(Error::from)?;
+    let mut engine = Engine::with_units(&program, folder, host, &files, options).map_err(Error::from)?;
     body(&mut engine)
 }
 

@@ -21,6 +21,7 @@ use moec_ir::{Format, Module, Source};
 use moec_passes::home::Homes;
 use moec_passes::offload::Statics;
 use moec_pipeline::{Compilation, Stops};
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::{Engine, Options, Program};
 use moec_targets::families;
 use std::fs;
@@ -179,18 +180,19 @@ impl Twin {
         self.weights.scratch.path()
     }
 
-    /// Runs `body` with an engine. Units beside the processor are executed as their families do on this machine; `packages` is
-    /// the folder of the artifacts.
+    /// Runs `body` with an engine. Units beside the processor are executed as their families do on this machine; `packages` are
+    /// the files of the bundle with the artifacts.
     ///
     /// # Errors
     /// An engine that does not open, and what `body` returns.
     pub fn with_engine<T>(
         &self,
-        packages: Option<&Path>,
+        packages: Option<&BundleReader>,
         body: impl FnOnce(&mut Engine<'_>) -> Result<T>,
     ) -> Result<T> {
         let (folder, host) = (self.folder(), &mut |unit: &UnitRef| families::host(&unit.family, &unit.name));
-        let packages = packages.unwrap_or(folder);
+        let none = BundleReader::unchecked(folder);
+        let packages = packages.unwrap_or(&none);
         let engine = Engine::with_units(&self.program, folder, host, packages, Options::default());
         body(&mut engine.map_err(Error::from)?)
     }

@@ -3,15 +3,14 @@
 //! A program needs its weights and its tokenizer; the manifest lists the rest, too: plan, graph, kernels, packages,
 //! sources, and the program itself.
 
-use crate::bundle::program::Program;
+use crate::bundle::{BundleFile, BundleReader};
 use crate::error::{Error, Result};
+use crate::bundle::program::Program;
 use crate::platform::regular;
-use crate::weights::store::BundleFile;
-#[cfg(doc)]
-use crate::weights::store::CheckLevel;
 use moec_ir::plan::FileRef;
 use serde_json::Value;
-use sha2::{Digest, Sha256};
+use sha2::{Digest as _, Sha256};
+use std::collections::HashSet;
 use std::io::ErrorKind;
 use std::path::Path;
 
@@ -27,53 +26,66 @@ pub struct Checked {
     pub files: usize,
     /// Their bytes.
     pub bytes: u64,
-    /// Of these, bytes of the files that the program opens itself, whose content is not checked yet.
+    /// Of these, bytes of the program's weights, whose content is not checked yet.
     pub left: u64,
     /// Whether there is a `run` that the manifest does not list, since it was built after it (on a Mac).
     pub run_unlisted: bool,
 }
 
-/// Compares size and SHA-256 of every file that the manifest lists. With `program`, the manifest must also be of the build
-/// that this program is of; of the files that the program opens, sizes alone are compared here ([`CheckLevel::All`]).
+/// Reads which files a bundle has.
 ///
 /// # Errors
-/// No manifest, one that is malformed or of another build, and the first file that is missing or was changed.
-pub fn check(bundle: &Path, program: Option<&Program>) -> Result<Checked> {
-    let path = bundle.join(MANIFEST);
-    let malformed = |why: String| Error::Manifest { path: path.clone(), why };
-    let bytes = read(&path)?;
-    let manifest: Value = serde_json::from_slice(&bytes).map_err(|e| malformed(e.to_string()))?;
+/// No manifest, or one that is malformed.
+pub fn files(bundle: &Path) -> Result<Vec<FileRef>> {
+    parse(&read(&bundle.join(MANIFEST))?, bundle)
+}
+
+/// As [`files`], of what the manifest of the folder `bundle` holds.
+///
+/// # Errors
+/// A manifest that is malformed.
+pub fn parse(manifest: &[u8], bundle: &Path) -> Result<Vec<FileRef>> {
+    let malformed = |why: String| Error::Manifest { path: bundle.join(MANIFEST), why };
+    let manifest: Value = serde_json::from_slice(manifest).map_err(|e| malformed(e.to_string()))?;
     let listed = manifest["files"].as_object().ok_or_else(|| malformed("it lists no files".to_owned()))?;
-    let mut files = Vec::with_capacity(listed.len());
-    for (name, entry) in listed {
+    let file = |(name, entry): (&String, &Value)| {
         let known = entry["bytes"].as_u64().zip(entry["sha256"].as_str().and_then(unhex));
         let (bytes, sha256) =
             known.ok_or_else(|| malformed(format!("`{name}` has no size, or no SHA-256")))?;
-        files.push(FileRef { path: name.clone(), bytes, sha256 });
-    }
+        Ok(FileRef { path: name.clone(), bytes, sha256 })
+    };
+    listed.iter().map(file).collect()
+}
+
+/// Compares size and SHA-256 of every file that is listed. With `program`, the list must also be of the build that this
+/// program is of; of the files with its weights, sizes alone are compared here: their store hashes what it maps or reads.
+///
+/// # Errors
+/// A list of another build, and the first file that is missing or was changed.
+pub fn check(bundle: &BundleReader, program: Option<&Program>) -> Result<Checked> {
+    let files: Vec<&FileRef> = bundle.listed().into_iter().flatten().collect();
+    let folder = bundle.folder();
     for own in program.iter().flat_map(|p| &p.files) {
-        if !files.contains(own) {
-            let name = &own.path;
-            return Err(malformed(format!(
-                "of `{name}` it says something else than the program was built for"
-            )));
+        if !files.contains(&own) {
+            let why = format!("of `{}` it says something else than the program was built for", own.path);
+            return Err(Error::Manifest { path: folder.join(MANIFEST), why });
         }
     }
     // Sizes of all files first: they cost nothing and catch most damage.
     for info in &files {
-        BundleFile::open(bundle, info)?;
+        BundleFile::open(&folder, &info.path, Some(info.bytes))?;
     }
-    let own: &[FileRef] = program.map_or(&[], |p| &p.files);
-    let (left, here): (Vec<_>, Vec<_>) = files.iter().partition(|info| own.contains(info));
+    let weights: HashSet<&str> = program.iter().flat_map(|p| p.weight_files()).collect();
+    let (left, here): (Vec<&FileRef>, Vec<_>) = files.iter().partition(|f| weights.contains(&*f.path));
     for info in &here {
-        BundleFile::open(bundle, info)?.check(info)?;
+        bundle.open(&info.path)?.digest()?;
     }
     let bytes = |files: &[&FileRef]| files.iter().fold(0_u64, |sum, f| sum.saturating_add(f.bytes));
     Ok(Checked {
         files: files.len(),
         bytes: bytes(&here).saturating_add(bytes(&left)),
         left: bytes(&left),
-        run_unlisted: !listed.contains_key(RUN) && bundle.join(RUN).exists(),
+        run_unlisted: files.iter().all(|f| f.path != RUN) && folder.join(RUN).exists(),
     })
 }
 
@@ -103,6 +115,7 @@ fn unhex(text: &str) -> Option<[u8; 32]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::weights::store::CheckLevel;
     use std::fs;
 
     fn bundle(files: &[(&str, &str)]) -> tempfile::TempDir {
@@ -120,11 +133,15 @@ mod tests {
         dir
     }
 
+    fn check(bundle: &Path) -> Result<Checked> {
+        super::check(&BundleReader::of_manifest(bundle, &files(bundle)?, CheckLevel::All), None)
+    }
+
     #[test]
     fn every_listed_file_is_checked() {
         let dir = bundle(&[("plan.bin", "plan"), ("artifacts/kernels.o", "code"), ("run", "program")]);
         let whole = Checked { files: 3, bytes: 15, left: 0, run_unlisted: false };
-        assert_eq!(check(dir.path(), None).unwrap(), whole);
+        assert_eq!(check(dir.path()).unwrap(), whole);
         for (name, text) in [("plan.bin", "plan"), ("artifacts/kernels.o", "code"), ("run", "program")] {
             let path = dir.path().join(name);
             for damage in [Some("pla"), Some("PLAN"), Some("CODE"), Some("PROGRAM"), None] {
@@ -132,12 +149,12 @@ mod tests {
                     Some(text) => fs::write(&path, text).unwrap(),
                     None => fs::remove_file(&path).unwrap(),
                 }
-                let said = check(dir.path(), None).unwrap_err().to_string();
+                let said = check(dir.path()).unwrap_err().to_string();
                 assert!(said.contains(name), "{said}");
             }
             fs::write(&path, text).unwrap();
         }
-        assert_eq!(check(dir.path(), None).unwrap(), whole);
+        assert_eq!(check(dir.path()).unwrap(), whole);
     }
 
     #[test]
@@ -151,15 +168,15 @@ mod tests {
             ("{\"files\": {\"plan.bin\": {\"bytes\": 4, \"sha256\": \"00\"}}}", "no SHA-256"),
         ] {
             fs::write(&path, text).unwrap();
-            let said = check(dir.path(), None).unwrap_err().to_string();
+            let said = check(dir.path()).unwrap_err().to_string();
             assert!(said.contains(MANIFEST) && said.contains(word), "{said}");
         }
         let zeros = "0".repeat(64);
         fs::write(&path, format!("{{\"files\": {{\"../x\": {{\"bytes\": 4, \"sha256\": \"{zeros}\"}}}}}}"))
             .unwrap();
-        assert!(matches!(check(dir.path(), None), Err(Error::OutsideBundle(_))));
+        assert!(matches!(check(dir.path()), Err(Error::OutsideBundle(_))));
         fs::remove_file(&path).unwrap();
-        assert!(matches!(check(dir.path(), None), Err(Error::MissingFile(_))));
+        assert!(matches!(check(dir.path()), Err(Error::MissingFile(_))));
         assert_eq!(digest(dir.path()), None);
     }
 
@@ -167,6 +184,6 @@ mod tests {
     fn a_program_built_later_is_said_to_be_unlisted() {
         let dir = bundle(&[("plan.bin", "plan")]);
         fs::write(dir.path().join(RUN), "built here").unwrap();
-        assert!(check(dir.path(), None).unwrap().run_unlisted);
+        assert!(check(dir.path()).unwrap().run_unlisted);
     }
 }

@@ -34,6 +34,12 @@ impl Program {
         self.units.iter().enumerate().skip(1).filter(move |(u, _)| used(*u))
     }
 
+    /// Names of the files that hold weights.
+    pub(crate) fn weight_files(&self) -> impl Iterator<Item = &str> {
+        let of = |s: &plan::Segment| Some(&*self.files.get(s.file as usize)?.path);
+        self.segments.iter().filter_map(of)
+    }
+
     /// Verifies a plan and finds its kernels.
     ///
     /// The code that `resolve` returns must stay in memory as long as the result (and every engine opened

@@ -33,18 +33,6 @@ pub(super) enum Verb {
     Info(Info),
 }
 
-impl Verb {
-    /// What verbs share that open the model, and whether notes are wanted.
-    pub(super) fn common(&self) -> Option<(&Common, bool)> {
-        match self {
-            Self::Generate(args) => Some((&args.common, !args.quiet)),
-            Self::Logits(args) => Some((&args.common, true)),
-            Self::Bench(args) => Some((&args.common, true)),
-            Self::Info(_) => None,
-        }
-    }
-}
-
 /// Options of every subcommand that opens the model.
 #[derive(Args)]
 #[command(next_help_heading = "Memory and threads")]

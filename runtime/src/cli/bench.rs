@@ -4,12 +4,13 @@
 
 use super::args::Bench;
 use super::{Context, Failure, Io, assigned, interrupt, paging, size};
-use crate::bundle::program::Program;
-use crate::error::{Error, Result};
-use crate::exec::engine::{Engine, Memory};
 use crate::serving::best_of::best_of;
 use crate::serving::big_little::Decoder;
+use crate::bundle::BundleReader;
+use crate::exec::engine::{Engine, Memory};
+use crate::error::{Error, Result};
 use crate::serving::generate::{Request, check_room, generate, rate};
+use crate::bundle::program::Program;
 use crate::serving::sampler::{Sampler, Sampling};
 use crate::serving::scheduler::{Choose, Done, End, Event, Job, Scheduler, Setting};
 use crate::weights::{Demand, Held};
@@ -19,10 +20,15 @@ use serde_json::json;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-pub(super) fn run(context: &Context<'_>, args: &Bench, io: &mut Io<'_>) -> Result<(), Failure> {
+pub(super) fn run(
+    context: &Context<'_>,
+    files: &BundleReader,
+    args: &Bench,
+    io: &mut Io<'_>,
+) -> Result<(), Failure> {
     let max = context.program.model.max_context as usize;
     if args.stdin {
-        let mut engine = context.open(&args.common, Demand::FULL)?;
+        let mut engine = context.open(&args.common, files, Demand::FULL)?;
         let _interrupt = interrupt::guard();
         return answer(&mut engine, io);
     }
@@ -36,7 +42,7 @@ pub(super) fn run(context: &Context<'_>, args: &Bench, io: &mut Io<'_>) -> Resul
     }
     let start = Instant::now();
     let demand = Demand { sequences: args.best_of.unwrap_or(args.batch), tokens: prompt + n };
-    let mut engine = context.open(&args.common, demand)?;
+    let mut engine = context.open(&args.common, files, demand)?;
     engine.ignore_overflow();
     let opened = start.elapsed();
     let _interrupt = interrupt::guard();

@@ -2,14 +2,14 @@
 
 use super::args::Info;
 use super::{Context, Failure, Io, size};
-use crate::bundle::manifest;
-use crate::bundle::program::Program;
-use crate::error::Result;
-use crate::exec::engine;
-use crate::exec::overflow::Overflow;
-use crate::offload::paging;
 use crate::platform::available::available;
 use crate::platform::cpu;
+use crate::exec::engine;
+use crate::error::Result;
+use crate::bundle::manifest;
+use crate::exec::overflow::Overflow;
+use crate::offload::paging;
+use crate::bundle::program::Program;
 use crate::serving::text;
 use crate::weights::{self, Choice, Weights};
 use moec_ir::Format;
@@ -31,7 +31,7 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
     let runs_here = cpu::check(t).is_ok() && lacking.is_empty();
     let held = held(p)?;
     let huge_pages = weights::gets_huge_pages();
-    let tokenizer = text::path(context.bundle).is_file();
+    let tokenizer = context.bundle.join(text::FILE).is_file();
     let manifest = manifest::digest(context.bundle).map(|h| hex(&h));
     let entries: Vec<_> = p.entries.iter().map(|e| (e.kind.to_string(), e.out_rows, e.steps.len())).collect();
     if args.json {

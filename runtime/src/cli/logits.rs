@@ -2,17 +2,23 @@
 
 use super::args::Logits;
 use super::{Context, Failure, Io, interrupt};
-use crate::error::{Error, Result};
+use crate::bundle::BundleReader;
 use crate::exec::engine::Want;
+use crate::error::{Error, Result};
 use crate::platform::mapped::Unfinished;
 use crate::weights::Demand;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-pub(super) fn run(context: &Context<'_>, args: &Logits, io: &mut Io<'_>) -> Result<(), Failure> {
+pub(super) fn run(
+    context: &Context<'_>,
+    files: &BundleReader,
+    args: &Logits,
+    io: &mut Io<'_>,
+) -> Result<(), Failure> {
     let vocab = context.program.model.vocab as usize;
-    let mut engine = context.open(&args.common, Demand { sequences: 1, tokens: args.ids.len() })?;
+    let mut engine = context.open(&args.common, files, Demand { sequences: 1, tokens: args.ids.len() })?;
     let _interrupt = interrupt::guard();
     // Written row by row: the logits of a long text are larger than many a model.
     let mut file = NewFile::create(&args.out)?;

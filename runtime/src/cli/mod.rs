@@ -15,16 +15,17 @@ mod logits;
 mod paging;
 
 use crate::bundle::abi::KernelFn;
-use crate::bundle::manifest;
-use crate::bundle::program::Program;
-use crate::error::{Error, Result};
 use crate::exec::beside::Executor;
+use crate::bundle::BundleReader;
 use crate::exec::engine::{Engine, Options};
-use crate::offload::paging::Paging;
+use crate::error::{Error, Result};
+use crate::bundle::manifest;
 use crate::platform::memory::size;
+use crate::offload::paging::Paging;
+use crate::bundle::program::Program;
 use crate::serving::sampler::Constraint;
-use crate::weights::Demand;
 use crate::weights::store::CheckLevel;
+use crate::weights::Demand;
 use args::{Cli, Common, Verb};
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use moec_ir::plan::UnitRef;
@@ -76,13 +77,13 @@ impl Io<'_> {
 pub struct Context<'a> {
     /// What runs.
     pub program: &'a Program,
-    /// Where tokenizer and packages lie.
+    /// The bundle. Its files are read by [`Context::files`].
     pub bundle: &'a Path,
     /// How the user calls this.
     pub name: &'a str,
     beside: Option<Beside<'a>>,
     native: Option<Native<'a>>,
-    check: CheckLevel,
+    files: Option<&'a BundleReader>,
 }
 
 /// A verb that a crate above this one brings.
@@ -98,8 +99,11 @@ pub struct More {
 pub type MakeConstraint = dyn Fn() -> Result<Box<dyn Constraint>>;
 
 /// Reads such options, before weights are opened; `None` where none is given.
-pub type ReadForm =
-    for<'a, 'p> fn(&'a Context<'p>, &ArgMatches) -> Result<Option<Box<MakeConstraint>>, Failure>;
+pub type ReadForm = for<'a, 'p> fn(
+    &'a Context<'p>,
+    &BundleReader,
+    &ArgMatches,
+) -> Result<Option<Box<MakeConstraint>>, Failure>;
 
 /// Options of `generate` that a crate above this one brings: forms that answers are held to.
 #[derive(Clone, Copy)]
@@ -123,13 +127,14 @@ pub struct Front<'a> {
     pub beside: Option<Beside<'a>>,
     /// What executes units that the runtime by itself does not.
     pub native: Option<Native<'a>>,
-    /// How much of what the program opens is checked, where `--check` does not ask for all.
-    pub check: CheckLevel,
+    /// Files of the bundle, where the caller knows them all. Else those that the plan names are known, and with `--check` those
+    /// of the manifest.
+    pub files: Option<&'a BundleReader>,
 }
 
 impl Default for Front<'_> {
     fn default() -> Self {
-        Self { name: "run", more: &[], forms: None, beside: None, native: None, check: CheckLevel::Small }
+        Self { name: "run", more: &[], forms: None, beside: None, native: None, files: None }
     }
 }
 
@@ -159,12 +164,42 @@ impl Native<'_> {
 }
 
 impl<'a> Context<'a> {
+    /// What reads files of the bundle. Where the options ask for it, all of them are held against the manifest first, which is
+    /// said. Weights are checked when they are opened, so that what is computed with is what was checked.
+    ///
+    /// # Errors
+    /// A file that is not as it was built.
+    pub fn files(&self, common: &Common, notes: bool, io: &mut Io<'_>) -> Result<BundleReader, Failure> {
+        if !common.check {
+            let of_plan = || BundleReader::of_plan(self.bundle, self.program, CheckLevel::Small);
+            return Ok(self.files.cloned().unwrap_or_else(of_plan));
+        }
+        let listed = match self.files.and_then(BundleReader::listed) {
+            Some(listed) => listed.cloned().collect(),
+            None => manifest::files(self.bundle)?,
+        };
+        let files = BundleReader::of_manifest(self.bundle, &listed, CheckLevel::All);
+        // The weights of a program beside its bundle lie elsewhere.
+        let own = self.beside.is_none().then_some(self.program);
+        let done = manifest::check(&files, own)?;
+        if notes {
+            let (count, bytes, left) = (done.files, size(done.bytes), size(done.left));
+            let still = format!(" so far; {left} of weights are hashed before they are used");
+            let still = if done.left > 0 { still } else { String::new() };
+            io.note(&format!("checked {count} files, {bytes}: all as they were built{still}"));
+            if done.run_unlisted {
+                io.note("note: `run` was built after the manifest, which does not list it");
+            }
+        }
+        Ok(files)
+    }
+
     /// Opens the program as the options say, for what is to be held. It stops between calls once [`interrupt::flag`] is
     /// true.
     ///
     /// # Errors
     /// As [`Engine::open`]; options that the plan has no use for.
-    pub fn open(&self, common: &Common, demand: Demand) -> Result<Engine<'a>> {
+    pub fn open(&self, common: &Common, files: &BundleReader, demand: Demand) -> Result<Engine<'a>> {
         if self.program.paging.is_none() {
             let given = [
                 ("--budget", common.budget.is_some()),
@@ -175,7 +210,6 @@ impl<'a> Context<'a> {
                 return Err(Error::NoPaging(option));
             }
         }
-        let check = if common.check { CheckLevel::All } else { self.check };
         let stop = Some(interrupt::flag());
         let mut paging = Paging::from_env()?;
         paging.flash.verify_reads = !common.no_verify_reads;
@@ -186,7 +220,7 @@ impl<'a> Context<'a> {
             threads: common.threads,
             pin: common.pin,
             demand: Some(demand),
-            check,
+            check: files.level(),
             resident: common.no_budget,
             weights: common.weights,
             lazy: common.no_preload,
@@ -195,7 +229,7 @@ impl<'a> Context<'a> {
             warn: Some(warn),
         };
         match (self.beside, self.native) {
-            (None, None) => Engine::open(self.program, self.bundle, options),
+            (None, None) => Engine::with_files(self.program, files, options),
             (None, Some(native)) => {
                 let mut missing = None;
                 let mut executor = |unit: &UnitRef| match native.bring(unit)? {
@@ -205,13 +239,12 @@ impl<'a> Context<'a> {
                         None
                     }
                 };
-                let engine =
-                    Engine::with_units(self.program, self.bundle, &mut executor, self.bundle, options);
+                let engine = Engine::with_units(self.program, self.bundle, &mut executor, files, options);
                 // Why a unit is missing says more than that it is.
                 missing.map_or(engine, Err)
             }
             (Some(Beside { weights, executor }), _) => {
-                Engine::with_units(self.program, weights, &mut |unit| executor(unit), self.bundle, options)
+                Engine::with_units(self.program, weights, &mut |unit| executor(unit), files, options)
             }
         }
     }
@@ -221,30 +254,6 @@ impl<'a> Context<'a> {
 fn warn(text: &str) {
     // The stream may be locked already, by this thread: engines run where the verbs do.
     let _ = writeln!(io::stderr(), "warning: {text}");
-}
-
-/// Holds all files of the bundle against its manifest, if that is asked for, and says so. Files that the program itself opens are
-/// checked when it does, so that what is computed with is what was checked.
-///
-/// # Errors
-/// A file that is not as it was built.
-pub fn check(context: &Context<'_>, common: &Common, notes: bool, io: &mut Io<'_>) -> Result<(), Failure> {
-    if !common.check {
-        return Ok(());
-    }
-    // The weights of a program beside its bundle lie elsewhere.
-    let own = context.beside.is_none().then_some(context.program);
-    let done = manifest::check(context.bundle, own)?;
-    if notes {
-        let (files, bytes, left) = (done.files, size(done.bytes), size(done.left));
-        let still = format!(" so far; {left} of weights and tokenizer are hashed before they are used");
-        let still = if done.left > 0 { still } else { String::new() };
-        io.note(&format!("checked {files} files, {bytes}: all as they were built{still}"));
-        if done.run_unlisted {
-            io.note("note: `run` was built after the manifest, which does not list it");
-        }
-    }
-    Ok(())
 }
 
 /// How a verb can end without success.
@@ -326,22 +335,19 @@ impl Front<'_> {
         args: impl Iterator<Item = OsString>,
         mut io: Io<'_>,
     ) -> u8 {
-        let &Self { name, more, forms, beside, native, check } = self;
+        let &Self { name, more, forms, beside, native, files } = self;
         let matches = match self.command().try_get_matches_from(args) {
             Ok(matches) => matches,
             Err(e) => return refuse(&e, name, &mut io),
         };
-        let context = Context { program, bundle, name, beside, native, check };
+        let context = Context { program, bundle, name, beside, native, files };
         let brought = matches.subcommand().and_then(|(verb, matches)| {
             Some((more.iter().find(|more| (more.command)().get_name() == verb)?, matches))
         });
         let done = match brought {
             Some((more, matches)) => (more.run)(&context, matches, &mut io),
             None => match Cli::from_arg_matches(&matches) {
-                Ok(cli) => forms
-                    .zip(matches.subcommand_matches(GENERATE))
-                    .map_or(Ok(None), |(forms, matches)| (forms.read)(&context, matches))
-                    .and_then(|form| own(&context, cli.verb, form.as_deref(), &mut io)),
+                Ok(cli) => own(&context, cli.verb, forms.zip(matches.subcommand_matches(GENERATE)), &mut io),
                 Err(e) => return refuse(&e, name, &mut io),
             },
         };
@@ -365,20 +371,22 @@ impl Front<'_> {
     }
 }
 
-/// Runs a verb of this crate. `form`: what answers of [`GENERATE`] are held to.
+/// Runs a verb of this crate. `forms`: options of [`GENERATE`] beside its own, and what was given.
 fn own(
     context: &Context<'_>,
     verb: Verb,
-    form: Option<&MakeConstraint>,
+    forms: Option<(Forms, &ArgMatches)>,
     io: &mut Io<'_>,
 ) -> Result<(), Failure> {
-    if let Some((common, notes)) = verb.common() {
-        check(context, common, notes, io)?;
-    }
     match verb {
-        Verb::Generate(args) => generate::run(context, &args, form, io),
-        Verb::Logits(args) => logits::run(context, &args, io),
-        Verb::Bench(args) => bench::run(context, &args, io),
+        Verb::Generate(args) => {
+            let files = context.files(&args.common, !args.quiet, io)?;
+            let read = |(forms, given): (Forms, &ArgMatches)| (forms.read)(context, &files, given);
+            let form = forms.map_or(Ok(None), read)?;
+            generate::run(context, &files, &args, form.as_deref(), io)
+        }
+        Verb::Logits(args) => logits::run(context, &context.files(&args.common, true, io)?, &args, io),
+        Verb::Bench(args) => bench::run(context, &context.files(&args.common, true, io)?, &args, io),
         Verb::Info(args) => info::run(context, &args, io),
     }
 }

@@ -1,11 +1,12 @@
 //! Memories of units beside the processor: what is taken, and the weights that are brought there.
 
-use crate::bundle::program::Program;
+use crate::bundle::BundleFiles;
 use crate::error::{Error, Result};
 use crate::exec::graphs::Graphs;
-use crate::exec::unit::Unit;
 use crate::platform::memory::Addr;
-use crate::weights::store::{BundleFiles, CheckLevel, MappedStore, Store};
+use crate::bundle::program::Program;
+use crate::weights::store::{CheckLevel, MappedStore, Store};
+use crate::exec::unit::Unit;
 use moec_ir::plan::{ALIGN, Resident};
 use std::collections::BTreeSet;
 

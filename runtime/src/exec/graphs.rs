@@ -1,9 +1,9 @@
 //! Static graphs that a unit beside the processor executes: a Neural Engine, or its emulation.
 
+use crate::bundle::BundleReader;
 use crate::error::Result;
 pub use half::f16;
 use moec_ir::plan::GraphDecl;
-use std::path::Path;
 
 /// What executes static graphs.
 pub trait Graphs: Send + Sync {
@@ -14,8 +14,8 @@ pub trait Graphs: Send + Sync {
     /// of `slots` sequences begin as zeros.
     ///
     /// # Errors
-    /// A package that is missing or malformed, a function that is not there or has another signature.
-    fn load(&mut self, bundle: &Path, graphs: &[GraphDecl], slots: usize) -> Result<()>;
+    /// A package that is missing, malformed or not as it was built, a function that is not there or has another signature.
+    fn load(&mut self, bundle: &BundleReader, graphs: &[GraphDecl], slots: usize) -> Result<()>;
 
     /// Graphs that a call will come to, in its order, if it is of another entry point than the last one: what is not loaded yet may
     /// load while the processor computes (PowerInfer-2, §4.1.3). A hint: nothing fails here.

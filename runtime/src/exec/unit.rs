@@ -1,12 +1,12 @@
 //! What executes steps: the processor, and other units of a target, behind one trait.
 
 use crate::bundle::abi::KernelFn;
-use crate::bundle::program::{Code, Program};
+use crate::bundle::BundleReader;
 use crate::error::{Error, Result};
 use crate::platform::memory::Addr;
+use crate::bundle::program::{Code, Program};
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{self, Builtin, Grid, Span};
-use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -133,12 +133,12 @@ pub trait Unit: Send + Sync {
     /// Whether it executes a builtin.
     fn executes(&self, builtin: Builtin) -> bool;
 
-    /// Reads what it executes beside kernels: the artifacts that its steps name, below `folder`; asked for once, before anything
+    /// Reads what it executes beside kernels: the artifacts of the bundle that its steps name; asked for once, before anything
     /// else. `index` is its own in the plan.
     ///
     /// # Errors
-    /// An artifact that is missing, or that it does not run.
-    fn load(&mut self, _program: &Program, _index: u32, _folder: &Path) -> Result<()> {
+    /// An artifact that is missing, not as it was built, or that it does not run.
+    fn load(&mut self, _program: &Program, _index: u32, _bundle: &BundleReader) -> Result<()> {
         Ok(())
     }
 

@@ -6,7 +6,7 @@
 
 use std::fmt;
 use std::fs::{self, File, FileType, Metadata};
-use std::io::{self, Read};
+use std::io::{self, Read as _, Seek as _};
 use std::path::Path;
 
 /// A kind of file, and how long one may be.
@@ -199,7 +199,15 @@ pub fn size(path: &Path) -> io::Result<u64> {
 /// # Errors
 /// As [`open`]; [`Refused::Long`]; a signal that came while it was read and wants to be heard.
 pub fn read(path: &Path, limit: Limit) -> io::Result<Vec<u8>> {
-    let mut file = open(path)?;
+    read_open(&open(path)?, limit)
+}
+
+/// As [`read`], of a file that [`open`] gave, from its beginning.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_open(mut file: &File, limit: Limit) -> io::Result<Vec<u8>> {
+    file.rewind()?;
     let found = file.metadata()?.len();
     if found > limit.bytes {
         return Err(Refused::Long { limit, found: Some(found) }.into());

@@ -4,18 +4,15 @@ mod bounded;
 mod charsmap;
 mod encoding;
 
+use crate::bundle::BundleReader;
 use crate::error::{Error, Result};
 use crate::platform::regular;
 use bounded::{Bounded, timed};
 use std::collections::BTreeMap;
-use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Where a bundle keeps its tokenizer.
-pub fn path(bundle: &Path) -> PathBuf {
-    bundle.join("artifacts").join("tokenizer.json")
-}
+/// A bundle's tokenizer.
+pub const FILE: &str = "artifacts/tokenizer.json";
 
 /// A tokenizer.
 pub struct Text {
@@ -39,21 +36,15 @@ impl Text {
     /// Reads the bundle's tokenizer. `bos` is put in front of every text that does not start with it.
     ///
     /// # Errors
-    /// [`Error::NoTokenizer`] if there is no file, [`Error::BadTokenizer`] if it cannot be used.
-    pub fn open(bundle: &Path, bos: Option<u32>) -> Result<Self> {
-        Self::open_file(path(bundle), bos)
-    }
-
-    /// As [`Text::open`], of any file.
-    ///
-    /// # Errors
-    /// As [`Text::open`].
-    fn open_file(path: PathBuf, bos: Option<u32>) -> Result<Self> {
-        match regular::read(&path, regular::TOKENIZER) {
-            Ok(bytes) => Self::parse(&bytes, bos).map_err(|reason| Error::BadTokenizer { path, reason }),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(Error::NoTokenizer(path)),
-            Err(source) => Err(Error::Io { doing: "read", path, source }),
-        }
+    /// [`Error::NoTokenizer`] if there is no file, [`Error::BadTokenizer`] if it cannot be used, and as
+    /// [`BundleReader::read`].
+    pub fn open(bundle: &BundleReader, bos: Option<u32>) -> Result<Self> {
+        let bytes = bundle.read(FILE, regular::TOKENIZER).map_err(|e| match e {
+            Error::MissingFile(path) => Error::NoTokenizer(path),
+            e => e,
+        })?;
+        let bad = |reason| Error::BadTokenizer { path: bundle.folder().join(FILE), reason };
+        Self::parse(&bytes, bos).map_err(bad)
     }
 
     /// As [`Text::open`], of what a `tokenizer.json` holds.

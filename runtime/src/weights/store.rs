@@ -1,20 +1,18 @@
 //! Where packed weights come from.
 
-use crate::bundle::program::Program;
+use crate::bundle::BundleFiles;
 use crate::error::{Error, Result};
 use crate::platform::mapped::MappedFile;
 use crate::platform::memory::Addr;
-use crate::platform::regular::{self, FileId};
-use crate::weights::Held;
 use crate::weights::owned::Arrival;
 use crate::weights::preload::Preload;
+use crate::bundle::program::Program;
+use crate::weights::Held;
 #[cfg(doc)]
 use moec_ir::plan::Layout;
-use moec_ir::plan::{FileRef, Segment};
-use sha2::{Digest, Sha256};
-use std::fs::File;
-use std::io::{self, ErrorKind, Read as _, Seek as _};
-use std::path::{Component, Path, PathBuf};
+use moec_ir::plan::Segment;
+use sha2::{Digest as _, Sha256};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Gives the addresses of weight segments: memory of our own, mapped files, or a cache over flash for models that do not fit
@@ -164,7 +162,7 @@ impl Addresses {
 }
 
 impl MappedStore {
-    /// Checks the files of the bundle and maps those that hold segments.
+    /// Checks the files of the bundle that hold segments, and maps them. Who reads another file checks it.
     ///
     /// # Errors
     /// A file that is missing, has another size, or another content (as far as `check` goes); a segment
@@ -183,14 +181,13 @@ impl MappedStore {
         check: CheckLevel,
         wanted: &dyn Fn(u32) -> bool,
     ) -> Result<Self> {
-        let segments_in = |file: usize| {
-            let all = (0..).zip(&program.segments);
-            all.filter(move |(i, s)| s.file as usize == file && wanted(*i)).count()
-        };
+        let segments_in =
+            |file: usize| (0..).zip(&program.segments).filter(move |(_, s)| s.file as usize == file);
         let mut maps = Vec::with_capacity(program.files.len());
         for (i, (info, file)) in program.files.iter().zip(files.iter()).enumerate() {
-            let map = if segments_in(i) > 0 { file.map(info)? } else { None };
-            if check.hashes(info.bytes) {
+            let map = if segments_in(i).any(|(s, _)| wanted(s)) { file.map(info)? } else { None };
+            // Other memories may have those that are not wanted.
+            if segments_in(i).next().is_some() && check.hashes(info.bytes) {
                 match &map {
                     Some(map) => file.check_hash(info, Sha256::digest(&**map).into())?,
                     None => file.check(info)?,
@@ -227,149 +224,3 @@ unsafe impl Store for MappedStore {
         self.preload = self.preload.take().or_else(|| Preload::start(&self.maps));
     }
 }
-
-/// A file of the bundle, opened once: what is checked of it is what is mapped and read, whatever happens to its path.
-#[derive(Debug)]
-pub(crate) struct BundleFile {
-    pub(crate) path: PathBuf,
-    pub(crate) file: File,
-}
-
-impl BundleFile {
-    /// Opens a file, which must have the size that the plan names: that costs nothing and catches most damage.
-    ///
-    /// # Errors
-    /// A path outside of the bundle; a file that is missing or has another size.
-    pub(crate) fn open(bundle: &Path, info: &FileRef) -> Result<Self> {
-        let path = file_path(bundle, &info.path)?;
-        let failed = |source: io::Error| match source.kind() {
-            ErrorKind::NotFound => Error::MissingFile(path.clone()),
-            _ => Error::Io { doing: "read", path: path.clone(), source },
-        };
-        let file = regular::open(&path).map_err(failed)?;
-        let found = file.metadata().map_err(failed)?.len();
-        if found == info.bytes {
-            Ok(Self { path, file })
-        } else {
-            Err(Error::WrongSize { path, expected: info.bytes, found })
-        }
-    }
-
-    fn failed(&self, doing: &'static str) -> impl Fn(io::Error) -> Error {
-        move |source| Error::Io { doing, path: self.path.clone(), source }
-    }
-
-    /// Which file it is.
-    ///
-    /// # Errors
-    /// What the system refuses.
-    pub(crate) fn identity(&self) -> Result<Option<FileId>> {
-        regular::identity(&self.file).map_err(self.failed("read"))
-    }
-
-    /// Maps the file; `None` if it is empty.
-    fn map(&self, info: &FileRef) -> Result<Option<MappedFile>> {
-        if info.bytes == 0 {
-            return Ok(None);
-        }
-        let map = MappedFile::of(&self.file, &self.path).map_err(self.failed("map"))?;
-        if map.len() as u64 == info.bytes {
-            in_huge_pages(&map);
-            Ok(Some(map))
-        } else {
-            Err(Error::WrongSize { path: self.path.clone(), expected: info.bytes, found: map.len() as u64 })
-        }
-    }
-
-    /// Compares the SHA-256 of a file that is not mapped. Its pages leave the page cache: a budget has no room for them.
-    ///
-    /// # Errors
-    /// [`Error::Changed`]; a file that cannot be read.
-    pub(crate) fn check(&self, info: &FileRef) -> Result<()> {
-        let (mut hash, mut piece, mut at) = (Sha256::new(), vec![0; PIECE], 0_usize);
-        let mut file = &self.file;
-        file.rewind().map_err(self.failed("read"))?;
-        loop {
-            match file.read(&mut piece) {
-                Ok(0) => return self.check_hash(info, hash.finalize().into()),
-                Ok(n) => {
-                    hash.update(&piece[..n]);
-                    at += n;
-                    forget(file, at);
-                }
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) => return Err(self.failed("read")(e)),
-            }
-        }
-    }
-
-    fn check_hash(&self, info: &FileRef, found: [u8; 32]) -> Result<()> {
-        if found == info.sha256 {
-            Ok(())
-        } else {
-            Err(Error::Changed { path: self.path.clone(), expected: info.sha256, found })
-        }
-    }
-}
-
-/// All files that a program names, in its order, each opened once.
-#[derive(Clone, Debug)]
-pub(crate) struct BundleFiles(Arc<[BundleFile]>);
-
-impl BundleFiles {
-    /// Opens them.
-    ///
-    /// # Errors
-    /// As [`BundleFile::open`].
-    pub(crate) fn open(program: &Program, bundle: &Path) -> Result<Self> {
-        program.files.iter().map(|info| BundleFile::open(bundle, info)).collect::<Result<_>>().map(Self)
-    }
-
-    pub(crate) fn iter(&self) -> std::slice::Iter<'_, BundleFile> {
-        self.0.iter()
-    }
-
-    /// The file of an index of the plan.
-    ///
-    /// # Errors
-    /// [`Error::Plan`] for an index that is not there.
-    pub(crate) fn get(&self, index: u32) -> Result<&BundleFile> {
-        self.0.get(index as usize).ok_or_else(|| Error::Plan(format!("there is no file {index}")))
-    }
-}
-
-/// The path of a file of the bundle. Absolute paths and `..` are refused.
-pub(crate) fn file_path(bundle: &Path, relative: &str) -> Result<PathBuf> {
-    let path = Path::new(relative);
-    if path.components().next().is_none() || path.components().any(|c| !matches!(c, Component::Normal(_))) {
-        return Err(Error::OutsideBundle(relative.to_owned()));
-    }
-    Ok(bundle.join(path))
-}
-
-/// Asks for pages as large as the processor has them, where the file system takes part (ext4 and XFS of recent Linux):
-/// a matrix of an expert is then read and mapped by a fault or two, not by one in sixteen small pages. A hint.
-#[cfg(target_os = "linux")]
-fn in_huge_pages(map: &MappedFile) {
-    drop(map.map().advise(memmap2::Advice::HugePage));
-}
-
-/// Does nothing on this system.
-#[cfg(not(target_os = "linux"))]
-fn in_huge_pages(_map: &MappedFile) {}
-
-/// Bytes that are read at once.
-const PIECE: usize = 1 << 20;
-
-/// Drops the first bytes of a file from the page cache. From the start, since the kernel keeps what lies in one piece of its
-/// own with bytes further on until these are dropped, too.
-#[cfg(target_os = "linux")]
-pub(crate) fn forget(file: &File, len: usize) {
-    use std::os::fd::AsRawFd as _;
-    // SAFETY: a hint on a descriptor that is open; no memory is passed. Should the system not take it, nothing is lost.
-    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, len as libc::off_t, libc::POSIX_FADV_DONTNEED) };
-}
-
-/// Does nothing on this system.
-#[cfg(not(target_os = "linux"))]
-pub(crate) fn forget(_file: &File, _len: usize) {}

@@ -10,8 +10,9 @@ use crate::template::{Message, Prompt, Render, Template, Templates};
 use crate::tools::{Event, Parser, Syntax};
 use clap::{Args, FromArgMatches as _};
 use lines::{Line, Lines};
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::cli::args::{Common, SamplingArgs};
-use moec_runtime::cli::{self, Context, Failure, Io, More, interrupt};
+use moec_runtime::cli::{Context, Failure, Io, More, interrupt};
 use moec_runtime::platform::regular;
 use moec_runtime::serving::generate::rate;
 use moec_runtime::serving::stops::Stops;
@@ -79,19 +80,19 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
         what: e.to_string(),
         hint: format!("see `{} help chat`", context.name),
     })?;
-    cli::check(context, &args.common, !args.quiet, io)?;
-    let advised = crate::sampling::open(context.bundle)?;
+    let files = context.files(&args.common, !args.quiet, io)?;
+    let advised = crate::sampling::open(&files)?;
     let how = args.sampling.over(&Sampling { seed: crate::sampling::random_seed(), ..advised });
     how.check_ids(context.program.model.vocab)?;
-    let template = template(context, args.template.as_deref())?;
-    let text = Text::open(context.bundle, context.program.model.bos)?;
+    let template = template(context, &files, args.template.as_deref())?;
+    let text = Text::open(&files, context.program.model.bos)?;
     let grammar = args.grammar.read()?;
-    let grammars = grammar.as_ref().map(|_| Grammars::open(context.bundle, context.program)).transpose()?;
+    let grammars = grammar.as_ref().map(|_| Grammars::open(&files, context.program)).transpose()?;
     if let (Some(grammars), Some(grammar)) = (&grammars, &grammar) {
         // One that cannot be used is refused before weights are opened.
         grammars.constraint(grammar)?;
     }
-    let mut engine = context.open(&args.common, Demand::FULL)?;
+    let mut engine = context.open(&args.common, &files, Demand::FULL)?;
     let mut decoder = Decoder::of(context.program)?;
     let session = Session::new(&mut engine, &mut decoder)?;
     let mut chat = Conversation {
@@ -139,8 +140,8 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
 }
 
 /// The template that is asked for, or the bundle's own.
-fn template(context: &Context<'_>, file: Option<&Path>) -> Result<Template> {
-    let own = Templates::open(context.bundle)?;
+fn template(context: &Context<'_>, files: &BundleReader, file: Option<&Path>) -> Result<Template> {
+    let own = Templates::open(files)?;
     let Some(path) = file else {
         let own = own.map(|own| own.choose(false)).transpose()?;
         // One that is not a template is an error at the start.
@@ -157,7 +158,7 @@ fn template(context: &Context<'_>, file: Option<&Path>) -> Result<Template> {
     };
     let source = regular::read_text(path, regular::CONFIG)
         .map_err(|e| Error::new(format!("cannot read `{}`: {e}", path.display())))?;
-    Template::new(&source, &own.unwrap_or_default().tokens)
+    Template::new(&source, &own.map(|own| own.tokens).unwrap_or_default())
 }
 
 /// How answers are read. What a grammar holds is text from its first token on, whatever the prompt has begun, unless the grammar itself

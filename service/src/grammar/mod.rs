@@ -1,9 +1,9 @@
 //! Answers that keep to a grammar, a JSON schema or a regular expression: a constraint of the sampler, by `llguidance`.
 //!
 //! What may come next is computed before every token. The library's own limits do not bound all of that: a server, whose grammars come
-//! from others, leaves it to a process that can be ended ([`process`]). `generate` and `chat` do it themselves.
+//! from others, leaves it to a process that can be ended ([`remote`]). `generate` and `chat` do it themselves.
 
-pub mod process;
+pub mod remote;
 pub(crate) mod words;
 pub(crate) mod worker;
 
@@ -12,6 +12,7 @@ use clap::{ArgMatches, Args as _, FromArgMatches as _};
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::cli::{Context, Failure, Forms, MakeConstraint};
 use moec_runtime::error::Error as Failed;
 use moec_runtime::platform::regular;
@@ -67,6 +68,7 @@ pub(crate) const FORMS: Forms = Forms { options: GrammarArgs::augment_args, read
 
 fn forms(
     context: &Context<'_>,
+    bundle: &BundleReader,
     matches: &ArgMatches,
 ) -> std::result::Result<Option<Box<MakeConstraint>>, Failure> {
     let args = GrammarArgs::from_arg_matches(matches).map_err(|e| Failure::Use {
@@ -74,7 +76,7 @@ fn forms(
         hint: format!("see `{} help generate`", context.name),
     })?;
     let Some(grammar) = args.read()? else { return Ok(None) };
-    let grammars = Grammars::open(context.bundle, context.program)?;
+    let grammars = Grammars::open(bundle, context.program)?;
     // One that cannot be used is refused before weights are opened.
     grammars.constraint(&grammar)?;
     let make = move || grammars.constraint(&grammar).map_err(|e| Failed::Constraint(e.what));
@@ -113,11 +115,9 @@ impl Grammars {
     /// For the vocabulary of a bundle.
     ///
     /// # Errors
-    /// No tokenizer, or one whose tokens are not known byte by byte; a model without an end token.
-    pub fn open(bundle: &Path, program: &Program) -> Result<Self> {
-        let path = text::path(bundle);
-        let bytes = regular::read(&path, regular::TOKENIZER)
-            .map_err(|e| Error::new(format!("cannot read `{}`: {e}", path.display())))?;
+    /// No tokenizer, one that is not as it was built, or one whose tokens are not known byte by byte; a model without an end token.
+    pub fn open(bundle: &BundleReader, program: &Program) -> Result<Self> {
+        let bytes = bundle.read(text::FILE, regular::TOKENIZER)?;
         Self::new(&bytes, program.model.vocab as usize, &program.model.eos)
     }
 

@@ -5,6 +5,7 @@
 //! and not the one that answers requests.
 
 pub(crate) mod link;
+pub(crate) mod pool;
 
 use crate::error::{Error, Result};
 use link::Link;

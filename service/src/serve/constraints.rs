@@ -2,10 +2,10 @@
 
 use super::error::{Answer, ApiError};
 use crate::grammar::Grammar;
-use crate::grammar::process::Process;
+use crate::grammar::remote::{Workers, constraints};
 use axum::http::StatusCode;
 use moec_runtime::Constraint;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use tokio::sync::Semaphore;
 
 /// Processes for grammars. Each serves one request at a time, and there are no more than slots: with [`worker::MEMORY`] for each, that
@@ -13,10 +13,7 @@ use tokio::sync::Semaphore;
 ///
 /// [`worker::MEMORY`]: crate::grammar::worker
 pub(super) struct Constraints {
-    tokenizer: Arc<[u8]>,
-    vocab: usize,
-    ends: Vec<u32>,
-    idle: Mutex<Vec<Process>>,
+    workers: Workers,
     /// A permit for each process.
     running: Arc<Semaphore>,
     /// A permit for each request that has a process or waits for one.
@@ -25,13 +22,10 @@ pub(super) struct Constraints {
 
 impl Constraints {
     /// `slots`: sequences at a time; `queue`: sequences that may wait.
-    pub(super) fn new(tokenizer: Arc<[u8]>, vocab: u32, ends: Vec<u32>, slots: usize, queue: usize) -> Self {
+    pub(super) fn new(workers: Workers, slots: usize, queue: usize) -> Self {
         let accepted = slots.saturating_add(queue).min(Semaphore::MAX_PERMITS);
         Self {
-            tokenizer,
-            vocab: vocab as usize,
-            ends,
-            idle: Mutex::default(),
+            workers,
             running: Arc::new(Semaphore::new(slots.min(Semaphore::MAX_PERMITS))),
             accepted: Arc::new(Semaphore::new(accepted)),
         }
@@ -41,39 +35,18 @@ impl Constraints {
     ///
     /// # Errors
     /// A grammar that cannot be used, or takes too much; too many wait.
-    pub(super) async fn make(
-        self: &Arc<Self>,
-        grammar: Grammar,
-        n: usize,
-    ) -> Answer<Vec<Box<dyn Constraint>>> {
+    pub(super) async fn make(&self, grammar: Grammar, n: usize) -> Answer<Vec<Box<dyn Constraint>>> {
         let accepted = Arc::clone(&self.accepted).try_acquire_owned().map_err(|_| {
             let message = "too many requests whose answers are held to a grammar wait";
             ApiError::new(StatusCode::TOO_MANY_REQUESTS, message).code("queue_full")
         })?;
         let running = Arc::clone(&self.running).acquire_owned().await.map_err(|e| failed(&e))?;
-        let mut process = match self.idle() {
-            Some(process) => process,
-            None => Process::start().map_err(|e| failed(&e))?,
-        };
-        let end = process.end().map_err(|e| failed(&e))?;
-        let this = Arc::clone(self);
-        let made = tokio::task::spawn_blocking(move || {
-            process.open(&this.tokenizer, this.vocab, &this.ends)?;
-            let back = Box::new(move |process| {
-                this.idle.lock().unwrap_or_else(PoisonError::into_inner).push(process);
-                drop((running, accepted));
-            });
-            process.constraints(&grammar, n, back)
-        });
-        let made = made.await.map_err(|e| failed(&e))?;
+        let worker = self.workers.take().map_err(|e| failed(&e))?;
+        let end = worker.end().map_err(|e| failed(&e))?;
+        let make = move || constraints(worker, &grammar, n, (running, accepted));
+        let made = tokio::task::spawn_blocking(make).await.map_err(|e| failed(&e))?;
         end.keep();
         Ok(made?)
-    }
-
-    /// A process that has nothing to do.
-    fn idle(&self) -> Option<Process> {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        std::iter::from_fn(|| idle.pop()).find_map(|mut process| process.is_alive().then_some(process))
     }
 }
 

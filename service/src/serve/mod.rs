@@ -20,6 +20,7 @@ mod requests;
 mod stream;
 mod worker;
 
+use crate::grammar::remote::Workers;
 use crate::grammar::words::{Word, words};
 use crate::template::{MAX_SOURCE, Template, Templates};
 use axum::http::HeaderValue;
@@ -30,9 +31,11 @@ use constraints::Constraints;
 use error::{Answer, ApiError};
 use log::LogFormat;
 use metrics::Metrics;
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::cli::args::Common;
-use moec_runtime::cli::{Context, Failure, Io, More, check, interrupt};
+use moec_runtime::cli::{Context, Failure, Io, More, interrupt};
 use moec_runtime::platform::regular;
+use moec_runtime::serving::text;
 use moec_runtime::{Decoder, Demand, Engine, Error, Sampling, Scheduler, Setting, Text};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -211,16 +214,17 @@ fn now() -> u64 {
 fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Result<(), Failure> {
     let args = Serve::from_arg_matches(matches)
         .map_err(|e| Failure::Use { what: e.to_string(), hint: "see `serve --help`".to_owned() })?;
-    check(context, &args.common, true, io)?;
+    let files = context.files(&args.common, true, io)?;
     // A server that was ended before in this process has set it.
     interrupt::flag().store(false, Ordering::Relaxed);
     let at = SocketAddr::new(args.host, args.port);
     let failed = |source| Error::Io { doing: "listen at", path: PathBuf::from(at.to_string()), source };
-    let templates = templates(context, args.template.as_deref())?;
-    let sampling = crate::sampling::open(context.bundle)?;
+    let templates = templates(&files, args.template.as_deref())?;
+    let sampling = crate::sampling::open(&files)?;
+    let tokenizer: Arc<[u8]> = files.read_if_any(text::FILE, regular::TOKENIZER)?.unwrap_or_default().into();
     let listener = TcpListener::bind(at).map_err(failed)?;
     let at = listener.local_addr().map_err(failed)?;
-    let (mut engine, sequences) = open(context, &args.common)?;
+    let (mut engine, sequences) = open(context, &args.common, &files)?;
     let program = context.program;
     let mut decoder = if args.no_big_little { Decoder::full() } else { Decoder::of(program)? };
     let (worker, commands) = channel();
@@ -234,15 +238,11 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
     };
     let mut scheduler = Scheduler::new(&mut engine, &mut decoder, &setting)?;
     let key = args.api_key.or_else(|| std::env::var(KEY).ok()).filter(|key| !key.is_empty());
-    let text = Text::open(context.bundle, program.model.bos);
+    let text = Text::open(&files, program.model.bos);
     let text = text.map(|text| text.at_most(program.model.max_context as usize, program.model.vocab));
-    let tokenizer: Arc<[u8]> =
-        regular::read(&moec_runtime::serving::text::path(context.bundle), regular::TOKENIZER)
-            .unwrap_or_default()
-            .into();
     let (slots, ends) = (scheduler.load().slots, program.model.eos.clone());
-    let constraints =
-        Constraints::new(Arc::clone(&tokenizer), program.model.vocab, ends, slots, args.max_queue);
+    let workers = Workers::new(Arc::clone(&tokenizer), program.model.vocab as usize, ends)?;
+    let constraints = Constraints::new(workers, slots, args.max_queue);
     let server = Arc::new(Server {
         model: args.model_name.unwrap_or_else(|| name(context)),
         started: now(),
@@ -315,11 +315,15 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
 
 /// Opens the engine for as many sequences as memory is free for, each with a full context; at least one, and no more than the bundle has
 /// slots. Gives how many.
-fn open<'a>(context: &Context<'a>, common: &Common) -> Result<(Engine<'a>, u32), Error> {
+fn open<'a>(
+    context: &Context<'a>,
+    common: &Common,
+    files: &BundleReader,
+) -> Result<(Engine<'a>, u32), Error> {
     let slots = context.program.model.slots.max(1);
     let open = |sequences: u32| {
         let demand = Demand { sequences: sequences as usize, tokens: usize::MAX };
-        context.open(common, demand).map(|engine| (engine, sequences))
+        context.open(common, files, demand).map(|engine| (engine, sequences))
     };
     match open(slots) {
         Err(Error::NoMemory { kv, rest, free, .. }) if slots > 1 => {
@@ -346,10 +350,10 @@ fn capacity(engine: &Engine<'_>, sequences: u32) -> String {
 /// The chat templates of the bundle, or the one of a file, which stands in for all of them. Why those of a bundle cannot be used is told
 /// to those who ask for a conversation.
 fn templates(
-    context: &Context<'_>,
+    files: &BundleReader,
     file: Option<&Path>,
 ) -> Result<Result<Option<Templates>, String>, Failure> {
-    let own = Templates::open(context.bundle);
+    let own = Templates::open(files);
     let Some(path) = file else { return Ok(own.map_err(|e| e.what)) };
     let read = regular::read_text(path, TEMPLATE);
     let source = read.map_err(|source| Error::Io { doing: "read", path: path.to_owned(), source })?;

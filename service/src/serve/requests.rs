@@ -4,6 +4,7 @@ use super::constraints::Constraints;
 use super::error::Answer;
 use super::metrics::Metrics;
 use super::{Server, body, chat, completions, cores};
+use crate::grammar::remote::Workers;
 use crate::template::Templates;
 use moec_runtime::{Memory, Sampling, Text};
 use std::collections::BTreeMap;
@@ -30,7 +31,9 @@ impl Requests {
         let text = Text::parse(tokenizer, None)?.at_most(context, vocab);
         let templates = Templates::new([("default".to_owned(), template.to_owned())].into(), BTreeMap::new());
         let tokenizer: Arc<[u8]> = tokenizer.into();
-        let constraints = Constraints::new(Arc::clone(&tokenizer), vocab, Vec::new(), 4, 0);
+        let workers =
+            Workers::new(Arc::clone(&tokenizer), vocab as usize, Vec::new()).map_err(|e| e.to_string())?;
+        let constraints = Constraints::new(workers, 4, 0);
         let server = Server {
             model: "model".to_owned(),
             started: 0,

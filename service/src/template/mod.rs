@@ -10,54 +10,46 @@ mod python;
 pub(crate) mod worker;
 
 use crate::error::{Error, Result};
-use crate::process::{PATIENCE, Process};
+use crate::process::pool::Pool;
 use chrono::{DateTime, FixedOffset};
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::platform::regular;
 pub use prompt::Prompt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use worker::{Failure, JOB, MEMORY, Request, TIME};
 
 /// Most bytes of a template's source; those that are published have 20 KB.
 pub const MAX_SOURCE: usize = 1 << 20;
-/// A file of templates in a bundle.
-const FILE: regular::Limit = regular::Limit { what: "chat templates", bytes: 16 << 20 };
-/// Where a bundle keeps its chat templates.
-pub fn path(bundle: &Path) -> PathBuf {
-    bundle.join("artifacts").join("chat_template.json")
-}
+/// A bundle's chat templates.
+pub const FILE: &str = "artifacts/chat_template.json";
+/// That file.
+const LIMIT: regular::Limit = regular::Limit { what: "chat templates", bytes: 16 << 20 };
 
 /// The chat templates of a bundle, as the build found them, and the special tokens that they may name.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Templates {
     /// Source by name; the one for conversations is `default`, that for tools `tool_use` where there is one.
     pub templates: BTreeMap<String, String>,
     /// `bos_token` and its like, with their text.
     pub tokens: BTreeMap<String, String>,
-    idle: Arc<Idle>,
+    pool: Arc<Pool>,
 }
 
 impl Templates {
     /// Reads those of a bundle; none if it has no template.
     ///
     /// # Errors
-    /// A file that is no such thing.
-    pub fn open(bundle: &Path) -> Result<Option<Self>> {
-        let path = path(bundle);
-        let failed = |why: String| {
-            Error::new(format!("cannot read `{}`: {why}", path.display()))
+    /// A file that is no such thing, or is not as it was built.
+    pub fn open(bundle: &BundleReader) -> Result<Option<Self>> {
+        let read = bundle.read_if_any(FILE, LIMIT)?;
+        read.map(|bytes| Self::parse(&bytes)).transpose().map_err(|why| {
+            Error::new(format!("cannot read `{FILE}`: {why}"))
                 .hint("rebuild the bundle, or give a template with `--template FILE`")
-        };
-        match regular::read(&path, FILE) {
-            Ok(bytes) => Self::parse(&bytes).map(Some).map_err(failed),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(e) => Err(failed(e.to_string())),
-        }
+        })
     }
 
     /// Reads them as a bundle keeps them.
@@ -77,7 +69,7 @@ impl Templates {
 
     /// Templates by name, and the special tokens that they may name.
     pub fn new(templates: BTreeMap<String, String>, tokens: BTreeMap<String, String>) -> Self {
-        Self { templates, tokens, idle: Arc::default() }
+        Self { templates, tokens, pool: Pool::new(JOB, Vec::new()) }
     }
 
     /// The one for a conversation, as transformers chooses: `tool_use` where there are tools and it exists, else `default`.
@@ -101,7 +93,7 @@ impl Templates {
     }
 
     fn template(&self, source: &str) -> Template {
-        Template { source: source.to_owned(), tokens: self.tokens.clone(), idle: Arc::clone(&self.idle) }
+        Template { source: source.to_owned(), tokens: self.tokens.clone(), pool: Arc::clone(&self.pool) }
     }
 }
 
@@ -125,16 +117,12 @@ pub struct Render<'a> {
     pub now: Option<DateTime<FixedOffset>>,
 }
 
-/// Processes that render and have nothing to do.
-#[derive(Debug, Default)]
-struct Idle(Mutex<Vec<Process>>);
-
 /// A chat template.
 #[derive(Clone, Debug)]
 pub struct Template {
     source: String,
     tokens: BTreeMap<String, String>,
-    idle: Arc<Idle>,
+    pool: Arc<Pool>,
 }
 
 impl Template {
@@ -143,7 +131,8 @@ impl Template {
     /// # Errors
     /// A source that is too long, takes too much, or is not a template.
     pub fn new(source: &str, tokens: &BTreeMap<String, String>) -> Result<Self> {
-        let template = Self { source: source.to_owned(), tokens: tokens.clone(), idle: Arc::default() };
+        let template =
+            Self { source: source.to_owned(), tokens: tokens.clone(), pool: Pool::new(JOB, Vec::new()) };
         template.check()?.map_or(Ok(template), Err)
     }
 
@@ -179,19 +168,14 @@ impl Template {
         let request =
             Request { source: Cow::Borrowed(&self.source), tokens: Cow::Borrowed(&self.tokens), render };
         let request = serde_json::to_vec(&request).map_err(|e| Error::new(e.to_string()))?;
-        let idle = self.idle.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let mut process = match idle.and_then(|mut process| process.is_alive().then_some(process)) {
-            Some(process) => process,
-            None => Process::start(JOB)?,
-        };
-        let reply = process.link.send(&request).and_then(|()| process.link.replied(PATIENCE));
+        let mut worker = self.pool.take()?;
+        let reply = worker.send(&request).and_then(|()| worker.reply());
         // Where the connection has ended the process has exceeded a limit.
         let reply = reply.map_err(|_| {
             let mib = MEMORY >> 20;
             let what = format!("the chat template takes more than {TIME} s, {mib} MiB, or too deep a stack");
             Error::new(what).hint("give another one with `--template FILE`")
         })?;
-        self.idle.0.lock().unwrap_or_else(PoisonError::into_inner).push(process);
         Ok(match reply {
             Ok(text) => Ok(String::from_utf8_lossy(&text).into_owned()),
             Err(failure) => Err(Failure::read(&failure)),

@@ -139,7 +139,7 @@ fn conversations_share_the_process_of_their_templates() {
         let messages = vec![json!({"role": "user", "content": "a"}); n];
         let request = Render { messages: &messages, ..Render::default() };
         assert_eq!(templates.choose(true).unwrap().render(&request).unwrap(), n.to_string());
-        assert_eq!(templates.idle.0.lock().unwrap().len(), 1);
+        assert_eq!(templates.pool.idle(), 1);
     }
 }
 

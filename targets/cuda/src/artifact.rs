@@ -3,8 +3,8 @@
 use moec_cuda_unit::text;
 use moec_ir::plan::Plan;
 use moec_ptx::{Module, Program};
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::{Error, Result};
-use std::path::Path;
 
 /// The kernels of a unit.
 pub struct Artifact {
@@ -25,9 +25,9 @@ const ADDRESS: u32 = 8;
 ///
 /// # Errors
 /// An artifact that is missing, is no PTX that is understood, or holds not the kernels that the plan launches.
-pub fn read(folder: &Path, plan: &Plan, unit: u32) -> Result<Artifact> {
+pub fn read(bundle: &BundleReader, plan: &Plan, unit: u32) -> Result<Artifact> {
     let name = plan.units.get(unit as usize).map_or("?", |u| &*u.name);
-    let text = text::read(folder, plan, unit)?;
+    let text = text::read(bundle, plan, unit)?;
     let wrong = |kernel: &str, why: String| Error::Launch { unit: name.into(), kernel: kernel.into(), why };
     let module = moec_ptx::parse(&text.text).map_err(|e| wrong(&text.path, e.to_string()))?;
     moec_ptx::verify(&module).map_err(|e| wrong(&text.path, e.to_string()))?;

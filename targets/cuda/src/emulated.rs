@@ -7,11 +7,11 @@ use crate::NAME;
 use crate::artifact::{self, Artifact};
 use moec_ir::plan::{self, Builtin, ThreadKernel};
 use moec_ptx::{Argument, Buffer, Memory};
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::bundle::program::{Code, Program};
 use moec_runtime::exec::unit::{self, Lane, Launch, StepFault, Unit, UnknownStep};
 use moec_runtime::platform::memory::{Addr, Region};
 use moec_runtime::{Error, Result};
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A graphics processor, emulated.
@@ -80,10 +80,10 @@ impl Unit for Emulated {
         matches!(builtin, Builtin::Copy { .. } | Builtin::Launch { .. })
     }
 
-    fn load(&mut self, program: &Program, index: u32, folder: &Path) -> Result<()> {
+    fn load(&mut self, program: &Program, index: u32, bundle: &BundleReader) -> Result<()> {
         let plan: &plan::Plan = program;
         self.name = plan.units.get(index as usize).map_or_else(String::new, |u| u.name.clone());
-        self.artifact = Some(artifact::read(folder, plan, index)?);
+        self.artifact = Some(artifact::read(bundle, plan, index)?);
         self.launches.clone_from(&plan.launches);
         Ok(())
     }

@@ -22,6 +22,7 @@ use moec_family::error::{Error, Result};
 use moec_family::{Assembled, Bench, Family, Flaw, KernelsRead, Runner, Threads, Tools};
 use moec_ir::Op;
 use moec_ir::plan::Plan;
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::exec::beside::Executor;
 use std::path::Path;
 
@@ -145,17 +146,17 @@ impl Threads for Cuda {
 
     fn read(
         &self,
-        folder: &Path,
+        bundle: &BundleReader,
         plan: &Plan,
         unit: u32,
         by: Option<&str>,
         tools: Tools<'_>,
     ) -> Result<KernelsRead> {
-        let artifact = artifact::read(folder, plan, unit)?;
+        let artifact = artifact::read(bundle, plan, unit)?;
         let text = &artifact.text;
         let assembled = match (ptxas::find(tools.cache), text.generation()) {
             (Some(ptxas), Some(generation)) => {
-                Some(ptxas::assemble(&ptxas, generation, &folder.join(&text.path))?)
+                Some(ptxas::assemble(&ptxas, generation, &bundle.path(&text.path)?)?)
             }
             _ => None,
         };

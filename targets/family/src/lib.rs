@@ -49,6 +49,7 @@ pub use verify::{Check, FunctionReport, Trial};
 use moec_device::{Device, Unit};
 use moec_ir::plan::{ExpertTable, GraphDecl, Plan};
 use moec_ir::{Module, Op, Scope, Weight};
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::exec::beside::Executor;
 use moec_runtime::exec::graphs::Graphs;
 use std::path::Path;
@@ -204,13 +205,13 @@ pub trait StaticGraphs: Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// An artifact that is missing, malformed or refused, or without a function that the plan calls.
-    fn read(&self, folder: &Path, plan: &Plan, unit: &Unit) -> Result<usize>;
+    fn read(&self, bundle: &BundleReader, plan: &Plan, unit: &Unit) -> Result<usize>;
 
     /// Reads what else the functions of hot neurons come with, and checks that they and the Graph divide experts alike.
     ///
     /// # Errors
     /// Other neurons than those that the Graph leaves to them.
-    fn read_hot(&self, _folder: &Path, _module: &Module, _hot: &[HotLayer]) -> Result<()> {
+    fn read_hot(&self, _bundle: &BundleReader, _module: &Module, _hot: &[HotLayer]) -> Result<()> {
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use moec_device::{Device, Unit};
 use moec_ir::eval::Evaluator;
 use moec_ir::plan::{Layout, Plan, Schedule, StreamSet};
 use moec_ir::{Format, Glu, Module};
+use moec_runtime::bundle::BundleReader;
 use serde::Serialize;
 use std::path::Path;
 
@@ -139,7 +140,7 @@ pub trait Streams: Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// An artifact that is missing, malformed or refused.
-    fn read(&self, folder: &Path, plan: &Plan, unit: u32) -> Result<usize>;
+    fn read(&self, bundle: &BundleReader, plan: &Plan, unit: u32) -> Result<usize>;
 
     /// An artifact as text.
     ///
@@ -162,8 +163,8 @@ pub trait Streams: Sync + std::fmt::Debug {
 
 /// Streams of one unit, and the reference that they are held against.
 pub struct StreamTrial<'a, 'e> {
-    /// Folder of the bundle.
-    pub folder: &'a Path,
+    /// Files of the bundle.
+    pub files: &'a BundleReader,
     /// Its plan.
     pub plan: &'a Plan,
     /// The Graph.

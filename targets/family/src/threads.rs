@@ -4,6 +4,7 @@ use crate::error::Result;
 use crate::tools::Tools;
 use moec_device::Unit;
 use moec_ir::plan::Plan;
+use moec_runtime::bundle::BundleReader;
 use std::path::Path;
 
 /// Kernels that threads of a graphics processor run, in the place of the processor's. The compiler writes them, by the operators that
@@ -30,7 +31,7 @@ pub trait Threads: Sync + std::fmt::Debug {
     /// An artifact that is missing or malformed, a kernel that is not there or takes other arguments, code that is another's.
     fn read(
         &self,
-        folder: &Path,
+        bundle: &BundleReader,
         plan: &Plan,
         unit: u32,
         by: Option<&str>,

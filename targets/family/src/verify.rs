@@ -8,13 +8,13 @@ use moec_device::Unit;
 use moec_ir::Module;
 use moec_ir::eval::Evaluator;
 use moec_ir::plan::{ExpertTable, Plan};
+use moec_runtime::bundle::BundleReader;
 use serde::Serialize;
-use std::path::Path;
 
 /// Artifacts of one unit, and the reference that they are held against.
 pub struct Trial<'a, 'e> {
-    /// Folder of the bundle.
-    pub folder: &'a Path,
+    /// Files of the bundle.
+    pub files: &'a BundleReader,
     /// Its plan.
     pub plan: &'a Plan,
     /// The Graph.

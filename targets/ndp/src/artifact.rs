@@ -16,8 +16,8 @@
 use crate::allot::Modules;
 use moec_ir::plan::StreamSet;
 use moec_ndp_isa::Stream;
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::platform::regular;
-use std::path::Path;
 
 /// What the file begins with.
 pub const MAGIC: [u8; 8] = *b"moecdimm";
@@ -189,10 +189,9 @@ pub fn decode(bytes: &[u8]) -> Result<Artifact, ArtifactError> {
 /// Reads the streams of a set, and holds them against what the plan says of it.
 ///
 /// # Errors
-/// For people: a file that cannot be read, or is none of this set.
-pub fn open(folder: &Path, set: &StreamSet) -> Result<Artifact, String> {
-    let path = folder.join(&set.artifact);
-    let bytes = regular::read(&path, regular::STREAMS).map_err(|e| e.to_string())?;
+/// For people: a file that cannot be read, is not as it was built, or is none of this set.
+pub fn open(bundle: &BundleReader, set: &StreamSet) -> Result<Artifact, String> {
+    let bytes = bundle.read(&set.artifact, regular::STREAMS).map_err(|e| e.to_string())?;
     let artifact = decode(&bytes).map_err(|e| e.to_string())?;
     if artifact.experts.is_empty() || !artifact.experts.iter().map(|e| e.expert).eq(0..set.experts) {
         return Err(format!("it has {} experts, and the layer has {}", artifact.experts.len(), set.experts));

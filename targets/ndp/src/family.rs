@@ -25,6 +25,7 @@ use moec_family::{
 use moec_ir::plan::{Layout, Plan};
 use moec_ir::{Format, Op};
 use moec_ndp_isa::{Geometry, LINE, System};
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::exec::beside::Executor;
 use std::fs;
 use std::ops::Range;
@@ -221,10 +222,10 @@ impl Streams for Ndp {
         Ok(written)
     }
 
-    fn read(&self, folder: &Path, plan: &Plan, unit: u32) -> Result<usize> {
+    fn read(&self, bundle: &BundleReader, plan: &Plan, unit: u32) -> Result<usize> {
         let mut count = 0;
         for set in plan.streams.iter().filter(|s| s.unit == unit) {
-            count += check::read(folder, set)?.experts.len();
+            count += check::read(bundle, set)?.experts.len();
         }
         Ok(count)
     }

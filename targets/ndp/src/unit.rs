@@ -19,11 +19,11 @@ use moec_ir::Format;
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{self, Builtin, StreamSet};
 use moec_ndp_isa::{LINE, Op, Stream};
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::bundle::program::{Code, Program};
 use moec_runtime::exec::unit::{self, Lane, Launch, StepFault, Unit, UnknownStep};
 use moec_runtime::platform::memory::{Addr, Region};
 use moec_runtime::{Error, Result};
-use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 /// Memory modules that compute.
@@ -227,7 +227,7 @@ impl Unit for DimmUnit {
         matches!(builtin, Builtin::Streams { .. } | Builtin::Copy { .. })
     }
 
-    fn load(&mut self, program: &Program, index: u32, folder: &Path) -> Result<()> {
+    fn load(&mut self, program: &Program, index: u32, bundle: &BundleReader) -> Result<()> {
         let mut machine: Option<Machine> = None;
         let mut layers = 0;
         for set in &program.streams {
@@ -236,7 +236,7 @@ impl Unit for DimmUnit {
                 continue;
             }
             let bad = |e: &dyn std::fmt::Display| Error::Plan(format!("`{}`: {e}", set.artifact));
-            let experts = crate::artifact::open(folder, set).map_err(|e| bad(&e))?.experts;
+            let experts = crate::artifact::open(bundle, set).map_err(|e| bad(&e))?.experts;
             let first = experts.first().map(|e| &e.stream).ok_or_else(|| bad(&"no experts"))?;
             let (modules, slots) = (Modules { system: first.system, geometry: first.geometry }, first.slots);
             // How the halves join is the streams' affair.

@@ -6,7 +6,7 @@
 use crate::exec::{ExecError, static_bytes};
 use crate::net::{Dtype, Network, Node, Op, Quant, Scale, Tensor, TensorId, unpack_nibbles};
 use moec_qnn_sys::{self as sys, DType, Data, GraphSpec, Scalar};
-use std::path::Path;
+use moec_runtime::bundle::BundleReader;
 use thiserror::Error;
 
 /// Why a network is no graph of the library.
@@ -37,11 +37,11 @@ pub enum ComposeError {
 
 type Result<T> = std::result::Result<T, ComposeError>;
 
-/// A verified network as a graph; static numbers that lie in files are read from `folder`.
+/// A verified network as a graph; static numbers that lie in files are read from `files`.
 ///
 /// # Errors
 /// A type or an extent that the library has not; numbers that cannot be read.
-pub fn compose(network: &Network, folder: Option<&Path>) -> Result<GraphSpec> {
+pub fn compose(network: &Network, files: Option<&BundleReader>) -> Result<GraphSpec> {
     let mut composer =
         Composer { network, spec: GraphSpec::new(&network.name), ids: vec![None; network.tensors.len()] };
     // In the order of the network's: the library has that in which they come.
@@ -52,7 +52,7 @@ pub fn compose(network: &Network, folder: Option<&Path>) -> Result<GraphSpec> {
         composer.port(*id, GraphSpec::output)?;
     }
     for (i, tensor) in network.tensors.iter().enumerate().filter(|(_, t)| t.is_static()) {
-        composer.ids[i] = Some(composer.constant(tensor, folder)?);
+        composer.ids[i] = Some(composer.constant(tensor, files)?);
     }
     for node in &network.nodes {
         composer.node(node)?;
@@ -111,9 +111,9 @@ impl Composer<'_> {
         Ok(())
     }
 
-    fn constant(&mut self, tensor: &Tensor, folder: Option<&Path>) -> Result<sys::TensorId> {
+    fn constant(&mut self, tensor: &Tensor, files: Option<&BundleReader>) -> Result<sys::TensorId> {
         let (dtype, dims, quant) = self.described(tensor)?;
-        let mut bytes = static_bytes(tensor, folder)?;
+        let mut bytes = static_bytes(tensor, files)?;
         if tensor.ty == Dtype::I4 {
             // A byte each.
             let codes = unpack_nibbles(&bytes, self.narrow(tensor, tensor.elements())?);

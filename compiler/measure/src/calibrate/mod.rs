@@ -29,6 +29,8 @@ use moec_ir::plan::Plan;
 use moec_ir::{EntryKind, Format, Module, WeightClass, WeightExpr};
 use moec_pipeline::{Compilation, Compiled, Stops};
 use moec_profile::{Origin, Profile, Reading, Routes};
+use moec_runtime::CheckLevel;
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::serving::text::Text;
 use moec_runtime::{Engine, Moment, Options, Program, Row, StepView};
 use texts::Window;
@@ -92,7 +94,7 @@ pub fn calibrate(
     write::write(&compiled, &folder, write::Options::default(), progress)?;
     let bundle = Bundle::open(&folder)?;
     let open = || {
-        Text::open(&folder, bundle.plan.model.bos).map_err(|_| {
+        Text::open(&BundleReader::of_plan(&folder, &bundle.plan, CheckLevel::Small), bundle.plan.model.bos).map_err(|_| {
             Error::input(format!("`{}` has no tokenizer that can be used", checkpoint.path().display())).hint(
                 "put the model's `tokenizer.json` into the folder, or give tokens in place of text (`moec calibrate --ids`)",
             )

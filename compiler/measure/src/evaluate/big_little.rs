@@ -8,6 +8,7 @@ use super::{Tasks, ask, greedy, log_sum, windows, with_engine};
 use moec_base::error::{Error, Result};
 use moec_base::progress::Progress;
 use moec_bundle::read::Bundle;
+use moec_runtime::CheckLevel;
 use moec_runtime::serving::text::Text;
 use moec_runtime::{Decoder, Engine, Fallbacks, Want};
 use serde::Serialize;
@@ -55,7 +56,7 @@ pub fn evaluate(bundle: &Bundle, gammas: &[f64], tasks: &Tasks, progress: &Progr
     let built = bundle.plan.model.big_little.ok_or_else(|| Error::from(moec_runtime::Error::NoLittle))?;
     let own = [built.gamma()];
     let gammas = if gammas.is_empty() { &own[..] } else { gammas };
-    let text = Text::open(&bundle.folder, bundle.plan.model.bos).map_err(Error::from)?;
+    let text = Text::open(&bundle.files(CheckLevel::Small)?, bundle.plan.model.bos).map_err(Error::from)?;
     let corpus = tasks.text.as_ref().map(|corpus| text.encode(corpus)).transpose().map_err(Error::from)?;
     let windows = corpus.as_ref().map(|ids| windows(ids, bundle, tasks)).transpose()?;
     with_engine(bundle, progress, |engine| {

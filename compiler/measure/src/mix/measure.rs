@@ -20,6 +20,7 @@ use moec_ir::plan::{ALIGN, FileRef, Plan, Segment, UnitRef};
 use moec_passes::format::Formats;
 use moec_pipeline::{Compilation, Stops};
 use moec_profile::{Importance, Profile};
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::{Engine, Options, Program};
 use moec_targets::families;
 use std::collections::{BTreeMap, BTreeSet};
@@ -143,7 +144,8 @@ impl Model {
         // Its files hold weights of other models, too: only those that it reads come into memory.
         let options = Options { lazy: true, ..Options::default() };
         let mut engine =
-            Engine::with_units(&self.program, folder, host, folder, options).map_err(Error::from)?;
+            Engine::with_units(&self.program, folder, host, &BundleReader::unchecked(folder), options)
+                .map_err(Error::from)?;
         body(&mut engine)
     }
 }

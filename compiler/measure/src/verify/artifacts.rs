@@ -11,6 +11,7 @@ use moec_family::{FunctionReport, HotLayer, StreamTrial, Trial};
 use moec_ir::Module;
 use moec_ir::eval::Evaluator;
 use moec_passes::{hot, parts};
+use moec_runtime::bundle::BundleReader;
 
 /// What was executed, and what could not be.
 pub(super) type Executed = (Vec<FunctionReport>, Vec<String>);
@@ -21,6 +22,7 @@ pub(super) type Executed = (Vec<FunctionReport>, Vec<String>);
 /// An artifact that is missing, malformed, or does not run.
 pub(super) fn verify(
     bundle: &Bundle,
+    files: &BundleReader,
     module: &Module,
     evaluator: &mut Evaluator<'_>,
     rounded: bool,
@@ -42,7 +44,7 @@ pub(super) fn verify(
     };
     let cache = tools::cache();
     let mut trial = Trial {
-        folder: &bundle.folder,
+        files,
         plan: &bundle.plan,
         module,
         unit: units.npu,
@@ -76,6 +78,7 @@ fn hot_layers(bundle: &Bundle) -> Result<Vec<HotLayer>> {
 /// As [`verify`].
 pub(super) fn verify_streams(
     bundle: &Bundle,
+    files: &BundleReader,
     module: &Module,
     evaluator: &mut Evaluator<'_>,
     progress: &Progress,
@@ -94,9 +97,9 @@ pub(super) fn verify_streams(
     let mut reports = Vec::new();
     for free in &UnitList::of(&device).free {
         let Some(streams) = free.family.streams() else { continue };
-        let (folder, plan) = (bundle.folder.as_path(), &bundle.plan);
+        let plan = &bundle.plan;
         let mut trial =
-            StreamTrial { folder, plan, module, unit: free.index, device: free.unit, evaluator, next: &next };
+            StreamTrial { files, plan, module, unit: free.index, device: free.unit, evaluator, next: &next };
         reports.extend(streams.verify(&mut trial)?);
     }
     bar.finish();
@@ -107,7 +110,7 @@ pub(super) fn verify_streams(
 ///
 /// # Errors
 /// An artifact that is missing, malformed or refused, or without a function that the plan calls.
-pub(super) fn read(bundle: &Bundle, module: &Module) -> Result<(usize, Vec<String>)> {
+pub(super) fn read(bundle: &Bundle, files: &BundleReader, module: &Module) -> Result<(usize, Vec<String>)> {
     let plan = &bundle.plan;
     let hot = hot_layers(bundle)?;
     if plan.graphs.is_empty() && plan.streams.is_empty() && plan.launches.is_empty() && hot.is_empty() {
@@ -116,15 +119,15 @@ pub(super) fn read(bundle: &Bundle, module: &Module) -> Result<(usize, Vec<Strin
     let device = bundle.device()?;
     let mut read = 0;
     if let Some(units) = Units::of(&device) {
-        read += units.graphs.read(&bundle.folder, &bundle.plan, units.npu)?;
-        units.graphs.read_hot(&bundle.folder, module, &hot)?;
+        read += units.graphs.read(files, &bundle.plan, units.npu)?;
+        units.graphs.read_hot(files, module, &hot)?;
     }
     for free in &UnitList::of(&device).free {
         if let Some(streams) = free.family.streams() {
-            read += streams.read(&bundle.folder, &bundle.plan, free.index)?;
+            read += streams.read(files, &bundle.plan, free.index)?;
         }
     }
-    let (kernels, unverified) = read_threads(bundle)?;
+    let (kernels, unverified) = read_threads(bundle, files)?;
     Ok((read + kernels, unverified))
 }
 
@@ -132,7 +135,7 @@ pub(super) fn read(bundle: &Bundle, module: &Module) -> Result<(usize, Vec<Strin
 ///
 /// # Errors
 /// As [`read`].
-pub(super) fn read_threads(bundle: &Bundle) -> Result<(usize, Vec<String>)> {
+pub(super) fn read_threads(bundle: &Bundle, files: &BundleReader) -> Result<(usize, Vec<String>)> {
     let (plan, by) = (&bundle.plan, bundle.manifest.assembler.as_deref());
     let (mut read, mut unverified) = (0, Vec::new());
     if plan.launches.is_empty() {
@@ -142,7 +145,7 @@ pub(super) fn read_threads(bundle: &Bundle) -> Result<(usize, Vec<String>)> {
     for free in &UnitList::of(&device).free {
         let launches = plan.launches.iter().any(|k| k.unit == free.index);
         if let Some(threads) = free.family.threads().filter(|_| launches) {
-            let found = threads.read(&bundle.folder, plan, free.index, by, tools::beside(&cache))?;
+            let found = threads.read(files, plan, free.index, by, tools::beside(&cache))?;
             read += found.kernels;
             unverified.extend(found.unverified);
         }

@@ -20,6 +20,7 @@ use moec_import::Checkpoint;
 use moec_ir::eval::{Evaluator, Tensor};
 use moec_ir::plan::{Plan, UnitRef};
 use moec_ir::{EntryKind, Graph, Module, NodeId};
+use moec_runtime::CheckLevel;
 use moec_runtime::{Engine, Options, Program, Row};
 use moec_targets::families;
 use serde::Serialize;
@@ -188,6 +189,7 @@ pub fn verify(
 ) -> Result<Report> {
     progress.stage("Checking", &format!("{} files", bundle.manifest.files.len()));
     bundle.manifest.check(&bundle.folder, true)?;
+    let files = &bundle.files(CheckLevel::All)?;
     let mut module = bundle.graph()?;
     agree(bundle, &module)?;
     let arithmetic = Arithmetic::of(bundle)?;
@@ -213,22 +215,22 @@ pub fn verify(
     };
     exact.keep_weights(false);
     let (mut packages, mut unverified) =
-        artifacts::verify(bundle, &module, &mut exact, source.is_none(), progress)?;
-    packages.extend(artifacts::verify_streams(bundle, &module, &mut exact, progress)?);
-    unverified.extend(artifacts::read_threads(bundle)?.1);
-    let files = bundle.manifest.files.len();
+        artifacts::verify(bundle, files, &module, &mut exact, source.is_none(), progress)?;
+    packages.extend(artifacts::verify_streams(bundle, files, &module, &mut exact, progress)?);
+    unverified.extend(artifacts::read_threads(bundle, files)?.1);
+    let count = bundle.manifest.files.len();
     if bundle.is_foreign() {
         let triple = &bundle.plan.target.triple;
         if !packages.is_empty() {
             progress.warn(&format!("the kernels are for {triple}: only packages were executed"));
-            return Ok(Report { files, bound, entries: Vec::new(), packages, unverified });
+            return Ok(Report { files: count, bound, entries: Vec::new(), packages, unverified });
         }
         unverified.push(bundle.host_build_note());
         let twin = Twin::of(bundle, progress)?;
         let run = Run { plan: twin.plan(), module: &module, arithmetic: &Arithmetic::exact(twin.plan()) };
         let entries =
-            twin.with_engine(Some(&bundle.folder), |engine| run.entries(engine, &mut evaluator, progress))?;
-        return Ok(Report { files, bound, entries, packages, unverified });
+            twin.with_engine(Some(files), |engine| run.entries(engine, &mut evaluator, progress))?;
+        return Ok(Report { files: count, bound, entries, packages, unverified });
     }
     let unit = bundle.emulated_unit(progress)?;
     let program = Program::new(bundle.plan.clone(), &|symbol| unit.resolve(symbol))
@@ -236,11 +238,11 @@ pub fn verify(
         .emulating(unit.emulated());
     let options = Options { threads: Some(1), ..Options::default() };
     let (folder, host) = (&bundle.folder, &mut |unit: &UnitRef| families::host(&unit.family, &unit.name));
-    let mut engine = Engine::with_units(&program, folder, host, folder, options)
+    let mut engine = Engine::with_units(&program, folder, host, files, options)
         .map_err(|e| Error::input("the bundle does not open").because(e))?;
     let run = Run { plan: &bundle.plan, module: &module, arithmetic: &arithmetic };
     let entries = run.entries(&mut engine, &mut evaluator, progress)?;
-    Ok(Report { files, bound, entries, packages, unverified })
+    Ok(Report { files: count, bound, entries, packages, unverified })
 }
 
 /// A compiled model beside the Graph that it computes.

@@ -10,6 +10,7 @@ use moec_import::Checkpoint;
 use moec_ir::eval::Evaluator;
 use moec_ir::plan::{Plan, TargetInfo};
 use moec_ir::{Module, WeightId};
+use moec_runtime::CheckLevel;
 use moec_runtime::{Program, Text};
 use object::{Architecture, Object as _, ObjectSymbol as _, SymbolKind};
 use serde::Serialize;
@@ -45,9 +46,10 @@ pub struct StaticReport {
 /// # Errors
 /// The first thing that is not as a build leaves it.
 pub fn verify(bundle: &Bundle, source: Option<&Checkpoint>, progress: &Progress) -> Result<StaticReport> {
-    let files = bundle.manifest.files.len();
-    progress.stage("Checking", &format!("{files} files"));
+    let count = bundle.manifest.files.len();
+    progress.stage("Checking", &format!("{count} files"));
     bundle.manifest.check(&bundle.folder, true)?;
+    let files = bundle.files(CheckLevel::All)?;
     let strangers = bundle.strangers()?;
     if let Some(first) = strangers.first() {
         return Err(Error::input(format!("`{}` holds what no build wrote", bundle.folder.display()))
@@ -63,7 +65,7 @@ pub fn verify(bundle: &Bundle, source: Option<&Checkpoint>, progress: &Progress)
         bundle.decisions()?;
     }
     if bundle.manifest.files.contains_key(TOKENIZER) {
-        Text::open(&bundle.folder, bundle.plan.model.bos).map_err(Error::from)?;
+        Text::open(&files, bundle.plan.model.bos).map_err(Error::from)?;
     }
     let path = bundle.folder.join(KERNELS);
     object_code(&bundle.object()?, &bundle.plan).map_err(|why| {
@@ -71,13 +73,13 @@ pub fn verify(bundle: &Bundle, source: Option<&Checkpoint>, progress: &Progress)
             .because(why)
             .hint("build the bundle again")
     })?;
-    let (functions, unverified) = super::artifacts::read(bundle, &module)?;
+    let (functions, unverified) = super::artifacts::read(bundle, &files, &module)?;
     for what in &unverified {
         progress.warn(what);
     }
     let weights = source.map(|s| compare(bundle, &mut module, s, progress)).transpose()?;
     Ok(StaticReport {
-        files,
+        files: count,
         bytes: bundle.manifest.bytes(),
         entries: bundle.plan.entries.len(),
         steps: bundle.plan.entries.iter().map(|e| e.steps.len()).sum(),

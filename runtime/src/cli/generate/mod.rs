@@ -4,18 +4,19 @@ mod report;
 
 use super::args::Generate;
 use super::{Context, Failure, Io, MakeConstraint, assigned, interrupt, paging};
-use crate::error::{Error, Result};
-use crate::exec::engine::{Engine, most_rows};
-use crate::exec::timeline::Timeline;
-use crate::kv::saved::{self, Saved};
-use crate::kv::states::most_guesses;
 use crate::serving::best_of::{BestOf, best_of_into};
 use crate::serving::big_little::Decoder;
+use crate::bundle::BundleReader;
+use crate::exec::engine::{Engine, most_rows};
+use crate::error::{Error, Fault, Result};
 use crate::serving::generate::{Generation, Request, Way, check_room, generate_by};
 use crate::serving::sampler::{Sampler, Sampling};
+use crate::kv::saved::{self, Saved};
 use crate::serving::speculate::Speculated;
+use crate::kv::states::most_guesses;
 use crate::serving::stops::{self, Stops, Until};
-use crate::serving::text::{self, Text, TextStream};
+use crate::serving::text::{Text, TextStream};
+use crate::exec::timeline::Timeline;
 use crate::weights::Demand;
 use moec_ir::FEW_ROWS;
 use report::{add_guesses, line_of_guesses, rates, rates_of_several, report, report_of_several};
@@ -31,6 +32,7 @@ const DEFAULT_TOKENS: usize = 128;
 /// `form`: what answers are held to, beside what `args` say.
 pub(super) fn run(
     context: &Context<'_>,
+    files: &BundleReader,
     args: &Generate,
     form: Option<&MakeConstraint>,
     io: &mut Io<'_>,
@@ -44,7 +46,7 @@ pub(super) fn run(
         (saved.ids().to_vec(), None)
     } else {
         let text = prompt(context, args, io)?;
-        let tokenizer = Text::open(context.bundle, model.bos)?;
+        let tokenizer = Text::open(files, model.bos)?;
         (tokenizer.encode(&text)?, Some(tokenizer))
     };
     let n = args.n.unwrap_or_else(|| DEFAULT_TOKENS.min(max.saturating_sub(prompt.len())).max(1));
@@ -67,16 +69,20 @@ pub(super) fn run(
     }
     let tokenizer = match tokenizer {
         // Where the answer ends is said in text.
-        None if !args.stop.is_empty() => Some(Text::open(context.bundle, model.bos)?),
+        None if !args.stop.is_empty() => Some(Text::open(files, model.bos)?),
         other => other,
     };
     let watch = Watch::create(args)?;
     let demand = Demand { sequences: many, tokens: prompt.len() + n };
-    let mut engine = context.open(&args.common, demand)?;
+    let mut engine = context.open(&args.common, files, demand)?;
     // The ids are data of their own; without a tokenizer they are all there is.
     let tokenizer = match tokenizer {
-        None if text::path(context.bundle).is_file() => match Text::open(context.bundle, model.bos) {
+        None => match Text::open(files, model.bos) {
             Ok(tokenizer) => Some(tokenizer),
+            Err(Error::NoTokenizer(_)) => None,
+            Err(e) if e.fault() == Fault::Bundle && !matches!(e, Error::BadTokenizer { .. }) => {
+                return Err(e.into());
+            }
             Err(e) => {
                 io.note(&format!("warning: {e}; ids are printed"));
                 None

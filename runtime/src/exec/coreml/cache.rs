@@ -6,13 +6,21 @@
 //! Nothing is deleted; a folder without which moec compiles anew can be deleted by hand at any time.
 //!
 //! Reading gigabytes at every start to know KEY would cost more than it saves. The hash of the files is remembered under
-//! their paths, sizes and times (`coreml/stamps`), as build tools do.
+//! their paths, sizes and times (`coreml/stamps`), as build tools do. Where all files are to be checked, they are hashed.
+//!
+//! Core ML opens a package by its path, so it may read other files than those that were hashed: nothing here can prevent
+//! that. They are hashed once more when it has compiled them, and what it made is kept only if they are still the same. Files
+//! that are replaced and put back while it compiles are not found out.
 
+use crate::bundle::BundleReader;
 use crate::error::{Error, Result};
+use crate::weights::store::CheckLevel;
+use moec_ir::plan::FileRef;
 use sha2::{Digest as _, Sha256};
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::fs::{self, File, Metadata};
-use std::io::{self, Read as _};
+use std::fs::{self, Metadata};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
@@ -29,7 +37,6 @@ pub(super) struct Cache {
 struct Entry {
     /// Relative to the package, with `/`.
     name: String,
-    path: PathBuf,
     meta: Metadata,
 }
 
@@ -55,40 +62,45 @@ impl Cache {
         Self { home: home.to_owned() }
     }
 
-    /// Path of a compiled package. What is not there yet is made by `compile`, which gives a folder that is moved here.
-    /// `system` is what else decides what compiling gives: the version of the operating system.
+    /// Path of a compiled package of a bundle. What is not there yet is made by `compile`, which gives a folder that is moved
+    /// here. `system` is what else decides what compiling gives: the version of the operating system.
     ///
     /// # Errors
-    /// A package that cannot be read, a cache that cannot be written, and what `compile` says.
+    /// A package that cannot be read, is not as it was built, or is replaced meanwhile; a cache that cannot be written, and
+    /// what `compile` says.
     pub(super) fn compiled(
         &self,
-        package: &Path,
+        bundle: &BundleReader,
+        package: &str,
         system: &str,
         compile: &mut dyn FnMut(&Path) -> Result<PathBuf>,
     ) -> Result<PathBuf> {
-        let content = self.content(package)?;
+        let content = self.content(bundle, package)?;
         let key = hex(&Sha256::digest(format!("{content}\n{system}")));
         let to = self.home.join("compiled").join(format!("{key}.mlmodelc"));
         if to.is_dir() {
             return Ok(to);
         }
-        let made = compile(package)?;
+        let path = bundle.path(package)?;
+        let made = compile(&path)?;
+        if hash(bundle, package, &files(&path)?)? != content {
+            let _ = fs::remove_dir_all(made);
+            return Err(Error::Replaced(path));
+        }
         install(&made, &to).map_err(|source| Error::Io { doing: "write", path: to.clone(), source })?;
         Ok(to)
     }
 
     /// Hash of a package's files, remembered while they are the same.
-    fn content(&self, package: &Path) -> Result<String> {
-        let failed = |source| Error::Io { doing: "read", path: package.to_owned(), source };
-        let package = fs::canonicalize(package).map_err(|e| match e.kind() {
-            io::ErrorKind::NotFound => Error::MissingFile(package.to_owned()),
-            _ => failed(e),
-        })?;
-        let mut files = Vec::new();
-        walk(&package, "", DEPTH, &mut files).map_err(failed)?;
-        files.sort_by(|a, b| a.name.cmp(&b.name));
+    fn content(&self, bundle: &BundleReader, package: &str) -> Result<String> {
+        let path = bundle.path(package)?;
+        let failed = |source| Error::Io { doing: "read", path: path.clone(), source };
+        let files = files(&path)?;
+        if bundle.level() == CheckLevel::All {
+            return hash(bundle, package, &files);
+        }
         let mut stamp = Sha256::new();
-        field(&mut stamp, package.as_os_str().as_encoded_bytes());
+        field(&mut stamp, fs::canonicalize(&path).map_err(failed)?.as_os_str().as_encoded_bytes());
         for f in &files {
             let time = f.meta.modified().map_err(failed)?;
             let time = time.duration_since(UNIX_EPOCH).map_or(0, |t| t.as_nanos());
@@ -103,17 +115,7 @@ impl Cache {
         {
             return Ok(known);
         }
-        let mut content = Sha256::new();
-        for f in &files {
-            field(&mut content, f.name.as_bytes());
-            content.update(f.meta.len().to_le_bytes());
-            read(&f.path, &mut content).map_err(|source| Error::Io {
-                doing: "read",
-                path: f.path.clone(),
-                source,
-            })?;
-        }
-        let content = hex(&content.finalize());
+        let content = hash(bundle, package, &files)?;
         // A stamp that cannot be written costs time at the next start, and nothing else.
         let _ = fs::create_dir_all(self.home.join("stamps")).and_then(|()| fs::write(&stamp, &content));
         Ok(content)
@@ -126,16 +128,28 @@ fn field(hash: &mut Sha256, bytes: &[u8]) {
     hash.update(bytes);
 }
 
-fn read(path: &Path, hash: &mut Sha256) -> io::Result<()> {
-    let (mut file, mut block) = (File::open(path)?, vec![0; 1 << 20]);
-    loop {
-        match file.read(&mut block) {
-            Ok(0) => return Ok(()),
-            Ok(n) => hash.update(&block[..n]),
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
-        }
+/// Hash of the names and contents of a package's files: those that are there, and those that the bundle should have.
+fn hash(bundle: &BundleReader, package: &str, files: &[Entry]) -> Result<String> {
+    let below = |f: &FileRef| f.path.strip_prefix(package)?.strip_prefix('/').map(str::to_owned);
+    let mut names: BTreeSet<String> = files.iter().map(|f| f.name.clone()).collect();
+    names.extend(bundle.listed().into_iter().flatten().filter_map(below));
+    let (bundle, mut content) = (bundle.below(package), Sha256::new());
+    for name in names {
+        field(&mut content, name.as_bytes());
+        content.update(bundle.open(&name)?.digest()?);
     }
+    Ok(hex(&content.finalize()))
+}
+
+/// The files of a package, by name.
+fn files(package: &Path) -> Result<Vec<Entry>> {
+    let mut files = Vec::new();
+    walk(package, "", DEPTH, &mut files).map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound => Error::MissingFile(package.to_owned()),
+        _ => Error::Io { doing: "read", path: package.to_owned(), source },
+    })?;
+    files.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(files)
 }
 
 /// Collects the files below a folder. Links are refused: they may lead out of the package.
@@ -153,7 +167,7 @@ fn walk(folder: &Path, prefix: &str, depth: usize, files: &mut Vec<Entry>) -> io
             }
             walk(&entry.path(), &format!("{name}/"), depth - 1, files)?;
         } else if meta.is_file() {
-            files.push(Entry { name, path: entry.path(), meta });
+            files.push(Entry { name, meta });
         } else {
             return odd(&name, "neither file nor folder");
         }
@@ -205,7 +219,10 @@ fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::File;
     use std::time::{Duration, SystemTime};
+
+    const PACKAGE: &str = "a.mlpackage";
 
     struct Case {
         folder: tempfile::TempDir,
@@ -224,7 +241,11 @@ mod tests {
         }
 
         fn package(&self) -> PathBuf {
-            self.folder.path().join("a.mlpackage")
+            self.folder.path().join(PACKAGE)
+        }
+
+        fn bundle(&self) -> BundleReader {
+            BundleReader::unchecked(self.folder.path())
         }
 
         fn weights(&self) -> PathBuf {
@@ -234,7 +255,7 @@ mod tests {
         /// The compiled package, and whether it had to be compiled.
         fn compiled(&self, system: &str) -> (PathBuf, bool) {
             let mut made = false;
-            let path = self.cache.compiled(&self.package(), system, &mut |package| {
+            let path = self.cache.compiled(&self.bundle(), PACKAGE, system, &mut |package| {
                 made = true;
                 let temporary = self.folder.path().join("tmp.mlmodelc");
                 fs::create_dir_all(temporary.join("inner")).unwrap();
@@ -265,7 +286,8 @@ mod tests {
         let (path, _) = case.compiled("15");
         let moved = case.folder.path().join("b.mlpackage");
         fs::rename(case.package(), &moved).unwrap();
-        let found = case.cache.compiled(&moved, "15", &mut |_| panic!("it is compiled"));
+        let found =
+            case.cache.compiled(&case.bundle(), "b.mlpackage", "15", &mut |_| panic!("it is compiled"));
         assert_eq!(found.unwrap(), path);
         // Other bytes of the same length are another package, when their time says that they were written.
         fs::rename(&moved, case.package()).unwrap();
@@ -293,18 +315,69 @@ mod tests {
     fn a_failure_leaves_nothing_and_links_are_refused() {
         let case = Case::new();
         let failed = || Error::Graph { graph: "a".into(), why: "no".into() };
-        let e = case.cache.compiled(&case.package(), "15", &mut |_| Err(failed())).unwrap_err();
+        let e = case.cache.compiled(&case.bundle(), PACKAGE, "15", &mut |_| Err(failed())).unwrap_err();
         assert!(e.to_string().contains("`a`: no"), "{e}");
         assert!(!case.folder.path().join("cache/coreml/compiled").exists());
         let missing = case.folder.path().join("none.mlpackage");
-        let e = case.cache.compiled(&missing, "15", &mut |_| Err(failed())).unwrap_err();
+        let e =
+            case.cache.compiled(&case.bundle(), "none.mlpackage", "15", &mut |_| Err(failed())).unwrap_err();
         assert!(matches!(e, Error::MissingFile(path) if path == missing));
         #[cfg(unix)]
         {
             std::os::unix::fs::symlink("/etc", case.package().join("Data/link")).unwrap();
-            let e = case.cache.compiled(&case.package(), "15", &mut |_| Err(failed())).unwrap_err();
+            let e = case.cache.compiled(&case.bundle(), PACKAGE, "15", &mut |_| Err(failed())).unwrap_err();
             assert!(e.to_string().contains("Data/link"), "{e}");
         }
+    }
+
+    /// The files of a case as a manifest lists them.
+    fn listed(case: &Case) -> Vec<FileRef> {
+        let of = |name: &str| {
+            let bytes = fs::read(case.package().join(name)).unwrap();
+            let path = format!("{PACKAGE}/{name}");
+            FileRef { path, bytes: bytes.len() as u64, sha256: Sha256::digest(&bytes).into() }
+        };
+        vec![of("Manifest.json"), of("Data/weights/weight.bin")]
+    }
+
+    #[test]
+    fn a_checked_package_is_compiled_only_as_it_was_built() {
+        let case = Case::new();
+        let bundle = BundleReader::of_manifest(case.folder.path(), &listed(&case), CheckLevel::All);
+        let compile = |bundle: &BundleReader| {
+            case.cache.compiled(bundle, PACKAGE, "15", &mut |_| {
+                let made = case.folder.path().join("tmp.mlmodelc");
+                fs::create_dir_all(&made).unwrap();
+                Ok(made)
+            })
+        };
+        compile(&bundle).unwrap();
+        // Neither a stamp nor what was compiled before stands in for the files.
+        compile(&case.bundle()).unwrap();
+        let time = case.weights().metadata().unwrap().modified().unwrap();
+        fs::write(case.weights(), [8; 3000]).unwrap();
+        File::options().write(true).open(case.weights()).unwrap().set_modified(time).unwrap();
+        assert!(compile(&case.bundle()).is_ok());
+        assert!(matches!(compile(&bundle), Err(Error::Changed { path, .. }) if path == case.weights()));
+        fs::remove_file(case.weights()).unwrap();
+        assert!(matches!(compile(&bundle), Err(Error::MissingFile(path)) if path == case.weights()));
+        fs::write(case.weights(), [7; 3000]).unwrap();
+        let more = case.package().join("Data/more");
+        fs::write(&more, "").unwrap();
+        assert!(matches!(compile(&bundle), Err(Error::Unlisted(path)) if path == more));
+    }
+
+    #[test]
+    fn what_was_compiled_of_replaced_files_is_not_kept() {
+        let case = Case::new();
+        let made = case.folder.path().join("tmp.mlmodelc");
+        let done = case.cache.compiled(&case.bundle(), PACKAGE, "15", &mut |_| {
+            fs::create_dir_all(&made).unwrap();
+            fs::write(case.weights(), [8; 3000]).unwrap();
+            Ok(made.clone())
+        });
+        assert!(matches!(done, Err(Error::Replaced(path)) if path == case.package()));
+        assert!(!made.exists() && !case.folder.path().join("cache/coreml/compiled").exists());
     }
 
     #[test]

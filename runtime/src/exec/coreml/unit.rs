@@ -2,9 +2,9 @@
 
 use super::cache::Cache;
 use super::strides;
+use crate::bundle::BundleReader;
 use crate::error::{Error, Result};
 use crate::exec::graphs::{Graphs, f16};
-use crate::weights::store;
 use block2::RcBlock;
 use moec_ir::plan::{self, GraphDecl};
 use objc2::rc::{Retained, autoreleasepool};
@@ -105,7 +105,7 @@ impl Graphs for CoreMl {
         "Core ML (Neural Engine and processor)"
     }
 
-    fn load(&mut self, bundle: &Path, graphs: &[GraphDecl], slots: usize) -> Result<()> {
+    fn load(&mut self, bundle: &BundleReader, graphs: &[GraphDecl], slots: usize) -> Result<()> {
         let system = NSProcessInfo::processInfo().operatingSystemVersionString().to_string();
         let mut compiled: BTreeMap<&str, PathBuf> = BTreeMap::new();
         let mut states: BTreeMap<&str, usize> = BTreeMap::new();
@@ -115,8 +115,8 @@ impl Graphs for CoreMl {
                 let path = if let Some(path) = compiled.get(&*g.package) {
                     path.clone()
                 } else {
-                    let package = store::file_path(bundle, &g.package)?;
-                    let path = self.cache.compiled(&package, &system, &mut |p| compile(p, &g.package))?;
+                    let compile = &mut |package: &Path| compile(package, &g.package);
+                    let path = self.cache.compiled(bundle, &g.package, &system, compile)?;
                     compiled.insert(&g.package, path.clone());
                     path
                 };

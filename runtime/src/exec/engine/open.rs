@@ -1,25 +1,26 @@
 //! Opening an engine: units, memory, and where weights lie.
 
 use super::{Engine, Options};
-use crate::bundle::program::Program;
-use crate::error::{Error, Result};
 use crate::exec::admission::Tallies;
-use crate::exec::beside::{self, Executor};
-use crate::exec::call::{Bound, Places, bind};
-use crate::exec::graph_unit::GraphUnit;
-use crate::exec::graphs::Graphs;
-use crate::exec::processor::Processor;
-use crate::exec::unit::{self, Unit};
-use crate::kv::states::States;
-use crate::offload::paging::{self, Paging};
-use crate::platform::available::available;
-use crate::platform::cpu;
-use crate::platform::memory::{Addr, Region};
 use crate::schedule::assign::Assigner;
+use crate::platform::available::available;
+use crate::exec::beside::{self, Executor};
+use crate::bundle::{BundleFiles, BundleReader};
+use crate::exec::call::{Bound, Places, bind};
+use crate::platform::cpu;
+use crate::error::{Error, Result};
 use crate::sync::events::Events;
-use crate::sync::pool::Pool;
+use crate::exec::graphs::Graphs;
+use crate::platform::memory::{Addr, Region};
+use crate::exec::graph_unit::GraphUnit;
 use crate::weights::owned::{Arrival, How, MovingStore, OwnedStore};
-use crate::weights::store::{BundleFiles, CheckLevel, MappedStore, Store};
+use crate::offload::paging::{self, Paging};
+use crate::sync::pool::Pool;
+use crate::exec::processor::Processor;
+use crate::bundle::program::Program;
+use crate::kv::states::States;
+use crate::weights::store::{CheckLevel, MappedStore, Store};
+use crate::exec::unit::{self, Unit};
 use crate::weights::{self, Choice, Weights};
 use moec_ir::plan::{ALIGN, Builtin, Code, UnitRef};
 use std::path::Path;
@@ -39,15 +40,24 @@ impl<'p> Engine<'p> {
     /// What [`cpu::check`], [`MappedStore::open`] or [`OwnedStore::open`] find; memory or threads
     /// refused, [`Error::NoRoom`]; a graph that does not load, or a unit that nothing here executes.
     pub fn open(program: &'p Program, bundle: &Path, options: Options) -> Result<Self> {
+        let files = BundleReader::of_plan(bundle, program, options.check);
+        Self::with_files(program, &files, options)
+    }
+
+    /// As [`Engine::open`], with artifacts of units from a reader of the bundle.
+    ///
+    /// # Errors
+    /// As [`Engine::open`].
+    pub(crate) fn with_files(program: &'p Program, files: &BundleReader, options: Options) -> Result<Self> {
         #[cfg(target_os = "macos")]
         if !program.graphs.is_empty() {
             let graphs = Box::new(crate::exec::coreml::CoreMl::new()?);
-            return Self::with_graphs(program, bundle, graphs, bundle, options);
+            return Self::with_graphs(program, &files.folder(), graphs, files, options);
         }
-        Self::with_units(program, bundle, &mut |_| None, bundle, options)
+        Self::with_units(program, &files.folder(), &mut |_| None, files, options)
     }
 
-    /// As [`Engine::open`], for a program with static graphs, which `graphs` executes. They are loaded from the folder
+    /// As [`Engine::open`], for a program with static graphs, which `graphs` executes. They are loaded from
     /// `packages`.
     ///
     /// # Errors
@@ -56,7 +66,7 @@ impl<'p> Engine<'p> {
         program: &'p Program,
         bundle: &Path,
         graphs: Box<dyn Graphs>,
-        packages: &Path,
+        packages: &BundleReader,
         options: Options,
     ) -> Result<Self> {
         let mut graphs = Some(graphs);
@@ -71,7 +81,7 @@ impl<'p> Engine<'p> {
     }
 
     /// As [`Engine::open`], with what executes the units beside the processor, which `executor` brings: it is asked for every
-    /// unit that has steps. Static graphs are loaded from the folder `packages`.
+    /// unit that has steps. Artifacts of units are read from `packages`.
     ///
     /// # Errors
     /// As [`Engine::open`]; a graph that does not load, a unit without an executor.
@@ -79,7 +89,7 @@ impl<'p> Engine<'p> {
         program: &'p Program,
         bundle: &Path,
         executor: &mut dyn FnMut(&UnitRef) -> Option<Executor>,
-        packages: &Path,
+        packages: &BundleReader,
         options: Options,
     ) -> Result<Self> {
         let tallies = Arc::new(Tallies::of(&program.sets));
@@ -207,7 +217,7 @@ impl<'p> Engine<'p> {
 fn bring<'p>(
     program: &'p Program,
     executor: &mut dyn FnMut(&UnitRef) -> Option<Executor>,
-    packages: &Path,
+    packages: &BundleReader,
     tallies: &Arc<Tallies>,
 ) -> Result<Vec<Option<Box<dyn Unit + 'p>>>> {
     let mut units: Vec<Option<Box<dyn Unit + 'p>>> = Vec::with_capacity(program.units.len());

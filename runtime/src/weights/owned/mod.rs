@@ -16,12 +16,13 @@ mod moving;
 mod order;
 mod page_cache;
 
-use crate::bundle::program::Program;
+use crate::bundle::{BundleFile, BundleFiles};
 use crate::error::{Error, Result};
 use crate::offload::flash::{self, Buffers, Class, Extent, ExtentTable, FileEntry, Flash, SystemClock};
-use crate::offload::paging::{self, Wrap};
 use crate::platform::memory::Addr;
-use crate::weights::store::{Addresses, BundleFile, BundleFiles, CheckLevel, Store};
+use crate::offload::paging::{self, Wrap};
+use crate::bundle::program::Program;
+use crate::weights::store::{Addresses, CheckLevel, Store};
 use crate::weights::{Held, huge_bytes};
 use loader::{Loader, Reading, Whole};
 use moec_ir::plan::FileRef;
@@ -71,8 +72,7 @@ impl OwnedStore {
     /// their content is checked as they are read: segments of a file that is another one are never let through.
     ///
     /// # Errors
-    /// A file that is missing or has another size, or one without segments that has another content; a segment outside of its
-    /// file; memory or threads refused.
+    /// A file that is missing or has another size; a segment outside of its file; memory or threads refused.
     pub fn open(program: &Program, bundle: &Path, check: CheckLevel, how: &How) -> Result<Self> {
         Self::of(program, &BundleFiles::open(program, bundle)?, check, how)
     }
@@ -86,9 +86,6 @@ impl OwnedStore {
         let files =
             || (0_u32..).zip(&program.files).zip(opened.iter()).map(|((i, info), file)| (i, info, file));
         let read = |file: u32| !pieces.of_file(file).is_empty();
-        for (_, info, file) in files().filter(|&(i, info, _)| !read(i) && check.hashes(info.bytes)) {
-            file.check(info)?;
-        }
         let whole: Vec<bool> = files().map(|(i, info, _)| read(i) && check.hashes(info.bytes)).collect();
         let is_whole = |file: u32| whole.get(file as usize).copied().unwrap_or(false);
 

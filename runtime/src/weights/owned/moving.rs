@@ -2,11 +2,12 @@
 //! of our own is filled behind the first prompt, from there. Where it cannot be filled they stay mapped.
 
 use super::{Arrival, How, OwnedStore, PageCache, Pieces};
-use crate::bundle::program::Program;
+use crate::bundle::BundleFiles;
 use crate::error::{Fault, Result};
 use crate::platform::memory::Addr;
+use crate::bundle::program::Program;
+use crate::weights::store::{CheckLevel, MappedStore, Store};
 use crate::weights::Held;
-use crate::weights::store::{BundleFiles, CheckLevel, MappedStore, Store};
 use std::path::Path;
 
 /// Mapped weights that are to lie in memory of our own.

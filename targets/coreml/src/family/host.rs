@@ -3,10 +3,10 @@
 use crate::exec::{Data, Executor, States, Tensor};
 use crate::package::Package;
 use moec_ir::plan::{GraphDecl, Port};
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::error::{Error, Result};
 use moec_runtime::exec::graphs::{Graphs, f16};
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A function, with the names of what goes in and out.
@@ -32,14 +32,14 @@ impl Graphs for Emulated {
         "emulated"
     }
 
-    fn load(&mut self, bundle: &Path, graphs: &[GraphDecl], slots: usize) -> Result<()> {
+    fn load(&mut self, bundle: &BundleReader, graphs: &[GraphDecl], slots: usize) -> Result<()> {
         let mut packages: BTreeMap<&str, (Arc<Package>, Option<usize>)> = BTreeMap::new();
         let mut states = Vec::new();
         for g in graphs {
             let name = format!("{} {}", g.package, g.function);
             let failed = |why: String| Error::Graph { graph: name.clone(), why };
             if !packages.contains_key(&*g.package) {
-                let package = Package::open(&bundle.join(&g.package)).map_err(|e| failed(e.to_string()))?;
+                let package = Package::open(&bundle.below(&g.package)).map_err(|e| failed(e.to_string()))?;
                 let state = g.stateful.then(|| {
                     states.push(vec![States::default(); slots]);
                     states.len() - 1

@@ -23,8 +23,8 @@ use moec_family::{
 };
 use moec_ir::plan::{ExpertTable, GraphDecl, Plan, Port};
 use moec_ir::{Module, Scope, Weight};
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::exec::graphs::Graphs;
-use std::path::Path;
 
 /// The Core ML family: packages for the Neural Engine.
 #[derive(Clone, Copy, Debug)]
@@ -131,8 +131,8 @@ impl StaticGraphs for CoreMl {
         Ok(Emitted { bytes: emit::packages(emit)?, ..Emitted::default() })
     }
 
-    fn read(&self, folder: &Path, plan: &Plan, unit: &Unit) -> Result<usize> {
-        verify::read(folder, plan, unit)
+    fn read(&self, bundle: &BundleReader, plan: &Plan, unit: &Unit) -> Result<usize> {
+        verify::read(bundle, plan, unit)
     }
 
     fn verify(&self, trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {

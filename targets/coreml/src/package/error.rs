@@ -1,20 +1,14 @@
 //! Errors of reading a package.
 
 use std::fmt;
-use std::io;
 use std::path::PathBuf;
 
 /// Why a package is not read.
 #[derive(Debug, thiserror::Error)]
 pub enum PackageError {
     /// A file of the package cannot be read.
-    #[error("`{}` cannot be read", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Read(Box<moec_runtime::Error>),
     /// A file is larger than any that moec writes.
     #[error("`{}` has {bytes} bytes, more than {limit}", path.display())]
     TooLarge {
@@ -57,7 +51,7 @@ impl PackageError {
     /// What the user can do.
     pub fn hint(&self) -> &'static str {
         match self {
-            Self::Read { .. } => "give the path of the `.mlpackage` folder itself, copied whole",
+            Self::Read(_) => "give the path of the `.mlpackage` folder itself, copied whole",
             Self::TooLarge { .. } => {
                 "constants of ten elements and more belong into `weights/weight.bin`, not into the model"
             }

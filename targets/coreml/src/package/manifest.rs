@@ -2,9 +2,10 @@
 
 use super::error::PackageError;
 use super::weights::read;
+use moec_runtime::bundle::BundleReader;
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Component, Path};
 
 /// Largest manifest, in bytes.
 const LIMIT: u64 = 1 << 20;
@@ -25,33 +26,32 @@ struct Item {
     path: String,
 }
 
-/// The path of something in a folder; `None` if it would leave the folder.
+/// The name of something in a folder of a package; `None` if it would leave the folder.
 ///
 /// A link in the folder that leads out of it counts as outside.
-pub(super) fn inside(folder: &Path, relative: &str) -> Option<PathBuf> {
+pub(super) fn inside(package: &BundleReader, folder: &str, relative: &str) -> Option<String> {
     let path = Path::new(relative);
     let plain = path.components().all(|c| matches!(c, Component::Normal(_)));
     if relative.is_empty() || relative.contains('\0') || !plain {
         return None;
     }
-    let joined = folder.join(path);
-    match (joined.canonicalize(), folder.canonicalize()) {
-        (Ok(file), Ok(folder)) => file.starts_with(folder).then_some(joined),
+    let name = format!("{folder}/{relative}");
+    let folder = package.folder().join(folder);
+    match (folder.join(path).canonicalize(), folder.canonicalize()) {
+        (Ok(file), Ok(folder)) => file.starts_with(folder).then_some(name),
         // What is not there cannot be outside; opening it says so.
-        _ => Some(joined),
+        _ => Some(name),
     }
 }
 
-/// The path of the model of a package.
-pub(super) fn model(package: &Path) -> Result<PathBuf, PackageError> {
-    let path = package.join(NAME);
-    let bytes = read(&path, LIMIT)?;
-    let wrong = |message: String| PackageError::Manifest { path: path.clone(), message };
+/// The name of the model of a package.
+pub(super) fn model(package: &BundleReader) -> Result<String, PackageError> {
+    let bytes = read(package, NAME, LIMIT)?;
+    let wrong = |message: String| PackageError::Manifest { path: package.folder().join(NAME), message };
     let manifest: Manifest = serde_json::from_slice(&bytes).map_err(|e| wrong(e.to_string()))?;
     let root = &manifest.root_model_identifier;
     let item = manifest.item_info_entries.get(root);
     let item = item.ok_or_else(|| wrong(format!("no item `{root}`, which should be the model")))?;
-    let data = package.join(DATA);
-    inside(&data, &item.path)
+    inside(package, DATA, &item.path)
         .ok_or_else(|| wrong(format!("item `{root}`: `{}` is outside of the package", item.path)))
 }

@@ -23,8 +23,8 @@ pub use resolve::{MAX_ARGS, MAX_FUNCTIONS, MAX_OPS};
 pub use types::{Dtype, MAX_ELEMENTS, MAX_RANK, TensorType, elements};
 pub use weights::{ALIGN, Blob, Weights};
 
+use moec_runtime::bundle::BundleReader;
 use prost::Message;
-use std::path::Path;
 use std::sync::Arc;
 
 /// Largest model that is read, in bytes. Decoded messages take some 100 times the space of the smallest
@@ -61,15 +61,16 @@ impl Package {
     /// Opens a `.mlpackage` folder.
     ///
     /// # Errors
-    /// [`PackageError`] for what cannot be read, is damaged, leaves the folder, exceeds a limit, or is not an
+    /// [`PackageError`] for what cannot be read, is not as it was built, is damaged, leaves the folder, exceeds a limit, or is not an
     /// ML program of tensors of fixed shapes.
-    pub fn open(path: &Path) -> Result<Self, PackageError> {
-        let file = manifest::model(path)?;
-        let bytes = weights::read(&file, MAX_MODEL_BYTES)?;
+    pub fn open(package: &BundleReader) -> Result<Self, PackageError> {
+        let name = manifest::model(package)?;
+        let bytes = weights::read(package, &name, MAX_MODEL_BYTES)?;
+        let file = package.folder().join(&name);
         let model = proto::Model::decode(bytes.as_slice())
             .map_err(|source| PackageError::Decode { path: file.clone(), source })?;
         drop(bytes);
-        let mut weights = Weights::new(file.parent().unwrap_or(path));
+        let mut weights = Weights::new(package, name.rsplit_once('/').map_or("", |(folder, _)| folder));
         let program = resolve::program(&model, &mut weights).map_err(|(place, flaw)| {
             PackageError::Model { path: file.clone(), place, flaw: Box::new(flaw) }
         })?;

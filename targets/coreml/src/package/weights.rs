@@ -7,10 +7,12 @@
 use super::error::{Flaw, PackageError};
 use super::manifest;
 use super::types::TensorType;
+use moec_runtime::Error;
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::platform::mapped::MappedFile;
-use moec_runtime::platform::regular;
+use moec_runtime::platform::regular::{Limit, Refused, refused};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Bytes that headers and data are aligned to, and the size of a header.
 pub const ALIGN: usize = 64;
@@ -39,14 +41,15 @@ pub struct Blob {
 struct File {
     /// Name in the model.
     name: String,
-    map: MappedFile,
+    map: Arc<MappedFile>,
 }
 
 /// The weight files of a package, mapped.
 #[derive(Debug)]
 pub struct Weights {
+    package: BundleReader,
     /// Folder of the model.
-    folder: PathBuf,
+    folder: String,
     files: Vec<File>,
     by_name: BTreeMap<String, usize>,
 }
@@ -61,8 +64,13 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 
 impl Weights {
     /// No file yet; names are taken relative to the folder of the model.
-    pub(super) fn new(folder: &Path) -> Self {
-        Self { folder: folder.to_path_buf(), files: Vec::new(), by_name: BTreeMap::new() }
+    pub(super) fn new(package: &BundleReader, folder: &str) -> Self {
+        Self {
+            package: package.clone(),
+            folder: folder.to_owned(),
+            files: Vec::new(),
+            by_name: BTreeMap::new(),
+        }
     }
 
     /// Number of weight files that the model names.
@@ -134,9 +142,9 @@ impl Weights {
             return Err(format!("more than {MAX_FILES} weight files"));
         }
         let relative = name.strip_prefix(MODEL_PATH).unwrap_or(name);
-        let path = manifest::inside(&self.folder, relative)
+        let path = manifest::inside(&self.package, &self.folder, relative)
             .ok_or_else(|| "a path outside of the package".to_owned())?;
-        let map = MappedFile::open(&path).map_err(|e| e.to_string())?;
+        let map = self.package.map(&path).map_err(|e| e.to_string())?;
         let version = u32_at(&map, 4).filter(|_| map.len() >= ALIGN);
         if version != Some(VERSION) {
             return Err(format!("not a weight file of version {VERSION}"));
@@ -148,11 +156,15 @@ impl Weights {
 }
 
 /// Reads a file whole, up to a limit.
-pub(super) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, PackageError> {
-    let failed = |source| PackageError::Read { path: path.into(), source };
-    let bytes = regular::size(path).map_err(failed)?;
-    if bytes > limit {
-        return Err(PackageError::TooLarge { path: path.into(), bytes, limit });
-    }
-    regular::read(path, regular::Limit { what: "a part of a package", bytes: limit }).map_err(failed)
+pub(super) fn read(package: &BundleReader, name: &str, limit: u64) -> Result<Vec<u8>, PackageError> {
+    let bound = Limit { what: "a part of a package", bytes: limit };
+    package.read(name, bound).map_err(|source| match &source {
+        Error::Io { path, source: e, .. } => match refused(e) {
+            Some(&Refused::Long { found: Some(bytes), .. }) => {
+                PackageError::TooLarge { path: path.clone(), bytes, limit }
+            }
+            _ => PackageError::Read(source.into()),
+        },
+        _ => PackageError::Read(source.into()),
+    })
 }

@@ -4,6 +4,9 @@ use half::f16;
 use moec_coreml::exec::{Data, ExecError, Executor, States, Tensor};
 use moec_coreml::package::proto::{self, Bound, Elements, Held, Kind};
 use moec_coreml::package::{Dtype, Package, PackageError, TensorType};
+use moec_ir::plan::FileRef;
+use moec_runtime::CheckLevel;
+use moec_runtime::bundle::BundleReader;
 use prost::Message;
 use std::collections::BTreeMap;
 use std::fs;
@@ -260,8 +263,15 @@ impl Saved {
         fs::write(self.0.path().join(file), bytes).expect("written");
     }
 
+    /// Opens it as a part of a bundle in which one of its files was another.
+    pub(crate) fn open_changed(&self, file: &str) -> Result<Package, PackageError> {
+        let bytes = fs::metadata(self.0.path().join(file)).expect("there").len();
+        let listed = [FileRef { path: file.to_owned(), bytes, sha256: [0; 32] }];
+        Package::open(&BundleReader::of_manifest(self.0.path(), &listed, CheckLevel::Small))
+    }
+
     pub(crate) fn open(&self) -> Result<Package, PackageError> {
-        Package::open(self.0.path())
+        Package::open(&BundleReader::unchecked(self.0.path()))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Packages that are not as they must be are refused, and the error says where.
 
-use crate::builder::{Arg, Builder, MODEL, Saved, halves, name, raw, ty};
+use crate::builder::{Arg, Builder, MODEL, Saved, WEIGHTS, halves, name, raw, ty};
 use moec_coreml::package::proto::{self, Bound, Kind};
 use moec_coreml::package::{Dtype, Flaw, PackageError};
 use std::fs;
@@ -93,7 +93,7 @@ fn no_path_leaves_the_package() {
     #[cfg(unix)]
     {
         let saved = weighted().save();
-        let weights = saved.path().join(crate::builder::WEIGHTS);
+        let weights = saved.path().join(WEIGHTS);
         fs::remove_file(&weights).expect("removed");
         std::os::unix::fs::symlink(&outside, &weights).expect("linked");
         assert!(refused(&saved).contains("outside of the package"));
@@ -112,12 +112,22 @@ fn a_manifest_must_lead_to_a_model() {
         assert!(refused(&saved).contains(says), "{text}");
     }
     fs::remove_file(saved.path().join("Manifest.json")).expect("removed");
-    assert!(refused(&saved).contains("cannot be read"));
+    assert!(refused(&saved).contains("Manifest.json` is missing"));
     let saved = weighted().save();
     saved.write(MODEL, &[0xFF; 12]);
     assert!(refused(&saved).contains("no Core ML model"));
     saved.write(MODEL, &vec![0; (16 << 20) + 1]);
     assert!(refused(&saved).contains("more than 16777216"));
+}
+
+#[test]
+fn no_file_may_be_another_than_the_bundle_lists() {
+    let saved = weighted().save();
+    for file in ["Manifest.json", MODEL, WEIGHTS] {
+        let error = saved.open_changed(file).expect_err("another file").to_string();
+        assert!(error.contains(file) && error.contains("was changed after the build"), "{error}");
+    }
+    saved.open().expect("opens");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use moec_coreml::helper::Package;
 use moec_coreml::package::Package as Saved;
 use moec_coreml::program::{Counted, Program};
 use moec_ir::{Activation, Glu};
+use moec_runtime::bundle::BundleReader;
 use std::collections::BTreeMap;
 use std::fs;
 use std::sync::Arc;
@@ -54,7 +55,7 @@ fn codes_compute_what_the_same_values_in_f16_do_in_less_memory() {
                 let emitted = helper.emit(&jobs, &mut |_| ()).unwrap();
                 // What is planned is what is stored: so limits can be held before anything is written.
                 assert_eq!(emitted[0].weight_bytes, program.weight_bytes(), "{bits} bits");
-                let saved = Arc::new(Saved::open(&out).unwrap());
+                let saved = Arc::new(Saved::open(&BundleReader::unchecked(&out)).unwrap());
                 let rules = check::Limits {
                     last_axis_bytes: limits.rules.last_axis_bytes,
                     ..check::Limits::default()
@@ -102,7 +103,7 @@ fn the_check_counts_as_it_is_told_and_refuses_a_last_axis_of_one() {
     let program = codes.emit(&ane()).unwrap();
     let out = folder.path().join("codes.mlpackage");
     helper.emit(&[Package { program: &program, weights: folder.path(), out: &out }], &mut |_| ()).unwrap();
-    let saved = Saved::open(&out).unwrap();
+    let saved = Saved::open(&BundleReader::unchecked(&out)).unwrap();
     let rules = |limits: &check::Limits| -> Vec<&str> {
         let mut rules: Vec<_> = check::check(&saved, limits).iter().map(|f| f.rule).collect();
         rules.dedup();

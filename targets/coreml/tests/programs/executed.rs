@@ -10,6 +10,7 @@ use moec_coreml::helper::Package;
 use moec_coreml::package::Package as Saved;
 use moec_coreml::program::{Function, Program};
 use moec_ir::{Activation, Glu, RopeStyle};
+use moec_runtime::bundle::BundleReader;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -52,7 +53,7 @@ fn packages_compute_what_their_programs_say() {
     for program in &programs {
         let out = folder.path().join(format!("{}.mlpackage", program.name));
         helper.emit(&[Package { program, weights: folder.path(), out: &out }], &mut |_| ()).unwrap();
-        let saved = Arc::new(Saved::open(&out).unwrap());
+        let saved = Arc::new(Saved::open(&BundleReader::unchecked(&out)).unwrap());
         let limits = check::Limits { graph_bytes: program.weight_bytes(), ..check::Limits::default() };
         let findings = check::check(&saved, &limits);
         for finding in &findings {

@@ -14,12 +14,12 @@ use crate::api::code;
 use crate::card::{Card, Image, Kernel, Lane as Copies, Refusal};
 use crate::text::{self, Artifact};
 use moec_ir::plan::{Builtin, ThreadKernel};
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::bundle::program::{Code, Program};
 use moec_runtime::exec::unit::{self, Lane, Launch, StepFault, Unit, UnknownStep};
 use moec_runtime::platform::memory::Addr;
 use moec_runtime::{Error, Result};
 use std::ffi::CString;
-use std::path::Path;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -215,8 +215,8 @@ impl Unit for Gpu {
         matches!(builtin, Builtin::Copy { .. } | Builtin::Launch { .. })
     }
 
-    fn load(&mut self, program: &Program, index: u32, folder: &Path) -> Result<()> {
-        let artifact = text::read(folder, program, index)?;
+    fn load(&mut self, program: &Program, index: u32, bundle: &BundleReader) -> Result<()> {
+        let artifact = text::read(bundle, program, index)?;
         for of in program.launches.iter().filter(|of| of.unit == index) {
             let (unit, kernel) = (self.name.clone(), of.symbol.clone());
             artifact.check(of).map_err(|why| Error::Launch { unit, kernel, why })?;

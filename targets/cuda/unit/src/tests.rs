@@ -9,10 +9,11 @@ use crate::gpu::LIMIT;
 use driver::{FAKE, Fake, asked, fake, turn};
 use moec_ir::plan::{Builtin, FileRef};
 use moec_ir::text::parse_plan;
-use moec_runtime::Result;
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::bundle::program::{Code, Program};
 use moec_runtime::exec::unit::{Lane, Launch, StepFault, Unit as _, Units};
 use moec_runtime::platform::memory::Addr;
+use moec_runtime::{CheckLevel, Result};
 use std::ffi::c_int;
 use std::fs;
 use std::sync::OnceLock;
@@ -69,6 +70,10 @@ impl Folder {
         fs::write(path.join("artifacts/gpu.ptx"), text).unwrap();
         Self(path)
     }
+
+    fn files(&self) -> BundleReader {
+        BundleReader::unchecked(&self.0)
+    }
 }
 
 impl Drop for Folder {
@@ -105,7 +110,7 @@ fn steps_reach_the_card_in_their_order() {
     let folder = Folder::new(PTX);
     let mut gpu = Gpu::with(&fake(), "gpu", LIMIT).unwrap();
     assert_eq!(gpu.card(), "Card");
-    gpu.load(&program(), 1, &folder.0).unwrap();
+    gpu.load(&program(), 1, &folder.files()).unwrap();
     let base = gpu.take(128).unwrap().unwrap();
     let opened = asked();
     assert_eq!(
@@ -210,7 +215,7 @@ fn launches_that_come_again_are_a_graph() {
     let _turn = turn(|_| {});
     let folder = Folder::new(PTX);
     let mut gpu = Gpu::with(&fake(), "gpu", LIMIT).unwrap();
-    gpu.load(&program(), 1, &folder.0).unwrap();
+    gpu.load(&program(), 1, &folder.files()).unwrap();
     let base = gpu.take(128).unwrap().unwrap();
     asked();
     let made = ["cuGraphInstantiateWithFlags", "cuGraphDestroy", "cuGraphLaunch 51 on compute", ONCE[1]];
@@ -223,7 +228,7 @@ fn launches_that_come_again_are_a_graph() {
     assert_eq!(asked().iter().filter(|a| *a == "cuGraphExecDestroy").count(), 1);
 
     let mut gpu = Gpu::with(&fake(), "gpu", LIMIT).unwrap();
-    gpu.load(&program(), 1, &folder.0).unwrap();
+    gpu.load(&program(), 1, &folder.files()).unwrap();
     let base = gpu.take(128).unwrap().unwrap();
     FAKE.lock().unwrap().refuses = Some(("cuGraphInstantiateWithFlags", 801));
     asked();
@@ -242,7 +247,7 @@ fn machine_code_goes_first_where_the_card_runs_it() {
     let loads = |generation: [c_int; 2]| {
         let _turn = turn(|fake| fake.generation = generation);
         let mut gpu = Gpu::with(&fake(), "gpu", LIMIT).unwrap();
-        gpu.load(&program, 1, &folder.0).unwrap();
+        gpu.load(&program, 1, &folder.files()).unwrap();
         let loads: Vec<String> = asked().into_iter().filter(|a| a.starts_with("cuModuleLoad")).collect();
         assert_eq!(gpu.is_assembled(), loads == ["cuModuleLoadDataEx code"]);
         loads.join(", ")
@@ -263,8 +268,27 @@ fn machine_code_goes_first_where_the_card_runs_it() {
     }
     fs::remove_file(&code).unwrap();
     let _turn = turn(|_| {});
-    let (why, _) = said(Gpu::with(&fake(), "gpu", LIMIT).unwrap().load(&program, 1, &folder.0));
+    let (why, _) = said(Gpu::with(&fake(), "gpu", LIMIT).unwrap().load(&program, 1, &folder.files()));
     assert!(why.contains("gpu.cubin") && why.contains("is missing"), "{why}");
+}
+
+/// The driver compiles no text and loads no code that is not what the plan says.
+#[test]
+fn changed_kernels_do_not_reach_the_driver() {
+    let folder = Folder::new(PTX);
+    fs::write(folder.0.join("artifacts/gpu.cubin"), b"\x7fELF").unwrap();
+    for (name, bytes) in [("artifacts/gpu.ptx", PTX.len()), ("artifacts/gpu.cubin", 4)] {
+        let _turn = turn(|_| {});
+        let mut plan = parse_plan(PLAN).unwrap();
+        plan.files.push(FileRef { path: name.into(), bytes: bytes as u64, sha256: [0; 32] });
+        let files = BundleReader::of_plan(&folder.0, &plan, CheckLevel::Small);
+        let program = Program::new(plan, &|_| None).unwrap();
+        let mut gpu = Gpu::with(&fake(), "gpu", LIMIT).unwrap();
+        asked();
+        let (why, _) = said(gpu.load(&program, 1, &files));
+        assert!(why.contains(name) && why.contains("was changed after the build"), "{why}");
+        assert!(asked().iter().all(|asked| !asked.starts_with("cuModuleLoad")));
+    }
 }
 
 /// A plan and a text that speak of other kernels are no pair.
@@ -278,7 +302,7 @@ fn kernels_are_those_of_the_plan() {
     ] {
         let _turn = turn(|_| {});
         let folder = Folder::new(&text);
-        let (why, _) = said(Gpu::with(&fake(), "gpu", LIMIT).unwrap().load(&program(), 1, &folder.0));
+        let (why, _) = said(Gpu::with(&fake(), "gpu", LIMIT).unwrap().load(&program(), 1, &folder.files()));
         assert!(why.contains(words), "{why}");
     }
 }
@@ -332,7 +356,7 @@ fn what_the_driver_refuses_is_said_by_name() {
     );
     drop(guard);
     let (gpu, guard) = open(&|f| f.generation = [8, 9]);
-    let (why, hint) = said(gpu.unwrap().load(&program(), 1, &folder.0));
+    let (why, hint) = said(gpu.unwrap().load(&program(), 1, &folder.files()));
     assert!(
         why.contains("for sm_90, and `Card` is of sm_89") && hint.contains("sm = \"sm_89\""),
         "{why}: {hint}"
@@ -342,7 +366,7 @@ fn what_the_driver_refuses_is_said_by_name() {
         f.refuses = Some(("cuModuleLoadDataEx", code::UNSUPPORTED_PTX_VERSION));
         f.says = "ptxas fatal: Unsupported .version 7.8";
     });
-    let (why, hint) = said(gpu.unwrap().load(&program(), 1, &folder.0));
+    let (why, hint) = said(gpu.unwrap().load(&program(), 1, &folder.files()));
     assert!(
         why.contains("CUDA_ERROR_UNSUPPORTED_PTX_VERSION: ptxas fatal: Unsupported .version 7.8"),
         "{why}"
@@ -370,7 +394,7 @@ fn a_kernel_that_does_not_end_is_named() {
     let _turn = turn(|_| {});
     let folder = Folder::new(PTX);
     let mut gpu = Gpu::with(&fake(), "gpu", Duration::from_millis(5)).unwrap();
-    gpu.load(&program(), 1, &folder.0).unwrap();
+    gpu.load(&program(), 1, &folder.files()).unwrap();
     let base = gpu.take(128).unwrap().unwrap();
     let fault = OnceLock::new();
     step(&gpu, Builtin::Launch { kernel: 0 }, &[base, base.plus(64)], &fault);
@@ -390,7 +414,7 @@ fn what_stops_a_step_is_named() {
     let _turn = turn(|_| {});
     let folder = Folder::new(PTX);
     let mut gpu = Gpu::with(&fake(), "gpu", LIMIT).unwrap();
-    gpu.load(&program(), 1, &folder.0).unwrap();
+    gpu.load(&program(), 1, &folder.files()).unwrap();
     let base = gpu.take(128).unwrap().unwrap();
     let message = |fault: OnceLock<StepFault>| match fault.into_inner() {
         Some(StepFault::Unit(e)) => e.to_string(),

@@ -1,10 +1,9 @@
 //! The artifacts of a unit: its kernels as PTX, and as machine code where the build had NVIDIA's assembler.
 
 use moec_ir::plan::{Plan, ThreadKernel};
-use moec_runtime::platform::regular::{self, Limit};
+use moec_runtime::bundle::BundleReader;
+use moec_runtime::platform::regular;
 use moec_runtime::{Error, Result};
-use std::io::ErrorKind;
-use std::path::Path;
 
 /// The kernels of a unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,8 +24,8 @@ pub fn code_path(text: &str) -> String {
 /// Reads the artifact of a unit, by its index in the plan.
 ///
 /// # Errors
-/// An artifact that is missing or cannot be read; kernels of one unit in several.
-pub fn read(folder: &Path, plan: &Plan, unit: u32) -> Result<Artifact> {
+/// An artifact that is missing, not as it was built, or cannot be read; kernels of one unit in several.
+pub fn read(bundle: &BundleReader, plan: &Plan, unit: u32) -> Result<Artifact> {
     let name = plan.units.get(unit as usize).map_or("?", |u| &*u.name);
     let own = || plan.launches.iter().filter(|k| k.unit == unit);
     let Some(first) = own().next() else {
@@ -39,27 +38,13 @@ pub fn read(folder: &Path, plan: &Plan, unit: u32) -> Result<Artifact> {
         )));
     }
     let path = first.artifact.clone();
-    let text = bytes(folder, &path, regular::PTX)?.ok_or_else(|| Error::MissingFile(folder.join(&path)))?;
+    let text = bundle.read(&path, regular::PTX)?;
     let text = String::from_utf8(text).map_err(|_| Error::Plan(format!("`{path}` is no text")))?;
     // A plan that lists the code needs it; one that does not has none, whatever lies in the folder.
     let code_at = code_path(&path);
-    let code = if plan.files.iter().any(|f| f.path == code_at) {
-        let missing = || Error::MissingFile(folder.join(&code_at));
-        Some(bytes(folder, &code_at, regular::PTX)?.ok_or_else(missing)?)
-    } else {
-        None
-    };
+    let listed = plan.files.iter().any(|f| f.path == code_at);
+    let code = listed.then(|| bundle.read(&code_at, regular::PTX)).transpose()?;
     Ok(Artifact { path, text, code })
-}
-
-/// A file of the bundle; `None` where there is none.
-fn bytes(folder: &Path, name: &str, limit: Limit) -> Result<Option<Vec<u8>>> {
-    let path = folder.join(name);
-    match regular::read(&path, limit) {
-        Ok(bytes) => Ok(Some(bytes)),
-        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(Error::Io { doing: "read", path, source }),
-    }
 }
 
 impl Artifact {

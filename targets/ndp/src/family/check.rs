@@ -17,20 +17,20 @@ use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{self, Builtin, Code, Plan, Segment, StreamSet};
 use moec_ir::{Glu, Node, Op, Operand};
 use moec_ndp_isa::{LINE, Stream};
-use moec_runtime::platform::regular;
-use std::fs::File;
-use std::os::unix::fs::FileExt as _;
-use std::path::Path;
+use moec_runtime::bundle::BundleReader;
 
 /// Rows that every expert is executed on.
 const ROWS: usize = 3;
 
 /// As [`artifact::open`], with an error of the compiler's.
-pub(super) fn read(folder: &Path, set: &StreamSet) -> Result<Artifact> {
-    artifact::open(folder, set).map_err(|why| {
-        Error::input(format!("`{}` holds no streams that can run", folder.join(&set.artifact).display()))
-            .because(why)
-            .hint("build the bundle again")
+pub(super) fn read(bundle: &BundleReader, set: &StreamSet) -> Result<Artifact> {
+    artifact::open(bundle, set).map_err(|why| {
+        Error::input(format!(
+            "`{}` holds no streams that can run",
+            bundle.folder().join(&set.artifact).display()
+        ))
+        .because(why)
+        .hint("build the bundle again")
     })
 }
 
@@ -40,7 +40,7 @@ pub(super) fn verify(trial: &mut StreamTrial<'_, '_>) -> Result<Vec<FunctionRepo
     let unit = trial.unit;
     for (index, set) in trial.plan.streams.iter().enumerate().filter(|(_, s)| s.unit == unit) {
         (trial.next)(&format!("layer {}", set.layer))?;
-        let artifact = read(trial.folder, set)?;
+        let artifact = read(trial.files, set)?;
         let (ours, _, timing) = modules(trial.device).map_err(|flaw| Error::input(flaw.message))?;
         let bus = Bus::new(&ours, timing, Options::default());
         let first = &artifact.experts[0].stream;
@@ -227,13 +227,10 @@ impl Parts {
                 files.get(segment.file as usize).zip(segment.matrix_offset(i)).zip(segment.matrix_bytes());
             let ((file, offset), bytes) =
                 found.ok_or_else(|| Error::input(format!("`{}` has no expert {expert}", segment.name)))?;
-            let path = trial.folder.join(&file.path);
-            let unreadable =
-                |e: std::io::Error| Error::input(format!("`{}` cannot be read", path.display())).because(e);
-            let mut out = vec![0; bytes as usize];
-            let open: File = regular::open(&path).map_err(unreadable)?;
-            open.read_exact_at(&mut out, offset).map_err(unreadable)?;
-            Ok(out)
+            let map = trial.files.map(&file.path)?;
+            let range = offset as usize..offset.saturating_add(bytes) as usize;
+            let cut = || Error::input(format!("`{}` ends before its expert {expert}", file.path));
+            Ok(map.get(range).ok_or_else(cut)?.to_vec())
         };
         let row = |segment: &Segment| -> Result<Vec<f32>> {
             // A bias is a row of its segment.

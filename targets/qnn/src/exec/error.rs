@@ -1,20 +1,27 @@
 //! Why a network does not run.
 
-use std::path::PathBuf;
 use thiserror::Error;
 
 /// A run that cannot be.
 #[derive(Debug, Error)]
 pub enum ExecError {
     /// Static numbers that cannot be read.
-    #[error("static tensor `{tensor}`: cannot read {}: {source}", path.display())]
+    #[error("static tensor `{tensor}`: {source}")]
     File {
         /// The tensor.
         tensor: String,
+        /// Why not.
+        source: Box<moec_runtime::Error>,
+    },
+    /// A file of static numbers is too short.
+    #[error("static tensor `{tensor}`: `{file}` is cut off: it ends before byte {end}")]
+    Short {
+        /// The tensor.
+        tensor: String,
         /// The file.
-        path: PathBuf,
-        /// What the system says.
-        source: std::io::Error,
+        file: String,
+        /// End of the numbers in the file.
+        end: u64,
     },
     /// Static numbers lie in a file, and nobody said where.
     #[error("static tensor `{tensor}` lies in the file `{file}`, and no folder is given")]

@@ -16,10 +16,9 @@ pub use error::ExecError;
 pub use values::Values;
 
 use crate::net::{Data, Meaning, Network, Node, Tensor, TensorId, strides};
-use moec_runtime::platform::regular;
+use moec_runtime::bundle::BundleReader;
 use std::collections::BTreeMap;
-use std::io::{Read as _, Seek as _, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 type Result<T> = std::result::Result<T, ExecError>;
@@ -62,29 +61,31 @@ impl std::fmt::Display for Saturated {
 }
 
 impl Executor {
-    /// Reads the static numbers of a verified network; those that lie in files from `folder`.
+    /// Reads the static numbers of a verified network; those that lie in files, from those of its artifact.
     ///
     /// # Errors
     /// A file that cannot be read.
-    pub fn new(network: Arc<Network>, folder: Option<&Path>) -> Result<Self> {
-        Self::sharing(network, folder, &mut Shared::default())
+    pub fn new(network: Arc<Network>, files: Option<&BundleReader>) -> Result<Self> {
+        Self::sharing(network, files, &mut Shared::default())
     }
 
     /// The same; what lies in files and was read before is shared.
     ///
     /// # Errors
     /// As [`Self::new`].
-    pub fn sharing(network: Arc<Network>, folder: Option<&Path>, shared: &mut Shared) -> Result<Self> {
+    pub fn sharing(network: Arc<Network>, files: Option<&BundleReader>, shared: &mut Shared) -> Result<Self> {
+        let folder = files.map(BundleReader::folder);
         let mut load = |t: &Tensor| -> Result<Option<Arc<Values>>> {
             let Some(data) = &t.data else { return Ok(None) };
-            let same = |(f, known, _): &&(PathBuf, Tensor, Arc<Values>)| Some(&**f) == folder && known == t;
+            let same =
+                |(f, known, _): &&(PathBuf, Tensor, Arc<Values>)| Some(f) == folder.as_ref() && known == t;
             if let Some((_, _, values)) = shared.0.get(&t.name).into_iter().flatten().find(same) {
                 return Ok(Some(Arc::clone(values)));
             }
-            let values = Arc::new(load(t, data, folder)?);
-            if let (Data::File { .. }, Some(folder)) = (data, folder) {
+            let values = Arc::new(load(t, data, files)?);
+            if let (Data::File { .. }, Some(folder)) = (data, &folder) {
                 let known = shared.0.entry(t.name.clone()).or_default();
-                known.push((folder.to_owned(), t.clone(), Arc::clone(&values)));
+                known.push((folder.clone(), t.clone(), Arc::clone(&values)));
             }
             Ok(Some(values))
         };
@@ -163,10 +164,10 @@ impl Executor {
     }
 }
 
-fn load(tensor: &Tensor, data: &Data, folder: Option<&Path>) -> Result<Values> {
+fn load(tensor: &Tensor, data: &Data, files: Option<&BundleReader>) -> Result<Values> {
     match data {
         Data::Here(bytes) => Ok(Values::decode(tensor, bytes)),
-        Data::File { .. } => Ok(Values::decode(tensor, &static_bytes(tensor, folder)?)),
+        Data::File { .. } => Ok(Values::decode(tensor, &static_bytes(tensor, files)?)),
     }
 }
 
@@ -174,27 +175,19 @@ fn load(tensor: &Tensor, data: &Data, folder: Option<&Path>) -> Result<Values> {
 ///
 /// # Errors
 /// A file that cannot be read, or that ends too early.
-pub(crate) fn static_bytes(tensor: &Tensor, folder: Option<&Path>) -> Result<Vec<u8>> {
+pub(crate) fn static_bytes(tensor: &Tensor, files: Option<&BundleReader>) -> Result<Vec<u8>> {
     let (file, offset) = match &tensor.data {
         Some(Data::File { file, offset }) => (file, *offset),
         Some(Data::Here(bytes)) => return Ok(bytes.to_vec()),
         None => return Ok(Vec::new()),
     };
-    let missing = || ExecError::NoFolder { tensor: tensor.name.clone(), file: file.to_string() };
-    let path = folder.ok_or_else(missing)?.join(&**file);
-    let failed = |source| ExecError::File { tensor: tensor.name.clone(), path: path.clone(), source };
-    let mut open = regular::open(&path).map_err(failed)?;
-    // Before memory is taken for it: a file that is too short has not so many bytes.
-    let ends = offset.saturating_add(tensor.bytes());
-    if open.metadata().map_err(failed)?.len() < ends {
-        let early = format!("it ends before byte {ends}");
-        return Err(failed(std::io::Error::new(std::io::ErrorKind::UnexpectedEof, early)));
-    }
-    open.seek(SeekFrom::Start(offset)).map_err(failed)?;
-    let length = usize::try_from(tensor.bytes()).map_err(|e| failed(std::io::Error::other(e)))?;
-    let mut bytes = vec![0; length];
-    open.read_exact(&mut bytes).map_err(failed)?;
-    Ok(bytes)
+    let name = || tensor.name.clone();
+    let files = files.ok_or_else(|| ExecError::NoFolder { tensor: name(), file: file.to_string() })?;
+    let map = files.map(file).map_err(|source| ExecError::File { tensor: name(), source: source.into() })?;
+    let end = offset.saturating_add(tensor.bytes());
+    let range = usize::try_from(offset).ok().zip(usize::try_from(end).ok()).map(|(start, end)| start..end);
+    let bytes = range.and_then(|range| map.get(range));
+    bytes.map(<[u8]>::to_vec).ok_or_else(|| ExecError::Short { tensor: name(), file: file.to_string(), end })
 }
 
 /// What a node of a verified network gives, and how many codes saturated.

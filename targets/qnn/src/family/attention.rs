@@ -21,6 +21,7 @@ use moec_ir::eval::{Arg, Evaluator, Tensor, op};
 use moec_ir::plan::{GraphDecl, Port};
 use moec_ir::{Graph, Module, Node, Op, Operand, StateId, ValueId, WeightId};
 use moec_qnn_unit::attention::Cache;
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::exec::chunk;
 use moec_runtime::exec::graphs::f16;
 use std::collections::{BTreeMap, HashMap};
@@ -130,7 +131,8 @@ pub(super) fn measured(
     let small = emit::Attention { context: AT_ONCE, ..made.clone() };
     let network = small.graph("ranges", AT_ONCE).map_err(|e| cannot(&e))?;
     let [hidden, seen] = emit::mask(&network);
-    let executor = Executor::new(network.into(), Some(folder)).map_err(|e| cannot(&e))?;
+    let executor =
+        Executor::new(network.into(), Some(&BundleReader::unchecked(folder))).map_err(|e| cannot(&e))?;
     let context = made.context.max(1);
     let angles = match angles_of(emit.module, cut) {
         Some(node) => Some(angles(emit, node, context)?),
@@ -203,8 +205,8 @@ pub(super) fn evaluate(
     shared: &mut Shared,
 ) -> std::result::Result<Evaluated, Failed> {
     let cut = cuts.iter().max_by_key(|cut| cut.rows).ok_or("there is no entry point")?;
-    let package = trial.folder.join(&graph.package);
-    let executor = Executor::sharing(network(trial.folder, graph)?.into(), Some(&package), shared)?;
+    let package = trial.files.below(&graph.package);
+    let executor = Executor::sharing(network(trial.files, graph)?.into(), Some(&package), shared)?;
     let shape = shape(graph, executor.network())?;
     let mask = emit::mask(executor.network());
     let hidden = graph.inputs.first().map_or(0, |p| p.shape[1] as usize);

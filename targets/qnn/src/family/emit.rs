@@ -14,6 +14,7 @@ use moec_family::error::{Error, Result, io_error};
 use moec_family::{Channels, Emit, LayerExperts};
 use moec_ir::plan::ExpertTable;
 use moec_ir::{Glu, Module, Op, Operand};
+use moec_runtime::bundle::BundleReader;
 use std::fs;
 use std::ops::Range;
 use std::path::Path;
@@ -161,7 +162,7 @@ pub(super) fn measured(
     sample: &Sample,
 ) -> Result<Ranges, crate::exec::ExecError> {
     let count = network.inputs.first().map_or(0, |id| network.tensor(*id).shape.iter().product());
-    let executor = Executor::new(Arc::new(network), Some(folder))?;
+    let executor = Executor::new(Arc::new(network), Some(&BundleReader::unchecked(folder)))?;
     let mut watch = Watch::default();
     for (rows, held) in sample.runs() {
         watch.run(&executor, &[&cycled(&rows, count)], held)?;

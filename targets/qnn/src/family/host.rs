@@ -4,9 +4,9 @@ use super::read::network;
 use super::sequences::{Attends, Sequences};
 use crate::exec::{Executor, Shared};
 use moec_ir::plan::GraphDecl;
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::error::{Error, Result};
 use moec_runtime::exec::graphs::{Graphs, f16};
-use std::path::Path;
 
 /// A network that is ready to run.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ impl Graphs for Emulated {
         "emulated"
     }
 
-    fn load(&mut self, bundle: &Path, graphs: &[GraphDecl], slots: usize) -> Result<()> {
+    fn load(&mut self, bundle: &BundleReader, graphs: &[GraphDecl], slots: usize) -> Result<()> {
         self.sequences = Sequences::new(slots);
         let mut shared = Shared::default();
         for graph in graphs {
@@ -36,8 +36,8 @@ impl Graphs for Emulated {
             let failed = |why: String| Error::Graph { graph: name.clone(), why };
             let network = network(bundle, graph).map_err(failed)?;
             let attends = self.sequences.known(graph, &network).map_err(failed)?;
-            let folder = bundle.join(&graph.package);
-            let executor = Executor::sharing(network.into(), Some(&folder), &mut shared);
+            let files = bundle.below(&graph.package);
+            let executor = Executor::sharing(network.into(), Some(&files), &mut shared);
             let executor = executor.map_err(|e| failed(e.to_string()))?;
             self.graphs.push(Loaded { name, executor, attends });
         }

@@ -27,6 +27,7 @@ use moec_family::error::{Error, Result, io_error};
 use moec_family::{Emit, HotBatch, HotLayer, LayerExperts};
 use moec_ir::plan::{GraphDecl, Port};
 use moec_ir::{Axis, EntryKind, Glu, Module, Op, Operand, WeightExpr, WeightId};
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::platform::regular;
 use std::fs;
 use std::path::Path;
@@ -206,7 +207,7 @@ fn awake(
     sample: &Sample,
     hidden: usize,
 ) -> std::result::Result<Vec<f32>, crate::exec::ExecError> {
-    let executor = Executor::new(Arc::new(network.clone()), Some(folder))?;
+    let executor = Executor::new(Arc::new(network.clone()), Some(&BundleReader::unchecked(folder)))?;
     let mut rows: Vec<(f32, Vec<f32>)> = Vec::new();
     for (x, _) in sample.runs() {
         let outcome = executor.run(&[&x])?;
@@ -224,13 +225,13 @@ fn awake(
 ///
 /// # Errors
 /// A file that is missing or malformed; hot neurons that are none of an expert's, or that the processor has, too.
-pub(super) fn read(folder: &Path, module: &Module, hot: &[HotLayer]) -> Result<()> {
+pub(super) fn read(bundle: &BundleReader, module: &Module, hot: &[HotLayer]) -> Result<()> {
     for layer in hot {
         let failed = |e: &dyn std::fmt::Display| wrong(&path_of(&layer.name()), e);
         let experts = LayerExperts::of(module, layer.layer).ok_or_else(|| failed(&"no layer of experts"))?;
         let down = module.weight(experts.down);
         let inner = down.cols();
-        let order = neurons(folder, layer, down.lead(), inner).map_err(|e| failed(&e))?;
+        let order = neurons(bundle, layer, down.lead(), inner).map_err(|e| failed(&e))?;
         for &HotBatch { batch, neurons } in layer.batches.iter().filter(|b| (b.neurons as usize) < inner) {
             let cold = cold(module, layer.layer, batch).map(|id| module.weight(id));
             let alike = cold.is_some_and(|cold| complements(&cold.expr, &order, neurons as usize, inner));
@@ -271,13 +272,12 @@ fn complements(weight: &WeightExpr, hottest: &[Vec<usize>], hot: usize, inner: u
 
 /// Which neurons of each expert are hot, read from a bundle.
 pub(super) fn neurons(
-    folder: &Path,
+    bundle: &BundleReader,
     layer: &HotLayer,
     experts: usize,
     inner: usize,
 ) -> Result<Vec<Vec<usize>>, Failed> {
-    let path = folder.join(path_of(&layer.name())).join(NEURONS);
-    let bytes = regular::read(&path, regular::NETWORK).map_err(|e| format!("`{NEURONS}`: {e}"))?;
+    let bytes = bundle.below(&path_of(&layer.name())).read(NEURONS, regular::NETWORK)?;
     let most = layer.cuts().last().copied().unwrap_or(0);
     let all: Vec<usize> = bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b) as usize).collect();
     if most == 0 || bytes.len() != experts * most * 4 {

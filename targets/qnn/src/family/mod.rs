@@ -34,6 +34,7 @@ use moec_family::{
 use moec_ir::plan::{ExpertTable, GraphDecl, Plan, Port};
 use moec_ir::{Module, Scope, Weight};
 use moec_qnn_sys::{INSTALL, SNAPDRAGON_8_GEN_3, worker};
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::exec::graphs::Graphs;
 use std::path::Path;
 use std::process::ExitCode;
@@ -155,12 +156,12 @@ impl StaticGraphs for Qnn {
         Ok(Emitted { bytes, notes: contexts::write(emit)?, ..Emitted::default() })
     }
 
-    fn read(&self, folder: &Path, plan: &Plan, unit: &Unit) -> Result<usize> {
-        read::read(folder, plan, unit)
+    fn read(&self, bundle: &BundleReader, plan: &Plan, unit: &Unit) -> Result<usize> {
+        read::read(bundle, plan, unit)
     }
 
-    fn read_hot(&self, folder: &Path, module: &Module, hot: &[HotLayer]) -> Result<()> {
-        hot::read(folder, module, hot)
+    fn read_hot(&self, bundle: &BundleReader, module: &Module, hot: &[HotLayer]) -> Result<()> {
+        hot::read(bundle, module, hot)
     }
 
     fn verify(&self, trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {

@@ -361,11 +361,11 @@ impl HtpPart {
         let artifacts = self.artifacts(module, trial.unit)?;
         let artifact =
             artifacts.iter().find(|a| path_of(&a.name) == graph.package).ok_or("it is of no part")?;
-        let package = trial.folder.join(&graph.package);
+        let package = trial.files.below(&graph.package);
         let hidden = self.hidden(module);
         let sample = super::verify::rows(&package, hidden)?;
         let x = super::rows::cycled(&sample, cut.rows * hidden);
-        let executor = Executor::sharing(network(trial.folder, graph)?.into(), Some(&package), shared)?;
+        let executor = Executor::sharing(network(trial.files, graph)?.into(), Some(&package), shared)?;
         let outcome = executor.run(&[&x])?;
         let got = outcome.outputs.into_iter().next().ok_or("it gives nothing")?;
         let want = self.reference(trial, cut, x)?;

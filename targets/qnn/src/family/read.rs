@@ -6,24 +6,24 @@ use crate::onnx;
 use moec_device::Unit;
 use moec_family::error::{Error, Result};
 use moec_ir::plan::{GraphDecl, Plan, Port};
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::platform::regular;
-use std::path::Path;
 
 /// The network of a graph, read from a bundle; with the ports that the plan says.
 ///
 /// # Errors
 /// Why not, for people.
-pub(super) fn network(bundle: &Path, graph: &GraphDecl) -> Result<Network, String> {
+pub(super) fn network(bundle: &BundleReader, graph: &GraphDecl) -> Result<Network, String> {
     let plain = |name: &str| !name.is_empty() && !name.contains(['/', '\\']) && !name.starts_with('.');
     let inside = graph.package.strip_prefix("artifacts/").is_some_and(plain) && plain(&graph.function);
     if !inside {
         return Err(format!("`{}` and `{}` are no places below `artifacts/`", graph.package, graph.function));
     }
-    let file = bundle.join(&graph.package).join(format!("{}.onnx", graph.function));
-    let bytes = regular::read(&file, regular::NETWORK).map_err(|e| format!("`{}`: {e}", file.display()))?;
+    let file = format!("{}/{}.onnx", graph.package, graph.function);
+    let bytes = bundle.read(&file, regular::NETWORK).map_err(|e| e.to_string())?;
     let network = onnx::read(&bytes).map_err(|e| e.to_string())?;
     if network.name != graph.function {
-        return Err(format!("`{}` is the network `{}`, by its own account", file.display(), network.name));
+        return Err(format!("`{file}` is the network `{}`, by its own account", network.name));
     }
     if graph.stateful {
         sequences::shape(graph, &network)?;
@@ -52,9 +52,9 @@ pub(super) fn wrong(name: &str, e: &dyn std::fmt::Display) -> Error {
 ///
 /// # Errors
 /// A network that is missing, malformed or too large.
-pub(super) fn read(folder: &Path, plan: &Plan, unit: &Unit) -> Result<usize> {
+pub(super) fn read(bundle: &BundleReader, plan: &Plan, unit: &Unit) -> Result<usize> {
     for graph in &plan.graphs {
-        let network = network(folder, graph).map_err(|e| wrong(&graph.package, &e))?;
+        let network = network(bundle, graph).map_err(|e| wrong(&graph.package, &e))?;
         held(&network, unit).map_err(|e| wrong(&graph.package, &e))?;
     }
     Ok(plan.graphs.len())

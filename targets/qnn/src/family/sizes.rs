@@ -8,6 +8,7 @@ use crate::net::Network;
 use moec_device::Unit;
 use moec_family::error::Result;
 use moec_family::{ArtifactSizes, UnitSizes};
+use moec_runtime::bundle::BundleReader;
 use std::path::Path;
 
 /// Sizes of every artifact below a bundle.
@@ -24,7 +25,7 @@ pub(super) fn sizes(root: &Path, unit: &Unit) -> Result<UnitSizes> {
     for folder in artifacts(root)? {
         let package = format!("artifacts/{}", folder.file_name().unwrap_or_default().to_string_lossy());
         let bytes = |file: &str| folder.join(file).metadata().ok().map(|m| m.len());
-        let networks = networks(&folder).map_err(|e| wrong(&package, &e))?;
+        let networks = networks(&BundleReader::unchecked(&folder)).map_err(|e| wrong(&package, &e))?;
         let weights = bytes(WEIGHTS).ok_or_else(|| wrong(&package, &format!("it has no `{WEIGHTS}`")))?;
         let each = || networks.iter().map(Network::static_bytes);
         all.artifacts.push(ArtifactSizes {

@@ -74,8 +74,8 @@ impl<'a> Tried<'a> {
             LayerExperts::of(module, layer.layer).ok_or("the Graph has no experts in this layer")?;
         let down = module.weight(experts.down);
         let (count, hidden, inner) = (down.lead(), down.rows(), down.cols());
-        let order = neurons(trial.folder, layer, count, inner)?;
-        let rows = rows_of(&trial.folder.join(path_of(&layer.name())), hidden)?;
+        let order = neurons(trial.files, layer, count, inner)?;
+        let rows = rows_of(&trial.files.below(&path_of(&layer.name())), hidden)?;
         let each = rows.len() / count.max(1);
         if each == 0 || !rows.len().is_multiple_of(count * hidden) {
             return Err(format!("`{ROWS}` has not as many rows of every expert").into());
@@ -144,8 +144,8 @@ impl<'a> Tried<'a> {
         e: usize,
         shared: &mut Shared,
     ) -> Result<(Vec<f32>, Vec<Saturated>), Failed> {
-        let package = trial.folder.join(&declared.package);
-        let executor = Executor::sharing(network(trial.folder, declared)?.into(), Some(&package), shared)?;
+        let package = trial.files.below(&declared.package);
+        let executor = Executor::sharing(network(trial.files, declared)?.into(), Some(&package), shared)?;
         let rows = self.rows_of(e);
         let each = declared.inputs.first().map_or(0, |p| p.shape[0] as usize) * self.hidden;
         let (mut got, mut saturated) = (Vec::new(), Vec::new());

@@ -12,9 +12,9 @@ use moec_ir::Op;
 use moec_ir::eval::{Arg, Tensor, op};
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::ExpertTable;
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::platform::regular;
 use std::collections::HashMap;
-use std::path::Path;
 
 type Failed = Box<dyn std::error::Error>;
 
@@ -81,7 +81,7 @@ pub(super) fn verify(
 /// The rows of one artifact, whose networks were evaluated: how wide they are was seen then.
 fn shown(trial: &Trial<'_, '_>, reports: &[FunctionReport]) -> Result<Vec<f32>> {
     let Some(name) = reports.first().map(|r| &r.package) else { return Ok(Vec::new()) };
-    rows(&trial.folder.join(name), 1).map_err(|e| wrong(name, &e))
+    rows(&trial.files.below(name), 1).map_err(|e| wrong(name, &e))
 }
 
 /// Has others execute the networks of one artifact, which were evaluated, each on its rows; adds to their reports.
@@ -92,8 +92,7 @@ pub(super) fn executed(
     rows: &dyn Fn(&str) -> Vec<f32>,
 ) -> Result<()> {
     let Some(name) = reports.first().map(|r| r.package.clone()) else { return Ok(()) };
-    let folder = trial.folder.join(&name);
-    let lacks = checker.check(&folder, rows, reports).map_err(|e| wrong(&name, &e))?;
+    let lacks = checker.check(&trial.files.below(&name), rows, reports).map_err(|e| wrong(&name, &e))?;
     trial.unverified.extend(lacks.map(|what| format!("`{name}`: {what}")));
     Ok(())
 }
@@ -116,8 +115,8 @@ fn evaluate(
     let module = trial.module;
     let declared =
         super::Qnn::declared(module, table, group, capacity).ok_or("the placement has no such network")?;
-    let package = trial.folder.join(&declared.package);
-    let network = network(trial.folder, &declared)?;
+    let package = trial.files.below(&declared.package);
+    let network = network(trial.files, &declared)?;
     let experts = LayerExperts::of(module, table.layer).ok_or("the Graph has no experts in this layer")?;
     let members = &table.groups[group].experts;
     let (hidden, capacity) = (module.weight(experts.gate_up).cols(), capacity as usize);
@@ -175,8 +174,8 @@ pub(super) fn routed(members: &[u32], filled: &[usize], experts: usize) -> Tenso
 }
 
 /// The rows of an artifact that ranges were measured by.
-pub(super) fn rows(package: &Path, hidden: usize) -> Result<Vec<f32>, Failed> {
-    let bytes = regular::read(&package.join(ROWS), regular::NETWORK)?;
+pub(super) fn rows(package: &BundleReader, hidden: usize) -> Result<Vec<f32>, Failed> {
+    let bytes = package.read(ROWS, regular::NETWORK)?;
     let numbers: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
     let fits =
         hidden > 0 && !numbers.is_empty() && numbers.len().is_multiple_of(hidden) && bytes.len() % 4 == 0;

@@ -2,14 +2,14 @@
 
 use crate::exec::{ExecError, static_bytes};
 use crate::net::{Data, Dtype, Network, Quant, Tensor};
-use std::path::Path;
+use moec_runtime::bundle::BundleReader;
 
 /// The network. Weights stay codes with their scales; biases and other static numbers become the reals that their codes
-/// mean. Static numbers that lie in files are read from `folder`.
+/// mean. Static numbers that lie in files are read from `files`.
 ///
 /// # Errors
 /// A file that cannot be read.
-pub fn reals(network: &Network, folder: Option<&Path>) -> Result<Network, ExecError> {
+pub fn reals(network: &Network, files: Option<&BundleReader>) -> Result<Network, ExecError> {
     let mut out = network.clone();
     for tensor in &mut out.tensors {
         match (tensor.ty, &tensor.quant) {
@@ -18,7 +18,7 @@ pub fn reals(network: &Network, folder: Option<&Path>) -> Result<Network, ExecEr
             _ => {}
         }
         if tensor.is_static() {
-            let numbers = meant(tensor, &static_bytes(tensor, folder)?);
+            let numbers = meant(tensor, &static_bytes(tensor, files)?);
             tensor.data = Some(Data::Here(numbers.iter().flat_map(|x| x.to_le_bytes()).collect()));
         }
         (tensor.ty, tensor.quant) = (Dtype::F32, Quant::None);

@@ -5,6 +5,7 @@ use moec_ir::{Activation, Glu, RopeStyle};
 use moec_qnn::exec::{Executor, share_of_spread};
 use moec_qnn::net::{Data, Network, Quant};
 use moec_qnn::onnx;
+use moec_runtime::bundle::BundleReader;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -90,7 +91,9 @@ fn onnxruntime_and_the_evaluator_agree() {
             let x = sample(3);
             let (network, folder, got) = run_onnx(&python, &network, &x);
             let inputs: Vec<&[f32]> = x.iter().map(|x| &**x).collect();
-            let executor = Executor::new(Arc::new(network.clone()), Some(folder.path())).unwrap();
+            let executor =
+                Executor::new(Arc::new(network.clone()), Some(&BundleReader::unchecked(folder.path())))
+                    .unwrap();
             let want = executor.run(&inputs).unwrap().outputs;
             for (i, (got, want)) in got.iter().zip(&want).enumerate() {
                 let off = share_of_spread(got, want);
@@ -112,7 +115,9 @@ fn a_file_of_weights_that_is_too_short_is_refused() {
     }
     std::fs::write(folder.path().join("weights.bin"), [0; 100]).unwrap();
     let network = Arc::new(network);
-    let error = Executor::new(network.clone(), Some(folder.path())).unwrap_err().to_string();
+    let error = Executor::new(network.clone(), Some(&BundleReader::unchecked(folder.path())))
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("it ends before byte 260"), "{error}");
     let error = Executor::new(network, None).unwrap_err().to_string();
     assert!(error.contains("no folder is given"), "{error}");

@@ -7,8 +7,9 @@ use moec_ir::plan::{self, GraphDecl};
 use moec_qnn_sys::{
     Backend, BinaryInfo, Context, Device, Error, Graph, GraphInfo, Installation, Soc, System, TensorInfo,
 };
-use moec_runtime::platform::regular::{self, Limit};
-use std::path::{Path, PathBuf};
+use moec_runtime::bundle::{BundleReader, CheckedFile};
+use moec_runtime::platform::regular::Limit;
+use std::path::PathBuf;
 use std::rc::Rc;
 
 /// File of an artifact with its graphs compiled for the chip.
@@ -21,7 +22,9 @@ const BINARY: Limit = Limit { what: "a context binary", bytes: 4 << 30 };
 pub(crate) enum Refused {
     /// The library, or the chip.
     Library(Error),
-    /// A context that cannot be read, and why.
+    /// A file of the bundle.
+    File(moec_runtime::Error),
+    /// A context that is none, and why.
     Context(PathBuf, String),
     /// A graph, and what is wrong with it.
     Graph(String, String),
@@ -32,7 +35,8 @@ pub(crate) enum Refused {
 /// A context of a bundle.
 #[derive(Debug)]
 struct Package {
-    path: PathBuf,
+    /// Described and loaded from the same file, whatever is at its path by then.
+    file: CheckedFile,
     info: BinaryInfo,
     /// Once it is loaded.
     context: Option<Context>,
@@ -89,7 +93,7 @@ pub(crate) struct Loaded {
 /// otherwise.
 pub(crate) fn open(
     installation: &Installation,
-    bundle: &Path,
+    bundle: &BundleReader,
     graphs: &[GraphDecl],
 ) -> Result<(Loaded, Vec<Ports>), Refused> {
     let backend = Backend::htp(installation).map_err(Refused::Library)?;
@@ -101,7 +105,7 @@ pub(crate) fn open(
         let package = if let Some(package) = known {
             package
         } else {
-            packages.push(described(&system, &context_of(bundle, graph)?)?);
+            packages.push(described(&system, context_of(bundle, graph)?)?);
             names.push(&graph.package);
             packages.len() - 1
         };
@@ -121,11 +125,11 @@ pub(crate) fn open(
     Ok((Loaded { packages, graphs: entries, device }, all))
 }
 
-/// Where the context of a graph lies.
-fn context_of(bundle: &Path, graph: &GraphDecl) -> Result<PathBuf, Refused> {
+/// The context of a graph.
+fn context_of(bundle: &BundleReader, graph: &GraphDecl) -> Result<CheckedFile, Refused> {
     let plain = |name: &str| !name.is_empty() && !name.contains(['/', '\\']) && !name.starts_with('.');
     if graph.package.strip_prefix("artifacts/").is_some_and(plain) {
-        return Ok(bundle.join(&graph.package).join(CONTEXT));
+        return bundle.below(&graph.package).open(CONTEXT).map_err(Refused::File);
     }
     let why = format!("`{}` is no place below `artifacts/`", graph.package);
     Err(Refused::Graph(name_of(graph), why))
@@ -135,15 +139,11 @@ fn name_of(graph: &GraphDecl) -> String {
     format!("{} {}", graph.package, graph.function)
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, Refused> {
-    regular::read(path, BINARY).map_err(|e| Refused::Context(path.to_owned(), e.to_string()))
-}
-
 /// A context as it describes itself.
-fn described(system: &System, path: &Path) -> Result<Package, Refused> {
-    let info = system.binary_info(&read(path)?);
-    let info = info.map_err(|e| Refused::Context(path.to_owned(), e.to_string()))?;
-    Ok(Package { path: path.to_owned(), info, context: None })
+fn described(system: &System, file: CheckedFile) -> Result<Package, Refused> {
+    let info = system.binary_info(&file.read(BINARY).map_err(Refused::File)?);
+    let info = info.map_err(|e| Refused::Context(file.path().to_owned(), e.to_string()))?;
+    Ok(Package { file, info, context: None })
 }
 
 /// A graph of a context, with the ports that the plan says.
@@ -152,7 +152,7 @@ fn entry(package: &Package, index: usize, graph: &GraphDecl) -> Result<(Entry, P
     let wrong = |why: String| Refused::Graph(name.clone(), why);
     let info = package.info.graph(&graph.function).cloned();
     let info =
-        info.ok_or_else(|| wrong(format!("`{}` has no graph of that name", package.path.display())))?;
+        info.ok_or_else(|| wrong(format!("`{}` has no graph of that name", package.file.path().display())))?;
     if graph.stateful {
         let shape = Shape::of(graph, &named(&info.inputs), &named(&info.outputs)).map_err(&wrong)?;
         let ports =
@@ -187,7 +187,7 @@ fn chip_of(packages: &[Package]) -> Result<Soc, Refused> {
     let Some(first) = packages.first() else {
         return Err(Refused::System("the plan has no graphs".to_owned()));
     };
-    let at = |package: &Package, why: String| Refused::Context(package.path.clone(), why);
+    let at = |package: &Package, why: String| Refused::Context(package.file.path().to_owned(), why);
     let model =
         first.info.soc_model.ok_or_else(|| at(first, "it does not say for which chip it is".to_owned()))?;
     let soc = Soc::numbered(model)
@@ -204,12 +204,12 @@ impl Chip for Loaded {
         if entry.graph.is_some() {
             return Ok(());
         }
-        let Package { path, info, context } = &mut self.packages[entry.package];
-        let said = |e: Error| format!("`{}`: {e}", path.display());
+        let Package { file, info, context } = &mut self.packages[entry.package];
+        let said = |e: Error| format!("`{}`: {e}", file.path().display());
         let loaded = if let Some(loaded) = context {
             loaded
         } else {
-            let bytes = regular::read(path, BINARY).map_err(|e| format!("`{}`: {e}", path.display()))?;
+            let bytes = file.read(BINARY).map_err(|e| e.to_string())?;
             context.insert(Context::load(&self.device, info, &bytes).map_err(said)?)
         };
         entry.graph = Some(loaded.retrieve(entry.info.clone()).map_err(said)?);

@@ -6,11 +6,11 @@ use crate::queue::{Memory, Queue};
 use half::f16;
 use moec_ir::plan::GraphDecl;
 use moec_qnn_sys::{Error as Qnn, Installation, VARIABLE};
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::cli::Native;
 use moec_runtime::error::{Error, Result};
 use moec_runtime::exec::beside::Executor;
 use moec_runtime::exec::graphs::Graphs;
-use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 /// The family of units that this crate executes.
@@ -48,11 +48,11 @@ impl Graphs for Hexagon {
         "QNN (Hexagon)"
     }
 
-    fn load(&mut self, bundle: &Path, graphs: &[GraphDecl], slots: usize) -> Result<()> {
-        let found = self.installation.clone().map_or_else(|| Installation::to_execute(bundle), Ok);
+    fn load(&mut self, bundle: &BundleReader, graphs: &[GraphDecl], slots: usize) -> Result<()> {
+        let found = self.installation.clone().map_or_else(|| Installation::to_execute(&bundle.folder()), Ok);
         let installation = found.map_err(|e| library(&e))?;
-        let (folder, declared) = (bundle.to_owned(), graphs.to_vec());
-        let open = move || chip::open(&installation, &folder, &declared);
+        let (bundle, declared) = (bundle.clone(), graphs.to_vec());
+        let open = move || chip::open(&installation, &bundle, &declared);
         let (queue, graphs) = Queue::start(open, Refused::System).map_err(refused)?;
         let memories = graphs.iter().map(|_| Memory::default()).collect();
         let mut caches = Caches::new(slots);
@@ -182,6 +182,7 @@ fn library(e: &Qnn) -> Error {
 fn refused(refused: Refused) -> Error {
     match refused {
         Refused::Library(e) => library(&e),
+        Refused::File(e) => e,
         Refused::Context(path, why) => Error::Library {
             family: FAMILY,
             why: format!("`{}`: {why}", path.display()),

@@ -7,9 +7,11 @@ mod fake;
 
 use fake::Fake;
 use half::f16;
-use moec_ir::plan::{GraphDecl, Port};
+use moec_ir::plan::{FileRef, GraphDecl, Port};
 use moec_qnn_sys::Installation;
 use moec_qnn_unit::Hexagon;
+use moec_runtime::CheckLevel;
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::error::{Error, Result};
 use moec_runtime::exec::graphs::Graphs;
 use std::fs;
@@ -82,7 +84,7 @@ fn graphs_are_loaded_ahead_in_the_order_of_a_call_and_executed() {
     let bundle = bundle(folder.path(), &contexts);
     let mut unit = unit(&library);
     let graphs = [graph("a.qnn", "one"), graph("a.qnn", "two"), graph("b.qnn", "one"), graph("b.qnn", "two")];
-    unit.load(&bundle, &graphs, 1).unwrap();
+    unit.load(&BundleReader::unchecked(&bundle), &graphs, 1).unwrap();
     // Contexts are described, the chip is chosen, and nothing is loaded.
     assert_eq!(library.calls(), ["device 57"]);
     // A call of one row comes to the graph of that size of each layer.
@@ -106,16 +108,45 @@ fn what_nobody_has_prepared_is_loaded_when_it_is_executed() {
     let library = Fake::new(&folder.path().join("lib"), CC, &[]);
     let bundle = bundle(folder.path(), &[("a.qnn", context(57, &["one"]))]);
     let mut unit = unit(&library);
-    unit.load(&bundle, &[graph("a.qnn", "one")], 1).unwrap();
+    unit.load(&BundleReader::unchecked(&bundle), &[graph("a.qnn", "one")], 1).unwrap();
     for _ in 0..2 {
         run(&unit, 0).unwrap();
     }
     assert_eq!(library.calls(), ["device 57", "load one", "retrieve one", "execute one", "execute one"]);
 }
 
+/// A context is described when a bundle is loaded, and loaded when it is executed: both from one file, and checked both times.
+#[test]
+fn what_is_executed_is_what_was_described() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = Fake::new(&folder.path().join("lib"), CC, &[]);
+    let bundle = bundle(folder.path(), &[("a.qnn", context(57, &["one"]))]);
+    let path = bundle.join("artifacts/a.qnn/context.bin");
+    let loaded = |files: &BundleReader| {
+        let mut unit = unit(&library);
+        unit.load(files, &[graph("a.qnn", "one")], 1).map(|()| unit)
+    };
+    let opened = loaded(&BundleReader::unchecked(&bundle)).unwrap();
+    assert_eq!(library.calls(), ["device 57"]);
+    let other = path.with_extension("other");
+    fs::write(&other, context(57, &["two"])).unwrap();
+    fs::rename(&other, &path).unwrap();
+    run(&opened, 0).unwrap();
+    assert_eq!(library.calls(), ["load one", "retrieve one", "execute one"]);
+    // One that is not as it was built is neither described nor loaded.
+    let name = "artifacts/a.qnn/context.bin";
+    let bytes = fs::metadata(&path).unwrap().len();
+    let listed = [FileRef { path: name.into(), bytes, sha256: [0; 32] }];
+    let e = loaded(&BundleReader::of_manifest(&bundle, &listed, CheckLevel::All)).unwrap_err();
+    assert!(matches!(&e, Error::Changed { path, .. } if path.ends_with(name)), "{e}");
+    let e = loaded(&BundleReader::of_manifest(&bundle, &[], CheckLevel::All)).unwrap_err();
+    assert!(matches!(e, Error::Unlisted(_)), "{e}");
+    assert_eq!(library.calls(), [""; 0]);
+}
+
 /// Why a bundle does not load, with the hint.
 fn refused(library: &Fake, bundle: &Path, graphs: &[GraphDecl]) -> String {
-    let e = unit(library).load(bundle, graphs, 1).unwrap_err();
+    let e = unit(library).load(&BundleReader::unchecked(bundle), graphs, 1).unwrap_err();
     format!("{e}; {}", e.hint().unwrap_or_default())
 }
 
@@ -145,7 +176,8 @@ fn libraries_that_are_others_are_refused_by_name() {
     let said = Installation::to_execute(&bundle).unwrap_err().to_string();
     assert!(said.contains("has no `libQnnSystem.so`"), "{said}");
     fs::remove_file(bundle.join("libQnnHtp.so")).unwrap();
-    let e = Hexagon::default().load(&bundle, &[graph("a.qnn", "one")], 1).unwrap_err();
+    let e =
+        Hexagon::default().load(&BundleReader::unchecked(&bundle), &[graph("a.qnn", "one")], 1).unwrap_err();
     let said = format!("{e}; {}", e.hint().unwrap_or_default());
     assert!(matches!(e, Error::Library { family: "qnn", .. }), "{said}");
     assert!(said.contains("`libQnnHtp.so` cannot be loaded") && said.contains("MOEC_QNN_LIB"), "{said}");
@@ -198,7 +230,7 @@ fn what_the_chip_refuses_is_said_when_it_is_executed() {
     let bundle = bundle(folder.path(), &contexts);
     let mut unit = unit(&library);
     let graphs = [graph("a.qnn", "one"), graph("a.qnn", "failing"), graph("b.qnn", "unloadable")];
-    unit.load(&bundle, &graphs, 1).unwrap();
+    unit.load(&BundleReader::unchecked(&bundle), &graphs, 1).unwrap();
     // To have it ready is a hint: it fails nobody.
     unit.prepare(&[2, 1, 0]);
     let said = |graph| run(&unit, graph).unwrap_err().to_string();

@@ -14,9 +14,9 @@ use moec_family::error::{Error, Result};
 use moec_family::{FunctionReport, Trial, stored};
 use moec_ir::plan::Plan;
 use moec_ir::{Format, WeightId};
+use moec_runtime::bundle::BundleReader;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::path::Path;
 use std::sync::Arc;
 
 /// Largest relative error that passes: f16 on networks of this depth stays below a thousandth, and overflow or a wrong
@@ -57,7 +57,7 @@ fn limits(unit: &Unit) -> Limits {
 /// # Errors
 /// A package that is missing, malformed, or does not run.
 pub(super) fn verify(trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
-    let Trial { folder, plan, module, unit, groups, parts, rounded, next, .. } = *trial;
+    let Trial { files, plan, module, unit, groups, parts, rounded, next, .. } = *trial;
     let limits = &limits(unit);
     let format = |id: WeightId| {
         let name = &module.weight(id).name;
@@ -88,7 +88,7 @@ pub(super) fn verify(trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
     for &(table, group) in groups {
         let name = path(table, group);
         next(&name)?;
-        let opened = Opened::new(folder, &name, limits)?;
+        let opened = Opened::new(files, &name, limits)?;
         let down = LayerExperts::of(module, table.layer).map(|e| e.down);
         let bound = bound(down.as_slice());
         for function in opened.package.program.functions.keys() {
@@ -112,7 +112,7 @@ pub(super) fn verify(trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
         let mut names: Vec<&str> = graphs.iter().map(|g| &*g.package).collect();
         names.sort_unstable();
         names.dedup();
-        let packages = names.iter().map(|name| Ok((*name, Opened::new(folder, name, limits)?)));
+        let packages = names.iter().map(|name| Ok((*name, Opened::new(files, name, limits)?)));
         let packages: Vec<(&str, Opened)> = packages.collect::<Result<_>>()?;
         for (function, error) in trial.run(&graphs, &packages).map_err(|e| wrong(&part.name, &e))? {
             for (name, opened) in &packages {
@@ -128,13 +128,13 @@ pub(super) fn verify(trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
 ///
 /// # Errors
 /// A package that is missing, malformed or refused, or without a function that the plan calls.
-pub(super) fn read(folder: &Path, plan: &Plan, unit: &Unit) -> Result<usize> {
+pub(super) fn read(bundle: &BundleReader, plan: &Plan, unit: &Unit) -> Result<usize> {
     let limits = Limits { graph_bytes: found::limits(unit).graph_bytes, ..Limits::default() };
     let mut packages: BTreeMap<&str, Opened> = BTreeMap::new();
     for graph in &plan.graphs {
         let opened = match packages.entry(&graph.package) {
             Entry::Occupied(there) => there.into_mut(),
-            Entry::Vacant(free) => free.insert(Opened::new(folder, &graph.package, &limits)?),
+            Entry::Vacant(free) => free.insert(Opened::new(bundle, &graph.package, &limits)?),
         };
         if opened.refused {
             return Err(wrong(&graph.package, &opened.findings.join("; ")));
@@ -158,8 +158,8 @@ struct Opened {
 }
 
 impl Opened {
-    fn new(folder: &Path, name: &str, limits: &Limits) -> Result<Self> {
-        let package = Arc::new(Package::open(&folder.join(name)).map_err(|e| wrong(name, &e))?);
+    fn new(bundle: &BundleReader, name: &str, limits: &Limits) -> Result<Self> {
+        let package = Arc::new(Package::open(&bundle.below(name)).map_err(|e| wrong(name, &e))?);
         let findings = check::check(&package, limits);
         let refused = findings.iter().any(|f| f.severity == Severity::Error);
         let findings = findings.iter().map(ToString::to_string).collect();

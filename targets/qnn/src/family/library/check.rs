@@ -12,9 +12,9 @@ use crate::quant::reals;
 use moec_family::{Check, FunctionReport, Trial};
 use moec_qnn_sys::worker::Worker;
 use moec_qnn_sys::{BinaryInfo, GraphSpec, INSTALL, TensorInfo, TensorSpec};
-use moec_runtime::platform::regular::{self, Limit};
+use moec_runtime::bundle::BundleReader;
+use moec_runtime::platform::regular::Limit;
 use std::collections::BTreeSet;
-use std::path::Path;
 
 type Failed = Box<dyn std::error::Error>;
 
@@ -70,7 +70,7 @@ impl Checker {
     /// An artifact that somebody cannot read or execute; a context binary for another chip, or with other graphs.
     pub(in crate::family) fn check(
         &mut self,
-        folder: &Path,
+        files: &BundleReader,
         rows: &dyn Fn(&str) -> Vec<f32>,
         reports: &mut [FunctionReport],
     ) -> Result<Option<String>, Failed> {
@@ -78,28 +78,29 @@ impl Checker {
             return Ok(None);
         }
         let mut cases = Vec::new();
-        for network in networks(folder)? {
+        for network in networks(files)? {
             if let Some(report) = reports.iter().position(|r| r.function == network.name) {
                 let rows = rows(&network.name);
-                cases.push((case(network, folder, &rows)?, report));
+                cases.push((case(network, files, &rows)?, report));
             }
         }
         if let Some(onnxruntime) = &mut self.onnxruntime {
             for (case, report) in &cases {
-                let model = folder.join(format!("{}.onnx", case.network.name));
+                // That process opens it by its path.
+                let model = files.path(&format!("{}.onnx", case.network.name))?;
                 let got = case.split(&onnxruntime.run(&model, &case.inputs.concat())?);
                 reports[*report].checks.push(case.compared(ONNXRUNTIME, &got));
             }
         }
         match &self.library {
-            Some(library) => emulate(library, folder, &cases, reports),
+            Some(library) => emulate(library, files, &cases, reports),
             None => Ok(None),
         }
     }
 }
 
 /// Numbers for a network, and what its weights make of them in f32.
-fn case(network: Network, folder: &Path, rows: &[f32]) -> Result<Case, Failed> {
+fn case(network: Network, files: &BundleReader, rows: &[f32]) -> Result<Case, Failed> {
     let counts = network.inputs.iter().map(|id| network.tensor(*id).elements() as usize);
     let mut rest = rows.iter().copied().cycle();
     let inputs: Vec<Vec<f32>> = counts.map(|count| rest.by_ref().take(count).collect()).collect();
@@ -107,10 +108,10 @@ fn case(network: Network, folder: &Path, rows: &[f32]) -> Result<Case, Failed> {
     if inputs.len() > 1 && given != rows.len() {
         return Err(format!("`{}` takes {given} numbers, not {}", network.name, rows.len()).into());
     }
-    let real = reals(&network, Some(folder))?;
+    let real = reals(&network, Some(files))?;
     real.verify()?;
     let slices: Vec<&[f32]> = inputs.iter().map(|x| &**x).collect();
-    let executor = Executor::new(real.into(), Some(folder))?;
+    let executor = Executor::new(real.into(), Some(files))?;
     let want = executor.run(&slices)?.outputs;
     let mut all = want.clone();
     if let [first] = inputs.as_slice() {
@@ -120,7 +121,7 @@ fn case(network: Network, folder: &Path, rows: &[f32]) -> Result<Case, Failed> {
         }
     }
     let spreads = all.iter().map(|values| spread(values)).collect();
-    let spec = compose(&network, Some(folder))?;
+    let spec = compose(&network, Some(files))?;
     Ok(Case { network, spec, inputs, want, spreads })
 }
 
@@ -179,7 +180,7 @@ fn ordered(mut all: Vec<Vec<u8>>, names: &[String], wanted: &[String]) -> Result
 /// Executes networks and DLC of an artifact on the emulator, and reads its context binary.
 fn emulate(
     library: &Library,
-    folder: &Path,
+    files: &BundleReader,
     cases: &[(Case, usize)],
     reports: &mut [FunctionReport],
 ) -> Result<Option<String>, Failed> {
@@ -189,17 +190,16 @@ fn emulate(
         let graph = worker.compose(&case.spec)?;
         reports[*report].checks.push(case.execute(&mut worker, graph, EMULATOR)?);
     }
-    let path = folder.join(CONTEXT);
-    if !path.exists() {
+    let Some(bytes) = files.read_if_any(CONTEXT, BINARY)? else {
         return Ok(Some(format!("it has no `{CONTEXT}`: the library was not there when it was built")));
-    }
+    };
     let shown = |e: &dyn std::fmt::Display| format!("`{CONTEXT}`: {e}");
-    let bytes = regular::read(&path, BINARY).map_err(|e| shown(&e))?;
     let info = worker.binary_info(bytes).map_err(|e| shown(&e))?;
     fits(library, &info, cases).map_err(|e| shown(&e))?;
     for (case, report) in cases {
-        let path = folder.join(&case.network.name).with_extension(DLC);
+        let path = files.path(&format!("{}.{DLC}", case.network.name))?;
         if path.exists() {
+            // The library opens it by its path.
             let mut worker = library.worker(false)?;
             let graphs = worker.compose_dlc(&path)?;
             if worker.graphs().iter().map(|g| &g.name).ne([&case.network.name]) {

@@ -6,6 +6,7 @@ use crate::compose::compose;
 use moec_family::error::{Error, Result, io_error};
 use moec_family::{Emit, HotLayer};
 use moec_qnn_sys as sys;
+use moec_runtime::bundle::BundleReader;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -47,11 +48,12 @@ pub(in crate::family) fn artifacts(root: &Path) -> Result<Vec<PathBuf>> {
 
 /// Compiles the networks of one artifact, each file in a fresh process.
 fn artifact(library: &Library, folder: &Path) -> Result<()> {
-    let networks = networks(folder).map_err(Error::bug)?;
+    let files = BundleReader::unchecked(folder);
+    let networks = networks(&files).map_err(Error::bug)?;
     let mut worker = library.worker(true).map_err(|e| failed(&e))?;
     let mut largest = None;
     for network in &networks {
-        let spec = compose(network, Some(folder)).map_err(|e| Error::limit(e.to_string()))?;
+        let spec = compose(network, Some(&files)).map_err(|e| Error::limit(e.to_string()))?;
         worker.compose(&spec).map_err(|e| failed(&e))?;
         largest = Some(spec);
     }

@@ -6,6 +6,7 @@ use super::{CONTEXT, Library};
 use crate::compose::compose;
 use moec_ir::plan::GraphDecl;
 use moec_qnn_unit::Hexagon;
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::error::{Error, Result};
 use moec_runtime::exec::graphs::{Graphs, f16};
 use std::collections::BTreeSet;
@@ -30,12 +31,12 @@ impl DeviceHost {
     }
 
     /// Compiles the graphs of a package. The emulator does not load shared weights, which a bundle's own contexts have.
-    fn compile(&self, bundle: &Path, package: &str, graphs: &[GraphDecl]) -> Result<()> {
+    fn compile(&self, bundle: &BundleReader, package: &str, graphs: &[GraphDecl]) -> Result<()> {
         let failed = |why: String| Error::Graph { graph: package.to_owned(), why };
         let mut worker = self.library.worker(false).map_err(|e| failed(e.to_string()))?;
         for graph in graphs.iter().filter(|graph| graph.package == package) {
             let network = network(bundle, graph).map_err(failed)?;
-            let spec = compose(&network, Some(&bundle.join(package))).map_err(|e| failed(e.to_string()))?;
+            let spec = compose(&network, Some(&bundle.below(package))).map_err(|e| failed(e.to_string()))?;
             worker.compose(&spec).map_err(|e| failed(e.to_string()))?;
         }
         let binary = worker.binary().map_err(|e| failed(e.to_string()))?;
@@ -51,10 +52,10 @@ impl Graphs for DeviceHost {
         self.unit.name()
     }
 
-    fn load(&mut self, bundle: &Path, graphs: &[GraphDecl], slots: usize) -> Result<()> {
+    fn load(&mut self, bundle: &BundleReader, graphs: &[GraphDecl], slots: usize) -> Result<()> {
         let packages: BTreeSet<&str> = graphs.iter().map(|graph| &*graph.package).collect();
         packages.into_iter().try_for_each(|package| self.compile(bundle, package, graphs))?;
-        self.unit.load(&self.folder, graphs, slots)
+        self.unit.load(&BundleReader::unchecked(&self.folder), graphs, slots)
     }
 
     fn prepare(&self, graphs: &[usize]) {

@@ -7,9 +7,9 @@ use crate::compose::compose;
 use crate::net::Network;
 use moec_ir::plan::GraphDecl;
 use moec_qnn_sys::worker::Worker;
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::error::{Error, Result};
 use moec_runtime::exec::graphs::{Graphs, f16};
-use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 /// A graph that is composed.
@@ -43,7 +43,7 @@ impl Graphs for LibraryHost {
         "emulated by QNN"
     }
 
-    fn load(&mut self, bundle: &Path, graphs: &[GraphDecl], slots: usize) -> Result<()> {
+    fn load(&mut self, bundle: &BundleReader, graphs: &[GraphDecl], slots: usize) -> Result<()> {
         self.sequences = Sequences::new(slots);
         let failed = |name: &str, why: String| Error::Graph { graph: name.to_owned(), why };
         let mut worker = self.library.worker(true).map_err(|e| failed("QNN", e.to_string()))?;
@@ -51,8 +51,8 @@ impl Graphs for LibraryHost {
             let name = format!("{} {}", graph.package, graph.function);
             let network = network(bundle, graph).map_err(|why| failed(&name, why))?;
             let attends = self.sequences.known(graph, &network).map_err(|why| failed(&name, why))?;
-            let folder = bundle.join(&graph.package);
-            let mut spec = compose(&network, Some(&folder)).map_err(|e| failed(&name, e.to_string()))?;
+            let files = bundle.below(&graph.package);
+            let mut spec = compose(&network, Some(&files)).map_err(|e| failed(&name, e.to_string()))?;
             // Of its own in the context.
             spec.name.clone_from(&name);
             let number = worker.compose(&spec).map_err(|e| failed(&name, e.to_string()))?;

@@ -25,8 +25,9 @@ use moec_family::Tools;
 use moec_family::error::Error;
 use moec_qnn_sys::worker::{Program, Worker};
 use moec_qnn_sys::{self as sys, INSTALL, Installation, LIMIT, Soc};
+use moec_runtime::bundle::BundleReader;
 use moec_runtime::platform::regular;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 /// Seconds that a process may take for one answer: to compile one graph, say.
@@ -130,20 +131,21 @@ pub(super) fn soc(hexagon: &Hexagon) -> Option<Soc> {
 ///
 /// # Errors
 /// A folder or a file that cannot be read, for people.
-pub(super) fn networks(folder: &Path) -> Result<Vec<Network>, String> {
-    let shown = |path: &Path, e: &dyn std::fmt::Display| format!("`{}`: {e}", path.display());
-    let mut paths: Vec<PathBuf> = Vec::new();
-    for entry in folder.read_dir().map_err(|e| shown(folder, &e))? {
-        let path = entry.map_err(|e| shown(folder, &e))?.path();
-        if path.extension().is_some_and(|end| end == "onnx") {
-            paths.push(path);
+pub(super) fn networks(files: &BundleReader) -> Result<Vec<Network>, String> {
+    let folder = files.folder();
+    let unreadable = |e: std::io::Error| format!("`{}`: {e}", folder.display());
+    let mut names: Vec<String> = Vec::new();
+    for entry in folder.read_dir().map_err(unreadable)? {
+        let name = entry.map_err(unreadable)?.file_name().to_string_lossy().into_owned();
+        if name.ends_with(".onnx") {
+            names.push(name);
         }
     }
-    let read = |path: &PathBuf| {
-        let bytes = regular::read(path, regular::NETWORK).map_err(|e| shown(path, &e))?;
-        onnx::read(&bytes).map_err(|e| shown(path, &e))
+    let read = |name: &String| {
+        let bytes = files.read(name, regular::NETWORK).map_err(|e| e.to_string())?;
+        onnx::read(&bytes).map_err(|e| format!("`{}`: {e}", folder.join(name).display()))
     };
-    let mut all: Vec<Network> = paths.iter().map(read).collect::<Result<_, _>>()?;
+    let mut all: Vec<Network> = names.iter().map(read).collect::<Result<_, _>>()?;
     let rows = |n: &Network| n.inputs.first().map_or(0, |id| n.tensor(*id).elements());
     all.sort_by(|a, b| (rows(a), &a.name).cmp(&(rows(b), &b.name)));
     Ok(all)

@@ -1,98 +1,61 @@
-//! Processes that hold the answers of others to grammars: `worker` is what they do.
+//! Answers that a process of their own holds to a grammar: `worker` is what it does.
 
 use super::worker::{COMPILE, Command, JOB, MEMORY, TOKEN, Vocabulary};
 use super::{Grammar, apply};
 use crate::error::{Error, Result};
-use crate::process::{self, End, PATIENCE};
+use crate::process::pool::{Pool, Worker};
 use moec_runtime::Constraint;
 use moec_runtime::error::Error as Failed;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A process that compiles a grammar and computes the masks of its answers. It ends with the value.
+/// Processes for the grammars of one vocabulary. Each compiles one grammar at a time, and computes the masks of its answers.
 #[derive(Debug)]
-pub struct Process {
-    worker: process::Process,
-    /// Whether it has the vocabulary.
-    is_open: bool,
-    /// Masks that it still sends and nobody reads.
-    owed: usize,
+pub struct Workers(Arc<Pool>);
+
+impl Workers {
+    /// For the vocabulary of a `tokenizer.json`. `tokens`: logits of the model; `ends`: its end tokens.
+    ///
+    /// # Errors
+    /// End tokens that JSON does not hold, of which there are none.
+    pub fn new(tokenizer: Arc<[u8]>, tokens: usize, ends: Vec<u32>) -> Result<Self> {
+        let vocabulary =
+            serde_json::to_vec(&Vocabulary { tokens, ends }).map_err(|e| Error::new(e.to_string()))?;
+        Ok(Self(Pool::new(JOB, vec![vocabulary.into(), tokenizer])))
+    }
+
+    /// As [`Pool::take`].
+    pub(crate) fn take(&self) -> Result<Worker> {
+        self.0.take()
+    }
+
+    /// Compiles a grammar, and gives a constraint for each of `answers`.
+    ///
+    /// # Errors
+    /// As [`super::Grammars::new`]; a grammar that cannot be used, or takes more than it may; a process that cannot be started.
+    pub fn constraints(&self, grammar: &Grammar, answers: usize) -> Result<Vec<Box<dyn Constraint>>> {
+        constraints(self.take()?, grammar, answers, ())
+    }
 }
 
-impl Process {
-    /// Starts one.
-    ///
-    /// # Errors
-    /// It cannot be started.
-    pub fn start() -> Result<Self> {
-        Ok(Self { worker: process::Process::start(JOB)?, is_open: false, owed: 0 })
-    }
-
-    /// What ends it.
-    ///
-    /// # Errors
-    /// Too many files are open.
-    pub(crate) fn end(&self) -> Result<End> {
-        self.worker.end()
-    }
-
-    /// Whether it still runs.
-    pub fn is_alive(&mut self) -> bool {
-        self.worker.is_alive()
-    }
-
-    /// Gives it the vocabulary of a `tokenizer.json`, if it has none.
-    ///
-    /// # Errors
-    /// As [`super::Grammars::new`]; it has ended.
-    pub fn open(&mut self, tokenizer: &[u8], tokens: usize, ends: &[u32]) -> Result<()> {
-        if self.is_open {
-            return Ok(());
-        }
-        let ended = |e: io::Error| Error::new(format!("the process for grammars has ended: {e}"));
-        let vocabulary = Vocabulary { tokens, ends: ends.to_vec() };
-        let vocabulary = serde_json::to_vec(&vocabulary).map_err(|e| Error::new(e.to_string()))?;
-        self.worker.link.send(&vocabulary).and_then(|()| self.worker.link.send(tokenizer)).map_err(ended)?;
-        self.worker.link.replied(2 * PATIENCE).map_err(ended)?.map_err(Error::new)?;
-        self.is_open = true;
-        Ok(())
-    }
-
-    /// Compiles a grammar, and gives a constraint for each of `answers`. `back` gets the process when it can be used again.
-    ///
-    /// # Errors
-    /// A grammar that cannot be used, or takes more than it may.
-    pub fn constraints(
-        mut self,
-        grammar: &Grammar,
-        answers: usize,
-        back: Box<dyn FnOnce(Self) + Send>,
-    ) -> Result<Vec<Box<dyn Constraint>>> {
-        let command = serde_json::to_vec(&Command::Compile(grammar.clone(), answers));
-        let command = command.map_err(|e| Error::new(e.to_string()))?;
-        let mut compile = || {
-            for _ in 0..std::mem::take(&mut self.owed) {
-                // An answer that was given up has no use for it, be it a mask or an error.
-                let _ = self.worker.link.replied(PATIENCE)?;
-            }
-            self.worker.link.send(&command)?;
-            self.worker.link.replied(PATIENCE)
-        };
-        let mask = match compile() {
-            Ok(Ok(mask)) => Arc::<[u8]>::from(mask),
-            Ok(Err(why)) => {
-                back(self);
-                return Err(Error::new(why));
-            }
-            Err(_) => return Err(too_large(grammar)),
-        };
-        let masks = (0..answers).map(|_| Some(Ok(Arc::clone(&mask)))).collect();
-        let session = Session { process: Some(self), masks, pending: VecDeque::new(), back: Some(back) };
-        let session = Arc::new(Mutex::new(session));
-        let one = |answer| Box::new(Remote { session: Arc::clone(&session), answer, ended: false }) as _;
-        Ok((0..answers).map(one).collect())
-    }
+/// As [`Workers::constraints`], by a process that was taken. `held` is dropped when it has gone back.
+pub(crate) fn constraints(
+    mut worker: Worker,
+    grammar: &Grammar,
+    answers: usize,
+    held: impl Send + 'static,
+) -> Result<Vec<Box<dyn Constraint>>> {
+    worker.open()?;
+    let command = serde_json::to_vec(&Command::Compile(grammar.clone(), answers));
+    let command = command.map_err(|e| Error::new(e.to_string()))?;
+    let mask = worker.send(&command).and_then(|()| worker.reply()).map_err(|_| too_large(grammar))?;
+    let mask = Arc::<[u8]>::from(mask.map_err(Error::new)?);
+    let masks = (0..answers).map(|_| Some(Ok(Arc::clone(&mask)))).collect();
+    let session = Session { masks, pending: VecDeque::new(), worker, _held: Box::new(held) };
+    let session = Arc::new(Mutex::new(session));
+    let one = |answer| Box::new(Remote { session: Arc::clone(&session), answer, ended: false }) as _;
+    Ok((0..answers).map(one).collect())
 }
 
 fn too_large(grammar: &Grammar) -> Error {
@@ -110,32 +73,25 @@ type Mask = std::result::Result<Arc<[u8]>, String>;
 
 /// A compiled grammar, and its answers.
 struct Session {
-    /// None once it has failed.
-    process: Option<Process>,
     /// By answer; none where it is still to come.
     masks: Vec<Option<Mask>>,
     /// Whose masks the process sends next, in order.
     pending: VecDeque<usize>,
-    back: Option<Box<dyn FnOnce(Process) + Send>>,
+    worker: Worker,
+    // Behind the process, so that this goes first.
+    _held: Box<dyn Send>,
+}
+
+/// An error of a process that has exceeded its limits.
+fn over(_: io::Error) -> Failed {
+    Failed::Constraint(format!("a token takes more than {TOKEN} s, or all more than {} MiB", MEMORY >> 20))
 }
 
 impl Session {
-    /// Does something with the process. Where that fails it has exceeded its limits.
-    fn with<T>(&mut self, what: impl FnOnce(&mut Self, &mut Process) -> io::Result<T>) -> Result<T, Failed> {
-        let over = || {
-            let limits = format!("a token takes more than {TOKEN} s, or all more than {} MiB", MEMORY >> 20);
-            Failed::Constraint(limits)
-        };
-        let mut process = self.process.take().ok_or_else(over)?;
-        let done = what(self, &mut process).map_err(|_| over())?;
-        self.process = Some(process);
-        Ok(done)
-    }
-
     /// Reads the next mask that comes.
-    fn read(&mut self, process: &mut Process) -> io::Result<()> {
+    fn read(&mut self) -> io::Result<()> {
         if let Some(answer) = self.pending.pop_front() {
-            let mask = process.worker.link.replied(PATIENCE)?.map(Arc::from);
+            let mask = self.worker.reply()?.map(Arc::from);
             self.masks[answer] = Some(mask);
         }
         Ok(())
@@ -143,7 +99,7 @@ impl Session {
 
     fn mask(&mut self, answer: usize, logits: &mut [f32]) -> Result<(), Failed> {
         while self.masks[answer].is_none() && !self.pending.is_empty() {
-            self.with(Self::read)?;
+            self.read().map_err(over)?;
         }
         match &self.masks[answer] {
             Some(Ok(mask)) => {
@@ -160,14 +116,14 @@ impl Session {
         let command = serde_json::to_vec(&Command::Token(answer, id));
         let command = command.map_err(|e| Failed::Constraint(e.to_string()))?;
         self.masks[answer] = None;
-        let complete = self.with(|session, process| {
-            process.worker.link.send(&command)?;
-            while !session.pending.is_empty() {
-                session.read(process)?;
+        let mut next = || {
+            self.worker.send(&command)?;
+            while !self.pending.is_empty() {
+                self.read()?;
             }
-            process.worker.link.replied(PATIENCE)
-        })?;
-        let complete = complete.map_err(Failed::Constraint)? == [1];
+            self.worker.reply()
+        };
+        let complete = next().map_err(over)?.map_err(Failed::Constraint)? == [1];
         if !complete {
             // It comes while the model computes the next logits.
             self.pending.push_back(answer);
@@ -178,10 +134,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if let (Some(mut process), Some(back)) = (self.process.take(), self.back.take()) {
-            process.owed = self.pending.len();
-            back(process);
-        }
+        self.worker.owes(self.pending.len());
     }
 }
 
@@ -214,23 +167,9 @@ mod tests {
     use super::*;
     use moec_runtime::{Sampler, Sampling};
     use serde_json::{Value, json};
-    use std::sync::mpsc::{Receiver, channel};
 
-    fn process() -> Process {
-        let mut process = Process::start().unwrap();
-        process.open(tokenizer().as_bytes(), VOCAB, &[END]).unwrap();
-        process
-    }
-
-    /// Constraints, and where the process comes when they are dropped.
-    fn constraints(
-        process: Process,
-        grammar: &Grammar,
-        answers: usize,
-    ) -> (Result<Vec<Box<dyn Constraint>>>, Receiver<Process>) {
-        let (send, back) = channel();
-        let made = process.constraints(grammar, answers, Box::new(move |process| drop(send.send(process))));
-        (made, back)
+    fn workers() -> Workers {
+        Workers::new(Arc::from(tokenizer().into_bytes()), VOCAB, vec![END]).unwrap()
     }
 
     /// So many patterns that a text must fit all at once: each doubles what one step of the library does.
@@ -255,10 +194,10 @@ mod tests {
     #[test]
     fn answers_of_one_grammar_go_on_by_themselves() {
         let grammar = Grammar::Regex("[a-c]{3}-[0-9]{2}".to_owned());
-        let mut process = process();
+        let workers = workers();
+        let id = workers.take().unwrap().id();
         for _ in 0..2 {
-            let (made, back) = constraints(process, &grammar, 3);
-            let made = made.unwrap();
+            let made = workers.constraints(&grammar, 3).unwrap();
             let mut samplers: Vec<Sampler> = (made.into_iter().zip(0..))
                 .map(|(constraint, seed)| {
                     let how = Sampling { temperature: 1.0, seed, ..Sampling::GREEDY };
@@ -277,25 +216,27 @@ mod tests {
             assert!(texts[0] != texts[1] || texts[1] != texts[2], "{texts:?}");
             // One that is given up in the middle leaves a process that others can use.
             drop(samplers);
-            process = back.recv().unwrap();
+            assert_eq!((workers.0.idle(), workers.take().unwrap().id()), (1, id));
         }
-        assert!(process.is_alive());
     }
 
     #[test]
     fn grammars_that_are_wrong_leave_the_process_to_others() {
         let wrong = Grammar::Schema(json!({"type": "no such"}));
-        let (made, back) = constraints(process(), &wrong, 1);
+        let workers = workers();
+        let id = workers.take().unwrap().id();
+        let made = workers.constraints(&wrong, 1);
         assert!(made.err().unwrap().what.contains("JSON schema cannot be used"));
         let mut deep = json!({"type": "string"});
         for _ in 0..200 {
             deep = json!({"anyOf": [deep]});
         }
-        let (made, back) = constraints(back.recv().unwrap(), &Grammar::Schema(deep), 1);
+        let made = workers.constraints(&Grammar::Schema(deep), 1);
         assert!(made.err().unwrap().what.contains("recursion limit"));
-        let (made, _) = constraints(back.recv().unwrap(), &Grammar::Regex("ab?c".to_owned()), 1);
+        let made = workers.constraints(&Grammar::Regex("ab?c".to_owned()), 1);
         let text = sampled(made.unwrap().remove(0), 1, 10).unwrap();
         assert!(["ac", "abc"].contains(&&*text), "{text}");
+        assert_eq!((workers.0.idle(), workers.take().unwrap().id()), (1, id));
     }
 
     /// What takes gigabytes or never ends where nothing ends it.
@@ -306,10 +247,10 @@ mod tests {
             json!({"allOf": patterns(40)}),
             json!({"type": "string", "pattern": "a?".repeat(400_000)}),
         ] {
-            let (made, back) = constraints(process(), &Grammar::Schema(schema), 1);
-            let e = made.err().unwrap();
+            let workers = workers();
+            let e = workers.constraints(&Grammar::Schema(schema), 1).err().unwrap();
             assert!(e.what.contains("takes more than") && e.hint.is_some(), "{e}");
-            assert!(back.recv().is_err(), "the process goes on");
+            assert_eq!(workers.0.idle(), 0, "the process goes on");
         }
     }
 
@@ -321,7 +262,7 @@ mod tests {
             let pattern = |i: u8| format!("/.*[a-{}].{{{}}}.*/", char::from(b'b' + i), 10 + i);
             let lark = format!("start: A\nA: {}", (0..n).map(pattern).collect::<Vec<_>>().join(" & "));
             for grammar in [Grammar::Schema(json!({"allOf": patterns(n)})), Grammar::Lark(lark)] {
-                match constraints(process(), &grammar, 1).0 {
+                match workers().constraints(&grammar, 1) {
                     Ok(mut made) => {
                         let ended = sampled(made.remove(0), 3, 100);
                         assert!(matches!(ended, Ok(_) | Err(Failed::Constraint(_))), "{ended:?}");
@@ -337,25 +278,24 @@ mod tests {
     /// As where the operating system ends it for what it takes.
     #[test]
     fn a_process_that_ends_ends_its_answers() {
-        let process = process();
-        let id = process.worker.id().to_string();
-        let (made, back) = constraints(process, &Grammar::Regex("[ab]{9}".to_owned()), 2);
-        let mut made = made.unwrap();
+        let workers = workers();
+        let id = workers.take().unwrap().id().unwrap().to_string();
+        let mut made = workers.constraints(&Grammar::Regex("[ab]{9}".to_owned()), 2).unwrap();
         assert!(std::process::Command::new("kill").args(["-KILL", &id]).status().unwrap().success());
         for constraint in made.drain(..) {
             let ended = sampled(constraint, 3, 9);
             let why = ended.err().unwrap().to_string();
             assert!(why.contains("takes more than"), "{why}");
         }
-        assert!(back.recv().is_err(), "others get a process that has ended");
+        assert_eq!(workers.0.idle(), 0, "others get a process that has ended");
     }
 
     #[test]
     fn compiling_ends_where_it_is_given_up() {
-        let process = process();
-        let end = process.end().unwrap();
+        let worker = workers().take().unwrap();
+        let end = worker.end().unwrap();
         let grammar = Grammar::Schema(json!({"allOf": patterns(16)}));
-        let compiling = std::thread::spawn(move || constraints(process, &grammar, 1).0.is_err());
+        let compiling = std::thread::spawn(move || constraints(worker, &grammar, 1, ()).is_err());
         drop(end);
         assert!(compiling.join().unwrap());
     }

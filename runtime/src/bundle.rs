@@ -1,0 +1,424 @@
+//! The files of a bundle, each opened once: what is checked of a file is what its reader gets, whatever happens to its path.
+//!
+//! What the plan names is known to every program: its weights, its tokenizer, its GPU kernels. Everything else stands in the
+//! manifest, which is read where all files are to be checked.
+
+use crate::error::{Error, Result};
+use crate::platform::mapped::MappedFile;
+use crate::bundle::program::Program;
+use crate::platform::regular::{self, FileId, Limit};
+use crate::weights::store::CheckLevel;
+use moec_ir::plan::{FileRef, Plan};
+use sha2::{Digest as _, Sha256};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read as _, Seek as _};
+use std::path::{Component, Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Reads files of a bundle, or of a folder in it, by their names there, with `/`. Clones share what they map.
+///
+/// A library that takes a path opens the file itself: whoever hands it one ([`BundleReader::path`]) cannot have it read what
+/// was checked. Core ML's packages are such files.
+#[derive(Clone, Debug)]
+pub struct BundleReader {
+    bundle: Arc<Listing>,
+    /// In front of names: empty, or the folder with a `/`.
+    prefix: String,
+}
+
+/// A bundle, and what is known of its files.
+#[derive(Debug)]
+struct Listing {
+    folder: PathBuf,
+    files: BTreeMap<String, FileRef>,
+    check: CheckLevel,
+    /// Whether these are all files.
+    whole: bool,
+    maps: Mutex<BTreeMap<String, Arc<MappedFile>>>,
+}
+
+impl BundleReader {
+    fn new(folder: &Path, files: &[FileRef], check: CheckLevel, whole: bool) -> Self {
+        let files = files.iter().map(|f| (f.path.clone(), f.clone())).collect();
+        let folder = folder.to_owned();
+        let bundle = Arc::new(Listing { folder, files, check, whole, maps: Mutex::default() });
+        Self { bundle, prefix: String::new() }
+    }
+
+    /// Of a folder of whose files nothing is known. Nothing is checked.
+    pub fn unchecked(folder: &Path) -> Self {
+        Self::new(folder, &[], CheckLevel::Sizes, false)
+    }
+
+    /// Of the bundle of a plan, which knows some of its files. Only these are checked.
+    pub fn of_plan(folder: &Path, plan: &Plan, check: CheckLevel) -> Self {
+        Self::new(folder, &plan.files, check, false)
+    }
+
+    /// Of a bundle with these files. Where all are checked, a file that is not among them is refused.
+    pub fn of_manifest(folder: &Path, files: &[FileRef], check: CheckLevel) -> Self {
+        Self::new(folder, files, check, true)
+    }
+
+    /// A folder of it.
+    #[must_use]
+    pub fn below(&self, folder: &str) -> Self {
+        Self { bundle: Arc::clone(&self.bundle), prefix: format!("{}{folder}/", self.prefix) }
+    }
+
+    /// Where its files are: the bundle's folder, or the one in it.
+    pub fn folder(&self) -> PathBuf {
+        self.bundle.folder.join(&self.prefix)
+    }
+
+    /// How much is checked.
+    pub fn level(&self) -> CheckLevel {
+        self.bundle.check
+    }
+
+    /// All files of the bundle, if they are known.
+    pub fn listed(&self) -> Option<impl Iterator<Item = &FileRef>> {
+        self.bundle.whole.then(|| self.bundle.files.values())
+    }
+
+    /// Where a file is, for messages and for libraries that open it themselves.
+    ///
+    /// # Errors
+    /// A path outside of the bundle.
+    pub fn path(&self, name: &str) -> Result<PathBuf> {
+        file_path(&self.bundle.folder, &format!("{}{name}", self.prefix))
+    }
+
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// A path outside of the bundle; a file that is missing, that the bundle should not have, or of another size.
+    pub fn open(&self, name: &str) -> Result<CheckedFile> {
+        let name = format!("{}{name}", self.prefix);
+        let known = self.bundle.files.get(&name);
+        let file = BundleFile::open(&self.bundle.folder, &name, known.map(|of| of.bytes))?;
+        if known.is_none() && self.bundle.whole && self.bundle.check == CheckLevel::All {
+            return Err(Error::Unlisted(file.path));
+        }
+        let known = known.filter(|of| self.bundle.check.hashes(of.bytes)).cloned();
+        Ok(CheckedFile { file, known })
+    }
+
+    /// Reads a file whole.
+    ///
+    /// # Errors
+    /// As [`BundleReader::open`] and [`CheckedFile::read`].
+    pub fn read(&self, name: &str, limit: Limit) -> Result<Vec<u8>> {
+        self.open(name)?.read(limit)
+    }
+
+    /// As [`BundleReader::read`]; `None` where there is no such file.
+    ///
+    /// # Errors
+    /// As [`BundleReader::read`].
+    pub fn read_if_any(&self, name: &str, limit: Limit) -> Result<Option<Vec<u8>>> {
+        match self.read(name, limit) {
+            Err(Error::MissingFile(_)) => Ok(None),
+            read => read.map(Some),
+        }
+    }
+
+    /// Maps a file, once for this reader and its clones. See [`MappedFile::open`] for what others can do to its bytes.
+    ///
+    /// # Errors
+    /// As [`BundleReader::open`]; another content; what the system refuses.
+    pub fn map(&self, name: &str) -> Result<Arc<MappedFile>> {
+        let mut maps = self.bundle.maps.lock().unwrap_or_else(PoisonError::into_inner);
+        let name_in_bundle = format!("{}{name}", self.prefix);
+        if let Some(map) = maps.get(&name_in_bundle) {
+            return Ok(Arc::clone(map));
+        }
+        let CheckedFile { file, known } = self.open(name)?;
+        let map = MappedFile::of(&file.file, &file.path).map_err(file.failed("map"))?;
+        known.map_or(Ok(()), |of| file.check_hash(&of, Sha256::digest(&*map).into()))?;
+        let map = Arc::new(map);
+        maps.insert(name_in_bundle, Arc::clone(&map));
+        Ok(map)
+    }
+}
+
+/// A file of a bundle, open, and what its content must be, if that is checked.
+#[derive(Debug)]
+pub struct CheckedFile {
+    file: BundleFile,
+    known: Option<FileRef>,
+}
+
+impl CheckedFile {
+    /// Where it was.
+    pub fn path(&self) -> &Path {
+        &self.file.path
+    }
+
+    /// Reads it whole, as often as wanted: whatever the path names by now, this is the file that was opened.
+    ///
+    /// # Errors
+    /// [`Error::Changed`]; a file that cannot be read, or with more bytes than the limit.
+    pub fn read(&self, limit: Limit) -> Result<Vec<u8>> {
+        let bytes = regular::read_open(&self.file.file, limit).map_err(self.file.failed("read"))?;
+        self.known.as_ref().map_or(Ok(()), |of| self.file.check_hash(of, Sha256::digest(&bytes).into()))?;
+        Ok(bytes)
+    }
+
+    /// The SHA-256 of its content.
+    ///
+    /// # Errors
+    /// [`Error::Changed`]; a file that cannot be read.
+    pub fn digest(&self) -> Result<[u8; 32]> {
+        let found = self.file.digest()?;
+        self.known.as_ref().map_or(Ok(()), |of| self.file.check_hash(of, found))?;
+        Ok(found)
+    }
+}
+
+/// A file of the bundle, open.
+#[derive(Debug)]
+pub(crate) struct BundleFile {
+    pub(crate) path: PathBuf,
+    pub(crate) file: File,
+}
+
+impl BundleFile {
+    /// Opens a file, by its name in the bundle. It must have so many bytes, if they are known: that costs nothing and catches
+    /// most damage.
+    ///
+    /// # Errors
+    /// A path outside of the bundle; a file that is missing or has another size.
+    pub(crate) fn open(bundle: &Path, name: &str, bytes: Option<u64>) -> Result<Self> {
+        let path = file_path(bundle, name)?;
+        let failed = |source: io::Error| match source.kind() {
+            ErrorKind::NotFound => Error::MissingFile(path.clone()),
+            _ => Error::Io { doing: "read", path: path.clone(), source },
+        };
+        let file = regular::open(&path).map_err(failed)?;
+        let found = file.metadata().map_err(failed)?.len();
+        match bytes.filter(|&expected| expected != found) {
+            Some(expected) => Err(Error::WrongSize { path, expected, found }),
+            None => Ok(Self { path, file }),
+        }
+    }
+
+    fn failed(&self, doing: &'static str) -> impl Fn(io::Error) -> Error {
+        move |source| Error::Io { doing, path: self.path.clone(), source }
+    }
+
+    /// Which file it is.
+    ///
+    /// # Errors
+    /// What the system refuses.
+    pub(crate) fn identity(&self) -> Result<Option<FileId>> {
+        regular::identity(&self.file).map_err(self.failed("read"))
+    }
+
+    /// Maps the file; `None` if it is empty.
+    pub(crate) fn map(&self, info: &FileRef) -> Result<Option<MappedFile>> {
+        if info.bytes == 0 {
+            return Ok(None);
+        }
+        let map = MappedFile::of(&self.file, &self.path).map_err(self.failed("map"))?;
+        if map.len() as u64 == info.bytes {
+            in_huge_pages(&map);
+            Ok(Some(map))
+        } else {
+            Err(Error::WrongSize { path: self.path.clone(), expected: info.bytes, found: map.len() as u64 })
+        }
+    }
+
+    /// Compares the SHA-256 of a file that is not mapped.
+    ///
+    /// # Errors
+    /// [`Error::Changed`]; a file that cannot be read.
+    pub(crate) fn check(&self, info: &FileRef) -> Result<()> {
+        self.check_hash(info, self.digest()?)
+    }
+
+    /// The SHA-256 of a file that is not mapped. Its pages leave the page cache: a budget has no room for them.
+    fn digest(&self) -> Result<[u8; 32]> {
+        let (mut hash, mut piece, mut at) = (Sha256::new(), vec![0; PIECE], 0_usize);
+        let mut file = &self.file;
+        file.rewind().map_err(self.failed("read"))?;
+        loop {
+            match file.read(&mut piece) {
+                Ok(0) => return Ok(hash.finalize().into()),
+                Ok(n) => {
+                    hash.update(&piece[..n]);
+                    at += n;
+                    forget(file, at);
+                }
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(self.failed("read")(e)),
+            }
+        }
+    }
+
+    pub(crate) fn check_hash(&self, info: &FileRef, found: [u8; 32]) -> Result<()> {
+        if found == info.sha256 {
+            Ok(())
+        } else {
+            Err(Error::Changed { path: self.path.clone(), expected: info.sha256, found })
+        }
+    }
+}
+
+/// All files that a program names, in its order, each opened once.
+#[derive(Clone, Debug)]
+pub(crate) struct BundleFiles(Arc<[BundleFile]>);
+
+impl BundleFiles {
+    /// Opens them.
+    ///
+    /// # Errors
+    /// As [`BundleFile::open`].
+    pub(crate) fn open(program: &Program, bundle: &Path) -> Result<Self> {
+        let open = |info: &FileRef| BundleFile::open(bundle, &info.path, Some(info.bytes));
+        program.files.iter().map(open).collect::<Result<_>>().map(Self)
+    }
+
+    pub(crate) fn iter(&self) -> std::slice::Iter<'_, BundleFile> {
+        self.0.iter()
+    }
+
+    /// The file of an index of the plan.
+    ///
+    /// # Errors
+    /// [`Error::Plan`] for an index that is not there.
+    pub(crate) fn get(&self, index: u32) -> Result<&BundleFile> {
+        self.0.get(index as usize).ok_or_else(|| Error::Plan(format!("there is no file {index}")))
+    }
+}
+
+/// The path of a file of the bundle. Absolute paths and `..` are refused.
+pub(crate) fn file_path(bundle: &Path, relative: &str) -> Result<PathBuf> {
+    let path = Path::new(relative);
+    if path.components().next().is_none() || path.components().any(|c| !matches!(c, Component::Normal(_))) {
+        return Err(Error::OutsideBundle(relative.to_owned()));
+    }
+    Ok(bundle.join(path))
+}
+
+/// Asks for pages as large as the processor has them, where the file system takes part (ext4 and XFS of recent Linux):
+/// a matrix of an expert is then read and mapped by a fault or two, not by one in sixteen small pages. A hint.
+#[cfg(target_os = "linux")]
+fn in_huge_pages(map: &MappedFile) {
+    drop(map.map().advise(memmap2::Advice::HugePage));
+}
+
+/// Does nothing on this system.
+#[cfg(not(target_os = "linux"))]
+fn in_huge_pages(_map: &MappedFile) {}
+
+/// Bytes that are read at once.
+const PIECE: usize = 1 << 20;
+
+/// Drops the first bytes of a file from the page cache. From the start, since the kernel keeps what lies in one piece of its
+/// own with bytes further on until these are dropped, too.
+#[cfg(target_os = "linux")]
+pub(crate) fn forget(file: &File, len: usize) {
+    use std::os::fd::AsRawFd as _;
+    // SAFETY: a hint on a descriptor that is open; no memory is passed. Should the system not take it, nothing is lost.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, len as libc::off_t, libc::POSIX_FADV_DONTNEED) };
+}
+
+/// Does nothing on this system.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn forget(_file: &File, _len: usize) {}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    const TEXT: Limit = regular::TEXT;
+
+    /// A folder with files, and how a manifest lists them.
+    fn bundle(files: &[(&str, &str)]) -> (tempfile::TempDir, Vec<FileRef>) {
+        let dir = tempfile::tempdir().unwrap();
+        let listed = files.iter().map(|(name, text)| {
+            let path = dir.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+            FileRef {
+                path: (*name).to_owned(),
+                bytes: text.len() as u64,
+                sha256: Sha256::digest(text).into(),
+            }
+        });
+        let listed = listed.collect();
+        (dir, listed)
+    }
+
+    /// Puts another file in place of one, as who replaces a file while it is used.
+    fn replace(path: &Path, text: &str) {
+        let other = path.with_extension("other");
+        fs::write(&other, text).unwrap();
+        fs::rename(other, path).unwrap();
+    }
+
+    #[test]
+    fn what_was_opened_is_what_is_read() {
+        let (dir, listed) = bundle(&[("a/x", "first")]);
+        for check in [CheckLevel::Sizes, CheckLevel::Small, CheckLevel::All] {
+            let reader = BundleReader::of_manifest(dir.path(), &listed, check);
+            let path = dir.path().join("a/x");
+            replace(&path, "first");
+            let (file, map) = (reader.open("a/x").unwrap(), reader.map("a/x").unwrap());
+            replace(&path, "other");
+            assert_eq!((file.path(), &*file.read(TEXT).unwrap()), (&*path, &b"first"[..]));
+            assert_eq!((&**map, &**reader.below("a").map("x").unwrap()), (&b"first"[..], &b"first"[..]));
+            assert_eq!(file.digest().unwrap(), listed[0].sha256);
+            // Who opens it now gets the other one, or none.
+            match reader.read("a/x", TEXT) {
+                Ok(bytes) => assert!(check == CheckLevel::Sizes && bytes == b"other"),
+                Err(e) => assert!(check > CheckLevel::Sizes && matches!(e, Error::Changed { .. }), "{e}"),
+            }
+        }
+    }
+
+    #[test]
+    fn other_content_is_refused_however_it_is_read() {
+        let (dir, listed) = bundle(&[("x", "first")]);
+        let reader = BundleReader::of_manifest(dir.path(), &listed, CheckLevel::Small);
+        let file = reader.open("x").unwrap();
+        // In the same file.
+        fs::write(dir.path().join("x"), "other").unwrap();
+        let changed = |e: Error| matches!(&e, Error::Changed { path, .. } if path.ends_with("x"));
+        assert!(changed(file.read(TEXT).unwrap_err()) && changed(file.digest().unwrap_err()));
+        assert!(changed(reader.read("x", TEXT).unwrap_err()));
+        assert!(changed(reader.read_if_any("x", TEXT).unwrap_err()));
+        assert!(changed(reader.map("x").unwrap_err()));
+        fs::write(dir.path().join("x"), "longer").unwrap();
+        assert!(matches!(reader.open("x"), Err(Error::WrongSize { expected: 5, found: 6, .. })));
+        fs::remove_file(dir.path().join("x")).unwrap();
+        assert!(matches!(reader.open("x"), Err(Error::MissingFile(_))));
+        assert_eq!(reader.read_if_any("x", TEXT).unwrap(), None);
+    }
+
+    #[test]
+    fn files_that_are_not_listed_are_read_unless_all_are_checked() {
+        let (dir, mut listed) = bundle(&[("x", "first"), ("more", "text")]);
+        listed.pop();
+        let all = |check| BundleReader::of_manifest(dir.path(), &listed, check);
+        assert_eq!(all(CheckLevel::Small).read("more", TEXT).unwrap(), b"text");
+        assert_eq!(BundleReader::unchecked(dir.path()).read("more", TEXT).unwrap(), b"text");
+        assert!(matches!(all(CheckLevel::All).read("more", TEXT), Err(Error::Unlisted(_))));
+    }
+
+    #[test]
+    fn names_stay_in_the_bundle_and_are_of_regular_files() {
+        let (dir, _) = bundle(&[("a/x", "first")]);
+        let reader = BundleReader::unchecked(dir.path());
+        for name in ["../x", "/etc/passwd", "", "a/../../x"] {
+            assert!(matches!(reader.read(name, TEXT), Err(Error::OutsideBundle(_))), "{name}");
+        }
+        assert!(matches!(reader.below("a").read("../a/x", TEXT), Err(Error::OutsideBundle(_))));
+        assert!(matches!(reader.below("a").read("/etc/passwd", TEXT), Err(Error::MissingFile(_))));
+        assert_eq!(reader.below("a").folder(), dir.path().join("a/"));
+        assert!(reader.read("a", TEXT).unwrap_err().to_string().contains("a folder"));
+    }
+}
