@@ -20,6 +20,8 @@
 //! builds beside a generated runner.
 
 pub mod bundle;
+pub mod cli;
+pub mod error;
 pub mod exec;
 pub mod kv;
 pub mod offload;
@@ -28,21 +30,16 @@ pub mod schedule;
 pub mod serving;
 pub mod sync;
 pub mod weights;
-pub mod bundle;
-pub mod cli;
-pub mod error;
-#[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
-pub mod neuron_store;
 
+pub use bundle::program::Program;
+pub use error::{Cannot, Error, Fault, Result};
+pub use exec::engine::{Engine, Memory, Options, Row, Want};
+pub use exec::trace::{Moment, StepView};
 pub use serving::best_of::{BestOf, best_of, best_of_into};
 pub use serving::big_little::{Decoder, Fallbacks};
-pub use exec::engine::{Engine, Memory, Options, Row, Want};
-pub use error::{Cannot, Error, Fault, Result};
 pub use serving::generate::{Generation, Request, generate};
-pub use bundle::program::Program;
 pub use serving::sampler::{Constraint, LogProbabilities, Sampler, Sampling};
 pub use serving::scheduler::{Scheduler, Setting};
-pub use weights::store::CheckLevel;
 pub use serving::text::Text;
-pub use exec::trace::{Moment, StepView};
+pub use weights::store::CheckLevel;
 pub use weights::{Demand, Held, Weights};

@@ -3,7 +3,7 @@
 use super::library::installed;
 use super::{Case, PHONE, Tiny, forge};
 use crate::support::{Setup, checkpoint, distance, expected, fails, ferris, list, logits_file, moec, ok};
-use moec::bundle::read::Bundle;
+use moec_bundle::read::Bundle;
 use moec_family::Family as _;
 use moec_qnn::Qnn;
 use moec_runtime::CheckLevel;

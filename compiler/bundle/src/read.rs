@@ -3,7 +3,6 @@
 use super::manifest::{Manifest, digest};
 use super::{destination, workspace};
 use moec_base::error::{Error, Result, io_error};
-use moec_base::hashing::hex;
 use moec_base::paths::is_inside;
 use moec_base::paths::{DECISIONS, GRAPH, KERNELS, PLAN};
 use moec_base::progress::Progress;

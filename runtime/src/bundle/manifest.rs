@@ -3,9 +3,9 @@
 //! A program needs its weights and its tokenizer; the manifest lists the rest, too: plan, graph, kernels, packages,
 //! sources, and the program itself.
 
+use crate::bundle::program::Program;
 use crate::bundle::{BundleFile, BundleReader};
 use crate::error::{Error, Result};
-use crate::bundle::program::Program;
 use crate::platform::regular;
 use moec_ir::plan::FileRef;
 use serde_json::Value;

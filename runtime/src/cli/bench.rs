@@ -4,13 +4,13 @@
 
 use super::args::Bench;
 use super::{Context, Failure, Io, assigned, interrupt, paging, size};
+use crate::bundle::BundleReader;
+use crate::bundle::program::Program;
+use crate::error::{Error, Result};
+use crate::exec::engine::{Engine, Memory};
 use crate::serving::best_of::best_of;
 use crate::serving::big_little::Decoder;
-use crate::bundle::BundleReader;
-use crate::exec::engine::{Engine, Memory};
-use crate::error::{Error, Result};
 use crate::serving::generate::{Request, check_room, generate, rate};
-use crate::bundle::program::Program;
 use crate::serving::sampler::{Sampler, Sampling};
 use crate::serving::scheduler::{Choose, Done, End, Event, Job, Scheduler, Setting};
 use crate::weights::{Demand, Held};

@@ -2,14 +2,14 @@
 
 use super::args::Info;
 use super::{Context, Failure, Io, size};
-use crate::platform::available::available;
-use crate::platform::cpu;
-use crate::exec::engine;
-use crate::error::Result;
 use crate::bundle::manifest;
+use crate::bundle::program::Program;
+use crate::error::Result;
+use crate::exec::engine;
 use crate::exec::overflow::Overflow;
 use crate::offload::paging;
-use crate::bundle::program::Program;
+use crate::platform::available::available;
+use crate::platform::cpu;
 use crate::serving::text;
 use crate::weights::{self, Choice, Weights};
 use moec_ir::Format;

@@ -3,8 +3,8 @@
 use super::args::Logits;
 use super::{Context, Failure, Io, interrupt};
 use crate::bundle::BundleReader;
-use crate::exec::engine::Want;
 use crate::error::{Error, Result};
+use crate::exec::engine::Want;
 use crate::platform::mapped::Unfinished;
 use crate::weights::Demand;
 use std::fs::File;

@@ -1,9 +1,9 @@
 //! Which choices of the router find room, where experts have capacities (NPUMoE, §3.2).
 
 use crate::error::Error;
-use crate::platform::memory::Addr;
 use crate::exec::overflow::{Choices, Decider, Fate, Misrouted, Tally, saliency};
 use crate::exec::unit::{BadExpert, Launch, StepFault};
+use crate::platform::memory::Addr;
 use moec_ir::plan::ExpertSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,12 +1,12 @@
 //! Memories of units beside the processor: what is taken, and the weights that are brought there.
 
 use crate::bundle::BundleFiles;
+use crate::bundle::program::Program;
 use crate::error::{Error, Result};
 use crate::exec::graphs::Graphs;
-use crate::platform::memory::Addr;
-use crate::bundle::program::Program;
-use crate::weights::store::{CheckLevel, MappedStore, Store};
 use crate::exec::unit::Unit;
+use crate::platform::memory::Addr;
+use crate::weights::store::{CheckLevel, MappedStore, Store};
 use moec_ir::plan::{ALIGN, Resident};
 use std::collections::BTreeSet;
 

@@ -1,16 +1,16 @@
 //! One call of an entry point: its steps with their addresses, and how the lanes walk them.
 
-use crate::schedule::assign::{Assigner, Link};
-use crate::sync::barrier::Barrier;
-use crate::exec::beside::Residents;
-use crate::error::{Error, Result};
-use crate::sync::events::Events;
-use crate::platform::memory::Addr;
-use crate::weights::owned::Arrival;
 use crate::bundle::program::{Code, Program};
-use crate::weights::store::Store;
+use crate::error::{Error, Result};
+use crate::exec::beside::Residents;
 use crate::exec::timeline::{Timeline, What};
 use crate::exec::unit::{Half, Lane, Launch, StepFault, Unit, Units};
+use crate::platform::memory::Addr;
+use crate::schedule::assign::{Assigner, Link};
+use crate::sync::barrier::Barrier;
+use crate::sync::events::Events;
+use crate::weights::owned::Arrival;
+use crate::weights::store::Store;
 use moec_ir::plan::{Arg, Entry, Grid, RowSpace};
 use std::collections::HashSet;
 use std::ops::Range;

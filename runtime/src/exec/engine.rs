@@ -1,21 +1,21 @@
 //! Executes a Program: sequences in, logits out.
 
+use crate::bundle::program::Program;
+use crate::error::Result;
 use crate::exec::admission::Tallies;
-use crate::schedule::assign::{Assigned, Assigner};
 use crate::exec::beside::Beside;
 use crate::exec::call::{Bound, Places, bind};
-use crate::error::Result;
-use crate::sync::events::Events;
-use crate::platform::memory::{Addr, Region};
 use crate::exec::overflow::{Overflowed, Tally};
-use crate::weights::owned::Arrival;
-use crate::offload::paging::{self, OnFlash, Paging};
-use crate::sync::pool::Pool;
-use crate::bundle::program::Program;
-use crate::kv::states::States;
-use crate::weights::store::{CheckLevel, Store};
 use crate::exec::timeline::Timeline;
 use crate::exec::unit::Unit;
+use crate::kv::states::States;
+use crate::offload::paging::{self, OnFlash, Paging};
+use crate::platform::memory::{Addr, Region};
+use crate::schedule::assign::{Assigned, Assigner};
+use crate::sync::events::Events;
+use crate::sync::pool::Pool;
+use crate::weights::owned::Arrival;
+use crate::weights::store::{CheckLevel, Store};
 use crate::weights::{Demand, Held, Weights};
 use moec_ir::plan::{Builtin, Code};
 use std::sync::Arc;

@@ -5,14 +5,14 @@
 //! ([`Builtin::Experts`]), or runs the graphs of a part ([`Builtin::Part`]). It does so on a thread of its own: experts of the
 //! processor compute while graphs run elsewhere.
 
+use crate::bundle::program::{Code, Program};
+use crate::error::{Error, Result};
 use crate::exec::admission::{Tallies, lock};
 use crate::exec::chunk;
-use crate::error::{Error, Result};
 use crate::exec::graphs::{Graphs, f16};
-use crate::platform::memory::Addr;
 use crate::exec::overflow::Tally;
-use crate::bundle::program::{Code, Program};
 use crate::exec::unit::{Lane, Launch, StepFault, Unit, UnknownStep};
+use crate::platform::memory::Addr;
 use half::slice::HalfFloatSliceExt;
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{self, Builtin, Entry, GraphPart};

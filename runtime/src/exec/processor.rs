@@ -1,12 +1,12 @@
 //! The processor that runs the program: kernels and builtins, on lanes that walk together.
 
-use crate::exec::admission::{Admission, Tallies};
-use crate::schedule::assign::Assigner;
-use crate::exec::builtin;
-use crate::platform::memory::Addr;
-use crate::offload::paging::OnFlash;
 use crate::bundle::program::{Code, Program};
+use crate::exec::admission::{Admission, Tallies};
+use crate::exec::builtin;
 use crate::exec::unit::{BadExpert, Lane, Launch, StepFault, Unit, UnknownStep, kernel, kernel_items};
+use crate::offload::paging::OnFlash;
+use crate::platform::memory::Addr;
+use crate::schedule::assign::Assigner;
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{Builtin, ExpertHomes, Homes};
 use std::sync::Arc;
@@ -196,8 +196,8 @@ impl Processor<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::platform::memory::Region;
     use crate::exec::unit::Units;
+    use crate::platform::memory::Region;
     use moec_ir::plan::{self, Grid};
     use std::sync::OnceLock;
     use std::sync::atomic::AtomicUsize;

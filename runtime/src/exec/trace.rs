@@ -1,14 +1,14 @@
 //! Runs of one entry point step by step: on one thread, with an observer who looks at memory around every
 //! step; and on all, with a clock.
 
+use crate::bundle::program::Program;
+use crate::error::Result;
 use crate::exec::beside::Beside;
 use crate::exec::call::{Threads, Walk};
 use crate::exec::engine::{Engine, Row};
-use crate::error::Result;
-use crate::platform::memory::Addr;
-use crate::bundle::program::Program;
-use crate::weights::store::Store;
 use crate::exec::unit::Unit;
+use crate::platform::memory::Addr;
+use crate::weights::store::Store;
 use moec_ir::EntryKind;
 use moec_ir::plan::{Entry, Step};
 use std::borrow::Cow;

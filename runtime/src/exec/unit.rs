@@ -1,10 +1,10 @@
 //! What executes steps: the processor, and other units of a target, behind one trait.
 
-use crate::bundle::abi::KernelFn;
 use crate::bundle::BundleReader;
+use crate::bundle::abi::KernelFn;
+use crate::bundle::program::{Code, Program};
 use crate::error::{Error, Result};
 use crate::platform::memory::Addr;
-use crate::bundle::program::{Code, Program};
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{self, Builtin, Grid, Span};
 use std::sync::OnceLock;

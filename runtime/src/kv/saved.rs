@@ -18,9 +18,9 @@
 //!
 //! Numbers are little-endian. Snapshots are not saved.
 
-use crate::exec::engine::{Engine, turn};
-use crate::error::{Error, Result};
 use crate::bundle::program::Program;
+use crate::error::{Error, Result};
+use crate::exec::engine::{Engine, turn};
 use crate::platform::regular;
 use moec_ir::plan::Plan;
 use sha2::{Digest, Sha256};

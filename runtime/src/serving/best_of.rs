@@ -3,9 +3,9 @@
 //! The prompt is prefilled once, and what the states hold of it is copied to the slots of the other sequences. All are decoded
 //! in one batch; as sequences end, the batch moves to the smallest entry point that holds what is left.
 
-use crate::serving::big_little::{Decoder, Fallbacks};
-use crate::exec::engine::Engine;
 use crate::error::{Error, Result};
+use crate::exec::engine::Engine;
+use crate::serving::big_little::{Decoder, Fallbacks};
 use crate::serving::generate::{Request, check_room, rate};
 use crate::serving::sampler::{Sampler, Sampling};
 use crate::serving::scheduler::{Choose, Done, End, Event, Job, Scheduler, Setting};

@@ -6,9 +6,9 @@
 //! pass's keys and values, as in the paper: their own sequence goes on from them, and no other one does. A state that is no cache goes back by a token, for which the engine takes a
 //! snapshot before each little pass.
 
-use crate::exec::engine::Engine;
-use crate::error::{Error, Result};
 use crate::bundle::program::Program;
+use crate::error::{Error, Result};
+use crate::exec::engine::Engine;
 use crate::kv::states::check_snapshots;
 use moec_ir::EntryKind;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,13 +1,13 @@
 //! Prompt in, tokens out.
 
-use crate::serving::big_little::{Decoder, Fallbacks};
-use crate::exec::engine::Engine;
 use crate::error::Result;
+use crate::exec::engine::Engine;
+use crate::kv::states::most_guesses;
+use crate::serving::big_little::{Decoder, Fallbacks};
 use crate::serving::sampler::{LogProbabilities, Sampler};
 pub use crate::serving::scheduler::check_room;
 use crate::serving::scheduler::{Done, End, Event, Job, Scheduler, Setting, Sharing};
 use crate::serving::speculate::Speculated;
-use crate::kv::states::most_guesses;
 use std::time::Duration;
 
 /// What a generation has produced and how long it took.

@@ -1,8 +1,8 @@
 //! A small thread pool: one wake per call, after which all threads run the same code.
 
-use crate::sync::barrier::Barrier;
-use crate::platform::cpu;
 use crate::error::{Error, Result};
+use crate::platform::cpu;
+use crate::sync::barrier::Barrier;
 use std::cell::UnsafeCell;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;

@@ -4,9 +4,9 @@ pub mod owned;
 pub(crate) mod preload;
 pub mod store;
 
+use crate::bundle::program::Program;
 use crate::error::{Error, Result};
 use crate::platform::memory::{HUGE_PAGE, Region, size};
-use crate::bundle::program::Program;
 use moec_ir::plan::{StateBuf, StateKind};
 use std::ops::Range;
 use std::time::Duration;

@@ -1,13 +1,13 @@
 //! Where packed weights come from.
 
 use crate::bundle::BundleFiles;
+use crate::bundle::program::Program;
 use crate::error::{Error, Result};
 use crate::platform::mapped::MappedFile;
 use crate::platform::memory::Addr;
+use crate::weights::Held;
 use crate::weights::owned::Arrival;
 use crate::weights::preload::Preload;
-use crate::bundle::program::Program;
-use crate::weights::Held;
 #[cfg(doc)]
 use moec_ir::plan::Layout;
 use moec_ir::plan::Segment;

@@ -1,8 +1,8 @@
 //! What `generate` says of its work: objects for programs, lines for people.
 
+use crate::error::Result;
 use crate::serving::best_of::BestOf;
 use crate::serving::big_little::Fallbacks;
-use crate::error::Result;
 use crate::serving::generate::Generation;
 use crate::serving::sampler::LogProbabilities;
 use crate::serving::speculate::Speculated;

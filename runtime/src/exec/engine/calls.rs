@@ -2,8 +2,8 @@
 
 use super::{Engine, Row, Want};
 use crate::bundle::program::Program;
-use crate::exec::call::{Extent, Threads, Walk};
 use crate::error::{Error, Result};
+use crate::exec::call::{Extent, Threads, Walk};
 use crate::exec::unit::{BadExpert, StepFault};
 use crate::platform::memory::Region;
 use moec_ir::op::NO_EXPERT;

@@ -5,8 +5,8 @@
 
 use super::decider::{Asked, Decider, Decision, Event, News, Seen};
 use super::journal::Journal;
-use crate::offload::cache::Key;
 use crate::error::{Error, Result};
+use crate::offload::cache::Key;
 use crate::offload::flash::{self, Flash, Loaded, Priority, ReadError, Ticket};
 use crate::platform::memory::Addr;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Where the matrices of experts are now, as kernels read it.
 
-use crate::platform::memory::Addr;
 use crate::exec::unit::Half;
+use crate::platform::memory::Addr;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 

@@ -3,12 +3,12 @@
 
 use super::link::Link;
 use super::{Assigned, Divider, Hands, Step};
-use crate::offload::cache::{CachedLayer, ExpertIndex, Key, Setting};
 use crate::error::{Error, Result};
+use crate::offload::cache::{CachedLayer, ExpertIndex, Key, Setting};
+use crate::platform::memory::Addr;
 use crate::schedule::hybrid::director::{Bring, Setup};
 use crate::schedule::hybrid::{Costs, Director, Policy, UnitCosts};
 use crate::schedule::makespan::Table;
-use crate::platform::memory::Addr;
 use moec_ir::plan::{Hybrid, Schedule};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

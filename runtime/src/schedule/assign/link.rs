@@ -4,10 +4,10 @@
 //! ticket. Outside of a call nobody serves: a job is done at once.
 
 use crate::exec::beside::forget;
-use crate::offload::cache::Key;
-use crate::platform::memory::Addr;
-use crate::offload::paging::Above;
 use crate::exec::unit::Unit;
+use crate::offload::cache::Key;
+use crate::offload::paging::Above;
+use crate::platform::memory::Addr;
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 

@@ -11,14 +11,16 @@ mod framed;
 mod link;
 mod modules;
 
-use crate::offload::cache::Key;
-use crate::error::{Error, Result};
-use crate::schedule::hybrid::director::Counts;
-use crate::schedule::makespan::{Costs, Dram, MakespanError, NdpCosts, Policy, Refinement, Setup, Table, Window};
-use crate::platform::memory::Addr;
-use crate::offload::paging::OnFlash;
 use crate::bundle::program::Program;
+use crate::error::{Error, Result};
 use crate::exec::unit::{StepFault, Unit, Units};
+use crate::offload::cache::Key;
+use crate::offload::paging::OnFlash;
+use crate::platform::memory::Addr;
+use crate::schedule::hybrid::director::Counts;
+use crate::schedule::makespan::{
+    Costs, Dram, MakespanError, NdpCosts, Policy, Refinement, Setup, Table, Window,
+};
 use moec_ir::plan::{Refine, Schedule, Segment};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};

@@ -26,9 +26,9 @@ mod slots;
 mod tests;
 
 use self::core::{Action, Core};
-use crate::serving::big_little::Decoder;
-use crate::exec::engine::{Engine, Want};
 use crate::error::{Error, Result};
+use crate::exec::engine::{Engine, Want};
+use crate::serving::big_little::Decoder;
 use crate::serving::sampler::LogProbabilities;
 use crate::serving::speculate::Speculated;
 pub use job::{Choose, End, Event, Id, Job, check_room};

@@ -1,11 +1,11 @@
 //! What a scheduler calls: an engine, or a toy in tests.
 
 use super::slots::{Means, Sharing};
-use crate::serving::big_little::Decoder;
-use crate::exec::engine::{self, Engine, Want};
-use crate::error::{Error, Result};
 use crate::bundle::program::Program;
+use crate::error::{Error, Result};
+use crate::exec::engine::{self, Engine, Want};
 use crate::kv::states;
+use crate::serving::big_little::Decoder;
 use moec_ir::EntryKind;
 use moec_ir::plan::StateKind;
 

@@ -3,10 +3,10 @@
 use super::arrival::{Arrival, Why};
 use super::order::{PIECE, Piece, Pieces};
 use super::page_cache::PageCache;
-use crate::platform::available::available;
-use crate::platform::cpu;
 use crate::error::{Error, Result};
 use crate::offload::flash::{Buffer, Buffers, Event, Flash, Priority};
+use crate::platform::available::available;
+use crate::platform::cpu;
 use crate::weights::RESERVE;
 use sha2::{Digest, Sha256};
 use std::path::PathBuf;

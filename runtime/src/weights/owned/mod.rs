@@ -16,12 +16,12 @@ mod moving;
 mod order;
 mod page_cache;
 
+use crate::bundle::program::Program;
 use crate::bundle::{BundleFile, BundleFiles};
 use crate::error::{Error, Result};
 use crate::offload::flash::{self, Buffers, Class, Extent, ExtentTable, FileEntry, Flash, SystemClock};
-use crate::platform::memory::Addr;
 use crate::offload::paging::{self, Wrap};
-use crate::bundle::program::Program;
+use crate::platform::memory::Addr;
 use crate::weights::store::{Addresses, CheckLevel, Store};
 use crate::weights::{Held, huge_bytes};
 use loader::{Loader, Reading, Whole};

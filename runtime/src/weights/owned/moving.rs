@@ -3,11 +3,11 @@
 
 use super::{Arrival, How, OwnedStore, PageCache, Pieces};
 use crate::bundle::BundleFiles;
+use crate::bundle::program::Program;
 use crate::error::{Fault, Result};
 use crate::platform::memory::Addr;
-use crate::bundle::program::Program;
-use crate::weights::store::{CheckLevel, MappedStore, Store};
 use crate::weights::Held;
+use crate::weights::store::{CheckLevel, MappedStore, Store};
 use std::path::Path;
 
 /// Mapped weights that are to lie in memory of our own.

@@ -1,7 +1,7 @@
 //! Which pieces of the weight files are read, in which order, and what a segment needs of them.
 
-use crate::error::Result;
 use crate::bundle::program::Program;
+use crate::error::Result;
 use moec_ir::plan::{Arg, Segment};
 use std::ops::Range;
 

@@ -1,8 +1,8 @@
 //! A layer asks for its experts, and for those of the next layers.
 
 use super::{Asked, Decider, Held, Turn, Want, Why};
-use crate::offload::cache::{self, Key};
 use crate::error::{Error, Result};
+use crate::offload::cache::{self, Key};
 use crate::offload::flash::Priority;
 use std::time::Duration;
 

@@ -24,8 +24,8 @@ pub use super::ahead::Seen;
 pub use event::{Asked, Decision, Event, News, Scores};
 
 use super::ahead::Ahead;
-use crate::offload::cache::{self, Cache, CachedLayer, ExpertIndex, Key, Ranking, Setting};
 use crate::error::{Error, Result};
+use crate::offload::cache::{self, Cache, CachedLayer, ExpertIndex, Key, Ranking, Setting};
 use crate::offload::flash::Priority;
 use moec_ir::plan::{self, PagedLayer};
 use std::collections::VecDeque;

@@ -1,12 +1,12 @@
 //! Scales of up and down that lie by themselves: read when the store is opened, and resident.
 
 use super::bundle;
+use crate::bundle::program::Program;
 use crate::bundle::{BundleFiles, forget};
 use crate::error::{Error, Result};
-use crate::platform::memory::Region;
-use crate::offload::paging::tables::Tables;
-use crate::bundle::program::Program;
 use crate::exec::unit::Half;
+use crate::offload::paging::tables::Tables;
+use crate::platform::memory::Region;
 use moec_ir::plan::{Paging, Segment};
 use std::io::{Read as _, Seek as _, SeekFrom};
 

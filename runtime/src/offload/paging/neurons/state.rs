@@ -3,12 +3,12 @@
 use super::stage::{Needs, Stage};
 use super::{Layer, Lie, enter, layer_of};
 use crate::error::{Error, Result};
+use crate::exec::unit::Half;
 use crate::offload::flash::{ReadError, Ticket};
-use crate::platform::memory::Region;
 use crate::offload::neurons::{Activations, Event, Found, Part, Segmented, Shape};
 use crate::offload::paging::Used;
 use crate::offload::paging::tables::Tables;
-use crate::exec::unit::Half;
+use crate::platform::memory::Region;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 

@@ -5,10 +5,10 @@
 
 use super::{Pager, ago};
 use crate::error::{Error, Result};
-use crate::offload::paging::decider::News;
-use crate::offload::paging::stage::Stage;
 use crate::exec::timeline::What;
 use crate::exec::unit::{Half, Lane, Launch, StepFault};
+use crate::offload::paging::decider::News;
+use crate::offload::paging::stage::Stage;
 use moec_ir::plan::Grid;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;

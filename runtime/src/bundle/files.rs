@@ -3,9 +3,9 @@
 //! What the plan names is known to every program: its weights, its tokenizer, its GPU kernels. Everything else stands in the
 //! manifest, which is read where all files are to be checked.
 
+use crate::bundle::program::Program;
 use crate::error::{Error, Result};
 use crate::platform::mapped::MappedFile;
-use crate::bundle::program::Program;
 use crate::platform::regular::{self, FileId, Limit};
 use crate::weights::store::CheckLevel;
 use moec_ir::plan::{FileRef, Plan};
