@@ -12,6 +12,7 @@ use moec_runtime::exec::unit::{Lane, Launch, StepFault, Unit};
 use moec_runtime::platform::memory::Addr;
 use moec_runtime::{Decoder, Engine, Options, Program, Request, Result, Sampler, Sampling, Want, best_of};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -200,6 +201,26 @@ fn a_budget_over_flash_beside_a_memory_of_its_own() {
         let got = compute(&half, options, &prompt, &Arc::new(Seen::default()));
         assert!(got == want, "{frames} experts in memory");
     }
+}
+
+/// Lookup and head on the unit read one table, which is there once; the processor reads none of it.
+#[test]
+fn a_tied_table_is_there_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, seen) = (checkpoint("smallthinker_4b"), Arc::new(Seen::default()));
+    let prompt = expected(&source).ids;
+    let home = build(&source, folder.path(), "home", "");
+    let model = build(&source, folder.path(), "model", PLACES[6].1);
+    let shape = &model.plan.segments[0].shape;
+    let table = |plan: &Plan, residents: &BTreeSet<u32>| {
+        residents.iter().filter(|&&s| plan.segments[s as usize].shape == *shape).count()
+    };
+    let there = model.plan.memories[1].residents.iter().map(|r| r.segment).collect();
+    assert_eq!((table(&model.plan, &there), table(&model.plan, &model.plan.segments_of(0))), (1, 0));
+    assert_eq!(table(&home.plan, &home.plan.segments_of(0)), 1);
+    let want = compute(&home, Options::default(), &prompt, &Arc::new(Seen::default()));
+    assert!(compute(&model, Options::default(), &prompt, &seen) == want);
+    assert!(seen.kernels.load(Relaxed) > 0);
 }
 
 /// The unit's memory is a promise: a plan that is larger is refused by name, and so is a unit that the device has not.

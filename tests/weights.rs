@@ -7,13 +7,17 @@ use crate::support;
 #[allow(dead_code, reason = "every test file uses its own part")]
 use crate::support::group;
 
+use moec::bundle::read::Bundle;
+use moec_ir::plan::{Arg, Layout, Plan};
 #[cfg(target_os = "linux")]
 use moec_testing::GROUPS;
+use safetensors::SafeTensors;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{Setup, built, checkpoint, fails, ferris, list, moec, ok};
+use support::{Setup, built, checkpoint, distance, fails, ferris, list, logits_file, moec, ok};
 
 /// Builds a bundle of a checkpoint; `more` is added to its `model.toml`.
 fn build(source: &Path, folder: &Path, more: &str) -> PathBuf {
@@ -53,6 +57,71 @@ fn tokens_and_logits_are_the_same() {
         });
         assert!(both[0].0.len() > 45 * 4);
         assert!(both[0] == both[1], "{}: {:?}", source.display(), both.map(|b| (b.1, b.2)));
+    }
+}
+
+/// A copy of a tied checkpoint whose head is a tensor of its own, equal to the table.
+fn untied(source: &Path, folder: &Path) -> PathBuf {
+    let copy = folder.join("untied");
+    fs::create_dir(&copy).unwrap();
+    let mut config: Value = serde_json::from_slice(&fs::read(source.join("config.json")).unwrap()).unwrap();
+    assert_eq!(config["tie_word_embeddings"].take(), true);
+    config["tie_word_embeddings"] = false.into();
+    fs::write(copy.join("config.json"), config.to_string()).unwrap();
+    let bytes = fs::read(source.join("model.safetensors")).unwrap();
+    let mut tensors = SafeTensors::deserialize(&bytes).unwrap().tensors();
+    let table = tensors.iter().find(|(name, _)| name == "model.embed_tokens.weight").unwrap().1.clone();
+    tensors.push(("lm_head.weight".to_owned(), table));
+    fs::write(copy.join("model.safetensors"), safetensors::serialize(tensors, None).unwrap()).unwrap();
+    copy
+}
+
+/// Segments of the shape of the table of embeddings, and how many kernels of an entry point read each.
+fn tables(plan: &Plan) -> Vec<(Layout, usize)> {
+    let shape = &plan.segments[0].shape;
+    let readers = |segment: u32| {
+        let reads = plan.entries[0].steps.iter().filter(|s| s.args.contains(&Arg::Segment(segment)));
+        reads.map(|s| s.node).collect::<BTreeSet<_>>().len()
+    };
+    let found = (0..).zip(&plan.segments).filter(|(_, s)| s.shape == *shape);
+    found.map(|(i, s)| (s.layout, readers(i))).collect()
+}
+
+/// Once in every format but q4, whose table and head are rounded each for its use, and the same model comes of it.
+#[test]
+fn a_tied_table_is_stored_once() {
+    for format in ["f32", "f16", "bf16", "q8", "mxfp4", "q4"] {
+        let folder = tempfile::tempdir().unwrap();
+        let source = checkpoint("smallthinker_4b");
+        let build = |source: &Path, name: &str| {
+            let setup = Setup { format, chunk: 20, batch: &[1, 2], context: 64 };
+            let bundle = folder.path().join(name);
+            built(&setup.write(source, folder.path()), &[], &bundle);
+            let out = bundle.join("logits");
+            ok(run(&bundle, &["logits", "--ids", "5,9,33,319,0,64", "--out"]).arg(&out));
+            let tokens = ok(&mut run(&bundle, &["generate", "--ids", "5,9,33", "-n", "24"])).stdout;
+            (Bundle::open(&bundle).unwrap().plan, logits_file(&out).1, tokens)
+        };
+        let (tied, logits, tokens) = build(&source, "tied");
+        let (apart, want, own_tokens) = build(&untied(&source, folder.path()), "apart");
+        let [(Layout::Rows, 1), (head @ Layout::Panels { .. }, 1)] = tables(&apart)[..] else {
+            panic!("{format}: {:?}", tables(&apart))
+        };
+        let bytes = |plan: &Plan| plan.segments.iter().map(|s| s.bytes).sum::<u64>();
+        if format == "q4" {
+            assert_eq!((tables(&tied), bytes(&tied)), (tables(&apart), bytes(&apart)));
+        } else {
+            assert_eq!(tables(&tied), [(head, 2)], "{format}");
+            // In f32 the scale of the last norm, 64 numbers, goes into a head of its own, and not into one that is the table.
+            let scale = if format == "f32" { 64 * 4 } else { 0 };
+            assert_eq!(bytes(&tied), bytes(&apart) - apart.segments[0].bytes + scale, "{format}");
+        }
+        assert_eq!(tokens, own_tokens, "{format}");
+        if format == "f32" {
+            assert!(distance(&logits, &want) < 1e-5);
+        } else {
+            assert!(logits == want, "{format}: logits differ");
+        }
     }
 }
 

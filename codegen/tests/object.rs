@@ -186,8 +186,9 @@ fn specs() -> Vec<KernelSpec> {
     let bf16_rows = RowForm { form: Compute::Bf16, ld: 12 };
     let group = |score, mask_neg_inf| Some(Groups { n: 4, keep: 2, score, mask_neg_inf });
     let mut all = vec![
-        KernelSpec::Embed { vocab: 7, hidden, format, out_ld: 24 },
-        KernelSpec::Embed { vocab: 72, hidden, format, out_ld: 24 },
+        KernelSpec::Embed { vocab: 7, hidden, format, panels: false, out_ld: 24 },
+        KernelSpec::Embed { vocab: 72, hidden, format, panels: false, out_ld: 24 },
+        KernelSpec::Embed { vocab: 72, hidden, format, panels: true, out_ld: 24 },
         norm(),
         norm_to(vec![bf16_rows]),
         norm_to(vec![RowForm::f32(24), bf16_rows]),

@@ -170,7 +170,8 @@ fn others(all: &mut Vec<(String, KernelSpec)>) {
         };
         all.push((name.to_owned(), KernelSpec::Router { desc, logits_ld: 256 }));
     }
-    let embed = KernelSpec::Embed { vocab: 151_936, hidden: HIDDEN, format: Format::Q4, out_ld: HIDDEN };
+    let (vocab, format) = (151_936, Format::Q4);
+    let embed = KernelSpec::Embed { vocab, hidden: HIDDEN, format, panels: false, out_ld: HIDDEN };
     all.push(("embed q4".to_owned(), embed));
     all.push(("softmax".to_owned(), KernelSpec::Softmax { cols: 256, x_ld: 256, out_ld: 256 }));
 }

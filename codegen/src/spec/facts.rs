@@ -52,7 +52,7 @@ impl KernelSpec {
     pub fn layout(&self, isa: &Isa) -> Option<Layout> {
         let nr = isa.nr as u32;
         match self {
-            Self::Embed { .. } => Some(Layout::Rows),
+            Self::Embed { panels: false, .. } => Some(Layout::Rows),
             &Self::NeuronUp { sketch, .. }
             | &Self::NeuronDown { sketch, .. }
             | &Self::ExpertGateUp { order: WeightOrder::Neurons { sketch }, .. }
@@ -66,7 +66,9 @@ impl KernelSpec {
             | Self::NeuronDownAt { .. }
             | Self::ExpertDown { order: WeightOrder::Apart, .. } => Some(Layout::Rests),
             Self::Linear { glu: Some(_), .. } | Self::ExpertGateUp { .. } => Some(Layout::GluPanels { nr }),
-            Self::Linear { glu: None, .. } | Self::ExpertDown { .. } => Some(Layout::Panels { nr }),
+            Self::Embed { panels: true, .. } | Self::Linear { glu: None, .. } | Self::ExpertDown { .. } => {
+                Some(Layout::Panels { nr })
+            }
             _ => None,
         }
     }

@@ -185,7 +185,7 @@ impl WeightOrder {
 /// A kernel with every parameter baked in. `?` marks operands that are absent when the flag is off.
 #[derive(Clone, Debug, PartialEq)]
 pub enum KernelSpec {
-    /// `[ids i32, table (Layout::Rows), out]`: rows of the table. Ids must be in `0 .. vocab`.
+    /// `[ids i32, table, out]`: rows of the table, as f32. Ids must be in `0 .. vocab`.
     Embed {
         /// Rows of the table.
         vocab: usize,
@@ -193,6 +193,8 @@ pub enum KernelSpec {
         hidden: usize,
         /// Format of the table.
         format: Format,
+        /// Whether the table is stored in panels, as a head that shares it multiplies by it; otherwise row by row.
+        panels: bool,
         /// Row distance of `out`.
         out_ld: usize,
     },

@@ -11,8 +11,9 @@ impl KernelSpec {
     pub fn symbol(&self, isa: &Isa) -> String {
         let mut s = Symbol("moec".to_string());
         match self {
-            Self::Embed { vocab, hidden, format, out_ld } => {
-                s.word("embed").num("v", *vocab).num("h", *hidden).word(format.name()).num("o", *out_ld);
+            Self::Embed { vocab, hidden, format, panels, out_ld } => {
+                s.word("embed").num("v", *vocab).num("h", *hidden).word(format.name());
+                s.option("p", panels.then_some(isa.nr)).num("o", *out_ld);
             }
             Self::Norm { kind, width, groups, x_ld, outs, eps, weight } => {
                 s.word(match kind {

@@ -204,9 +204,12 @@ fn softmax_of_rows() {
 fn embedding_of_every_format() {
     let mut rng = Rng::new(14);
     let mut cases = Vec::new();
-    for hidden in COLUMNS {
-        for format in Format::ALL.into_iter().filter(|f| !f.is_by_channel()) {
-            let (vocab, n, out_ld) = (7, 11, hidden + 3);
+    for (i, hidden) in COLUMNS.into_iter().enumerate() {
+        let formats = Format::ALL.into_iter().filter(|f| !f.is_by_channel());
+        let orders = formats.flat_map(|f| [(f, false), (f, true)]);
+        for (format, panels) in orders.filter(|(_, panels)| !panels || i % 2 == 0) {
+            // More rows than a panel of any machine has, and no multiple of them.
+            let (vocab, n, out_ld) = (if panels { 75 } else { 7 }, 11, hidden + 3);
             let mut table = rng.floats(vocab * hidden);
             table[0] = 1e-6; // subnormal in f16
             let ids: Vec<i32> = (0..n).map(|_| rng.below(vocab) as i32).collect();
@@ -214,7 +217,7 @@ fn embedding_of_every_format() {
             pack::round_rows(format, hidden, &mut held);
             let expected = strided(n, hidden, out_ld, |r, c| held[ids[r] as usize * hidden + c]);
             cases.push(Case {
-                spec: KernelSpec::Embed { vocab, hidden, format, out_ld },
+                spec: KernelSpec::Embed { vocab, hidden, format, panels, out_ld },
                 n,
                 operands: vec![
                     Operand::Ints(ids),

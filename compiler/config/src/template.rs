@@ -3,6 +3,7 @@
 
 use super::{Activations, DEFAULT_MAX_CONTEXT, KEYS, Rounding, Size, Weights};
 use moec_base::human;
+use moec_cpu::gains;
 use moec_ir::types::GROUP;
 use moec_ir::{Format, WeightClass};
 use std::fmt::Write as _;
@@ -33,8 +34,8 @@ pub struct Facts {
     pub by_class: Vec<(WeightClass, u64)>,
     /// The format that holds all matrices of a class as the checkpoint stores them, where there is one.
     pub stored: Vec<(WeightClass, Format)>,
-    /// Whether the embedding table serves as head, too. A bundle then stores it twice, in the order of
-    /// either use.
+    /// Whether the embedding table serves as head, too. In a format that is rounded with feedback a bundle then stores it twice,
+    /// rounded for either use.
     pub tied_embeddings: bool,
 }
 
@@ -65,8 +66,10 @@ impl Facts {
     /// About how many bytes the weights of a bundle take.
     pub fn bundle_bytes(&self, weights: &Weights) -> u64 {
         let bytes = |&(class, n): &(WeightClass, u64)| {
-            let copies = if class == WeightClass::Embeddings && self.tied_embeddings { 2 } else { 1 };
-            ((copies * n) as f64 * weights.format(class).bits() / 8.0) as u64
+            let format = weights.format(class);
+            let twice = class == WeightClass::Embeddings && self.tied_embeddings && gains(format);
+            let copies = if twice { 2 } else { 1 };
+            ((copies * n) as f64 * format.bits() / 8.0) as u64
         };
         self.by_class.iter().map(bytes).sum()
     }

@@ -3,6 +3,7 @@
 use crate::arithmetic::Form;
 use crate::attend::CacheView;
 use crate::{CpuTarget, KernelSpec};
+use moec_codegen::pack::feedback::gains;
 use moec_codegen::{Compute, MapOp, NormKind, Rotation, RowForm, Schedule, WeightOrder, apart, packed_words};
 use moec_ir::op::{DispatchLayout, LongSwitch};
 use moec_ir::plan::{Builtin, Layout};
@@ -21,6 +22,8 @@ pub struct NodeView<'a> {
     pub residual_ld: Option<usize>,
     /// Whether every row is a sequence of its own, as in decoding.
     pub apart: bool,
+    /// Whether a matrix kernel of the same processor multiplies by the table of an embedding, too.
+    pub tied: bool,
 }
 
 /// One operand.
@@ -136,7 +139,11 @@ impl CpuTarget {
             Op::Embed => {
                 let (shape, format) = node.weight(1)?;
                 let (vocab, hidden) = two(shape)?;
-                s.kernel(KernelSpec::Embed { vocab, hidden, format, out_ld: hidden }, inputs(2), 1);
+                // A format that gains from feedback is rounded for what reads it: two readers, two copies.
+                let panels = node.tied && !gains(format);
+                let spec = KernelSpec::Embed { vocab, hidden, format, panels, out_ld: hidden };
+                s.layouts.extend(self.weight_layout(&spec).filter(|_| panels).map(|l| (1, l)));
+                s.kernel(spec, inputs(2), 1);
             }
             &Op::RmsNorm { eps, groups, weight } => {
                 let (ty, x_ld) = node.value(0)?;

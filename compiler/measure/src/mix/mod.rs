@@ -19,7 +19,7 @@ use moec_base::error::{Error, Result};
 use moec_base::human;
 use moec_base::progress::Progress;
 use moec_config::{Config, Size};
-use moec_cpu::{WeightImportance as _, Weighting};
+use moec_cpu::{WeightImportance as _, Weighting, gains};
 use moec_ir::{Format, Module, Op, Operand, Source, Weight, WeightClass, WeightId};
 use moec_passes::decisions::{MixDecision, MixedWeight};
 use moec_passes::format::Formats;
@@ -39,15 +39,19 @@ const ROUNDS: usize = 4;
 struct Group {
     names: Vec<String>,
     class: WeightClass,
-    /// Numbers that a bundle stores.
+    /// Numbers of them all.
     numbers: u64,
+    /// Of these, those of a table that serves as head, too.
+    tied: u64,
     /// The format of the class, and smaller ones, each with the share of the output's energy that it costs.
     errors: Vec<(Format, f64)>,
 }
 
 impl Group {
+    /// Bytes in a bundle, which stores a tied table twice where either use has a rounding of its own.
     fn bytes(&self, format: Format) -> u64 {
-        (self.numbers as f64 * format.bits() / 8.0) as u64
+        let again = if gains(format) { self.tied } else { 0 };
+        ((self.numbers + again) as f64 * format.bits() / 8.0) as u64
     }
 }
 
@@ -206,23 +210,32 @@ fn groups(profile: &Profile, lowered: &Module, config: &Config, source: &dyn Sou
     let group = |((_, class), weights): ((usize, WeightClass), Vec<&Weight>)| {
         moec_base::interrupt::check()?;
         let top = config.weights.format(class);
-        let mut errors = vec![(top, 0.0)];
-        for format in SMALLER.into_iter().filter(|f| f.bits() < top.bits()) {
+        let numbers = |w: &&Weight| w.shape.iter().map(|&d| d as u64).product::<u64>();
+        let mut group = Group {
+            names: weights.iter().map(|w| w.name.clone()).collect(),
+            class,
+            numbers: weights.iter().map(numbers).sum(),
+            tied: weights.iter().filter(|w| is_tied(lowered, w)).map(numbers).sum(),
+            errors: vec![(top, 0.0)],
+        };
+        for format in SMALLER {
+            if group.errors.last().is_some_and(|(last, _)| group.bytes(format) >= group.bytes(*last)) {
+                continue;
+            }
             let (mut missed, mut energy) = (0.0, 0.0);
             for weight in &weights {
                 let (m, e) = error(weight, format, &importance, source)?;
                 (missed, energy) = (missed + m, energy + e);
             }
-            errors.push((format, if energy > 0.0 { missed / energy } else { 0.0 }));
+            group.errors.push((format, if energy > 0.0 { missed / energy } else { 0.0 }));
         }
-        let numbers = weights.iter().map(|w| numbers(lowered, w)).sum();
-        Ok(Group { names: weights.iter().map(|w| w.name.clone()).collect(), class, numbers, errors })
+        Ok(group)
     };
     found.into_iter().map(group).collect()
 }
 
-/// Numbers that a bundle stores of a weight: a table that serves as head, too, is there twice.
-fn numbers(module: &Module, weight: &Weight) -> u64 {
+/// Whether a weight is a table that serves as head, too.
+fn is_tied(module: &Module, weight: &Weight) -> bool {
     let id = module.weights.iter().position(|w| w.name == weight.name).map(|i| WeightId(i as u32));
     let reads = |embeds: bool| {
         let nodes = module.entries.iter().flat_map(|g| &g.nodes);
@@ -230,8 +243,7 @@ fn numbers(module: &Module, weight: &Weight) -> u64 {
             .filter(|n| matches!(n.op, Op::Embed) == embeds)
             .any(|n| n.inputs.iter().any(|&i| matches!(i, Operand::Weight(w) if Some(w) == id)))
     };
-    let copies = if reads(true) && reads(false) { 2 } else { 1 };
-    copies * weight.shape.iter().map(|&d| d as u64).product::<u64>()
+    reads(true) && reads(false)
 }
 
 /// What a format misses of the outputs' energy, and that energy, over a sample of rows.

@@ -3,7 +3,7 @@
 use super::builtins::fetched;
 use super::frame::{Frame, Home, view, written_state};
 use super::int;
-use super::read::{residuals, values};
+use super::read::{matrices, residuals, values};
 use crate::home::Homes;
 use crate::offload::{PartCut, Statics};
 use crate::page;
@@ -33,6 +33,8 @@ pub(super) struct Builder<'a> {
     cache: Format,
     /// Its tensors that are values, not keys.
     pub(super) values: HashSet<StateId>,
+    /// Weights that linear layers on the processor multiply by.
+    matrices: HashSet<WeightId>,
     pub(super) kernels: Vec<KernelSpec>,
     kernel_ids: HashMap<String, u32>,
     pub(super) segments: Vec<Segment>,
@@ -77,6 +79,7 @@ impl<'a> Builder<'a> {
         homes: &'a Homes,
         paged: bool,
     ) -> Self {
+        let threads = super::thread_targets(target, homes);
         Self {
             module,
             target,
@@ -85,6 +88,7 @@ impl<'a> Builder<'a> {
             paged,
             cache,
             values: values(module),
+            matrices: matrices(module, statics, |node| threads.contains_key(&homes.of_node(node))),
             kernels: Vec::new(),
             kernel_ids: HashMap::new(),
             segments: Vec::new(),
@@ -93,7 +97,7 @@ impl<'a> Builder<'a> {
             experts: BTreeMap::new(),
             brought: BTreeMap::new(),
             streams: Vec::new(),
-            threads: super::thread_targets(target, homes),
+            threads,
             thread_kernels: Vec::new(),
             launches: Vec::new(),
             ends: [0; 2],
@@ -248,8 +252,10 @@ impl Builder<'_> {
         let outputs = node.outputs.iter().map(|&v| graph.ty(v)).collect();
         let residual_ld = residual.map(|r| frame.home(r).map(ld_of)).transpose()?;
         let apart = !graph.kind.is_prefill();
-        let view = NodeView { op: &producer.op, inputs, outputs, residual_ld, apart };
         let unit = homes.of_node(node);
+        let tied = !self.threads.contains_key(&unit)
+            && producer.inputs.iter().any(|i| matches!(i, Operand::Weight(w) if self.matrices.contains(w)));
+        let view = NodeView { op: &producer.op, inputs, outputs, residual_ld, apart, tied };
         let units = match (&node.op, homes.of_layer(node.scope.layer)) {
             (Op::ExpertFfn { .. }, Some((_, of))) => of.units.clone(),
             _ => vec![unit],

@@ -1,6 +1,8 @@
-//! Who reads what: which additions a producer makes, and which tensors of the KV cache are values.
+//! Who reads what: which additions a producer makes, which tensors of the KV cache are values, and which weights are matrices of
+//! linear layers.
 
-use moec_ir::{Graph, Module, Op, Operand, StateId, ValueId};
+use crate::passes::offload::Statics;
+use moec_ir::{Graph, Module, Node, NodeId, Op, Operand, StateId, ValueId, WeightId};
 use std::collections::{HashMap, HashSet};
 
 /// Tensors of the KV cache that attention reads as values.
@@ -15,6 +17,29 @@ pub(super) fn values(module: &Module) -> HashSet<StateId> {
             }
             if let Some(Operand::State(s)) = operand {
                 found.insert(s);
+            }
+        }
+    }
+    found
+}
+
+/// Weights that kernels of the processor multiply by in a linear layer: one that is outside of static graphs, and that
+/// `elsewhere` does not give to a unit with kernels of its own.
+pub(super) fn matrices(
+    module: &Module,
+    statics: &Statics,
+    elsewhere: impl Fn(&Node) -> bool,
+) -> HashSet<WeightId> {
+    let mut found = HashSet::new();
+    for graph in &module.entries {
+        let cuts = statics.cuts.iter().filter(|c| c.cut.entry == graph.kind);
+        let inside: HashSet<NodeId> = cuts.flat_map(|c| &c.cut.nodes).copied().collect();
+        for (at, node) in (0..).map(NodeId).zip(&graph.nodes) {
+            if let (Op::Linear { .. }, Some(&Operand::Weight(w))) = (&node.op, node.inputs.get(1))
+                && !inside.contains(&at)
+                && !elsewhere(node)
+            {
+                found.insert(w);
             }
         }
     }

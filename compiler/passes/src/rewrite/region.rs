@@ -9,7 +9,7 @@ use super::rules::{activation_of, glu_of};
 use egg::{EGraph, Extractor, Id, Language};
 use moec_base::error::{Error, Result};
 use moec_ir::{
-    Axis, Glu, Graph, GraphBuilder, Module, Node, Op, Operand, ValueId, Weight, WeightExpr, WeightId,
+    Axis, Format, Glu, Graph, GraphBuilder, Module, Node, Op, Operand, ValueId, Weight, WeightExpr, WeightId,
 };
 use std::collections::HashMap;
 
@@ -106,7 +106,7 @@ impl Region {
                 Moe::ExpertFfnBias([self.glu(*glu), x, d, gu, dn, gb, db])
             }
             (&Op::RmsNorm { eps, groups, weight }, _) => {
-                let foldable = groups == 1 && folds(module, nodes, node);
+                let foldable = groups == 1 && folds(module, graph, nodes, node);
                 let attr = self.attr(Attr::Rms { eps, groups, foldable });
                 if weight { Moe::RmsNorm([attr, c[0], c[1]]) } else { Moe::RmsUnit([attr, c[0]]) }
             }
@@ -151,20 +151,28 @@ impl Region {
     }
 }
 
-/// Whether every reader of a norm's value is in the region and can take its scale into f32 weights.
-fn folds(module: &Module, nodes: &[&Node], norm: &Node) -> bool {
+/// Whether every reader of a norm's value is in the region and can take its scale into f32 weights. The table of embeddings
+/// stays what it is: a head with a scale of its own would be a second table.
+fn folds(module: &Module, graph: &Graph, nodes: &[&Node], norm: &Node) -> bool {
     let value = Operand::Value(norm.outputs[0]);
+    let is_table =
+        |w: Operand| graph.nodes.iter().any(|n| matches!(n.op, Op::Embed) && n.inputs.contains(&w));
+    let takes = |weight: Option<&Operand>| match weight {
+        Some(&Operand::Weight(w)) => module.weight(w).format == Format::F32 && !is_table(w.into()),
+        _ => false,
+    };
     let mut readers = nodes.iter().filter(|n| n.inputs.contains(&value)).peekable();
-    readers.peek().is_some() && readers.all(|n| {
-        let weight = match n.op {
-            Op::Linear { .. } | Op::LinearGlu { .. } => n.inputs.get(1),
-            Op::ExpertFfn { .. } => n.inputs.get(2),
-            _ => None,
-        };
-        n.inputs.iter().filter(|i| **i == value).count() == 1
-            && n.inputs.first() == Some(&value)
-            && matches!(weight, Some(Operand::Weight(w)) if module.weight(*w).format == moec_ir::Format::F32)
-    })
+    readers.peek().is_some()
+        && readers.all(|n| {
+            let weight = match n.op {
+                Op::Linear { .. } | Op::LinearGlu { .. } => n.inputs.get(1),
+                Op::ExpertFfn { .. } => n.inputs.get(2),
+                _ => None,
+            };
+            n.inputs.iter().filter(|i| **i == value).count() == 1
+                && n.inputs.first() == Some(&value)
+                && takes(weight)
+        })
 }
 
 /// Writes the cheapest form of a region's roots back as nodes.

@@ -83,6 +83,7 @@ fn kernels(target: &CpuTarget, tokens: usize) -> Result<Vec<KernelSpec>, Unsuppo
         outputs: vec![&x],
         residual_ld: None,
         apart: false,
+        tied: false,
     };
     let mut specs: Vec<KernelSpec> = Vec::new();
     for launch in target.select(&node)?.launches {

@@ -290,6 +290,7 @@ fn expert(
         outputs: vec![&x],
         residual_ld: None,
         apart: false,
+        tied: false,
     };
     let selection = target
         .select(&node)
