@@ -67,7 +67,9 @@ fn measure(root: &Path) -> Result<BTreeMap<String, usize>, Failed> {
     let output = Command::new("git").args(["ls-files", "-z"]).current_dir(root).output();
     let output = output.map_err(|e| Failed::new(format!("git ls-files: {e}")))?;
     if !output.status.success() {
-        return Err(Failed::new("git ls-files failed").hint("lines are counted of tracked files, in a checkout"));
+        return Err(
+            Failed::new("git ls-files failed").hint("lines are counted of tracked files, in a checkout")
+        );
     }
     let names = String::from_utf8_lossy(&output.stdout).into_owned();
     let mut rows = BTreeMap::new();
