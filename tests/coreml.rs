@@ -40,7 +40,7 @@ use moec_import::ImportOptions;
 use moec_ir::Op;
 use moec_ir::plan::Plan;
 use moec_measure::twin::Twin;
-use moec_pipeline::{Compilation, Stops};
+use moec_pipeline::{Compilation, Inputs, Stops};
 use moec_profile::{Chunk, Origin, Profile, Reading, Routes, Routing, Trace};
 use moec_runtime::exec::overflow::Tally;
 use moec_runtime::{Decoder, Engine, Request, Sampler, Sampling, Want, best_of, generate};

@@ -10,7 +10,7 @@ use moec_driver::{Request, build};
 use moec_import::ImportOptions;
 use moec_ir::eval::Evaluator;
 use moec_measure::verify::{BOUND, Report, verify};
-use moec_pipeline::{Compilation, Stops};
+use moec_pipeline::{Compilation, Inputs, Stops};
 use moec_targets::target;
 use std::path::Path;
 use support::{FAMILIES, Setup, checkpoint, distance, expected, fails, ferris, moec, ok};
@@ -149,7 +149,7 @@ fn rewriting_keeps_what_the_graph_means() {
         let target = target("x86-64-v3").unwrap();
         let want = expected(&checkpoint(family));
         let logits = |pass| {
-            let mut c = Compilation::new(&config, &source, &spec, &target);
+            let mut c = Compilation::new(Inputs::new(&config, &source, &spec, &target));
             let stops = Stops { stop_after: Some(pass), ..Stops::default() };
             c.run(stops, &Progress::silent(), &mut |_| {}).unwrap();
             Evaluator::new(&c.module, &source).logits(&want.ids).unwrap().as_f32().to_vec()

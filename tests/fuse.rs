@@ -10,7 +10,7 @@ use moec_bundle::write;
 use moec_config::Config;
 use moec_import::ImportOptions;
 use moec_passes::tune;
-use moec_pipeline::{Compilation, Stops};
+use moec_pipeline::{Compilation, Inputs, Stops};
 use moec_runtime::{Engine, Options, Program, Want};
 use moec_targets::target;
 use std::path::Path;
@@ -21,15 +21,16 @@ fn run(toml: &Path, last: &str, ids: &[u32], bundle: &Path) -> (Vec<u32>, Vec<us
     let config = Config::load(toml).unwrap();
     let (checkpoint, spec) = moec_import::open(&config.model.source, &ImportOptions::default()).unwrap();
     let target = target("native").unwrap().with_activations(config.weights.activations);
-    let mut c = Compilation::new(&config, &checkpoint, &spec, &target);
+    let mut c = Compilation::new(Inputs::new(&config, &checkpoint, &spec, &target));
     let stops = Stops { stop_after: Some(last), ..Stops::default() };
     c.run(stops, &Progress::silent(), &mut |_| {}).unwrap();
-    if c.decisions.is_none() {
+    let planned = c.planned.as_mut().unwrap();
+    if planned.decisions.is_none() {
         // A bundle has some; those of the kernels as they are change none of them.
-        let (mut plan, mut kernels) = (c.plan().unwrap().clone(), c.kernels.clone());
-        c.decisions = Some(tune::tune(&mut plan, &mut kernels, &target, None).unwrap());
+        let (mut plan, mut kernels) = (planned.plan.clone(), planned.kernels.clone());
+        planned.decisions = Some(tune::tune(&mut plan, &mut kernels, &target, None).unwrap());
     }
-    let steps = c.plan().unwrap().entries.iter().map(|e| e.steps.len()).collect();
+    let steps = planned.plan.entries.iter().map(|e| e.steps.len()).collect();
     let compiled = c.finish().unwrap();
     write::write(&compiled, bundle, write::Options::default(), &Progress::silent()).unwrap();
     let bundle = Bundle::open(bundle).unwrap();

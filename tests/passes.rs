@@ -11,7 +11,7 @@ use crate::support;
 use moec_base::progress::Progress;
 use moec_config::Config;
 use moec_import::ImportOptions;
-use moec_pipeline::{Compilation, PIPELINE, Stops, When, find};
+use moec_pipeline::{Compilation, Inputs, PIPELINE, Stops, When, find};
 use moec_runtime::offload::flash::{Extent, ExtentTable, FileEntry};
 use moec_targets::target;
 use support::{FAMILIES, MIXTURES, Setup, checkpoint};
@@ -49,7 +49,7 @@ fn texts_with(
     PIPELINE
         .iter()
         .map(|pass| {
-            let mut c = Compilation::new(&config, &checkpoint, &spec, &target);
+            let mut c = Compilation::new(Inputs::new(&config, &checkpoint, &spec, &target));
             let stops = Stops { stop_after: Some(pass.name), ..Stops::default() };
             c.run(stops, &Progress::silent(), &mut |_| {}).unwrap();
             visit(&c);
@@ -84,7 +84,7 @@ fn text_forms_parse_back() {
         texts(family, "bf16", &mut |c| {
             let graph = moec_ir::text::parse_module(&c.module.to_string()).unwrap();
             assert!(graph == c.module, "{family}: the graph does not survive its text form");
-            if let Some(plan) = &c.plan {
+            if let Ok(plan) = c.plan() {
                 let parsed = moec_ir::text::parse_plan(&plan.to_string()).unwrap();
                 assert!(parsed == *plan, "{family}: the plan does not survive its text form");
                 let stored = moec_ir::plan::Plan::decode(&plan.encode().unwrap()).unwrap();
@@ -98,7 +98,7 @@ fn text_forms_parse_back() {
 fn the_generated_source_is_readable() {
     settings().bind(|| {
         texts("olmoe", "f32", &mut |c| {
-            if let Some(plan) = c.plan.as_ref().filter(|p| p.entries[0].steps.iter().any(|s| !s.barrier)) {
+            if let Some(plan) = c.plan().ok().filter(|p| p.entries[0].steps.iter().any(|s| !s.barrier)) {
                 for file in moec_cpu::runner_source(plan, None).unwrap() {
                     insta::assert_snapshot!(format!("olmoe@{}", file.path.replace('/', "-")), file.text);
                 }
@@ -115,7 +115,7 @@ const MEMORY: &str = "[memory]\nbudget = \"17 MiB\"\nthreads = 2\nprefetch = 2\n
 fn experts_have_extents() {
     for family in MIXTURES {
         texts_with(family, "q8", MEMORY, &mut |c| {
-            let Some(plan) = &c.plan else { return };
+            let Ok(plan) = c.plan() else { return };
             let paging = plan.paging.as_ref().unwrap();
             let read: Vec<_> = paging.layers.iter().map(|l| l.experts as usize).collect();
             let routed: Vec<_> = plan.placement.experts.iter().map(|t| t.experts.len()).collect();

@@ -27,7 +27,7 @@ use moec_ir::{EntryKind, Op, Part, Scope};
 use moec_passes::convolve::convolve;
 use moec_passes::offload::Statics;
 use moec_passes::rewrite::Costs;
-use moec_pipeline::{Candidate, Change, Compilation, QualityProbe, Stops};
+use moec_pipeline::{Candidate, Change, Compilation, Inputs, QualityProbe, Stops};
 use moec_profile::{Chunk, Origin, Profile, Reading, Routes, Routing, Trace};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -58,7 +58,7 @@ fn a_network_that_no_operator_joins_is_refused_by_name() {
     assert!(said.contains("`layers.0.ffn` cannot be a graph") && said.contains("FATReLU"), "{said}");
     // Left to moec, it stays on the processor, and the placement says why.
     compile(&checkpoint("prosparse"), &device, "", "reside", None, &mut |c| {
-        let ops = &c.placement.as_ref().unwrap().ops;
+        let ops = &c.placed.placement.as_ref().unwrap().ops;
         let mut networks = ops.iter().filter(|o| o.op == "linear_glu");
         assert!(networks.all(|o| o.unit == 0 && o.why.contains("FATReLU")), "{ops:?}");
     })
@@ -159,7 +159,7 @@ fn compile_with(
     let config = Config::load(&toml).unwrap();
     let (checkpoint, spec) = moec_import::open(&config.model.source, &ImportOptions::default()).unwrap();
     let target = moec_cpu::CpuTarget::new(device).unwrap();
-    let mut lowered = Compilation::new(&config, &checkpoint, &spec, &target);
+    let mut lowered = Compilation::new(Inputs::new(&config, &checkpoint, &spec, &target));
     let until = |pass| Stops { stop_after: Some(pass), ..Stops::default() };
     lowered.run(until("lower"), &Progress::silent(), &mut |_| {}).unwrap();
     let routers = lowered.module.entries[0].nodes.iter().filter_map(|n| match &n.op {
@@ -167,8 +167,8 @@ fn compile_with(
         _ => None,
     });
     let profile = skewed(&spec, &routers.collect::<Vec<_>>());
-    let mut c = Compilation::new(&config, &checkpoint, &spec, &target);
-    (c.units, c.profile, c.quality) = (Units::of(device), Some(&profile), quality);
+    let mut c = Compilation::new(Inputs::new(&config, &checkpoint, &spec, &target));
+    (c.inputs.units, c.inputs.profile, c.inputs.quality) = (Units::of(device), Some(&profile), quality);
     c.run(until(pass), &Progress::silent(), &mut |_| {})?;
     visit(&c);
     Ok(())
@@ -185,7 +185,7 @@ fn nothing_illegal_goes_to_the_npu_and_everything_goes_somewhere() {
         for source in graphs().map(checkpoint).chain([ferris()]) {
             for home in homes {
                 compile(&source, &device, home, "reside", None, &mut |c| {
-                    let p = c.placement.as_ref().unwrap();
+                    let p = c.placed.placement.as_ref().unwrap();
                     for op in p.ops.iter().filter(|o| o.unit == units.npu_index()) {
                         assert!(units.npu.is_legal(&op.op), "{} of {} in {source:?}", op.op, op.scope);
                         assert!(!home.contains("cpu") || op.op == "expert_ffn", "{op:?}");
@@ -222,7 +222,7 @@ fn attention_has_one_home_for_prompts_and_decoding() {
     for (home, unit) in [("auto", units.cpu_index()), ("npu", units.npu_index())] {
         let more = format!("[placement]\nattention = \"{home}\"\n");
         compile(&ferris(), &device, &more, "reside", None, &mut |c| {
-            let p = c.placement.as_ref().unwrap();
+            let p = c.placed.placement.as_ref().unwrap();
             let attention = p.ops.iter().filter(|o| o.op == "attention");
             assert_eq!(attention.map(|o| o.unit).collect::<Vec<_>>(), [unit, unit], "{home}");
             // The residual and the router stay (NPUMoE, §3.2 and Table 4).
@@ -306,10 +306,10 @@ fn attention_lives_where_a_request_ends_first() {
     ] {
         let setup = Setup { format: "f16", chunk: 256, batch: &[1, 4], context: 4096 };
         compile_with(setup, folder.path(), &device, more, "reside", None, &mut |c| {
-            let p = c.placement.as_ref().unwrap();
+            let p = c.placed.placement.as_ref().unwrap();
             let attention = p.ops.iter().filter(|o| o.op == "attention");
             assert_eq!(attention.map(|o| o.unit).collect::<Vec<_>>(), [unit; 3], "{more}");
-            let decision = c.attention.clone().unwrap();
+            let decision = c.placed.attention.clone().unwrap();
             assert_eq!(decision.chosen, p.unit(unit), "{more}");
             assert_eq!(decision.chosen, decision.homes[0].unit);
             assert!(decision.homes[0].ms < decision.homes[1].ms, "{decision:?}");
@@ -326,7 +326,7 @@ fn attention_lives_where_a_request_ends_first() {
     for more in ["[placement]\nattention = \"npu\"\n", "[placement]\nattention = \"cpu\"\n"] {
         let setup = Setup { format: "f16", chunk: 256, batch: &[1], context: 2048 };
         compile_with(setup, folder.path(), &device, more, "reside", None, &mut |c| {
-            assert!(c.attention.is_none());
+            assert!(c.placed.attention.is_none());
         })
         .unwrap();
     }
@@ -341,7 +341,7 @@ fn sizes_pad_less_and_drop_nothing_more() {
         let more =
             format!("[placement]\nexperts = \"npu\"\n[experts]\ntiers = 1\ngroup = 4\nsizes = {sizes}\n");
         compile(&ferris(), &device, &more, "offload", None, &mut |c| {
-            let p = c.placement.as_ref().unwrap();
+            let p = c.placed.placement.as_ref().unwrap();
             moec_ir::verify::placement(p).unwrap();
             for table in &p.experts {
                 for group in &table.groups {
@@ -352,8 +352,11 @@ fn sizes_pad_less_and_drop_nothing_more() {
                     assert_eq!(group.rows(capacity + 1, capacity), capacity);
                 }
             }
-            let functions: usize = c.statics.sets.iter().map(|s| s.groups.len()).sum();
-            assert_eq!(functions, c.statics.graphs.iter().filter(|g| g.function.starts_with("cap")).count());
+            let functions: usize = c.placed.statics.sets.iter().map(|s| s.groups.len()).sum();
+            assert_eq!(
+                functions,
+                c.placed.statics.graphs.iter().filter(|g| g.function.starts_with("cap")).count()
+            );
             rates.push(p.experts.iter().map(|t| t.expected.unwrap()).collect::<Vec<_>>());
         })
         .unwrap();
@@ -372,7 +375,7 @@ const ATTENTION_ON_NPU: &str = "[placement]\nexperts = \"cpu\"\nattention = \"np
 
 /// The prefill and what the placement says of the unit, without the list of weights.
 fn on_unit(c: &Compilation<'_>, unit: u32) -> String {
-    let placement = c.placement.as_ref().unwrap().to_string();
+    let placement = c.placed.placement.as_ref().unwrap().to_string();
     let placed =
         placement.lines().filter(|l| l.starts_with("placed") && l.contains(&format!("unit = {unit}")));
     let text = c.module.to_string();
@@ -408,8 +411,8 @@ fn each_unit_gets_the_form_that_it_runs() {
         let mut logits = Vec::new();
         for pass in ["reside", "convolve"] {
             compile(&source, &device, ATTENTION_ON_NPU, pass, None, &mut |c| {
-                let (module, placement) = (&c.module, c.placement.as_ref().unwrap());
-                let evaluated = Evaluator::new(module, c.checkpoint().unwrap()).logits(&ids).unwrap();
+                let (module, placement) = (&c.module, c.placed.placement.as_ref().unwrap());
+                let evaluated = Evaluator::new(module, c.inputs.checkpoint().unwrap()).logits(&ids).unwrap();
                 logits.push(evaluated.as_f32().to_vec());
                 let statics = Statics::of(module, placement, &units);
                 let on_npu = |o: &&OpPlace| o.unit == units.npu_index();
@@ -443,7 +446,7 @@ fn each_unit_gets_the_form_that_it_runs() {
         let texts = ["reside", "convolve"].map(|pass| {
             let mut text = String::new();
             compile(&source, &device, "[placement]\nattention = \"cpu\"\n", pass, None, &mut |c| {
-                text = format!("{}{}", c.placement.as_ref().unwrap(), c.module);
+                text = format!("{}{}", c.placed.placement.as_ref().unwrap(), c.module);
             })
             .unwrap();
             text
@@ -458,7 +461,7 @@ fn entry_points_may_have_a_part_in_two_forms() {
     let device = Device::find("m2-ultra").unwrap();
     let units = Units::of(&device).unwrap();
     compile(&checkpoint("qwen2_moe"), &device, ATTENTION_ON_NPU, "reside", None, &mut |c| {
-        let (mut module, mut placement) = (c.module.clone(), c.placement.clone().unwrap());
+        let (mut module, mut placement) = (c.module.clone(), c.placed.placement.clone().unwrap());
         let here = |o: &OpPlace| matches!(o.entry, EntryKind::Decode(_)) && o.scope.part != Part::ATTN;
         placement.ops.iter_mut().filter(|o| here(o)).for_each(|o| o.unit = units.cpu_index());
         let costs = Costs { legal: &|_| true, launch: 64.0 };
@@ -476,7 +479,7 @@ fn entry_points_may_have_a_part_in_two_forms() {
         }
         let statics = Statics::of(&module, &placement, &units).unwrap();
         let of = |kind: fn(&EntryKind) -> bool| statics.cuts.iter().filter(|p| kind(&p.cut.entry)).count();
-        let layers = c.spec().unwrap().layers.len();
+        let layers = c.inputs.spec().unwrap().layers.len();
         assert_eq!(of(|k| matches!(k, EntryKind::Decode(_))), layers);
         assert_eq!(of(|k| matches!(k, EntryKind::Prefill(_))), 2 * layers + 1);
     })
@@ -516,8 +519,8 @@ fn a_quality_budget_chooses_the_capacities() {
             "[quality]\nmax_perplexity_increase = \"{budget}\"\n[experts]\nsizes = 1\n[placement]\nexperts = \"npu\"\n"
         );
         compile(&ferris(), &device, &more, "tier", Some(&Proportional), &mut |c| {
-            let p = c.placement.as_ref().unwrap();
-            let budget = c.config.quality.max_perplexity_increase.unwrap();
+            let p = c.placed.placement.as_ref().unwrap();
+            let budget = c.inputs.config.quality.max_perplexity_increase.unwrap();
             assert!(Proportional::loss(p) <= budget);
             rows.push(p.experts.iter().flat_map(|t| &t.experts).map(|r| r.capacity).sum::<u32>());
         })

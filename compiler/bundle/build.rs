@@ -88,7 +88,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Where what is compiled is kept: `TARGET/prebuilt` of `TARGET/PROFILE/build/moec-HASH/out`.
+/// Where what is compiled is kept: `TARGET/prebuilt` of `TARGET/PROFILE/build/moec-bundle-HASH/out`.
 fn kept(out: &Path) -> PathBuf {
     let mut above = out.ancestors().skip(2);
     let usual = above.next().and_then(Path::file_name).is_some_and(|n| n == "build");

@@ -9,7 +9,7 @@ use moec_import::ImportOptions;
 use moec_ir::eval::{self, Arg, Evaluator, Tensor};
 use moec_ir::{Graph, Module, Op, Operand, Part, ValueId, WeightClass};
 use moec_measure::calibrate::{Request, calibrate, read_texts};
-use moec_pipeline::{Compilation, Stops};
+use moec_pipeline::{Compilation, Inputs, Stops};
 use moec_profile::Profile;
 use std::collections::{BTreeMap, HashMap};
 
@@ -256,7 +256,7 @@ fn is_what_the_evaluator_sees(family: &str, wide: Option<Wide>) {
     assert_eq!(profile.reading.predicted, WINDOW as u64 - 1, "{family}");
 
     let device = moec_targets::target("native").unwrap();
-    let mut lowered = Compilation::new(&config, &checkpoint, &spec, &device);
+    let mut lowered = Compilation::new(Inputs::new(&config, &checkpoint, &spec, &device));
     let stops = Stops { stop_after: Some("lower"), ..Stops::default() };
     lowered.run(stops, &Progress::silent(), &mut |_| {}).unwrap();
     let (sums, behaviour, seen) = reference(&lowered.module, &checkpoint, &ids);

@@ -6,7 +6,7 @@ use moec_base::progress::Progress;
 use moec_config::Config;
 use moec_import::ImportOptions;
 use moec_ir::eval::Evaluator;
-use moec_pipeline::{Compilation, Stops};
+use moec_pipeline::{Compilation, Inputs, Stops};
 use moec_profile::Profile;
 use serde_json::Value;
 use std::fs;
@@ -99,7 +99,7 @@ fn importance_lowers_the_error_on_the_calibrated_inputs() {
     let (checkpoint, spec) = moec_import::open(&case.path("hf"), &ImportOptions::default()).unwrap();
     let config = Config::load(&case.toml).unwrap();
     let device = moec_targets::target("native").unwrap();
-    let mut lowered = Compilation::new(&config, &checkpoint, &spec, &device);
+    let mut lowered = Compilation::new(Inputs::new(&config, &checkpoint, &spec, &device));
     let stops = Stops { stop_after: Some("lower"), ..Stops::default() };
     lowered.run(stops, &Progress::silent(), &mut |_| {}).unwrap();
     let id = lowered.module.weights.iter().position(|w| w.name == *name).unwrap();

@@ -16,7 +16,7 @@ fn parts_say_what_their_functions_take() {
         let (checkpoint, spec) = moec_import::open(&config.model.source, &ImportOptions::default()).unwrap();
         let device = Device::find("m2-ultra").unwrap();
         let target = moec_cpu::CpuTarget::new(&device).unwrap();
-        let mut c = Compilation::new(&config, &checkpoint, &spec, &target);
+        let mut c = Compilation::new(Inputs::new(&config, &checkpoint, &spec, &target));
         let stops = Stops { stop_after: Some("rewrite"), ..Stops::default() };
         c.run(stops, &Progress::silent(), &mut |_| {}).unwrap();
         let npu = &device.units[device.unit_of(UnitKind::Npu).unwrap()];

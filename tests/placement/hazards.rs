@@ -61,7 +61,7 @@ fn every_dependency_and_barrier_is_missed_or_implied() {
         let setup = Setup { format, chunk: CHUNK as usize, batch: &[1, 2], context: 128 };
         let last = PIPELINE.last().unwrap().name;
         compile_with(setup, &checkpoint(family), &device, more, last, None, &mut |c| {
-            let mut plan = c.plan.clone().unwrap();
+            let mut plan = c.plan().unwrap().clone();
             for e in 0..plan.entries.len() {
                 let here = format!("{family} on {name} {more:?} {}", plan.entries[e].kind);
                 without_dependencies(&mut plan, e, &here, [&mut own, &mut between]);

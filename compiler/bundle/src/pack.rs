@@ -6,7 +6,7 @@
 //! | the caller's | hashes blocks, in order, and gives their memory back |
 //! | one | has the system put on the disk what was written |
 //!
-//! The buffers of [`Jobs`] go around: their number bounds what is held, and the slowest of these sets the pace.
+//! The buffers of `Jobs` go around: their number bounds what is held, and the slowest of these sets the pace.
 
 use super::in_order::Jobs;
 use super::reuse::{Matrix, Packed, Reuse};

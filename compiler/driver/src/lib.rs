@@ -4,24 +4,23 @@ use moec_base::cache_dir;
 use moec_base::error::{Error, Fault, Result};
 use moec_base::human;
 use moec_base::progress::Progress;
-use moec_bundle::toolchain::Route;
+use moec_bundle::toolchain::{Missing, Route};
 use moec_bundle::write::{self, Summary};
 use moec_bundle::{cargo, destination, workspace};
 use moec_config::{Config, Home, Homes, Predict, Rounding, Size, Threshold};
 use moec_costs::units::{UnitList, Units};
-use moec_cpu::WeightImportance;
+use moec_cpu::{CpuTarget, WeightImportance};
 use moec_device::{Device, UnitKind};
-use moec_import::{Checkpoint, ImportOptions};
+use moec_import::{Checkpoint, ImportOptions, ModelSpec};
 use moec_ir::plan::Plan;
-use moec_measure::mix;
 use moec_measure::quality::Measured;
-use moec_measure::thresholds;
 use moec_measure::tuner::Tuner;
-use moec_passes::frames;
-use moec_passes::tier;
+use moec_measure::{calibrate, mix, thresholds};
+use moec_passes::decisions::MixDecision;
 use moec_passes::tune::KernelTimer;
-use moec_pipeline::{Compilation, QualityProbe, Stops, first_token};
-use moec_profile::Importance;
+use moec_passes::{frames, tier};
+use moec_pipeline::{Compilation, Compiled, Inputs, QualityProbe, Stops, first_token};
+use moec_profile::{Importance, Profile};
 use moec_runtime::schedule::hybrid::MOEC;
 use moec_service::template::Templates;
 use moec_targets::families;
@@ -75,125 +74,201 @@ pub fn build(
 ) -> Result<Option<Built>> {
     let device = moec_targets::device(request.target)?;
     let target = moec_targets::target_of(&device, request.target)?;
+    let config = configure(request, &device)?;
+    let folder = request.output.map_or_else(|| default_output(&config, target.name()), Path::to_owned);
+    let target = target.with_activations(config.weights.activations);
+    let route = prepare(request, &config, &target, &folder, progress)?;
+    let tuner = request.tune.map(|time| Tuner::new(&target, time, progress)).transpose()?;
+    let (checkpoint, spec) = open(&config, progress)?;
+
+    let mut inputs = Inputs::new(&config, &checkpoint, &spec, &target);
+    inputs.units = Units::of(&device);
+    check(&inputs, progress)?;
+    let profile = recorded(&inputs, progress)?;
+    inputs.profile = profile.as_ref();
+    let probe = probe(&inputs, progress)?;
+    inputs.quality = probe.as_ref().map(|p| p as &dyn QualityProbe);
+    let mix = mixed(&mut inputs, progress)?;
+    let spent = mix.as_ref().map_or(0.0, |m| m.increase);
+    let (chosen, thresholds) = thresholds::choose(&inputs, spent, progress)?.unzip();
+    inputs.thresholds = chosen.unwrap_or_default();
+
+    let mut compilation = Compilation::new(inputs);
+    compilation.timer = tuner.map(|tuner| Box::new(tuner) as Box<dyn KernelTimer>);
+    let ran = compilation.run(request.stops, progress, print);
+    if let Some(few) = compilation.placed.placement.as_ref().and_then(tier::few) {
+        progress.warn(&few);
+    }
+    if !ran? {
+        return Ok(None);
+    }
+    let weighed = calibrate::importance(&compilation.inputs, &compilation.module, progress)?;
+    let weighed = weighed.as_ref();
+
+    let mut compiled = compilation.finish()?;
+    let used = profile.as_ref().map(calibrate::expert_use);
+    let used = used.or_else(|| weighed.map(|w| w.expert_use.clone()));
+    let importance = weighed.map(|w| &w.importance);
+    compiled.decisions.rounding = importance.map_or(Rounding::Nearest, Importance::rounding);
+    compiled.decisions.expert_use = used.unwrap_or_default();
+    compiled.decisions.mix = mix;
+    compiled.decisions.thresholds = thresholds;
+    check_size(&compiled, config.weights.size)?;
+    moec_base::interrupt::check()?;
+    let entry = profile.as_ref().map(|profile| calibrate::entry(&config, profile)).transpose()?;
+    let from_source = request.from_source || families::needs_cargo(&device);
+    let options = write::Options {
+        route,
+        reuse: request.reuse,
+        sources: request.sources || Route::needs_sources(target.triple(), from_source),
+        importance: importance.map(|i| i as &dyn WeightImportance),
+        profile: weighed.map(|w| w.entry.clone()).or(entry),
+    };
+    let (plan, summary) = write::write(&compiled, &folder, options, progress)?;
+    Ok(Some(Built { folder, plan, summary }))
+}
+
+/// What the user asked for: the `model.toml`, with what the request has in place of it.
+///
+/// # Errors
+/// A file that cannot be used, or that asks for what the device cannot do.
+fn configure(request: &Request<'_>, device: &Device) -> Result<Config> {
     if let Some(percent) = request.gpu_experts {
-        check_gpu_experts(&device, percent, request.target)?;
+        check_gpu_experts(device, percent, request.target)?;
     }
     let mut config = Config::load(request.config)?;
     if let Some(percent) = request.gpu_experts {
         config.placement.experts = gpu_experts(percent);
         config.placement.policy.get_or_insert(&MOEC);
     }
-    let config = config;
-    frames::check(&UnitList::of(&device), &config.placement)?;
-    let folder = request.output.map_or_else(|| default_output(&config, target.name()), Path::to_owned);
-    if request.stops.stop_after.is_none() {
-        // Before minutes of compiling; `write` looks again.
-        workspace::recover(&folder)?.iter().for_each(|note| progress.warn(note));
-        destination::look(&folder, &folder)?;
-    }
-    let target = target.with_activations(config.weights.activations);
+    frames::check(&UnitList::of(device), &config.placement)?;
+    Ok(config)
+}
+
+/// Looks at this machine before minutes of compiling: whether the bundle can be written, and how its `run` comes about.
+///
+/// # Errors
+/// What the build would fail for at its end.
+fn prepare(
+    request: &Request<'_>,
+    config: &Config,
+    target: &CpuTarget,
+    folder: &Path,
+    progress: &Progress,
+) -> Result<Option<Result<Route, Missing>>> {
     let writes = request.stops.stop_after.is_none();
-    let from_source = request.from_source || families::needs_cargo(&device);
+    if writes {
+        // `write` looks again.
+        workspace::recover(folder)?.iter().for_each(|note| progress.warn(note));
+        destination::look(folder, folder)?;
+    }
+    let from_source = request.from_source || families::needs_cargo(target.device());
     let route = (request.link && writes).then(|| Route::find(target.triple(), from_source));
     if let Some(Ok(Route::Cargo(_))) = &route {
         cargo::ask()?;
     }
-    ask_for_calibration(&config)?;
-    if writes && Units::of(&device).is_some() {
+    ask_for_calibration(config)?;
+    if writes && Units::of(target.device()).is_some() {
         cache_dir::path()
             .map_err(|e| e.context("what writes artifacts for its units is installed in the cache folder"))?;
     }
-    let tuner = request.tune.map(|time| Tuner::new(&target, time, progress)).transpose()?;
-    let options = ImportOptions { allow_nonfinite: config.model.allow_nonfinite };
-    let phase = progress.phase("Importing", &config.model.source.display().to_string());
-    let (checkpoint, spec) = moec_import::open(&config.model.source, &options)?;
-    drop(phase);
-    spec.warnings.iter().for_each(|w| progress.warn(w));
+    Ok(route)
+}
 
-    // What the compilation borrows outlives it.
-    let (profile, probe);
-    let mut compilation = Compilation::new(&config, &checkpoint, &spec, &target);
-    compilation.list.check(&config.placement)?.iter().for_each(|note| progress.warn(note));
-    // What text becomes, before anything is computed.
-    compilation.tokenizer()?;
-    check_templates(&checkpoint, progress)?;
-    check_sampling(&checkpoint)?;
-    first_token(&checkpoint, &spec)?;
-    // What is static, or does not fit, is decided by what calibration saw.
-    let free = !compilation.list.free.is_empty();
+/// Opens the checkpoint.
+///
+/// # Errors
+/// One that cannot be read, or that this version does not support.
+fn open(config: &Config, progress: &Progress) -> Result<(Checkpoint, ModelSpec)> {
+    let options = ImportOptions { allow_nonfinite: config.model.allow_nonfinite };
+    let _phase = progress.phase("Importing", &config.model.source.display().to_string());
+    moec_import::open(&config.model.source, &options)
+}
+
+/// Looks at what goes into the bundle as it is, before anything is computed.
+///
+/// # Errors
+/// A tokenizer or options that no run could use, a placement on units that the device does not have.
+fn check(inputs: &Inputs<'_>, progress: &Progress) -> Result<()> {
+    let (checkpoint, spec) = (inputs.checkpoint()?, inputs.spec()?);
+    spec.warnings.iter().for_each(|w| progress.warn(w));
+    inputs.list.check(&inputs.config.placement)?.iter().for_each(|note| progress.warn(note));
+    inputs.tokenizer()?;
+    check_templates(checkpoint, progress)?;
+    check_sampling(checkpoint)?;
+    first_token(checkpoint, spec)?;
+    Ok(())
+}
+
+/// What calibration saw, where something is decided by it: what is static, what does not fit, what is approximated.
+///
+/// # Errors
+/// Those of a calibration; no profile where one is needed.
+fn recorded(inputs: &Inputs<'_>, progress: &Progress) -> Result<Option<Profile>> {
+    let config = inputs.config;
     let approximates = config.experts.predict != Predict::Off || config.experts.threshold != Threshold::Off;
-    let decides = Units::of(&device).is_some() || free || config.memory.budget.is_some() || approximates;
-    profile = if decides { moec_measure::calibrate::profile(&compilation, progress)? } else { None };
+    let elsewhere = inputs.units.is_some() || !inputs.list.free.is_empty();
+    let decides = elsewhere || config.memory.budget.is_some() || approximates;
+    let profile = if decides { calibrate::profile(inputs, progress)? } else { None };
     if profile.is_none() && config.experts.predict.is_asked_for() {
         return Err(Error::input("`predict` under `[experts]` needs a profile to train on")
             .hint("name `text` or `profile` under `[calibrate]`"));
     }
-    compilation.units = Units::of(&device);
-    compilation.profile = profile.as_ref();
-    probe = match profile.as_ref().filter(|_| config.quality.max_perplexity_increase.is_some()) {
-        Some(profile) => Measured::new(&config, &checkpoint, profile, &spec, progress)?,
-        None => None,
-    };
-    compilation.quality = probe.as_ref().map(|p| p as &dyn QualityProbe);
-    let mix = match config.weights.size {
-        Size::Any => None,
-        Size::Auto | Size::Most(_) if compilation.units.is_some() => {
-            return Err(Error::limit("`size` under `[weights]` and static graphs do not go together yet")
-                .hint("leave it out, or build for a target of the processor alone"));
+    Ok(profile)
+}
+
+/// What measures losses of quality, where the user allows some.
+///
+/// # Errors
+/// Texts that cannot be read.
+fn probe<'a>(inputs: &Inputs<'a>, progress: &'a Progress) -> Result<Option<Measured<'a>>> {
+    match inputs.profile.filter(|_| inputs.config.quality.max_perplexity_increase.is_some()) {
+        Some(profile) => {
+            Measured::new(inputs.config, inputs.checkpoint()?, profile, inputs.spec()?, progress)
+        }
+        None => Ok(None),
+    }
+}
+
+/// Buys formats of weights, where the user gives a size for them.
+///
+/// # Errors
+/// A size that no choice of formats has, or static graphs, which have formats of their own.
+fn mixed(inputs: &mut Inputs<'_>, progress: &Progress) -> Result<Option<MixDecision>> {
+    match inputs.config.weights.size {
+        Size::Any => Ok(None),
+        Size::Auto | Size::Most(_) if inputs.units.is_some() => {
+            Err(Error::limit("`size` under `[weights]` and static graphs do not go together yet")
+                .hint("leave it out, or build for a target of the processor alone"))
         }
         Size::Auto | Size::Most(_) => {
-            let (formats, decision) = mix::choose(&compilation, progress)?;
-            compilation.formats = formats;
-            Some(decision)
+            let (formats, decision) = mix::choose(inputs, progress)?;
+            inputs.formats = formats;
+            Ok(Some(decision))
         }
-    };
-    let spent = mix.as_ref().map_or(0.0, |m| m.increase);
-    let (chosen, thresholds) = thresholds::choose(&compilation, spent, progress)?.unzip();
-    compilation.thresholds = chosen.unwrap_or_default();
-    compilation.timer = tuner.map(|tuner| Box::new(tuner) as Box<dyn KernelTimer>);
-    let ran = compilation.run(request.stops, progress, print);
-    if let Some(few) = compilation.placement.as_ref().and_then(tier::few) {
-        progress.warn(&few);
     }
-    if !ran? {
-        return Ok(None);
-    }
-    let entry =
-        profile.as_ref().map(|profile| moec_measure::calibrate::entry(&compilation, profile)).transpose()?;
-    let weighed = moec_measure::calibrate::importance(&compilation, progress)?;
-    let expert_use = profile.as_ref().map(moec_measure::calibrate::expert_use);
-    let importance = weighed.as_ref().map(|w| &w.importance);
-    let mut compiled = compilation.finish()?;
-    let used = expert_use.or_else(|| weighed.as_ref().map(|w| w.expert_use.clone()));
-    compiled.decisions.rounding = importance.map_or(Rounding::Nearest, Importance::rounding);
-    compiled.decisions.expert_use = used.unwrap_or_default();
-    compiled.decisions.mix = mix;
-    compiled.decisions.thresholds = thresholds;
-    let most = match config.weights.size {
+}
+
+/// Compares the packed weights with the size that the user gives.
+///
+/// # Errors
+/// They are larger.
+fn check_size(compiled: &Compiled<'_>, size: Size) -> Result<()> {
+    let most = match size {
         Size::Most(bytes) => bytes,
         Size::Any | Size::Auto => u64::MAX,
     };
     let bytes = compiled.plan.segments.iter().map(|s| s.bytes).sum::<u64>();
-    if bytes > most {
-        return Err(Error::limit(format!(
-            "the weights take {} on `{}`, more than `size` under `[weights]` says",
-            human::bytes(bytes),
-            target.name()
-        ))
-        .because("its panels are wider than those of the machine that formats were chosen on")
-        .hint("say so much less under `size`"));
+    if bytes <= most {
+        return Ok(());
     }
-    moec_base::interrupt::check()?;
-    let sources = request.sources || Route::needs_sources(target.triple(), from_source);
-    let options = write::Options {
-        route,
-        reuse: request.reuse,
-        sources,
-        importance: importance.map(|i| i as &dyn WeightImportance),
-        profile: weighed.as_ref().map(|w| w.entry.clone()).or(entry),
-    };
-    let (plan, summary) = write::write(&compiled, &folder, options, progress)?;
-    Ok(Some(Built { folder, plan, summary }))
+    Err(Error::limit(format!(
+        "the weights take {} on `{}`, more than `size` under `[weights]` says",
+        human::bytes(bytes),
+        compiled.target.name()
+    ))
+    .because("its panels are wider than those of the machine that formats were chosen on")
+    .hint("say so much less under `size`"))
 }
 
 /// Where `--gpu-experts` wants experts.

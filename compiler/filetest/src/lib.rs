@@ -37,7 +37,7 @@ use moec_ir::plan::ModelInfo;
 use moec_ir::text::{ParseError, parse_module, parse_placement};
 use moec_ir::{Module, Op};
 use moec_passes::threshold::Thresholds;
-use moec_pipeline::{Compilation, PIPELINE, Pass, Prints, Stops};
+use moec_pipeline::{Compilation, Inputs, PIPELINE, Pass, Prints, Stops};
 use moec_profile::loads::{LayerLoads, Loads};
 use parse::{Sections, with_expectation};
 use serde::Deserialize;
@@ -118,7 +118,7 @@ impl Filetest {
         };
         let folder = checkpoint::write(input("config")?, input("tensors")?, &self.path)?;
         let (checkpoint, spec) = moec_import::open(folder.path(), &ImportOptions::default())?;
-        self.compile(Compilation::new(config, &checkpoint, &spec, target), device)
+        self.compile(Compilation::new(Inputs::new(config, &checkpoint, &spec, target)), device)
     }
 
     fn on_graph(&self, graph: &str, config: &Config, device: &Device, target: &CpuTarget) -> Result<String> {
@@ -136,17 +136,18 @@ impl Filetest {
         agree(&module, placement.as_ref(), loads.as_ref()).map_err(|e| wrong("input", &e))?;
         let thresholds = self.sections.input("thresholds").map(|text| self.thresholds(text)).transpose()?;
         let model = model_of(&module);
-        let mut c = Compilation::of_graph(config, &model, target, module);
-        (c.placement, c.loads) = (placement, loads);
-        c.thresholds = thresholds.unwrap_or_default();
-        c.hot_neurons =
+        let thresholds = thresholds.unwrap_or_default();
+        let inputs = Inputs { thresholds, ..Inputs::of_graph(config, &model, target) };
+        let mut c = Compilation::of_graph(inputs, module);
+        (c.placed.placement, c.placed.loads) = (placement, loads);
+        c.neurons.networks =
             self.sections.input("hot").map(|text| self.hot(text)).transpose()?.unwrap_or_default();
         self.compile(c, device)
     }
 
     /// Runs the pass, and what it needs in front of it.
     fn compile<'d>(&self, mut c: Compilation<'d>, device: &'d Device) -> Result<String> {
-        c.units = Units::of(device);
+        c.inputs.units = Units::of(device);
         let Pass { name, when, prints, .. } = *self.pass;
         let first = PIPELINE.iter().position(|p| p.name == self.from.name).unwrap_or(0);
         let last = PIPELINE.iter().position(|p| p.name == name).unwrap_or(0);

@@ -16,7 +16,7 @@ use moec_ir::Module;
 use moec_ir::plan::ModelInfo;
 use moec_passes::decisions::{ThresholdCost, ThresholdDecision};
 use moec_passes::threshold::{Thresholds, threshold};
-use moec_pipeline::{Compilation, Stops};
+use moec_pipeline::{Compilation, Inputs, Stops};
 use moec_profile::{Gates, Profile};
 
 /// Steps of a share: percent.
@@ -36,7 +36,7 @@ fn at(gates: &[Gates], share: f64) -> Thresholds {
 /// No profile that knows gates, no experts with SiLU, units with static graphs; for `auto` no limit or no text; a model that
 /// cannot be built and run here.
 pub fn choose(
-    c: &Compilation<'_>,
+    c: &Inputs<'_>,
     spent: f64,
     progress: &Progress,
 ) -> Result<Option<(Thresholds, ThresholdDecision)>> {
@@ -102,7 +102,7 @@ pub fn choose(
 }
 
 /// The gates that the profile knows.
-fn known<'p>(c: &Compilation<'_>, profile: &'p Profile) -> Result<&'p [Gates]> {
+fn known<'p>(c: &Inputs<'_>, profile: &'p Profile) -> Result<&'p [Gates]> {
     let mut lowered = c.lowered()?;
     let all = lowered.entries.iter().flat_map(|g| &g.nodes).filter_map(|n| n.scope.layer);
     let every = Thresholds { by_layer: all.map(|layer| (layer, 0.0)).collect(), percent: 0.0 };
@@ -131,12 +131,12 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn new(c: &Compilation<'_>, measured: &'a Measured<'a>, progress: &'a Progress) -> Result<Self> {
-        let mut own = Compilation::new(c.config, c.checkpoint()?, c.spec()?, c.target);
-        own.formats = c.formats.clone();
+    fn new(c: &Inputs<'_>, measured: &'a Measured<'a>, progress: &'a Progress) -> Result<Self> {
+        let inputs = Inputs::new(c.config, c.checkpoint()?, c.spec()?, c.target);
+        let mut own = Compilation::new(Inputs { formats: c.formats.clone(), ..inputs });
         let stops = Stops { stop_after: Some("rewrite"), ..Stops::default() };
         own.run(stops, &Progress::silent(), &mut |_| {})?;
-        let model = own.model_info()?;
+        let model = own.inputs.model_info()?;
         let exact = measured.unbounded(None, &own.module, &model)?;
         Ok(Self { measured, module: own.module, model, exact, progress })
     }

@@ -20,7 +20,7 @@ use moec_ir::plan::{FileRef, ModelInfo, Paging, Plan, Segment, UnitRef};
 use moec_ir::{Format, Module, Source};
 use moec_passes::home::Homes;
 use moec_passes::offload::Statics;
-use moec_pipeline::{Compilation, Stops};
+use moec_pipeline::{Compilation, Inputs, Stops};
 use moec_runtime::bundle::BundleReader;
 use moec_runtime::{Engine, Options, Program};
 use moec_targets::families;
@@ -88,23 +88,24 @@ impl Twin {
         let target = moec_targets::target("native")?.with_activations(Activations::F32);
         let mut config = Config::defaults(Path::new(""));
         config.memory.kv_cache = KvCache::of(cache);
-        let mut c = Compilation::of_graph(&config, model, &target, module.clone());
         // Nodes and values are those of the original.
-        c.as_lowered = true;
+        let inputs = Inputs { as_lowered: true, ..Inputs::of_graph(&config, model, &target) };
+        let mut c = Compilation::of_graph(inputs, module.clone());
         let first = match experts {
             TwinExperts::Unbounded => "layout",
             TwinExperts::Bounded(placement) => {
-                c.placement = Some(placement.clone());
+                c.placed.placement = Some(placement.clone());
                 "offload"
             }
             TwinExperts::Built(statics, plan) => {
-                (c.statics, c.homes) = (statics.clone(), Homes::of_plan(plan));
+                (c.placed.statics, c.placed.homes) = (statics.clone(), Homes::of_plan(plan));
                 "layout"
             }
         };
         let stops = Stops { start_at: Some(first), ..Stops::default() };
         c.run(stops, &Progress::silent(), &mut |_| {})?;
-        let mut plan = c.plan()?.clone();
+        let planned = c.planned()?;
+        let mut plan = planned.plan.clone();
         if let (Some(own), TwinExperts::Built(_, Plan { paging: Some(of), .. })) = (&mut plan.paging, experts)
         {
             *own = Paging {
@@ -126,7 +127,7 @@ impl Twin {
             let scratch = Scratch::create("emulate the bundle", &plan)?;
             let folder = scratch.path().join("weights");
             fs::create_dir(&folder).map_err(|e| io_error("create", &folder, &e))?;
-            let (module, segment_weights) = (&c.module, &c.segment_weights);
+            let (module, segment_weights) = (&c.module, &planned.segment_weights);
             // What a bundle stores becomes the same groups again.
             let packing = Packing { module, segment_weights, source, importance: Some(&Stored), reuse: None };
             pack(&packing, &mut plan, scratch.path(), progress)?;
@@ -134,7 +135,7 @@ impl Twin {
         };
         plan.files.clone_from(&weights.files);
         let object = target
-            .compile(&c.kernels, &ObjectCache::open())
+            .compile(&planned.kernels, &ObjectCache::open())
             .map_err(|e| Error::bug("the kernels do not compile").because(e))?;
         let unit = HostUnit::load(&object, &plan.target)
             .map_err(|e| Error::environment(format!("`{KERNELS}` does not load here")).because(e))?;

@@ -1,5 +1,5 @@
-//! The pipeline: one list, in order. A [`Compilation`] goes through it; what each pass takes of it and gives back stands in
-//! `graph.rs`, `placement.rs` and `plan.rs`, by what the pass changes.
+//! The pipeline: one list, in order. A [`Compilation`] goes through it: what it is given ([`Inputs`]), the Graph, where things run
+//! ([`Placed`], [`Neurons`]), and how and when ([`Planned`]). What a pass takes of these, and what it changes, stands in its row.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "ids of a graph and numbers of one model, whose sizes the import bounds"
@@ -7,15 +7,17 @@
 
 mod compilation;
 mod graph;
+mod inputs;
 mod neurons;
 mod placement;
 mod plan;
 
-pub use compilation::first_token;
-pub use compilation::{Candidate, Change, Compilation, Compiled, QualityProbe, Start};
+pub use compilation::{Compilation, Compiled, Neurons, Placed, Planned};
+pub use inputs::{Candidate, Change, Inputs, QualityProbe, Start, first_token};
 
 use moec_base::error::{Error, Result};
 use moec_base::progress::Progress;
+use moec_passes::{barriers, cross, memory, schedule, threshold};
 
 /// A pass: its name, when it runs, what it changes, why it stands where it stands, and what it does.
 #[derive(Debug)]
@@ -78,18 +80,19 @@ impl When {
 
     /// Whether a compilation has anything for such a pass to do.
     pub fn applies(self, c: &Compilation<'_>) -> bool {
+        let (given, placed) = (&c.inputs, &c.placed);
         match self {
             Self::Always => true,
-            Self::Static => c.units.is_some(),
-            Self::Capacities => c.units.is_some() || c.placement.is_some(),
-            Self::Budget => c.config.memory.budget.is_some(),
-            Self::Asks => c.config.memory.budget.is_some() || c.homes.hears_scores(),
-            Self::Beside => !c.list.free.is_empty() || c.config.memory.device_budget.is_some(),
-            Self::Assigned => c.list.modules || c.config.placement.policy.is_some(),
-            Self::Frames => c.homes.schedule.as_ref().is_some_and(|s| s.hybrid.is_some()),
-            Self::Memories => c.homes.memories.len() > 1,
-            Self::Thresholds => !c.thresholds.by_layer.is_empty(),
-            Self::NotAsLowered => !c.as_lowered,
+            Self::Static => given.units.is_some(),
+            Self::Capacities => given.units.is_some() || placed.placement.is_some(),
+            Self::Budget => given.config.memory.budget.is_some(),
+            Self::Asks => given.config.memory.budget.is_some() || placed.homes.hears_scores(),
+            Self::Beside => !given.list.free.is_empty() || given.config.memory.device_budget.is_some(),
+            Self::Assigned => given.list.modules || given.config.placement.policy.is_some(),
+            Self::Frames => placed.homes.schedule.as_ref().is_some_and(|s| s.hybrid.is_some()),
+            Self::Memories => placed.homes.memories.len() > 1,
+            Self::Thresholds => !given.thresholds.by_layer.is_empty(),
+            Self::NotAsLowered => !given.as_lowered,
         }
     }
 }
@@ -123,28 +126,31 @@ pub const PIPELINE: &[Pass] = &[
         name: "lower",
         when: When::Always,
         prints: Prints::Graph,
-        run: graph::lower,
+        run: |c| graph::lower(&c.inputs).map(|module| c.module = module),
         why: "the model's description becomes a Graph, op by op as the reference computes",
     },
     Pass {
         name: "threshold",
         when: When::Thresholds,
         prints: Prints::Graph,
-        run: graph::threshold,
+        run: |c| {
+            threshold::threshold(&mut c.module, &c.inputs.thresholds);
+            Ok(())
+        },
         why: "what the model is changes here, once and before anybody looks at it; all else changes how it is computed",
     },
     Pass {
         name: "format",
         when: When::Always,
         prints: Prints::Graph,
-        run: graph::format,
+        run: |c| graph::format(&c.inputs, &mut c.module),
         why: "before rewriting, which may fold a factor only into exact weights",
     },
     Pass {
         name: "rewrite",
         when: When::Always,
         prints: Prints::Graph,
-        run: graph::rewrite,
+        run: |c| graph::rewrite(&c.inputs, &mut c.module),
         why: "on the Graph, where equations hold; the target's cost picks the form",
     },
     // The placement: what fits into static graphs, and where it lives. Shapes of a processor are dynamic.
@@ -152,63 +158,63 @@ pub const PIPELINE: &[Pass] = &[
         name: "tier",
         when: When::Static,
         prints: Prints::Placement,
-        run: placement::tier,
+        run: |c| placement::tier(&c.inputs, &c.module, &mut c.placed),
         why: "the operators are final; capacities are the first thing that a static graph must know",
     },
     Pass {
         name: "group",
         when: When::Static,
         prints: Prints::Placement,
-        run: placement::group,
+        run: |c| placement::group(&c.inputs, &c.module, &mut c.placed),
         why: "experts of one capacity can share a graph",
     },
     Pass {
         name: "reside",
         when: When::Static,
         prints: Prints::Placement,
-        run: placement::reside,
+        run: |c| placement::reside(&c.inputs, &c.module, &mut c.placed),
         why: "what a launch of a whole group costs decides where the group lives",
     },
     Pass {
         name: "convolve",
         when: When::Static,
         prints: Prints::Graph,
-        run: graph::convolve,
+        run: |c| graph::convolve(&c.inputs, &mut c.module, &mut c.placed),
         why: "where every operator lives is known; what it costs there picks its form, before nodes are cut out of the Graph",
     },
     Pass {
         name: "offload",
         when: When::Capacities,
         prints: Prints::Graph,
-        run: graph::offload,
+        run: |c| graph::offload(&c.inputs, &mut c.module, &mut c.placed),
         why: "every expert has its home; what lives on another unit leaves the processor's path before kernels are chosen",
     },
     Pass {
         name: "home",
         when: When::Beside,
         prints: Prints::Placement,
-        run: placement::home,
+        run: |c| placement::home(&c.inputs, &c.module, &mut c.placed),
         why: "what static graphs leave is the processor's, or goes to units that take shapes as they come",
     },
     Pass {
         name: "place",
         when: When::Assigned,
         prints: Prints::Placement,
-        run: placement::place,
+        run: |c| placement::place(&c.inputs, &c.module, &mut c.placed),
         why: "whom nobody has given a home is assigned in every step; what that costs is known now",
     },
     Pass {
         name: "cluster",
         when: When::NotAsLowered,
         prints: Prints::Graph,
-        run: neurons::cluster,
+        run: |c| neurons::cluster(&c.inputs, &mut c.module, &mut c.placed, &mut c.neurons),
         why: "whom the processor alone computes is known; what is left can lie neuron by neuron, before kernels are chosen",
     },
     Pass {
         name: "fetch",
         when: When::Asks,
         prints: Prints::Graph,
-        run: graph::fetch,
+        run: |c| graph::fetch(&c.inputs, &mut c.module, &c.placed.homes),
         why: "the processor's experts are final; where memory has a budget, layers say whom they will read",
     },
     // The Plan: how, where and when.
@@ -216,66 +222,84 @@ pub const PIPELINE: &[Pass] = &[
         name: "layout",
         when: When::Always,
         prints: Prints::Plan,
-        run: plan::layout,
+        run: |c| plan::layout(&c.inputs, &c.module, &c.placed).map(|planned| c.planned = Some(planned)),
         why: "kernels and weight layouts are chosen for the final form of every node",
     },
     Pass {
         name: "fuse",
         when: When::NotAsLowered,
         prints: Prints::Plan,
-        run: plan::fuse,
+        run: |c| plan::fuse(&c.inputs, planned(&mut c.planned)?),
         why: "kernels are chosen, and what one writes another reads; before schedules, which are for the kernels that stay",
     },
     Pass {
         name: "cross",
         when: When::Memories,
         prints: Prints::Plan,
-        run: plan::cross,
+        run: |c| cross::cross(&mut planned(&mut c.planned)?.plan),
         why: "steps are what they will be; what a unit reads of another memory is copied there first",
     },
     Pass {
         name: "tune",
         when: When::Always,
         prints: Prints::Plan,
-        run: plan::tune,
+        run: |c| {
+            plan::tune(&c.inputs, c.timer.as_deref_mut(), &c.placed, &c.neurons, planned(&mut c.planned)?)
+        },
         why: "what a kernel computes is settled; how it cuts its work changes no result",
     },
     Pass {
         name: "schedule",
         when: When::Always,
         prints: Prints::Plan,
-        run: plan::schedule,
+        run: |c| {
+            schedule::schedule(&mut planned(&mut c.planned)?.plan);
+            Ok(())
+        },
         why: "steps that do not wait for each other stand together",
     },
     Pass {
         name: "memory",
         when: When::Always,
         prints: Prints::Plan,
-        run: plan::memory,
+        run: |c| memory::memory(&mut planned(&mut c.planned)?.plan),
         why: "the order is final, and with it how long each buffer lives",
     },
     Pass {
         name: "barriers",
         when: When::Always,
         prints: Prints::Plan,
-        run: plan::barriers,
+        run: |c| {
+            let planned = planned(&mut c.planned)?;
+            barriers::barriers(&mut planned.plan);
+            planned.ordered = true;
+            Ok(())
+        },
         why: "buffers that share bytes must wait for each other, and now it is known which do",
     },
     Pass {
         name: "page",
         when: When::Budget,
         prints: Prints::Plan,
-        run: plan::page,
+        run: |c| plan::page(&c.inputs, planned(&mut c.planned)?),
         why: "last, since what all else takes of the budget is known; the rest holds experts",
     },
     Pass {
         name: "fill",
         when: When::Frames,
         prints: Prints::Plan,
-        run: plan::fill,
+        run: |c| plan::fill(&c.inputs, &c.placed.homes, planned(&mut c.planned)?),
         why: "what all else takes of the other memory is known, and how many experts the processor's memory holds",
     },
 ];
+
+/// What passes have planned.
+///
+/// # Errors
+/// Our bug: `layout` was left out.
+fn planned(planned: &mut Option<Planned>) -> Result<&mut Planned> {
+    planned.as_mut().ok_or_else(|| Error::bug("there is no plan yet"))
+}
 
 /// Names of the passes.
 pub fn names() -> impl Iterator<Item = &'static str> {

@@ -1,25 +1,31 @@
 //! Runs the pass `cluster`: experts become neurons, and predictors say which of them are awake.
 
-use super::{Change, Compilation, graph};
+use super::{Change, Inputs, Neurons, Placed, graph};
 use moec_base::error::Result;
 use moec_config::Predict;
+use moec_ir::Module;
 use moec_passes::predict::{self, Layer};
 use moec_passes::trained::Trained;
 
-pub(super) fn cluster(c: &mut Compilation<'_>) -> Result<()> {
-    graph::cluster(c)?;
-    predict(c)
+pub(super) fn cluster(
+    given: &Inputs<'_>,
+    module: &mut Module,
+    placed: &mut Placed,
+    neurons: &mut Neurons,
+) -> Result<()> {
+    graph::cluster(given, module, placed, neurons)?;
+    predict(given, module, neurons)
 }
 
 /// Trains predictors of neurons and has few rows ask them, where the build asks for that.
-fn predict(c: &mut Compilation<'_>) -> Result<()> {
-    let wanted = c.config.experts.predict;
+fn predict(given: &Inputs<'_>, module: &mut Module, neurons: &mut Neurons) -> Result<()> {
+    let wanted = given.config.experts.predict;
     // Without a profile there is nothing to train on; `build` asks for one.
-    let Some(profile) = c.profile.filter(|_| wanted != Predict::Off) else { return Ok(()) };
-    let (lowered, checkpoint) = (c.lowered()?, c.checkpoint()?);
+    let Some(profile) = given.profile.filter(|_| wanted != Predict::Off) else { return Ok(()) };
+    let (lowered, checkpoint) = (given.lowered()?, given.checkpoint()?);
     let mut layers = predict::choose(
-        &c.module,
-        &c.config.experts,
+        module,
+        &given.config.experts,
         profile,
         &lowered,
         checkpoint,
@@ -29,33 +35,32 @@ fn predict(c: &mut Compilation<'_>) -> Result<()> {
         return Err(predict::nothing_to_predict(wanted));
     }
     if wanted == Predict::Auto && layers.iter().any(Layer::is_on) {
-        allow_predictors(c, &mut layers)?;
+        neurons.predictors_increase = allow_predictors(given, module, &mut layers)?;
     }
-    c.predictors = layers.iter().map(Layer::decision).collect();
-    predict::apply(&mut c.module, &layers, &mut c.trained, |rows| rows <= moec_ir::FEW_ROWS);
+    neurons.predictors = layers.iter().map(Layer::decision).collect();
+    predict::apply(module, &layers, &mut neurons.trained, |rows| rows <= moec_ir::FEW_ROWS);
     Ok(())
 }
 
-/// Takes no predictors where they cost more quality than is allowed.
-fn allow_predictors(c: &mut Compilation<'_>, layers: &mut [Layer]) -> Result<()> {
-    let limit = c.config.quality.max_perplexity_increase;
-    let Some((limit, probe)) = limit.zip(c.quality) else {
+/// Takes no predictors where they cost more quality than is allowed. Gives what they cost, where that was measured.
+fn allow_predictors(given: &Inputs<'_>, module: &Module, layers: &mut [Layer]) -> Result<Option<f64>> {
+    let limit = given.config.quality.max_perplexity_increase;
+    let Some((limit, probe)) = limit.zip(given.quality) else {
         let why = "no loss is allowed: `max_perplexity_increase` under `[quality]` is not set";
         layers.iter_mut().filter(|l| l.is_on()).for_each(|l| l.give_up(why));
-        return Ok(());
+        return Ok(None);
     };
     // Text is read in chunks, which ask predictors for once.
-    let (mut changed, mut trained) = (c.module.clone(), Trained::default());
+    let (mut changed, mut trained) = (module.clone(), Trained::default());
     predict::apply(&mut changed, layers, &mut trained, |_| true);
-    let model = c.model_info()?;
-    let source = trained.over(c.checkpoint()?);
-    let change = Change { exact: &c.module, changed: &changed, model: &model, source: &source };
+    let model = given.model_info()?;
+    let source = trained.over(given.checkpoint()?);
+    let change = Change { exact: module, changed: &changed, model: &model, source: &source };
     let increase = probe.increase_by(&change)?;
-    c.predictors_increase = Some(increase);
     if increase > limit {
         let (more, most) = (100.0 * increase, 100.0 * limit);
         let why = format!("perplexity would rise by {more:.2} %, and {most:.2} % is allowed");
         layers.iter_mut().filter(|l| l.is_on()).for_each(|l| l.give_up(&why));
     }
-    Ok(())
+    Ok(Some(increase))
 }

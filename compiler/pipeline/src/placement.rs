@@ -1,23 +1,23 @@
 //! Runs the passes that say where things live.
 
-use super::{Candidate, Compilation};
+use super::{Candidate, Inputs, Placed};
 use moec_base::error::{Error, Result};
 use moec_config::ExpertsConfig;
 use moec_costs::units::expert_sizes_on;
-use moec_ir::Op;
 use moec_ir::placement::Overflow;
+use moec_ir::{Module, Op};
 use moec_passes::{frames, group, home, place, reside, tier};
 use moec_profile::loads::{Loads, loads};
 use moec_runtime::schedule::hybrid::Keeps;
 
-pub(super) fn tier(c: &mut Compilation<'_>) -> Result<()> {
-    let Some(units) = &c.units else { return Ok(()) };
-    reside::check(&c.module, units, c.list.wish("attention", &c.config.placement.attention)?)?;
-    let loads = match &c.loads {
-        Some(given) => given.clone(),
-        None => recorded(c)?,
+pub(super) fn tier(given: &Inputs<'_>, module: &Module, placed: &mut Placed) -> Result<()> {
+    let Some(units) = &given.units else { return Ok(()) };
+    reside::check(module, units, given.list.wish("attention", &given.config.placement.attention)?)?;
+    let loads = match &placed.loads {
+        Some(own) => own.clone(),
+        None => recorded(given)?,
     };
-    let routers = c.module.entries.first().into_iter().flat_map(|g| &g.nodes).filter_map(|n| match &n.op {
+    let routers = module.entries.first().into_iter().flat_map(|g| &g.nodes).filter_map(|n| match &n.op {
         Op::Router(d) => Some((d.experts, d.k as u32)),
         _ => None,
     });
@@ -25,21 +25,21 @@ pub(super) fn tier(c: &mut Compilation<'_>) -> Result<()> {
         return Err(Error::input("the profile has other experts than the model")
             .hint("take it anew with `moec calibrate`"));
     }
-    let overflow = c.config.overflow();
-    let wanted = &ExpertsConfig { overflow: Some(overflow), ..c.config.experts.clone() };
-    let options = group_options(c)?;
-    let sizes = expert_sizes_on(&c.module, units)?;
+    let overflow = given.config.overflow();
+    let wanted = &ExpertsConfig { overflow: Some(overflow), ..given.config.experts.clone() };
+    let options = group_options(given)?;
+    let sizes = expert_sizes_on(module, units)?;
     let place = |coverage: f64| {
         group::tiered(&loads, units, wanted, coverage, &|layer| sizes.get(&layer).copied(), options)
     };
-    let coverage = match c.config.quality.max_perplexity_increase {
+    let coverage = match given.config.quality.max_perplexity_increase {
         // What spills is computed all the same.
         Some(budget) if overflow == Overflow::Prune => {
-            let probe = c.quality.ok_or_else(|| {
+            let probe = given.quality.ok_or_else(|| {
                 Error::limit(format!("nothing here measures the loss of quality on `{}`", units.device.name))
                     .hint("name `text` under `[quality]`, or set `coverage` under `[experts]` in place of `max_perplexity_increase`")
             })?;
-            let (module, model) = (&c.module, &c.model_info()?);
+            let model = &given.model_info()?;
             let mut loss = |coverage: f64| {
                 let placement = &place(coverage)?;
                 probe.perplexity_increase(&Candidate { module, model, placement })
@@ -48,70 +48,74 @@ pub(super) fn tier(c: &mut Compilation<'_>) -> Result<()> {
         }
         _ => wanted.coverage,
     };
-    c.placement = Some(place(coverage)?);
-    c.loads = Some(loads);
+    placed.placement = Some(place(coverage)?);
+    placed.loads = Some(loads);
     Ok(())
 }
 
 /// Loads of the profile in chunks of the build.
-fn recorded(c: &Compilation<'_>) -> Result<Loads> {
-    let profile = c.profile.ok_or_else(|| {
+fn recorded(given: &Inputs<'_>) -> Result<Loads> {
+    let profile = given.profile.ok_or_else(|| {
         Error::input("static capacities come from the loads that calibration saw, and there is no profile").hint(
             "`moec calibrate` records one; name it as `profile` under `[calibrate]`, or name `text` to read",
         )
     })?;
-    let chunk = u32::try_from(c.shapes()?.prefill_chunk).map_err(|_| Error::limit("a chunk past 32 bits"))?;
+    let chunk =
+        u32::try_from(given.shapes()?.prefill_chunk).map_err(|_| Error::limit("a chunk past 32 bits"))?;
     loads(profile, chunk)
 }
 
-fn group_options(c: &Compilation<'_>) -> Result<group::Options> {
-    let (experts, home) = (&c.config.experts, c.list.wish("experts", &c.config.placement.experts)?);
+fn group_options(given: &Inputs<'_>) -> Result<group::Options> {
+    let (experts, home) =
+        (&given.config.experts, given.list.wish("experts", &given.config.placement.experts)?);
     Ok(group::Options { group: experts.group, sizes: experts.sizes, home })
 }
 
-pub(super) fn group(c: &mut Compilation<'_>) -> Result<()> {
-    let options = group_options(c)?;
-    let Some(((units, placement), loads)) = c.units.as_ref().zip(c.placement.as_mut()).zip(c.loads.as_ref())
+pub(super) fn group(given: &Inputs<'_>, module: &Module, placed: &mut Placed) -> Result<()> {
+    let options = group_options(given)?;
+    let Some(((units, placement), loads)) =
+        given.units.as_ref().zip(placed.placement.as_mut()).zip(placed.loads.as_ref())
     else {
         return Ok(());
     };
-    group::group(placement, loads, &c.module, units, options)
+    group::group(placement, loads, module, units, options)
 }
 
-pub(super) fn reside(c: &mut Compilation<'_>) -> Result<()> {
-    let Some(((units, placement), loads)) = c.units.as_ref().zip(c.placement.as_mut()).zip(c.loads.as_ref())
+pub(super) fn reside(given: &Inputs<'_>, module: &Module, placed: &mut Placed) -> Result<()> {
+    let Some(((units, placement), loads)) =
+        given.units.as_ref().zip(placed.placement.as_mut()).zip(placed.loads.as_ref())
     else {
         return Ok(());
     };
-    let homes = &c.config.placement;
+    let homes = &given.config.placement;
     let wanted = reside::Wanted {
-        attention: c.list.wish("attention", &homes.attention)?,
-        experts: c.list.wish("experts", &homes.experts)?,
-        mix: c.config.mix,
+        attention: given.list.wish("attention", &homes.attention)?,
+        experts: given.list.wish("experts", &homes.experts)?,
+        mix: given.config.mix,
     };
-    c.attention = reside::reside(placement, loads, &c.module, units, wanted)?;
+    placed.attention = reside::reside(placement, loads, module, units, wanted)?;
     Ok(())
 }
 
-pub(super) fn home(c: &mut Compilation<'_>) -> Result<()> {
-    let known = match (&c.loads, c.profile) {
-        (None, Some(_)) => Some(recorded(c)?),
+pub(super) fn home(given: &Inputs<'_>, module: &Module, placed: &mut Placed) -> Result<()> {
+    let known = match (&placed.loads, given.profile) {
+        (None, Some(_)) => Some(recorded(given)?),
         _ => None,
     };
-    let loads = c.loads.as_ref().or(known.as_ref());
-    let (wanted, budget) = (&c.config.placement, c.config.memory.device_budget);
-    c.homes = home::home(&c.module, &mut c.placement, &c.list, wanted, budget, loads)?;
+    let loads = placed.loads.as_ref().or(known.as_ref());
+    let (wanted, budget) = (&given.config.placement, given.config.memory.device_budget);
+    placed.homes = home::home(module, &mut placed.placement, &given.list, wanted, budget, loads)?;
     Ok(())
 }
 
-pub(super) fn place(c: &mut Compilation<'_>) -> Result<()> {
-    let known = match (&c.loads, c.profile) {
-        (None, Some(_)) => Some(recorded(c)?),
+pub(super) fn place(given: &Inputs<'_>, module: &Module, placed: &mut Placed) -> Result<()> {
+    let known = match (&placed.loads, given.profile) {
+        (None, Some(_)) => Some(recorded(given)?),
         _ => None,
     };
-    let loads = c.loads.as_ref().or(known.as_ref());
-    if c.config.placement.policy.is_some_and(|s| s.keeps != Keeps::Layers) {
-        return frames::frames(&c.module, &mut c.placement, &mut c.homes, &c.list, c.config);
+    let loads = placed.loads.as_ref().or(known.as_ref());
+    if given.config.placement.policy.is_some_and(|s| s.keeps != Keeps::Layers) {
+        return frames::frames(module, &mut placed.placement, &mut placed.homes, &given.list, given.config);
     }
-    place::place(&c.module, &mut c.placement, &mut c.homes, &c.list, c.config, loads)
+    place::place(module, &mut placed.placement, &mut placed.homes, &given.list, given.config, loads)
 }

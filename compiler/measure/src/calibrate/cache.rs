@@ -8,8 +8,10 @@ use moec_base::error::{Error, Result};
 use moec_base::hashing::{hex, sha256};
 use moec_base::progress::Progress;
 use moec_bundle::manifest::ProfileEntry;
+use moec_config::Config;
+use moec_ir::Module;
 use moec_passes::decisions::ExpertUse;
-use moec_pipeline::Compilation;
+use moec_pipeline::Inputs;
 use moec_profile::importance::too_few;
 use moec_profile::{Importance, Origin, Profile, file};
 use std::fmt::Write as _;
@@ -20,7 +22,7 @@ use std::path::{Path, PathBuf};
 ///
 /// # Errors
 /// A profile that cannot be used, or is of another model; a calibration that fails.
-pub fn profile(c: &Compilation<'_>, progress: &Progress) -> Result<Option<Profile>> {
+pub fn profile(c: &Inputs<'_>, progress: &Progress) -> Result<Option<Profile>> {
     let origin = || Origin::of(c.checkpoint()?, c.spec()?);
     Ok(match &c.config.calibrate.profile {
         Some(path) => Some(named(path, &origin()?)?),
@@ -52,8 +54,8 @@ pub struct Weighed {
 ///
 /// # Errors
 /// A profile that cannot be used, or is of another model; a calibration that fails.
-pub fn importance(c: &Compilation<'_>, progress: &Progress) -> Result<Option<Weighed>> {
-    if !c.module.weights.iter().any(|w| w.format.is_quantised()) {
+pub fn importance(c: &Inputs<'_>, module: &Module, progress: &Progress) -> Result<Option<Weighed>> {
+    if !module.weights.iter().any(|w| w.format.is_quantised()) {
         // A profile that is named must be right all the same.
         if let Some(path) = &c.config.calibrate.profile {
             named(path, &Origin::of(c.checkpoint()?, c.spec()?)?)?;
@@ -65,8 +67,8 @@ pub fn importance(c: &Compilation<'_>, progress: &Progress) -> Result<Option<Wei
         progress.warn(&few);
     }
     let (lowered, checkpoint) = (c.lowered()?, c.checkpoint()?);
-    let importance = Importance::new(&profile, &lowered, &c.module, checkpoint, |w| w.format.is_quantised())?;
-    let (entry, expert_use) = (entry(c, &profile)?, expert_use(&profile));
+    let importance = Importance::new(&profile, &lowered, module, checkpoint, |w| w.format.is_quantised())?;
+    let (entry, expert_use) = (entry(c.config, &profile)?, expert_use(&profile));
     let importance = importance.rounded(c.config.weights.rounding, profile.correlations);
     Ok(Some(Weighed { importance, entry, expert_use }))
 }
@@ -80,8 +82,8 @@ pub fn expert_use(profile: &Profile) -> Vec<ExpertUse> {
 ///
 /// # Errors
 /// Our bug: a profile that cannot be encoded.
-pub fn entry(c: &Compilation<'_>, profile: &Profile) -> Result<ProfileEntry> {
-    let wanted = &c.config.calibrate;
+pub fn entry(config: &Config, profile: &Profile) -> Result<ProfileEntry> {
+    let wanted = &config.calibrate;
     let name = wanted.profile.as_ref().map_or_else(|| file_names(&wanted.text), |path| file_names([path]));
     Ok(ProfileEntry { name, sha256: hex(&sha256(&profile.encode()?)) })
 }
@@ -93,7 +95,7 @@ fn file_names<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> String {
 }
 
 /// The profile of the texts of `model.toml`, from the cache if it is there.
-fn cached(c: &Compilation<'_>, origin: &Origin, progress: &Progress) -> Result<Profile> {
+fn cached(c: &Inputs<'_>, origin: &Origin, progress: &Progress) -> Result<Profile> {
     let wanted = &c.config.calibrate;
     let texts = read_texts(&wanted.text)?;
     let tokenizer = c.tokenizer()?.unwrap_or_default();

@@ -27,7 +27,7 @@ use moec_config::{Activations, Config, KvCache, Rounding, Size, Weights};
 use moec_import::{Checkpoint, ModelSpec};
 use moec_ir::plan::Plan;
 use moec_ir::{EntryKind, Format, Module, WeightClass, WeightExpr};
-use moec_pipeline::{Compilation, Compiled, Stops};
+use moec_pipeline::{Compilation, Compiled, Inputs, Stops};
 use moec_profile::{Origin, Profile, Reading, Routes};
 use moec_runtime::CheckLevel;
 use moec_runtime::bundle::BundleReader;
@@ -81,10 +81,10 @@ pub fn calibrate(
     own.memory.budget = None;
     let target = moec_targets::target("native")?.with_activations(Activations::F32);
 
-    let weights = as_stored(checkpoint, &Compilation::new(&own, checkpoint, spec, &target).lowered()?);
+    let weights = as_stored(checkpoint, &Inputs::new(&own, checkpoint, spec, &target).lowered()?);
     let own = Config { weights, ..own.clone() };
-    let mut compilation = Compilation::new(&own, checkpoint, spec, &target);
-    compilation.as_lowered = true;
+    let inputs = Inputs { as_lowered: true, ..Inputs::new(&own, checkpoint, spec, &target) };
+    let mut compilation = Compilation::new(inputs);
     compilation.run(Stops::default(), &Progress::silent(), &mut |_| {})?;
     interrupt::check()?;
     let compiled = compilation.finish()?;

@@ -18,7 +18,7 @@ use moec_cpu::{CpuTarget, HostUnit, WeightImportance};
 use moec_ir::WeightExpr;
 use moec_ir::plan::{ALIGN, FileRef, Plan, Segment, UnitRef};
 use moec_passes::format::Formats;
-use moec_pipeline::{Compilation, Stops};
+use moec_pipeline::{Compilation, Inputs, Stops};
 use moec_profile::{Importance, Profile};
 use moec_runtime::bundle::BundleReader;
 use moec_runtime::{Engine, Options, Program};
@@ -75,7 +75,8 @@ impl Store {
         plan: &mut Plan,
         progress: &Progress,
     ) -> Result<()> {
-        let expr = |i: usize| c.segment_weights.get(i).map(|&w| &c.module.weight(w).expr);
+        let of_segments = &c.planned()?.segment_weights;
+        let expr = |i: usize| of_segments.get(i).map(|&w| &c.module.weight(w).expr);
         let mut missing = Vec::new();
         for (i, segment) in plan.segments.iter_mut().enumerate() {
             let same = |(of, at): &&(WeightExpr, Segment)| {
@@ -100,11 +101,11 @@ impl Store {
             let folder = self.scratch.path().join(file.to_string());
             let parent = folder.join(Path::new(DENSE).parent().unwrap_or(Path::new("")));
             fs::create_dir_all(&parent).map_err(|e| io_error("create", &parent, &e))?;
-            let weights: Vec<_> = missing.iter().filter_map(|&i| c.segment_weights.get(i).copied()).collect();
+            let weights: Vec<_> = missing.iter().filter_map(|&i| of_segments.get(i).copied()).collect();
             let packing = Packing {
                 module: &c.module,
                 segment_weights: &weights,
-                source: c.checkpoint()?,
+                source: c.inputs.checkpoint()?,
                 importance: Some(importance),
                 reuse: None,
             };
@@ -152,7 +153,7 @@ impl Model {
 
 /// What compiles models. Activations are exact, so that only weights tell.
 struct Builder<'a> {
-    original: &'a Compilation<'a>,
+    original: &'a Inputs<'a>,
     config: Config,
     target: CpuTarget,
     profile: &'a Profile,
@@ -162,8 +163,8 @@ struct Builder<'a> {
 impl Builder<'_> {
     fn compile(&self, formats: &Formats) -> Result<Compilation<'_>> {
         let (checkpoint, spec) = (self.original.checkpoint()?, self.original.spec()?);
-        let mut c = Compilation::new(&self.config, checkpoint, spec, &self.target);
-        c.formats = formats.clone();
+        let inputs = Inputs::new(&self.config, checkpoint, spec, &self.target);
+        let mut c = Compilation::new(Inputs { formats: formats.clone(), ..inputs });
         c.run(Stops::default(), &Progress::silent(), &mut |_| {})?;
         moec_base::interrupt::check()?;
         Ok(c)
@@ -172,12 +173,13 @@ impl Builder<'_> {
     fn model(&self, c: &Compilation<'_>, store: &mut Store) -> Result<Model> {
         let profile = self.profile;
         let quantised = |w: &moec_ir::Weight| w.format.is_quantised();
-        let importance = Importance::new(profile, &c.lowered()?, &c.module, c.checkpoint()?, quantised)?;
+        let importance =
+            Importance::new(profile, &c.inputs.lowered()?, &c.module, c.inputs.checkpoint()?, quantised)?;
         let importance = importance.rounded(self.config.weights.rounding, profile.correlations.clone());
         let mut plan = c.plan()?.clone();
         store.place(c, &importance, &mut plan, self.progress)?;
         let bytes = bytes(&plan);
-        let object = self.target.compile(&c.kernels, &ObjectCache::open());
+        let object = self.target.compile(&c.planned()?.kernels, &ObjectCache::open());
         let object = object.map_err(|e| Error::bug("the kernels do not compile").because(e))?;
         let unit = HostUnit::load(&object, &plan.target)
             .map_err(|e| Error::environment("the compiled kernels do not load here").because(e))?;
@@ -204,7 +206,7 @@ impl<'a> Bench<'a> {
     /// # Errors
     /// A model that cannot be built here, a size that no choice has, a disk without room for the weights in all of their formats.
     pub(super) fn new(
-        c: &'a Compilation<'a>,
+        c: &'a Inputs<'a>,
         profile: &'a Profile,
         measured: &'a Measured<'a>,
         extent: Extent,

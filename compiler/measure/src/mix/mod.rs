@@ -23,7 +23,7 @@ use moec_cpu::{WeightImportance as _, Weighting, gains};
 use moec_ir::{Format, Module, Op, Operand, Source, Weight, WeightClass, WeightId};
 use moec_passes::decisions::{MixDecision, MixedWeight};
 use moec_passes::format::Formats;
-use moec_pipeline::Compilation;
+use moec_pipeline::Inputs;
 use moec_profile::{Importance, Profile};
 use std::collections::BTreeMap;
 
@@ -60,7 +60,7 @@ impl Group {
 /// # Errors
 /// No profile or no text to choose by; a size that no choice has, or a limit of quality that none of that size keeps; what
 /// keeps a model from being built and run.
-pub fn choose(c: &Compilation<'_>, progress: &Progress) -> Result<(Formats, MixDecision)> {
+pub fn choose(c: &Inputs<'_>, progress: &Progress) -> Result<(Formats, MixDecision)> {
     let config = c.config;
     let needs = |what: &str| Error::input(format!("`size` under `[weights]` needs {what}"));
     let profile = profile(c, progress)?.ok_or_else(|| {
