@@ -7,7 +7,7 @@ use crate::support;
 #[allow(dead_code, reason = "every test file uses its own part")]
 use crate::support::group;
 
-use moec::bundle::read::Bundle;
+use moec_bundle::read::Bundle;
 use moec_ir::plan::{Arg, Layout, Plan};
 #[cfg(target_os = "linux")]
 use moec_testing::GROUPS;

@@ -145,7 +145,7 @@ fn plans_that_would_leave_their_memory() {
     assert!(Program::new(plan(&ENTRIES), &resolve).is_ok());
 }
 
-/// A plan with one step on a unit beside the CPU.
+/// A plan whose steps are on a unit beside the CPU.
 const BESIDE: &str = r#"plan 16 {scratch_bytes = 0}
 model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "TRIPLE", cpu = "c", features = []}
@@ -162,6 +162,7 @@ entry prefill[4] {out_rows = 4, logits = 4} {
   buffer 4 "l" f32[4, 1] {offset = 256, bytes = 64}
   buffer 5 "x@1" i32[4, 1] {offset = 0, bytes = 64, memory = 1}
   step 0 copy {words = 1, span = rows} (buffer 0, buffer 5) {unit = 1, rows = tokens, grid = one, deps = [], node = 0}
+  step 1 copy {words = 1, span = rows} (buffer 5, buffer 4) {unit = 1, rows = tokens, grid = one, deps = [0], node = 0}
 }
 "#;
 

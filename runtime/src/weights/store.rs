@@ -162,7 +162,8 @@ impl Addresses {
 }
 
 impl MappedStore {
-    /// Checks the files of the bundle that hold segments, and maps them. Who reads another file checks it.
+    /// Checks the files of the bundle and maps those that hold segments. Others are checked for damage alone: what reads them
+    /// compares what it has read ([`crate::bundle::BundleReader`]).
     ///
     /// # Errors
     /// A file that is missing, has another size, or another content (as far as `check` goes); a segment
@@ -181,13 +182,14 @@ impl MappedStore {
         check: CheckLevel,
         wanted: &dyn Fn(u32) -> bool,
     ) -> Result<Self> {
-        let segments_in =
-            |file: usize| (0..).zip(&program.segments).filter(move |(_, s)| s.file as usize == file);
+        let segments_in = |file: usize| {
+            let all = (0..).zip(&program.segments);
+            all.filter(move |(i, s)| s.file as usize == file && wanted(*i)).count()
+        };
         let mut maps = Vec::with_capacity(program.files.len());
         for (i, (info, file)) in program.files.iter().zip(files.iter()).enumerate() {
-            let map = if segments_in(i).any(|(s, _)| wanted(s)) { file.map(info)? } else { None };
-            // Other memories may have those that are not wanted.
-            if segments_in(i).next().is_some() && check.hashes(info.bytes) {
+            let map = if segments_in(i) > 0 { file.map(info)? } else { None };
+            if check.hashes(info.bytes) {
                 match &map {
                     Some(map) => file.check_hash(info, Sha256::digest(&**map).into())?,
                     None => file.check(info)?,

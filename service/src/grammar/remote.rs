@@ -39,20 +39,20 @@ impl Workers {
     }
 }
 
-/// As [`Workers::constraints`], by a process that was taken. `held` is dropped when it has gone back.
+/// As [`Workers::constraints`], by a process that was taken. `held` is dropped when that has gone back.
 pub(crate) fn constraints(
-    mut worker: Worker,
+    worker: Worker,
     grammar: &Grammar,
     answers: usize,
     held: impl Send + 'static,
 ) -> Result<Vec<Box<dyn Constraint>>> {
-    worker.open()?;
+    let mut session = Session { masks: Vec::new(), pending: VecDeque::new(), worker, _held: Box::new(held) };
+    session.worker.open()?;
     let command = serde_json::to_vec(&Command::Compile(grammar.clone(), answers));
     let command = command.map_err(|e| Error::new(e.to_string()))?;
-    let mask = worker.send(&command).and_then(|()| worker.reply()).map_err(|_| too_large(grammar))?;
-    let mask = Arc::<[u8]>::from(mask.map_err(Error::new)?);
-    let masks = (0..answers).map(|_| Some(Ok(Arc::clone(&mask)))).collect();
-    let session = Session { masks, pending: VecDeque::new(), worker, _held: Box::new(held) };
+    let compiled = session.worker.send(&command).and_then(|()| session.worker.reply());
+    let mask = Arc::<[u8]>::from(compiled.map_err(|_| too_large(grammar))?.map_err(Error::new)?);
+    session.masks = (0..answers).map(|_| Some(Ok(Arc::clone(&mask)))).collect();
     let session = Arc::new(Mutex::new(session));
     let one = |answer| Box::new(Remote { session: Arc::clone(&session), answer, ended: false }) as _;
     Ok((0..answers).map(one).collect())
@@ -78,7 +78,7 @@ struct Session {
     /// Whose masks the process sends next, in order.
     pending: VecDeque<usize>,
     worker: Worker,
-    // Behind the process, so that this goes first.
+    // After the process, which goes back first.
     _held: Box<dyn Send>,
 }
 

@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// What a worker says to a request: what was asked for, or why not.
 pub(crate) type Reply = std::result::Result<Vec<u8>, String>;
 
-/// Processes of one job that have nothing to do. It starts as many as are taken at a time: who takes them bounds their number.
+/// Processes of one job that have nothing to do. As many are started as are taken at a time: whoever takes them bounds their
+/// number.
 #[derive(Debug)]
 pub(crate) struct Pool {
     job: &'static str,
@@ -17,7 +18,7 @@ pub(crate) struct Pool {
     idle: Mutex<Vec<Idle>>,
 }
 
-/// A process, and what it is about to do.
+/// A process, and what has passed between it and this one.
 #[derive(Debug)]
 struct Idle {
     process: Process,

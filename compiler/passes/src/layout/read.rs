@@ -1,7 +1,7 @@
 //! Who reads what: which additions a producer makes, which tensors of the KV cache are values, and which weights are matrices of
 //! linear layers.
 
-use crate::passes::offload::Statics;
+use crate::offload::Statics;
 use moec_ir::{Graph, Module, Node, NodeId, Op, Operand, StateId, ValueId, WeightId};
 use std::collections::{HashMap, HashSet};
 

@@ -72,7 +72,8 @@ impl OwnedStore {
     /// their content is checked as they are read: segments of a file that is another one are never let through.
     ///
     /// # Errors
-    /// A file that is missing or has another size; a segment outside of its file; memory or threads refused.
+    /// A file that is missing or has another size, or one without segments that has another content; a segment outside of its
+    /// file; memory or threads refused.
     pub fn open(program: &Program, bundle: &Path, check: CheckLevel, how: &How) -> Result<Self> {
         Self::of(program, &BundleFiles::open(program, bundle)?, check, how)
     }
@@ -86,6 +87,9 @@ impl OwnedStore {
         let files =
             || (0_u32..).zip(&program.files).zip(opened.iter()).map(|((i, info), file)| (i, info, file));
         let read = |file: u32| !pieces.of_file(file).is_empty();
+        for (_, info, file) in files().filter(|&(i, info, _)| !read(i) && check.hashes(info.bytes)) {
+            file.check(info)?;
+        }
         let whole: Vec<bool> = files().map(|(i, info, _)| read(i) && check.hashes(info.bytes)).collect();
         let is_whole = |file: u32| whole.get(file as usize).copied().unwrap_or(false);
 
