@@ -286,7 +286,6 @@ fn replayed(
         let row = [(0, prompt.len() + i, id)];
         decoder.decode(engine, &row, &|_, logits| (held.lock().unwrap())(i + 1, logits)).unwrap();
     }
-    drop(held);
     (differ, sum / ids.len() as f64, decoder.fallbacks().map_or(0, |f| f.full))
 }
 

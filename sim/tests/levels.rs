@@ -1,4 +1,5 @@
 //! Three levels, and who stays on them.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 
 use moec_runtime::offload::cache::{CachedLayer, ExpertIndex, Key, Setting, Trace};
 use moec_runtime::schedule::hybrid::{Level, Levels, Moved};

@@ -329,7 +329,8 @@ pub(crate) fn forget(file: &File, len: usize) {
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn forget(_file: &File, _len: usize) {}
 
-#[cfg(all(test, unix))]
+#[cfg(unix)]
+#[cfg(test)]
 mod tests {
     use super::*;
     use std::fs;

@@ -65,7 +65,7 @@ impl Decoder {
         }
         let gamma = Some(gamma).filter(|&g| g < 1.0);
         gamma.map_or(Ok(()), |_| check_snapshots(program))?;
-        Ok(Self { gamma, tally: Some(Fallbacks::default()), ..Self::default() })
+        Ok(Self { gamma, tally: Some(Fallbacks::default()) })
     }
 
     /// As the bundle was built: [`Decoder::big_little`] with its γ where it has little entry points.

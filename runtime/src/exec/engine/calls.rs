@@ -13,7 +13,10 @@ use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
-impl Engine<'_> {
+/// What takes the rows of a call: the engine, the entry point, and the rows of the batch that it computed.
+type After<'a, 'p> = dyn FnMut(&mut Engine<'p>, usize, Range<usize>) -> Result<()> + 'a;
+
+impl<'p> Engine<'p> {
     /// Appends `ids` to the sequence in `slot` at position `start`, in chunks of the entry points that
     /// there are. Tokens at `start` and later are replaced, as [`Engine::rewind`] can.
     ///
@@ -170,7 +173,7 @@ impl Engine<'_> {
         &mut self,
         kind: fn(u32) -> EntryKind,
         batch: &[(u32, usize, u32)],
-        after: &mut dyn FnMut(&mut Self, usize, Range<usize>) -> Result<()>,
+        after: &mut After<'_, 'p>,
     ) -> Result<()> {
         for (i, &(slot, pos, id)) in batch.iter().enumerate() {
             self.check_context("the sequence would have", pos.saturating_add(1))?;

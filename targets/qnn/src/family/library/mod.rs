@@ -137,7 +137,7 @@ pub(super) fn networks(files: &BundleReader) -> Result<Vec<Network>, String> {
     let mut names: Vec<String> = Vec::new();
     for entry in folder.read_dir().map_err(unreadable)? {
         let name = entry.map_err(unreadable)?.file_name().to_string_lossy().into_owned();
-        if name.ends_with(".onnx") {
+        if Path::new(&name).extension().is_some_and(|e| e == "onnx") {
             names.push(name);
         }
     }
