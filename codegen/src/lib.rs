@@ -30,11 +30,12 @@ pub use emit::{Objects, assembly, compile, llvm_ir};
 pub use error::{Error, Result};
 pub use kernels::cache::{BLOCK as CACHE_BLOCK, key_order, value_order};
 pub use kernels::neuron::{neurons_meet, neurons_sketched};
+pub use kernels::recurrence::delta_order;
 pub use machine::{ByteDot, Isa, Machine};
 pub use spec::schedule::{self, Knob, Schedule, evenly_from, least};
 pub use spec::{
-    Compute, KernelSpec, MapOp, NormKind, Rotation, RowForm, RowNorm, WeightOrder, apart, awake_words,
-    packed_words,
+    CausalConv, Compute, DeltaRule, KernelSpec, MapOp, NormKind, Recurrence, Rotation, RowForm, RowNorm,
+    WeightOrder, apart, awake_words, packed_words,
 };
 pub use table::table;
 pub use version::llvm_version;

@@ -4,9 +4,10 @@ use crate::graph::{
     EntryKind, Graph, INPUTS, Module, Node, NodeId, Operand, StateDecl, StateId, ValueId, WeightId,
 };
 use crate::infer::TypeError;
-use crate::op::{Kind, Op};
+use crate::op::{Effect, Kind, Op};
 use crate::plan::RowSpace;
 use crate::scope::Scope;
+use crate::state::StateKind;
 use crate::types::Type;
 use crate::weights::Weight;
 
@@ -94,19 +95,20 @@ fn infer_node(
             (Kind::Value, Operand::Value(_)) => !from_cache,
             (Kind::Weight, Operand::Weight(_)) | (Kind::State, Operand::State(_)) => true,
             // A second write of the same state has no order against the readers of the first.
-            (Kind::State, Operand::Value(_)) => from_cache && !matches!(op, Op::CacheWrite),
+            (Kind::State, Operand::Value(_)) => from_cache && op.effect() == Effect::None,
             _ => false,
         };
         if !fits {
             return Err(error(format!("operand {i} is {input:?}, expected a {}", kind.name())));
         }
         if let Operand::State(s) = input
-            && let Some(state) = module.states.get(s.0 as usize).filter(|s| s.kind.needs_snapshots())
+            && let Some(state) = module.states.get(s.0 as usize).filter(|s| !op.takes_state(s.kind))
         {
             let (name, kind) = (&state.name, state.kind.name());
-            return Err(error(format!(
-                "operand {i} is the state {name:?}, which is {kind}, expected a cache or a ring"
-            )));
+            let kinds = [StateKind::Cache, StateKind::Ring { window: 1 }, StateKind::Recurrent, StateKind::Convolution];
+            let taken: Vec<_> = kinds.into_iter().filter(|&k| op.takes_state(k)).map(StateKind::name).collect();
+            let taken = taken.join(" or ");
+            return Err(error(format!("operand {i} is the state {name:?}, which is {kind}, expected {taken}")));
         }
         types.push(ty);
     }
@@ -137,7 +139,7 @@ impl Graph {
                     format!("{} has {} results, not {}", node.op.name(), types.len(), node.outputs.len()),
                 ));
             }
-            let is_cache = matches!(node.op, Op::CacheWrite);
+            let is_cache = node.op.effect() == Effect::Writes;
             for (ty, v) in types.into_iter().zip(&node.outputs) {
                 let slot = known.get_mut(v.0 as usize).ok_or_else(|| {
                     TypeError::new(place(), format!("%{} is not a value of the graph", v.0))
@@ -241,7 +243,7 @@ impl<'m> GraphBuilder<'m> {
         })?;
         let first = self.graph.values.len() as u32;
         let outputs: Vec<_> = (first..first + types.len() as u32).map(ValueId).collect();
-        self.from_cache.extend(types.iter().map(|_| matches!(op, Op::CacheWrite)));
+        self.from_cache.extend(types.iter().map(|_| op.effect() == Effect::Writes));
         self.graph.values.extend(types);
         self.graph.nodes.push(Node {
             op,

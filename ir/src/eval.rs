@@ -8,6 +8,7 @@ mod basic;
 mod cache;
 mod evaluator;
 mod experts;
+mod recurrent;
 mod route;
 mod tensor;
 
@@ -15,7 +16,7 @@ pub use evaluator::{Evaluator, Observer, WeightMap};
 pub use tensor::{Data, Tensor};
 
 use crate::infer::TypeError;
-use crate::op::Op;
+use crate::op::{Effect, Op};
 use crate::types::Type;
 use thiserror::Error;
 
@@ -51,7 +52,7 @@ pub enum EvalError {
 pub enum Arg<'a> {
     /// A value, a weight, or a state that is only read.
     Tensor(&'a Tensor),
-    /// The state that [`Op::CacheWrite`] updates.
+    /// The state that an operator with an [`Effect`] changes.
     State(&'a mut Tensor),
 }
 
@@ -114,7 +115,7 @@ impl<'a> Args<'a> {
 
 /// Evaluates one node on given operands, in the order of [`Op::signature`].
 ///
-/// The result of [`Op::CacheWrite`] is its state itself, updated in place: the list is empty. Every other
+/// The result of an operator that [writes](Effect::Writes) a state is that state, in place: the list is empty. Every other
 /// operator gives one tensor per result.
 ///
 /// # Errors
@@ -146,13 +147,13 @@ pub fn op_in(op: &Op, mut args: Vec<Arg<'_>>, sequence: usize) -> Result<Vec<Ten
     if !args.iter().all(whole) {
         return Err(error("an operand's data do not fit its type"));
     }
-    if matches!(op, Op::CacheWrite) {
+    if op.effect() != Effect::None {
         let Arg::State(state) = args.remove(0) else {
             return Err(error("the state must be given as `Arg::State`"));
         };
-        let list = args.iter().map(as_tensor).collect();
-        cache::write(&Args { op: name, list, sequence }, state)?;
-        return Ok(Vec::new());
+        let a = Args { op: name, list: args.iter().map(as_tensor).collect(), sequence };
+        let data = change(op, &a, state)?.map(Data::F32);
+        return Ok(results.into_iter().zip(data).map(|(ty, data)| Tensor { ty, data }).collect());
     }
     let list = args.iter().map(as_tensor).collect();
     let data = compute(op, &Args { op: name, list, sequence }, &results)?;
@@ -163,6 +164,15 @@ fn as_tensor<'a>(arg: &'a Arg<'_>) -> &'a Tensor {
     match arg {
         Arg::Tensor(t) => t,
         Arg::State(t) => t,
+    }
+}
+
+/// Evaluates an operator that changes `state`; the operands are those behind it. Gives its result where that is a value.
+fn change(op: &Op, a: &Args<'_>, state: &mut Tensor) -> Result<Option<Vec<f32>>, EvalError> {
+    match op {
+        Op::CausalConv { act, bias } => recurrent::causal_conv(a, state, *act, *bias).map(Some),
+        Op::DeltaRule { key_heads, heads } => recurrent::delta_rule(a, state, *key_heads, *heads).map(Some),
+        _ => cache::write(a, state).map(|()| None),
     }
 }
 
@@ -180,8 +190,8 @@ fn compute(op: &Op, a: &Args<'_>, results: &[Type]) -> Result<Vec<Data>, EvalErr
         Op::ToNchw | Op::FromNchw => one(basic::map(a, |x| x)?),
         Op::RopeAngles { scale, switch } => one(cache::rope_angles(a, *scale, *switch)?),
         Op::Rope { heads, offset, style } => one(cache::rope(a, *heads, *offset, *style)?),
-        // Handled by `op`, which holds the state.
-        Op::CacheWrite => Ok(Vec::new()),
+        // Handled by `change`, which holds the state.
+        Op::CacheWrite | Op::CausalConv { .. } | Op::DeltaRule { .. } => Ok(Vec::new()),
         Op::Attention(d) => one(cache::attention(a, d)?),
         Op::Router(d) => {
             let (ids, weights) = route::router(a, d)?;
@@ -200,6 +210,7 @@ fn compute(op: &Op, a: &Args<'_>, results: &[Type]) -> Result<Vec<Data>, EvalErr
         Op::Scale { factor } => one(basic::map(a, |x| x * factor)?),
         Op::Clamp { lo, hi } => one(basic::map(a, |x| x.max(*lo).min(*hi))?),
         Op::Act(act) => one(basic::map(a, |x| basic::activate(*act, x))?),
+        Op::Softplus => one(basic::map(a, basic::softplus)?),
         Op::Softmax => one(basic::softmax_rows(a)?),
         Op::Concat { heads } => one(basic::concat(a, *heads)?),
         Op::Slice { heads, start, len } => one(basic::slice(a, *heads, *start, *len)?),

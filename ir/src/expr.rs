@@ -27,6 +27,8 @@ impl WeightExpr {
             Self::Concat { .. } => "concat",
             Self::Stack(_) => "stack",
             Self::Split { .. } => "split",
+            Self::Join(_) => "join",
+            Self::Map { .. } => "map",
             Self::Arrange { .. } => "arrange",
             Self::ScaleCols { .. } => "scale_cols",
         }
@@ -101,6 +103,14 @@ impl WeightExpr {
                 }
                 shape => return Err(error(at, format!("{shape:?} into {heads} heads"))),
             },
+            Self::Join(of) => match of.shape()?.as_slice() {
+                &[heads, rows, cols] => {
+                    let all = heads.checked_mul(rows).ok_or_else(|| error(at, "size overflows"))?;
+                    vec![all, cols]
+                }
+                shape => return Err(error(at, format!("{shape:?} has no heads"))),
+            },
+            Self::Map { of, .. } => of.shape()?,
             Self::Arrange { order, of } => {
                 let shape = of.shape()?;
                 let ([rows, _] | [_, rows, _]) = *shape.as_slice() else {
@@ -147,6 +157,8 @@ impl WeightExpr {
                     Self::Transpose(of)
                     | Self::Slice { of, .. }
                     | Self::Split { of, .. }
+                    | Self::Join(of)
+                    | Self::Map { of, .. }
                     | Self::Arrange { of, .. } => todo.push(of),
                     Self::Concat { of, .. } | Self::Stack(of) => todo.extend(of.iter().rev()),
                     Self::ScaleCols { of, by } => todo.extend([&**by, &**of]),
@@ -189,7 +201,11 @@ impl WeightExpr {
                 let d = of.dims();
                 Dims { rank: 3, lead: *heads, rows: d.rows / (*heads).max(1), cols: d.cols }
             }
-            Self::ScaleCols { of, .. } | Self::Arrange { of, .. } => of.dims(),
+            Self::Join(of) => {
+                let d = of.dims();
+                Dims { rank: 2, lead: 1, rows: d.lead.saturating_mul(d.rows), cols: d.cols }
+            }
+            Self::ScaleCols { of, .. } | Self::Arrange { of, .. } | Self::Map { of, .. } => of.dims(),
         }
     }
 }

@@ -221,6 +221,19 @@ impl Op {
                 o.get(0)?.clone()
             }
             Self::Attention(d) => attention(&o, d)?,
+            Self::CausalConv { bias, .. } => {
+                let [_, one, before, c] = o.shape(0, "state", DType::F32)?;
+                o.require(one == 1, || format!("the state has {one} heads, expected 1"))?;
+                let [t, _] = o.matrix(1, "x")?;
+                o.exact(1, "x", &f32(&[t, c]))?;
+                o.exact(2, "weight", &f32(&[before + 1, c]))?;
+                if *bias {
+                    o.exact(3, "bias", &f32(&[c]))?;
+                }
+                positions(&o, t)?;
+                f32(&[t, c])
+            }
+            Self::DeltaRule { key_heads, heads } => delta_rule(&o, *key_heads, *heads)?,
             Self::Router(d) => return router(&o, d),
             Self::Admit(d) => {
                 let [t, k] = o.shape(0, "ids", DType::I32)?;
@@ -320,7 +333,7 @@ impl Op {
                 x.ty()
             }
             Self::Softmax => f32(&o.matrix(0, "x")?),
-            Self::Scale { .. } | Self::Act(_) => o.rows(0, "x")?.ty(),
+            Self::Scale { .. } | Self::Act(_) | Self::Softplus => o.rows(0, "x")?.ty(),
             Self::Clamp { lo, hi } => {
                 o.require(lo <= hi, || format!("bounds {lo:?} .. {hi:?} are empty"))?;
                 o.rows(0, "x")?.ty()
@@ -418,6 +431,32 @@ fn attention(o: &Operands<'_>, d: &AttentionDesc) -> Result<Type, TypeError> {
         o.exact(next + 2, "sinks", &f32(&[d.heads]))?;
     }
     Ok(f32(&[t, o.mul(d.heads, d.v_dim)?]))
+}
+
+/// The last two operands are positions and slots of `rows` rows.
+fn positions(o: &Operands<'_>, rows: usize) -> Result<(), TypeError> {
+    let last = o.types.len().saturating_sub(1);
+    o.exact(last.saturating_sub(1), "pos", &i32(&[rows]))?;
+    o.exact(last, "slot", &i32(&[rows]))
+}
+
+fn delta_rule(o: &Operands<'_>, key_heads: usize, heads: usize) -> Result<Type, TypeError> {
+    o.require(key_heads > 0 && heads > 0 && heads.is_multiple_of(key_heads), || {
+        format!("{heads} heads of values over {key_heads} of keys")
+    })?;
+    let [_, state_heads, k, v] = o.shape(0, "state", DType::F32)?;
+    o.require(state_heads == heads, || format!("the state has {state_heads} heads, expected {heads}"))?;
+    let [t, _] = o.matrix(1, "q")?;
+    let (keys, values) = (f32(&[t, o.mul(key_heads, k)?]), f32(&[t, o.mul(heads, v)?]));
+    o.exact(1, "q", &keys)?;
+    o.exact(2, "k", &keys)?;
+    o.exact(3, "v", &values)?;
+    let [_, decays] = o.matrix(4, "decay")?;
+    let each = if decays == heads { heads } else { o.mul(heads, k)? };
+    o.exact(4, "decay", &f32(&[t, each]))?;
+    o.exact(5, "beta", &f32(&[t, heads]))?;
+    positions(o, t)?;
+    Ok(values)
 }
 
 fn router(o: &Operands<'_>, d: &RouterDesc) -> Result<Vec<Type>, TypeError> {

@@ -12,6 +12,7 @@
 //!
 //! Operands of every operator stand in one table, [`Op::signature`].
 
+use crate::state::StateKind;
 use bincode::{Decode, Encode};
 
 /// Most scores of a [`Op::Fetch`]: those of its own layer and of three layers ahead (HybriMoE, §IV-C).
@@ -315,6 +316,27 @@ pub enum Op {
     /// Row `t` attends to positions `0 ..= pos[t]` of its slot, the last `window` of them if set. Position `p` is row
     /// `p mod ctx` of the state.
     Attention(AttentionDesc),
+    /// `$state[slots, 1, K − 1, C], x[T, C], @w[K, C], @bias[C]?, pos i32[T], slot i32[T] → f32[T, C]`: each channel's own
+    /// convolution over the row and the K − 1 rows of its sequence before it, `Σⱼ w[j, c] · x[t − K + 1 + j, c] + bias[c]`; what
+    /// came before the first is the state's, zeros where a sequence begins. Rows follow each other within a sequence; the last
+    /// K − 1 become the state (Gu and Dao, *Mamba*, section 3.4).
+    CausalConv {
+        /// Function of the result.
+        act: Option<Activation>,
+        /// Whether the bias is there.
+        bias: bool,
+    },
+    /// `$state[slots, heads, K, V], q[T, key_heads·K], k[T, key_heads·K], v[T, heads·V], decay, beta[T, heads], pos i32[T],
+    /// slot i32[T] → f32[T, heads·V]`: the gated delta rule (Yang, Kautz and Hatamizadeh, *Gated Delta Networks*,
+    /// equation 10). For every head, row by row of a sequence, on the state S, zeros where it begins:
+    /// `S ← exp(decay) · S`, `S ← S + k · (beta · (v − kᵀ S))`, and the result is `qᵀ S`. Value head `h` takes query and key of
+    /// head `h · key_heads / heads`. `decay` is `[T, heads]`, or `[T, heads·K]` with one for each channel of a key.
+    DeltaRule {
+        /// Heads of queries and keys.
+        key_heads: usize,
+        /// Heads of values, a multiple.
+        heads: usize,
+    },
     /// `logits[T, E], @select_bias[E]? → i32[T, k], f32[T, k]`
     Router(RouterDesc),
     /// `ids i32[T, k] → i32[dispatch_words(T, k, experts)]`: token rows grouped by expert, see
@@ -391,6 +413,8 @@ pub enum Op {
     Act(Activation),
     /// `g, u → glu(g, u)`
     Glu(Glu),
+    /// `x → ln(1 + e^x)`
+    Softplus,
     /// `x[T, C] → softmax over C`
     Softmax,
     /// `a[T, heads·A], b[T, heads·B], … → [T, heads·(A + B + …)]`: joined head by head.
@@ -457,7 +481,7 @@ pub enum Kind {
     Value,
     /// A weight.
     Weight,
-    /// A state, or the value that [`Op::CacheWrite`] returned for it.
+    /// A state, or the value that an operator which [writes](Effect::Writes) it returned for it.
     State,
 }
 
@@ -472,7 +496,36 @@ impl Kind {
     }
 }
 
+/// What an operator does to the state that is its first operand, or to those that it reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// It takes none, or reads what it takes.
+    None,
+    /// It writes the state: its result is the state as it is then, in place.
+    Writes,
+    /// It reads the state and leaves it changed: its results are values.
+    Updates,
+}
+
 impl Op {
+    /// What the operator does to its state.
+    pub const fn effect(&self) -> Effect {
+        match self {
+            Self::CacheWrite => Effect::Writes,
+            Self::CausalConv { .. } | Self::DeltaRule { .. } => Effect::Updates,
+            _ => Effect::None,
+        }
+    }
+
+    /// Whether its states may be of a kind.
+    pub const fn takes_state(&self, kind: StateKind) -> bool {
+        match self {
+            Self::CausalConv { .. } => matches!(kind, StateKind::Convolution),
+            Self::DeltaRule { .. } => matches!(kind, StateKind::Recurrent),
+            _ => matches!(kind, StateKind::Cache | StateKind::Ring { .. }),
+        }
+    }
+
     /// Names of the operators that are matrix products of whole rows, in any form: what parts of a model are made of.
     pub const MATRICES: [&str; 4] = ["attention", "linear", "linear_glu", "conv1x1"];
 
@@ -492,6 +545,8 @@ impl Op {
             Self::Rope { .. } => "rope",
             Self::CacheWrite => "cache_write",
             Self::Attention(_) => "attention",
+            Self::CausalConv { .. } => "causal_conv",
+            Self::DeltaRule { .. } => "delta_rule",
             Self::Router(_) => "router",
             Self::Dispatch { .. } => "dispatch",
             Self::Fetch { .. } => "fetch",
@@ -506,6 +561,7 @@ impl Op {
             Self::Clamp { .. } => "clamp",
             Self::Act(a) => a.name(),
             Self::Glu(_) => "glu",
+            Self::Softplus => "softplus",
             Self::Softmax => "softmax",
             Self::Concat { .. } => "concat",
             Self::Slice { .. } => "slice",
@@ -545,6 +601,9 @@ impl Op {
             | Self::Concat { .. }
             | Self::GatherRows => vec![V, V],
             Self::CacheWrite => vec![S, V, V, V],
+            Self::CausalConv { bias: false, .. } => vec![S, V, W, V, V],
+            Self::CausalConv { bias: true, .. } => vec![S, V, W, W, V, V],
+            Self::DeltaRule { .. } => vec![S, V, V, V, V, V, V, V],
             Self::Attention(d) => {
                 let mut kinds = vec![V, S];
                 if !d.v_from_k {
@@ -572,6 +631,7 @@ impl Op {
             | Self::RmsNorm { weight: false, .. }
             | Self::Clamp { .. }
             | Self::Act(_)
+            | Self::Softplus
             | Self::Softmax
             | Self::ToNchw
             | Self::FromNchw

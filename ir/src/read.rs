@@ -3,7 +3,7 @@
 use crate::expr::error;
 use crate::infer::TypeError;
 use crate::types::Format;
-use crate::weights::{Axis, Leaf, Source, WeightExpr};
+use crate::weights::{Axis, Elementwise, Leaf, Source, WeightExpr};
 use std::error::Error;
 use std::ops::Range;
 
@@ -32,6 +32,8 @@ trait Reader {
     fn constant(_values: &[f32], _out: &mut [Self::Number]) {}
     /// Multiplies a row by factors.
     fn scale(_row: &mut [Self::Number], _by: &[Self::Number]) {}
+    /// Puts numbers through a function.
+    fn map(_map: Elementwise, _numbers: &mut [Self::Number]) {}
 }
 
 /// As f32.
@@ -60,6 +62,10 @@ impl Reader for Decoded<'_> {
         for (x, f) in row.iter_mut().zip(by) {
             *x *= f;
         }
+    }
+
+    fn map(map: Elementwise, numbers: &mut [f32]) {
+        numbers.iter_mut().for_each(|x| *x = map.of(*x));
     }
 }
 
@@ -186,7 +192,7 @@ impl WeightExpr {
         }
         match self {
             Self::Leaf(leaf) => reader.leaf(leaf, lead, rows, cols, out),
-            Self::Const(_) | Self::ScaleCols { .. } if !R::COMPUTES => Ok(false),
+            Self::Const(_) | Self::ScaleCols { .. } | Self::Map { .. } if !R::COMPUTES => Ok(false),
             Self::Const(values) => {
                 R::constant(&values[cols], out);
                 Ok(true)
@@ -280,6 +286,26 @@ impl WeightExpr {
                 } else {
                     Err(error(self.name(), "an order of too few rows").into())
                 }
+            }
+            Self::Join(of) => {
+                let (each, width) = (of.dims().rows.max(1), cols.len());
+                let mut from = rows.start;
+                while from < rows.end {
+                    let (head, first) = (from / each, from % each);
+                    let len = (each - first).min(rows.end - from);
+                    let at = (from - rows.start) * width;
+                    let part = &mut out[at..at + len * width];
+                    if !of.walk(head, first..first + len, cols.clone(), reader, part)? {
+                        return Ok(false);
+                    }
+                    from += len;
+                }
+                Ok(true)
+            }
+            Self::Map { map, of } => {
+                let all = of.walk(lead, rows, cols, reader, out)?;
+                R::map(*map, out);
+                Ok(all)
             }
             Self::ScaleCols { of, by } => {
                 let mut factors = vec![R::Number::default(); cols.len()];

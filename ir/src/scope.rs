@@ -17,6 +17,8 @@ impl Part {
     pub const EMBED: Self = Self::new("embed");
     /// Attention, its norm and its residual.
     pub const ATTN: Self = Self::new("attn");
+    /// A mixer of tokens that folds them into a state: linear attention, its norm and its residual.
+    pub const MIXER: Self = Self::new("mixer");
     /// Feed-forward network or mixture of experts, its norm and its residual.
     pub const FFN: Self = Self::new("ffn");
     /// The expert that every token takes.

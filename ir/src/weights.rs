@@ -97,6 +97,8 @@ pub enum WeightExpr {
         /// What is split.
         of: Box<WeightExpr>,
     },
+    /// `[heads, R, C]` as `[heads·R, C]`.
+    Join(Box<WeightExpr>),
     /// Rows in another order, that of every matrix by itself: row `r` of matrix `e` is row `order[e · rows + r]` of it.
     Arrange {
         /// For every matrix, each of its rows once.
@@ -111,6 +113,44 @@ pub enum WeightExpr {
         /// One factor per column.
         by: Box<WeightExpr>,
     },
+    /// Every number of it through a function, in f32.
+    Map {
+        /// The function.
+        map: Elementwise,
+        /// What it is given.
+        of: Box<WeightExpr>,
+    },
+}
+
+/// A function of one number of a weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Elementwise {
+    /// `1 + x`: weights of norms that are stored as what they differ from 1.
+    PlusOne,
+    /// `−e^x`: rates of decay that are stored as logarithms (Gu and Dao, *Mamba*, section 3.6).
+    NegExp,
+}
+
+impl Elementwise {
+    /// Every one.
+    pub const ALL: [Self; 2] = [Self::PlusOne, Self::NegExp];
+
+    /// Name in the text form.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::PlusOne => "plus_one",
+            Self::NegExp => "neg_exp",
+        }
+    }
+
+    /// Its value.
+    pub fn of(self, x: f32) -> f32 {
+        match self {
+            Self::PlusOne => 1.0 + x,
+            // In f64 and rounded once, so that every host has the same.
+            Self::NegExp => -f64::from(x).exp() as f32,
+        }
+    }
 }
 
 /// A declared weight.

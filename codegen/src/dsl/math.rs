@@ -91,6 +91,19 @@ impl<'k> F<'k> {
         [signed(is(2, quarter + 1), odd.pick(sin, cos)), signed(is(2, quarter), odd.pick(cos, sin))]
     }
 
+    /// `ln(1 + x)` for `0 ≤ x ≤ 1`, to 2 units in the last place.
+    fn ln_1p(self) -> F<'k> {
+        // 2 artanh(x / (2 + x)), whose argument is at most ⅓.
+        let s = self / (self + 2.0);
+        let odd = [2.0, 2.0 / 3.0, 2.0 / 5.0, 2.0 / 7.0, 2.0 / 9.0, 2.0 / 11.0, 2.0 / 13.0];
+        s * (s * s).polynomial(&odd)
+    }
+
+    /// `ln(1 + e^x)`
+    pub(crate) fn softplus(self) -> F<'k> {
+        self.at_least(0.0) + (-self.abs()).exp().ln_1p()
+    }
+
     /// `1 / (1 + e^-x)`
     pub(crate) fn sigmoid(self) -> F<'k> {
         let k = self.k;

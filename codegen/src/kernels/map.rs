@@ -26,7 +26,7 @@ fn second(op: MapOp) -> Second {
         }
         MapOp::Glu { b_ld, .. } => Second::Row(b_ld),
         MapOp::ScaleCols => Second::Channels,
-        MapOp::Scale { .. } | MapOp::Clamp { .. } | MapOp::Act(_) => Second::None,
+        MapOp::Scale { .. } | MapOp::Clamp { .. } | MapOp::Act(_) | MapOp::Softplus => Second::None,
     }
 }
 
@@ -38,6 +38,7 @@ fn apply<'k>(op: MapOp, a: F<'k>, b: F<'k>) -> F<'k> {
         MapOp::Scale { factor } => a * factor,
         MapOp::Clamp { lo, hi } => a.at_least(lo).at_most(hi),
         MapOp::Act(act) => a.activate(act),
+        MapOp::Softplus => a.softplus(),
     }
 }
 

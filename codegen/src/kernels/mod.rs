@@ -17,6 +17,7 @@ mod outliers;
 mod panel;
 mod position;
 mod quantise;
+pub(crate) mod recurrence;
 pub(crate) mod routed;
 pub(crate) mod router;
 mod rows;
@@ -27,8 +28,33 @@ mod unpack;
 
 use crate::dsl::Kb;
 use crate::machine::{ByteDot, Isa};
-use crate::spec::{Compute, KernelSpec, RowForm, WeightOrder, packed_words};
+use crate::spec::{Compute, KernelSpec, RowForm, Symbol, WeightOrder, packed_words};
+use moec_ir::plan::{Grid, Results};
 use moec_ir::types::Format;
+
+/// What a kernel tells of itself, and its code.
+pub(crate) trait Kernel {
+    /// What it does, in a word.
+    fn kind(&self) -> &'static str;
+    /// Adds its parameters to its symbol: equal exactly for equal ones.
+    fn name(&self, symbol: &mut Symbol);
+    /// Work items.
+    fn grid(&self, isa: &Isa) -> Grid;
+    /// Number of arguments.
+    fn args(&self) -> usize;
+    /// Arguments that it writes.
+    fn results(&self) -> Results {
+        Results::last(1, self.args())
+    }
+    /// Bytes of scratch that a thread needs.
+    fn scratch_bytes(&self, _isa: &Isa) -> usize {
+        0
+    }
+    /// What must hold, and what is wrong where it does not: the kernel would read or write out of bounds.
+    fn rules(&self, isa: &Isa) -> Vec<(bool, &'static str)>;
+    /// Writes its body.
+    fn write<'k>(&self, k: &'k Kb<'k>);
+}
 
 /// Writes the body of a kernel.
 pub(crate) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
@@ -54,6 +80,7 @@ pub(crate) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         KernelSpec::Combine { .. } => combine::write(k, spec),
         KernelSpec::Map { .. } => map::write(k, spec),
         KernelSpec::Softmax { .. } => softmax::write(k, spec),
+        KernelSpec::Recurrence(of) => of.kernel().write(k),
     }
 }
 
@@ -178,6 +205,7 @@ pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
         KernelSpec::Map { cols, a_ld, out_ld, .. } => {
             vec![(a_ld >= cols && out_ld >= cols, "rows overlap")]
         }
+        KernelSpec::Recurrence(of) => of.kernel().rules(isa),
     };
     let schedule = spec.schedule().map(|s| s.check(isa));
     match rules.iter().chain(schedule.iter().flatten()).find(|(holds, _)| !holds) {

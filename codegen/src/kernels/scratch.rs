@@ -28,6 +28,7 @@ impl KernelSpec {
             }
             &Self::NeuronPredict { layout, rank, .. } => neuron::predict::scratch_bytes(layout.rows, rank),
             Self::NeuronDown { inter, .. } | Self::NeuronDownAt { inter, .. } => neuron::down_scratch(*inter),
+            Self::Recurrence(of) => of.kernel().scratch_bytes(isa),
             _ => 0,
         }
     }

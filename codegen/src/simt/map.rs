@@ -40,6 +40,7 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
             MapOp::Scale { factor } => x * factor,
             MapOp::Clamp { lo, hi } => x.at_least(lo).at_most(hi),
             MapOp::Act(act) => x.activate(act),
+            MapOp::Softplus => x.softplus(),
         };
         out.words(row * out_ld).words(c).store(result);
     });

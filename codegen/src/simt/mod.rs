@@ -225,7 +225,8 @@ fn family(spec: &KernelSpec) -> Option<(Launch, Write)> {
         | KernelSpec::NeuronDown { .. }
         | KernelSpec::NeuronGate { .. }
         | KernelSpec::NeuronUpAt { .. }
-        | KernelSpec::NeuronDownAt { .. } => return None,
+        | KernelSpec::NeuronDownAt { .. }
+        | KernelSpec::Recurrence(_) => return None,
     };
     Some((launch?, write))
 }

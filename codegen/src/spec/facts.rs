@@ -45,6 +45,7 @@ impl KernelSpec {
             | Self::Copy { .. }
             | Self::Softmax { .. }
             | Self::GatherRows { .. } => tiles(ROWS, 1),
+            Self::Recurrence(of) => of.kernel().grid(isa),
         }
     }
 
@@ -131,6 +132,7 @@ impl KernelSpec {
             Self::Copy { .. } => "copy",
             Self::Softmax { .. } => "softmax",
             Self::GatherRows { .. } => "gather_rows",
+            Self::Recurrence(of) => of.kernel().kind(),
         }
     }
 
@@ -169,6 +171,7 @@ impl KernelSpec {
             | Self::Copy { .. }
             | Self::Softmax { .. }
             | Self::GatherRows { .. } => Results::last(1, self.args()),
+            Self::Recurrence(of) => of.kernel().results(),
         }
     }
 
@@ -196,10 +199,11 @@ impl KernelSpec {
             | Self::NeuronDownAt { .. } => 5,
             Self::Combine { residual_ld, .. } => 4 + opt(residual_ld.is_some()),
             Self::Map { op, .. } => match op {
-                MapOp::Scale { .. } | MapOp::Clamp { .. } | MapOp::Act(_) => 2,
+                MapOp::Scale { .. } | MapOp::Clamp { .. } | MapOp::Act(_) | MapOp::Softplus => 2,
                 MapOp::Add { .. } | MapOp::Mul { .. } | MapOp::Glu { .. } | MapOp::ScaleCols => 3,
             },
             Self::Copy { .. } | Self::Softmax { .. } | Self::Quantise { .. } => 2,
+            Self::Recurrence(of) => of.kernel().args(),
         }
     }
 }

@@ -14,7 +14,9 @@ use moec_ir::op::{Activation, AttentionDesc, DispatchLayout, Glu, RopeStyle, Rou
 use moec_ir::types::{Format, GROUP};
 use schedule::Schedule;
 
+pub use crate::kernels::recurrence::{CausalConv, DeltaRule, Recurrence};
 pub(crate) use facts::panels;
+pub(crate) use symbol::Symbol;
 
 /// Which norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -157,6 +159,8 @@ pub enum MapOp {
     },
     /// `act(a)`
     Act(Activation),
+    /// `ln(1 + e^a)`
+    Softplus,
 }
 
 /// How the matrices of experts lie.
@@ -555,6 +559,8 @@ pub enum KernelSpec {
         /// Row distance of `out`.
         out_ld: usize,
     },
+    /// Rows that change the state that the next one reads.
+    Recurrence(Recurrence),
 }
 
 /// Neurons of a work item of [`KernelSpec::NeuronUp`].

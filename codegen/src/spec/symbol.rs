@@ -149,21 +149,25 @@ impl KernelSpec {
             Self::GatherRows { cols, x_ld, out_ld } => {
                 s.word("gather_rows").num("c", *cols).num("x", *x_ld).num("o", *out_ld);
             }
+            Self::Recurrence(of) => {
+                let kernel = of.kernel();
+                kernel.name(s.word(kernel.kind()));
+            }
         }
         s.0
     }
 }
 
 /// A symbol under construction. Every part begins with `_` and a tag, so that no two read alike.
-struct Symbol(String);
+pub(crate) struct Symbol(String);
 
 impl Symbol {
-    fn word(&mut self, word: &str) -> &mut Self {
+    pub(crate) fn word(&mut self, word: &str) -> &mut Self {
         let _ = write!(self.0, "_{word}");
         self
     }
 
-    fn num(&mut self, tag: &str, value: usize) -> &mut Self {
+    pub(crate) fn num(&mut self, tag: &str, value: usize) -> &mut Self {
         let _ = write!(self.0, "_{tag}{value}");
         self
     }
@@ -175,7 +179,7 @@ impl Symbol {
         self
     }
 
-    fn flag(&mut self, word: &str, on: bool) -> &mut Self {
+    pub(crate) fn flag(&mut self, word: &str, on: bool) -> &mut Self {
         if on {
             self.word(word);
         }
@@ -257,6 +261,7 @@ impl Symbol {
             MapOp::Scale { factor } => self.word("scale").float("by", factor),
             MapOp::Clamp { lo, hi } => self.word("clamp").float("lo", lo).float("hi", hi),
             MapOp::Act(act) => self.word("act").word(act.name()),
+            MapOp::Softplus => self.word("softplus"),
         };
     }
 

@@ -7,7 +7,8 @@ use moec_bundle::workspace;
 use moec_config::{Config, Facts, sizes};
 use moec_import::{ImportOptions, ModelSpec, containers};
 use moec_ir::Format;
-use moec_passes::lower;
+use moec_cpu::CACHE_BLOCK;
+use moec_import::lower;
 use moec_runtime::platform::regular;
 use moec_targets::families;
 use serde_json::{Value, json};
@@ -94,9 +95,9 @@ fn config(args: &Args, config: &Config) -> Result<()> {
     let facts = facts::of(&spec, &|leaf| checkpoint.format(leaf));
     let bytes = facts.bundle_bytes(&config.weights);
     let slots = shapes.decode_batch.last().copied().unwrap_or(1) as u64;
-    let states = |rings| lower::Shapes {
+    let states = |rings: bool| lower::Shapes {
         max_context: shapes.max_context,
-        rings,
+        rings: rings.then_some(CACHE_BLOCK),
         prefill_chunk: shapes.prefill_chunk,
         prefill_out_rows: 1,
         decode_batch: shapes.decode_batch.clone(),

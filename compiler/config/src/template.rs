@@ -30,6 +30,8 @@ pub struct Facts {
     pub max_context: usize,
     /// Of each layer with attention the numbers of KV cache per token and sequence, and its window.
     pub kv: Vec<(u64, Option<usize>)>,
+    /// Numbers of f32 that states keep of a sequence, however long it is.
+    pub folded: u64,
     /// Parameters by class.
     pub by_class: Vec<(WeightClass, u64)>,
     /// The format that holds all matrices of a class as the checkpoint stores them, where there is one.
@@ -56,11 +58,11 @@ impl Facts {
         self.kv.iter().map(|&(numbers, _)| of_numbers(format, numbers)).sum()
     }
 
-    /// Bytes of KV cache of a sequence, in a format. `kept`: rows of a layer with such a window.
+    /// Bytes of KV cache and other states of a sequence, in a format. `kept`: rows of a layer with such a window.
     pub fn kv_bytes(&self, format: Format, kept: impl Fn(Option<usize>) -> usize) -> u64 {
         let of_layer =
             |&(numbers, window): &(u64, Option<usize>)| of_numbers(format, numbers) * kept(window) as u64;
-        self.kv.iter().map(of_layer).sum()
+        self.kv.iter().map(of_layer).sum::<u64>() + of_numbers(Format::F32, self.folded)
     }
 
     /// About how many bytes the weights of a bundle take.

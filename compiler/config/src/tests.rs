@@ -24,6 +24,7 @@ fn facts() -> Facts {
         experts_per_token: 4,
         max_context: 2048,
         kv: vec![(512, None)],
+        folded: 0,
         by_class: vec![
             (WeightClass::Experts, 5_308_416),
             (WeightClass::Attention, 393_216),

@@ -4,11 +4,11 @@
 use super::checkpoint::Checkpoint;
 use super::config::{Config, Size};
 use super::families::Family;
-use super::rope;
-use super::spec::{Gqa, LayerSpec, Mixer, Mlp, ModelSpec, Norm, QkNorm};
+use super::mixers::{GqaOptions, Moe};
+use super::spec::{LayerSpec, ModelSpec, Norm};
 use super::tensors::{Dim, Tensors};
 use moec_base::error::{Error, Result};
-use moec_ir::{Activation, Glu, WeightExpr};
+use moec_ir::{Activation, Elementwise, Glu, WeightExpr};
 
 /// Config keys under which families give the number of routed experts.
 pub const EXPERTS: [&str; 3] = ["num_experts", "num_local_experts", "n_routed_experts"];
@@ -33,49 +33,11 @@ pub struct Base<'a> {
     pub glu: Glu,
     /// Whether the embedding table is the head where the config is silent.
     pub tied: bool,
+    /// Whether norms store what their weights differ from 1.
+    pub zero_centred: bool,
+    /// What the names of all tensors but the head's begin with.
+    root: &'static str,
     vocab: Dim,
-}
-
-/// Which channels the norms of query and key cover.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QkNormKind {
-    /// Each head apart.
-    PerHead,
-    /// All channels together.
-    Full,
-}
-
-/// What sets the attention of llama-like families apart.
-#[derive(Clone, Copy, Debug)]
-pub struct GqaOptions {
-    /// Biases on query, key and value.
-    pub qkv_bias: bool,
-    /// Bias on the output.
-    pub o_bias: bool,
-    /// Norms of query and key.
-    pub qk_norm: Option<QkNormKind>,
-    /// Bound of the magnitude of query, key and value.
-    pub clip: Option<f32>,
-    /// Sliding window in tokens.
-    pub window: Option<usize>,
-    /// One extra softmax column per head.
-    pub sinks: bool,
-    /// What holds of the rotation where the config is silent; `None` where query and key are not rotated.
-    pub rope: Option<rope::Defaults>,
-}
-
-impl Default for GqaOptions {
-    fn default() -> Self {
-        Self {
-            qkv_bias: false,
-            o_bias: false,
-            qk_norm: None,
-            clip: None,
-            window: None,
-            sinks: false,
-            rope: Some(rope::Defaults::default()),
-        }
-    }
 }
 
 impl<'a> Base<'a> {
@@ -115,13 +77,15 @@ impl<'a> Base<'a> {
             eps: config.positive("rms_norm_eps")? as f32,
             glu,
             tied: false,
+            zero_centred: false,
+            root: ROOTS.into_iter().find(|root| checkpoint.get(&embeddings(root)).is_some()).unwrap_or(ROOTS[0]),
             vocab: config.size(&["vocab_size"])?.into(),
         })
     }
 
     /// Prefix of a layer's tensors.
     pub fn layer(&self, layer: usize) -> String {
-        format!("model.layers.{layer}")
+        format!("{}.layers.{layer}", self.root)
     }
 
     /// Channels of a head: `head_dim`, or what the query projection has of them.
@@ -132,9 +96,9 @@ impl<'a> Base<'a> {
         if let Some(size) = self.config.opt_size(&["head_dim"])? {
             return Ok(size.into());
         }
-        let name = "model.layers.0.self_attn.q_proj.weight";
+        let name = format!("{}.self_attn.q_proj.weight", self.layer(0));
         let heads = self.heads.n;
-        match self.tensors.shape(name) {
+        match self.tensors.shape(&name) {
             Some([rows, _]) if *rows > 0 && rows.is_multiple_of(heads) => {
                 Ok(Dim::new(rows / heads, format!("`{name}` / `num_attention_heads`")))
             }
@@ -147,69 +111,6 @@ impl<'a> Base<'a> {
             ))),
             None => Ok(Dim::new(self.hidden.n / heads, "`hidden_size` / `num_attention_heads`")),
         }
-    }
-
-    /// Llama-like attention of a layer.
-    ///
-    /// # Errors
-    /// Tensors that do not fit the config.
-    pub fn gqa(&self, layer: usize, options: GqaOptions) -> Result<Gqa> {
-        let at = format!("{}.self_attn", self.layer(layer));
-        let (t, hidden) = (&self.tensors, &self.hidden);
-        let head_dim = self.head_dim()?;
-        let wide = Dim::from(self.heads).times(&head_dim);
-        let narrow = Dim::from(self.kv_heads).times(&head_dim);
-        let norm = |name: &str, full: &Dim, kind: QkNormKind| {
-            let width = if kind == QkNormKind::PerHead { &head_dim } else { full };
-            t.take(&format!("{at}.{name}.weight"), &[width])
-        };
-        let qk_norm = match options.qk_norm {
-            None => None,
-            Some(kind) => Some(QkNorm {
-                per_head: kind == QkNormKind::PerHead,
-                eps: self.eps,
-                q: norm("q_norm", &wide, kind)?,
-                k: norm("k_norm", &narrow, kind)?,
-            }),
-        };
-        Ok(Gqa {
-            heads: self.heads.n,
-            kv_heads: self.kv_heads.n,
-            head_dim: head_dim.n,
-            q: t.projection(&format!("{at}.q_proj"), &wide, hidden, options.qkv_bias)?,
-            k: t.projection(&format!("{at}.k_proj"), &narrow, hidden, options.qkv_bias)?,
-            v: t.projection(&format!("{at}.v_proj"), &narrow, hidden, options.qkv_bias)?,
-            o: t.projection(&format!("{at}.o_proj"), hidden, &wide, options.o_bias)?,
-            qk_norm,
-            clip: options.clip,
-            rope: options.rope.map(|defaults| rope::read(self.config, head_dim.n, defaults)).transpose()?,
-            window: options.window,
-            sinks: t.take_if(options.sinks, &format!("{at}.sinks"), &[&self.heads.into()])?,
-            scale: (head_dim.n as f64).powf(-0.5) as f32,
-        })
-    }
-
-    /// A gated network of `gate_proj`, `up_proj` and `down_proj`.
-    ///
-    /// # Errors
-    /// Tensors that do not fit the config.
-    pub fn mlp(&self, at: &str, inner: &Dim, bias: bool) -> Result<Mlp> {
-        let t = &self.tensors;
-        Ok(Mlp {
-            gate: t.projection(&format!("{at}.gate_proj"), inner, &self.hidden, bias)?,
-            up: t.projection(&format!("{at}.up_proj"), inner, &self.hidden, bias)?,
-            down: t.projection(&format!("{at}.down_proj"), &self.hidden, inner, bias)?,
-            glu: self.glu,
-        })
-    }
-
-    /// The dense network of a layer, of `intermediate_size`.
-    ///
-    /// # Errors
-    /// Tensors that do not fit the config.
-    pub fn dense(&self, layer: usize, bias: bool) -> Result<Mixer> {
-        let inner = self.config.size(&["intermediate_size"])?.into();
-        Ok(self.mlp(&format!("{}.mlp", self.layer(layer)), &inner, bias)?.into())
     }
 
     /// A model of llama-like layers without experts; `bias` says whether its networks have biases.
@@ -233,7 +134,25 @@ impl<'a> Base<'a> {
     /// # Errors
     /// Tensors that do not fit the config.
     pub fn rms_norm(&self, name: &str) -> Result<Norm> {
-        self.tensors.rms_norm(name, &self.hidden, self.eps)
+        Ok(Norm::Rms { eps: self.eps, weight: self.norm_weight(&format!("{name}.weight"), &self.hidden)? })
+    }
+
+    /// The norm in front of the head.
+    ///
+    /// # Errors
+    /// As [`Self::rms_norm`].
+    pub fn final_norm(&self) -> Result<Norm> {
+        self.rms_norm(&format!("{}.norm", self.root))
+    }
+
+    /// The weight of a norm, as it multiplies.
+    ///
+    /// # Errors
+    /// As [`Self::rms_norm`].
+    pub fn norm_weight(&self, name: &str, width: &Dim) -> Result<WeightExpr> {
+        let weight = self.tensors.take(name, &[width])?;
+        let map = Elementwise::PlusOne;
+        Ok(if self.zero_centred { WeightExpr::Map { map, of: Box::new(weight) } } else { weight })
     }
 
     /// Reads the layers one by one.
@@ -257,7 +176,7 @@ impl<'a> Base<'a> {
     ) -> Result<ModelSpec> {
         let (t, config) = (&self.tensors, self.config);
         let table = [&self.vocab, &self.hidden];
-        let embed = t.take("model.embed_tokens.weight", &table)?;
+        let embed = t.take(&embeddings(self.root), &table)?;
         let tied = config.flag_or("tie_word_embeddings", self.tied)?;
         let head = t.take_if(!tied, "lm_head.weight", &table)?;
         if tied {
@@ -267,7 +186,7 @@ impl<'a> Base<'a> {
         let params = t.parameters();
         let idle: u64 = layers.iter().filter_map(LayerSpec::moe).map(idle).sum();
         let (bos, eos) = self.special_tokens()?;
-        let warnings = [self.unused(), self.predictors(), no_end(&eos, self.vocab.n)];
+        let warnings = [self.unused(), self.vision(), self.predictors(), no_end(&eos, self.vocab.n)];
         Ok(ModelSpec {
             family: family.name,
             title: family.title,
@@ -310,13 +229,24 @@ impl<'a> Base<'a> {
         ))
     }
 
+    /// A warning about the part of a model that sees.
+    fn vision(&self) -> Option<String> {
+        let rest = self.tensors.rest();
+        match rest.iter().filter(|name| name.starts_with(VISION)).count() {
+            0 => None,
+            n => Some(format!("the model also sees: {n} tensors of its vision are not used, it reads text alone")),
+        }
+    }
+
     /// A warning about tensors that nothing reads.
     fn unused(&self) -> Option<String> {
         let known = |name: &str| {
             // Layers past the last predict several tokens at once; frequencies are computed.
+            let layers = name.strip_prefix(self.root).and_then(|rest| rest.strip_prefix(".layers."));
             let layer =
-                name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse().ok());
+                layers.and_then(|rest| rest.split('.').next()?.parse().ok());
             layer.is_some_and(|l: usize| l >= self.layers)
+                || AHEAD_OR_VISION.iter().any(|prefix| name.starts_with(prefix))
                 || name.ends_with(".rotary_emb.inv_freq")
                 || name.contains(PREDICTOR)
         };
@@ -331,6 +261,19 @@ impl<'a> Base<'a> {
     }
 }
 
+/// What the names of tensors begin with, of models of text and of models of more than text.
+const ROOTS: [&str; 2] = ["model", "model.language_model"];
+
+/// Tensors of the part of a model that sees.
+const VISION: &str = "model.visual.";
+/// Tensors that no text needs, token by token.
+const AHEAD_OR_VISION: [&str; 2] = ["mtp.", VISION];
+
+/// Name of the embedding table.
+fn embeddings(root: &str) -> String {
+    format!("{root}.embed_tokens.weight")
+}
+
 /// What the names of tensors have that say which neurons of a network a token needs (TurboSparse, PowerInfer).
 const PREDICTOR: &str = ".predictor.";
 
@@ -343,7 +286,7 @@ fn no_end(eos: &[u32], vocab: usize) -> Option<String> {
 }
 
 /// Parameters of experts that a token does not take.
-fn idle(moe: &super::spec::Moe) -> u64 {
+fn idle(moe: &Moe) -> u64 {
     let size = |w: &WeightExpr| {
         w.leaves().map(|l| l.shape.iter().map(|&d| d as u64).product()).max().unwrap_or(0_u64)
     };
@@ -388,7 +331,10 @@ fn activation(config: &Config) -> Result<Activation> {
 }
 
 /// Refuses checkpoints quantised in a way that is not read.
-fn quantization(config: &Config) -> Result<()> {
+///
+/// # Errors
+/// Such a way, by name.
+pub fn quantization(config: &Config) -> Result<()> {
     let Some(q) = config.opt_section("quantization_config")? else { return Ok(()) };
     match q.opt_text("quant_method")?.unwrap_or("none") {
         "mxfp4" => Ok(()),

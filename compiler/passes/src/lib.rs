@@ -18,7 +18,6 @@ pub mod group;
 pub mod home;
 pub mod hot;
 pub mod layout;
-pub mod lower;
 pub mod memory;
 pub mod offload;
 pub mod page;

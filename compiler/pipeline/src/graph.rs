@@ -10,7 +10,8 @@ use moec_passes::home::Homes;
 use moec_passes::hot::{self, Experts};
 use moec_passes::offload::Statics;
 use moec_passes::rewrite::{Costs, rules};
-use moec_passes::{cluster, convolve, divide, fetch, format, lower, offload, reads, rewrite};
+use moec_import::lower;
+use moec_passes::{cluster, convolve, divide, fetch, format, offload, reads, rewrite};
 use moec_sim::cache::Pin;
 
 pub(super) fn lower(given: &Inputs<'_>) -> Result<Module> {

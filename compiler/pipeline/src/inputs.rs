@@ -6,13 +6,13 @@ use moec_base::paths::{KERNELS, TOKENIZER};
 use moec_base::progress::Progress;
 use moec_config::Config;
 use moec_costs::units::{UnitList, Units, Wish};
-use moec_cpu::CpuTarget;
+use moec_cpu::{CACHE_BLOCK, CpuTarget};
 use moec_import::{Checkpoint, ModelSpec};
 use moec_ir::placement::Placement;
 use moec_ir::plan::{BigLittle, ModelInfo};
 use moec_ir::{Module, Source};
 use moec_passes::format::Formats;
-use moec_passes::lower;
+use moec_import::lower;
 use moec_passes::threshold::Thresholds;
 use moec_profile::Profile;
 
@@ -186,9 +186,10 @@ impl<'a> Inputs<'a> {
         let rows = shapes.prefill_chunk;
         let prefill_out_rows = if rows <= fit { rows } else { (fit / 16 * 16).clamp(1, rows) };
         let attention = self.list.wish("attention", &self.config.placement.attention);
+        let rings = Units::of(self.list.device).is_none() || attention.is_ok_and(|a| a == Wish::Processor);
         Ok(lower::Shapes {
             max_context: shapes.max_context,
-            rings: Units::of(self.list.device).is_none() || attention.is_ok_and(|a| a == Wish::Processor),
+            rings: rings.then_some(CACHE_BLOCK),
             prefill_chunk: rows,
             prefill_out_rows,
             slots: shapes.decode_batch.iter().copied().max().unwrap_or(1),

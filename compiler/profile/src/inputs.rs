@@ -126,9 +126,10 @@ fn name_of(
             Some(first) => name_of(lowered, first, source),
             None => Ok(None),
         },
-        WeightExpr::Slice { axis: Axis::Rows, of, .. } | WeightExpr::Arrange { of, .. } => {
-            name_of(lowered, of, source)
-        }
+        WeightExpr::Slice { axis: Axis::Rows, of, .. }
+        | WeightExpr::Arrange { of, .. }
+        | WeightExpr::Split { of, .. }
+        | WeightExpr::Join(of) => name_of(lowered, of, source),
         // (x · s) Wᵀ = x (W · s)ᵀ: the matrix as stored reads x, which is the recorded input over s.
         WeightExpr::ScaleCols { of, by } => {
             let Some((name, inner)) = name_of(lowered, of, source)? else { return Ok(None) };

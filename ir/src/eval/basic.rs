@@ -52,6 +52,12 @@ pub(super) fn activate(act: Activation, x: f32) -> f32 {
     y as f32
 }
 
+/// `ln(1 + e^x)`, computed in f64 without overflow.
+pub(super) fn softplus(x: f32) -> f32 {
+    let x = f64::from(x);
+    (x.max(0.0) + (-x.abs()).exp().ln_1p()) as f32
+}
+
 /// Joins gate and up.
 pub(super) fn glu(glu: Glu, g: f32, u: f32) -> f32 {
     match glu {

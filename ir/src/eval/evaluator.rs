@@ -3,7 +3,7 @@
 use super::tensor::Tensor;
 use super::{Arg, EvalError, op_in};
 use crate::graph::{EntryKind, Graph, Module, NodeId, Operand, StateId, WeightId};
-use crate::op::Op;
+use crate::op::{Effect, Op};
 use crate::state::StateKind;
 use crate::types::Type;
 use crate::weights::{Source, Weight};
@@ -74,6 +74,26 @@ impl<'a> Evaluator<'a> {
         let (module, slot) = (self.module, self.states.get_mut(id.0 as usize));
         let slot = slot.ok_or_else(|| EvalError::Call(format!("no state {}", id.0)))?;
         Ok(slot.get_or_insert_with(|| Tensor::zeros(module.state(id).ty.clone())))
+    }
+
+    /// Those of the states that fold tokens together, as they are.
+    fn folded(&self) -> Vec<(usize, Option<Tensor>)> {
+        let all = self.module.states.iter().zip(&self.states).enumerate();
+        all.filter(|(_, (decl, _))| decl.kind.needs_snapshots()).map(|(s, (_, t))| (s, t.clone())).collect()
+    }
+
+    /// Zeros for a sequence that begins in a slot, where its states fold tokens together.
+    fn begin(&mut self, slot: i32) {
+        for (decl, state) in self.module.states.iter().zip(&mut self.states) {
+            let (Some(Tensor { data: super::Data::F32(data), .. }), true) = (state, decl.kind.needs_snapshots()) else {
+                continue;
+            };
+            let each = data.len() / decl.ty.shape[0].max(1);
+            let slots = data.chunks_mut(each.max(1));
+            if let Some(own) = usize::try_from(slot).ok().and_then(|slot| slots.into_iter().nth(slot)) {
+                own.fill(0.0);
+            }
+        }
     }
 
     /// A weight as an f32 tensor.
@@ -158,8 +178,8 @@ impl<'a> Evaluator<'a> {
         for (i, node) in graph.nodes.iter().enumerate() {
             let id = NodeId(i as u32);
             let results = self.node(graph, id, &run)?;
-            if let (Op::CacheWrite, Some(Operand::State(s)), [v]) =
-                (&node.op, node.inputs.first(), node.outputs.as_slice())
+            if let (Effect::Writes, Some(Operand::State(s)), [v]) =
+                (node.op.effect(), node.inputs.first(), node.outputs.as_slice())
             {
                 observer(id, &[self.state(*s)?]);
                 run.set(v.0, Slot::State(*s))?;
@@ -199,9 +219,9 @@ impl<'a> Evaluator<'a> {
         for s in node.inputs.iter().filter_map(state_of) {
             self.state(s)?;
         }
-        // The written state is taken out, so that it can be changed while the others are read.
+        // A state that is changed is taken out, so that the others can be read meanwhile.
         let writes =
-            if matches!(node.op, Op::CacheWrite) { node.inputs.first().and_then(state_of) } else { None };
+            if node.op.effect() == Effect::None { None } else { node.inputs.first().and_then(state_of) };
         let mut written = writes.and_then(|s| self.states[s.0 as usize].take().map(|t| (s, t)));
         let mut target = written.as_mut().map(|(_, t)| t);
         let states = &self.states;
@@ -275,6 +295,9 @@ impl<'a> Evaluator<'a> {
         if ids.is_empty() || rows == 0 || wanted == 0 {
             return Err(EvalError::Call("an empty sequence or entry".into()));
         }
+        if start == 0 {
+            self.begin(slot);
+        }
         let chunk = if graph.kind.is_prefill() { rows } else { 1 };
         let slots = vec![slot; rows];
         let (mut logits, mut vocab) = (Vec::new(), 0);
@@ -287,8 +310,15 @@ impl<'a> Evaluator<'a> {
                     i32::try_from(id).map_err(|_| EvalError::Call(format!("id {id} is out of range")))?;
                 pos[i] = (first + i) as i32;
             }
-            // Fewer output rows than tokens: the chunk runs again, which writes the same cache rows again.
+            // Fewer output rows than tokens: the chunk runs again, which writes the same cache rows again, from what states
+            // that fold tokens together were before it.
+            let before = (part.len() > wanted).then(|| self.folded());
             for block in (0..part.len()).step_by(wanted) {
+                if let Some(before) = before.as_ref().filter(|_| block > 0) {
+                    for (s, tensor) in before {
+                        self.states[*s].clone_from(tensor);
+                    }
+                }
                 let count = wanted.min(part.len() - block);
                 let rows: Vec<i32> =
                     (0..wanted).map(|r| if r < count { (block + r) as i32 } else { -1 }).collect();

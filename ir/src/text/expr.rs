@@ -2,7 +2,7 @@
 
 use super::cursor::{Cursor, MAX_DEPTH, Parsed};
 use super::lex::quote;
-use crate::weights::{Axis, Encoding, Leaf, WeightExpr};
+use crate::weights::{Axis, Elementwise, Encoding, Leaf, WeightExpr};
 use std::fmt;
 
 impl Axis {
@@ -54,6 +54,8 @@ impl fmt::Display for WeightExpr {
                 join(f, of)
             }
             Self::Split { heads, of } => write!(f, "split {heads}({of})"),
+            Self::Join(of) => write!(f, "join({of})"),
+            Self::Map { map, of } => write!(f, "{}({of})", map.name()),
             Self::Arrange { order, of } => write!(f, "arrange {order:?} ({of})"),
             Self::ScaleCols { of, by } => write!(f, "scale_cols({of}, {by})"),
         }
@@ -121,6 +123,7 @@ pub(super) fn read(c: &mut Cursor<'_>, depth: usize) -> Parsed<WeightExpr> {
         "concat" => WeightExpr::Concat { axis: axis(c)?, of: c.list('(', ')', |c| read(c, depth))? },
         "stack" => WeightExpr::Stack(c.list('(', ')', |c| read(c, depth))?),
         "split" => WeightExpr::Split { heads: c.int("the number of heads")?, of: one(c, depth)? },
+        "join" => WeightExpr::Join(one(c, depth)?),
         "arrange" => WeightExpr::Arrange { order: c.ints("a row")?, of: one(c, depth)? },
         "scale_cols" => {
             c.punct('(')?;
@@ -130,6 +133,9 @@ pub(super) fn read(c: &mut Cursor<'_>, depth: usize) -> Parsed<WeightExpr> {
             c.punct(')')?;
             WeightExpr::ScaleCols { of, by }
         }
-        _ => return Err(c.error_at(at, format!("expected a weight expression, found `{word}`"))),
+        _ => match Elementwise::ALL.into_iter().find(|map| map.name() == word) {
+            Some(map) => WeightExpr::Map { map, of: one(c, depth)? },
+            None => return Err(c.error_at(at, format!("expected a weight expression, found `{word}`"))),
+        },
     })
 }

@@ -84,6 +84,8 @@ pub(super) fn attributes(op: &Op) -> String {
             .optional("window", d.window)
             .flag("sinks", d.sinks)
             .flag("v_from_k", d.v_from_k),
+        Op::CausalConv { act, bias } => w.optional("act", act.map(Activation::name)).flag("bias", *bias),
+        Op::DeltaRule { key_heads, heads } => w.put("key_heads", key_heads).put("heads", heads),
         Op::Router(d) => router(w, d),
         Op::Dispatch { experts, partial } => w.put("experts", experts).flag("partial", *partial),
         Op::Fetch { layer, scores } => w.put("layer", layer).put("scores", scores),
@@ -102,6 +104,7 @@ pub(super) fn attributes(op: &Op) -> String {
         | Op::Mul
         | Op::ScaleCols
         | Op::Act(_)
+        | Op::Softplus
         | Op::Softmax
         | Op::ToNchw
         | Op::FromNchw
@@ -264,6 +267,11 @@ pub(super) fn read<'t>(c: &Cursor<'t>, name: &str, at: usize, mut attrs: Attrs<'
             sinks: a.flag(c, "sinks")?,
             v_from_k: a.flag(c, "v_from_k")?,
         }),
+        "causal_conv" => Op::CausalConv {
+            act: a.optional_variant(c, "act", "an activation", |word, _| Ok(activation(word)))?,
+            bias: a.flag(c, "bias")?,
+        },
+        "delta_rule" => Op::DeltaRule { key_heads: a.int(c, "key_heads")?, heads: a.int(c, "heads")? },
         "router" => Op::Router(read_router(c, a)?),
         "dispatch" => Op::Dispatch { experts: a.int(c, "experts")?, partial: a.flag(c, "partial")? },
         "fetch" => Op::Fetch { layer: a.int(c, "layer")?, scores: a.int(c, "scores")? },
@@ -288,6 +296,7 @@ pub(super) fn read<'t>(c: &Cursor<'t>, name: &str, at: usize, mut attrs: Attrs<'
         "scale_cols" => Op::ScaleCols,
         "clamp" => Op::Clamp { lo: a.float(c, "lo")?, hi: a.float(c, "hi")? },
         "glu" => Op::Glu(read_glu(c, a)?),
+        "softplus" => Op::Softplus,
         "softmax" => Op::Softmax,
         "concat" => Op::Concat { heads: a.int(c, "heads")? },
         "slice" => Op::Slice { heads: a.int(c, "heads")?, start: a.int(c, "start")?, len: a.int(c, "len")? },

@@ -2,7 +2,7 @@
 
 use super::{VerifyError, require};
 use crate::graph::{Graph, Module, Operand};
-use crate::op::{Glu, Kind, Op, Renorm, RouterDesc, WeightFrom};
+use crate::op::{Effect, Glu, Kind, Op, Renorm, RouterDesc, WeightFrom};
 use crate::plan::{RowSpace, StateKind};
 use crate::types::{DType, Type};
 use crate::weights::WeightExpr;
@@ -52,6 +52,8 @@ fn has_nan(expr: &WeightExpr) -> bool {
         WeightExpr::Transpose(of)
         | WeightExpr::Slice { of, .. }
         | WeightExpr::Split { of, .. }
+        | WeightExpr::Join(of)
+        | WeightExpr::Map { of, .. }
         | WeightExpr::Arrange { of, .. } => has_nan(of),
         WeightExpr::Concat { of, .. } | WeightExpr::Stack(of) => of.iter().any(has_nan),
         WeightExpr::ScaleCols { of, by } => has_nan(of) || has_nan(by),
@@ -112,13 +114,13 @@ fn at_node(graph: &Graph, i: usize) -> String {
 fn check_states(graph: &Graph) -> Result<(), VerifyError> {
     let mut written = HashSet::new();
     for (i, node) in graph.nodes.iter().enumerate() {
-        if let (Op::CacheWrite, Some(Operand::State(s))) = (&node.op, node.inputs.first()) {
+        if let (true, Some(Operand::State(s))) = (node.op.effect() != Effect::None, node.inputs.first()) {
             require(written.insert(*s), || at_node(graph, i), || format!("state {} is written twice", s.0))?;
         }
     }
     for (i, node) in graph.nodes.iter().enumerate() {
         for input in &node.inputs {
-            if let (Operand::State(s), false) = (input, matches!(node.op, Op::CacheWrite)) {
+            if let (Operand::State(s), Effect::None) = (input, node.op.effect()) {
                 require(
                     !written.contains(s),
                     || at_node(graph, i),
@@ -170,7 +172,7 @@ fn check_row_spaces(module: &Module, graph: &Graph) -> Result<(), VerifyError> {
         } else {
             let first = used.next();
             used.all(|s| Some(s) == first)
-                && !(matches!(node.op, Op::CacheWrite) && first == Some(RowSpace::Outputs))
+                && (node.op.effect() == Effect::None || first != Some(RowSpace::Outputs))
         };
         require(fits, || at_node(graph, i), || "token rows and output rows mix".into())?;
     }

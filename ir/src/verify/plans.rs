@@ -148,8 +148,13 @@ fn check_states(plan: &Plan) -> Result<(), VerifyError> {
             }
             StateKind::Recurrent | StateKind::Convolution => {
                 require(slots >= needed, at, || format!("{slots} slots do not hold the model's {needed}"))?;
-                require(s.order == CacheOrder::Rows, at, || {
-                    format!("{} in the order {:?}", s.kind, s.order)
+                let whole = match s.order {
+                    CacheOrder::Rows => true,
+                    CacheOrder::Values { block, .. } => s.kind == StateKind::Recurrent && block == rows,
+                    CacheOrder::Keys { .. } => false,
+                };
+                require(whole && s.format == Format::F32, at, || {
+                    format!("{} of {} in the order {:?}", s.kind, s.format, s.order)
                 })?;
             }
         }

@@ -2,10 +2,10 @@
 
 use crate::select::{InputView, NodeView, Result, Role, Selection, Work};
 use crate::{CpuTarget, KernelSpec, Launch, Unsupported};
-use moec_codegen::{Compute, key_order, value_order};
+use moec_codegen::{Compute, delta_order, key_order, value_order};
 use moec_ir::op::AttentionDesc;
 use moec_ir::plan::CacheOrder;
-use moec_ir::{Format, Type};
+use moec_ir::{Format, StateKind, Type};
 
 /// Queries of a tile in prefill: a multiple of what the microkernel takes at a time, and so many that tokens of
 /// the cache are read seldom enough.
@@ -32,6 +32,14 @@ impl CpuTarget {
     /// Order in which a tensor of the KV cache is stored.
     pub fn cache_order(&self, values: bool) -> CacheOrder {
         if values { value_order(&self.isa) } else { key_order(&self.isa) }
+    }
+
+    /// Order in which a state of `rows` rows is stored that folds tokens together.
+    pub fn folded_order(&self, kind: StateKind, rows: usize) -> CacheOrder {
+        match kind {
+            StateKind::Recurrent => delta_order(&self.isa, rows),
+            _ => CacheOrder::Rows,
+        }
     }
 
     pub(crate) fn cache_write(s: &mut Selection, node: &NodeView<'_>) -> Result<()> {

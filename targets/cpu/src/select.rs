@@ -4,7 +4,10 @@ use crate::arithmetic::Form;
 use crate::attend::CacheView;
 use crate::{CpuTarget, KernelSpec};
 use moec_codegen::pack::feedback::gains;
-use moec_codegen::{Compute, MapOp, NormKind, Rotation, RowForm, Schedule, WeightOrder, apart, packed_words};
+use moec_codegen::{
+    CausalConv, Compute, DeltaRule, MapOp, NormKind, Recurrence, Rotation, RowForm, Schedule, WeightOrder, apart,
+    packed_words,
+};
 use moec_ir::op::{DispatchLayout, LongSwitch};
 use moec_ir::plan::{Builtin, Layout};
 use moec_ir::{Format, Op, Type};
@@ -113,6 +116,12 @@ impl NodeView<'_> {
             _ => Err(Unsupported(format!("operand {i} is no weight"))),
         }
     }
+    fn state(&self, i: usize) -> Result<CacheView<'_>> {
+        match self.inputs.get(i) {
+            Some(&InputView::State(state)) => Ok(state),
+            _ => Err(Unsupported(format!("operand {i} is no state"))),
+        }
+    }
     /// Whether the second operand is one column for all.
     fn broadcasts(&self) -> Result<bool> {
         Ok(self.value(1)?.0.cols() == 1 && self.out()?.cols() != 1)
@@ -174,6 +183,26 @@ impl CpuTarget {
                 s.kernel(spec, inputs(2), 1);
             }
             Op::CacheWrite => Self::cache_write(&mut s, node)?,
+            &Op::CausalConv { act, bias } => {
+                let (x, x_ld) = node.value(1)?;
+                let (taps, channels) = two(node.weight(2)?.0)?;
+                let (rows, out_ld) = (x.rows(), channels);
+                let conv = CausalConv { rows, channels, taps, act, bias, x_ld, out_ld };
+                s.kernel(KernelSpec::Recurrence(Recurrence::CausalConv(conv)), inputs(node.inputs.len()), 1);
+            }
+            &Op::DeltaRule { key_heads, heads } => {
+                let (rows, out_ld) = (node.value(1)?.0.rows(), node.out()?.cols());
+                let &[_, _, key, value] = node.state(0)?.shape else {
+                    return Err(Unsupported("a state needs four axes".into()));
+                };
+                let by_channel = node.value(4)?.0.cols() != heads;
+                let mut ld = [0; 5];
+                for (ld, i) in ld.iter_mut().zip(1..) {
+                    *ld = node.value(i)?.1;
+                }
+                let rule = DeltaRule { rows, key_heads, heads, key, value, by_channel, ld, out_ld };
+                s.kernel(KernelSpec::Recurrence(Recurrence::DeltaRule(rule)), inputs(8), 1);
+            }
             Op::Attention(desc) => self.attention(&mut s, node, desc)?,
             Op::Router(desc) => {
                 let (_, logits_ld) = node.value(0)?;
@@ -219,6 +248,7 @@ impl CpuTarget {
             Op::ScaleCols => s.map(node, MapOp::ScaleCols)?,
             &Op::Clamp { lo, hi } => s.map(node, MapOp::Clamp { lo, hi })?,
             &Op::Act(kind) => s.map(node, MapOp::Act(kind))?,
+            Op::Softplus => s.map(node, MapOp::Softplus)?,
             Op::Softmax => {
                 let (ty, x_ld) = node.value(0)?;
                 s.kernel(KernelSpec::Softmax { cols: ty.cols(), x_ld, out_ld: ty.cols() }, inputs(1), 1);

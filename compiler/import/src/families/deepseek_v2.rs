@@ -4,8 +4,8 @@ use super::Family;
 use crate::checkpoint::Checkpoint;
 use crate::common::Base;
 use crate::config::Config;
-use crate::moe::{Fused, PROJ, dense_first, plain_router};
-use crate::spec::{LayerSpec, ModelSpec, Shared};
+use crate::mixers::{Fused, PROJ, Shared, dense_first, plain_router};
+use crate::spec::{LayerSpec, ModelSpec};
 use crate::tensors::Dim;
 use moec_base::error::Result;
 use moec_ir::RopeStyle;
@@ -64,6 +64,6 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
             (b.rms_norm(&format!("{at}.post_attention_layernorm"))?, ffn),
         ]))
     })?;
-    let norm = b.rms_norm("model.norm")?;
+    let norm = b.final_norm()?;
     b.finish(&FAMILY, layers, norm, false)
 }

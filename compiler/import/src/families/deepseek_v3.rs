@@ -5,7 +5,7 @@ use super::Family;
 use crate::checkpoint::Checkpoint;
 use crate::common::Base;
 use crate::config::Config;
-use crate::moe::{NoAux, dense_first};
+use crate::mixers::{NoAux, dense_first};
 use crate::spec::{LayerSpec, ModelSpec};
 use moec_base::error::Result;
 use moec_ir::RopeStyle;
@@ -37,6 +37,6 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
             (b.rms_norm(&format!("{at}.post_attention_layernorm"))?, ffn),
         ]))
     })?;
-    let norm = b.rms_norm("model.norm")?;
+    let norm = b.final_norm()?;
     b.finish(&FAMILY, layers, norm, false)
 }

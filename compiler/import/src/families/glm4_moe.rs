@@ -2,9 +2,9 @@
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
-use crate::common::{Base, GqaOptions, QkNormKind};
+use crate::common::Base;
 use crate::config::Config;
-use crate::moe::{NoAux, dense_first};
+use crate::mixers::{GqaOptions, NoAux, QkNormKind, dense_first};
 use crate::rope;
 use crate::spec::{LayerSpec, ModelSpec};
 use moec_base::error::Result;
@@ -35,6 +35,6 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
             (b.rms_norm(&format!("{at}.post_attention_layernorm"))?, ffn),
         ]))
     })?;
-    let norm = b.rms_norm("model.norm")?;
+    let norm = b.final_norm()?;
     b.finish(&FAMILY, layers, norm, false)
 }

@@ -3,11 +3,11 @@
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
-use crate::common::{Base, GqaOptions};
+use crate::common::Base;
 use crate::config::Config;
-use crate::moe::{Fused, PROJ, plain_router};
+use crate::mixers::{Fused, GqaOptions, Moe, PROJ, RouterInput, plain_router};
 use crate::rope;
-use crate::spec::{LayerSpec, ModelSpec, Moe, RouterInput};
+use crate::spec::{LayerSpec, ModelSpec};
 use moec_base::error::{Error, Result};
 use moec_ir::Glu;
 use moec_ir::op::{Renorm, Score, WeightFrom};
@@ -67,6 +67,6 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
             (b.rms_norm(&format!("{at}.post_attention_layernorm"))?, moe.into()),
         ]))
     })?;
-    let norm = b.rms_norm("model.norm")?;
+    let norm = b.final_norm()?;
     b.finish(&FAMILY, layers, norm, false)
 }

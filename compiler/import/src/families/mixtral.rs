@@ -2,9 +2,9 @@
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
-use crate::common::{Base, GqaOptions};
+use crate::common::Base;
 use crate::config::Config;
-use crate::moe::{Fused, W123, plain_router, renorm};
+use crate::mixers::{Fused, GqaOptions, W123, plain_router, renorm};
 use crate::rope;
 use crate::spec::{LayerSpec, ModelSpec};
 use moec_base::error::Result;
@@ -50,6 +50,6 @@ pub(super) fn model(family: &Family, b: Base<'_>) -> Result<ModelSpec> {
             ),
         ]))
     })?;
-    let norm = b.rms_norm("model.norm")?;
+    let norm = b.final_norm()?;
     b.finish(family, layers, norm, false)
 }

@@ -11,7 +11,9 @@ mod olmoe;
 mod phimoe;
 mod prosparse;
 mod qwen2_moe;
+mod qwen3_5_moe;
 mod qwen3_moe;
+mod qwen3_next;
 mod smallthinker;
 mod turbosparse_mixtral;
 
@@ -36,10 +38,12 @@ pub struct Family {
 }
 
 /// Every supported family.
-pub const FAMILIES: [&Family; 13] = [
+pub const FAMILIES: [&Family; 15] = [
     &mixtral::FAMILY,
     &qwen2_moe::FAMILY,
     &qwen3_moe::FAMILY,
+    &qwen3_next::FAMILY,
+    &qwen3_5_moe::FAMILY,
     &olmoe::FAMILY,
     &deepseek_v2::FAMILY,
     &deepseek_v3::FAMILY,

@@ -2,9 +2,9 @@
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
-use crate::common::{Base, GqaOptions, QkNormKind};
+use crate::common::Base;
 use crate::config::Config;
-use crate::moe::{Fused, PROJ, plain_router, renorm};
+use crate::mixers::{Fused, GqaOptions, PROJ, QkNormKind, plain_router, renorm};
 use crate::spec::{LayerSpec, ModelSpec};
 use moec_base::error::Result;
 use moec_ir::op::{Score, WeightFrom};
@@ -43,6 +43,6 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
             ),
         ]))
     })?;
-    let norm = b.rms_norm("model.norm")?;
+    let norm = b.final_norm()?;
     b.finish(&FAMILY, layers, norm, false)
 }

@@ -5,9 +5,9 @@
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
-use crate::common::{Base, GqaOptions};
+use crate::common::Base;
 use crate::config::Config;
-use crate::moe::{Fused, W123, plain_router};
+use crate::mixers::{Fused, GqaOptions, W123, plain_router};
 use crate::rope;
 use crate::spec::{LayerSpec, ModelSpec};
 use moec_base::error::Result;

@@ -7,11 +7,11 @@
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
-use crate::common::{Base, GqaOptions, only_act};
+use crate::common::{Base, only_act};
 use crate::config::Config;
-use crate::moe::{Fused, Parts, plain_router};
+use crate::mixers::{Fused, GqaOptions, Moe, Parts, RouterInput, plain_router};
 use crate::rope;
-use crate::spec::{LayerSpec, ModelSpec, Moe, RouterInput};
+use crate::spec::{LayerSpec, ModelSpec};
 use moec_base::error::{Error, Result};
 use moec_ir::op::{Renorm, Score, WeightFrom};
 use moec_ir::{Activation, Glu};
@@ -67,7 +67,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
             (b.rms_norm(&format!("{at}.post_attention_layernorm"))?, moe.into()),
         ]))
     })?;
-    let norm = b.rms_norm("model.norm")?;
+    let norm = b.final_norm()?;
     b.finish(&FAMILY, layers, norm, false)
 }
 

@@ -2,13 +2,12 @@
 
 use super::support::{distance, shapes};
 use moec_import::ModelSpec;
-use moec_import::spec::{
-    Block, ExpertWeights, Gqa, LayerSpec, Mixer, Mlp, Moe, Norm, Projection, RouterInput,
-};
+use moec_import::mixers::{ExpertWeights, Gqa, Mixer, Mlp, Moe, RouterInput};
+use moec_import::spec::{Block, LayerSpec, Norm, Projection};
 use moec_ir::eval::Evaluator;
 use moec_ir::op::{Renorm, Score, WeightFrom};
 use moec_ir::{Activation, Encoding, Glu, Leaf, RouterDesc, Source, WeightExpr};
-use moec_passes::lower::lower;
+use moec_import::lower::lower;
 use std::ops::Range;
 
 const HIDDEN: usize = 4;
@@ -62,6 +61,7 @@ fn attention() -> Mixer {
         kv_heads: 1,
         head_dim: HIDDEN,
         q,
+        gate: None,
         k,
         v,
         o,

@@ -5,7 +5,7 @@ use super::support::{
 };
 use moec_import::{Checkpoint, ImportOptions};
 use moec_ir::{Encoding, Format, Leaf, Source, WeightClass};
-use moec_passes::lower::lower;
+use moec_import::lower::lower;
 use safetensors::tensor::Dtype;
 use serde_json::json;
 use std::collections::BTreeMap;

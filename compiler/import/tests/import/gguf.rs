@@ -10,7 +10,7 @@ use moec_cpu::Weighting;
 use moec_import::ImportOptions;
 use moec_ir::types::GROUP;
 use moec_ir::{Format, WeightClass};
-use moec_passes::lower::lower;
+use moec_import::lower::lower;
 use moec_runtime::serving::text::Text;
 use moec_testing::GGUF;
 use serde_json::{Value, json};

@@ -5,7 +5,7 @@ use moec_import::{ImportOptions, ModelSpec};
 use moec_ir::eval::Evaluator;
 use moec_ir::text::parse_module;
 use moec_ir::{EntryKind, Module, Op, Part, Scope, StateKind, WeightClass};
-use moec_passes::lower::{Shapes, lower};
+use moec_import::lower::{Shapes, lower};
 use serde_json::json;
 
 const FAMILIES: [&str; 14] = [
@@ -146,7 +146,7 @@ fn a_window_keeps_a_ring_where_the_context_is_longer() {
     assert_eq!(kept(&shapes(512, 32)), [(128, ring), (128, ring), (512, cache), (512, cache)]);
     assert_eq!(kept(&shapes(512, 128)), [(256, ring), (256, ring), (512, cache), (512, cache)]);
     assert_eq!(kept(&shapes(128, 32)), [(128, cache); 4]);
-    assert_eq!(kept(&Shapes { rings: false, ..shapes(512, 32) }), [(512, cache); 4]);
+    assert_eq!(kept(&Shapes { rings: None, ..shapes(512, 32) }), [(512, cache); 4]);
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn a_ring_computes_what_a_cache_computes() {
     let (checkpoint, spec) = moec_import::open(&dir, &ImportOptions::default()).unwrap();
     let ids: Vec<u32> = (0..400).map(|i| (i * 37 + i / 7) % 320).collect();
     let logits = |rings| {
-        let module = module(&spec, &Shapes { rings, ..shapes(512, 32) });
+        let module = module(&spec, &Shapes { rings: rings.then_some(128), ..shapes(512, 32) });
         assert_eq!(module.states.iter().any(|s| s.kind != StateKind::Cache), rings);
         let mut evaluator = Evaluator::new(&module, &checkpoint);
         let all = evaluator.logits_from(0, 1, 0, &ids).unwrap();

@@ -5,7 +5,7 @@ use moec_import::{Checkpoint, ImportOptions, ModelSpec};
 use moec_ir::eval::Evaluator;
 use moec_ir::plan::{Layout, Segment};
 use moec_ir::{Format, Source, Weight};
-use moec_passes::lower::{Shapes, lower};
+use moec_import::lower::{Shapes, lower};
 use safetensors::tensor::{Dtype, SafeTensors, View};
 use serde_json::Value;
 use std::borrow::Cow;
@@ -160,7 +160,7 @@ pub(crate) fn load(path: &Path) -> BTreeMap<String, Tensor> {
 pub(crate) fn shapes(max_context: usize, chunk: usize) -> Shapes {
     Shapes {
         max_context,
-        rings: true,
+        rings: Some(128),
         prefill_chunk: chunk,
         prefill_out_rows: chunk,
         decode_batch: vec![1, 2],

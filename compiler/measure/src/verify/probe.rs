@@ -6,7 +6,7 @@ use super::{EntryReport, NodeReport};
 use moec_base::error::{Error, Result};
 use moec_ir::eval::{self, Arg, Data, Evaluator, Tensor};
 use moec_ir::graph::INPUTS;
-use moec_ir::op::DispatchLayout;
+use moec_ir::op::{DispatchLayout, Effect};
 use moec_ir::plan::{Builtin, Code, Entry, Plan, RowSpace, StateBuf, Step};
 use moec_ir::{Graph, Module, Node, NodeId, Op, Operand, StateId, Type, ValueId};
 use moec_runtime::{Moment, StepView};
@@ -35,7 +35,7 @@ pub(super) struct Probe<'a> {
     readers: HashMap<ValueId, usize>,
     /// What compiled steps have computed.
     kept: HashMap<ValueId, Tensor>,
-    /// What the evaluator makes of a cache write, whose state is there only before it.
+    /// What the evaluator makes of an operator that changes its state, which is there only before it.
     written: HashMap<NodeId, Vec<Tensor>>,
     reports: Vec<NodeReport>,
     /// Rows of tokens that a router sent elsewhere than the evaluator did.
@@ -122,7 +122,7 @@ impl<'a> Probe<'a> {
     ) -> Result<bool> {
         let id = NodeId(self.entry.steps[view.index()].node);
         if moment == Moment::Before {
-            if matches!(self.node(id).op, Op::CacheWrite) {
+            if self.node(id).op.effect() != Effect::None {
                 let expected = self.reference(evaluator, view, id)?;
                 self.written.insert(id, expected);
             }
@@ -211,7 +211,7 @@ impl<'a> Probe<'a> {
             Operand::State(s) => Some(s),
             Operand::Value(v) => {
                 let node = self.node(self.graph.def(v)?);
-                matches!(node.op, Op::CacheWrite).then(|| self.state_of(node.inputs[0])).flatten()
+                (node.op.effect() == Effect::Writes).then(|| self.state_of(node.inputs[0])).flatten()
             }
             Operand::Weight(_) => None,
         }
@@ -240,14 +240,15 @@ impl<'a> Probe<'a> {
                 (None, Operand::State(_)) => return Err(Error::bug("a state without itself")),
             });
         }
-        if matches!(node.op, Op::CacheWrite) {
+        let effect = node.op.effect();
+        if effect != Effect::None {
             let (state, rest) =
-                operands.split_first_mut().ok_or_else(|| Error::bug("a cache write of nothing"))?;
+                operands.split_first_mut().ok_or_else(|| Error::bug("a change of no state"))?;
             let mut args = vec![Arg::State(state)];
             args.extend(rest.iter().map(Arg::Tensor));
-            eval::op(&node.op, args).map_err(failed)?;
+            let results = eval::op(&node.op, args).map_err(failed)?;
             operands.truncate(1);
-            return Ok(operands);
+            return Ok(if effect == Effect::Writes { operands } else { results });
         }
         eval::op_in(&node.op, operands.iter().map(Arg::Tensor).collect(), self.sequence).map_err(failed)
     }

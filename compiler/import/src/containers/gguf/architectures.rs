@@ -3,7 +3,7 @@
 use super::keys::Keys;
 use super::names::Naming;
 use super::settings::{self, Own};
-use crate::parts::{PROJ, Parts, W123};
+use crate::mixers::{PROJ, Parts, W123};
 use moec_base::error::{Error, Result};
 
 /// An architecture.

@@ -1,6 +1,6 @@
 //! From the names of GGUF's tensors to those of Hugging Face.
 
-use crate::parts::Parts;
+use crate::mixers::Parts;
 use moec_gguf::Tensor;
 use std::ops::Range;
 

@@ -1,15 +1,122 @@
 //! Mixtures of experts: expert matrices in every layout that checkpoints have, and common routers.
 #![expect(clippy::cast_possible_truncation, reason = "models compute with their factors in f32")]
 
-use super::common::{Base, EXPERTS};
-use super::config::Config;
-use super::encodings::mxfp4::MXFP4;
 pub use super::parts::{PROJ, Parts, W123};
-use super::spec::{ExpertWeights, Moe, Projection, RouterInput, Shared};
-use super::tensors::Dim;
+use super::{Mix, Mlp};
+use crate::common::{Base, EXPERTS};
+use crate::config::Config;
+use crate::encodings::mxfp4::MXFP4;
+use crate::lower::{Built, Lowering, Rows};
+use crate::spec::Projection;
+use crate::tensors::Dim;
 use moec_base::error::{Error, Result};
+use moec_ir::infer::TypeError;
 use moec_ir::op::{GroupScore, Groups, Renorm, Score, WeightFrom};
-use moec_ir::{Axis, Glu, RouterDesc, WeightExpr};
+use moec_ir::{Activation, Axis, Glu, Op, Operand, Part, RouterDesc, WeightClass, WeightExpr};
+
+/// A mixture of experts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Moe {
+    /// Routing, from logits on.
+    pub router: RouterDesc,
+    /// Logits, `[experts, hidden]`.
+    pub logits: Projection,
+    /// Rows that the logits are computed from.
+    pub router_reads: RouterInput,
+    /// Bias on the choice of experts, `[experts]`.
+    pub select_bias: Option<WeightExpr>,
+    /// The experts.
+    pub experts: ExpertWeights,
+    /// Expert for every token, added to the routed ones.
+    pub shared: Option<Shared>,
+}
+
+/// What a router reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouterInput {
+    /// The rows that the experts read.
+    Experts,
+    /// The residual stream as the layer got it: experts are chosen before attention (SmallThinker).
+    Layer,
+}
+
+/// The routed experts of a layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertWeights {
+    /// Channels between gate-up and down.
+    pub inner: usize,
+    /// `[experts, 2·inner, hidden]`: gate, then up.
+    pub gate_up: WeightExpr,
+    /// `[experts, hidden, inner]`.
+    pub down: WeightExpr,
+    /// `[experts, 2·inner]` and `[experts, hidden]`.
+    pub bias: Option<(WeightExpr, WeightExpr)>,
+    /// How gate and up join.
+    pub glu: Glu,
+}
+
+/// An expert that every token takes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shared {
+    /// The expert.
+    pub mlp: Mlp,
+    /// `[1, hidden]`: its weight is the sigmoid of this.
+    pub gate: Option<WeightExpr>,
+}
+
+impl Mix for Moe {
+    fn part(&self) -> Part {
+        Part::FFN
+    }
+
+    fn weights(&self) -> Vec<(WeightClass, &WeightExpr)> {
+        let e = &self.experts;
+        let experts = [&e.gate_up, &e.down].map(|w| (WeightClass::Experts, w));
+        let router = [&self.logits.weight].into_iter().chain(&self.logits.bias).chain(&self.select_bias);
+        let shared = self.shared.iter().flat_map(|s| s.mlp.weights());
+        let gate = self.shared.iter().flat_map(|s| &s.gate);
+        let exact = e.bias.iter().flat_map(|(a, b)| [a, b]).chain(router).chain(gate);
+        experts.into_iter().chain(super::exact(exact)).chain(shared).collect()
+    }
+
+    fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> Built {
+        let x = rows.normed;
+        let routed = match self.router_reads {
+            RouterInput::Experts => x,
+            RouterInput::Layer => rows.layer,
+        };
+        let logits = l.linear(&format!("{at}.moe.router"), WeightClass::Exact, &self.logits, routed)?;
+        let mut inputs = vec![logits.into()];
+        if let Some(bias) = &self.select_bias {
+            inputs.push(l.weight(&format!("{at}.moe.select_bias"), WeightClass::Exact, bias)?.into());
+        }
+        let routed = l.g.push(Op::Router(l.shapes.router(&self.router, l.kind)), &inputs)?;
+        let [ids, weights] = routed[..] else {
+            return Err(TypeError::new("router", "does not give ids and weights"));
+        };
+        let dispatch =
+            l.g.one(Op::Dispatch { experts: self.router.experts, partial: false }, &[ids.into()])?;
+        let e = &self.experts;
+        let gate_up = l.weight(&format!("{at}.moe.gate_up"), WeightClass::Experts, &e.gate_up)?;
+        let down = l.weight(&format!("{at}.moe.down"), WeightClass::Experts, &e.down)?;
+        let mut inputs: Vec<Operand> = vec![x.into(), dispatch.into(), gate_up.into(), down.into()];
+        if let Some((gate_up, down)) = &e.bias {
+            inputs.push(l.weight(&format!("{at}.moe.gate_up.bias"), WeightClass::Exact, gate_up)?.into());
+            inputs.push(l.weight(&format!("{at}.moe.down.bias"), WeightClass::Exact, down)?.into());
+        }
+        let y = l.g.one(Op::ExpertFfn { glu: e.glu, bias: e.bias.is_some(), fixed: false }, &inputs)?;
+        let y = l.g.one(Op::Combine { partial: false }, &[y.into(), dispatch.into(), weights.into()])?;
+        let Some(shared) = &self.shared else { return Ok(y) };
+        let mut h = shared.mlp.of_rows(l, &format!("{at}.shared"), x)?;
+        if let Some(gate) = &shared.gate {
+            let gate = l.weight(&format!("{at}.shared.weight"), WeightClass::Exact, gate)?;
+            let gate = l.g.one(Op::Linear { bias: false }, &[x.into(), gate.into()])?;
+            let gate = l.g.one(Op::Act(Activation::Sigmoid), &[gate.into()])?;
+            h = l.g.one(Op::Mul, &[h.into(), gate.into()])?;
+        }
+        l.g.one(Op::Add, &[y.into(), h.into()])
+    }
+}
 
 /// How a family stores gate and up in one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,201 @@
+//! [`Op::DeltaRule`](moec_ir::Op::DeltaRule): the gated delta rule, row by row (Yang, Kautz and Hatamizadeh, *Gated Delta
+//! Networks*, equation 10).
+//!
+//! The columns of a head's state do not meet. A work item has a panel of them, which stays in the first-level cache from row to
+//! row, and goes over it twice: once for what the state says of the key, once to change it and to ask it the query. In decoding
+//! every state is read and written once, which is what its memory allows.
+
+use super::in_order;
+use crate::dsl::{F, I, Kb, P, Span};
+use crate::kernels::Kernel;
+use crate::machine::Isa;
+use crate::spec::Symbol;
+use moec_ir::plan::{CacheOrder, Grid, Results};
+
+/// Vectors of a panel.
+const VECTORS: usize = 2;
+/// Rows of the state that are summed apart, to hide the latency of additions.
+const SUMS: usize = 4;
+
+/// `[state, q, k, v, decay, beta, pos i32, slot i32, out]`. The state is f32, ordered as [`delta_order`] says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeltaRule {
+    /// Rows of a call, at most.
+    pub rows: usize,
+    /// Heads of queries and keys.
+    pub key_heads: usize,
+    /// Heads of values, a multiple.
+    pub heads: usize,
+    /// Channels of a key, even.
+    pub key: usize,
+    /// Channels of a value.
+    pub value: usize,
+    /// Whether every channel of a key has a decay of its own, or a head one.
+    pub by_channel: bool,
+    /// Row distances of `q`, `k`, `v`, `decay` and `beta`.
+    pub ld: [usize; 5],
+    /// Row distance of `out`.
+    pub out_ld: usize,
+}
+
+/// Columns of a panel.
+fn columns(isa: &Isa) -> usize {
+    VECTORS * isa.lanes
+}
+
+/// Order of a state of so many channels of a key: panels of columns, each contiguous.
+pub fn delta_order(isa: &Isa, key: usize) -> CacheOrder {
+    CacheOrder::Values { nr: columns(isa) as u32, block: key as u32 }
+}
+
+impl Kernel for DeltaRule {
+    fn kind(&self) -> &'static str {
+        "delta_rule"
+    }
+
+    fn name(&self, s: &mut Symbol) {
+        s.num("t", self.rows).num("kh", self.key_heads).num("h", self.heads);
+        s.num("k", self.key).num("v", self.value).flag("channels", self.by_channel);
+        for (tag, ld) in ["q", "x", "y", "g", "b"].into_iter().zip(self.ld) {
+            s.num(tag, ld);
+        }
+        s.num("o", self.out_ld);
+    }
+
+    fn grid(&self, isa: &Isa) -> Grid {
+        let tiles = self.heads * self.value.div_ceil(columns(isa));
+        Grid::Tiles { rows: self.rows as u32, tiles: tiles as u32 }
+    }
+
+    fn args(&self) -> usize {
+        9
+    }
+
+    fn results(&self) -> Results {
+        Results::new([0, 8]).unwrap_or_default()
+    }
+
+    /// Factors of decay of every channel of a key.
+    fn scratch_bytes(&self, isa: &Isa) -> usize {
+        if self.by_channel { (self.key + isa.lanes) * 4 } else { 0 }
+    }
+
+    fn rules(&self, _isa: &Isa) -> Vec<(bool, &'static str)> {
+        let [q, k, v, decay, beta] = self.ld;
+        let keys = self.key_heads * self.key;
+        let decays = if self.by_channel { self.heads * self.key } else { self.heads };
+        vec![
+            (self.rows > 0 && self.key > 0 && self.value > 0, "an extent is zero"),
+            (self.key.is_multiple_of(2), "a state of an odd number of rows"),
+            (self.key_heads > 0 && self.heads.is_multiple_of(self.key_heads.max(1)), "heads without a key"),
+            (
+                q >= keys && k >= keys && v >= self.heads * self.value && decay >= decays && beta >= self.heads,
+                "rows overlap",
+            ),
+            (self.out_ld >= self.heads * self.value, "rows of the output overlap"),
+        ]
+    }
+
+    fn write<'k>(&self, k: &'k Kb<'k>) {
+        let &Self { rows, key_heads, heads, key, value, by_channel, ld, out_ld } = self;
+        let (state, out) = (k.arg(0), k.arg(8));
+        let [q_ld, k_ld, v_ld, decay_ld, beta_ld] = ld;
+        let width = columns(&k.isa);
+        let panels = value.div_ceil(width);
+        in_order(k, rows, [k.arg(6), k.arg(7)], |tile, row, slot| {
+            let (head, panel) = (tile.div(k.i(panels as i64)), tile.rem(k.i(panels as i64)));
+            let of_key = head.div(k.i((heads / key_heads.max(1)) as i64)) * key;
+            let query = k.arg(1).words(row * q_ld + of_key);
+            let keys = k.arg(2).words(row * k_ld + of_key);
+            let first = panel * width;
+            let column = head * value + first;
+            let values = k.arg(3).words(row * v_ld + column);
+            let beta = k.arg(5).words(row * beta_ld + head).load().splat();
+            let decay = k.arg(4).words(row * decay_ld);
+            let decay = if by_channel {
+                let (decay, factors) = (decay.words(head * key), k.scratch());
+                k.columns(key, |c, span| factors.words(c).store_vec(decay.words(c).load_vec(span).exp(), span));
+                Decay::Channels(factors)
+            } else {
+                Decay::Head(decay.words(head).load().splat().exp())
+            };
+            let s = state.words((slot * heads + head) * (panels * width * key) + panel * (width * key));
+            let s = Panel { k, at: s, width, key };
+            // What the state says of the key, less what it is to say: `v − kᵀ S`.
+            let said = s.sums(|i, vector, sum| decay.of(s.row(i, vector), i).fma(keys.words(i).load().splat(), sum));
+            let span = |v: usize| k.span_before(k.i(value as i64) - first - v * k.lanes());
+            let change: Vec<F<'k>> = said
+                .into_iter()
+                .enumerate()
+                .map(|(v, said)| (values.words(v * k.lanes()).load_vec(span(v)) - said) * beta)
+                .collect();
+            let asked = s.sums(|i, vector, sum| {
+                let old = decay.of(s.row(i, vector), i);
+                let new = keys.words(i).load().splat().fma(change[vector], old);
+                s.place(i, vector).store_vec(new, Span::Full);
+                new.fma(query.words(i).load().splat(), sum)
+            });
+            for (v, y) in asked.into_iter().enumerate() {
+                out.words(row * out_ld + column).words(v * k.lanes()).store_vec(y, span(v));
+            }
+        });
+    }
+}
+
+/// Factors of the rows of a state.
+#[derive(Clone, Copy)]
+enum Decay<'k> {
+    /// One for all of them.
+    Head(F<'k>),
+    /// One for each, in memory.
+    Channels(P<'k>),
+}
+
+impl<'k> Decay<'k> {
+    /// Part of row `i` of the state, decayed.
+    fn of(self, x: F<'k>, i: I<'k>) -> F<'k> {
+        match self {
+            Self::Head(factor) => x * factor,
+            Self::Channels(factors) => x * factors.words(i).load().splat(),
+        }
+    }
+}
+
+/// A panel of a head's state: its rows one behind the other, [`VECTORS`] vectors each.
+#[derive(Clone, Copy)]
+struct Panel<'k> {
+    k: &'k Kb<'k>,
+    at: P<'k>,
+    width: usize,
+    key: usize,
+}
+
+impl<'k> Panel<'k> {
+    fn place(self, row: I<'k>, vector: usize) -> P<'k> {
+        self.at.words(row * self.width).words(vector * self.k.lanes())
+    }
+
+    fn row(self, row: I<'k>, vector: usize) -> F<'k> {
+        self.place(row, vector).load_vec(Span::Full)
+    }
+
+    /// For every vector the sum of what `add(row, vector, sum so far)` adds of all rows.
+    fn sums(self, add: impl Fn(I<'k>, usize, F<'k>) -> F<'k>) -> Vec<F<'k>> {
+        let k = self.k;
+        let each = |from: I<'k>, sums: &[F<'k>], rows: usize| -> Vec<F<'k>> {
+            let mut sums = sums.to_vec();
+            for row in 0..rows {
+                for vector in 0..VECTORS {
+                    let sum = &mut sums[row * VECTORS + vector];
+                    *sum = add(from + row, vector, *sum);
+                }
+            }
+            sums
+        };
+        let whole = self.key / SUMS * SUMS;
+        let zeros = vec![k.fv(0.0); SUMS * VECTORS];
+        let sums = k.fold(0, whole, SUMS, &zeros, |i, sums| each(i, sums, SUMS));
+        let sums = each(k.i(whole as i64), &sums, self.key - whole);
+        (0..VECTORS).map(|v| (1..SUMS).fold(sums[v], |sum, s| sum + sums[s * VECTORS + v])).collect()
+    }
+}

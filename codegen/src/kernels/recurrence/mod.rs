@@ -1,0 +1,45 @@
+//! Kernels that go through the rows of a call in order, since each row changes the state that the next one reads: one file
+//! each. Work items are cut by channels and heads alone.
+
+mod conv;
+mod delta;
+
+pub use conv::CausalConv;
+pub use delta::{DeltaRule, delta_order};
+
+use super::Kernel;
+use crate::dsl::{I, Kb, P};
+
+/// The kernels, a row each.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Recurrence {
+    /// A convolution of each channel by itself.
+    CausalConv(CausalConv),
+    /// The gated delta rule.
+    DeltaRule(DeltaRule),
+}
+
+impl Recurrence {
+    /// What each of them is.
+    pub(crate) fn kernel(&self) -> &dyn Kernel {
+        match self {
+            Self::CausalConv(kernel) => kernel,
+            Self::DeltaRule(kernel) => kernel,
+        }
+    }
+}
+
+/// The work items of a kernel on at most `rows` rows: `body(tile, row, slot)` for every row with a position, in order.
+/// `[pos, slot]` are operands.
+fn in_order<'k>(
+    k: &'k Kb<'k>,
+    rows: usize,
+    [pos, slot]: [P<'k>; 2],
+    body: impl FnOnce(I<'k>, I<'k>, I<'k>),
+) {
+    k.tiles(rows, |tile, first, end| {
+        k.each(first, end, 1, |row| {
+            k.when(pos.words(row).load_int().ge(k.i(0)), || body(tile, row, slot.words(row).load_int()));
+        });
+    });
+}

@@ -1,0 +1,90 @@
+//! Qwen3-Next: three layers of the gated delta rule to one of attention, whose result is gated; a shared expert behind a gate.
+
+use super::Family;
+use crate::checkpoint::Checkpoint;
+use crate::common::Base;
+use crate::config::Config;
+use crate::mixers::{
+    Fused, GqaOptions, Mixer, PROJ, QkNormKind, Shared, plain_router, renorm, sparse_layers,
+};
+use crate::rope;
+use crate::spec::{LayerSpec, ModelSpec};
+use crate::tensors::Dim;
+use moec_base::error::Result;
+use moec_ir::op::{Renorm, Score, WeightFrom};
+
+pub(super) static FAMILY: Family = Family {
+    name: "qwen3_next",
+    title: "Qwen3-Next",
+    architectures: &["Qwen3NextForCausalLM"],
+    examples: &["Qwen/Qwen3-Next-80B-A3B-Instruct"],
+    read,
+};
+
+fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
+    let weights = renorm(config.flag_or("norm_topk_prob", true)?);
+    let sparse = sparse_layers(config)?;
+    let b = Base::read(config, checkpoint)?;
+    hybrid(b, &FAMILY, weights, sparse)
+}
+
+/// A model of such layers. `renorm` says how routing weights are normalised, `sparse` which layers have experts.
+pub(super) fn hybrid(
+    mut b: Base<'_>,
+    family: &Family,
+    renorm: Renorm,
+    sparse: impl Fn(usize) -> bool,
+) -> Result<ModelSpec> {
+    b.zero_centred = true;
+    let config = b.config;
+    let (experts, k) = b.expert_counts()?;
+    let inner = config.size(&["moe_intermediate_size"])?.into();
+    let shared_inner = config.size(&["shared_expert_intermediate_size"])?.into();
+    let bias = config.flag_or("attention_bias", false)?;
+    let attends = attends(config)?;
+    let attention = GqaOptions {
+        qkv_bias: bias,
+        o_bias: bias,
+        gated: true,
+        qk_norm: Some(QkNormKind::PerHead),
+        rope: Some(rope::Defaults { partial: 0.25, ..rope::Defaults::default() }),
+        ..GqaOptions::default()
+    };
+    let layers = b.each_layer(|l| {
+        let at = b.layer(l);
+        let mixer: Mixer = if attends(l) { b.gqa(l, attention)?.into() } else { b.gated_delta(l)?.into() };
+        let ffn = if sparse(l) {
+            let router = plain_router(experts.n, k, Score::Softmax, WeightFrom::Score, renorm);
+            let read =
+                b.experts(&format!("{at}.mlp.experts"), PROJ, Fused::OutIn, &experts, &inner, b.glu)?;
+            let mut moe = b.simple_moe(&format!("{at}.mlp.gate"), router, &experts, read)?;
+            let one = Dim::new(1, "the shared expert's gate");
+            let gate = b.tensors.take(&format!("{at}.mlp.shared_expert_gate.weight"), &[&one, &b.hidden])?;
+            let mlp = b.mlp(&format!("{at}.mlp.shared_expert"), &shared_inner, false)?;
+            moe.shared = Some(Shared { mlp, gate: Some(gate) });
+            moe.into()
+        } else {
+            b.dense(l, false)?
+        };
+        Ok(LayerSpec::pre_norm([
+            (b.rms_norm(&format!("{at}.input_layernorm"))?, mixer),
+            (b.rms_norm(&format!("{at}.post_attention_layernorm"))?, ffn),
+        ]))
+    })?;
+    let norm = b.final_norm()?;
+    b.finish(family, layers, norm, false)
+}
+
+/// Which layers attend: by `layer_types`, or every `full_attention_interval`-th.
+fn attends(config: &Config) -> Result<impl Fn(usize) -> bool + use<>> {
+    const KINDS: [&str; 2] = ["linear_attention", "full_attention"];
+    let types = config.opt_texts("layer_types")?;
+    if let Some(other) = types.iter().flatten().find(|t| !KINDS.contains(&t.as_str())) {
+        return Err(config.unsupported("layer_types", other, &KINDS));
+    }
+    let interval = config.opt_size(&["full_attention_interval"])?.map_or(4, |s| s.n);
+    Ok(move |layer: usize| match &types {
+        Some(types) => types.get(layer).is_some_and(|t| t == KINDS[1]),
+        None => (layer + 1).is_multiple_of(interval),
+    })
+}

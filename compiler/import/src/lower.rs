@@ -1,0 +1,283 @@
+//! Lowering: from what a checkpoint computes to Graphs, one for each entry point.
+//!
+//! The form is naive: one operator for each step of the equations. What can be computed better is found
+//! by the passes behind, whatever family it came from.
+
+use crate::mixers::Mixer;
+use crate::spec::{Block, LayerSpec, ModelSpec, Norm, Projection, Rope};
+use moec_base::error::{Error, Result};
+use moec_ir::infer::TypeError;
+use moec_ir::op::LongSwitch;
+use moec_ir::{
+    EntryKind, Format, Graph, GraphBuilder, Module, Op, Operand, Part, RouterDesc, Scope, StateDecl, StateId, StateKind,
+    Type, ValueId, Weight, WeightClass, WeightExpr, WeightId,
+};
+use std::collections::BTreeSet;
+
+/// Sizes that are fixed when a model is compiled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shapes {
+    /// Tokens of a sequence that the KV cache holds.
+    pub max_context: usize,
+    /// Tokens of a prefill call.
+    pub prefill_chunk: usize,
+    /// Rows of logits of a prefill call.
+    pub prefill_out_rows: usize,
+    /// Sequences of each decode entry point.
+    pub decode_batch: Vec<usize>,
+    /// Sequences that the KV cache holds.
+    pub slots: usize,
+    /// Rows that the rings of layers with a sliding window are multiples of; `None`: these keep all positions, as where a static
+    /// graph of attention has a cache of its own.
+    pub rings: Option<usize>,
+    /// Experts per token of the little entry points, one beside each of decode; `None`: there are none.
+    pub little: Option<usize>,
+}
+
+impl Shapes {
+    /// The entry points, and the rows of logits of each.
+    pub fn entries(&self) -> impl Iterator<Item = (EntryKind, usize)> {
+        let prefill = (EntryKind::Prefill(self.prefill_chunk as u32), self.prefill_out_rows);
+        let decode = self.decode_batch.iter().map(|&b| (EntryKind::Decode(b as u32), b));
+        let little = self.decode_batch.iter().map(|&b| (EntryKind::Little(b as u32), b));
+        std::iter::once(prefill).chain(decode).chain(little.filter(|_| self.little.is_some()))
+    }
+
+    /// Rows of the states of an attention that sees so many positions, and their kind: a ring where that is shorter than the
+    /// context. The rows of a call are all written before the first of them looks back, and kernels write whole blocks.
+    pub fn kept(&self, window: Option<usize>) -> (usize, StateKind) {
+        let ring = window.zip(self.rings).and_then(|(window, block)| {
+            let most = self.entries().map(|(kind, _)| kind.rows()).max().unwrap_or(1);
+            let rows = window.checked_add(most - 1)?.checked_next_multiple_of(block)?;
+            let window = u32::try_from(window).ok()?;
+            (rows < self.max_context).then_some((rows, StateKind::Ring { window }))
+        });
+        ring.unwrap_or((self.max_context, StateKind::Cache))
+    }
+
+    /// The router of an entry point. That of a little one takes the first of the experts that the model would take, and
+    /// weighs them by the family's own rule as if the model had been configured with so few experts per token (MoBiLE,
+    /// §III-A: "activating fewer than the default number"): weights that the family divides by their sum are divided by
+    /// the sum of those few, others stay what they are. Groups, biases and factors are the family's.
+    pub(crate) fn router(&self, router: &RouterDesc, kind: EntryKind) -> RouterDesc {
+        let few = self.little.filter(|_| matches!(kind, EntryKind::Little(_)));
+        RouterDesc { k: few.map_or(router.k, |few| few.min(router.k)), ..router.clone() }
+    }
+}
+
+/// Lowers a model to a module of one graph per entry point. Weights are f32 until a later pass chooses.
+///
+/// # Errors
+/// Shapes out of range. A specification whose parts do not fit each other is a bug of the import.
+pub fn lower(spec: &ModelSpec, shapes: &Shapes) -> Result<Module> {
+    let sizes = [shapes.max_context, shapes.prefill_chunk, shapes.prefill_out_rows, shapes.slots];
+    if sizes.iter().chain(&shapes.decode_batch).any(|&n| n == 0 || n > i32::MAX as usize) {
+        return Err(Error::usage(format!("shapes out of range: {shapes:?}")));
+    }
+    if spec.layers.is_empty() {
+        return Err(Error::bug("a model without layers"));
+    }
+    let mut module = Module::default();
+    for (kind, out_rows) in shapes.entries() {
+        let mut lowering = Lowering {
+            spec,
+            shapes,
+            kind,
+            g: GraphBuilder::new(&mut module, kind, out_rows),
+            angles: Vec::new(),
+        };
+        let logits = lowering.model().map_err(bug)?;
+        lowering.g.finish(logits).map_err(bug)?;
+    }
+    Ok(module)
+}
+
+fn bug(e: TypeError) -> Error {
+    Error::bug("a model does not lower").because(e)
+}
+
+/// What comes of adding nodes.
+pub type Built<T = ValueId> = std::result::Result<T, TypeError>;
+
+/// Rows that a mixer reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows {
+    /// The residual stream behind the block's norm.
+    pub normed: ValueId,
+    /// The residual stream as the layer got it.
+    pub layer: ValueId,
+}
+
+/// One entry point of a model on its way to a Graph.
+pub struct Lowering<'a, 'm> {
+    spec: &'a ModelSpec,
+    /// Sizes.
+    pub shapes: &'a Shapes,
+    /// The entry point.
+    pub kind: EntryKind,
+    /// Its Graph so far.
+    pub g: GraphBuilder<'m>,
+    /// Angles of each rotation, which layers share.
+    angles: Vec<(&'a Rope, ValueId)>,
+}
+
+impl<'a> Lowering<'a, '_> {
+    fn model(&mut self) -> Built {
+        let spec = self.spec;
+        self.g.scope(Part::EMBED);
+        let table = self.weight("embed", WeightClass::Embeddings, &spec.embed)?;
+        let mut x = self.g.one(Op::Embed, &[Graph::IDS.into(), table.into()])?;
+        for rope in spec.layers.iter().flat_map(LayerSpec::mixers).filter_map(|m| m.of().rope()) {
+            self.rope(rope)?;
+        }
+        for (i, layer) in (0..).zip(&spec.layers) {
+            x = self.layer(i, layer, x)?;
+        }
+        self.g.scope(Part::HEAD);
+        let x = self.g.one(Op::GatherRows, &[x.into(), Graph::ROWS.into()])?;
+        let x = self.norm("norm", &spec.final_norm, x)?;
+        let head = match &spec.head {
+            Some(head) => self.weight("head", WeightClass::Embeddings, head)?,
+            None => table,
+        };
+        let mut inputs = vec![x.into(), head.into()];
+        if let Some(bias) = &spec.head_bias {
+            inputs.push(self.weight("head.bias", WeightClass::Exact, bias)?.into());
+        }
+        self.g.one(Op::Linear { bias: spec.head_bias.is_some() }, &inputs)
+    }
+
+    fn layer(&mut self, i: u32, layer: &'a LayerSpec, input: ValueId) -> Built {
+        let mut parts = BTreeSet::new();
+        if let Some(part) = layer.mixers().map(|m| m.of().part()).find(|part| !parts.insert(part.clone())) {
+            return Err(TypeError::new(format!("layers.{i}"), format!("two mixers are its `{part}`")));
+        }
+        layer.blocks.iter().try_fold(input, |x, block| self.block(i, block, input, x))
+    }
+
+    /// A block of layer `i` on the stream `x`; `input` is the stream in front of the layer. The norm in front stands in the
+    /// scope of the first mixer, what joins the mixers and the stream in that of the last.
+    fn block(&mut self, i: u32, block: &'a Block, input: ValueId, x: ValueId) -> Built {
+        let empty = || TypeError::new(format!("layers.{i}"), "a block without mixers");
+        let (first, rest) = block.mixers.split_first().ok_or_else(empty)?;
+        let scope = Scope::in_layer(i, first.of().part());
+        self.g.scope(scope.clone());
+        let h = match &block.norm {
+            Some(norm) => self.norm(&format!("{scope}.norm"), norm, x)?,
+            None => x,
+        };
+        let rows = Rows { normed: h, layer: input };
+        let mut sum = self.mixer(i, first, rows)?;
+        for mixer in rest {
+            let y = self.mixer(i, mixer, rows)?;
+            sum = self.g.one(Op::Add, &[sum.into(), y.into()])?;
+        }
+        if let Some(norm) = &block.post_norm {
+            sum = self.norm(&format!("{scope}.post_norm"), norm, sum)?;
+        }
+        self.g.one(Op::Add, &[x.into(), sum.into()])
+    }
+
+    /// A mixer of layer `i` on rows.
+    fn mixer(&mut self, i: u32, mixer: &'a Mixer, rows: Rows) -> Built {
+        let mixer = mixer.of();
+        self.g.scope(Scope::in_layer(i, mixer.part()));
+        mixer.lower(self, &format!("layers.{i}"), rows)
+    }
+
+    /// A norm of rows.
+    ///
+    /// # Errors
+    /// Parts that do not fit each other, as of all that follow.
+    pub fn norm(&mut self, name: &str, norm: &Norm, x: ValueId) -> Built {
+        match norm {
+            Norm::Rms { eps, weight } => self.rms(name, *eps, 1, weight, x),
+            Norm::Layer { eps, weight, bias } => {
+                let weight = self.weight(name, WeightClass::Exact, weight)?;
+                let bias = self.weight(&format!("{name}.bias"), WeightClass::Exact, bias)?;
+                self.g.one(Op::LayerNorm { eps: *eps }, &[x.into(), weight.into(), bias.into()])
+            }
+        }
+    }
+
+    /// A root mean square norm of `groups` groups of channels.
+    ///
+    /// # Errors
+    /// As [`Self::norm`].
+    pub fn rms(&mut self, name: &str, eps: f32, groups: usize, weight: &WeightExpr, x: ValueId) -> Built {
+        let weight = self.weight(name, WeightClass::Exact, weight)?;
+        self.g.one(Op::RmsNorm { eps, groups, weight: true }, &[x.into(), weight.into()])
+    }
+
+    /// A linear map.
+    ///
+    /// # Errors
+    /// As [`Self::norm`].
+    pub fn linear(&mut self, name: &str, class: WeightClass, p: &Projection, x: ValueId) -> Built {
+        let mut inputs = vec![x.into(), self.weight(name, class, &p.weight)?.into()];
+        if let Some(bias) = &p.bias {
+            inputs.push(self.weight(&format!("{name}.bias"), WeightClass::Exact, bias)?.into());
+        }
+        self.g.one(Op::Linear { bias: p.bias.is_some() }, &inputs)
+    }
+
+    /// Angles of a rotation, computed once for the layers that share it.
+    ///
+    /// # Errors
+    /// As [`Self::norm`].
+    pub fn rope(&mut self, rope: &'a Rope) -> Built {
+        if let Some((_, angles)) = self.angles.iter().find(|(r, _)| *r == rope) {
+            return Ok(*angles);
+        }
+        let name = match self.angles.len() {
+            0 => "rope".to_owned(),
+            n => format!("rope{n}"),
+        };
+        let table = |inv_freq: &[f32]| WeightExpr::Const(inv_freq.to_vec());
+        let short = self.weight(&format!("{name}.inv_freq"), WeightClass::Exact, &table(&rope.inv_freq))?;
+        let mut inputs = vec![Graph::POS.into(), short.into()];
+        // A context that the short frequencies cover never switches.
+        let long = rope.long.as_ref().filter(|l| self.shapes.max_context > l.after);
+        if let Some(long) = long {
+            let name = format!("{name}.inv_freq_long");
+            inputs.push(self.weight(&name, WeightClass::Exact, &table(&long.inv_freq))?.into());
+        }
+        let switch = long.map(|l| LongSwitch { after: l.after, long_scale: l.scale });
+        let angles = self.g.one(Op::RopeAngles { scale: rope.scale, switch }, &inputs)?;
+        self.angles.push((rope, angles));
+        Ok(angles)
+    }
+
+    /// Stores keys or values, and returns the cache as it is then.
+    ///
+    /// # Errors
+    /// As [`Self::norm`].
+    pub fn cache(
+        &mut self,
+        name: &str,
+        [heads, dim]: [usize; 2],
+        window: Option<usize>,
+        x: ValueId,
+    ) -> Built<Operand> {
+        let (rows, kind) = self.shapes.kept(window);
+        let state = self.state(name, kind, [heads, rows, dim]);
+        let inputs = [state.into(), x.into(), Graph::POS.into(), Graph::SLOT.into()];
+        Ok(self.g.one(Op::CacheWrite, &inputs)?.into())
+    }
+
+    /// A state, `[heads, rows, dim]` for every slot.
+    pub fn state(&mut self, name: &str, kind: StateKind, [heads, rows, dim]: [usize; 3]) -> StateId {
+        let ty = Type::f32([self.shapes.slots, heads, rows, dim]);
+        self.g.module().add_state(StateDecl { name: name.to_owned(), ty, kind })
+    }
+
+    /// A weight.
+    ///
+    /// # Errors
+    /// As [`Self::norm`].
+    pub fn weight(&mut self, name: &str, class: WeightClass, expr: &WeightExpr) -> Built<WeightId> {
+        let shape = expr.shape()?;
+        let weight = Weight { name: name.to_owned(), shape, class, format: Format::F32, expr: expr.clone() };
+        self.g.weight(weight)
+    }
+}

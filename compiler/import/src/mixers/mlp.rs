@@ -1,0 +1,78 @@
+//! A gated feed-forward network that every token takes.
+
+use super::{Mix, Mixer};
+use crate::common::Base;
+use crate::lower::{Built, Lowering, Rows};
+use crate::spec::Projection;
+use crate::tensors::Dim;
+use moec_base::error::Result;
+use moec_ir::{Glu, Op, Part, ValueId, WeightClass, WeightExpr};
+
+/// A gated feed-forward network, `down(glu(gate(x), up(x)))`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mlp {
+    /// `[inner, hidden]`.
+    pub gate: Projection,
+    /// `[inner, hidden]`.
+    pub up: Projection,
+    /// `[hidden, inner]`.
+    pub down: Projection,
+    /// How gate and up join.
+    pub glu: Glu,
+}
+
+impl Mlp {
+    /// Its nodes, for the rows `x`; `at` is the prefix of its weights.
+    pub(super) fn of_rows<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, x: ValueId) -> Built {
+        const CLASS: WeightClass = WeightClass::Attention;
+        let gate = l.linear(&format!("{at}.gate"), CLASS, &self.gate, x)?;
+        let up = l.linear(&format!("{at}.up"), CLASS, &self.up, x)?;
+        let h = match self.glu {
+            Glu::Gated(activation) => {
+                let gate = l.g.one(Op::Act(activation), &[gate.into()])?;
+                l.g.one(Op::Mul, &[gate.into(), up.into()])?
+            }
+            glu => l.g.one(Op::Glu(glu), &[gate.into(), up.into()])?,
+        };
+        l.linear(&format!("{at}.down"), CLASS, &self.down, h)
+    }
+}
+
+impl Mix for Mlp {
+    fn part(&self) -> Part {
+        Part::FFN
+    }
+
+    fn weights(&self) -> Vec<(WeightClass, &WeightExpr)> {
+        super::projections([&self.gate, &self.up, &self.down]).collect()
+    }
+
+    fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> Built {
+        self.of_rows(l, &format!("{at}.ffn"), rows.normed)
+    }
+}
+
+impl Base<'_> {
+    /// A gated network of `gate_proj`, `up_proj` and `down_proj`.
+    ///
+    /// # Errors
+    /// Tensors that do not fit the config.
+    pub fn mlp(&self, at: &str, inner: &Dim, bias: bool) -> Result<Mlp> {
+        let t = &self.tensors;
+        Ok(Mlp {
+            gate: t.projection(&format!("{at}.gate_proj"), inner, &self.hidden, bias)?,
+            up: t.projection(&format!("{at}.up_proj"), inner, &self.hidden, bias)?,
+            down: t.projection(&format!("{at}.down_proj"), &self.hidden, inner, bias)?,
+            glu: self.glu,
+        })
+    }
+
+    /// The dense network of a layer, of `intermediate_size`.
+    ///
+    /// # Errors
+    /// Tensors that do not fit the config.
+    pub fn dense(&self, layer: usize, bias: bool) -> Result<Mixer> {
+        let inner = self.config.size(&["intermediate_size"])?.into();
+        Ok(self.mlp(&format!("{}.mlp", self.layer(layer)), &inner, bias)?.into())
+    }
+}

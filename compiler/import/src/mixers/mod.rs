@@ -1,0 +1,111 @@
+//! What mixes tokens or channels, `[T, hidden]` to `[T, hidden]`: one file each, with what it is, how a checkpoint has it, and the
+//! nodes that compute it.
+
+mod delta;
+mod gqa;
+mod mla;
+mod mlp;
+mod moe;
+mod parts;
+
+pub use delta::GatedDelta;
+pub use gqa::{Gqa, GqaOptions, QkNorm, QkNormKind};
+pub use mla::Mla;
+pub use mlp::Mlp;
+pub use moe::{
+    ExpertWeights, Fused, Moe, NoAux, PROJ, Parts, RouterInput, Shared, W123, dense_first, plain_router, renorm,
+    sparse_layers,
+};
+
+use crate::lower::{Built, Lowering, Rows};
+use crate::spec::{Projection, Rope};
+use moec_ir::{Part, WeightClass, WeightExpr};
+
+/// What a mixer says of itself.
+pub trait Mix {
+    /// Its part of the layer, by which nodes, weights and states are named.
+    fn part(&self) -> Part;
+
+    /// Its weights, each with its class.
+    fn weights(&self) -> Vec<(WeightClass, &WeightExpr)>;
+
+    /// What it keeps of a sequence.
+    fn kept(&self) -> Kept {
+        Kept::default()
+    }
+
+    /// Its rotation, if it has one.
+    fn rope(&self) -> Option<&Rope> {
+        None
+    }
+
+    /// Adds its nodes. `at` is the layer, the prefix of its names.
+    ///
+    /// # Errors
+    /// Parts that do not fit each other: a bug of the import.
+    fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> Built;
+}
+
+/// Numbers that a mixer keeps of a sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// Of each token.
+    pub each: u64,
+    /// How many tokens back it looks, if not to the first.
+    pub window: Option<usize>,
+    /// Of all tokens together.
+    pub folded: u64,
+}
+
+/// A mixer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Mixer {
+    /// Multi-head, grouped-query, multi-query attention.
+    Gqa(Box<Gqa>),
+    /// Multi-head latent attention.
+    Mla(Box<Mla>),
+    /// The gated delta rule.
+    GatedDelta(Box<GatedDelta>),
+    /// One network for every token.
+    Dense(Box<Mlp>),
+    /// A mixture of experts.
+    Moe(Box<Moe>),
+}
+
+impl Mixer {
+    /// What it says of itself.
+    pub fn of(&self) -> &dyn Mix {
+        match self {
+            Self::Gqa(m) => &**m,
+            Self::Mla(m) => &**m,
+            Self::GatedDelta(m) => &**m,
+            Self::Dense(m) => &**m,
+            Self::Moe(m) => &**m,
+        }
+    }
+}
+
+/// A mixer of each kind, boxed.
+macro_rules! boxed {
+    ($($kind:ident($of:ident)),*) => {$(
+        impl From<$of> for Mixer {
+            fn from(mixer: $of) -> Self {
+                Self::$kind(Box::new(mixer))
+            }
+        }
+    )*};
+}
+
+boxed!(Gqa(Gqa), Mla(Mla), GatedDelta(GatedDelta), Dense(Mlp), Moe(Moe));
+
+/// Matrices of projections, and their biases.
+fn projections<'a>(
+    all: impl IntoIterator<Item = &'a Projection>,
+) -> impl Iterator<Item = (WeightClass, &'a WeightExpr)> {
+    all.into_iter().flat_map(|p| [(WeightClass::Attention, &p.weight)].into_iter().chain(exact(&p.bias)))
+}
+
+/// Weights that are small and stay f32.
+fn exact<'a>(all: impl IntoIterator<Item = &'a WeightExpr>) -> impl Iterator<Item = (WeightClass, &'a WeightExpr)> {
+    all.into_iter().map(|w| (WeightClass::Exact, w))
+}
