@@ -99,6 +99,7 @@ fn map_case(rng: &mut Rng, op: MapOp, cols: usize, values: impl Fn(&mut Rng) -> 
             MapOp::Scale { factor } => factor * x,
             MapOp::Clamp { lo, hi } => x.max(lo).min(hi),
             MapOp::Act(act) => activation(act, x),
+            MapOp::Softplus => (x.max(0.0) as f64 + (-f64::from(x.abs())).exp().ln_1p()) as f32,
         }
     });
     let mut operands = vec![Operand::Floats(a)];

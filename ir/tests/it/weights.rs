@@ -33,6 +33,11 @@ fn at(expr: &WeightExpr, lead: usize, row: usize, col: usize) -> f32 {
         WeightExpr::Stack(of) if rank(&of[0]) == 1 => at(&of[row], 0, 0, col),
         WeightExpr::Stack(of) => at(&of[lead], 0, row, col),
         WeightExpr::Split { heads, of } => at(of, 0, lead * (extent(of, Axis::Rows) / heads) + row, col),
+        WeightExpr::Join(of) => {
+            let each = extent(of, Axis::Rows);
+            at(of, row / each, row % each, col)
+        }
+        WeightExpr::Map { map, of } => map.of(at(of, lead, row, col)),
         WeightExpr::Arrange { order, of } => {
             at(of, lead, order[lead * extent(of, Axis::Rows) + row] as usize, col)
         }

@@ -154,7 +154,7 @@ fn a_ring_computes_what_a_cache_computes() {
     let dir = golden("hf/gpt_oss");
     let (checkpoint, spec) = moec_import::open(&dir, &ImportOptions::default()).unwrap();
     let ids: Vec<u32> = (0..400).map(|i| (i * 37 + i / 7) % 320).collect();
-    let logits = |rings| {
+    let logits = |rings: bool| {
         let module = module(&spec, &Shapes { rings: rings.then_some(128), ..shapes(512, 32) });
         assert_eq!(module.states.iter().any(|s| s.kind != StateKind::Cache), rings);
         let mut evaluator = Evaluator::new(&module, &checkpoint);
