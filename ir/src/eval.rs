@@ -206,6 +206,8 @@ fn compute(op: &Op, a: &Args<'_>, results: &[Type]) -> Result<Vec<Data>, EvalErr
         Op::Add => one(basic::zip(a, |x, y| x + y)?),
         Op::Glu(glu) => one(basic::zip(a, |g, u| basic::glu(*glu, g, u))?),
         Op::Mul => one(basic::mul(a)?),
+        Op::MulHeads { heads } => one(basic::mul_heads(a, *heads)?),
+        Op::SoftCap { cap } => one(basic::map(a, |x| (f64::from(*cap) * f64::from(x / cap).tanh()) as f32)?),
         Op::ScaleCols => one(basic::scale_cols(a)?),
         Op::Scale { factor } => one(basic::map(a, |x| x * factor)?),
         Op::Clamp { lo, hi } => one(basic::map(a, |x| x.max(*lo).min(*hi))?),

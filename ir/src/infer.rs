@@ -327,6 +327,16 @@ impl Op {
                 })?;
                 a.ty()
             }
+            Self::MulHeads { heads } => {
+                let [t, c] = o.matrix(0, "a")?;
+                o.part(c, *heads, "heads")?;
+                o.exact(1, "b", &f32(&[t, *heads]))?;
+                f32(&[t, c])
+            }
+            Self::SoftCap { cap } => {
+                o.require(*cap > 0.0, || format!("a cap of {cap:?}"))?;
+                o.rows(0, "x")?.ty()
+            }
             Self::ScaleCols => {
                 let x = o.rows(0, "x")?;
                 o.exact(1, "w", &f32(&[x.channels]))?;

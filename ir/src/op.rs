@@ -395,6 +395,16 @@ pub enum Op {
     Add,
     /// `a[T, C], b[T, C] or b[T, 1] → a · b`; one column is broadcast.
     Mul,
+    /// `a[T, heads·C], b[T, heads] → a · b`, one factor for every head.
+    MulHeads {
+        /// Number of heads.
+        heads: usize,
+    },
+    /// `x → cap · tanh(x / cap)`
+    SoftCap {
+        /// What no result reaches.
+        cap: f32,
+    },
     /// `x → factor · x`
     Scale {
         /// The factor.
@@ -556,6 +566,8 @@ impl Op {
             Self::Combine { .. } => "combine",
             Self::Add => "add",
             Self::Mul => "mul",
+            Self::MulHeads { .. } => "mul_heads",
+            Self::SoftCap { .. } => "soft_cap",
             Self::Scale { .. } => "scale",
             Self::ScaleCols => "scale_cols",
             Self::Clamp { .. } => "clamp",
@@ -597,6 +609,7 @@ impl Op {
             Self::Rope { .. }
             | Self::Add
             | Self::Mul
+            | Self::MulHeads { .. }
             | Self::Glu(_)
             | Self::Concat { .. }
             | Self::GatherRows => vec![V, V],
@@ -628,6 +641,7 @@ impl Op {
             Self::Admit(_) | Self::Combine { .. } => vec![V, V, V],
             Self::Dispatch { .. }
             | Self::Scale { .. }
+            | Self::SoftCap { .. }
             | Self::RmsNorm { weight: false, .. }
             | Self::Clamp { .. }
             | Self::Act(_)

@@ -11,6 +11,8 @@ enum Second {
     Row(usize),
     /// One number per row.
     Column(usize),
+    /// One number per head of a row: the heads, and the row distance.
+    Heads(usize, usize),
     /// One number per channel.
     Channels,
 }
@@ -24,18 +26,25 @@ fn second(op: MapOp) -> Second {
                 Second::Row(b_ld)
             }
         }
+        MapOp::MulHeads { heads, b_ld } => Second::Heads(heads, b_ld),
         MapOp::Glu { b_ld, .. } => Second::Row(b_ld),
         MapOp::ScaleCols => Second::Channels,
-        MapOp::Scale { .. } | MapOp::Clamp { .. } | MapOp::Act(_) | MapOp::Softplus => Second::None,
+        MapOp::Scale { .. }
+        | MapOp::SoftCap { .. }
+        | MapOp::Clamp { .. }
+        | MapOp::Act(_)
+        | MapOp::Softplus => Second::None,
     }
 }
 
 fn apply<'k>(op: MapOp, a: F<'k>, b: F<'k>) -> F<'k> {
     match op {
         MapOp::Add { .. } => a + b,
-        MapOp::Mul { .. } | MapOp::ScaleCols => a * b,
+        MapOp::Mul { .. } | MapOp::MulHeads { .. } | MapOp::ScaleCols => a * b,
         MapOp::Glu { glu, .. } => a.glu(b, glu),
         MapOp::Scale { factor } => a * factor,
+        // tanh(x) = 2 sigmoid(2x) − 1
+        MapOp::SoftCap { cap } => (a * (2.0 / cap)).sigmoid() * (2.0 * cap) - cap,
         MapOp::Clamp { lo, hi } => a.at_least(lo).at_most(hi),
         MapOp::Act(act) => a.activate(act),
         MapOp::Softplus => a.softplus(),
@@ -54,10 +63,18 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     };
     k.rows(ROWS, |row| {
         let (a, out) = (a.words(row * a_ld), out.words(row * out_ld));
+        if let Second::Heads(heads, ld) = second {
+            let each = cols / heads.max(1);
+            return k.each(0, heads, 1, |head| {
+                let (a, out) = (a.words(head * each), out.words(head * each));
+                let factor = b.words(row * ld + head).load().splat();
+                k.columns(each, |c, span| out.words(c).store_vec(a.words(c).load_vec(span) * factor, span));
+            });
+        }
         let (b, column) = match second {
             Second::Row(ld) => (b.words(row * ld), None),
             Second::Column(ld) => (b, Some(b.words(row * ld).load().splat())),
-            Second::None | Second::Channels => (b, None),
+            Second::None | Second::Channels | Second::Heads(..) => (b, None),
         };
         k.columns(cols, |c, span| {
             let x = a.words(c).load_vec(span);

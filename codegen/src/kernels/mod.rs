@@ -28,7 +28,7 @@ mod unpack;
 
 use crate::dsl::Kb;
 use crate::machine::{ByteDot, Isa};
-use crate::spec::{Compute, KernelSpec, RowForm, Symbol, WeightOrder, packed_words};
+use crate::spec::{Compute, KernelSpec, MapOp, RowForm, Symbol, WeightOrder, packed_words};
 use moec_ir::plan::{Grid, Results};
 use moec_ir::types::Format;
 
@@ -202,8 +202,12 @@ pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
             vec![(*hidden > 0 && *inter > 0, "an extent is zero"), (format.holds_neurons(), NO_NEURONS)]
         }
         KernelSpec::Combine { hidden, out_ld, .. } => vec![(out_ld >= hidden, "rows overlap")],
-        KernelSpec::Map { cols, a_ld, out_ld, .. } => {
-            vec![(a_ld >= cols && out_ld >= cols, "rows overlap")]
+        KernelSpec::Map { op, cols, a_ld, out_ld } => {
+            let whole = match op {
+                MapOp::MulHeads { heads, .. } => *heads > 0 && cols.is_multiple_of((*heads).max(1)),
+                _ => true,
+            };
+            vec![(a_ld >= cols && out_ld >= cols, "rows overlap"), (whole, "heads of unequal width")]
         }
         KernelSpec::Recurrence(of) => of.kernel().rules(isa),
     };

@@ -35,6 +35,8 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         let result = match op {
             MapOp::Add { b_ld, broadcast_b } => x + b(b_ld, row, column(broadcast_b)),
             MapOp::Mul { b_ld, broadcast_b } => x * b(b_ld, row, column(broadcast_b)),
+            MapOp::MulHeads { heads, b_ld } => x * b(b_ld, row, c.div(k.i((cols / heads.max(1)) as i64))),
+            MapOp::SoftCap { cap } => (x * (2.0 / cap)).sigmoid() * (2.0 * cap) - cap,
             MapOp::Glu { glu, b_ld } => x.glu(b(b_ld, row, c), glu),
             MapOp::ScaleCols => x * b(0, row, c),
             MapOp::Scale { factor } => x * factor,

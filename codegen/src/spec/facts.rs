@@ -199,8 +199,16 @@ impl KernelSpec {
             | Self::NeuronDownAt { .. } => 5,
             Self::Combine { residual_ld, .. } => 4 + opt(residual_ld.is_some()),
             Self::Map { op, .. } => match op {
-                MapOp::Scale { .. } | MapOp::Clamp { .. } | MapOp::Act(_) | MapOp::Softplus => 2,
-                MapOp::Add { .. } | MapOp::Mul { .. } | MapOp::Glu { .. } | MapOp::ScaleCols => 3,
+                MapOp::Scale { .. }
+                | MapOp::SoftCap { .. }
+                | MapOp::Clamp { .. }
+                | MapOp::Act(_)
+                | MapOp::Softplus => 2,
+                MapOp::Add { .. }
+                | MapOp::Mul { .. }
+                | MapOp::MulHeads { .. }
+                | MapOp::Glu { .. }
+                | MapOp::ScaleCols => 3,
             },
             Self::Copy { .. } | Self::Softmax { .. } | Self::Quantise { .. } => 2,
             Self::Recurrence(of) => of.kernel().args(),

@@ -136,6 +136,13 @@ pub enum MapOp {
         /// Whether `b` has a single column.
         broadcast_b: bool,
     },
+    /// `a · b`, one `b` for every head of `a`.
+    MulHeads {
+        /// Heads.
+        heads: usize,
+        /// Row distance of `b`.
+        b_ld: usize,
+    },
     /// `glu(a, b)`.
     Glu {
         /// How they join.
@@ -156,6 +163,11 @@ pub enum MapOp {
         lo: f32,
         /// Upper bound.
         hi: f32,
+    },
+    /// `cap · tanh(a / cap)`
+    SoftCap {
+        /// What no result reaches.
+        cap: f32,
     },
     /// `act(a)`
     Act(Activation),

@@ -256,6 +256,8 @@ impl Symbol {
         match op {
             MapOp::Add { b_ld, broadcast_b } => self.word("add").num("b", b_ld).flag("column", broadcast_b),
             MapOp::Mul { b_ld, broadcast_b } => self.word("mul").num("b", b_ld).flag("column", broadcast_b),
+            MapOp::MulHeads { heads, b_ld } => self.word("mul_heads").num("h", heads).num("b", b_ld),
+            MapOp::SoftCap { cap } => self.word("soft_cap").float("at", cap),
             MapOp::Glu { glu, b_ld } => self.glu(glu).num("b", b_ld),
             MapOp::ScaleCols => self.word("scale_cols"),
             MapOp::Scale { factor } => self.word("scale").float("by", factor),

@@ -4,8 +4,8 @@
 use super::checkpoint::Checkpoint;
 use super::config::{Config, Size};
 use super::families::Family;
-use super::mixers::{GqaOptions, Moe};
-use super::spec::{LayerSpec, ModelSpec, Norm};
+use super::mixers::{GqaOptions, Mixer, Moe};
+use super::spec::{LayerSpec, ModelSpec, Multipliers, Norm};
 use super::tensors::{Dim, Tensors};
 use moec_base::error::{Error, Result};
 use moec_ir::{Activation, Elementwise, Glu, WeightExpr};
@@ -35,6 +35,10 @@ pub struct Base<'a> {
     pub tied: bool,
     /// Whether norms store what their weights differ from 1.
     pub zero_centred: bool,
+    /// What rows are multiplied by.
+    pub multipliers: Multipliers,
+    /// What no logit reaches.
+    pub logit_cap: Option<f32>,
     /// What the names of all tensors but the head's begin with.
     root: &'static str,
     vocab: Dim,
@@ -71,14 +75,16 @@ impl<'a> Base<'a> {
             config,
             tensors: Tensors::new(checkpoint),
             hidden: config.size(&["hidden_size"])?.into(),
-            layers: config.size(&["num_hidden_layers"])?.n,
+            layers: config.size(&["num_hidden_layers", "num_layers"])?.n,
             heads,
             kv_heads,
-            eps: config.positive("rms_norm_eps")? as f32,
+            eps: eps(config)?,
             glu,
             tied: false,
             zero_centred: false,
-            root: ROOTS.into_iter().find(|root| checkpoint.get(&embeddings(root)).is_some()).unwrap_or(ROOTS[0]),
+            multipliers: Multipliers::default(),
+            logit_cap: None,
+            root: ROOTS.into_iter().find(|root| embeddings(checkpoint, root).is_some()).unwrap_or(ROOTS[0]),
             vocab: config.size(&["vocab_size"])?.into(),
         })
     }
@@ -118,15 +124,7 @@ impl<'a> Base<'a> {
     /// # Errors
     /// Tensors that do not fit the config.
     pub fn dense_model(self, family: &Family, attention: GqaOptions, bias: bool) -> Result<ModelSpec> {
-        let layers = self.each_layer(|l| {
-            let at = self.layer(l);
-            Ok(LayerSpec::pre_norm([
-                (self.rms_norm(&format!("{at}.input_layernorm"))?, self.gqa(l, attention)?.into()),
-                (self.rms_norm(&format!("{at}.post_attention_layernorm"))?, self.dense(l, bias)?),
-            ]))
-        })?;
-        let norm = self.rms_norm("model.norm")?;
-        self.finish(family, layers, norm, false)
+        self.pre_norm_model(family, PRE_NORMS, |b, l| Ok([b.gqa(l, attention)?.into(), b.dense(l, bias)?]))
     }
 
     /// A root-mean-square norm over the residual stream.
@@ -142,7 +140,33 @@ impl<'a> Base<'a> {
     /// # Errors
     /// As [`Self::rms_norm`].
     pub fn final_norm(&self) -> Result<Norm> {
-        self.rms_norm(&format!("{}.norm", self.root))
+        self.rms_norm(&self.final_name())
+    }
+
+    /// Name of the norm in front of the head.
+    fn final_name(&self) -> String {
+        let named = FINAL_NORMS.map(|name| format!("{}.{name}", self.root));
+        let found = named.iter().find(|name| self.tensors.has(&format!("{name}.weight")));
+        found.unwrap_or(&named[0]).clone()
+    }
+
+    /// A model of layers with a norm in front of each of two blocks, a mixer of tokens and one of channels.
+    ///
+    /// # Errors
+    /// Tensors that do not fit the config, and those of `blocks`.
+    pub fn pre_norm_model(
+        self,
+        family: &Family,
+        norms: [&str; 2],
+        mut blocks: impl FnMut(&Self, usize) -> Result<[Mixer; 2]>,
+    ) -> Result<ModelSpec> {
+        let layers = self.each_layer(|l| {
+            let [tokens, channels] = blocks(&self, l)?;
+            let [first, second] = norms.map(|name| format!("{}.{name}", self.layer(l)));
+            Ok(LayerSpec::pre_norm([(self.rms_norm(&first)?, tokens), (self.rms_norm(&second)?, channels)]))
+        })?;
+        let norm = self.final_norm()?;
+        self.finish(family, layers, norm, false)
     }
 
     /// The weight of a norm, as it multiplies.
@@ -176,7 +200,8 @@ impl<'a> Base<'a> {
     ) -> Result<ModelSpec> {
         let (t, config) = (&self.tensors, self.config);
         let table = [&self.vocab, &self.hidden];
-        let embed = t.take(&embeddings(self.root), &table)?;
+        let named = embeddings(t.checkpoint(), self.root).unwrap_or_else(|| format!("{}.{}", self.root, EMBEDDINGS[0]));
+        let embed = t.take(&named, &table)?;
         let tied = config.flag_or("tie_word_embeddings", self.tied)?;
         let head = t.take_if(!tied, "lm_head.weight", &table)?;
         if tied {
@@ -192,8 +217,10 @@ impl<'a> Base<'a> {
             title: family.title,
             vocab: self.vocab.n,
             hidden: self.hidden.n,
-            max_positions: config.size(&["max_position_embeddings"])?.n,
+            max_positions: config.size(&["max_position_embeddings", "model_max_length"])?.n,
             embed,
+            multipliers: self.multipliers,
+            logit_cap: self.logit_cap,
             layers,
             final_norm: norm,
             head,
@@ -262,17 +289,34 @@ impl<'a> Base<'a> {
 }
 
 /// What the names of tensors begin with, of models of text and of models of more than text.
-const ROOTS: [&str; 2] = ["model", "model.language_model"];
+const ROOTS: [&str; 4] = ["model", "model.language_model", "language_model.model", "backbone"];
 
 /// Tensors of the part of a model that sees.
 const VISION: &str = "model.visual.";
 /// Tensors that no text needs, token by token.
 const AHEAD_OR_VISION: [&str; 2] = ["mtp.", VISION];
 
-/// Name of the embedding table.
-fn embeddings(root: &str) -> String {
-    format!("{root}.embed_tokens.weight")
+/// What the embedding table is called below the root.
+const EMBEDDINGS: [&str; 3] = ["embed_tokens.weight", "word_embeddings.weight", "embeddings.weight"];
+
+/// What the norm in front of the head is called below the root.
+const FINAL_NORMS: [&str; 4] = ["norm", "embedding_norm", "norm_f", "final_layernorm"];
+
+/// Name of the embedding table, if the checkpoint has one below a root.
+fn embeddings(checkpoint: &Checkpoint, root: &str) -> Option<String> {
+    let named = EMBEDDINGS.map(|name| format!("{root}.{name}"));
+    named.into_iter().find(|name| checkpoint.get(name).is_some())
 }
+
+/// What is added to the variance in norms.
+fn eps(config: &Config) -> Result<f32> {
+    const KEYS: [&str; 4] = ["rms_norm_eps", "norm_eps", "layer_norm_epsilon", "layer_norm_eps"];
+    let key = KEYS.into_iter().find(|key| config.has(key)).unwrap_or(KEYS[0]);
+    Ok(config.positive(key)? as f32)
+}
+
+/// Norms of a layer in front of its two blocks, as most families call them.
+pub const PRE_NORMS: [&str; 2] = ["input_layernorm", "post_attention_layernorm"];
 
 /// What the names of tensors have that say which neurons of a network a token needs (TurboSparse, PowerInfer).
 const PREDICTOR: &str = ".predictor.";

@@ -126,7 +126,8 @@ impl<'a> Lowering<'a, '_> {
         let spec = self.spec;
         self.g.scope(Part::EMBED);
         let table = self.weight("embed", WeightClass::Embeddings, &spec.embed)?;
-        let mut x = self.g.one(Op::Embed, &[Graph::IDS.into(), table.into()])?;
+        let x = self.g.one(Op::Embed, &[Graph::IDS.into(), table.into()])?;
+        let mut x = self.scaled(spec.multipliers.embed, x)?;
         for rope in spec.layers.iter().flat_map(LayerSpec::mixers).filter_map(|m| m.of().rope()) {
             self.rope(rope)?;
         }
@@ -144,7 +145,20 @@ impl<'a> Lowering<'a, '_> {
         if let Some(bias) = &spec.head_bias {
             inputs.push(self.weight("head.bias", WeightClass::Exact, bias)?.into());
         }
-        self.g.one(Op::Linear { bias: spec.head_bias.is_some() }, &inputs)
+        let logits = self.g.one(Op::Linear { bias: spec.head_bias.is_some() }, &inputs)?;
+        let logits = self.scaled(spec.multipliers.logits, logits)?;
+        match spec.logit_cap {
+            Some(cap) => self.g.one(Op::SoftCap { cap }, &[logits.into()]),
+            None => Ok(logits),
+        }
+    }
+
+    /// Rows times a factor, where that is not 1.
+    ///
+    /// # Errors
+    /// As [`Self::norm`].
+    pub fn scaled(&mut self, factor: f32, x: ValueId) -> Built {
+        if factor == 1.0 { Ok(x) } else { self.g.one(Op::Scale { factor }, &[x.into()]) }
     }
 
     fn layer(&mut self, i: u32, layer: &'a LayerSpec, input: ValueId) -> Built {
@@ -175,6 +189,7 @@ impl<'a> Lowering<'a, '_> {
         if let Some(norm) = &block.post_norm {
             sum = self.norm(&format!("{scope}.post_norm"), norm, sum)?;
         }
+        let sum = self.scaled(self.spec.multipliers.residual, sum)?;
         self.g.one(Op::Add, &[x.into(), sum.into()])
     }
 

@@ -16,15 +16,17 @@ pub struct Defaults {
     pub theta: f64,
     /// Share of a head's channels that are rotated.
     pub partial: f64,
+    /// The kind of layer, where the rotation differs by it.
+    pub layer: Option<&'static str>,
 }
 
 impl Default for Defaults {
     fn default() -> Self {
-        Self { theta: 10_000.0, partial: 1.0 }
+        Self { theta: 10_000.0, partial: 1.0, layer: None }
     }
 }
 
-const SUPPORTED: [&str; 5] = ["default", "linear", "yarn", "longrope", "llama3"];
+const SUPPORTED: [&str; 7] = ["default", "linear", "yarn", "longrope", "llama3", "dynamic", "proportional"];
 
 /// The part of the config that describes the rotation, in either spelling.
 struct Params {
@@ -48,6 +50,10 @@ impl Params {
         let section = match section {
             Some(s) => s,
             None => Config::parse("config.json", b"{}")?,
+        };
+        let section = match defaults.layer.map(|layer| section.opt_section(layer)).transpose()?.flatten() {
+            Some(of_layer) => of_layer,
+            None => section,
         };
         if let Some(key) = section.nested() {
             return Err(Error::limit(format!(
@@ -143,6 +149,25 @@ impl Params {
         })
     }
 
+    /// Frequencies of a base that `alpha` stretches once and for all (Hunyuan); a base that grows with the sequence is not
+    /// supported.
+    fn dynamic(&self, dim: usize) -> Result<Rope> {
+        let Some(alpha) = self.section.opt_number("alpha")?.filter(|alpha| *alpha > 0.0) else {
+            let key = if self.section.has("rope_type") { "rope_type" } else { "type" };
+            return Err(self.section.unsupported(key, "dynamic", &["dynamic with `alpha`"]));
+        };
+        let theta = self.theta * alpha.powf(dim as f64 / (dim as f64 - 2.0));
+        let inv_freq = (0..dim).step_by(2).map(|i| 1.0 / theta.powf(i as f64 / dim as f64) as f32);
+        Ok(Rope { inv_freq: inv_freq.collect(), scale: 1.0, long: None })
+    }
+
+    /// Pairs of the whole head, of which the first turn by `theta^(−2i / head)`, and the others not at all.
+    fn proportional(&self, dim: usize, head: usize) -> Rope {
+        let angle = |i: usize| (self.theta.powf(2.0 * i as f64 / head as f64) as f32).recip();
+        let inv_freq = (0..head / 2).map(|i| if i < dim / 2 { angle(i) } else { 0.0 });
+        Rope { inv_freq: inv_freq.collect(), scale: 1.0, long: None }
+    }
+
     fn llama3(&self, dim: usize) -> Result<Rope> {
         let s = &self.section;
         let factor = s.number("factor")? as f32;
@@ -199,6 +224,8 @@ pub fn read(config: &Config, head_dim: usize, defaults: Defaults) -> Result<Rope
         "yarn" => p.yarn(dim)?,
         "longrope" => p.longrope(dim)?,
         "llama3" => p.llama3(dim)?,
+        "dynamic" => p.dynamic(dim)?,
+        "proportional" => p.proportional(dim, head_dim),
         _ => plain(1.0),
     };
     let long = rope.long.iter().flat_map(|l| l.inv_freq.iter().chain([&l.scale]));

@@ -20,6 +20,10 @@ pub struct ModelSpec {
     pub max_positions: usize,
     /// Embedding table `[vocab, hidden]`.
     pub embed: WeightExpr,
+    /// What its rows, the sum of each block, and logits are multiplied by.
+    pub multipliers: Multipliers,
+    /// What no logit reaches: `cap · tanh(x / cap)`.
+    pub logit_cap: Option<f32>,
     /// Layers in order.
     pub layers: Vec<LayerSpec>,
     /// Norm in front of the head.
@@ -38,6 +42,23 @@ pub struct ModelSpec {
     pub active_params: u64,
     /// What the user should know about the checkpoint.
     pub warnings: Vec<String>,
+}
+
+/// Factors on rows of a model; 1 where a family has none.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Multipliers {
+    /// On rows of the embedding table.
+    pub embed: f32,
+    /// On what each block adds to the residual stream.
+    pub residual: f32,
+    /// On logits.
+    pub logits: f32,
+}
+
+impl Default for Multipliers {
+    fn default() -> Self {
+        Self { embed: 1.0, residual: 1.0, logits: 1.0 }
+    }
 }
 
 impl ModelSpec {

@@ -188,6 +188,11 @@ pub(super) fn mul(a: &Args<'_>) -> FloatResult {
     Ok(a.f32(0)?.iter().enumerate().map(|(i, &x)| x * factor(i)).collect())
 }
 
+pub(super) fn mul_heads(a: &Args<'_>, heads: usize) -> FloatResult {
+    let (each, b) = (a.cols(0)? / heads, a.f32(1)?);
+    Ok(a.f32(0)?.chunks_exact(each).zip(b).flat_map(|(head, b)| head.iter().map(move |x| x * b)).collect())
+}
+
 pub(super) fn scale_cols(a: &Args<'_>) -> FloatResult {
     let w = a.f32(1)?;
     Ok(a.f32(0)?.iter().enumerate().map(|(i, &x)| x * w[i % w.len()]).collect())

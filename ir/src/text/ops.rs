@@ -62,7 +62,8 @@ pub(super) fn attributes(op: &Op) -> String {
             w.put("glu", GluText(*glu)).flag("bias", *bias).flag("fixed", *fixed)
         }
         Op::Admit(d) => w.put("capacities", format_args!("{:?}", d.capacities)).flag("spill", d.spill),
-        Op::HeadLinear { heads } | Op::Concat { heads } => w.put("heads", heads),
+        Op::HeadLinear { heads } | Op::Concat { heads } | Op::MulHeads { heads } => w.put("heads", heads),
+        Op::SoftCap { cap } => w.float("cap", *cap),
         Op::Conv1x1 { groups, bias } => w.put("groups", groups).flag("bias", *bias),
         Op::RopeAngles { scale, switch } => {
             let long = switch.map(|s| format!("long(after = {}, scale = {:?})", s.after, s.long_scale));
@@ -292,6 +293,8 @@ pub(super) fn read<'t>(c: &Cursor<'t>, name: &str, at: usize, mut attrs: Attrs<'
         "combine" => Op::Combine { partial: a.flag(c, "partial")? },
         "add" => Op::Add,
         "mul" => Op::Mul,
+        "mul_heads" => Op::MulHeads { heads: a.int(c, "heads")? },
+        "soft_cap" => Op::SoftCap { cap: a.float(c, "cap")? },
         "scale" => Op::Scale { factor: a.float(c, "factor")? },
         "scale_cols" => Op::ScaleCols,
         "clamp" => Op::Clamp { lo: a.float(c, "lo")?, hi: a.float(c, "hi")? },

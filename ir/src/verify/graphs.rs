@@ -198,6 +198,7 @@ fn nan_attribute(op: &Op) -> bool {
                 || matches!(renorm, Renorm::Sum { eps: x } | Renorm::Clamp { min: x } if x.is_nan())
         }
         Op::Scale { factor } => factor.is_nan(),
+        Op::SoftCap { cap } => cap.is_nan(),
         Op::Clamp { lo, hi } => lo.is_nan() || hi.is_nan(),
         _ => false,
     }

@@ -243,6 +243,8 @@ impl CpuTarget {
             }
             Op::Add => s.map(node, MapOp::Add { b_ld: node.value(1)?.1, broadcast_b: node.broadcasts()? })?,
             Op::Mul => s.map(node, MapOp::Mul { b_ld: node.value(1)?.1, broadcast_b: node.broadcasts()? })?,
+            &Op::MulHeads { heads } => s.map(node, MapOp::MulHeads { heads, b_ld: node.value(1)?.1 })?,
+            &Op::SoftCap { cap } => s.map(node, MapOp::SoftCap { cap })?,
             &Op::Glu(glu) => s.map(node, MapOp::Glu { glu, b_ld: node.value(1)?.1 })?,
             &Op::Scale { factor } => s.map(node, MapOp::Scale { factor })?,
             Op::ScaleCols => s.map(node, MapOp::ScaleCols)?,

@@ -115,6 +115,8 @@ fn model(layer: LayerSpec) -> ModelSpec {
         hidden: HIDDEN,
         max_positions: 8,
         embed: leaf("embed", &[VOCAB, HIDDEN]),
+        multipliers: moec_import::spec::Multipliers::default(),
+        logit_cap: None,
         layers: vec![layer],
         final_norm: norm("final"),
         head: None,
