@@ -108,6 +108,7 @@ impl WeightExpr {
                     let all = heads.checked_mul(rows).ok_or_else(|| error(at, "size overflows"))?;
                     vec![all, cols]
                 }
+                &[1, cols] => vec![cols],
                 shape => return Err(error(at, format!("{shape:?} has no heads"))),
             },
             Self::Map { of, .. } => of.shape()?,
@@ -203,7 +204,8 @@ impl WeightExpr {
             }
             Self::Join(of) => {
                 let d = of.dims();
-                Dims { rank: 2, lead: 1, rows: d.lead.saturating_mul(d.rows), cols: d.cols }
+                let rank = d.rank.saturating_sub(1).max(1);
+                Dims { rank, lead: 1, rows: d.lead.saturating_mul(d.rows), cols: d.cols }
             }
             Self::ScaleCols { of, .. } | Self::Arrange { of, .. } | Self::Map { of, .. } => of.dims(),
         }

@@ -97,7 +97,7 @@ pub enum WeightExpr {
         /// What is split.
         of: Box<WeightExpr>,
     },
-    /// `[heads, R, C]` as `[heads·R, C]`.
+    /// `[heads, R, C]` as `[heads·R, C]`, or `[1, C]` as `[C]`.
     Join(Box<WeightExpr>),
     /// Rows in another order, that of every matrix by itself: row `r` of matrix `e` is row `order[e · rows + r]` of it.
     Arrange {

@@ -5,13 +5,13 @@ use super::checkpoint::Checkpoint;
 use super::config::{Config, Size};
 use super::families::Family;
 use super::mixers::{GqaOptions, Mixer, Moe};
-use super::spec::{LayerSpec, ModelSpec, Multipliers, Norm};
+use super::spec::{Block, LayerSpec, ModelSpec, Multipliers, Norm};
 use super::tensors::{Dim, Tensors};
 use moec_base::error::{Error, Result};
 use moec_ir::{Activation, Elementwise, Glu, WeightExpr};
 
 /// Config keys under which families give the number of routed experts.
-pub const EXPERTS: [&str; 3] = ["num_experts", "num_local_experts", "n_routed_experts"];
+pub const EXPERTS: [&str; 4] = ["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"];
 
 /// A checkpoint being read, with the sizes that every family has.
 pub struct Base<'a> {
@@ -125,6 +125,88 @@ impl<'a> Base<'a> {
     /// Tensors that do not fit the config.
     pub fn dense_model(self, family: &Family, attention: GqaOptions, bias: bool) -> Result<ModelSpec> {
         self.pre_norm_model(family, PRE_NORMS, |b, l| Ok([b.gqa(l, attention)?.into(), b.dense(l, bias)?]))
+    }
+
+    /// A block of one mixer with a norm on either side.
+    ///
+    /// # Errors
+    /// Tensors that do not fit the config.
+    pub fn sandwich(&self, layer: usize, [before, behind]: [&str; 2], mixer: Mixer) -> Result<Block> {
+        let at = self.layer(layer);
+        let norm = Some(self.rms_norm(&format!("{at}.{before}"))?);
+        let post_norm = Some(self.rms_norm(&format!("{at}.{behind}"))?);
+        Ok(Block { norm, mixers: vec![mixer], post_norm })
+    }
+
+    /// Which layers are of the first of two kinds, by `layer_types`.
+    ///
+    /// # Errors
+    /// Another kind, and a list that is missing or too short.
+    pub fn kinds(&self, kinds: [&'static str; 2]) -> Result<impl Fn(usize) -> bool + use<>> {
+        let c = self.config;
+        let types = c.opt_texts("layer_types")?.unwrap_or_default();
+        if let Some(other) = types.iter().find(|t| !kinds.contains(&t.as_str())) {
+            return Err(c.unsupported("layer_types", other, &kinds));
+        }
+        if types.len() < self.layers {
+            return Err(Error::input(format!(
+                "{} has {} entries, and the model has {} layers",
+                c.name("layer_types"),
+                types.len(),
+                self.layers
+            )));
+        }
+        Ok(move |layer: usize| types.get(layer).is_some_and(|t| t == kinds[0]))
+    }
+
+    /// The sliding window of each layer: by `layer_types`, or of all but every n-th, as one of several keys says.
+    ///
+    /// # Errors
+    /// Keys of the wrong type, and kinds of layers that are not supported.
+    pub fn windows(&self) -> Result<impl Fn(usize) -> Option<usize> + use<>> {
+        const KINDS: [&str; 2] = ["sliding_attention", "full_attention"];
+        let c = self.config;
+        let window = c.opt_size(&["sliding_window"])?.map(|s| s.n);
+        let types = c.opt_texts("layer_types")?;
+        if let Some(other) = types.iter().flatten().find(|t| !KINDS.contains(&t.as_str())) {
+            return Err(c.unsupported("layer_types", other, &KINDS));
+        }
+        let every = c.opt_size(&["sliding_window_pattern", "global_attn_every_n_layers"])?.map(|s| s.n);
+        let below = c.opt_count(&["max_window_layers"])?.map(|s| s.n);
+        Ok(move |layer: usize| {
+            window.filter(|_| match (&types, every, below) {
+                (Some(types), ..) => types.get(layer).is_some_and(|t| t == KINDS[0]),
+                (None, Some(every), _) => !(layer + 1).is_multiple_of(every),
+                (None, None, Some(below)) => layer >= below,
+                (None, None, None) => false,
+            })
+        })
+    }
+
+    /// Which layers are dense: by `mlp_layer_types`, or the first few, and those that `moe_layer_freq` leaves out. Where the config
+    /// is silent, the first `first`.
+    ///
+    /// # Errors
+    /// Keys of the wrong type, and kinds that are not supported.
+    pub fn dense_layers(&self, first: usize) -> Result<impl Fn(usize) -> bool + use<>> {
+        const KINDS: [&str; 2] = ["dense", "sparse"];
+        let c = self.config;
+        let types = c.opt_texts("mlp_layer_types")?;
+        if let Some(other) = types.iter().flatten().find(|t| !KINDS.contains(&t.as_str())) {
+            return Err(c.unsupported("mlp_layer_types", other, &KINDS));
+        }
+        let first = c.opt_count(&["first_k_dense_replace", "num_dense_layers"])?.map_or(first, |s| s.n);
+        let sparse = match c.value("moe_layer_freq") {
+            Some(list) if list.is_array() => c.opt_layout("moe_layer_freq", self.layers)?,
+            _ => {
+                let step = c.opt_size(&["moe_layer_freq"])?.map_or(1, |s| s.n);
+                Some((0..self.layers).map(|l| l >= first && l.is_multiple_of(step)).collect())
+            }
+        };
+        Ok(move |layer: usize| match (&types, &sparse) {
+            (Some(types), _) => types.get(layer).is_some_and(|t| t == KINDS[0]),
+            (None, sparse) => !sparse.as_ref().and_then(|s| s.get(layer).copied()).unwrap_or(true),
+        })
     }
 
     /// A root-mean-square norm over the residual stream.

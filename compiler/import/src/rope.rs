@@ -18,11 +18,21 @@ pub struct Defaults {
     pub partial: f64,
     /// The kind of layer, where the rotation differs by it.
     pub layer: Option<&'static str>,
+    /// Key of the base.
+    pub key: &'static str,
+}
+
+impl Defaults {
+    /// Those of a layer with a sliding window, or of one that sees all.
+    pub fn of_window(window: Option<usize>) -> Self {
+        let layer = if window.is_some() { "sliding_attention" } else { "full_attention" };
+        Self { layer: Some(layer), ..Self::default() }
+    }
 }
 
 impl Default for Defaults {
     fn default() -> Self {
-        Self { theta: 10_000.0, partial: 1.0, layer: None }
+        Self { theta: 10_000.0, partial: 1.0, layer: None, key: "rope_theta" }
     }
 }
 
@@ -66,7 +76,7 @@ impl Params {
             return Err(section.unsupported(key, kind, &SUPPORTED));
         }
         let kind = kind.to_owned();
-        let theta = section.positive_or("rope_theta", config.positive_or("rope_theta", defaults.theta)?)?;
+        let theta = section.positive_or("rope_theta", config.positive_or(defaults.key, defaults.theta)?)?;
         if theta <= 1.0 {
             return Err(Error::input(format!(
                 "`rope_theta` in `config.json` is {theta}, expected more than 1"

@@ -117,6 +117,18 @@ impl<'a> Tensors<'a> {
         Err(self.checkpoint.unsupported(name, tensor))
     }
 
+    /// Takes a vector that may be stored as a matrix of one row.
+    ///
+    /// # Errors
+    /// As [`Self::take`].
+    pub fn take_row(&self, name: &str, len: &Dim) -> Result<WeightExpr> {
+        let one = Dim::new(1, "a matrix of one row");
+        match self.shape(name) {
+            Some([1, _]) => Ok(WeightExpr::Join(Box::new(self.take(name, &[&one, len])?))),
+            _ => self.take(name, &[len]),
+        }
+    }
+
     /// Takes a tensor if the config says that it is there.
     ///
     /// # Errors
@@ -238,4 +250,14 @@ impl<'a> Tensors<'a> {
         let weight = self.take(&format!("{name}.weight"), &[width])?;
         Ok(Norm::Layer { eps, weight, bias: self.take(&format!("{name}.bias"), &[width])? })
     }
+}
+
+/// Takes a convolution of each channel by itself, `[channels, 1, taps]`, as `[taps, channels]`.
+///
+/// # Errors
+/// As [`Tensors::take`].
+pub fn by_channel(t: &Tensors<'_>, name: &str, channels: &Dim, taps: &Dim) -> Result<WeightExpr> {
+    let one = Dim::new(1, "a convolution of each channel by itself");
+    let stored = t.take(name, &[channels, &one, taps])?;
+    Ok(WeightExpr::Transpose(Box::new(WeightExpr::Join(Box::new(stored)))))
 }

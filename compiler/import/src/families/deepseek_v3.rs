@@ -5,7 +5,7 @@ use super::Family;
 use crate::checkpoint::Checkpoint;
 use crate::common::Base;
 use crate::config::Config;
-use crate::mixers::{NoAux, dense_first};
+use crate::mixers::{Mixture, MoeNames, dense_first};
 use crate::spec::{LayerSpec, ModelSpec};
 use moec_base::error::Result;
 use moec_ir::RopeStyle;
@@ -25,7 +25,7 @@ pub(super) static FAMILY: Family = Family {
 
 fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let b = Base::read(config, checkpoint)?;
-    let moe = NoAux::read(&b, (8, 4), 2.5)?;
+    let moe = Mixture::no_aux(&b, (8, 4), 2.5, MoeNames::DEEPSEEK)?;
     let dense = dense_first(config, 3)?;
     let style =
         if config.flag_or("rope_interleave", true)? { RopeStyle::Interleaved } else { RopeStyle::Half };

@@ -4,7 +4,7 @@ use super::Family;
 use crate::checkpoint::Checkpoint;
 use crate::common::Base;
 use crate::config::Config;
-use crate::mixers::{GqaOptions, NoAux, QkNormKind, dense_first};
+use crate::mixers::{GqaOptions, Mixture, MoeNames, QkNormKind, dense_first};
 use crate::rope;
 use crate::spec::{LayerSpec, ModelSpec};
 use moec_base::error::Result;
@@ -19,7 +19,7 @@ pub(super) static FAMILY: Family = Family {
 
 fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let b = Base::read(config, checkpoint)?;
-    let moe = NoAux::read(&b, (1, 1), 1.0)?;
+    let moe = Mixture::no_aux(&b, (1, 1), 1.0, MoeNames::DEEPSEEK)?;
     let dense = dense_first(config, 1)?;
     let attention = GqaOptions {
         qkv_bias: config.flag_or("attention_bias", false)?,

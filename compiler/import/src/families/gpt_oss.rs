@@ -49,7 +49,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
             qkv_bias: bias,
             o_bias: bias,
             window: window.filter(|_| slides(l)),
-            sinks: true,
+            sinks: Some("sinks"),
             rope: Some(rope::Defaults { theta: 150_000.0, ..rope::Defaults::default() }),
             ..GqaOptions::default()
         };
@@ -61,6 +61,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
             select_bias: None,
             experts: b.experts(&format!("{at}.mlp.experts"), PROJ, Fused::InOut, &experts, &inner, glu)?,
             shared: None,
+            share: 1.0,
         };
         Ok(LayerSpec::pre_norm([
             (b.rms_norm(&format!("{at}.input_layernorm"))?, b.gqa(l, attention)?.into()),

@@ -1,11 +1,27 @@
 //! The supported families, one row and one file each.
 #![expect(clippy::cast_possible_truncation, reason = "models compute with their factors in f32")]
 
+mod afmoe;
 mod bamboo;
+mod cohere2_moe;
 mod deepseek_v2;
 mod deepseek_v3;
+mod dots1;
+mod ernie4_5_moe;
+mod exaone_moe;
+mod flex_olmo;
 mod glm4_moe;
+mod glm4_moe_lite;
 mod gpt_oss;
+mod granitemoe;
+mod granitemoeshared;
+mod hunyuan_v1_moe;
+mod hy_v3;
+mod laguna;
+mod lfm2_moe;
+mod mellum;
+mod mimo_v2_flash;
+mod minimax_m2;
 mod mixtral;
 mod olmoe;
 mod phimoe;
@@ -15,6 +31,7 @@ mod qwen3_5_moe;
 mod qwen3_moe;
 mod qwen3_next;
 mod smallthinker;
+mod solar_open;
 mod turbosparse_mixtral;
 
 use super::checkpoint::Checkpoint;
@@ -38,12 +55,29 @@ pub struct Family {
 }
 
 /// Every supported family.
-pub const FAMILIES: [&Family; 15] = [
+pub const FAMILIES: [&Family; 32] = [
     &mixtral::FAMILY,
     &qwen2_moe::FAMILY,
     &qwen3_moe::FAMILY,
     &qwen3_next::FAMILY,
     &qwen3_5_moe::FAMILY,
+    &afmoe::FAMILY,
+    &cohere2_moe::FAMILY,
+    &dots1::FAMILY,
+    &ernie4_5_moe::FAMILY,
+    &exaone_moe::FAMILY,
+    &flex_olmo::FAMILY,
+    &glm4_moe_lite::FAMILY,
+    &granitemoe::FAMILY,
+    &granitemoeshared::FAMILY,
+    &hunyuan_v1_moe::FAMILY,
+    &hy_v3::FAMILY,
+    &laguna::FAMILY,
+    &lfm2_moe::FAMILY,
+    &mellum::FAMILY,
+    &mimo_v2_flash::FAMILY,
+    &minimax_m2::FAMILY,
+    &solar_open::FAMILY,
     &olmoe::FAMILY,
     &deepseek_v2::FAMILY,
     &deepseek_v3::FAMILY,

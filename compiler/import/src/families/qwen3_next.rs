@@ -5,7 +5,7 @@ use crate::checkpoint::Checkpoint;
 use crate::common::Base;
 use crate::config::Config;
 use crate::mixers::{
-    Fused, GqaOptions, Mixer, PROJ, QkNormKind, Shared, plain_router, renorm, sparse_layers,
+    Fused, Gated, GqaOptions, Mixer, PROJ, QkNormKind, Shared, plain_router, renorm, sparse_layers,
 };
 use crate::rope;
 use crate::spec::{LayerSpec, ModelSpec};
@@ -45,7 +45,7 @@ pub(super) fn hybrid(
     let attention = GqaOptions {
         qkv_bias: bias,
         o_bias: bias,
-        gated: true,
+        gate: Some(Gated::InQuery),
         qk_norm: Some(QkNormKind::PerHead),
         rope: Some(rope::Defaults { partial: 0.25, ..rope::Defaults::default() }),
         ..GqaOptions::default()

@@ -9,7 +9,7 @@ use super::Family;
 use crate::checkpoint::Checkpoint;
 use crate::common::{Base, only_act};
 use crate::config::Config;
-use crate::mixers::{Fused, GqaOptions, Moe, Parts, RouterInput, plain_router};
+use crate::mixers::{Fused, GqaOptions, Moe, PROJ, Parts, RouterInput, plain_router};
 use crate::rope;
 use crate::spec::{LayerSpec, ModelSpec};
 use moec_base::error::{Error, Result};
@@ -25,7 +25,7 @@ pub(super) static FAMILY: Family = Family {
 };
 
 /// As its experts have them.
-const PLAIN: Parts = Parts { gate: "gate", up: "up", down: "down" };
+const PLAIN: Parts = Parts { gate: "gate", up: "up", down: "down", ..PROJ };
 /// Keys of counts and sizes, in the spellings of published and of earlier configs.
 const EXPERTS: [&str; 2] = ["moe_num_primary_experts", "num_experts"];
 const CHOSEN: [&str; 2] = ["moe_num_active_primary_experts", "num_experts_per_tok"];

@@ -6,7 +6,7 @@ use super::{Kept, Mix};
 use crate::common::Base;
 use crate::lower::{Built, Lowering, Rows};
 use crate::spec::Projection;
-use crate::tensors::Dim;
+use crate::tensors::{Dim, by_channel};
 use moec_base::error::Result;
 use moec_ir::{Activation, Axis, Elementwise, Graph, Op, Part, StateKind, WeightClass, WeightExpr};
 
@@ -135,7 +135,7 @@ impl Base<'_> {
         let [key, value] = [c.size(&["linear_key_head_dim"])?, c.size(&["linear_value_head_dim"])?].map(Dim::from);
         let taps = Dim::from(c.size(&["linear_conv_kernel_dim"])?);
         let (keys, values) = (key_heads.times(&key), heads.times(&value));
-        let (channels, one) = (keys.twice().plus(&values), Dim::new(1, "a convolution by channels"));
+        let channels = keys.twice().plus(&values);
         let weight = |name: &str| format!("{at}.{name}.weight");
         let plain = |weight| Projection { weight, bias: None };
         let grouped = weight("in_proj_qkvz");
@@ -160,7 +160,7 @@ impl Base<'_> {
                 t.take(&weight("in_proj_a"), &[&heads, hidden])?,
             ]
         };
-        let conv = t.take(&weight("conv1d"), &[&channels, &one, &taps])?;
+        let conv = by_channel(t, &weight("conv1d"), &channels, &taps)?;
         let rate = t.take(&format!("{at}.A_log"), &[&heads])?;
         let bias = Some(t.take(&format!("{at}.dt_bias"), &[&heads])?);
         Ok(GatedDelta {
@@ -170,7 +170,7 @@ impl Base<'_> {
             value: value.n,
             taps: taps.n,
             qkv: plain(qkv),
-            conv: WeightExpr::Transpose(Box::new(WeightExpr::Join(Box::new(conv)))),
+            conv,
             gate: plain(gate),
             decay: Projection { weight: decay, bias },
             rate: WeightExpr::Map { map: Elementwise::NegExp, of: Box::new(rate) },

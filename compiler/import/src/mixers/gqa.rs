@@ -8,9 +8,9 @@ use crate::lower::{Built, Lowering, Rows};
 use crate::rope;
 use crate::spec::{Projection, Rope};
 use crate::tensors::Dim;
-use moec_base::error::Result;
+use moec_base::error::{Error, Result};
 use moec_ir::op::AttentionDesc;
-use moec_ir::{Activation, Axis, Graph, Op, Part, RopeStyle, WeightClass, WeightExpr};
+use moec_ir::{Activation, Axis, Graph, Op, Part, RopeStyle, ValueId, WeightClass, WeightExpr};
 
 /// Grouped-query attention; multi-head attention is the case of `kv_heads = heads`.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,30 +19,81 @@ pub struct Gqa {
     pub heads: usize,
     /// Key-value heads.
     pub kv_heads: usize,
-    /// Channels of a head.
+    /// Channels of a query and of a key.
     pub head_dim: usize,
+    /// Channels of a value.
+    pub v_dim: usize,
     /// Query, `[heads·head_dim, hidden]`.
     pub q: Projection,
-    /// Gate of the result: its sigmoid multiplies that in front of the output, `[heads·head_dim, hidden]`.
-    pub gate: Option<Projection>,
+    /// Gate of the result, in front of the output.
+    pub gate: Option<OutputGate>,
     /// Key, `[kv_heads·head_dim, hidden]`.
     pub k: Projection,
-    /// Value, `[kv_heads·head_dim, hidden]`.
-    pub v: Projection,
-    /// Output, `[hidden, heads·head_dim]`.
+    /// Value, `[kv_heads·v_dim, hidden]`; `None`: what the key is before its norm and its rotation.
+    pub v: Option<Projection>,
+    /// Factor on the value.
+    pub v_scale: f32,
+    /// Root mean square norm of each value, without a weight: what is added to the mean square.
+    pub v_norm: Option<f32>,
+    /// Output, `[hidden, heads·v_dim]`.
     pub o: Projection,
-    /// Norms of query and key before the rotation.
+    /// Norms of query and key.
     pub qk_norm: Option<QkNorm>,
     /// Bound of the magnitude of query, key and value.
     pub clip: Option<f32>,
     /// Rotation of the first channels of each head; none in layers that see no positions but by the mask (NoPE).
     pub rope: Option<Rope>,
+    /// Which channels it pairs.
+    pub style: RopeStyle,
     /// Sliding window in tokens.
     pub window: Option<usize>,
     /// Extra softmax column of each head, `[heads]`.
     pub sinks: Option<WeightExpr>,
     /// Factor on the scores.
     pub scale: f32,
+}
+
+/// What the result of attention is multiplied by.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OutputGate {
+    /// `[heads·v_dim, hidden]`, or `[heads, hidden]` for one number a head.
+    pub of: Projection,
+    /// Whether a head has one number.
+    pub per_head: bool,
+    /// Function of it.
+    pub by: Gating,
+}
+
+/// Function of a gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gating {
+    /// `1 / (1 + e^-x)`
+    Sigmoid,
+    /// `ln(1 + e^x)`
+    Softplus,
+}
+
+impl OutputGate {
+    /// The rows `y` of `heads` heads, gated by the rows `x`.
+    ///
+    /// # Errors
+    /// Parts that do not fit each other.
+    pub(super) fn lower<'a>(
+        &'a self,
+        l: &mut Lowering<'a, '_>,
+        at: &str,
+        heads: usize,
+        [x, y]: [ValueId; 2],
+    ) -> Built {
+        let gate = l.linear(&format!("{at}.attn.gate"), WeightClass::Attention, &self.of, x)?;
+        let by = match self.by {
+            Gating::Sigmoid => Op::Act(Activation::Sigmoid),
+            Gating::Softplus => Op::Softplus,
+        };
+        let gate = l.g.one(by, &[gate.into()])?;
+        let join = if self.per_head { Op::MulHeads { heads } } else { Op::Mul };
+        l.g.one(join, &[y.into(), gate.into()])
+    }
 }
 
 /// Norms of query and key.
@@ -52,6 +103,8 @@ pub struct QkNorm {
     pub per_head: bool,
     /// Added to the mean square.
     pub eps: f32,
+    /// Whether they come behind the rotation.
+    pub rotated: bool,
     /// Weight for the query.
     pub q: WeightExpr,
     /// Weight for the key.
@@ -64,13 +117,14 @@ impl Mix for Gqa {
     }
 
     fn weights(&self) -> Vec<(WeightClass, &WeightExpr)> {
-        let matrices = [&self.q, &self.k, &self.v, &self.o].into_iter().chain(&self.gate);
+        let gate = self.gate.iter().map(|gate| &gate.of);
+        let matrices = [&self.q, &self.k, &self.o].into_iter().chain(&self.v).chain(gate);
         let exact = self.qk_norm.iter().flat_map(|n| [&n.q, &n.k]).chain(&self.sinks);
         super::projections(matrices).chain(super::exact(exact)).collect()
     }
 
     fn kept(&self) -> Kept {
-        Kept { each: 2 * (self.kv_heads * self.head_dim) as u64, window: self.window, folded: 0 }
+        Kept { each: (self.kv_heads * (self.head_dim + self.v_dim)) as u64, window: self.window, folded: 0 }
     }
 
     fn rope(&self) -> Option<&Rope> {
@@ -81,12 +135,24 @@ impl Mix for Gqa {
         let x = rows.normed;
         let mut q = l.linear(&format!("{at}.attn.q"), WeightClass::Attention, &self.q, x)?;
         let mut k = l.linear(&format!("{at}.attn.k"), WeightClass::Attention, &self.k, x)?;
-        let mut v = l.linear(&format!("{at}.attn.v"), WeightClass::Attention, &self.v, x)?;
-        if let Some(n) = &self.qk_norm {
-            let groups = |heads: usize| if n.per_head { heads } else { 1 };
-            q = l.rms(&format!("{at}.attn.q_norm"), n.eps, groups(self.heads), &n.q, q)?;
-            k = l.rms(&format!("{at}.attn.k_norm"), n.eps, groups(self.kv_heads), &n.k, k)?;
+        let mut v = match &self.v {
+            Some(v) => l.linear(&format!("{at}.attn.v"), WeightClass::Attention, v, x)?,
+            None => k,
+        };
+        if let Some(eps) = self.v_norm {
+            let norm = Op::RmsNorm { eps, groups: self.kv_heads, weight: false };
+            v = l.g.one(norm, &[v.into()])?;
         }
+        v = l.scaled(self.v_scale, v)?;
+        let norms = |l: &mut Lowering<'a, '_>, [q, k]: [ValueId; 2], rotated: bool| -> Built<[ValueId; 2]> {
+            let Some(n) = self.qk_norm.as_ref().filter(|n| n.rotated == rotated) else { return Ok([q, k]) };
+            let groups = |heads: usize| if n.per_head { heads } else { 1 };
+            Ok([
+                l.rms(&format!("{at}.attn.q_norm"), n.eps, groups(self.heads), &n.q, q)?,
+                l.rms(&format!("{at}.attn.k_norm"), n.eps, groups(self.kv_heads), &n.k, k)?,
+            ])
+        };
+        [q, k] = norms(l, [q, k], false)?;
         if let Some(c) = self.clip {
             for x in [&mut q, &mut k, &mut v] {
                 *x = l.g.one(Op::Clamp { lo: -c, hi: c }, &[(*x).into()])?;
@@ -94,19 +160,20 @@ impl Mix for Gqa {
         }
         if let Some(rope) = &self.rope {
             let angles = l.rope(rope)?;
-            let rotate = |heads| Op::Rope { heads, offset: 0, style: RopeStyle::Half };
+            let rotate = |heads| Op::Rope { heads, offset: 0, style: self.style };
             q = l.g.one(rotate(self.heads), &[q.into(), angles.into()])?;
             k = l.g.one(rotate(self.kv_heads), &[k.into(), angles.into()])?;
         }
+        [q, k] = norms(l, [q, k], true)?;
         // A window as long as the context hides nothing.
         let window = self.window.filter(|&w| w < l.shapes.max_context);
         let keys = l.cache(&format!("{at}.k"), [self.kv_heads, self.head_dim], window, k)?;
-        let values = l.cache(&format!("{at}.v"), [self.kv_heads, self.head_dim], window, v)?;
+        let values = l.cache(&format!("{at}.v"), [self.kv_heads, self.v_dim], window, v)?;
         let desc = AttentionDesc {
             heads: self.heads,
             kv_heads: self.kv_heads,
             qk_dim: self.head_dim,
-            v_dim: self.head_dim,
+            v_dim: self.v_dim,
             scale: self.scale,
             window,
             sinks: self.sinks.is_some(),
@@ -118,9 +185,7 @@ impl Mix for Gqa {
         }
         let mut y = l.g.one(Op::Attention(desc), &inputs)?;
         if let Some(gate) = &self.gate {
-            let gate = l.linear(&format!("{at}.attn.gate"), WeightClass::Attention, gate, x)?;
-            let gate = l.g.one(Op::Act(Activation::Sigmoid), &[gate.into()])?;
-            y = l.g.one(Op::Mul, &[y.into(), gate.into()])?;
+            y = gate.lower(l, at, self.heads, [x, y])?;
         }
         l.linear(&format!("{at}.attn.o"), WeightClass::Attention, &self.o, y)
     }
@@ -135,38 +200,93 @@ pub enum QkNormKind {
     Full,
 }
 
+/// How a family gates the result of attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gated {
+    /// By the sigmoid of what the query's matrix has behind each head.
+    InQuery,
+    /// By a matrix of that name.
+    By {
+        /// The name.
+        name: &'static str,
+        /// Whether a head has one number.
+        per_head: bool,
+        /// Function of it.
+        by: Gating,
+    },
+}
+
 /// What sets the attention of llama-like families apart.
 #[derive(Clone, Copy, Debug)]
 pub struct GqaOptions {
+    /// What the names of its tensors begin with, below the layer.
+    pub at: &'static str,
+    /// Names of the norms of query and key.
+    pub norms: [&'static str; 2],
+    /// Name of the output's matrix.
+    pub out: &'static str,
+    /// Query heads; `None`: the model's.
+    pub heads: Option<usize>,
+    /// Key-value heads; `None`: the model's.
+    pub kv_heads: Option<usize>,
+    /// Channels of a head; `None`: the model's.
+    pub head_dim: Option<usize>,
+    /// Channels of a value; `None`: those of a head.
+    pub v_dim: Option<usize>,
+    /// Whether values are what keys are before norm and rotation.
+    pub k_is_v: bool,
+    /// Whether values are normalised, without a weight.
+    pub v_norm: bool,
+    /// Factor on values.
+    pub v_scale: f32,
     /// Biases on query, key and value.
     pub qkv_bias: bool,
     /// Bias on the output.
     pub o_bias: bool,
-    /// Whether the query's matrix has a gate behind each head.
-    pub gated: bool,
+    /// Gate of the result.
+    pub gate: Option<Gated>,
     /// Norms of query and key.
     pub qk_norm: Option<QkNormKind>,
+    /// Whether these come behind the rotation.
+    pub norm_rotated: bool,
     /// Bound of the magnitude of query, key and value.
     pub clip: Option<f32>,
     /// Sliding window in tokens.
     pub window: Option<usize>,
-    /// One extra softmax column per head.
-    pub sinks: bool,
+    /// Name of the extra softmax column of each head.
+    pub sinks: Option<&'static str>,
     /// What holds of the rotation where the config is silent; `None` where query and key are not rotated.
     pub rope: Option<rope::Defaults>,
+    /// Which channels it pairs.
+    pub style: RopeStyle,
+    /// Factor on the scores; `None`: one over the root of a head's channels.
+    pub scale: Option<f32>,
 }
 
 impl Default for GqaOptions {
     fn default() -> Self {
         Self {
+            at: "self_attn",
+            norms: ["q_norm", "k_norm"],
+            out: "o_proj",
+            heads: None,
+            kv_heads: None,
+            head_dim: None,
+            v_dim: None,
+            k_is_v: false,
+            v_norm: false,
+            v_scale: 1.0,
             qkv_bias: false,
             o_bias: false,
-            gated: false,
+            gate: None,
             qk_norm: None,
+            norm_rotated: false,
             clip: None,
             window: None,
-            sinks: false,
+            sinks: None,
             rope: Some(rope::Defaults::default()),
+            style: RopeStyle::Half,
+            scale: None,
         }
     }
 }
@@ -177,11 +297,26 @@ impl Base<'_> {
     /// # Errors
     /// Tensors that do not fit the config.
     pub fn gqa(&self, layer: usize, options: GqaOptions) -> Result<Gqa> {
-        let at = format!("{}.self_attn", self.layer(layer));
+        let at = format!("{}.{}", self.layer(layer), options.at);
         let (t, hidden) = (&self.tensors, &self.hidden);
-        let head_dim = self.head_dim()?;
-        let wide = Dim::from(self.heads).times(&head_dim);
-        let narrow = Dim::from(self.kv_heads).times(&head_dim);
+        let of_layer = |n: Option<usize>, of_model: Dim| match n {
+            Some(n) => Dim::new(n, "what the config says of the layer"),
+            None => of_model,
+        };
+        let heads = of_layer(options.heads, self.heads.into());
+        let kv_heads = of_layer(options.kv_heads, self.kv_heads.into());
+        if !heads.n.is_multiple_of(kv_heads.n.max(1)) {
+            return Err(Error::input(format!(
+                "layer {layer} has {} query heads over {} key-value heads",
+                heads.n, kv_heads.n
+            )));
+        }
+        let head_dim = match options.head_dim {
+            Some(n) => Dim::new(n, "what the config says of the layer"),
+            None => self.head_dim()?,
+        };
+        let v_dim = of_layer(options.v_dim, head_dim.clone());
+        let (wide, narrow) = (heads.times(&head_dim), kv_heads.times(&head_dim));
         let norm = |name: &str, full: &Dim, kind: QkNormKind| {
             let width = if kind == QkNormKind::PerHead { &head_dim } else { full };
             self.norm_weight(&format!("{at}.{name}.weight"), width)
@@ -191,32 +326,52 @@ impl Base<'_> {
             Some(kind) => Some(QkNorm {
                 per_head: kind == QkNormKind::PerHead,
                 eps: self.eps,
-                q: norm("q_norm", &wide, kind)?,
-                k: norm("k_norm", &narrow, kind)?,
+                rotated: options.norm_rotated,
+                q: norm(options.norms[0], &wide, kind)?,
+                k: norm(options.norms[1], &narrow, kind)?,
             }),
         };
-        let wide_q = if options.gated { wide.twice() } else { wide.clone() };
-        let q = t.projection(&format!("{at}.q_proj"), &wide_q, hidden, options.qkv_bias)?;
+        let in_query = options.gate == Some(Gated::InQuery);
+        let rows = if in_query { wide.twice() } else { wide };
+        let q = t.projection(&format!("{at}.q_proj"), &rows, hidden, options.qkv_bias)?;
         let half = |from: usize| Projection {
-            weight: rows_of_heads(&q.weight, self.heads.n, from, head_dim.n),
-            bias: q.bias.as_ref().map(|bias| columns_of_heads(bias, self.heads.n, from, head_dim.n)),
+            weight: rows_of_heads(&q.weight, heads.n, from, head_dim.n),
+            bias: q.bias.as_ref().map(|bias| columns_of_heads(bias, heads.n, from, head_dim.n)),
         };
-        let (q, gate) = if options.gated { (half(0), Some(half(head_dim.n))) } else { (q, None) };
+        let by = |of, per_head, by| Some(OutputGate { of, per_head, by });
+        let gate = match options.gate {
+            None => None,
+            Some(Gated::InQuery) => by(half(head_dim.n), false, Gating::Sigmoid),
+            Some(Gated::By { name, per_head, by: gating }) => {
+                let rows = if per_head { heads.clone() } else { heads.times(&v_dim) };
+                by(t.projection(&format!("{at}.{name}"), &rows, hidden, false)?, per_head, gating)
+            }
+        };
+        let q = if in_query { half(0) } else { q };
+        let v = format!("{at}.v_proj");
+        let sinks = options.sinks.map(|name| t.take(&format!("{at}.{name}"), &[&heads])).transpose()?;
         Ok(Gqa {
-            heads: self.heads.n,
-            kv_heads: self.kv_heads.n,
+            heads: heads.n,
+            kv_heads: kv_heads.n,
             head_dim: head_dim.n,
+            v_dim: v_dim.n,
             q,
             gate,
             k: t.projection(&format!("{at}.k_proj"), &narrow, hidden, options.qkv_bias)?,
-            v: t.projection(&format!("{at}.v_proj"), &narrow, hidden, options.qkv_bias)?,
-            o: t.projection(&format!("{at}.o_proj"), hidden, &wide, options.o_bias)?,
+            v: match options.k_is_v {
+                true => None,
+                false => Some(t.projection(&v, &kv_heads.times(&v_dim), hidden, options.qkv_bias)?),
+            },
+            v_scale: options.v_scale,
+            v_norm: options.v_norm.then_some(self.eps),
+            o: t.projection(&format!("{at}.{}", options.out), hidden, &heads.times(&v_dim), options.o_bias)?,
             qk_norm,
             clip: options.clip,
             rope: options.rope.map(|defaults| rope::read(self.config, head_dim.n, defaults)).transpose()?,
+            style: options.style,
             window: options.window,
-            sinks: t.take_if(options.sinks, &format!("{at}.sinks"), &[&self.heads.into()])?,
-            scale: (head_dim.n as f64).powf(-0.5) as f32,
+            sinks,
+            scale: options.scale.unwrap_or_else(|| (head_dim.n as f64).powf(-0.5) as f32),
         })
     }
 }

@@ -1,5 +1,6 @@
 //! A gated feed-forward network that every token takes.
 
+use super::parts::{PROJ, Parts};
 use super::{Mix, Mixer};
 use crate::common::Base;
 use crate::lower::{Built, Lowering, Rows};
@@ -58,13 +59,17 @@ impl Base<'_> {
     /// # Errors
     /// Tensors that do not fit the config.
     pub fn mlp(&self, at: &str, inner: &Dim, bias: bool) -> Result<Mlp> {
-        let t = &self.tensors;
-        Ok(Mlp {
-            gate: t.projection(&format!("{at}.gate_proj"), inner, &self.hidden, bias)?,
-            up: t.projection(&format!("{at}.up_proj"), inner, &self.hidden, bias)?,
-            down: t.projection(&format!("{at}.down_proj"), &self.hidden, inner, bias)?,
-            glu: self.glu,
-        })
+        self.mlp_of(at, PROJ, inner, bias)
+    }
+
+    /// A gated network of these parts.
+    ///
+    /// # Errors
+    /// Tensors that do not fit the config.
+    pub fn mlp_of(&self, at: &str, parts: Parts, inner: &Dim, bias: bool) -> Result<Mlp> {
+        let part = |name: &str, out, input| self.tensors.projection(&format!("{at}.{name}"), out, input, bias);
+        let (gate, up) = (part(parts.gate, inner, &self.hidden)?, part(parts.up, inner, &self.hidden)?);
+        Ok(Mlp { gate, up, down: part(parts.down, &self.hidden, inner)?, glu: self.glu })
     }
 
     /// The dense network of a layer, of `intermediate_size`.

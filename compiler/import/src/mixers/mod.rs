@@ -7,15 +7,18 @@ mod mla;
 mod mlp;
 mod moe;
 mod parts;
+mod short_conv;
 
 pub use delta::GatedDelta;
-pub use gqa::{Gqa, GqaOptions, QkNorm, QkNormKind};
+pub use gqa::{Gated, Gating, Gqa, GqaOptions, OutputGate, QkNorm, QkNormKind};
 pub use mla::Mla;
 pub use mlp::Mlp;
 pub use moe::{
-    ExpertWeights, Fused, Moe, NoAux, PROJ, Parts, RouterInput, Shared, W123, dense_first, plain_router, renorm,
+    ExpertWeights, Fused, Mixture, Moe, MoeNames, PROJ, Parts, RouterInput, STACKS, Shared, W123, dense_first, plain_router, renorm,
     sparse_layers,
 };
+
+pub use short_conv::ShortConv;
 
 use crate::lower::{Built, Lowering, Rows};
 use crate::spec::{Projection, Rope};
@@ -66,6 +69,8 @@ pub enum Mixer {
     Mla(Box<Mla>),
     /// The gated delta rule.
     GatedDelta(Box<GatedDelta>),
+    /// A short convolution between two gates.
+    ShortConv(Box<ShortConv>),
     /// One network for every token.
     Dense(Box<Mlp>),
     /// A mixture of experts.
@@ -79,6 +84,7 @@ impl Mixer {
             Self::Gqa(m) => &**m,
             Self::Mla(m) => &**m,
             Self::GatedDelta(m) => &**m,
+            Self::ShortConv(m) => &**m,
             Self::Dense(m) => &**m,
             Self::Moe(m) => &**m,
         }
@@ -96,7 +102,7 @@ macro_rules! boxed {
     )*};
 }
 
-boxed!(Gqa(Gqa), Mla(Mla), GatedDelta(GatedDelta), Dense(Mlp), Moe(Moe));
+boxed!(Gqa(Gqa), Mla(Mla), GatedDelta(GatedDelta), ShortConv(ShortConv), Dense(Mlp), Moe(Moe));
 
 /// Matrices of projections, and their biases.
 fn projections<'a>(

@@ -1,7 +1,7 @@
 //! Mixtures of experts: expert matrices in every layout that checkpoints have, and common routers.
 #![expect(clippy::cast_possible_truncation, reason = "models compute with their factors in f32")]
 
-pub use super::parts::{PROJ, Parts, W123};
+pub use super::parts::{PROJ, Parts, STACKS, W123};
 use super::{Mix, Mlp};
 use crate::common::{Base, EXPERTS};
 use crate::config::Config;
@@ -29,6 +29,8 @@ pub struct Moe {
     pub experts: ExpertWeights,
     /// Expert for every token, added to the routed ones.
     pub shared: Option<Shared>,
+    /// Factor on the sum of both.
+    pub share: f32,
 }
 
 /// What a router reads.
@@ -114,7 +116,8 @@ impl Mix for Moe {
             let gate = l.g.one(Op::Act(Activation::Sigmoid), &[gate.into()])?;
             h = l.g.one(Op::Mul, &[h.into(), gate.into()])?;
         }
-        l.g.one(Op::Add, &[y.into(), h.into()])
+        let sum = l.g.one(Op::Add, &[y.into(), h.into()])?;
+        l.scaled(self.share, sum)
     }
 }
 
@@ -164,49 +167,99 @@ pub fn dense_first(config: &Config, default: usize) -> Result<impl Fn(usize) -> 
     Ok(move |layer: usize| layer < first || !layer.is_multiple_of(step))
 }
 
-/// The mixture of DeepSeek-V3 (arXiv 2412.19437, section 2.1): sigmoid scores, a selection bias that
-/// balances load without an auxiliary loss (`noaux_tc`), groups, ungated shared experts.
-#[derive(Clone, Debug)]
-pub struct NoAux {
-    router: RouterDesc,
-    experts: Dim,
-    inner: Dim,
-    shared: Option<Dim>,
+/// What a family calls the tensors of a mixture, below the layer.
+#[derive(Clone, Copy, Debug)]
+pub struct MoeNames {
+    /// Router.
+    pub gate: &'static str,
+    /// Bias on the choice; `None`: there is none.
+    pub bias: Option<&'static str>,
+    /// Experts.
+    pub experts: &'static str,
+    /// Their parts.
+    pub parts: Parts,
+    /// Expert for every token.
+    pub shared: &'static str,
 }
 
-impl NoAux {
-    /// Reads the routing. Where the config is silent, there are `groups` of experts of which some are
-    /// kept, and weights are multiplied by `scale`.
+impl MoeNames {
+    /// As DeepSeek-V3 does.
+    pub const DEEPSEEK: Self = Self {
+        gate: "mlp.gate",
+        bias: Some("mlp.gate.e_score_correction_bias"),
+        experts: "mlp.experts",
+        parts: PROJ,
+        shared: "mlp.shared_experts",
+    };
+}
+
+/// A mixture that is alike in all layers which have one.
+#[derive(Clone, Debug)]
+pub struct Mixture {
+    /// Routing.
+    pub router: RouterDesc,
+    /// Routed experts.
+    pub experts: Dim,
+    /// Channels of one between gate-up and down.
+    pub inner: Dim,
+    /// Channels of the expert for every token, if there is one.
+    pub shared: Option<Dim>,
+    /// Names.
+    pub names: MoeNames,
+}
+
+/// Keys of the number of experts that every token takes.
+const SHARED: [&str; 3] = ["n_shared_experts", "num_shared_experts", "moe_num_shared_experts"];
+/// Keys of the experts per token.
+const CHOSEN: [&str; 4] = ["num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k"];
+
+impl Mixture {
+    /// That of DeepSeek-V3 (arXiv 2412.19437, section 2.1): sigmoid scores, a selection bias that balances load without an
+    /// auxiliary loss (`noaux_tc`), groups, ungated shared experts. Where the config is silent, there are `groups` of experts of
+    /// which some are kept, and weights are multiplied by `scale`.
     ///
     /// # Errors
     /// Keys that are missing or do not fit, and kinds of routing that are not supported.
-    pub fn read(b: &Base<'_>, groups: (usize, usize), scale: f64) -> Result<Self> {
+    pub fn no_aux(b: &Base<'_>, groups: (usize, usize), scale: f64, names: MoeNames) -> Result<Self> {
         let c = b.config;
-        for (key, known) in [("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")] {
+        for (key, known) in [("scoring_func", &["sigmoid", "noaux_tc"][..]), ("topk_method", &["noaux_tc"])] {
             match c.opt_text(key)? {
-                Some(other) if other != known => return Err(c.unsupported(key, other, &[known])),
+                Some(other) if !known.contains(&other) => return Err(c.unsupported(key, other, &known[..1])),
                 _ => {}
             }
         }
-        let (experts, k) = b.expert_counts()?;
-        let n = c.opt_size(&["n_group"])?.map_or(groups.0, |s| s.n);
+        let n = c.opt_size(&["n_group", "num_expert_group"])?.map_or(groups.0, |s| s.n);
         let keep = c.opt_size(&["topk_group"])?.map_or(groups.1, |s| s.n);
         let groups = Groups { n, keep, score: GroupScore::Top2Sum, mask_neg_inf: true };
-        let renorm =
-            if c.flag_or("norm_topk_prob", true)? { Renorm::Sum { eps: 1e-20 } } else { Renorm::None };
-        let inner = Dim::from(c.size(&["moe_intermediate_size"])?);
-        let shared = c.opt_count(&["n_shared_experts"])?.filter(|s| s.n > 0);
-        Ok(Self {
-            router: RouterDesc {
-                select_bias: true,
-                groups: b.groups(groups, &experts, k)?,
-                scale: c.number_or("routed_scaling_factor", scale)? as f32,
-                ..plain_router(experts.n, k, Score::Sigmoid, WeightFrom::Score, renorm)
-            },
-            shared: shared.map(|n| inner.times(&n.into())),
-            experts,
-            inner,
-        })
+        let norm = c.flag_or("norm_topk_prob", c.flag_or("moe_renormalize", true)?)?;
+        let renorm = if norm { Renorm::Sum { eps: 1e-20 } } else { Renorm::None };
+        let key = ["routed_scaling_factor", "router_scaling_factor", "moe_router_scaling_factor", "route_scale"]
+            .into_iter()
+            .find(|key| c.has(key));
+        let scale = key.map_or(Ok(scale), |key| c.number_or(key, scale))?;
+        let mixture = Self::of(b, Score::Sigmoid, WeightFrom::Score, renorm, names)?;
+        let groups = b.groups(groups, &mixture.experts, mixture.router.k)?;
+        Ok(Self { router: RouterDesc { groups, scale: scale as f32, ..mixture.router }, ..mixture })
+    }
+
+    /// One of scores and weights without groups, whose sizes the config has under their usual keys.
+    ///
+    /// # Errors
+    /// Keys that are missing or do not fit.
+    pub fn of(
+        b: &Base<'_>,
+        score: Score,
+        weight_from: WeightFrom,
+        renorm: Renorm,
+        names: MoeNames,
+    ) -> Result<Self> {
+        let c = b.config;
+        let (experts, k) = b.expert_counts_of(&EXPERTS, &CHOSEN)?;
+        let inner = Dim::from(c.size(&["moe_intermediate_size", "intermediate_size"])?);
+        let shared = c.opt_count(&SHARED)?.filter(|s| s.n > 0).map(|n| inner.times(&n.into()));
+        let select_bias = names.bias.is_some();
+        let router = RouterDesc { select_bias, ..plain_router(experts.n, k, score, weight_from, renorm) };
+        Ok(Self { router, experts, inner, shared, names })
     }
 
     /// Reads the mixture of a layer.
@@ -214,18 +267,28 @@ impl NoAux {
     /// # Errors
     /// Tensors that do not fit the config.
     pub fn moe(&self, b: &Base<'_>, layer: usize) -> Result<Moe> {
-        let at = format!("{}.mlp", b.layer(layer));
-        let read =
-            b.experts(&format!("{at}.experts"), PROJ, Fused::OutIn, &self.experts, &self.inner, b.glu)?;
-        let bias = b.tensors.take(&format!("{at}.gate.e_score_correction_bias"), &[&self.experts])?;
+        self.joined_by(b, layer, [b.glu, b.glu])
+    }
+
+    /// As [`Self::moe`], with what joins gate and up of the routed experts and of the expert for every token.
+    ///
+    /// # Errors
+    /// As [`Self::moe`].
+    pub fn joined_by(&self, b: &Base<'_>, layer: usize, [routed, shared]: [Glu; 2]) -> Result<Moe> {
+        let (n, layer) = (self.names, b.layer(layer));
+        let at = |name: &str| format!("{layer}.{name}");
+        let experts = b.experts(&at(n.experts), n.parts, Fused::OutIn, &self.experts, &self.inner, routed)?;
+        // Some store one row, `[1, experts]`.
+        let bias = n.bias.map(|name| b.tensors.take_row(&at(name), &self.experts)).transpose()?;
         let shared = match &self.shared {
             Some(inner) => {
-                Some(Shared { mlp: b.mlp(&format!("{at}.shared_experts"), inner, false)?, gate: None })
+                let mlp = Mlp { glu: shared, ..b.mlp(&at(n.shared), inner, false)? };
+                Some(Shared { mlp, gate: None })
             }
             None => None,
         };
-        let moe = b.simple_moe(&format!("{at}.gate"), self.router.clone(), &self.experts, read)?;
-        Ok(Moe { select_bias: Some(bias), shared, ..moe })
+        let moe = b.simple_moe(&at(n.gate), self.router.clone(), &self.experts, experts)?;
+        Ok(Moe { select_bias: bias, shared, ..moe })
     }
 }
 
@@ -283,7 +346,7 @@ impl Base<'_> {
     ) -> Result<Moe> {
         let logits = self.router(gate, experts, false)?;
         let router_reads = RouterInput::Experts;
-        Ok(Moe { router, logits, router_reads, select_bias: None, experts: read, shared: None })
+        Ok(Moe { router, logits, router_reads, select_bias: None, experts: read, shared: None, share: 1.0 })
     }
 
     /// Checks groups of experts, of which the router keeps the best; `None` where all are kept.
@@ -317,7 +380,7 @@ impl Base<'_> {
         glu: Glu,
     ) -> Result<ExpertWeights> {
         let (t, hidden) = (&self.tensors, &self.hidden);
-        let (gate_up, down) = (format!("{at}.gate_up_proj"), format!("{at}.down_proj"));
+        let [gate_up, down] = parts.stacks.map(|name| format!("{at}.{name}"));
         let both = inner.twice();
         if t.has(&format!("{gate_up}{}", MXFP4.suffix)) {
             let matrices = [

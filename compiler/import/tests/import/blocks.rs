@@ -6,7 +6,7 @@ use moec_import::mixers::{ExpertWeights, Gqa, Mixer, Mlp, Moe, RouterInput};
 use moec_import::spec::{Block, LayerSpec, Norm, Projection};
 use moec_ir::eval::Evaluator;
 use moec_ir::op::{Renorm, Score, WeightFrom};
-use moec_ir::{Activation, Encoding, Glu, Leaf, RouterDesc, Source, WeightExpr};
+use moec_ir::{Activation, Encoding, Glu, Leaf, RopeStyle, RouterDesc, Source, WeightExpr};
 use moec_import::lower::lower;
 use std::ops::Range;
 
@@ -60,14 +60,18 @@ fn attention() -> Mixer {
         heads: 1,
         kv_heads: 1,
         head_dim: HIDDEN,
+        v_dim: HIDDEN,
         q,
         gate: None,
         k,
-        v,
+        v: Some(v),
+        v_scale: 1.0,
+        v_norm: None,
         o,
         qk_norm: None,
         clip: None,
         rope: None,
+        style: RopeStyle::Half,
         window: None,
         sinks: None,
         scale: 0.5,
@@ -103,6 +107,7 @@ fn moe(router_reads: RouterInput) -> Mixer {
             glu: SILU,
         },
         shared: None,
+        share: 1.0,
     }
     .into()
 }

@@ -31,7 +31,7 @@ const SPARSE: Naming =
     Naming { router: "block_sparse_moe.gate", experts: "block_sparse_moe.experts", parts: W123, ..MLP };
 
 /// As SmallThinker calls the parts of an expert.
-const PLAIN: Parts = Parts { gate: "gate", up: "up", down: "down" };
+const PLAIN: Parts = Parts { gate: "gate", up: "up", down: "down", ..PROJ };
 
 const fn row(name: &'static str, naming: Naming, settings: Own) -> Architecture {
     Architecture { name, naming, settings }
