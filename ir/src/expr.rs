@@ -29,6 +29,8 @@ impl WeightExpr {
             Self::Split { .. } => "split",
             Self::Join(_) => "join",
             Self::Map { .. } => "map",
+            Self::ScaleLead { .. } => "scale_lead",
+            Self::Repeat { .. } => "repeat",
             Self::Arrange { .. } => "arrange",
             Self::ScaleCols { .. } => "scale_cols",
         }
@@ -108,10 +110,17 @@ impl WeightExpr {
                     let all = heads.checked_mul(rows).ok_or_else(|| error(at, "size overflows"))?;
                     vec![all, cols]
                 }
-                &[1, cols] => vec![cols],
                 shape => return Err(error(at, format!("{shape:?} has no heads"))),
             },
             Self::Map { of, .. } => of.shape()?,
+            Self::ScaleLead { of, by } => match (of.shape()?.as_slice(), by.shape()?.as_slice()) {
+                (shape @ [lead, ..], [factors]) if shape.len() == 3 && lead == factors => shape.to_vec(),
+                (shape, factors) => return Err(error(at, format!("{shape:?} by {factors:?}"))),
+            },
+            Self::Repeat { each, of } => match of.shape()?.as_slice() {
+                &[n] => vec![n.checked_mul(*each).ok_or_else(|| error(at, "size overflows"))?],
+                shape => return Err(error(at, format!("of {shape:?}, which is no vector"))),
+            },
             Self::Arrange { order, of } => {
                 let shape = of.shape()?;
                 let ([rows, _] | [_, rows, _]) = *shape.as_slice() else {
@@ -159,10 +168,11 @@ impl WeightExpr {
                     | Self::Slice { of, .. }
                     | Self::Split { of, .. }
                     | Self::Join(of)
+                    | Self::Repeat { of, .. }
                     | Self::Map { of, .. }
                     | Self::Arrange { of, .. } => todo.push(of),
                     Self::Concat { of, .. } | Self::Stack(of) => todo.extend(of.iter().rev()),
-                    Self::ScaleCols { of, by } => todo.extend([&**by, &**of]),
+                    Self::ScaleCols { of, by } | Self::ScaleLead { of, by } => todo.extend([&**by, &**of]),
                 }
             }
         })
@@ -204,10 +214,16 @@ impl WeightExpr {
             }
             Self::Join(of) => {
                 let d = of.dims();
-                let rank = d.rank.saturating_sub(1).max(1);
-                Dims { rank, lead: 1, rows: d.lead.saturating_mul(d.rows), cols: d.cols }
+                Dims { rank: 2, lead: 1, rows: d.lead.saturating_mul(d.rows), cols: d.cols }
             }
-            Self::ScaleCols { of, .. } | Self::Arrange { of, .. } | Self::Map { of, .. } => of.dims(),
+            Self::Repeat { each, of } => {
+                let d = of.dims();
+                Dims { cols: d.cols.saturating_mul(*each), ..d }
+            }
+            Self::ScaleCols { of, .. }
+            | Self::ScaleLead { of, .. }
+            | Self::Arrange { of, .. }
+            | Self::Map { of, .. } => of.dims(),
         }
     }
 }

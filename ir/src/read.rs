@@ -192,7 +192,9 @@ impl WeightExpr {
         }
         match self {
             Self::Leaf(leaf) => reader.leaf(leaf, lead, rows, cols, out),
-            Self::Const(_) | Self::ScaleCols { .. } | Self::Map { .. } if !R::COMPUTES => Ok(false),
+            Self::Const(_) | Self::ScaleCols { .. } | Self::ScaleLead { .. } | Self::Map { .. } if !R::COMPUTES => {
+                Ok(false)
+            }
             Self::Const(values) => {
                 R::constant(&values[cols], out);
                 Ok(true)
@@ -301,6 +303,22 @@ impl WeightExpr {
                     from += len;
                 }
                 Ok(true)
+            }
+            Self::ScaleLead { of, by } => {
+                let mut factor = [R::Number::default()];
+                let all = by.walk(0, 0..1, lead..lead + 1, reader, &mut factor)?
+                    && of.walk(lead, rows, cols, reader, out)?;
+                let factors = vec![factor[0]; out.len()];
+                R::scale(out, &factors);
+                Ok(all)
+            }
+            Self::Repeat { each, of } => {
+                let each = (*each).max(1);
+                let (first, last) = (cols.start / each, (cols.end - 1) / each);
+                let mut numbers = vec![R::Number::default(); last + 1 - first];
+                let all = of.walk(0, 0..1, first..last + 1, reader, &mut numbers)?;
+                out.iter_mut().zip(cols).for_each(|(x, c)| *x = numbers[c / each - first]);
+                Ok(all)
             }
             Self::Map { map, of } => {
                 let all = of.walk(lead, rows, cols, reader, out)?;

@@ -97,7 +97,7 @@ pub enum WeightExpr {
         /// What is split.
         of: Box<WeightExpr>,
     },
-    /// `[heads, R, C]` as `[heads·R, C]`, or `[1, C]` as `[C]`.
+    /// `[heads, R, C]` as `[heads·R, C]`.
     Join(Box<WeightExpr>),
     /// Rows in another order, that of every matrix by itself: row `r` of matrix `e` is row `order[e · rows + r]` of it.
     Arrange {
@@ -113,6 +113,20 @@ pub enum WeightExpr {
         /// One factor per column.
         by: Box<WeightExpr>,
     },
+    /// Matrix `e` of several times `by[e]`.
+    ScaleLead {
+        /// The matrices.
+        of: Box<WeightExpr>,
+        /// One factor per matrix.
+        by: Box<WeightExpr>,
+    },
+    /// Every number of a vector `each` times, one behind the other.
+    Repeat {
+        /// How often.
+        each: usize,
+        /// The vector.
+        of: Box<WeightExpr>,
+    },
     /// Every number of it through a function, in f32.
     Map {
         /// The function.
@@ -127,18 +141,21 @@ pub enum WeightExpr {
 pub enum Elementwise {
     /// `1 + x`: weights of norms that are stored as what they differ from 1.
     PlusOne,
+    /// `e^x`: factors that are stored as logarithms.
+    Exp,
     /// `−e^x`: rates of decay that are stored as logarithms (Gu and Dao, *Mamba*, section 3.6).
     NegExp,
 }
 
 impl Elementwise {
     /// Every one.
-    pub const ALL: [Self; 2] = [Self::PlusOne, Self::NegExp];
+    pub const ALL: [Self; 3] = [Self::PlusOne, Self::Exp, Self::NegExp];
 
     /// Name in the text form.
     pub const fn name(self) -> &'static str {
         match self {
             Self::PlusOne => "plus_one",
+            Self::Exp => "exp",
             Self::NegExp => "neg_exp",
         }
     }
@@ -148,6 +165,7 @@ impl Elementwise {
         match self {
             Self::PlusOne => 1.0 + x,
             // In f64 and rounded once, so that every host has the same.
+            Self::Exp => f64::from(x).exp() as f32,
             Self::NegExp => -f64::from(x).exp() as f32,
         }
     }

@@ -219,6 +219,8 @@ fn through(expr: &WeightExpr, known: &[(WeightExpr, WeightExpr)]) -> Option<Weig
         WeightExpr::Stack(of) => WeightExpr::Stack(all(of)?),
         WeightExpr::Split { heads, of } => WeightExpr::Split { heads: *heads, of: one(of)? },
         WeightExpr::Join(of) => WeightExpr::Join(one(of)?),
+        WeightExpr::ScaleLead { of, by } => WeightExpr::ScaleLead { of: one(of)?, by: one(by)? },
+        WeightExpr::Repeat { each, of } => WeightExpr::Repeat { each: *each, of: one(of)? },
         WeightExpr::Map { map, of } => WeightExpr::Map { map: *map, of: one(of)? },
         WeightExpr::Arrange { order, of } => WeightExpr::Arrange { order: order.clone(), of: one(of)? },
         WeightExpr::ScaleCols { of, by } => WeightExpr::ScaleCols { of: one(of)?, by: one(by)? },

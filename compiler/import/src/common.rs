@@ -392,7 +392,8 @@ fn embeddings(checkpoint: &Checkpoint, root: &str) -> Option<String> {
 
 /// What is added to the variance in norms.
 fn eps(config: &Config) -> Result<f32> {
-    const KEYS: [&str; 4] = ["rms_norm_eps", "norm_eps", "layer_norm_epsilon", "layer_norm_eps"];
+    const KEYS: [&str; 5] =
+        ["rms_norm_eps", "norm_eps", "layer_norm_epsilon", "layer_norm_eps", "layernorm_epsilon"];
     let key = KEYS.into_iter().find(|key| config.has(key)).unwrap_or(KEYS[0]);
     Ok(config.positive(key)? as f32)
 }

@@ -108,6 +108,11 @@ impl Config {
     /// Anything else.
     pub fn opt_count(&self, keys: &[&'static str]) -> Result<Option<Size>> {
         let Some((key, value)) = self.find(keys) else { return Ok(None) };
+        // Some give a number for each layer, all the same.
+        let value = match value.as_array().map(Vec::as_slice) {
+            Some([first, rest @ ..]) if rest.iter().all(|v| v == first) => first,
+            _ => value,
+        };
         match value.as_u64() {
             Some(n) => match usize::try_from(n) {
                 Ok(n) if n <= MAX_SIZE => Ok(Some(Size { n, key })),

@@ -2,7 +2,7 @@
 
 use super::checkpoint::Checkpoint;
 use super::config::Size;
-use super::encodings::{Encoding, Scales};
+use super::encodings::{Encoding, Scales, squeezed};
 use super::spec::{Norm, Projection};
 use moec_base::error::{Error, Result};
 use moec_ir::{Leaf, WeightExpr};
@@ -117,15 +117,23 @@ impl<'a> Tensors<'a> {
         Err(self.checkpoint.unsupported(name, tensor))
     }
 
-    /// Takes a vector that may be stored as a matrix of one row.
+    /// As [`Self::take`], of a tensor that may have axes of 1 more, or fewer, than it is wanted with.
     ///
     /// # Errors
     /// As [`Self::take`].
-    pub fn take_row(&self, name: &str, len: &Dim) -> Result<WeightExpr> {
-        let one = Dim::new(1, "a matrix of one row");
-        match self.shape(name) {
-            Some([1, _]) => Ok(WeightExpr::Join(Box::new(self.take(name, &[&one, len])?))),
-            _ => self.take(name, &[len]),
+    pub fn take_squeezed(&self, name: &str, want: &[&Dim]) -> Result<WeightExpr> {
+        let stored = self.checkpoint.tensor(name)?.shape.as_slice();
+        let sizes: Vec<usize> = want.iter().map(|d| d.n).collect();
+        if stored == sizes || !squeezed(stored).eq(squeezed(&sizes)) {
+            return self.take(name, want);
+        }
+        let one = Dim::new(1, "an axis of one");
+        let mut rest = want.iter().filter(|d| d.n != 1);
+        let whole: Vec<&Dim> =
+            stored.iter().map(|&n| if n == 1 { &one } else { rest.next().copied().unwrap_or(&one) }).collect();
+        match self.take(name, &whole)? {
+            WeightExpr::Leaf(leaf) => Ok(WeightExpr::Leaf(Leaf { shape: sizes, ..leaf })),
+            other => Ok(other),
         }
     }
 
@@ -257,7 +265,5 @@ impl<'a> Tensors<'a> {
 /// # Errors
 /// As [`Tensors::take`].
 pub fn by_channel(t: &Tensors<'_>, name: &str, channels: &Dim, taps: &Dim) -> Result<WeightExpr> {
-    let one = Dim::new(1, "a convolution of each channel by itself");
-    let stored = t.take(name, &[channels, &one, taps])?;
-    Ok(WeightExpr::Transpose(Box::new(WeightExpr::Join(Box::new(stored)))))
+    Ok(WeightExpr::Transpose(Box::new(t.take_squeezed(name, &[channels, taps])?)))
 }

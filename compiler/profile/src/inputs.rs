@@ -129,6 +129,7 @@ fn name_of(
         WeightExpr::Slice { axis: Axis::Rows, of, .. }
         | WeightExpr::Arrange { of, .. }
         | WeightExpr::Split { of, .. }
+        | WeightExpr::ScaleLead { of, .. }
         | WeightExpr::Join(of) => name_of(lowered, of, source),
         // (x · s) Wᵀ = x (W · s)ᵀ: the matrix as stored reads x, which is the recorded input over s.
         WeightExpr::ScaleCols { of, by } => {

@@ -55,6 +55,8 @@ impl fmt::Display for WeightExpr {
             }
             Self::Split { heads, of } => write!(f, "split {heads}({of})"),
             Self::Join(of) => write!(f, "join({of})"),
+            Self::ScaleLead { of, by } => write!(f, "scale_lead({of}, {by})"),
+            Self::Repeat { each, of } => write!(f, "repeat {each}({of})"),
             Self::Map { map, of } => write!(f, "{}({of})", map.name()),
             Self::Arrange { order, of } => write!(f, "arrange {order:?} ({of})"),
             Self::ScaleCols { of, by } => write!(f, "scale_cols({of}, {by})"),
@@ -125,13 +127,14 @@ pub(super) fn read(c: &mut Cursor<'_>, depth: usize) -> Parsed<WeightExpr> {
         "split" => WeightExpr::Split { heads: c.int("the number of heads")?, of: one(c, depth)? },
         "join" => WeightExpr::Join(one(c, depth)?),
         "arrange" => WeightExpr::Arrange { order: c.ints("a row")?, of: one(c, depth)? },
-        "scale_cols" => {
+        "repeat" => WeightExpr::Repeat { each: c.int("how often")?, of: one(c, depth)? },
+        "scale_cols" | "scale_lead" => {
             c.punct('(')?;
             let of = Box::new(read(c, depth)?);
             c.punct(',')?;
             let by = Box::new(read(c, depth)?);
             c.punct(')')?;
-            WeightExpr::ScaleCols { of, by }
+            if word == "scale_cols" { WeightExpr::ScaleCols { of, by } } else { WeightExpr::ScaleLead { of, by } }
         }
         _ => match Elementwise::ALL.into_iter().find(|map| map.name() == word) {
             Some(map) => WeightExpr::Map { map, of: one(c, depth)? },

@@ -37,6 +37,8 @@ fn at(expr: &WeightExpr, lead: usize, row: usize, col: usize) -> f32 {
             let each = extent(of, Axis::Rows);
             at(of, row / each, row % each, col)
         }
+        WeightExpr::ScaleLead { of, by } => at(of, lead, row, col) * at(by, 0, 0, lead),
+        WeightExpr::Repeat { each, of } => at(of, 0, 0, col / each),
         WeightExpr::Map { map, of } => map.of(at(of, lead, row, col)),
         WeightExpr::Arrange { order, of } => {
             at(of, lead, order[lead * extent(of, Axis::Rows) + row] as usize, col)

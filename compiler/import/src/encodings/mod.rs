@@ -91,7 +91,7 @@ impl Encoding {
             (true, [stored @ .., blocks, bytes], [shape @ .., cols]) => {
                 stored == shape && *bytes == self.bytes && blocks.checked_mul(self.block) == Some(*cols)
             }
-            _ => stored == shape,
+            _ => squeezed(stored).eq(squeezed(shape)),
         }
     }
 
@@ -176,4 +176,9 @@ mod tests {
         x[599] = f32::NEG_INFINITY;
         assert_eq!(first_non_finite(&x), Some(NonFinite { at: 599 }));
     }
+}
+
+/// A shape without its axes of 1, which change no number's place.
+pub fn squeezed(shape: &[usize]) -> impl Iterator<Item = &usize> {
+    shape.iter().filter(|&&n| n != 1)
 }

@@ -4,7 +4,7 @@ use super::Family;
 use crate::checkpoint::Checkpoint;
 use crate::common::Base;
 use crate::config::Config;
-use crate::mixers::{Fused, PROJ, Shared, dense_first, plain_router};
+use crate::mixers::{Fused, MlaOptions, PROJ, Shared, dense_first, plain_router};
 use crate::spec::{LayerSpec, ModelSpec};
 use crate::tensors::Dim;
 use moec_base::error::Result;
@@ -60,7 +60,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
             moe.into()
         };
         Ok(LayerSpec::pre_norm([
-            (b.rms_norm(&format!("{at}.input_layernorm"))?, b.mla(l, RopeStyle::Interleaved)?.into()),
+            (b.rms_norm(&format!("{at}.input_layernorm"))?, b.mla(l, MlaOptions::of(RopeStyle::Interleaved))?.into()),
             (b.rms_norm(&format!("{at}.post_attention_layernorm"))?, ffn),
         ]))
     })?;

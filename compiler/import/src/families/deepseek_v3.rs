@@ -5,7 +5,7 @@ use super::Family;
 use crate::checkpoint::Checkpoint;
 use crate::common::Base;
 use crate::config::Config;
-use crate::mixers::{Mixture, MoeNames, dense_first};
+use crate::mixers::{Mixture, MlaOptions, MoeNames, dense_first};
 use crate::spec::{LayerSpec, ModelSpec};
 use moec_base::error::Result;
 use moec_ir::RopeStyle;
@@ -33,7 +33,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         let at = b.layer(l);
         let ffn = if dense(l) { b.dense(l, false)? } else { moe.moe(&b, l)?.into() };
         Ok(LayerSpec::pre_norm([
-            (b.rms_norm(&format!("{at}.input_layernorm"))?, b.mla(l, style)?.into()),
+            (b.rms_norm(&format!("{at}.input_layernorm"))?, b.mla(l, MlaOptions::of(style))?.into()),
             (b.rms_norm(&format!("{at}.post_attention_layernorm"))?, ffn),
         ]))
     })?;

@@ -4,7 +4,7 @@ use super::Family;
 use crate::checkpoint::Checkpoint;
 use crate::common::{Base, PRE_NORMS};
 use crate::config::Config;
-use crate::mixers::{Mixture, MoeNames};
+use crate::mixers::{Mixture, MlaOptions, MoeNames};
 use crate::spec::ModelSpec;
 use moec_base::error::Result;
 use moec_ir::RopeStyle;
@@ -24,6 +24,6 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let style = if config.flag_or("rope_interleave", true)? { RopeStyle::Interleaved } else { RopeStyle::Half };
     b.pre_norm_model(&FAMILY, PRE_NORMS, |b, l| {
         let ffn = if dense(l) { b.dense(l, false)? } else { moe.moe(b, l)?.into() };
-        Ok([b.mla(l, style)?.into(), ffn])
+        Ok([b.mla(l, MlaOptions::of(style))?.into(), ffn])
     })
 }

@@ -2,6 +2,7 @@
 #![expect(clippy::cast_possible_truncation, reason = "models compute with their factors in f32")]
 
 mod afmoe;
+mod bailing_hybrid;
 mod bamboo;
 mod cohere2_moe;
 mod deepseek_v2;
@@ -17,6 +18,7 @@ mod granitemoe;
 mod granitemoeshared;
 mod hunyuan_v1_moe;
 mod hy_v3;
+mod kimi_linear;
 mod laguna;
 mod lfm2_moe;
 mod mellum;
@@ -55,7 +57,7 @@ pub struct Family {
 }
 
 /// Every supported family.
-pub const FAMILIES: [&Family; 32] = [
+pub const FAMILIES: [&Family; 34] = [
     &mixtral::FAMILY,
     &qwen2_moe::FAMILY,
     &qwen3_moe::FAMILY,
@@ -78,6 +80,8 @@ pub const FAMILIES: [&Family; 32] = [
     &mimo_v2_flash::FAMILY,
     &minimax_m2::FAMILY,
     &solar_open::FAMILY,
+    &kimi_linear::FAMILY,
+    &bailing_hybrid::FAMILY,
     &olmoe::FAMILY,
     &deepseek_v2::FAMILY,
     &deepseek_v3::FAMILY,

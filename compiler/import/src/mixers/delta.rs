@@ -8,7 +8,9 @@ use crate::lower::{Built, Lowering, Rows};
 use crate::spec::Projection;
 use crate::tensors::{Dim, by_channel};
 use moec_base::error::Result;
-use moec_ir::{Activation, Axis, Elementwise, Graph, Op, Part, StateKind, WeightClass, WeightExpr};
+use moec_ir::{
+    Activation, Axis, Elementwise, Graph, Op, Part, StateKind, ValueId, WeightClass, WeightExpr,
+};
 
 /// Added to the sum of squares of a query and of a key.
 const EPS: f32 = 1e-6;
@@ -30,11 +32,16 @@ pub struct GatedDelta {
     pub qkv: Projection,
     /// Convolution of their channels, `[taps, 2·key_heads·K + heads·V]`.
     pub conv: WeightExpr,
-    /// Gate of the result, `[heads·V, hidden]`.
-    pub gate: Projection,
-    /// What decay comes from, `[heads, hidden]`, with a bias.
-    pub decay: Projection,
-    /// Factor on it, below 0, `[heads]`.
+    /// Gate of the result, `[heads·V, hidden]`, in one matrix or as the product of two.
+    pub gate: Vec<Projection>,
+    /// Function of the gate.
+    pub gate_by: Activation,
+    /// What decay comes from, `[heads, hidden]` or, with one for each channel of a key, `[heads·K, hidden]`; with a bias, in one
+    /// matrix or as the product of two.
+    pub decay: Vec<Projection>,
+    /// How it becomes a logarithm of a factor below 1.
+    pub decay_by: Decay,
+    /// Factor of that function, as long as decay.
     pub rate: WeightExpr,
     /// How much a value replaces what the state says, `[heads, hidden]`.
     pub beta: Projection,
@@ -42,6 +49,18 @@ pub struct GatedDelta {
     pub norm: (f32, WeightExpr),
     /// Output, `[hidden, heads·V]`.
     pub out: Projection,
+}
+
+/// How decay becomes the logarithm of a factor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Decay {
+    /// `rate · ln(1 + e^x)`, of a rate below 0.
+    Softplus,
+    /// `bound / (1 + e^−(rate · x))`, of a bound below 0.
+    Sigmoid {
+        /// The bound.
+        bound: f32,
+    },
 }
 
 impl GatedDelta {
@@ -62,9 +81,9 @@ impl Mix for GatedDelta {
     }
 
     fn weights(&self) -> Vec<(WeightClass, &WeightExpr)> {
-        let small = [&self.decay, &self.beta].into_iter().flat_map(|p| [&p.weight].into_iter().chain(&p.bias));
+        let small = self.decay.iter().chain([&self.beta]).flat_map(|p| [&p.weight].into_iter().chain(&p.bias));
         let small = small.chain([&self.conv, &self.rate, &self.norm.1]);
-        super::projections([&self.qkv, &self.gate, &self.out]).chain(super::exact(small)).collect()
+        super::projections([&self.qkv, &self.out].into_iter().chain(&self.gate)).chain(super::exact(small)).collect()
     }
 
     fn kept(&self) -> Kept {
@@ -93,10 +112,19 @@ impl Mix for GatedDelta {
         };
         let (q, k) = (unit(q, 1.0 / width)?, unit(k, 1.0 / width.sqrt())?);
         let v = l.g.one(slice(v.0, v.1), &[mixed.into()])?;
-        let decay = l.linear(&format!("{at}.decay"), WeightClass::Exact, &self.decay, x)?;
-        let decay = l.g.one(Op::Softplus, &[decay.into()])?;
+        let decay = path(l, &format!("{at}.decay"), WeightClass::Exact, &self.decay, x)?;
         let rate = l.weight(&format!("{at}.rate"), WeightClass::Exact, &self.rate)?;
-        let decay = l.g.one(Op::ScaleCols, &[decay.into(), rate.into()])?;
+        let decay = match self.decay_by {
+            Decay::Softplus => {
+                let decay = l.g.one(Op::Softplus, &[decay.into()])?;
+                l.g.one(Op::ScaleCols, &[decay.into(), rate.into()])?
+            }
+            Decay::Sigmoid { bound } => {
+                let decay = l.g.one(Op::ScaleCols, &[decay.into(), rate.into()])?;
+                let decay = l.g.one(Op::Act(Activation::Sigmoid), &[decay.into()])?;
+                l.scaled(bound, decay)?
+            }
+        };
         let beta = l.linear(&format!("{at}.beta"), WeightClass::Exact, &self.beta, x)?;
         let beta = l.g.one(Op::Act(Activation::Sigmoid), &[beta.into()])?;
         let state = l.state(&format!("{at}.s"), StateKind::Recurrent, [self.heads, self.key, self.value]);
@@ -105,11 +133,25 @@ impl Mix for GatedDelta {
         let operands = [state.into(), q.into(), k.into(), v.into(), decay.into(), beta.into(), pos, slot];
         let y = l.g.one(op, &operands)?;
         let y = l.rms(&format!("{at}.o_norm"), self.norm.0, self.heads, &self.norm.1, y)?;
-        let gate = l.linear(&format!("{at}.gate"), WeightClass::Attention, &self.gate, x)?;
-        let gate = l.g.one(Op::Act(Activation::Silu), &[gate.into()])?;
+        let gate = path(l, &format!("{at}.gate"), WeightClass::Attention, &self.gate, x)?;
+        let gate = l.g.one(Op::Act(self.gate_by), &[gate.into()])?;
         let y = l.g.one(Op::Mul, &[y.into(), gate.into()])?;
         l.linear(&format!("{at}.out"), WeightClass::Attention, &self.out, y)
     }
+}
+
+/// Rows through one linear map, or through two.
+fn path<'a>(
+    l: &mut Lowering<'a, '_>,
+    name: &str,
+    class: WeightClass,
+    maps: &'a [Projection],
+    x: ValueId,
+) -> Built {
+    maps.iter().enumerate().try_fold(x, |x, (i, map)| {
+        let last = i + 1 == maps.len();
+        l.linear(&if last { name.to_owned() } else { format!("{name}.low") }, class, map, x)
+    })
 }
 
 impl Base<'_> {
@@ -171,12 +213,77 @@ impl Base<'_> {
             taps: taps.n,
             qkv: plain(qkv),
             conv,
-            gate: plain(gate),
-            decay: Projection { weight: decay, bias },
+            gate: vec![plain(gate)],
+            gate_by: Activation::Silu,
+            decay: vec![Projection { weight: decay, bias }],
+            decay_by: Decay::Softplus,
             rate: WeightExpr::Map { map: Elementwise::NegExp, of: Box::new(rate) },
             beta: plain(beta),
             norm: (self.eps, t.take(&weight("norm"), &[&value])?),
             out: t.projection(&format!("{at}.out_proj"), hidden, &values, false)?,
+        })
+    }
+}
+
+/// Sizes of Kimi Delta Attention: heads, channels of each, and taps of its convolutions.
+#[derive(Clone, Debug)]
+pub struct KdaSizes {
+    /// Heads.
+    pub heads: Dim,
+    /// Channels of a head.
+    pub dim: Dim,
+    /// Taps.
+    pub taps: Dim,
+}
+
+impl Base<'_> {
+    /// Kimi Delta Attention of a layer (Kimi Team, *Kimi Linear*, section 3): the gated delta rule with a decay for each channel of
+    /// a key, query, key and value each with a convolution. `bound` is that of a safe gate.
+    ///
+    /// # Errors
+    /// Tensors that do not fit the config.
+    pub fn kda(&self, at: &str, sizes: &KdaSizes, bound: Option<f32>, out: &str) -> Result<GatedDelta> {
+        let (t, hidden) = (&self.tensors, &self.hidden);
+        let KdaSizes { heads, dim, taps } = sizes;
+        let wide = heads.times(dim);
+        let name = |name: &str| format!("{at}.{name}");
+        let each = |suffix: &str, take: &dyn Fn(&str) -> Result<WeightExpr>| -> Result<Vec<WeightExpr>> {
+            ["q", "k", "v"].iter().map(|part| take(&name(&format!("{part}_{suffix}.weight")))).collect()
+        };
+        let qkv = each("proj", &|name| t.take(name, &[&wide, hidden]))?;
+        let conv = each("conv1d", &|name| by_channel(t, name, &wide, taps))?;
+        // One matrix, or two of which the first is narrow.
+        let path = |part: &str, bias: Option<WeightExpr>| -> Result<Vec<Projection>> {
+            let narrow = name(&format!("{part}_a_proj"));
+            if !t.has(&format!("{narrow}.weight")) {
+                let weight = t.take(&name(&format!("{part}_proj.weight")), &[&wide, hidden])?;
+                return Ok(vec![Projection { weight, bias }]);
+            }
+            let weight = t.take(&name(&format!("{part}_b_proj.weight")), &[&wide, dim])?;
+            Ok(vec![t.projection(&narrow, dim, hidden, false)?, Projection { weight, bias }])
+        };
+        let rate = t.take_squeezed(&name("A_log"), &[heads])?;
+        let (map, decay_by) = match bound {
+            Some(bound) => (Elementwise::Exp, Decay::Sigmoid { bound }),
+            None => (Elementwise::NegExp, Decay::Softplus),
+        };
+        let rate = WeightExpr::Map { map, of: Box::new(rate) };
+        Ok(GatedDelta {
+            key_heads: heads.n,
+            heads: heads.n,
+            key: dim.n,
+            value: dim.n,
+            taps: taps.n,
+            qkv: Projection { weight: WeightExpr::Concat { axis: Axis::Rows, of: qkv }, bias: None },
+            conv: WeightExpr::Concat { axis: Axis::Cols, of: conv },
+            gate: path("g", None)?,
+            gate_by: Activation::Sigmoid,
+            decay: path("f", Some(t.take_squeezed(&name("dt_bias"), &[&wide])?))?,
+            decay_by,
+            rate: WeightExpr::Repeat { each: dim.n, of: Box::new(rate) },
+            beta: t.projection(&name("b_proj"), heads, hidden, false)?,
+            norm: (self.eps, t.take(&name("o_norm.weight"), &[dim])?),
+            out: t.projection(&name(out), hidden, &wide, false)?,
         })
     }
 }

@@ -1,7 +1,7 @@
 //! Multi-head latent attention of DeepSeek (arXiv 2405.04434, section 2.1), in its absorbed form.
 #![expect(clippy::cast_possible_truncation, reason = "models compute with their factors in f32")]
 
-use super::{Kept, Mix};
+use super::{Gating, Kept, Mix, OutputGate};
 use crate::common::Base;
 use crate::lower::{Built, Lowering, Rows};
 use crate::rope;
@@ -9,7 +9,7 @@ use crate::spec::{Norm, Projection, Rope};
 use crate::tensors::Dim;
 use moec_base::error::Result;
 use moec_ir::op::AttentionDesc;
-use moec_ir::{Axis, Graph, Op, Part, RopeStyle, WeightClass, WeightExpr};
+use moec_ir::{Axis, Graph, Op, Part, RopeStyle, ValueId, WeightClass, WeightExpr};
 
 /// Epsilon of the norms of latents, which the config does not set.
 const LATENT_EPS: f32 = 1e-6;
@@ -42,8 +42,10 @@ pub struct Mla {
     pub v_up: WeightExpr,
     /// Output, `[hidden, heads·v_dim]`.
     pub o: Projection,
-    /// Rotation.
-    pub rope: Rope,
+    /// Rotation; none in layers that see no positions but by the mask.
+    pub rope: Option<Rope>,
+    /// Gate of the result, in front of the output.
+    pub gate: Option<OutputGate>,
     /// Which channels it pairs.
     pub style: RopeStyle,
     /// Factor on the scores.
@@ -59,7 +61,8 @@ impl Mix for Mla {
         let down = self.q_down.iter().map(|(down, _)| down);
         let ups = [&self.k_up, &self.v_up].map(|w| (WeightClass::Attention, w));
         let norms = self.q_down.iter().map(|(_, norm)| norm).chain([&self.kv_norm]);
-        let matrices = super::projections([&self.q, &self.kv_down, &self.o].into_iter().chain(down));
+        let gate = self.gate.iter().map(|gate| &gate.of);
+        let matrices = super::projections([&self.q, &self.kv_down, &self.o].into_iter().chain(down).chain(gate));
         matrices.chain(ups).chain(super::exact(norms.flat_map(Norm::weights))).collect()
     }
 
@@ -68,13 +71,13 @@ impl Mix for Mla {
     }
 
     fn rope(&self) -> Option<&Rope> {
-        Some(&self.rope)
+        self.rope.as_ref()
     }
 
     fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> Built {
         let x = rows.normed;
         const CLASS: WeightClass = WeightClass::Attention;
-        let angles = l.rope(&self.rope)?;
+        let angles = self.rope.as_ref().map(|rope| l.rope(rope)).transpose()?;
         let rank = match &self.q_down {
             None => x,
             Some((down, norm)) => {
@@ -88,15 +91,18 @@ impl Mix for Mla {
         let rotated = l.g.one(slice(self.heads, self.nope, self.rotated), &[q.into()])?;
         let k_up = l.weight(&format!("{at}.attn.k_up"), CLASS, &self.k_up)?;
         let plain = l.g.one(Op::HeadLinear { heads: self.heads }, &[plain.into(), k_up.into()])?;
-        let rotate = |heads| Op::Rope { heads, offset: 0, style: self.style };
-        let rotated = l.g.one(rotate(self.heads), &[rotated.into(), angles.into()])?;
+        let rotate = |l: &mut Lowering<'a, '_>, heads, x: ValueId| match angles {
+            Some(angles) => l.g.one(Op::Rope { heads, offset: 0, style: self.style }, &[x.into(), angles.into()]),
+            None => Ok(x),
+        };
+        let rotated = rotate(l, self.heads, rotated)?;
         let q = l.g.one(Op::Concat { heads: self.heads }, &[plain.into(), rotated.into()])?;
 
         let kv = l.linear(&format!("{at}.attn.kv_down"), CLASS, &self.kv_down, x)?;
         let latent = l.g.one(slice(1, 0, self.latent), &[kv.into()])?;
         let latent = l.norm(&format!("{at}.attn.kv_norm"), &self.kv_norm, latent)?;
         let rotated = l.g.one(slice(1, self.latent, self.rotated), &[kv.into()])?;
-        let rotated = l.g.one(rotate(1), &[rotated.into(), angles.into()])?;
+        let rotated = rotate(l, 1, rotated)?;
         let k = l.g.one(Op::Concat { heads: 1 }, &[latent.into(), rotated.into()])?;
         let dim = self.latent + self.rotated;
         let keys = l.cache(&format!("{at}.k"), [1, dim], None, k)?;
@@ -113,7 +119,33 @@ impl Mix for Mla {
         let y = l.g.one(Op::Attention(desc), &[q.into(), keys, Graph::POS.into(), Graph::SLOT.into()])?;
         let v_up = l.weight(&format!("{at}.attn.v_up"), CLASS, &self.v_up)?;
         let y = l.g.one(Op::HeadLinear { heads: self.heads }, &[y.into(), v_up.into()])?;
+        let y = match &self.gate {
+            Some(gate) => gate.lower(l, at, self.heads, [x, y])?,
+            None => y,
+        };
         l.linear(&format!("{at}.attn.o"), CLASS, &self.o, y)
+    }
+}
+
+/// What sets the latent attention of families apart.
+#[derive(Clone, Copy, Debug)]
+pub struct MlaOptions {
+    /// What the names of its tensors begin with, below the layer.
+    pub at: &'static str,
+    /// Name of the output's matrix.
+    pub out: &'static str,
+    /// Name of a matrix whose sigmoid gates each head.
+    pub gate: Option<&'static str>,
+    /// Whether query and key are rotated.
+    pub rotated: bool,
+    /// Which channels the rotation pairs.
+    pub style: RopeStyle,
+}
+
+impl MlaOptions {
+    /// As DeepSeek has it, with a rotation of this style.
+    pub fn of(style: RopeStyle) -> Self {
+        Self { at: "self_attn", out: "o_proj", gate: None, rotated: true, style }
     }
 }
 
@@ -126,9 +158,9 @@ impl Base<'_> {
     ///
     /// # Errors
     /// Keys or tensors that do not fit.
-    pub fn mla(&self, layer: usize, style: RopeStyle) -> Result<Mla> {
+    pub fn mla(&self, layer: usize, options: MlaOptions) -> Result<Mla> {
         let (c, t, hidden) = (self.config, &self.tensors, &self.hidden);
-        let at = format!("{}.self_attn", self.layer(layer));
+        let at = format!("{}.{}", self.layer(layer), options.at);
         let heads = Dim::from(self.heads);
         let nope = Dim::from(c.size(&["qk_nope_head_dim"])?);
         let rotated = Dim::from(c.size(&["qk_rope_head_dim"])?);
@@ -151,6 +183,15 @@ impl Base<'_> {
         let (k_up, v_up) = self.expansions(&at, [&heads, &nope, &value, &latent])?;
         let scale = ((nope.n + rotated.n) as f64).powf(-0.5);
         let defaults = rope::Defaults::default();
+        let rope = options.rotated.then(|| rope::read(c, rotated.n, defaults));
+        let gate = match options.gate {
+            None => None,
+            Some(name) => Some(OutputGate {
+                of: t.projection(&format!("{at}.{name}"), &heads, hidden, false)?,
+                per_head: true,
+                by: Gating::Sigmoid,
+            }),
+        };
         Ok(Mla {
             heads: heads.n,
             nope: nope.n,
@@ -168,9 +209,10 @@ impl Base<'_> {
             kv_norm: norm("kv_a_layernorm", &latent)?,
             k_up,
             v_up,
-            o: t.projection(&format!("{at}.o_proj"), hidden, &heads.times(&value), bias)?,
-            rope: rope::read(c, rotated.n, defaults)?,
-            style,
+            o: t.projection(&format!("{at}.{}", options.out), hidden, &heads.times(&value), bias)?,
+            rope: rope.transpose()?,
+            gate,
+            style: options.style,
             scale: (scale * rope::softmax_factor(c, defaults)?) as f32,
         })
     }

@@ -9,9 +9,9 @@ mod moe;
 mod parts;
 mod short_conv;
 
-pub use delta::GatedDelta;
+pub use delta::{GatedDelta, KdaSizes};
 pub use gqa::{Gated, Gating, Gqa, GqaOptions, OutputGate, QkNorm, QkNormKind};
-pub use mla::Mla;
+pub use mla::{Mla, MlaOptions};
 pub use mlp::Mlp;
 pub use moe::{
     ExpertWeights, Fused, Mixture, Moe, MoeNames, PROJ, Parts, RouterInput, STACKS, Shared, W123, dense_first, plain_router, renorm,

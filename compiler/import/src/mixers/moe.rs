@@ -278,8 +278,7 @@ impl Mixture {
         let (n, layer) = (self.names, b.layer(layer));
         let at = |name: &str| format!("{layer}.{name}");
         let experts = b.experts(&at(n.experts), n.parts, Fused::OutIn, &self.experts, &self.inner, routed)?;
-        // Some store one row, `[1, experts]`.
-        let bias = n.bias.map(|name| b.tensors.take_row(&at(name), &self.experts)).transpose()?;
+        let bias = n.bias.map(|name| b.tensors.take_squeezed(&at(name), &[&self.experts])).transpose()?;
         let shared = match &self.shared {
             Some(inner) => {
                 let mlp = Mlp { glu: shared, ..b.mlp(&at(n.shared), inner, false)? };

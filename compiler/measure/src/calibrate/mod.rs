@@ -150,7 +150,9 @@ fn as_stored(checkpoint: &Checkpoint, module: &Module) -> Weights {
         for weight in module.weights.iter().filter(|w| w.class == class) {
             for leaf in weight.expr.leaves() {
                 let format = match weight.expr {
-                    WeightExpr::ScaleCols { .. } | WeightExpr::Map { .. } => Format::F32,
+                    WeightExpr::ScaleCols { .. } | WeightExpr::ScaleLead { .. } | WeightExpr::Map { .. } => {
+                        Format::F32
+                    }
                     _ => checkpoint.format(leaf).filter(|f| !f.is_grouped()).unwrap_or(Format::Bf16),
                 };
                 found = Some(found.map_or(format, |f| if f == format { f } else { Format::F32 }));

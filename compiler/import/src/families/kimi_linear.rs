@@ -1,0 +1,56 @@
+//! Kimi Linear: three layers of delta attention to one of latent attention without positions, DeepSeek-V3's routing.
+
+use super::Family;
+use crate::checkpoint::Checkpoint;
+use crate::common::{Base, PRE_NORMS};
+use crate::config::Config;
+use crate::mixers::{KdaSizes, Mixer, Mixture, MlaOptions, MoeNames, W123};
+use crate::spec::ModelSpec;
+use moec_base::error::Result;
+use moec_ir::RopeStyle;
+
+pub(super) static FAMILY: Family = Family {
+    name: "kimi_linear",
+    title: "Kimi Linear",
+    architectures: &["KimiLinearForCausalLM"],
+    examples: &["moonshotai/Kimi-Linear-48B-A3B-Instruct"],
+    read,
+};
+
+const NAMES: MoeNames = MoeNames {
+    gate: "block_sparse_moe.gate",
+    bias: Some("block_sparse_moe.gate.e_score_correction_bias"),
+    experts: "block_sparse_moe.experts",
+    parts: W123,
+    shared: "block_sparse_moe.shared_experts",
+};
+
+fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
+    let b = Base::read(config, checkpoint)?;
+    let moe = Mixture::no_aux(&b, (1, 1), 1.0, NAMES)?;
+    let dense = b.dense_layers(1)?;
+    let linear = config.opt_section("linear_attn_config")?;
+    let folds: Box<dyn Fn(usize) -> bool> = match &linear {
+        Some(section) => {
+            // Layers are counted from 1.
+            let attends = section.opt_ids("full_attn_layers")?.unwrap_or_default();
+            Box::new(move |l| !attends.iter().any(|&n| n as usize == l + 1))
+        }
+        None => Box::new(b.kinds(["linear_attention", "full_attention"])?),
+    };
+    let of = linear.as_ref().unwrap_or(config);
+    let sizes = KdaSizes {
+        heads: of.size(&["num_heads", "linear_num_heads"])?.into(),
+        dim: of.size(&["linear_head_dim", "head_dim"])?.into(),
+        taps: of.size(&["short_conv_kernel_size", "linear_conv_kernel_dim"])?.into(),
+    };
+    let attention = MlaOptions { rotated: false, ..MlaOptions::of(RopeStyle::Half) };
+    b.pre_norm_model(&FAMILY, PRE_NORMS, |b, l| {
+        let at = format!("{}.self_attn", b.layer(l));
+        let mixer: Mixer = match folds(l) {
+            true => b.kda(&at, &sizes, None, "o_proj")?.into(),
+            false => b.mla(l, attention)?.into(),
+        };
+        Ok([mixer, if dense(l) { b.dense(l, false)? } else { moe.moe(b, l)?.into() }])
+    })
+}
