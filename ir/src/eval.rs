@@ -171,7 +171,10 @@ fn as_tensor<'a>(arg: &'a Arg<'_>) -> &'a Tensor {
 fn change(op: &Op, a: &Args<'_>, state: &mut Tensor) -> Result<Option<Vec<f32>>, EvalError> {
     match op {
         Op::CausalConv { act, bias } => recurrent::causal_conv(a, state, *act, *bias).map(Some),
-        Op::DeltaRule { key_heads, heads } => recurrent::delta_rule(a, state, *key_heads, *heads).map(Some),
+        Op::DeltaRule { key_heads, heads } => {
+            recurrent::outer_products(a, state, [*key_heads, *heads], true).map(Some)
+        }
+        Op::Ssd { groups, heads } => recurrent::outer_products(a, state, [*groups, *heads], false).map(Some),
         _ => cache::write(a, state).map(|()| None),
     }
 }
@@ -191,7 +194,7 @@ fn compute(op: &Op, a: &Args<'_>, results: &[Type]) -> Result<Vec<Data>, EvalErr
         Op::RopeAngles { scale, switch } => one(cache::rope_angles(a, *scale, *switch)?),
         Op::Rope { heads, offset, style } => one(cache::rope(a, *heads, *offset, *style)?),
         // Handled by `change`, which holds the state.
-        Op::CacheWrite | Op::CausalConv { .. } | Op::DeltaRule { .. } => Ok(Vec::new()),
+        Op::CacheWrite | Op::CausalConv { .. } | Op::DeltaRule { .. } | Op::Ssd { .. } => Ok(Vec::new()),
         Op::Attention(d) => one(cache::attention(a, d)?),
         Op::Router(d) => {
             let (ids, weights) = route::router(a, d)?;

@@ -233,7 +233,9 @@ impl Op {
                 positions(&o, t)?;
                 f32(&[t, c])
             }
-            Self::DeltaRule { key_heads, heads } => delta_rule(&o, *key_heads, *heads)?,
+            Self::DeltaRule { key_heads, heads } | Self::Ssd { groups: key_heads, heads } => {
+                delta_rule(&o, *key_heads, *heads)?
+            }
             Self::Router(d) => return router(&o, d),
             Self::Admit(d) => {
                 let [t, k] = o.shape(0, "ids", DType::I32)?;

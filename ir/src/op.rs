@@ -337,6 +337,16 @@ pub enum Op {
         /// Heads of values, a multiple.
         heads: usize,
     },
+    /// `$state[slots, heads, N, P], c[T, groups·N], b[T, groups·N], x[T, heads·P], decay[T, heads], dt[T, heads], pos i32[T],
+    /// slot i32[T] → f32[T, heads·P]`: a state space of scalar decay (Dao and Gu, *Transformers are SSMs*, equation 1): as
+    /// [`Op::DeltaRule`], but that what a state says of `b` is not taken off: `S ← exp(decay) · S + b · (dt · x)`, and the result is
+    /// `cᵀ S`.
+    Ssd {
+        /// Groups of heads that share `b` and `c`.
+        groups: usize,
+        /// Heads, a multiple.
+        heads: usize,
+    },
     /// `logits[T, E], @select_bias[E]? → i32[T, k], f32[T, k]`
     Router(RouterDesc),
     /// `ids i32[T, k] → i32[dispatch_words(T, k, experts)]`: token rows grouped by expert, see
@@ -522,7 +532,7 @@ impl Op {
     pub const fn effect(&self) -> Effect {
         match self {
             Self::CacheWrite => Effect::Writes,
-            Self::CausalConv { .. } | Self::DeltaRule { .. } => Effect::Updates,
+            Self::CausalConv { .. } | Self::DeltaRule { .. } | Self::Ssd { .. } => Effect::Updates,
             _ => Effect::None,
         }
     }
@@ -531,7 +541,7 @@ impl Op {
     pub const fn takes_state(&self, kind: StateKind) -> bool {
         match self {
             Self::CausalConv { .. } => matches!(kind, StateKind::Convolution),
-            Self::DeltaRule { .. } => matches!(kind, StateKind::Recurrent),
+            Self::DeltaRule { .. } | Self::Ssd { .. } => matches!(kind, StateKind::Recurrent),
             _ => matches!(kind, StateKind::Cache | StateKind::Ring { .. }),
         }
     }
@@ -557,6 +567,7 @@ impl Op {
             Self::Attention(_) => "attention",
             Self::CausalConv { .. } => "causal_conv",
             Self::DeltaRule { .. } => "delta_rule",
+            Self::Ssd { .. } => "ssd",
             Self::Router(_) => "router",
             Self::Dispatch { .. } => "dispatch",
             Self::Fetch { .. } => "fetch",
@@ -616,7 +627,7 @@ impl Op {
             Self::CacheWrite => vec![S, V, V, V],
             Self::CausalConv { bias: false, .. } => vec![S, V, W, V, V],
             Self::CausalConv { bias: true, .. } => vec![S, V, W, W, V, V],
-            Self::DeltaRule { .. } => vec![S, V, V, V, V, V, V, V],
+            Self::DeltaRule { .. } | Self::Ssd { .. } => vec![S, V, V, V, V, V, V, V],
             Self::Attention(d) => {
                 let mut kinds = vec![V, S];
                 if !d.v_from_k {

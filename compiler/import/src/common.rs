@@ -441,6 +441,14 @@ pub fn only_act(config: &Config, known: &[&'static str]) -> Result<&'static str>
 
 /// The activation that `hidden_act` names.
 fn activation(config: &Config) -> Result<Activation> {
+    activation_of(config, "hidden_act", "silu")
+}
+
+/// The activation that a key names; where it is absent, `usual`.
+///
+/// # Errors
+/// Another one, by name.
+pub fn activation_of(config: &Config, key: &str, usual: &str) -> Result<Activation> {
     const KNOWN: [(&str, Activation); 7] = [
         ("silu", Activation::Silu),
         ("swish", Activation::Silu),
@@ -450,10 +458,10 @@ fn activation(config: &Config) -> Result<Activation> {
         ("relu", Activation::Relu),
         ("sigmoid", Activation::Sigmoid),
     ];
-    let name = config.opt_text("hidden_act")?.unwrap_or("silu");
+    let name = config.opt_text(key)?.unwrap_or(usual);
     match KNOWN.iter().find(|(known, _)| *known == name) {
         Some((_, activation)) => Ok(*activation),
-        None => Err(config.unsupported("hidden_act", name, &KNOWN.map(|(known, _)| known))),
+        None => Err(config.unsupported(key, name, &KNOWN.map(|(known, _)| known))),
     }
 }
 

@@ -104,6 +104,8 @@ pub type Built<T = ValueId> = std::result::Result<T, TypeError>;
 pub struct Rows {
     /// The residual stream behind the block's norm.
     pub normed: ValueId,
+    /// The residual stream in front of that norm.
+    pub block: ValueId,
     /// The residual stream as the layer got it.
     pub layer: ValueId,
 }
@@ -166,7 +168,10 @@ impl<'a> Lowering<'a, '_> {
         if let Some(part) = layer.mixers().map(|m| m.of().part()).find(|part| !parts.insert(part.clone())) {
             return Err(TypeError::new(format!("layers.{i}"), format!("two mixers are its `{part}`")));
         }
-        layer.blocks.iter().try_fold(input, |x, block| self.block(i, block, input, x))
+        let x = layer.blocks.iter().try_fold(input, |x, block| self.block(i, block, input, x))?;
+        let Some(scale) = &layer.scale else { return Ok(x) };
+        let scale = self.weight(&format!("layers.{i}.scale"), WeightClass::Exact, scale)?;
+        self.g.one(Op::ScaleCols, &[x.into(), scale.into()])
     }
 
     /// A block of layer `i` on the stream `x`; `input` is the stream in front of the layer. The norm in front stands in the
@@ -180,7 +185,7 @@ impl<'a> Lowering<'a, '_> {
             Some(norm) => self.norm(&format!("{scope}.norm"), norm, x)?,
             None => x,
         };
-        let rows = Rows { normed: h, layer: input };
+        let rows = Rows { normed: h, block: x, layer: input };
         let mut sum = self.mixer(i, first, rows)?;
         for mixer in rest {
             let y = self.mixer(i, mixer, rows)?;

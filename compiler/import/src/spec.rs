@@ -78,13 +78,15 @@ impl ModelSpec {
 pub struct LayerSpec {
     /// The blocks. No two mixers of a layer are of one [part](crate::mixers::Mix::part).
     pub blocks: Vec<Block>,
+    /// Factor on the stream behind them, `[hidden]`.
+    pub scale: Option<WeightExpr>,
 }
 
 impl LayerSpec {
     /// The usual layer: `x += attention(norm(x))`, then `x += ffn(norm(x))`.
     pub fn pre_norm(blocks: [(Norm, Mixer); 2]) -> Self {
         let block = |(norm, mixer)| Block { norm: Some(norm), mixers: vec![mixer], post_norm: None };
-        Self { blocks: blocks.map(block).into() }
+        Self { blocks: blocks.map(block).into(), scale: None }
     }
 
     /// The mixers of all blocks, in order.
@@ -94,7 +96,7 @@ impl LayerSpec {
 
     /// The mixture of experts, if the layer has one.
     pub fn moe(&self) -> Option<&Moe> {
-        self.mixers().find_map(|m| if let Mixer::Moe(moe) = m { Some(&**moe) } else { None })
+        self.mixers().find_map(Mixer::moe)
     }
 }
 

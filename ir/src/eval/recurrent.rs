@@ -49,12 +49,13 @@ pub(super) fn causal_conv(
     Ok(out)
 }
 
-/// The operands are `q, k, v, decay, beta, pos, slot`.
-pub(super) fn delta_rule(
+/// A state of sums of `k vᵀ` that decay; with `corrects`, what it says of a key is taken off the value. The operands are
+/// `q, k, v, decay, beta, pos, slot`.
+pub(super) fn outer_products(
     a: &Args<'_>,
     state: &mut Tensor,
-    key_heads: usize,
-    heads: usize,
+    [key_heads, heads]: [usize; 2],
+    corrects: bool,
 ) -> Result<Vec<f32>, EvalError> {
     let (slots, dk, dv) = (state.ty.shape[0], state.ty.shape[2], state.ty.shape[3]);
     let [q, k, v, decay, beta] = [a.f32(0)?, a.f32(1)?, a.f32(2)?, a.f32(3)?, a.f32(4)?];
@@ -78,7 +79,8 @@ pub(super) fn delta_rule(
                 let dot = |with: &[f32], column: &[f64]| -> f64 {
                     with.iter().zip(column).map(|(&x, s)| f64::from(x) * s).sum()
                 };
-                let change = f64::from(beta[at]) * (f64::from(v) - dot(k, &column));
+                let said = if corrects { dot(k, &column) } else { 0.0 };
+                let change = f64::from(beta[at]) * (f64::from(v) - said);
                 for (s, &k) in column.iter_mut().zip(k) {
                     *s += f64::from(k) * change;
                 }

@@ -190,7 +190,8 @@ impl CpuTarget {
                 let conv = CausalConv { rows, channels, taps, act, bias, x_ld, out_ld };
                 s.kernel(KernelSpec::Recurrence(Recurrence::CausalConv(conv)), inputs(node.inputs.len()), 1);
             }
-            &Op::DeltaRule { key_heads, heads } => {
+            &Op::DeltaRule { key_heads, heads } | &Op::Ssd { groups: key_heads, heads } => {
+                let corrects = matches!(node.op, Op::DeltaRule { .. });
                 let (rows, out_ld) = (node.value(1)?.0.rows(), node.out()?.cols());
                 let &[_, _, key, value] = node.state(0)?.shape else {
                     return Err(Unsupported("a state needs four axes".into()));
@@ -200,7 +201,7 @@ impl CpuTarget {
                 for (ld, i) in ld.iter_mut().zip(1..) {
                     *ld = node.value(i)?.1;
                 }
-                let rule = DeltaRule { rows, key_heads, heads, key, value, by_channel, ld, out_ld };
+                let rule = DeltaRule { rows, key_heads, heads, key, value, corrects, by_channel, ld, out_ld };
                 s.kernel(KernelSpec::Recurrence(Recurrence::DeltaRule(rule)), inputs(8), 1);
             }
             Op::Attention(desc) => self.attention(&mut s, node, desc)?,

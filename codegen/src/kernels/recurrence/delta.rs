@@ -30,6 +30,8 @@ pub struct DeltaRule {
     pub key: usize,
     /// Channels of a value.
     pub value: usize,
+    /// Whether what the state says of a key is taken off the value: the delta rule, and not a plain sum ([`Op::Ssd`](moec_ir::Op::Ssd)).
+    pub corrects: bool,
     /// Whether every channel of a key has a decay of its own, or a head one.
     pub by_channel: bool,
     /// Row distances of `q`, `k`, `v`, `decay` and `beta`.
@@ -50,7 +52,7 @@ pub fn delta_order(isa: &Isa, key: usize) -> CacheOrder {
 
 impl Kernel for DeltaRule {
     fn kind(&self) -> &'static str {
-        "delta_rule"
+        if self.corrects { "delta_rule" } else { "ssd" }
     }
 
     fn name(&self, s: &mut Symbol) {
@@ -97,7 +99,7 @@ impl Kernel for DeltaRule {
     }
 
     fn write<'k>(&self, k: &'k Kb<'k>) {
-        let &Self { rows, key_heads, heads, key, value, by_channel, ld, out_ld } = self;
+        let &Self { rows, key_heads, heads, key, value, corrects, by_channel, ld, out_ld } = self;
         let (state, out) = (k.arg(0), k.arg(8));
         let [q_ld, k_ld, v_ld, decay_ld, beta_ld] = ld;
         let width = columns(&k.isa);
@@ -121,13 +123,14 @@ impl Kernel for DeltaRule {
             };
             let s = state.words((slot * heads + head) * (panels * width * key) + panel * (width * key));
             let s = Panel { k, at: s, width, key };
-            // What the state says of the key, less what it is to say: `v − kᵀ S`.
-            let said = s.sums(|i, vector, sum| decay.of(s.row(i, vector), i).fma(keys.words(i).load().splat(), sum));
+            // What the state says of the key is taken off what it is to say: `v − kᵀ S`.
+            let said = corrects.then(|| s.sums(|i, vector, sum| decay.of(s.row(i, vector), i).fma(keys.words(i).load().splat(), sum)));
             let span = |v: usize| k.span_before(k.i(value as i64) - first - v * k.lanes());
-            let change: Vec<F<'k>> = said
-                .into_iter()
-                .enumerate()
-                .map(|(v, said)| (values.words(v * k.lanes()).load_vec(span(v)) - said) * beta)
+            let change: Vec<F<'k>> = (0..VECTORS)
+                .map(|v| {
+                    let x = values.words(v * k.lanes()).load_vec(span(v));
+                    said.as_ref().map_or(x, |said| x - said[v]) * beta
+                })
                 .collect();
             let asked = s.sums(|i, vector, sum| {
                 let old = decay.of(s.row(i, vector), i);

@@ -41,6 +41,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
                 b.sandwich(l, ["input_layernorm", "post_attention_layernorm"], b.gqa(l, attention)?.into())?,
                 b.sandwich(l, ["pre_mlp_layernorm", "post_mlp_layernorm"], ffn)?,
             ],
+            scale: None,
         })
     })?;
     let norm = b.final_norm()?;

@@ -66,7 +66,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         };
         let mixers = vec![b.gqa(l, attention)?.into(), ffn];
         let norm = Some(norm(&format!("{at}.input_layernorm"))?);
-        Ok(LayerSpec { blocks: vec![Block { norm, mixers, post_norm: None }] })
+        Ok(LayerSpec { blocks: vec![Block { norm, mixers, post_norm: None }], scale: None })
     })?;
     let last = norm("model.norm")?;
     b.finish(&FAMILY, layers, last, false)

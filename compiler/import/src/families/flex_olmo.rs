@@ -30,7 +30,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         };
         let attention = behind("post_attention_layernorm", b.gqa(l, attention)?.into());
         let moe = behind("post_feedforward_layernorm", moe.moe(&b, l)?.into());
-        Ok(LayerSpec { blocks: vec![attention?, moe?] })
+        Ok(LayerSpec { blocks: vec![attention?, moe?], scale: None })
     })?;
     let norm = b.final_norm()?;
     b.finish(&FAMILY, layers, norm, false)

@@ -11,10 +11,12 @@ mod dots1;
 mod ernie4_5_moe;
 mod exaone_moe;
 mod flex_olmo;
+mod gemma4;
 mod glm4_moe;
 mod glm4_moe_lite;
 mod gpt_oss;
 mod granitemoe;
+mod granitemoehybrid;
 mod granitemoeshared;
 mod hunyuan_v1_moe;
 mod hy_v3;
@@ -57,7 +59,7 @@ pub struct Family {
 }
 
 /// Every supported family.
-pub const FAMILIES: [&Family; 34] = [
+pub const FAMILIES: [&Family; 36] = [
     &mixtral::FAMILY,
     &qwen2_moe::FAMILY,
     &qwen3_moe::FAMILY,
@@ -80,6 +82,8 @@ pub const FAMILIES: [&Family; 34] = [
     &mimo_v2_flash::FAMILY,
     &minimax_m2::FAMILY,
     &solar_open::FAMILY,
+    &gemma4::FAMILY,
+    &granitemoehybrid::FAMILY,
     &kimi_linear::FAMILY,
     &bailing_hybrid::FAMILY,
     &olmoe::FAMILY,

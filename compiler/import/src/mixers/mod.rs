@@ -6,8 +6,10 @@ mod gqa;
 mod mla;
 mod mlp;
 mod moe;
+mod normed;
 mod parts;
 mod short_conv;
+mod state_space;
 
 pub use delta::{GatedDelta, KdaSizes};
 pub use gqa::{Gated, Gating, Gqa, GqaOptions, OutputGate, QkNorm, QkNormKind};
@@ -18,7 +20,9 @@ pub use moe::{
     sparse_layers,
 };
 
+pub use normed::Normed;
 pub use short_conv::ShortConv;
+pub use state_space::{StateSpace, StateSpaceSizes};
 
 use crate::lower::{Built, Lowering, Rows};
 use crate::spec::{Projection, Rope};
@@ -69,24 +73,39 @@ pub enum Mixer {
     Mla(Box<Mla>),
     /// The gated delta rule.
     GatedDelta(Box<GatedDelta>),
+    /// A state space of scalar decay.
+    StateSpace(Box<StateSpace>),
     /// A short convolution between two gates.
     ShortConv(Box<ShortConv>),
     /// One network for every token.
     Dense(Box<Mlp>),
     /// A mixture of experts.
     Moe(Box<Moe>),
+    /// A mixer between norms of its own.
+    Normed(Box<Normed>),
 }
 
 impl Mixer {
+    /// The mixture of experts that it is, or that stands between its norms.
+    pub fn moe(&self) -> Option<&Moe> {
+        match self {
+            Self::Moe(moe) => Some(moe),
+            Self::Normed(normed) => normed.mixer.moe(),
+            _ => None,
+        }
+    }
+
     /// What it says of itself.
     pub fn of(&self) -> &dyn Mix {
         match self {
             Self::Gqa(m) => &**m,
             Self::Mla(m) => &**m,
             Self::GatedDelta(m) => &**m,
+            Self::StateSpace(m) => &**m,
             Self::ShortConv(m) => &**m,
             Self::Dense(m) => &**m,
             Self::Moe(m) => &**m,
+            Self::Normed(m) => &**m,
         }
     }
 }
@@ -102,7 +121,7 @@ macro_rules! boxed {
     )*};
 }
 
-boxed!(Gqa(Gqa), Mla(Mla), GatedDelta(GatedDelta), ShortConv(ShortConv), Dense(Mlp), Moe(Moe));
+boxed!(Gqa(Gqa), Mla(Mla), GatedDelta(GatedDelta), ShortConv(ShortConv), Dense(Mlp), Moe(Moe), Normed(Normed), StateSpace(StateSpace));
 
 /// Matrices of projections, and their biases.
 fn projections<'a>(

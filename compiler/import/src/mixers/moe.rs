@@ -34,12 +34,19 @@ pub struct Moe {
 }
 
 /// What a router reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RouterInput {
     /// The rows that the experts read.
     Experts,
     /// The residual stream as the layer got it: experts are chosen before attention (SmallThinker).
     Layer,
+    /// The residual stream in front of the block, its root mean square brought to a number (Gemma 4).
+    Block {
+        /// Added to the mean square.
+        eps: f32,
+        /// The number.
+        to: f32,
+    },
 }
 
 /// The routed experts of a layer.
@@ -86,6 +93,11 @@ impl Mix for Moe {
         let routed = match self.router_reads {
             RouterInput::Experts => x,
             RouterInput::Layer => rows.layer,
+            RouterInput::Block { eps, to } => {
+                let norm = Op::RmsNorm { eps, groups: 1, weight: false };
+                let normed = l.g.one(norm, &[rows.block.into()])?;
+                l.scaled(to, normed)?
+            }
         };
         let logits = l.linear(&format!("{at}.moe.router"), WeightClass::Exact, &self.logits, routed)?;
         let mut inputs = vec![logits.into()];

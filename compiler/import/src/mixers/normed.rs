@@ -1,0 +1,44 @@
+//! A mixer between norms of its own, beside others in one block: `behind(mixer(before(x)))`.
+
+use super::{Kept, Mix, Mixer};
+use crate::lower::{Built, Lowering, Rows};
+use crate::spec::{Norm, Rope};
+use moec_ir::{Part, WeightClass, WeightExpr};
+
+/// The mixer and its norms.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Normed {
+    /// The norm in front.
+    pub before: Norm,
+    /// The mixer.
+    pub mixer: Mixer,
+    /// The norm behind.
+    pub behind: Norm,
+}
+
+impl Mix for Normed {
+    /// A network beside a mixture is to it what an expert for every token is.
+    fn part(&self) -> Part {
+        if matches!(self.mixer, Mixer::Dense(_)) { Part::SHARED } else { self.mixer.of().part() }
+    }
+
+    fn weights(&self) -> Vec<(WeightClass, &WeightExpr)> {
+        let norms = self.before.weights().chain(self.behind.weights());
+        super::exact(norms).chain(self.mixer.of().weights()).collect()
+    }
+
+    fn kept(&self) -> Kept {
+        self.mixer.of().kept()
+    }
+
+    fn rope(&self) -> Option<&Rope> {
+        self.mixer.of().rope()
+    }
+
+    fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> Built {
+        let name = format!("{at}.{}", self.part());
+        let normed = l.norm(&format!("{name}.before"), &self.before, rows.normed)?;
+        let y = self.mixer.of().lower(l, at, Rows { normed, ..rows })?;
+        l.norm(&format!("{name}.behind"), &self.behind, y)
+    }
+}
