@@ -2,10 +2,10 @@
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
-use crate::common::Base;
+use crate::common::{Base, PRE_NORMS};
 use crate::config::Config;
 use crate::mixers::{Fused, MlaOptions, PROJ, Shared, dense_first, plain_router};
-use crate::spec::{LayerSpec, ModelSpec};
+use crate::spec::ModelSpec;
 use crate::tensors::Dim;
 use moec_base::error::Result;
 use moec_ir::RopeStyle;
@@ -45,7 +45,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let shared = config.opt_count(&["n_shared_experts"])?.filter(|s| s.n > 0);
     let dense = dense_first(config, 0)?;
     let mlp_bias = config.flag_or("mlp_bias", false)?;
-    let layers = b.each_layer(|l| {
+    b.pre_norm_model(&FAMILY, PRE_NORMS, |b, l| {
         let at = b.layer(l);
         let ffn = if dense(l) {
             b.dense(l, mlp_bias)?
@@ -59,11 +59,6 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
             }
             moe.into()
         };
-        Ok(LayerSpec::pre_norm([
-            (b.rms_norm(&format!("{at}.input_layernorm"))?, b.mla(l, MlaOptions::of(RopeStyle::Interleaved))?.into()),
-            (b.rms_norm(&format!("{at}.post_attention_layernorm"))?, ffn),
-        ]))
-    })?;
-    let norm = b.final_norm()?;
-    b.finish(&FAMILY, layers, norm, false)
+        Ok([b.mla(l, MlaOptions::of(RopeStyle::Interleaved))?.into(), ffn])
+    })
 }

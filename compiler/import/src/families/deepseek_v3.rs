@@ -3,10 +3,10 @@
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
-use crate::common::Base;
+use crate::common::{Base, PRE_NORMS};
 use crate::config::Config;
 use crate::mixers::{Mixture, MlaOptions, MoeNames, dense_first};
-use crate::spec::{LayerSpec, ModelSpec};
+use crate::spec::ModelSpec;
 use moec_base::error::Result;
 use moec_ir::RopeStyle;
 
@@ -29,14 +29,8 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let dense = dense_first(config, 3)?;
     let style =
         if config.flag_or("rope_interleave", true)? { RopeStyle::Interleaved } else { RopeStyle::Half };
-    let layers = b.each_layer(|l| {
-        let at = b.layer(l);
-        let ffn = if dense(l) { b.dense(l, false)? } else { moe.moe(&b, l)?.into() };
-        Ok(LayerSpec::pre_norm([
-            (b.rms_norm(&format!("{at}.input_layernorm"))?, b.mla(l, MlaOptions::of(style))?.into()),
-            (b.rms_norm(&format!("{at}.post_attention_layernorm"))?, ffn),
-        ]))
-    })?;
-    let norm = b.final_norm()?;
-    b.finish(&FAMILY, layers, norm, false)
+    b.pre_norm_model(&FAMILY, PRE_NORMS, |b, l| {
+        let ffn = if dense(l) { b.dense(l, false)? } else { moe.moe(b, l)?.into() };
+        Ok([b.mla(l, MlaOptions::of(style))?.into(), ffn])
+    })
 }

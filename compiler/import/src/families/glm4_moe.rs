@@ -2,11 +2,11 @@
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
-use crate::common::Base;
+use crate::common::{Base, PRE_NORMS};
 use crate::config::Config;
 use crate::mixers::{GqaOptions, Mixture, MoeNames, QkNormKind, dense_first};
 use crate::rope;
-use crate::spec::{LayerSpec, ModelSpec};
+use crate::spec::ModelSpec;
 use moec_base::error::Result;
 
 pub(super) static FAMILY: Family = Family {
@@ -27,14 +27,8 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         rope: Some(rope::Defaults { partial: 0.5, ..rope::Defaults::default() }),
         ..GqaOptions::default()
     };
-    let layers = b.each_layer(|l| {
-        let at = b.layer(l);
-        let ffn = if dense(l) { b.dense(l, false)? } else { moe.moe(&b, l)?.into() };
-        Ok(LayerSpec::pre_norm([
-            (b.rms_norm(&format!("{at}.input_layernorm"))?, b.gqa(l, attention)?.into()),
-            (b.rms_norm(&format!("{at}.post_attention_layernorm"))?, ffn),
-        ]))
-    })?;
-    let norm = b.final_norm()?;
-    b.finish(&FAMILY, layers, norm, false)
+    b.pre_norm_model(&FAMILY, PRE_NORMS, |b, l| {
+        let ffn = if dense(l) { b.dense(l, false)? } else { moe.moe(b, l)?.into() };
+        Ok([b.gqa(l, attention)?.into(), ffn])
+    })
 }

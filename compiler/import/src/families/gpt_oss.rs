@@ -3,11 +3,11 @@
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
-use crate::common::Base;
+use crate::common::{Base, PRE_NORMS};
 use crate::config::Config;
 use crate::mixers::{Fused, GqaOptions, Moe, PROJ, RouterInput, plain_router};
 use crate::rope;
-use crate::spec::{LayerSpec, ModelSpec};
+use crate::spec::ModelSpec;
 use moec_base::error::{Error, Result};
 use moec_ir::Glu;
 use moec_ir::op::{Renorm, Score, WeightFrom};
@@ -43,7 +43,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         alpha: config.positive_or("swiglu_alpha", 1.702)? as f32,
         limit: config.positive_or("swiglu_limit", 7.0)? as f32,
     };
-    let layers = b.each_layer(|l| {
+    b.pre_norm_model(&FAMILY, PRE_NORMS, |b, l| {
         let at = b.layer(l);
         let attention = GqaOptions {
             qkv_bias: bias,
@@ -63,11 +63,6 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
             shared: None,
             share: 1.0,
         };
-        Ok(LayerSpec::pre_norm([
-            (b.rms_norm(&format!("{at}.input_layernorm"))?, b.gqa(l, attention)?.into()),
-            (b.rms_norm(&format!("{at}.post_attention_layernorm"))?, moe.into()),
-        ]))
-    })?;
-    let norm = b.final_norm()?;
-    b.finish(&FAMILY, layers, norm, false)
+        Ok([b.gqa(l, attention)?.into(), moe.into()])
+    })
 }

@@ -2,11 +2,11 @@
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
-use crate::common::Base;
+use crate::common::{Base, PRE_NORMS};
 use crate::config::Config;
 use crate::mixers::{Fused, GqaOptions, W123, plain_router, renorm};
 use crate::rope;
-use crate::spec::{LayerSpec, ModelSpec};
+use crate::spec::ModelSpec;
 use moec_base::error::Result;
 use moec_ir::op::{Score, WeightFrom};
 
@@ -35,21 +35,13 @@ pub(super) fn model(family: &Family, b: Base<'_>) -> Result<ModelSpec> {
         rope: Some(rope::Defaults { theta: 1e6, ..rope::Defaults::default() }),
         ..GqaOptions::default()
     };
-    let layers = b.each_layer(|l| {
+    b.pre_norm_model(family, PRE_NORMS, |b, l| {
         let at = b.layer(l);
         let gate = b.first_of(&["block_sparse_moe", "mlp"].map(|m| format!("{at}.{m}.gate.weight")));
         let gate = gate.trim_end_matches(".weight");
         let block = gate.trim_end_matches(".gate");
         let router = plain_router(experts.n, k, Score::Softmax, WeightFrom::Score, renorm(true));
         let read = b.experts(&format!("{block}.experts"), W123, Fused::OutIn, &experts, &inner, b.glu)?;
-        Ok(LayerSpec::pre_norm([
-            (b.rms_norm(&format!("{at}.input_layernorm"))?, b.gqa(l, attention)?.into()),
-            (
-                b.rms_norm(&format!("{at}.post_attention_layernorm"))?,
-                b.simple_moe(gate, router, &experts, read)?.into(),
-            ),
-        ]))
-    })?;
-    let norm = b.final_norm()?;
-    b.finish(family, layers, norm, false)
+        Ok([b.gqa(l, attention)?.into(), b.simple_moe(gate, router, &experts, read)?.into()])
+    })
 }

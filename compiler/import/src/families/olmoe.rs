@@ -2,10 +2,10 @@
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
-use crate::common::Base;
+use crate::common::{Base, PRE_NORMS};
 use crate::config::Config;
 use crate::mixers::{Fused, GqaOptions, PROJ, QkNormKind, plain_router, renorm};
-use crate::spec::{LayerSpec, ModelSpec};
+use crate::spec::ModelSpec;
 use moec_base::error::Result;
 use moec_ir::op::{Score, WeightFrom};
 
@@ -31,18 +31,10 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         clip,
         ..GqaOptions::default()
     };
-    let layers = b.each_layer(|l| {
+    b.pre_norm_model(&FAMILY, PRE_NORMS, |b, l| {
         let at = b.layer(l);
         let router = plain_router(experts.n, k, Score::Softmax, WeightFrom::Score, renorm);
         let read = b.experts(&format!("{at}.mlp.experts"), PROJ, Fused::OutIn, &experts, &inner, b.glu)?;
-        Ok(LayerSpec::pre_norm([
-            (b.rms_norm(&format!("{at}.input_layernorm"))?, b.gqa(l, attention)?.into()),
-            (
-                b.rms_norm(&format!("{at}.post_attention_layernorm"))?,
-                b.simple_moe(&format!("{at}.mlp.gate"), router, &experts, read)?.into(),
-            ),
-        ]))
-    })?;
-    let norm = b.final_norm()?;
-    b.finish(&FAMILY, layers, norm, false)
+        Ok([b.gqa(l, attention)?.into(), b.simple_moe(&format!("{at}.mlp.gate"), router, &experts, read)?.into()])
+    })
 }

@@ -2,10 +2,10 @@
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
-use crate::common::Base;
+use crate::common::{Base, PRE_NORMS};
 use crate::config::Config;
 use crate::mixers::{Fused, GqaOptions, PROJ, Shared, plain_router, renorm, sparse_layers};
-use crate::spec::{LayerSpec, ModelSpec};
+use crate::spec::ModelSpec;
 use crate::tensors::Dim;
 use moec_base::error::Result;
 use moec_ir::op::{Score, WeightFrom};
@@ -27,7 +27,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let sparse = sparse_layers(config)?;
     let windows = windows(config)?;
     let qkv_bias = config.flag_or("qkv_bias", true)?;
-    let layers = b.each_layer(|l| {
+    b.pre_norm_model(&FAMILY, PRE_NORMS, |b, l| {
         let at = b.layer(l);
         let options = GqaOptions { qkv_bias, window: windows(l), ..GqaOptions::default() };
         let ffn = if sparse(l) {
@@ -43,13 +43,8 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         } else {
             b.dense(l, false)?
         };
-        Ok(LayerSpec::pre_norm([
-            (b.rms_norm(&format!("{at}.input_layernorm"))?, b.gqa(l, options)?.into()),
-            (b.rms_norm(&format!("{at}.post_attention_layernorm"))?, ffn),
-        ]))
-    })?;
-    let norm = b.final_norm()?;
-    b.finish(&FAMILY, layers, norm, false)
+        Ok([b.gqa(l, options)?.into(), ffn])
+    })
 }
 
 /// The sliding window of each layer: by `layer_types`, or every second one below `max_window_layers`.

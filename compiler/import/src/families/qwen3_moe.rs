@@ -2,10 +2,10 @@
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
-use crate::common::Base;
+use crate::common::{Base, PRE_NORMS};
 use crate::config::Config;
 use crate::mixers::{Fused, GqaOptions, PROJ, QkNormKind, plain_router, renorm, sparse_layers};
-use crate::spec::{LayerSpec, ModelSpec};
+use crate::spec::ModelSpec;
 use moec_base::error::Result;
 use moec_ir::op::{Score, WeightFrom};
 
@@ -36,7 +36,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         window: window.map(|s| s.n),
         ..GqaOptions::default()
     };
-    let layers = b.each_layer(|l| {
+    b.pre_norm_model(&FAMILY, PRE_NORMS, |b, l| {
         let at = b.layer(l);
         let ffn = if sparse(l) {
             let router = plain_router(experts.n, k, Score::Softmax, WeightFrom::Score, renorm);
@@ -46,11 +46,6 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         } else {
             b.dense(l, false)?
         };
-        Ok(LayerSpec::pre_norm([
-            (b.rms_norm(&format!("{at}.input_layernorm"))?, b.gqa(l, attention)?.into()),
-            (b.rms_norm(&format!("{at}.post_attention_layernorm"))?, ffn),
-        ]))
-    })?;
-    let norm = b.final_norm()?;
-    b.finish(&FAMILY, layers, norm, false)
+        Ok([b.gqa(l, attention)?.into(), ffn])
+    })
 }

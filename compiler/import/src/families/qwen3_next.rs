@@ -2,13 +2,13 @@
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
-use crate::common::Base;
+use crate::common::{Base, PRE_NORMS};
 use crate::config::Config;
 use crate::mixers::{
     Fused, Gated, GqaOptions, Mixer, PROJ, QkNormKind, Shared, plain_router, renorm, sparse_layers,
 };
 use crate::rope;
-use crate::spec::{LayerSpec, ModelSpec};
+use crate::spec::ModelSpec;
 use crate::tensors::Dim;
 use moec_base::error::Result;
 use moec_ir::op::{Renorm, Score, WeightFrom};
@@ -50,7 +50,7 @@ pub(super) fn hybrid(
         rope: Some(rope::Defaults { partial: 0.25, ..rope::Defaults::default() }),
         ..GqaOptions::default()
     };
-    let layers = b.each_layer(|l| {
+    b.pre_norm_model(family, PRE_NORMS, |b, l| {
         let at = b.layer(l);
         let mixer: Mixer = if attends(l) { b.gqa(l, attention)?.into() } else { b.gated_delta(l)?.into() };
         let ffn = if sparse(l) {
@@ -66,13 +66,8 @@ pub(super) fn hybrid(
         } else {
             b.dense(l, false)?
         };
-        Ok(LayerSpec::pre_norm([
-            (b.rms_norm(&format!("{at}.input_layernorm"))?, mixer),
-            (b.rms_norm(&format!("{at}.post_attention_layernorm"))?, ffn),
-        ]))
-    })?;
-    let norm = b.final_norm()?;
-    b.finish(family, layers, norm, false)
+        Ok([mixer, ffn])
+    })
 }
 
 /// Which layers attend: by `layer_types`, or every `full_attention_interval`-th.

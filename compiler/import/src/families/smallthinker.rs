@@ -11,7 +11,7 @@ use crate::common::{Base, only_act};
 use crate::config::Config;
 use crate::mixers::{Fused, GqaOptions, Moe, PROJ, Parts, RouterInput, plain_router};
 use crate::rope;
-use crate::spec::{LayerSpec, ModelSpec};
+use crate::spec::ModelSpec;
 use moec_base::error::{Error, Result};
 use moec_ir::op::{Renorm, Score, WeightFrom};
 use moec_ir::{Activation, Glu};
@@ -48,7 +48,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         (WeightFrom::SigmoidTopk, Renorm::Sum { eps: 0.0 })
     };
     let set = |layout: Option<&[bool]>, layer: usize| layout.and_then(|l| l.get(layer).copied());
-    let layers = b.each_layer(|l| {
+    b.pre_norm_model(&FAMILY, PRE_NORMS, |b, l| {
         let at = b.layer(l);
         let attention = GqaOptions {
             window: set(slides.as_deref(), l).unwrap_or(false).then_some(window),
@@ -62,13 +62,8 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         let read = b.experts(&format!("{block}.experts"), PLAIN, Fused::OutIn, &experts, &inner, b.glu)?;
         let moe = b.simple_moe(&format!("{block}.primary_router"), router, &experts, read)?;
         let moe = Moe { router_reads: RouterInput::Layer, ..moe };
-        Ok(LayerSpec::pre_norm([
-            (b.rms_norm(&format!("{at}.input_layernorm"))?, b.gqa(l, attention)?.into()),
-            (b.rms_norm(&format!("{at}.post_attention_layernorm"))?, moe.into()),
-        ]))
-    })?;
-    let norm = b.final_norm()?;
-    b.finish(&FAMILY, layers, norm, false)
+        Ok([b.gqa(l, attention)?.into(), moe.into()])
+    })
 }
 
 /// Refuses what earlier configs had keys for and no published checkpoint has.
