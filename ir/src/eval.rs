@@ -48,7 +48,7 @@ pub enum EvalError {
 pub enum Arg<'a> {
     /// A value, a weight, or a state that is only read.
     Tensor(&'a Tensor),
-    /// The state that [`Op::CacheWrite`] updates.
+    /// The state that an operator with an [`Effect`] changes.
     State(&'a mut Tensor),
 }
 
@@ -86,7 +86,7 @@ impl<'a> Args<'a> {
         if there { self.f32(i).map(Some) } else { Ok(None) }
     }
 
-    /// The state to change; it is given once.
+    /// The state to change, once.
     pub(crate) fn state(&self) -> Result<&'a mut Tensor, EvalError> {
         self.state.take().ok_or_else(|| self.error("the state must be given as `Arg::State`"))
     }
@@ -125,8 +125,8 @@ impl<'a> Args<'a> {
 
 /// Evaluates one node on given operands, in the order of [`Op::signature`].
 ///
-/// The result of [`Op::CacheWrite`] is its state itself, updated in place: the list is empty. Every other
-/// operator gives one tensor per result.
+/// The result of an operator that [writes](Effect::Writes) its state is that state, changed in place: the list is empty. Every
+/// other operator gives one tensor per result.
 ///
 /// # Errors
 /// Operands that do not fit, or numbers out of range.

@@ -29,7 +29,6 @@ attributes! {
 
 impl Operator for AttentionDesc {
     const NAMES: &'static [&'static str] = &["attention"];
-
     const OPERANDS: &'static [Kind] = &[V, S, S, V, V];
 
     fn signature(&self) -> Vec<Kind> {
@@ -114,6 +113,6 @@ impl Operator for AttentionDesc {
                 out.extend(sum.into_iter().map(|y| y as f32));
             }
         }
-        one(out)
+        Ok(one(out))
     }
 }

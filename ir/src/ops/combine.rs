@@ -40,6 +40,6 @@ impl Operator for Combine {
             }
             out.extend(sum.into_iter().map(|s| s as f32));
         }
-        one(out)
+        Ok(one(out))
     }
 }

@@ -35,6 +35,6 @@ impl Operator for Concat {
                 out.extend_from_slice(&a.f32(i)?[block * width..(block + 1) * width]);
             }
         }
-        one(out)
+        Ok(one(out))
     }
 }

@@ -35,6 +35,6 @@ impl Operator for Conv1x1 {
             let own = |all| matrix(all, i % self.groups, self.groups);
             out.extend(matvec(x, own(w), bias.map(own)));
         }
-        one(out)
+        Ok(one(out))
     }
 }

@@ -33,7 +33,7 @@ impl Operator for Mul {
     fn eval(&self, a: &Args<'_>) -> Evaluated {
         let (cols, b_cols, b) = (a.channels(0)?, a.channels(1)?, a.f32(1)?);
         let factor = |i: usize| if b_cols == cols { b[i] } else { b[i / cols] };
-        one(a.f32(0)?.iter().enumerate().map(|(i, &x)| x * factor(i)).collect())
+        Ok(one(a.f32(0)?.iter().enumerate().map(|(i, &x)| x * factor(i)).collect()))
     }
 }
 
@@ -62,7 +62,7 @@ impl Operator for ScaleCols {
 
     fn eval(&self, a: &Args<'_>) -> Evaluated {
         let w = a.f32(1)?;
-        one(a.f32(0)?.iter().enumerate().map(|(i, &x)| x * w[i % w.len()]).collect())
+        Ok(one(a.f32(0)?.iter().enumerate().map(|(i, &x)| x * w[i % w.len()]).collect()))
     }
 }
 

@@ -19,6 +19,6 @@ impl Operator for Embed {
             let id = a.index("id", id, vocab)?;
             out.extend_from_slice(&table[id * hidden..(id + 1) * hidden]);
         }
-        one(out)
+        Ok(one(out))
     }
 }

@@ -41,6 +41,6 @@ impl Operator for ExpertFfn {
             out[slot * hidden..(slot + 1) * hidden].copy_from_slice(&y);
             Ok(())
         })?;
-        one(out)
+        Ok(one(out))
     }
 }

@@ -7,7 +7,6 @@ pub const FETCHED: usize = 4;
 
 impl Operator for Fetch {
     const NAMES: &'static [&'static str] = &["fetch"];
-
     const OPERANDS: &'static [Kind] = &[V];
 
     fn signature(&self) -> Vec<Kind> {

@@ -23,6 +23,6 @@ impl Operator for GatherRows {
                 out.extend_from_slice(&x[row * cols..(row + 1) * cols]);
             }
         }
-        one(out)
+        Ok(one(out))
     }
 }

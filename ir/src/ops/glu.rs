@@ -72,13 +72,13 @@ impl Glu {
 impl Word for Glu {
     const WHAT: &'static str = "an activation, `drelu`, `fatrelu`, `cats` or `clamped`";
 
-    fn word(&self, w: &mut Writer) -> &'static str {
+    fn word(&self, w: &mut Writer) {
         match self {
-            Self::Gated(act) => act.name(),
-            Self::DRelu => "drelu",
-            Self::FatRelu { threshold } => w.put("threshold", threshold).then("fatrelu"),
-            Self::Cats { threshold } => w.put("threshold", threshold).then("cats"),
-            Self::Clamped { alpha, limit } => w.put("alpha", alpha).put("limit", limit).then("clamped"),
+            Self::Gated(act) => w.word(act.name()),
+            Self::DRelu => w.word("drelu"),
+            Self::FatRelu { threshold } => w.put("threshold", threshold).word("fatrelu"),
+            Self::Cats { threshold } => w.put("threshold", threshold).word("cats"),
+            Self::Clamped { alpha, limit } => w.put("alpha", alpha).put("limit", limit).word("clamped"),
         }
     }
 

@@ -24,6 +24,6 @@ impl Operator for HeadLinear {
         for (i, x) in a.f32(0)?.chunks_exact(k).enumerate() {
             out.extend(matvec(x, matrix(w, i % self.heads, self.heads), None));
         }
-        one(out)
+        Ok(one(out))
     }
 }

@@ -25,6 +25,6 @@ impl Operator for LayerNorm {
                 out.push(y as f32);
             }
         }
-        one(out)
+        Ok(one(out))
     }
 }

@@ -28,7 +28,7 @@ impl Operator for Linear {
 
     fn eval(&self, a: &Args<'_>) -> Evaluated {
         let (k, w, bias) = (a.cols(0)?, a.f32(1)?, a.weight(2, self.bias)?);
-        one(a.f32(0)?.chunks_exact(k).flat_map(|x| matvec(x, w, bias)).collect())
+        Ok(one(a.f32(0)?.chunks_exact(k).flat_map(|x| matvec(x, w, bias)).collect()))
     }
 }
 
@@ -47,6 +47,6 @@ impl Operator for LinearGlu {
 
     fn eval(&self, a: &Args<'_>) -> Evaluated {
         let (k, w, bias) = (a.cols(0)?, a.f32(1)?, a.weight(2, self.bias)?);
-        one(a.f32(0)?.chunks_exact(k).flat_map(|x| self.glu.of_row(x, w, bias)).collect())
+        Ok(one(a.f32(0)?.chunks_exact(k).flat_map(|x| self.glu.of_row(x, w, bias)).collect()))
     }
 }

@@ -32,10 +32,10 @@ pub(super) fn softmax(x: &[f32]) -> Vec<f64> {
 
 /// A function of every element of the first operand.
 pub(super) fn map(a: &Args<'_>, f: impl Fn(f32) -> f32) -> Evaluated {
-    one(a.f32(0)?.iter().map(|&x| f(x)).collect())
+    Ok(one(a.f32(0)?.iter().map(|&x| f(x)).collect()))
 }
 
 /// A function of every two elements of the first two operands.
 pub(super) fn zip(a: &Args<'_>, f: impl Fn(f32, f32) -> f32) -> Evaluated {
-    one(a.f32(0)?.iter().zip(a.f32(1)?).map(|(&x, &y)| f(x, y)).collect())
+    Ok(one(a.f32(0)?.iter().zip(a.f32(1)?).map(|(&x, &y)| f(x, y)).collect()))
 }

@@ -10,8 +10,8 @@
 //! [`Op::Mul`], [`Op::Scale`], [`Op::ScaleCols`], [`Op::Clamp`], [`Op::Act`], [`Op::Glu`], [`Op::Concat`],
 //! [`Op::Slice`].
 //!
-//! Everything that this crate knows of an operator is its variant of [`Op`], with its attributes, and its [`Operator`] in a file
-//! of this folder. Everything else is derived from these: text forms, checks, inference, evaluation.
+//! An operator is one row of `operators!` below, with its attributes and their meaning, and one file of this folder with its
+//! `Operator`: name, operands, shape rule, effect on states, meaning. Text forms are derived from the row.
 
 /// A struct of attributes, each written and read under its field's name.
 macro_rules! attributes {
@@ -30,7 +30,7 @@ macro_rules! attributes {
     };
 }
 
-/// An enum whose variants are words of the text form; `what` they are, for messages.
+/// An enum whose variants are words of the text form. `$what` they are, for messages.
 macro_rules! words {
     ($(#[$meta:meta])* $vis:vis enum $T:ident, $what:literal { $($(#[$doc:meta])* $variant:ident = $word:literal,)* }) => {
         $(#[$meta])*
@@ -50,8 +50,8 @@ macro_rules! words {
 
         impl Word for $T {
             const WHAT: &'static str = $what;
-            fn word(&self, _: &mut Writer) -> &'static str {
-                self.name()
+            fn word(&self, w: &mut Writer) {
+                w.word(self.name());
             }
             fn of(word: &str, _: &mut Reader<'_, '_>) -> Parsed<Option<Self>> {
                 Ok(Self::ALL.into_iter().find(|x| x.name() == word))
@@ -60,8 +60,9 @@ macro_rules! words {
     };
 }
 
-/// The attributes of an operator as the struct that is its [`Operator`]: that in its parentheses, or, with the operator's own
-/// name, one of the attributes in its braces. Declares it, names it, makes it of the variant's fields, and the variant of it.
+/// The struct that is the [`Operator`] of a row: the one that the row names in parentheses, or one of the attributes that it has in
+/// braces, with the variant's name. `declare` is its item, `name` its path, `take` makes it of the variant's fields, and `give`
+/// makes the variant of it.
 macro_rules! attributes_of {
     (declare $Variant:ident ($Desc:ident)) => {};
     (declare $Variant:ident $({ $($field:ident: $ty:ty,)* })?) => {
@@ -78,8 +79,8 @@ macro_rules! attributes_of {
     }};
 }
 
-/// [`Op`] of its rows, and `each!`, which puts any of them to its [`Operator`]. The attributes of an operator are in braces, or a
-/// struct with a name. `$d` is a dollar sign.
+/// Defines [`Op`] with a variant for each row, [`Op::read`], and `each!(op, it => answer)`, where `it` is the [`Operator`] of `op`.
+/// A row has its attributes in braces, all of them `Copy`, or a struct of them in parentheses. `$d` is a dollar sign.
 macro_rules! operators {
     (($d:tt) $(#[$meta:meta])* pub enum Op { $(
         $(#[$doc:meta])*
@@ -171,9 +172,9 @@ pub(crate) trait Attributes: Sized {
 
 /// What an operator is. `self` is its attributes.
 pub(crate) trait Operator: Attributes {
-    /// Its mnemonics in the text form: one, unless [`Self::name`] chooses.
+    /// Mnemonics in the text form: one, unless attributes choose it.
     const NAMES: &'static [&'static str];
-    /// Operands in order, but for [`Self::weights`].
+    /// Operands in order, without [`Self::weights`].
     const OPERANDS: &'static [Kind];
 
     /// The mnemonic of these attributes.
@@ -191,7 +192,7 @@ pub(crate) trait Operator: Attributes {
         false
     }
 
-    /// What it does to the state that is its first operand.
+    /// Effect on the state that is the first operand.
     fn effect(&self) -> Effect {
         Effect::None
     }
@@ -204,8 +205,8 @@ pub(crate) trait Operator: Attributes {
     /// Result types. There are as many operands as the signature has, and none is empty.
     fn infer(&self, o: &Operands<'_>) -> Inferred;
 
-    /// Results, of operands whose types [`Self::infer`] took. With an [`Effect`] on its state, its operands are those
-    /// after the state, and a result that is the state is left out.
+    /// Results for operands of types that [`Self::infer`] took. An operator with an [`Effect`] has the state in [`Args::state`]; its
+    /// operands are those after it, and a result that is the state is left out.
     fn eval(&self, a: &Args<'_>) -> Evaluated;
 }
 
@@ -405,7 +406,7 @@ impl Kind {
     }
 }
 
-/// What an operator does to the state that is its first operand.
+/// Effect of an operator on the state that is its first operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// It has no state, or reads what it has.
@@ -437,7 +438,7 @@ impl Op {
         operands == n || (operands > n && each!(self, op => op.takes_more()))
     }
 
-    /// What it does to the state that is its first operand.
+    /// Effect on the state that is the first operand.
     pub fn effect(&self) -> Effect {
         each!(self, op => op.effect())
     }
@@ -468,6 +469,6 @@ impl Op {
 }
 
 /// The one result of an operator.
-fn one(out: Vec<f32>) -> Evaluated {
-    Ok(vec![Data::F32(out)])
+fn one(out: Vec<f32>) -> Vec<Data> {
+    vec![Data::F32(out)]
 }

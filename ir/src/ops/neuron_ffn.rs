@@ -87,7 +87,6 @@ fn silent(glu: Glu, gate: f32) -> bool {
 
 impl Operator for NeuronFfn {
     const NAMES: &'static [&'static str] = &["neuron_ffn"];
-
     const OPERANDS: &'static [Kind] = &[V, V, W];
 
     fn weights(&self) -> usize {
@@ -139,6 +138,6 @@ impl Operator for NeuronFfn {
             out[slot * hidden..(slot + 1) * hidden].copy_from_slice(&y);
             Ok(())
         })?;
-        one(out)
+        Ok(one(out))
     }
 }

@@ -32,6 +32,6 @@ impl Operator for RmsNorm {
                 out.push((f64::from(x) * factor * w) as f32);
             }
         }
-        one(out)
+        Ok(one(out))
     }
 }

@@ -50,6 +50,6 @@ impl Operator for Rope {
                 }
             }
         }
-        one(out)
+        Ok(one(out))
     }
 }

@@ -14,13 +14,13 @@ pub struct LongSwitch {
 impl Word for LongSwitch {
     const WHAT: &'static str = "`long(…)`";
 
-    fn word(&self, w: &mut Writer) -> &'static str {
-        w.put("after", &self.after).put("scale", &self.long_scale).then("long")
+    fn word(&self, w: &mut Writer) {
+        w.put("after", &self.after).put("scale", &self.long_scale).word("long");
     }
 
     fn of(word: &str, r: &mut Reader<'_, '_>) -> Parsed<Option<Self>> {
-        let mut read = || Ok(Self { after: r.get("after")?, long_scale: r.get("scale")? });
-        (word == "long").then(|| read()).transpose()
+        let read = || Ok(Self { after: r.get("after")?, long_scale: r.get("scale")? });
+        (word == "long").then(read).transpose()
     }
 }
 
@@ -56,6 +56,6 @@ impl Operator for RopeAngles {
             out.extend(angles().map(|t| (t.cos() * f64::from(scale)) as f32));
             out.extend(angles().map(|t| (t.sin() * f64::from(scale)) as f32));
         }
-        one(out)
+        Ok(one(out))
     }
 }

@@ -57,13 +57,13 @@ pub struct Groups {
 impl Word for Groups {
     const WHAT: &'static str = "`groups(…)`";
 
-    fn word(&self, w: &mut Writer) -> &'static str {
+    fn word(&self, w: &mut Writer) {
         let mask = if self.mask_neg_inf { Mask::NegInf } else { Mask::Zero };
         w.put("n", &self.n)
             .put("keep", &self.keep)
             .put("score", &self.score)
             .put("mask", &mask)
-            .then("groups")
+            .word("groups");
     }
 
     fn of(word: &str, r: &mut Reader<'_, '_>) -> Parsed<Option<Self>> {
@@ -94,12 +94,12 @@ pub enum WeightFrom {
 impl Word for WeightFrom {
     const WHAT: &'static str = "a source of weights";
 
-    fn word(&self, w: &mut Writer) -> &'static str {
+    fn word(&self, w: &mut Writer) {
         match self {
-            Self::Score => "score",
-            Self::SoftmaxTopk => "softmax_topk",
-            Self::SigmoidTopk => "sigmoid_topk",
-            Self::SparseMixer { eps } => w.put("eps", eps).then("sparsemixer"),
+            Self::Score => w.word("score"),
+            Self::SoftmaxTopk => w.word("softmax_topk"),
+            Self::SigmoidTopk => w.word("sigmoid_topk"),
+            Self::SparseMixer { eps } => w.put("eps", eps).word("sparsemixer"),
         }
     }
 
@@ -134,11 +134,11 @@ pub enum Renorm {
 impl Word for Renorm {
     const WHAT: &'static str = "`none`, `sum` or `clamp`";
 
-    fn word(&self, w: &mut Writer) -> &'static str {
+    fn word(&self, w: &mut Writer) {
         match self {
-            Self::None => "none",
-            Self::Sum { eps } => w.put("eps", eps).then("sum"),
-            Self::Clamp { min } => w.put("min", min).then("clamp"),
+            Self::None => w.word("none"),
+            Self::Sum { eps } => w.put("eps", eps).word("sum"),
+            Self::Clamp { min } => w.put("min", min).word("clamp"),
         }
     }
 

@@ -18,6 +18,6 @@ impl Operator for Slice {
 
     fn eval(&self, a: &Args<'_>) -> Evaluated {
         let (width, kept) = (a.channels(0)? / self.heads, self.start..self.start + self.len);
-        one(a.f32(0)?.chunks_exact(width).flat_map(|head| &head[kept.clone()]).copied().collect())
+        Ok(one(a.f32(0)?.chunks_exact(width).flat_map(|head| &head[kept.clone()]).copied().collect()))
     }
 }

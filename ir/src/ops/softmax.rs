@@ -12,6 +12,6 @@ impl Operator for Softmax {
 
     fn eval(&self, a: &Args<'_>) -> Evaluated {
         let cols = a.cols(0)?;
-        one(a.f32(0)?.chunks_exact(cols).flat_map(math::softmax).map(|x| x as f32).collect())
+        Ok(one(a.f32(0)?.chunks_exact(cols).flat_map(math::softmax).map(|x| x as f32).collect()))
     }
 }

@@ -18,15 +18,18 @@ pub(crate) trait Attribute: Sized {
 pub(crate) trait Word: Sized {
     /// What is expected, for messages.
     const WHAT: &'static str;
-    /// The word; writes its arguments.
-    fn word(&self, arguments: &mut Writer) -> &'static str;
+    /// Writes the word and its arguments.
+    fn word(&self, w: &mut Writer);
     /// The value of a word, if it is one.
     fn of(word: &str, arguments: &mut Reader<'_, '_>) -> Parsed<Option<Self>>;
 }
 
-/// Writes attributes.
+/// Writes attributes, or a word and its arguments.
 #[derive(Default)]
-pub(crate) struct Writer(Vec<String>);
+pub(crate) struct Writer {
+    word: &'static str,
+    list: Vec<String>,
+}
 
 impl Writer {
     /// Writes an attribute.
@@ -35,13 +38,13 @@ impl Writer {
         self
     }
 
-    /// A word, whose arguments were written.
-    pub(crate) fn then(&self, word: &'static str) -> &'static str {
-        word
+    /// Writes the word.
+    pub(crate) fn word(&mut self, word: &'static str) {
+        self.word = word;
     }
 
     fn push(&mut self, key: &str, value: impl fmt::Display) {
-        self.0.push(format!("{key} = {value}"));
+        self.list.push(format!("{key} = {value}"));
     }
 }
 
@@ -78,7 +81,9 @@ impl Attribute for usize {
 
 impl Attribute for Option<usize> {
     fn put(&self, key: &str, w: &mut Writer) {
-        self.iter().for_each(|value| value.put(key, w));
+        if let Some(value) = self {
+            value.put(key, w);
+        }
     }
     fn get(key: &str, r: &mut Reader<'_, '_>) -> Parsed<Self> {
         r.attrs.optional_int(r.cursor, key)
@@ -108,12 +113,10 @@ impl Attribute for Vec<u32> {
 
 impl<T: Word> Attribute for T {
     fn put(&self, key: &str, w: &mut Writer) {
-        let mut arguments = Writer::default();
-        let word = self.word(&mut arguments);
-        match arguments.0.as_slice() {
-            [] => w.push(key, word),
-            arguments => w.push(key, format_args!("{word}({})", arguments.join(", "))),
-        }
+        let mut of = Writer::default();
+        self.word(&mut of);
+        let arguments = if of.list.is_empty() { String::new() } else { format!("({})", of.list.join(", ")) };
+        w.push(key, format_args!("{}{arguments}", of.word));
     }
     fn get(key: &str, r: &mut Reader<'_, '_>) -> Parsed<Self> {
         let cursor = r.cursor;
@@ -123,7 +126,9 @@ impl<T: Word> Attribute for T {
 
 impl<T: Word> Attribute for Option<T> {
     fn put(&self, key: &str, w: &mut Writer) {
-        self.iter().for_each(|value| value.put(key, w));
+        if let Some(value) = self {
+            value.put(key, w);
+        }
     }
     fn get(key: &str, r: &mut Reader<'_, '_>) -> Parsed<Self> {
         let cursor = r.cursor;
@@ -136,7 +141,7 @@ impl<T: Word> Attribute for Option<T> {
 pub(super) fn attributes(op: &Op) -> String {
     let mut w = Writer::default();
     op.write(&mut w);
-    if w.0.is_empty() { String::new() } else { format!(" {{{}}}", w.0.join(", ")) }
+    if w.list.is_empty() { String::new() } else { format!(" {{{}}}", w.list.join(", ")) }
 }
 
 impl fmt::Display for Op {
