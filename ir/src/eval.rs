@@ -4,12 +4,7 @@
 //! that this is the more exact side of every comparison. Nothing here is fast, and everything else is held
 //! against it.
 
-mod basic;
-mod cache;
 mod evaluator;
-mod experts;
-mod recurrent;
-mod route;
 mod tensor;
 
 pub use evaluator::{Evaluator, Observer, WeightMap};
@@ -18,6 +13,7 @@ pub use tensor::{Data, Tensor};
 use crate::infer::TypeError;
 use crate::op::{Effect, Op};
 use crate::types::Type;
+use std::cell::Cell;
 use thiserror::Error;
 
 /// Why a graph could not be evaluated.
@@ -57,47 +53,61 @@ pub enum Arg<'a> {
 }
 
 /// The operands of one node, with errors that name it.
-struct Args<'a> {
+pub(crate) struct Args<'a> {
     op: &'static str,
-    list: Vec<&'a Tensor>,
+    pub(crate) list: Vec<&'a Tensor>,
+    /// The state that the operator changes, if it changes one.
+    state: Cell<Option<&'a mut Tensor>>,
+    /// Types of the results.
+    pub(crate) results: &'a [Type],
     /// Tokens of the prompt that the rows are part of; 0 where every row is a sequence of its own.
-    sequence: usize,
+    pub(crate) sequence: usize,
 }
 
 impl<'a> Args<'a> {
-    fn error(&self, message: impl Into<String>) -> EvalError {
+    pub(crate) fn error(&self, message: impl Into<String>) -> EvalError {
         EvalError::Value { op: self.op, message: message.into() }
     }
 
     /// Operand `i`; its type has been checked.
-    fn get(&self, i: usize) -> Result<&'a Tensor, EvalError> {
+    pub(crate) fn get(&self, i: usize) -> Result<&'a Tensor, EvalError> {
         self.list.get(i).copied().ok_or_else(|| self.error(format!("operand {i} is missing")))
     }
 
-    fn f32(&self, i: usize) -> Result<&'a [f32], EvalError> {
+    pub(crate) fn f32(&self, i: usize) -> Result<&'a [f32], EvalError> {
         match &self.get(i)?.data {
             Data::F32(x) => Ok(x),
             Data::I32(_) => Err(self.error(format!("operand {i} holds integers"))),
         }
     }
 
-    fn i32(&self, i: usize) -> Result<&'a [i32], EvalError> {
+    /// A weight that is there if `there` says so.
+    pub(crate) fn weight(&self, i: usize, there: bool) -> Result<Option<&'a [f32]>, EvalError> {
+        if there { self.f32(i).map(Some) } else { Ok(None) }
+    }
+
+    /// The state to change, once.
+    pub(crate) fn state(&self) -> Result<&'a mut Tensor, EvalError> {
+        self.state.take().ok_or_else(|| self.error("the state must be given as `Arg::State`"))
+    }
+
+    pub(crate) fn i32(&self, i: usize) -> Result<&'a [i32], EvalError> {
         match &self.get(i)?.data {
             Data::I32(x) => Ok(x),
             Data::F32(_) => Err(self.error(format!("operand {i} holds floats"))),
         }
     }
 
-    fn rows(&self, i: usize) -> Result<usize, EvalError> {
+    pub(crate) fn rows(&self, i: usize) -> Result<usize, EvalError> {
         Ok(self.get(i)?.ty.rows())
     }
 
-    fn cols(&self, i: usize) -> Result<usize, EvalError> {
+    pub(crate) fn cols(&self, i: usize) -> Result<usize, EvalError> {
         Ok(self.get(i)?.ty.cols())
     }
 
     /// Channels of a row in either form.
-    fn channels(&self, i: usize) -> Result<usize, EvalError> {
+    pub(crate) fn channels(&self, i: usize) -> Result<usize, EvalError> {
         match *self.get(i)?.ty.shape.as_slice() {
             [_, channels, 1, 1] => Ok(channels),
             _ => self.cols(i),
@@ -105,7 +115,7 @@ impl<'a> Args<'a> {
     }
 
     /// An index that must lie in `0 .. end`.
-    fn index(&self, what: &str, index: i32, end: usize) -> Result<usize, EvalError> {
+    pub(crate) fn index(&self, what: &str, index: i32, end: usize) -> Result<usize, EvalError> {
         usize::try_from(index)
             .ok()
             .filter(|&i| i < end)
@@ -115,8 +125,8 @@ impl<'a> Args<'a> {
 
 /// Evaluates one node on given operands, in the order of [`Op::signature`].
 ///
-/// The result of an operator that [writes](Effect::Writes) a state is that state, in place: the list is empty. Every other
-/// operator gives one tensor per result.
+/// The result of an operator that [writes](Effect::Writes) its state is that state, changed in place: the list is empty. Every
+/// other operator gives one tensor per result.
 ///
 /// # Errors
 /// Operands that do not fit, or numbers out of range.
@@ -142,21 +152,20 @@ pub fn op_in(op: &Op, mut args: Vec<Arg<'_>>, sequence: usize) -> Result<Vec<Ten
         Arg::Tensor(t) => t.is_whole(),
         Arg::State(t) => t.is_whole(),
     };
-    let name = op.name();
-    let error = |message: &str| EvalError::Value { op: name, message: message.to_owned() };
     if !args.iter().all(whole) {
-        return Err(error("an operand's data do not fit its type"));
+        let message = "an operand's data do not fit its type".to_owned();
+        return Err(EvalError::Value { op: op.name(), message });
     }
-    if op.effect() != Effect::None {
-        let Arg::State(state) = args.remove(0) else {
-            return Err(error("the state must be given as `Arg::State`"));
-        };
-        let a = Args { op: name, list: args.iter().map(as_tensor).collect(), sequence };
-        let data = change(op, &a, state)?.map(Data::F32);
-        return Ok(results.into_iter().zip(data).map(|(ty, data)| Tensor { ty, data }).collect());
-    }
+    let state = match op.effect() {
+        Effect::None => None,
+        Effect::Writes | Effect::Updates => match args.remove(0) {
+            Arg::State(state) => Some(state),
+            Arg::Tensor(_) => None,
+        },
+    };
     let list = args.iter().map(as_tensor).collect();
-    let data = compute(op, &Args { op: name, list, sequence }, &results)?;
+    let a = Args { op: op.name(), list, state: Cell::new(state), results: &results, sequence };
+    let data = op.eval(&a)?;
     Ok(results.into_iter().zip(data).map(|(ty, data)| Tensor { ty, data }).collect())
 }
 
@@ -164,61 +173,5 @@ fn as_tensor<'a>(arg: &'a Arg<'_>) -> &'a Tensor {
     match arg {
         Arg::Tensor(t) => t,
         Arg::State(t) => t,
-    }
-}
-
-/// Evaluates an operator that changes `state`; the operands are those behind it. Gives its result where that is a value.
-fn change(op: &Op, a: &Args<'_>, state: &mut Tensor) -> Result<Option<Vec<f32>>, EvalError> {
-    match op {
-        Op::CausalConv { act, bias } => recurrent::causal_conv(a, state, *act, *bias).map(Some),
-        Op::DeltaRule { key_heads, heads } => {
-            recurrent::outer_products(a, state, [*key_heads, *heads], true).map(Some)
-        }
-        Op::Ssd { groups, heads } => recurrent::outer_products(a, state, [*groups, *heads], false).map(Some),
-        _ => cache::write(a, state).map(|()| None),
-    }
-}
-
-fn compute(op: &Op, a: &Args<'_>, results: &[Type]) -> Result<Vec<Data>, EvalError> {
-    let one = |x: Vec<f32>| Ok(vec![Data::F32(x)]);
-    match op {
-        Op::Embed => one(basic::embed(a)?),
-        Op::RmsNorm { eps, groups, weight } => one(basic::rms_norm(a, *eps, *groups, *weight)?),
-        Op::LayerNorm { eps } => one(basic::layer_norm(a, *eps)?),
-        Op::Linear { bias } => one(basic::linear(a, *bias)?),
-        Op::LinearGlu { glu, bias } => one(basic::linear_glu(a, *glu, *bias)?),
-        Op::HeadLinear { heads } => one(basic::head_linear(a, *heads)?),
-        Op::Conv1x1 { groups, bias } => one(basic::conv1x1(a, *groups, *bias)?),
-        // With one place in every image, both forms have the same numbers in the same order.
-        Op::ToNchw | Op::FromNchw => one(basic::map(a, |x| x)?),
-        Op::RopeAngles { scale, switch } => one(cache::rope_angles(a, *scale, *switch)?),
-        Op::Rope { heads, offset, style } => one(cache::rope(a, *heads, *offset, *style)?),
-        // Handled by `change`, which holds the state.
-        Op::CacheWrite | Op::CausalConv { .. } | Op::DeltaRule { .. } | Op::Ssd { .. } => Ok(Vec::new()),
-        Op::Attention(d) => one(cache::attention(a, d)?),
-        Op::Router(d) => {
-            let (ids, weights) = route::router(a, d)?;
-            Ok(vec![Data::I32(ids), Data::F32(weights)])
-        }
-        Op::Dispatch { experts, partial } => Ok(vec![Data::I32(experts::dispatch(a, *experts, *partial)?)]),
-        Op::Fetch { .. } => Ok(vec![Data::I32(experts::table(a)?.to_vec())]),
-        Op::Admit(d) => Ok(experts::admit(a, d)?.map(Data::I32).into()),
-        Op::ExpertFfn { glu, bias, .. } => one(experts::expert_ffn(a, *glu, *bias, results)?),
-        Op::NeuronFfn { glu, predict, .. } => one(experts::neuron_ffn(a, *glu, *predict, results)?),
-        Op::Combine { partial } => one(experts::combine(a, *partial)?),
-        Op::Add => one(basic::zip(a, |x, y| x + y)?),
-        Op::Glu(glu) => one(basic::zip(a, |g, u| basic::glu(*glu, g, u))?),
-        Op::Mul => one(basic::mul(a)?),
-        Op::MulHeads { heads } => one(basic::mul_heads(a, *heads)?),
-        Op::SoftCap { cap } => one(basic::map(a, |x| (f64::from(*cap) * f64::from(x / cap).tanh()) as f32)?),
-        Op::ScaleCols => one(basic::scale_cols(a)?),
-        Op::Scale { factor } => one(basic::map(a, |x| x * factor)?),
-        Op::Clamp { lo, hi } => one(basic::map(a, |x| x.max(*lo).min(*hi))?),
-        Op::Act(act) => one(basic::map(a, |x| basic::activate(*act, x))?),
-        Op::Softplus => one(basic::map(a, basic::softplus)?),
-        Op::Softmax => one(basic::softmax_rows(a)?),
-        Op::Concat { heads } => one(basic::concat(a, *heads)?),
-        Op::Slice { heads, start, len } => one(basic::slice(a, *heads, *start, *len)?),
-        Op::GatherRows => one(basic::gather_rows(a)?),
     }
 }

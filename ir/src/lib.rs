@@ -26,6 +26,7 @@ pub mod graph;
 pub mod infer;
 pub mod launch;
 pub mod memory;
+#[path = "ops/mod.rs"]
 pub mod op;
 pub mod paging;
 pub mod patch;

@@ -11,7 +11,7 @@ mod expr;
 mod items;
 mod launches;
 mod lex;
-mod ops;
+pub(crate) mod ops;
 mod paging;
 mod parse_graph;
 mod parse_placement;

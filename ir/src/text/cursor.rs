@@ -4,7 +4,7 @@ use super::ParseError;
 use super::lex::{Lexer, Token, error_at};
 use std::str::FromStr;
 
-pub(super) type Parsed<T> = Result<T, ParseError>;
+pub(crate) type Parsed<T> = Result<T, ParseError>;
 
 /// Deepest nesting of expressions and attributes.
 pub(super) const MAX_DEPTH: usize = 64;

@@ -1,0 +1,32 @@
+//! What the next experts are, told to whoever runs the graph.
+
+use super::*;
+
+/// Most scores of a [`Op::Fetch`]: those of its own layer and of three layers ahead (HybriMoE, §IV-C).
+pub const FETCHED: usize = 4;
+
+impl Operator for Fetch {
+    const NAMES: &'static [&'static str] = &["fetch"];
+    const OPERANDS: &'static [Kind] = &[V];
+
+    fn signature(&self) -> Vec<Kind> {
+        // A plan has no more; a wrong number is found by inference.
+        vec![V; 1 + self.scores.min(FETCHED)]
+    }
+
+    fn infer(&self, o: &Operands<'_>) -> Inferred {
+        let (scores, most) = (self.scores, FETCHED);
+        let [words] = o.shape(0, "dispatch", DType::I32)?;
+        o.require((1..=most).contains(&scores), || format!("{scores} scores, not 1 to {most}"))?;
+        let [t, _] = o.matrix(1, "scores")?;
+        for i in 2..=scores {
+            let [rows, _] = o.matrix(i, "scores ahead")?;
+            o.require(rows == t, || format!("scores of {rows} rows ahead of {t}"))?;
+        }
+        Ok(vec![i32(&[words])])
+    }
+
+    fn eval(&self, a: &Args<'_>) -> Evaluated {
+        Ok(vec![Data::I32(a.i32(0)?.to_vec())])
+    }
+}

@@ -1,0 +1,530 @@
+//! The operators of the Graph.
+//!
+//! Activations are two-dimensional, `[rows, channels]`: a row is a token, and heads are ranges of
+//! channels. `T` is the row count of the entry point. A row whose position is negative is **padding**:
+//! it writes no cache, attends to nothing, and what it computes is never read.
+//!
+//! Convolutions take rows channels-first, as `[N, C, H, W]` with a row for each image and one place in it:
+//! `[rows, channels, 1, 1]` (NPUMoE, §4.2). [`Op::ToNchw`] and [`Op::FromNchw`] go from one form to the other. What works
+//! element by element or on the channels of a row takes both, and gives what it got: [`Op::RmsNorm`], [`Op::Add`],
+//! [`Op::Mul`], [`Op::Scale`], [`Op::ScaleCols`], [`Op::Clamp`], [`Op::Act`], [`Op::Glu`], [`Op::Concat`],
+//! [`Op::Slice`].
+//!
+//! An operator is one row of `operators!` below, with its attributes and their meaning, and one file of this folder with its
+//! `Operator`: name, operands, shape rule, effect on states, meaning. Text forms are derived from the row.
+
+/// A struct of attributes, each written and read under its field's name.
+macro_rules! attributes {
+    ($(#[$meta:meta])* $vis:vis struct $T:ident { $($(#[$doc:meta])* $field_vis:vis $field:ident: $ty:ty,)* }) => {
+        $(#[$meta])*
+        $vis struct $T { $($(#[$doc])* $field_vis $field: $ty,)* }
+
+        impl Attributes for $T {
+            fn write(&self, _w: &mut Writer) {
+                $(_w.put(stringify!($field), &self.$field);)*
+            }
+            fn read(_: &str, _r: &mut Reader<'_, '_>) -> Parsed<Option<Self>> {
+                Ok(Some(Self { $($field: _r.get(stringify!($field))?,)* }))
+            }
+        }
+    };
+}
+
+/// An enum whose variants are words of the text form. `$what` they are, for messages.
+macro_rules! words {
+    ($(#[$meta:meta])* $vis:vis enum $T:ident, $what:literal { $($(#[$doc:meta])* $variant:ident = $word:literal,)* }) => {
+        $(#[$meta])*
+        $vis enum $T { $($(#[$doc])* $variant,)* }
+
+        impl $T {
+            const WORDS: [&'static str; [$($word),*].len()] = [$($word),*];
+
+            /// Every one.
+            $vis const ALL: [Self; Self::WORDS.len()] = [$(Self::$variant),*];
+
+            /// Name in the text form.
+            $vis const fn name(self) -> &'static str {
+                Self::WORDS[self as usize]
+            }
+        }
+
+        impl Word for $T {
+            const WHAT: &'static str = $what;
+            fn word(&self, w: &mut Writer) {
+                w.word(self.name());
+            }
+            fn of(word: &str, _: &mut Reader<'_, '_>) -> Parsed<Option<Self>> {
+                Ok(Self::ALL.into_iter().find(|x| x.name() == word))
+            }
+        }
+    };
+}
+
+/// The struct that is the [`Operator`] of a row: the one that the row names in parentheses, or one of the attributes that it has in
+/// braces, with the variant's name. `declare` is its item, `name` its path, `take` makes it of the variant's fields, and `give`
+/// makes the variant of it.
+macro_rules! attributes_of {
+    (declare $Variant:ident ($Desc:ident)) => {};
+    (declare $Variant:ident $({ $($field:ident: $ty:ty,)* })?) => {
+        attributes! { pub(crate) struct $Variant { $($($field: $ty,)*)? } }
+    };
+    (name $Variant:ident ($Desc:ident)) => { $Desc };
+    (name $Variant:ident) => { $Variant };
+    (take $Variant:ident ($desc:ident)) => { $desc };
+    (take $Variant:ident $({ $($field:ident)* })?) => { &$Variant { $($($field: *$field,)*)? } };
+    (give $attributes:ident $Variant:ident ($Desc:ident)) => { Op::$Variant($attributes) };
+    (give $attributes:ident $Variant:ident $({ $($field:ident)* })?) => {{
+        let $Variant { $($($field,)*)? } = $attributes;
+        Op::$Variant $({ $($field,)* })?
+    }};
+}
+
+/// Defines [`Op`] with a variant for each row, [`Op::read`], and `each!(op, it => answer)`, where `it` is the [`Operator`] of `op`.
+/// A row has its attributes in braces, all of them `Copy`, or a struct of them in parentheses. `$d` is a dollar sign.
+macro_rules! operators {
+    (($d:tt) $(#[$meta:meta])* pub enum Op { $(
+        $(#[$doc:meta])*
+        $Variant:ident $(($desc:ident: $Desc:ident))? $({ $($(#[$field_doc:meta])* $field:ident: $ty:ty,)* })?,
+    )* }) => {
+        $(#[$meta])*
+        pub enum Op { $($(#[$doc])* $Variant $(($Desc))? $({ $($(#[$field_doc])* $field: $ty,)* })?,)* }
+
+        $(attributes_of! { declare $Variant $(($Desc))? $({ $($field: $ty,)* })? })*
+
+        macro_rules! each {
+            ($d op:expr, $d it:ident => $d answer:expr) => {
+                match $d op {
+                    $(Op::$Variant $(($desc))? $({ $($field),* })? => {
+                        let $d it = attributes_of!(take $Variant $(($desc))? $({ $($field)* })?);
+                        $d answer
+                    })*
+                }
+            };
+        }
+
+        impl Op {
+            /// The operator of this name, if there is one, with the attributes that are taken out of `r`.
+            pub(crate) fn read(name: &str, r: &mut Reader<'_, '_>) -> Parsed<Option<Self>> {
+                $(if <attributes_of!(name $Variant $(($Desc))?)>::NAMES.contains(&name) {
+                    let read = <attributes_of!(name $Variant $(($Desc))?)>::read(name, r)?;
+                    return Ok(read.map(|read| attributes_of!(give read $Variant $(($Desc))? $({ $($field)* })?)));
+                })*
+                Ok(None)
+            }
+        }
+    };
+}
+
+mod activation;
+mod admit;
+mod attention;
+mod cache_write;
+mod causal_conv;
+mod combine;
+mod concat;
+mod conv1x1;
+mod delta_rule;
+mod dispatch;
+mod elementwise;
+mod embed;
+mod expert_ffn;
+mod fetch;
+mod gather_rows;
+mod glu;
+mod head_linear;
+mod layer_norm;
+mod linear;
+mod math;
+mod nchw;
+mod neuron_ffn;
+mod rms_norm;
+mod rope;
+mod rope_angles;
+mod router;
+mod slice;
+mod softmax;
+
+pub use activation::Activation;
+pub use admit::AdmitDesc;
+pub use attention::AttentionDesc;
+pub use dispatch::{DispatchLayout, NO_EXPERT};
+pub use fetch::FETCHED;
+pub use glu::Glu;
+pub use neuron_ffn::Predictor;
+pub use rope::RopeStyle;
+pub use rope_angles::LongSwitch;
+pub use router::{GroupScore, Groups, Renorm, RouterDesc, Score, WeightFrom};
+
+use crate::eval::{Args, Data, EvalError};
+use crate::infer::{Operands, RowShape, TypeError, f32, i32};
+use crate::text::ops::{Parsed, Reader, Word, Writer};
+use crate::state::StateKind;
+use crate::types::{DType, Type};
+use Kind::{State as S, Value as V, Weight as W};
+
+type Inferred = Result<Vec<Type>, TypeError>;
+type Evaluated = Result<Vec<Data>, EvalError>;
+
+/// Attributes in the text form.
+pub(crate) trait Attributes: Sized {
+    /// Writes them.
+    fn write(&self, w: &mut Writer);
+    /// Those of the operator of this name, if it has them.
+    fn read(name: &str, r: &mut Reader<'_, '_>) -> Parsed<Option<Self>>;
+}
+
+/// What an operator is. `self` is its attributes.
+pub(crate) trait Operator: Attributes {
+    /// Mnemonics in the text form: one, unless attributes choose it.
+    const NAMES: &'static [&'static str];
+    /// Operands in order, without [`Self::weights`].
+    const OPERANDS: &'static [Kind];
+
+    /// The mnemonic of these attributes.
+    fn name(&self) -> &'static str {
+        Self::NAMES[0]
+    }
+
+    /// Weights after [`Self::OPERANDS`], by attributes.
+    fn weights(&self) -> usize {
+        0
+    }
+
+    /// Whether more operands of the last kind may follow.
+    fn takes_more(&self) -> bool {
+        false
+    }
+
+    /// Effect on the state that is the first operand.
+    fn effect(&self) -> Effect {
+        Effect::None
+    }
+
+    /// Whether its states may be of a kind.
+    fn takes_state(&self, kind: StateKind) -> bool {
+        matches!(kind, StateKind::Cache | StateKind::Ring { .. })
+    }
+
+    /// Operand kinds in order.
+    fn signature(&self) -> Vec<Kind> {
+        [Self::OPERANDS, &vec![W; self.weights()]].concat()
+    }
+
+    /// Result types. There are as many operands as the signature has, and none is empty.
+    fn infer(&self, o: &Operands<'_>) -> Inferred;
+
+    /// Results for operands of types that [`Self::infer`] took. An operator with an [`Effect`] has the state in [`Args::state`]; its
+    /// operands are those after it, and a result that is the state is left out.
+    fn eval(&self, a: &Args<'_>) -> Evaluated;
+}
+
+operators! { ($)
+    /// An operator with its attributes. The comment gives operands → results; `@` marks weights and `$`
+    /// cache state; `?` marks what may be absent, as the attribute of that name says.
+    #[derive(Clone, Debug, PartialEq)]
+    pub enum Op {
+        /// `ids i32[T], @table[V, H] → f32[T, H]`
+        Embed,
+        /// `x[T, groups·C], @weight[C]? → same`. Root mean square norm of each group of channels, in f32.
+        RmsNorm {
+            /// Added to the mean square.
+            eps: f32,
+            /// Groups of channels normalised apart (1, or the heads of a per-head norm).
+            groups: usize,
+            /// Whether the weight is there.
+            weight: bool,
+        },
+        /// `x[T, C], @weight[C], @bias[C] → same`
+        LayerNorm {
+            /// Added to the variance.
+            eps: f32,
+        },
+        /// `x[T, K], @w[N, K], @bias[N]? → f32[T, N]`
+        Linear {
+            /// Whether the bias is there.
+            bias: bool,
+        },
+        /// `x[T, K], @w[2I, K], @bias[2I]? → f32[T, I]`: gate (first I rows) and up (last I) in one pass.
+        LinearGlu {
+            /// How gate and up join.
+            glu: Glu,
+            /// Whether the bias is there.
+            bias: bool,
+        },
+        /// `x[T, heads·K], @w[heads, N, K] → f32[T, heads·N]`: each head has its own matrix.
+        HeadLinear {
+            /// Number of heads.
+            heads: usize,
+        },
+        /// `x[T, groups·K, 1, 1], @w[groups, N, K], @bias[groups·N]? → f32[T, groups·N, 1, 1]`: a 1×1 convolution; each group
+        /// of channels has its own matrix. One group may have it as `@w[N, K]`.
+        Conv1x1 {
+            /// Groups of channels.
+            groups: usize,
+            /// Whether the bias is there.
+            bias: bool,
+        },
+        /// `x[T, C] → f32[T, C, 1, 1]`: rows become channels-first.
+        ToNchw,
+        /// `x[T, C, 1, 1] → f32[T, C]`
+        FromNchw,
+        /// `pos i32[T], @inv_freq[R/2], @inv_freq_long[R/2]? → f32[T, R]`: cosines, then sines, of
+        /// `pos · inv_freq` rounded to f32, times `scale`. With `switch`, the long frequencies and their factor
+        /// hold for a row whose sequence is longer than `switch.after` tokens. A sequence ends with its row, or
+        /// with the prompt that is being read: rows of a prompt switch together, as in the reference.
+        RopeAngles {
+            /// Attention factor on cosine and sine (YaRN, LongRoPE).
+            scale: f32,
+            /// LongRoPE: sequence length up to which the short frequencies hold, and the factor past it.
+            switch: Option<LongSwitch>,
+        },
+        /// `x[T, heads·dim], angles[T, R] → same`: rotates channels `offset .. offset + R` of each head.
+        Rope {
+            /// Number of heads.
+            heads: usize,
+            /// First rotated channel in a head.
+            offset: usize,
+            /// Pairing.
+            style: RopeStyle,
+        },
+        /// `$state[slots, heads, ctx, dim], x[T, heads·dim], pos i32[T], slot i32[T] → state`: rows with a
+        /// position ≥ 0 are stored at (slot, ·, pos mod ctx, ·). The result is the updated state, in place.
+        CacheWrite,
+        /// `q[T, heads·qk_dim], k(state), v(state)?, pos i32[T], slot i32[T], @sinks[heads]? → f32[T, heads·v_dim]`
+        ///
+        /// Row `t` attends to positions `0 ..= pos[t]` of its slot, the last `window` of them if set. Position `p` is row
+        /// `p mod ctx` of the state.
+        Attention(desc: AttentionDesc),
+        /// `$state[slots, 1, K − 1, C], x[T, C], @w[K, C], @bias[C]?, pos i32[T], slot i32[T] → f32[T, C]`: each channel's own
+        /// convolution over the row and the K − 1 rows of its sequence before it, `Σⱼ w[j, c] · x[t − K + 1 + j, c] + bias[c]`;
+        /// what came before the first is the state's, zeros where a sequence begins. Rows follow each other within a sequence; the
+        /// last K − 1 become the state (Gu and Dao, *Mamba*, section 3.4).
+        CausalConv {
+            /// Function of the result.
+            act: Option<Activation>,
+            /// Whether the bias is there.
+            bias: bool,
+        },
+        /// `$state[slots, heads, K, V], q[T, key_heads·K], k[T, key_heads·K], v[T, heads·V], decay, beta[T, heads], pos i32[T],
+        /// slot i32[T] → f32[T, heads·V]`: the gated delta rule (Yang, Kautz and Hatamizadeh, *Gated Delta Networks*,
+        /// equation 10). For every head, row by row of a sequence, on the state S, zeros where it begins:
+        /// `S ← exp(decay) · S`, `S ← S + k · (beta · (v − kᵀ S))`, and the result is `qᵀ S`. Value head `h` takes query and key of
+        /// head `h · key_heads / heads`. `decay` is `[T, heads]`, or `[T, heads·K]` with one for each channel of a key.
+        DeltaRule {
+            /// Heads of queries and keys.
+            key_heads: usize,
+            /// Heads of values, a multiple.
+            heads: usize,
+        },
+        /// `$state[slots, heads, N, P], c[T, groups·N], b[T, groups·N], x[T, heads·P], decay[T, heads], dt[T, heads],
+        /// pos i32[T], slot i32[T] → f32[T, heads·P]`: a state space of scalar decay (Dao and Gu, *Transformers are SSMs*,
+        /// equation 1): as [`Op::DeltaRule`], but that what a state says of `b` is not taken off: `S ← exp(decay) · S + b · (dt · x)`,
+        /// and the result is `cᵀ S`.
+        Ssd {
+            /// Groups of heads that share `b` and `c`.
+            groups: usize,
+            /// Heads, a multiple.
+            heads: usize,
+        },
+        /// `logits[T, E], @select_bias[E]? → i32[T, k], f32[T, k]`
+        Router(desc: RouterDesc),
+        /// `ids i32[T, k] → i32[dispatch_words(T, k, experts)]`: token rows grouped by expert, see
+        /// [`DispatchLayout`].
+        Dispatch {
+            /// Number of experts.
+            experts: usize,
+            /// Whether an id may be −1: a choice that is not served here, whose slot is −1.
+            partial: bool,
+        },
+        /// `dispatch, scores f32[T, E], scores of the next layers f32[T, E'], … → dispatch`: the same table. Where experts stay
+        /// on flash, whoever runs the graph has the experts that the table names read, and those of the next layers that its
+        /// hidden state seems to lead to: the gates of these layers, applied to it, gave the further scores (HybriMoE, §IV-C).
+        Fetch {
+            /// Layer, counted over those with routed experts.
+            layer: usize,
+            /// Operands of scores, 1 to [`FETCHED`].
+            scores: usize,
+        },
+        /// `ids i32[T, k], added f32[T, C], pos i32[T] → i32[T, k], i32[T, k]`: which choices find room where capacities are
+        /// fixed, and which are served elsewhere; −1 stands for the others. An expert keeps the rows of the highest L2 norm
+        /// of `added`, what attention gave them; of equal ones the lowest (NPUMoE, §3.2 and §4.1).
+        Admit(desc: AdmitDesc),
+        /// `x[T, H], dispatch, @gate_up[E, 2I, H], @down[E, H, I], @gate_up_bias[E, 2I]?, @down_bias[E, H]?
+        /// → f32[T·k, H]`, one row per (token, expert) slot, in dispatch order.
+        ExpertFfn {
+            /// How gate and up join.
+            glu: Glu,
+            /// Whether both biases are there.
+            bias: bool,
+            /// Whether static graphs compute it, group by group, each expert no more rows than its capacity.
+            fixed: bool,
+        },
+        /// `x[T, H], dispatch, @neurons[E, I, 3H] → f32[T·k, H]`: experts by neurons (PowerInfer-2, §4.4). Row `i` of expert `e` is
+        /// a neuron's bundle: its row of gate, its row of up, its column of down.
+        ///
+        /// What [`Op::ExpertFfn`] gives of the same matrices, but that a neuron whose gate makes it 0 adds nothing, even if up or
+        /// down is no number. Neurons may stand in any order: sums over them differ by rounding alone.
+        NeuronFfn {
+            /// How gate and up join: one that [skips](Glu::skips).
+            glu: Glu,
+            /// Where up and down stay on flash: index of the layer among those that do. The weights are then
+            /// `@gates[E, I, H], @rests[E, I, 2H]`.
+            paged: Option<usize>,
+            /// What is asked in front of a gate, where no neuron stays on flash. Its weights follow `@neurons`; a neuron of which
+            /// it says 0 or less adds nothing, whatever its gate would say.
+            predict: Option<Predictor>,
+        },
+        /// `y[T·k, H], dispatch, weights f32[T, k] → f32[T, H]`: the weighted sum of each token's slots. Rows past
+        /// those that the table counts are padding.
+        Combine {
+            /// Whether a slot may be −1: its choice adds nothing.
+            partial: bool,
+        },
+        /// `a, b → a + b`, element by element.
+        Add,
+        /// `a[T, C], b[T, C] or b[T, 1] → a · b`; one column is broadcast.
+        Mul,
+        /// `a[T, heads·C], b[T, heads] → a · b`, one factor for every head.
+        MulHeads {
+            /// Number of heads.
+            heads: usize,
+        },
+        /// `x → cap · tanh(x / cap)`
+        SoftCap {
+            /// What no result reaches.
+            cap: f32,
+        },
+        /// `x → factor · x`
+        Scale {
+            /// The factor.
+            factor: f32,
+        },
+        /// `x[T, C], @w[C] → x · w`, per channel.
+        ScaleCols,
+        /// `x → min(max(x, lo), hi)`
+        Clamp {
+            /// Lower bound.
+            lo: f32,
+            /// Upper bound.
+            hi: f32,
+        },
+        /// `x → act(x)`
+        Act(act: Activation),
+        /// `g, u → glu(g, u)`
+        Glu(glu: Glu),
+        /// `x → ln(1 + e^x)`
+        Softplus,
+        /// `x[T, C] → softmax over C`
+        Softmax,
+        /// `a[T, heads·A], b[T, heads·B], … → [T, heads·(A + B + …)]`: joined head by head.
+        Concat {
+            /// Number of heads in every operand; 1 joins whole rows.
+            heads: usize,
+        },
+        /// `x[T, heads·C] → f32[T, heads·len]`: channels `start .. start + len` of each head.
+        Slice {
+            /// Number of heads; 1 slices whole rows.
+            heads: usize,
+            /// First channel in a head.
+            start: usize,
+            /// Channels kept of each head.
+            len: usize,
+        },
+        /// `x[T, C], rows i32[R] → f32[R, C]`: row `rows[r]` of `x`; a negative index gives a padding row.
+        GatherRows,
+    }
+}
+
+/// What an operand slot of an operator takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A value.
+    Value,
+    /// A weight.
+    Weight,
+    /// A state, or the value that an operator which [writes](Effect::Writes) it returned for it.
+    State,
+}
+
+impl Kind {
+    /// Name in messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Value => "value",
+            Self::Weight => "weight",
+            Self::State => "state",
+        }
+    }
+}
+
+/// Effect of an operator on the state that is its first operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// It has no state, or reads what it has.
+    None,
+    /// It writes the state: its result is the state, changed in place.
+    Writes,
+    /// It reads the state and changes it: its results are values.
+    Updates,
+}
+
+impl Op {
+    /// Names of the operators that are matrix products of whole rows, in any form: what parts of a model are made of.
+    pub const MATRICES: [&str; 4] = ["attention", "linear", "linear_glu", "conv1x1"];
+
+    /// Mnemonic in the text form.
+    pub fn name(&self) -> &'static str {
+        each!(self, op => op.name())
+    }
+
+    /// Operand kinds in order. [`Op::Concat`] takes two or more values; its signature gives two.
+    /// [`Self::takes`] tells whether a number of operands is right.
+    pub fn signature(&self) -> Vec<Kind> {
+        each!(self, op => op.signature())
+    }
+
+    /// Whether this many operands are right.
+    pub fn takes(&self, operands: usize) -> bool {
+        let n = self.signature().len();
+        operands == n || (operands > n && each!(self, op => op.takes_more()))
+    }
+
+    /// Effect on the state that is the first operand.
+    pub fn effect(&self) -> Effect {
+        each!(self, op => op.effect())
+    }
+
+    /// Whether its states may be of a kind.
+    pub fn takes_state(&self, kind: StateKind) -> bool {
+        each!(self, op => op.takes_state(kind))
+    }
+
+    /// Result types for operand types in the order of [`Op::signature`]. Weights count as `f32` of
+    /// their shape, states by their declared type.
+    ///
+    /// # Errors
+    /// A wrong number of operands, a wrong element type or shape, or attributes out of range.
+    pub fn infer(&self, operands: &[&Type]) -> Result<Vec<Type>, TypeError> {
+        let o = Operands { op: self.name(), types: operands };
+        o.require(self.takes(operands.len()), || {
+            format!("{} operands, expected {}", operands.len(), self.signature().len())
+        })?;
+        if let Some(empty) = operands.iter().find(|t| t.shape.contains(&0)) {
+            return Err(o.error(format!("operand of type {empty} is empty")));
+        }
+        each!(self, op => op.infer(&o))
+    }
+
+    pub(crate) fn eval(&self, a: &Args<'_>) -> Evaluated {
+        each!(self, op => op.eval(a))
+    }
+
+    pub(crate) fn write(&self, w: &mut Writer) {
+        each!(self, op => op.write(w));
+    }
+}
+
+/// The one result of an operator.
+fn one(out: Vec<f32>) -> Vec<Data> {
+    vec![Data::F32(out)]
+}
