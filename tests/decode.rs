@@ -16,12 +16,9 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Mutex;
-use support::{MIXTURES, Setup, built, checkpoint, distance, expected, fails, ferris, list, moec, ok};
+use support::{FOLDED, MIXTURES, Setup, built, checkpoint, distance, expected, fails, ferris, list, moec, ok};
 
 const BATCHES: [usize; 3] = [1, 2, 4];
-
-/// Models of which some states fold all tokens together.
-const FOLDED: [&str; 2] = ["qwen3_next", "qwen3_5_moe"];
 
 /// A checkpoint built for this machine; `more` is added to its `model.toml`.
 fn compiled(source: &Path, format: &str, more: &str, folder: &Path) -> Bundle {

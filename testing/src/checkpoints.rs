@@ -7,6 +7,8 @@ pub enum List {
     Families,
     /// Those with experts.
     Mixtures,
+    /// All that a neural processing unit runs of it can be a graph.
+    Graphs,
     /// Compiled to packages of Core ML and to GPU kernels, and compared with the reference.
     Packaged,
     /// Written as GGUF.
@@ -32,6 +34,7 @@ const fn row(name: &'static str, without: &'static [(List, &'static str)]) -> Ch
 
 const DENSE: (List, &str) = (List::Mixtures, "its layers have no experts");
 const KNOWN_GRAPHS: (List, &str) = (List::Packaged, "the experts' graphs are those of checkpoints on the list");
+const NO_GRAPH: (List, &str) = (List::Graphs, "a graph keeps no state that folds tokens together");
 const ONE_SPELLING: (List, &str) = (List::Version5, "its configuration is the repository's own, not transformers'");
 const NO_GGUF: (List, &str) = (List::Gguf, "llama.cpp has no architecture for it");
 const GGUF_UNREAD: (List, &str) = (List::Gguf, "the importer does not read its architecture yet");
@@ -56,8 +59,8 @@ pub const CHECKPOINTS: [Checkpoint; 17] = [
         )
     },
     row("turbosparse_mixtral", &[KNOWN_GRAPHS, ONE_SPELLING, NO_GGUF]),
-    row("qwen3_next", &[KNOWN_GRAPHS, GGUF_UNREAD]),
-    row("qwen3_5_moe", &[KNOWN_GRAPHS, GGUF_UNREAD]),
+    row("qwen3_next", &[NO_GRAPH, KNOWN_GRAPHS, GGUF_UNREAD]),
+    row("qwen3_5_moe", &[NO_GRAPH, KNOWN_GRAPHS, GGUF_UNREAD]),
     Checkpoint {
         family: "qwen3_5_moe",
         ..row(
@@ -65,6 +68,7 @@ pub const CHECKPOINTS: [Checkpoint; 17] = [
             &[
                 (List::Families, "another form of qwen3_5_moe's files; the importer's tests read it"),
                 (List::Mixtures, "as above"),
+                NO_GRAPH,
                 KNOWN_GRAPHS,
                 GGUF_UNREAD,
                 (List::Version5, "a configuration of the publisher"),
@@ -72,7 +76,10 @@ pub const CHECKPOINTS: [Checkpoint; 17] = [
         )
     },
     row("bamboo", &[DENSE, KNOWN_GRAPHS, ONE_SPELLING, NO_GGUF]),
-    row("prosparse", &[DENSE, KNOWN_GRAPHS, ONE_SPELLING, NO_GGUF]),
+    row(
+        "prosparse",
+        &[DENSE, (List::Graphs, "no operator is FATReLU"), KNOWN_GRAPHS, ONE_SPELLING, NO_GGUF],
+    ),
 ];
 
 impl List {
@@ -110,10 +117,15 @@ impl List {
     }
 }
 
+/// Those families of which some states fold all tokens together.
+pub const FOLDED: [&str; 2] = ["qwen3_next", "qwen3_5_moe"];
+
 /// [`List::Families`].
 pub const FAMILIES: [&str; List::Families.len()] = List::Families.names();
 /// [`List::Mixtures`].
 pub const MIXTURES: [&str; List::Mixtures.len()] = List::Mixtures.names();
+/// [`List::Graphs`].
+pub const GRAPHS: [&str; List::Graphs.len()] = List::Graphs.names();
 /// [`List::Packaged`].
 pub const PACKAGED: [&str; List::Packaged.len()] = List::Packaged.names();
 /// [`List::Gguf`].

@@ -15,7 +15,7 @@ pub mod group;
 pub mod pty;
 
 pub use built::built;
-pub use moec_testing::checkpoints::{FAMILIES, MIXTURES, PACKAGED};
+pub use moec_testing::checkpoints::{FAMILIES, FOLDED, GRAPHS, MIXTURES, PACKAGED};
 use moec_testing::{AVX2, AVX512, COREML, SAPPHIRE_RAPIDS};
 use safetensors::{Dtype, SafeTensors};
 use std::fmt::Write;

@@ -9,7 +9,6 @@ use moec_import::lower::lower;
 use safetensors::tensor::Dtype;
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::fs;
 
 const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 

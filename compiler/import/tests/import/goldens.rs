@@ -1,7 +1,8 @@
 //! The logits of every golden checkpoint.
 
-use super::support::{distance, expected, golden, logits, spec};
-use moec_testing::checkpoints::{CHECKPOINTS, List};
+use super::support::{distance, expected, golden, logits, shapes, spec};
+use moec_import::lower::lower;
+use moec_testing::checkpoints::{CHECKPOINTS, FOLDED, List};
 use std::collections::BTreeSet;
 
 /// Imports, lowers, verifies and evaluates; the prompt is not a multiple of the chunk.
@@ -38,9 +39,11 @@ fn every_checkpoint_and_every_family_is_in_the_table() {
     for of in CHECKPOINTS {
         let spec = spec(&golden("hf").join(of.name));
         assert_eq!(spec.family, of.family, "{}", of.name);
-        // Whether it has experts is no opinion of the table.
-        let dense = spec.params == spec.active_params;
-        let left_out = of.without.iter().any(|&(list, _)| list == List::Mixtures);
-        assert_eq!(dense || of.without.iter().any(|&(list, _)| list == List::Families), left_out, "{}", of.name);
+        let left_out = |list| of.without.iter().any(|&(from, _)| from == list);
+        let dense = spec.layers.iter().all(|layer| layer.moe().is_none());
+        assert_eq!(left_out(List::Mixtures), dense || left_out(List::Families), "{}", of.name);
+        let module = lower(&spec, &shapes(64, 16)).unwrap();
+        let folded = module.states.iter().any(|state| state.kind.needs_snapshots());
+        assert_eq!(FOLDED.contains(&of.name), folded && !left_out(List::Families), "{}", of.name);
     }
 }
