@@ -58,7 +58,10 @@ pub const CHECKPOINTS: [Checkpoint; 17] = [
             &[KNOWN_GRAPHS, ONE_SPELLING, (List::Gguf, "the architecture is that of smallthinker_4b")],
         )
     },
-    row("turbosparse_mixtral", &[KNOWN_GRAPHS, ONE_SPELLING, NO_GGUF]),
+    Checkpoint {
+        family: "turbosparsemixtral",
+        ..row("turbosparse_mixtral", &[KNOWN_GRAPHS, ONE_SPELLING, NO_GGUF])
+    },
     row("qwen3_next", &[NO_GRAPH, KNOWN_GRAPHS, GGUF_UNREAD]),
     row("qwen3_5_moe", &[NO_GRAPH, KNOWN_GRAPHS, GGUF_UNREAD]),
     Checkpoint {
@@ -76,10 +79,13 @@ pub const CHECKPOINTS: [Checkpoint; 17] = [
         )
     },
     row("bamboo", &[DENSE, KNOWN_GRAPHS, ONE_SPELLING, NO_GGUF]),
-    row(
-        "prosparse",
-        &[DENSE, (List::Graphs, "no operator is FATReLU"), KNOWN_GRAPHS, ONE_SPELLING, NO_GGUF],
-    ),
+    Checkpoint {
+        family: "sparsellama",
+        ..row(
+            "prosparse",
+            &[DENSE, (List::Graphs, "no operator is FATReLU"), KNOWN_GRAPHS, ONE_SPELLING, NO_GGUF],
+        )
+    },
 ];
 
 impl List {

@@ -157,9 +157,10 @@ fn delta_cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, heads) in HEADS.into_iter().enumerate() {
         for by_channel in [false, true] {
-            for n in [12, [1, 5, 8][i % 3]] {
-                cases.push(delta_case(&mut rng, n, heads, by_channel));
-            }
+            cases.push(delta_case(&mut rng, 12, heads, by_channel));
+        }
+        if i < 3 {
+            cases.push(delta_case(&mut rng, [1, 5, 8][i], heads, i % 2 == 0));
         }
     }
     cases
