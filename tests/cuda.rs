@@ -17,7 +17,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicUsize;
 use support::{
-    MIXTURES, PACKAGED, Setup, built, checkpoint, distance, expected, fails, list, logits_file, moec, ok,
+    PACKAGED, Setup, built, checkpoint, distance, expected, fails, list, logits_file, moec, ok,
     root,
 };
 
@@ -140,7 +140,7 @@ fn families_by_halves_on_threads_give_the_reference() {
 /// Weights of every format that threads read, and a cache of bf16, give what the processor makes of the same weights.
 #[test]
 fn formats_on_threads_are_those_of_the_processor() {
-    let family = MIXTURES[5];
+    let family = "olmoe";
     let ids = &expected(&checkpoint(family)).ids[..24];
     let folder = tempfile::tempdir().unwrap();
     for (format, cache) in [("bf16", "bf16"), ("q8", "f32"), ("q4", "bf16")] {
@@ -169,7 +169,7 @@ fn families_in_bf16_on_threads_are_near_the_reference() {
 #[test]
 fn formats_of_tensor_cores_on_threads_are_near_the_reference() {
     for format in ["f16", "q8", "q4"] {
-        near_the_reference(MIXTURES[5], format, EVERYTHING);
+        near_the_reference("olmoe", format, EVERYTHING);
     }
 }
 
@@ -181,7 +181,7 @@ fn steps_on_tensor_cores_verify() {
         let rough = |text: &str| {
             format!("{}{EVERYTHING}", text.replace("activations = \"f32\"", "activations = \"auto\""))
         };
-        let bundle = build_with(MIXTURES[5], folder.path(), format, [48, 96], rough);
+        let bundle = build_with("olmoe", folder.path(), format, [48, 96], rough);
         assert!(bundle.plan.launches.iter().any(|k| k.symbol.contains("_as_bf16_")));
         ok(moec().args(["verify", "--quiet"]).arg(&bundle.folder));
     }

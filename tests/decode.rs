@@ -1,6 +1,6 @@
 //! Big-little decoding and best-of-N of compiled models: every family, every format of the KV cache.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
-#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, clippy::print_stdout, reason = "a test fails by panicking")]
 
 use crate::support;
 
@@ -13,9 +13,10 @@ use moec_runtime::{
     BestOf, Decoder, Engine, Fallbacks, Options, Program, Sampler, Sampling, Want, best_of, generate,
 };
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Mutex;
-use support::{MIXTURES, Setup, built, checkpoint, distance, expected, fails, ferris, list, moec, ok};
+use support::{FOLDED, MIXTURES, Setup, built, checkpoint, distance, expected, fails, ferris, list, moec, ok};
 
 const BATCHES: [usize; 3] = [1, 2, 4];
 
@@ -478,6 +479,116 @@ fn a_prompt_turns_as_a_whole() {
             }
         }
     });
+}
+
+/// States that fold tokens together: sequences of a call do not meet, a prompt may come in any pieces, a file holds all that was
+/// folded, and what cannot be taken back is refused.
+#[test]
+fn folded_states_go_on_alone_together_and_from_a_file() {
+    for family in FOLDED {
+        let folder = tempfile::tempdir().unwrap();
+        let source = checkpoint(family);
+        let bundle = compiled(&source, "f32", "", folder.path());
+        let ids = &expected(&source).ids;
+        let near = |a: &[f32], b: &[f32], what: &str| {
+            let off = distance(a, b);
+            assert!(off < 1e-4, "{family}, {what}: a logit is off by {off}");
+        };
+        with_engine(&bundle, |engine| {
+            let want = read(engine, &ids[..32], &mut full);
+            let prompts = [(0, 31), (3, 9)];
+            for pieces in [31, 7, 1] {
+                for (slot, n) in prompts {
+                    engine.reset(slot).unwrap();
+                    for start in (0..n).step_by(pieces) {
+                        let part = &ids[start..n.min(start + pieces)];
+                        engine.prefill(slot, start, part, Want::None, &mut |_, _| Ok(())).unwrap();
+                    }
+                }
+                let both = full(engine, &prompts.map(|(slot, n)| (slot, n, ids[n])));
+                for ((_, n), got) in prompts.iter().zip(both.chunks(want[0].len())) {
+                    near(got, &want[*n], &format!("{n} tokens in pieces of {pieces}"));
+                }
+            }
+            // A token at a time leaves the sequences where they are; the file is that of slot 3.
+            let path = folder.path().join("prompt.kv");
+            save(engine, 3, &ids[..10], &path).unwrap();
+            let go_on = |engine: &mut Engine<'_>, slot| -> Vec<_> {
+                (10..20).map(|pos| full(engine, &[(slot, pos, ids[pos])])).collect()
+            };
+            let of_slot = go_on(engine, 3);
+            Saved::open(&path, engine.program()).unwrap().restore(engine, 1).unwrap();
+            assert!(go_on(engine, 1) == of_slot, "{family}: the file holds another state");
+            near(&of_slot[9], &want[19], "from a file");
+            // Only a snapshot knows what a state was, and the plan has no room for one.
+            let refused = engine.rewind(1, 12).unwrap_err().to_string();
+            assert!(refused.contains("layers.0.mixer."), "{refused}");
+            engine.rewind(1, 0).unwrap();
+            near(&full(engine, &[(1, 0, ids[0])]), &want[0], "from the beginning");
+        });
+        let prompt = list(&ids[..12]);
+        let run = || {
+            let mut run = moec();
+            run.arg("run").arg(folder.path().join("b")).args(["generate", "--ids", &prompt, "-n", "6", "--json"]);
+            run
+        };
+        let whole = json_of(&mut run());
+        let saved = folder.path().join("cli.kv");
+        assert_eq!(json_of(run().arg("--save-prompt").arg(&saved))["ids"], whole["ids"]);
+        assert_eq!(json_of(run().arg("--load-prompt").arg(&saved))["ids"], whole["ids"]);
+        let (code, said) = fails(run().args(["--speculate", "2"]));
+        assert!(code == 1 && said.contains("layers.0.mixer.") && !said.contains("bug"), "{said}");
+    }
+}
+
+/// A server of a model whose states fold tokens together: answers are those of single runs whatever is asked beside and before
+/// them, and what a slot holds is gone on with only where a snapshot allows it.
+#[test]
+fn folded_states_are_served_without_a_wrong_token() {
+    let begin = |scheduler: &mut Scheduler<'_>, prompt: &[u32]| {
+        let chooser: Box<Sampler> = Box::new(Sampler::new(Sampling::default()));
+        let (prompt, end) = (prompt.to_vec(), Vec::new());
+        scheduler.submit(Job { prompt, choosers: vec![chooser], n: 10, end, limit: None, guesses: 0 }).unwrap()
+    };
+    for (family, more) in FOLDED.into_iter().zip(["", BIG_LITTLE]) {
+        let folder = tempfile::tempdir().unwrap();
+        let source = checkpoint(family);
+        let bundle = compiled(&source, "f32", more, folder.path());
+        let ids = expected(&source).ids;
+        // The same twice, one that goes on from it, and one that was edited inside of it.
+        let (first, longer) = (ids[..25].to_vec(), ids[..43].to_vec());
+        let edited: Vec<u32> = ids[..22].iter().chain(&ids[30..38]).copied().collect();
+        let prompts = [first.clone(), first, longer, edited];
+        with_engine(&bundle, |engine| {
+            let alone = prompts.clone().map(|prompt| {
+                let request = moec_runtime::Request { slot: 0, prompt: &prompt, n: 10, end: &[] };
+                let mut sampler = Sampler::new(Sampling::default());
+                generate(engine, &request, &mut Decoder::full(), &mut sampler, &mut |_| Ok(())).unwrap().ids
+            });
+            for together in [1, 2, 4] {
+                let mut decoder = Decoder::full();
+                let mut scheduler = Scheduler::new(engine, &mut decoder, &Setting::default()).unwrap();
+                let (mut numbers, mut made) = (Vec::new(), BTreeMap::<u64, (usize, Vec<u32>)>::new());
+                for prompts in prompts.chunks(together) {
+                    numbers.extend(prompts.iter().map(|prompt| begin(&mut scheduler, prompt)));
+                    let mut hear = |job: u64, event: Event| {
+                        match event {
+                            Event::Began { shared } => made.entry(job).or_default().0 = shared,
+                            Event::Token { id, .. } => made.entry(job).or_default().1.push(id),
+                            Event::Ended(_) => {}
+                        }
+                        true
+                    };
+                    scheduler.run(&mut hear, &mut |_| true).unwrap();
+                }
+                let shared: Vec<usize> = numbers.iter().map(|job| made[job].0).collect();
+                for ((job, alone), shared) in numbers.iter().zip(&alone).zip(&shared) {
+                    assert_eq!(made[job].1, *alone, "{family}, {together} at once, {shared} tokens shared");
+                }
+                println!("{family}, {together} at once: {shared:?} tokens shared");
+            }
+        });
+    }
 }
 
 /// The smaller entry points are taken as sequences end: each of the sizes has its calls.

@@ -4,26 +4,13 @@
 use crate::support;
 
 use moec_testing::GGUF;
+use moec_testing::checkpoints::GGUF_WRITTEN;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use support::{
     Setup, checkpoint, clean, distance, expected, fails, ferris, list, logits_file, moec, ok, root, tree,
 };
-
-/// Golden families that GGUF has an architecture for.
-const FAMILIES: [&str; 10] = [
-    "mixtral",
-    "qwen2_moe",
-    "qwen3_moe",
-    "olmoe",
-    "deepseek_v2",
-    "deepseek_v3",
-    "glm4_moe",
-    "phimoe",
-    "gpt_oss",
-    "smallthinker_4b",
-];
 
 /// Those whose tensors are another way round in GGUF: rows that are paired, parts of one matrix, gate and up apart.
 const TURNED: [&str; 3] = ["mixtral", "deepseek_v2", "gpt_oss"];
@@ -48,7 +35,7 @@ fn every_family_gives_its_tokens() {
     if !GGUF.here() {
         return;
     }
-    for (i, family) in FAMILIES.into_iter().enumerate() {
+    for (i, family) in GGUF_WRITTEN.into_iter().enumerate() {
         let source = checkpoint(family);
         let folder = tempfile::tempdir().unwrap();
         let setup = Setup { format: ["f32", "bf16"][i % 2], chunk: 20, batch: &[1], context: 96 };

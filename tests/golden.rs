@@ -5,7 +5,7 @@ use crate::support;
 
 use std::path::Path;
 use support::{
-    FAMILIES, Setup, checkpoint, clean, distance, expected, ferris, ferris_relu, list, logits_file, moec, ok,
+    FAMILIES, FOLDED, Setup, checkpoint, clean, distance, expected, ferris, ferris_relu, list, logits_file, moec, ok,
     runs_here,
 };
 
@@ -54,6 +54,8 @@ fn compare(source: &Path, target: &str, setup: Setup<'_>, own_binary: bool) {
 
 /// Tokens per chunk: 16 divides the prompt of 48, 20 does not, 64 holds it whole.
 const CHUNKS: [usize; 3] = [16, 20, 64];
+/// More of them where a chunk goes on from a state: one of few rows, and one that is the prompt.
+const MORE_CHUNKS: [usize; 5] = [16, 20, 64, 7, 48];
 
 /// Every family, with every chunk, or where `turn` is given with one of them by turns: what a chunk decides, which rows there
 /// are, is the same for every format.
@@ -62,8 +64,9 @@ fn matrix(target: &str, format: &str, turn: Option<usize>) {
         return;
     }
     for (i, family) in FAMILIES.into_iter().enumerate() {
-        for (j, chunk) in CHUNKS.into_iter().enumerate() {
-            if turn.is_none_or(|turn| (i + turn) % CHUNKS.len() == j) {
+        let chunks = if FOLDED.contains(&family) { &MORE_CHUNKS[..] } else { &CHUNKS };
+        for (j, &chunk) in chunks.iter().enumerate() {
+            if turn.is_none_or(|turn| (i + turn) % chunks.len() == j) {
                 let setup = Setup { format, chunk, batch: &[1], context: 96 };
                 compare(&checkpoint(family), target, setup, false);
             }

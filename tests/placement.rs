@@ -34,7 +34,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{FAMILIES, Setup, checkpoint, coreml, fails, ferris, moec, ok};
+use support::{GRAPHS, Setup, checkpoint, coreml, fails, ferris, moec, ok};
 
 const CHUNK: u32 = 64;
 
@@ -42,11 +42,6 @@ const CHUNK: u32 = 64;
 fn devices() -> Vec<Device> {
     let all = BUILT_IN.iter().map(|(name, _)| Device::find(name).unwrap());
     all.filter(|d| Units::of(d).is_some()).collect()
-}
-
-/// Families of which everything that a neural processing unit runs can be a graph.
-fn graphs() -> impl Iterator<Item = &'static str> {
-    FAMILIES.into_iter().filter(|family| *family != "prosparse")
 }
 
 #[test]
@@ -182,7 +177,7 @@ fn nothing_illegal_goes_to_the_npu_and_everything_goes_somewhere() {
         let attention = if device.family == "coreml" { "attention = \"npu\"\n" } else { "" };
         let npu = format!("[placement]\n{attention}experts = \"npu\"\n");
         let homes = ["", &npu, "[placement]\nattention = \"cpu\"\n"];
-        for source in graphs().map(checkpoint).chain([ferris()]) {
+        for source in GRAPHS.into_iter().map(checkpoint).chain([ferris()]) {
             for home in homes {
                 compile(&source, &device, home, "reside", None, &mut |c| {
                     let p = c.placed.placement.as_ref().unwrap();
@@ -406,7 +401,7 @@ fn each_unit_gets_the_form_that_it_runs() {
     let units = Units::of(&device).unwrap();
     let ids: Vec<u32> = (0..20).map(|i| i * 7 % 50 + 1).collect();
     let forms = ["conv1x1", "to_nchw", "from_nchw"];
-    for family in graphs() {
+    for family in GRAPHS {
         let source = checkpoint(family);
         let mut logits = Vec::new();
         for pass in ["reside", "convolve"] {

@@ -15,6 +15,7 @@
 //!
 //! Tests of servers start them as [`server::Server`]s and ask them by [`http`].
 
+pub mod checkpoints;
 pub mod http;
 mod needs;
 pub mod server;

@@ -15,6 +15,7 @@ pub mod group;
 pub mod pty;
 
 pub use built::built;
+pub use moec_testing::checkpoints::{FAMILIES, FOLDED, GRAPHS, MIXTURES, PACKAGED};
 use moec_testing::{AVX2, AVX512, COREML, SAPPHIRE_RAPIDS};
 use safetensors::{Dtype, SafeTensors};
 use std::fmt::Write;
@@ -24,30 +25,6 @@ use std::process::{Command, Output, Stdio};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use wait_timeout::ChildExt;
-
-/// The tiny checkpoints of every family.
-pub const FAMILIES: [&str; 14] = [
-    "deepseek_v2",
-    "deepseek_v3",
-    "glm4_moe",
-    "gpt_oss",
-    "mixtral",
-    "olmoe",
-    "phimoe",
-    "qwen2_moe",
-    "qwen3_moe",
-    "smallthinker_4b",
-    "smallthinker_21b",
-    "turbosparse_mixtral",
-    "bamboo",
-    "prosparse",
-];
-
-/// Those with experts.
-pub const MIXTURES: [&str; 12] = *FAMILIES.first_chunk().expect("the dense ones stand behind");
-
-/// Those of which packages of Core ML are held against the reference.
-pub const PACKAGED: [&str; 9] = *FAMILIES.first_chunk().expect("there are more");
 
 /// The project's root.
 pub fn root() -> PathBuf {

@@ -6,10 +6,11 @@ use half::bf16;
 use moec_codegen::jit::{KernelFn, Loaded};
 use moec_codegen::pack::{Geometry, Weighting, pack, pack_slice, round_rows, unpack_rows};
 use moec_codegen::{
-    ByteDot, Compute, Isa, KernelSpec, Machine, Schedule, compile, neurons_meet, packed_words,
+    ByteDot, Compute, Isa, KernelSpec, Machine, Schedule, compile, delta_order, neurons_meet, packed_words,
 };
 use moec_ir::bundle::Bundle;
 use moec_ir::plan::{Grid, Layout};
+use moec_ir::state::CacheHead;
 use moec_ir::types::{Format, GROUP};
 use std::ops::Range;
 use std::ptr;
@@ -25,6 +26,8 @@ pub(crate) enum Operand {
     Rests(Format, [usize; 3], Vec<f32>),
     /// A KV-cache tensor.
     Cache(Cache),
+    /// States `[key, value]` of the delta rule, one behind the other.
+    States([usize; 2], Vec<f32>),
     /// The operand of that number again.
     Same(usize),
 }
@@ -39,6 +42,8 @@ pub(crate) enum Expect {
     Ints(Vec<i32>),
     /// A KV-cache tensor with these numbers, to the bit.
     Cache(Cache),
+    /// States `[key, value]` with these numbers, as [`Self::Floats`].
+    States([usize; 2], Vec<f32>, f32),
 }
 
 /// A kernel with its operands and what must come out.
@@ -310,6 +315,16 @@ fn compare(isa: &Isa, got: &[u32], expect: &Expect, what: impl Fn() -> String) {
             let bytes: Vec<u8> = got.iter().flat_map(|w| w.to_le_bytes()).collect();
             assert_eq!(bytes, want.pack(isa), "{}", what());
         }
+        Expect::States(shape, want, tolerance) => {
+            let bytes: Vec<u8> = got.iter().flat_map(|w| w.to_le_bytes()).collect();
+            let head = state(*shape, isa);
+            let read = |memory: &[u8]| -> Vec<u32> {
+                let places = (0..shape[0] * shape[1]).map(|i| head.place(i / shape[1], i % shape[1]));
+                places.map(|place| head.read(memory, place).expect("inside").to_bits()).collect()
+            };
+            let got: Vec<u32> = bytes.chunks(head.bytes().expect("f32")).flat_map(read).collect();
+            compare_numbers(&got, &Expect::Floats(want.clone(), *tolerance), what);
+        }
         _ => compare_numbers(got, expect, what),
     }
 }
@@ -317,7 +332,7 @@ fn compare(isa: &Isa, got: &[u32], expect: &Expect, what: impl Fn() -> String) {
 /// As [`check_case`], of numbers.
 pub(crate) fn compare_numbers(got: &[u32], expect: &Expect, what: impl Fn() -> String) {
     match expect {
-        Expect::Cache(_) => panic!("no numbers: {}", what()),
+        Expect::Cache(_) | Expect::States(..) => panic!("no numbers: {}", what()),
         Expect::Ints(want) => {
             let got: Vec<i32> = got.iter().map(|&b| b.cast_signed()).collect();
             assert_eq!(&got, want, "{}", what());
@@ -332,6 +347,11 @@ pub(crate) fn compare_numbers(got: &[u32], expect: &Expect, what: impl Fn() -> S
             }
         }
     }
+}
+
+/// Where the numbers of a state `[key, value]` of the delta rule are.
+fn state([key, value]: [usize; 2], isa: &Isa) -> CacheHead {
+    CacheHead { format: Format::F32, order: delta_order(isa, key), ctx: key, dim: value }
 }
 
 /// A packed weight. Numbers that were read back from codes and scales become these again; others are rounded.
@@ -368,6 +388,17 @@ pub(crate) fn bytes(operand: &Operand, case: &Case, isa: &Isa) -> Result<Vec<u8>
         }
         Operand::Rests(format, shape, values) => Ok(pieces(*format, *shape, values)),
         Operand::Cache(cache) => Ok(cache.pack(isa)),
+        Operand::States([key, value], numbers) => {
+            let head = state([*key, *value], isa);
+            let pack = |of: &[f32]| {
+                let mut memory = vec![0; head.bytes().expect("f32")];
+                for (i, x) in of.iter().enumerate() {
+                    memory[head.place(i / value, i % value).at..][..4].copy_from_slice(&x.to_le_bytes());
+                }
+                memory
+            };
+            Ok(numbers.chunks(key * value).flat_map(pack).collect())
+        }
         Operand::Same(i) => Err(*i),
     }
 }

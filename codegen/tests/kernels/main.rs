@@ -16,6 +16,7 @@ mod harness;
 mod machines;
 mod matrix;
 mod neurons;
+mod recurrence;
 mod routing;
 mod schedules;
 mod simple;

@@ -132,6 +132,7 @@ fn element_wise() {
             MapOp::Glu { glu: Glu::Clamped { alpha: 1.702, limit: 0.8 }, b_ld },
             MapOp::Glu { glu: Glu::Gated(Activation::Silu), b_ld },
         ];
+        ops.push(MapOp::Softplus);
         ops.extend(Activation::ALL.map(MapOp::Act));
         for op in ops {
             cases.push(map_case(&mut rng, op, cols, |rng| 8.0 * rng.float()));
@@ -144,8 +145,8 @@ fn element_wise() {
 fn activations_over_the_whole_range() {
     let mut rng = Rng::new(12);
     let mut cases = Vec::new();
-    for act in Activation::ALL {
-        cases.push(map_case(&mut rng, MapOp::Act(act), 4001, |rng| 120.0 * rng.float().powi(3)));
+    for op in Activation::ALL.map(MapOp::Act).into_iter().chain([MapOp::Softplus]) {
+        cases.push(map_case(&mut rng, op, 4001, |rng| 120.0 * rng.float().powi(3)));
     }
     check(&cases);
 }
@@ -154,14 +155,17 @@ fn activations_over_the_whole_range() {
 fn exponentials_are_accurate_to_the_last_places() {
     // Far below zero the sigmoid is the exponential function.
     let x: Vec<f32> = (0..3000).map(|i| -87.0 + 0.0237 * i as f32).collect();
-    let want = x.iter().map(|&x| activation(Activation::Sigmoid, x)).collect();
     let n = x.len();
-    check(&[Case {
-        spec: KernelSpec::Map { op: MapOp::Act(Activation::Sigmoid), cols: n, a_ld: n, out_ld: n },
+    let case = |op: MapOp, want: Vec<f32>| Case {
+        spec: KernelSpec::Map { op, cols: n, a_ld: n, out_ld: n },
         n: 1,
-        operands: vec![Operand::Floats(x), Operand::Floats(vec![0.0; n])],
+        operands: vec![Operand::Floats(x.clone()), Operand::Floats(vec![0.0; n])],
         expect: vec![(1, Expect::Relative(want, 3.0 * f32::EPSILON))],
-    }]);
+    };
+    let sigmoid = x.iter().map(|&x| activation(Activation::Sigmoid, x)).collect();
+    check(&[case(MapOp::Act(Activation::Sigmoid), sigmoid)]);
+    let softplus = x.iter().map(|&x| f64::from(x).exp().ln_1p() as f32).collect();
+    check(&[case(MapOp::Softplus, softplus)]);
 }
 
 #[test]

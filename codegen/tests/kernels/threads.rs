@@ -148,6 +148,7 @@ fn operands(case: &Case, kernel: &Kernel, memory: &mut Memory) -> Held {
         let buffer = match operand {
             Operand::Floats(x) => memory.add(&name, &bytes(x.iter().map(|v| v.to_bits()))),
             Operand::Ints(x) => memory.add(&name, &bytes(x.iter().map(|v| v.cast_unsigned()))),
+            Operand::States(..) => panic!("a state of no GPU kernel"),
             Operand::Cache(cache) => memory.add(&name, &cache.pack_in(CACHE_ORDER)),
             Operand::Same(again) => held.buffers[*again],
             Operand::Rests(..) => panic!("neurons that lie apart stay with the processor: {case:?}"),

@@ -162,6 +162,7 @@ fn element_by_element() {
     let (g, u) = (tensor(&[1, 2], &[9., -8.]), tensor(&[1, 2], &[-9., 0.5]));
     check(&clamped, &[&g, &u], &[-6. * 7. * sigmoid(1.702 * 7.), 1.5 * -8. * sigmoid(1.702 * -8.)]);
     check(&Op::Softmax, &[&tensor(&[1, 2], &[1000., 1000. + 3_f32.ln()])], &[0.25, 0.75]);
+    check(&Op::Softplus, &[&tensor(&[1, 4], &[0., 1., 100., -100.])], &[2_f32.ln(), 1.313_261_7, 100., 0.]);
 }
 
 #[test]
@@ -226,6 +227,62 @@ fn cache_writes_skip_padding() {
     assert_eq!(out.unwrap(), []);
     // [slot, head, position]
     assert_eq!(state.as_f32(), [0., 5., 0., 6., 1., 0., 2., 0.]);
+}
+
+/// The result of an operator that updates a state.
+fn update(node: &Op, state: &mut Tensor, inputs: &[&Tensor]) -> Vec<f32> {
+    let inputs = inputs.iter().map(|t| Arg::Tensor(t));
+    let out = op(node, [Arg::State(state)].into_iter().chain(inputs).collect()).unwrap();
+    assert_eq!(out.len(), 1);
+    out[0].as_f32().to_vec()
+}
+
+#[test]
+fn convolutions_read_the_rows_before() {
+    let of = || tensor(&[2, 1, 2, 1], &[1., 2., 3., 4.]);
+    let (x, w) = (tensor(&[4, 1], &[5., 6., 7., 8.]), tensor(&[3, 1], &[100., 10., 1.]));
+    let (pos, slot) = (ints(&[2, -1, 2, 3]), ints(&[0, 0, 1, 0]));
+    let mut state = of();
+    let y = update(&Op::CausalConv { act: None, bias: false }, &mut state, &[&x, &w, &pos, &slot]);
+    close(&y, &[125., 0., 347., 258.]);
+    assert_eq!(state.as_f32(), [5., 8., 4., 7.]);
+    let relu = Op::CausalConv { act: Some(Activation::Relu), bias: true };
+    let (mut state, bias) = (of(), tensor(&[1], &[-200.]));
+    close(&update(&relu, &mut state, &[&x, &w, &bias, &pos, &slot]), &[0., 0., 147., 58.]);
+    assert_eq!(state.as_f32(), [5., 8., 4., 7.]);
+}
+
+#[test]
+fn delta_rules_correct_what_the_state_says() {
+    // Two heads of one value take the query and the key of one head, of two channels.
+    let delta = Op::DeltaRule { key_heads: 1, heads: 2 };
+    let of = || tensor(&[1, 2, 2, 1], &[1., 2., 4., 8.]);
+    let (q, k) = (tensor(&[2, 2], &[9., 9., 1., 1.]), tensor(&[2, 2], &[9., 9., 1., 0.]));
+    let (v, beta) = (tensor(&[2, 2], &[9., 9., 10., 20.]), tensor(&[2, 2], &[9., 9., 1., 0.5]));
+    let (pos, slot) = (ints(&[-1, 6]), ints(&[0, 0]));
+    let half = 0.5_f32.ln();
+    let mut state = of();
+    let decay = tensor(&[2, 2], &[9., 9., half, 0.]);
+    let y = update(&delta, &mut state, &[&q, &k, &v, &decay, &beta, &pos, &slot]);
+    // Decayed, the heads say 0.5 and 4; what is missing to 10 is added, and half of what is missing to 20.
+    close(&y, &[0., 0., 11., 20.]);
+    close(state.as_f32(), &[10., 1., 12., 8.]);
+    // A decay for each channel of a key.
+    let mut state = of();
+    let decay = tensor(&[2, 4], &[9., 9., 9., 9., half, 0., 0., 2. * half]);
+    let y = update(&delta, &mut state, &[&q, &k, &v, &decay, &beta, &pos, &slot]);
+    close(&y, &[0., 0., 12., 14.]);
+    close(state.as_f32(), &[10., 2., 12., 2.]);
+}
+
+#[test]
+fn a_row_of_no_slot_is_refused() {
+    let (mut state, x, w) = (tensor(&[1, 1, 1, 1], &[0.]), tensor(&[1, 1], &[1.]), tensor(&[2, 1], &[1., 1.]));
+    let (pos, slot) = (ints(&[0]), ints(&[1]));
+    let inputs = [&x, &w, &pos, &slot].map(|t| Arg::Tensor(t));
+    let conv = Op::CausalConv { act: None, bias: false };
+    let refused = op(&conv, [Arg::State(&mut state)].into_iter().chain(inputs).collect()).unwrap_err();
+    assert!(refused.to_string().contains("slot"), "{refused}");
 }
 
 fn attention() -> AttentionDesc {

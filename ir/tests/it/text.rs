@@ -25,6 +25,10 @@ fn examples_round_trip() {
     assert_eq!(parse_module(&m.to_string()).unwrap(), m);
     let p = plan();
     assert_eq!(parse_plan(&p.to_string()).unwrap(), p);
+    // Operators that update states, and weights that are joined and put through functions; fuzzing begins with it, too.
+    let recurrent = parse_module(include_str!("../../../fuzz/seeds/graph/recurrent")).unwrap();
+    moec_ir::verify::module(&recurrent).unwrap();
+    assert_eq!(parse_module(&recurrent.to_string()).unwrap(), recurrent);
 }
 
 #[test]
@@ -151,6 +155,7 @@ fn op() -> impl Strategy<Value = Op> {
         Op::GatherRows,
         Op::ToNchw,
         Op::FromNchw,
+        Op::Softplus,
     ];
     let switch = (small(), float()).prop_map(|(after, long_scale)| LongSwitch { after, long_scale });
     let style = prop::sample::select(vec![RopeStyle::Half, RopeStyle::Interleaved]);
@@ -185,6 +190,9 @@ fn op() -> impl Strategy<Value = Op> {
         (float(), prop::option::of(switch)).prop_map(|(scale, switch)| Op::RopeAngles { scale, switch }),
         (small(), small(), style).prop_map(|(heads, offset, style)| Op::Rope { heads, offset, style }),
         attention().prop_map(Op::Attention),
+        (prop::option::of(activation()), any::<bool>())
+            .prop_map(|(act, bias)| Op::CausalConv { act, bias }),
+        (small(), small()).prop_map(|(key_heads, heads)| Op::DeltaRule { key_heads, heads }),
         router_desc().prop_map(Op::Router),
         float().prop_map(|factor| Op::Scale { factor }),
         (float(), float()).prop_map(|(lo, hi)| Op::Clamp { lo, hi }),

@@ -2,6 +2,7 @@
 
 use crate::common::{leaf, model, weight};
 use crate::plans::{placement, plan};
+use moec_ir::op::AttentionDesc;
 use moec_ir::plan::*;
 use moec_ir::{
     DType, Format, Graph, GraphBuilder, Module, Op, Operand, Part, StateId, Type, ValueId, WeightExpr, verify,
@@ -39,7 +40,7 @@ fn bad_modules_are_refused() {
     refuse("f32[slots", |m| m.states[0].ty = Type::f32([usize::MAX, 2, 2, 2]));
     refuse("a ring without a window", |m| m.states[0].kind = StateKind::Ring { window: 0 });
     refuse("it sees 6 positions, and the ring", |m| m.states[0].kind = StateKind::Ring { window: 4 });
-    refuse("is recurrent, expected a cache or a ring", |m| m.states[0].kind = StateKind::Recurrent);
+    refuse("is recurrent, expected cache or ring", |m| m.states[0].kind = StateKind::Recurrent);
     refuse("declared twice", |m| m.entries[1].kind = m.entries[0].kind);
     refuse("input %1", |m| m.entries[0].values[1] = Type::i32([4]));
     refuse("input %3", |m| m.entries[0].values[3] = Type::f32([5]));
@@ -74,6 +75,85 @@ fn bad_modules_are_refused() {
     });
     refuse("output", |m| m.entries[0].output = ValueId(4));
     refuse("output %999 is nothing", |m| m.entries[0].output = ValueId(999));
+}
+
+fn state(b: &mut GraphBuilder<'_>, name: &str, shape: [usize; 4], kind: StateKind) -> Operand {
+    b.module().add_state(StateDecl { name: name.into(), ty: Type::f32(shape), kind }).into()
+}
+
+/// Builds a convolution and a delta rule, each on a state of its own, after `change` to their operands; the error.
+fn updates(change: fn(&mut GraphBuilder<'_>, [&mut Vec<Operand>; 2])) -> Option<String> {
+    let mut m = Module::default();
+    let mut b = GraphBuilder::new(&mut m, EntryKind::Prefill(4), 1);
+    let [embed, conv] = ["embed", "conv"].map(|name| b.weight(weight(name, leaf(name, &[3, 4]))).unwrap());
+    let x = b.one(Op::Embed, &[Graph::IDS.into(), embed.into()]).unwrap();
+    let half = b.one(Op::Slice { heads: 1, start: 0, len: 2 }, &[x.into()]).unwrap();
+    let [x, half, pos, slot] = [x, half, Graph::POS, Graph::SLOT].map(Operand::from);
+    let mut of_conv = vec![state(&mut b, "conv", [2, 1, 2, 4], StateKind::Convolution), x, conv.into(), pos, slot];
+    let s = state(&mut b, "s", [2, 2, 2, 2], StateKind::Recurrent);
+    let mut of_delta = vec![s, half, half, x, half, half, pos, slot];
+    change(&mut b, [&mut of_conv, &mut of_delta]);
+    let built = (|| {
+        let y = b.one(Op::CausalConv { act: None, bias: false }, &of_conv)?;
+        let z = b.one(Op::DeltaRule { key_heads: 1, heads: 2 }, &of_delta)?;
+        let y = b.one(Op::Add, &[y.into(), z.into()])?;
+        let y = b.one(Op::GatherRows, &[y.into(), Graph::ROWS.into()])?;
+        b.finish(y)
+    })();
+    built.err().map(|e| e.to_string()).or_else(|| verify::module(&m).err().map(|e| e.to_string()))
+}
+
+#[test]
+fn operators_that_update_states_are_checked() {
+    use StateKind::{Cache, Convolution, Recurrent};
+    assert_eq!(updates(|_, _| {}), None);
+    let refuse = |message: &str, change: fn(&mut GraphBuilder<'_>, [&mut Vec<Operand>; 2])| {
+        let error = updates(change).unwrap_or_else(|| panic!("accepted, not: {message}"));
+        assert!(error.contains(message), "{error}");
+    };
+    refuse("the state \"other\", which is cache, expected recurrent", |b, [_, delta]| {
+        delta[0] = state(b, "other", [2, 2, 2, 2], Cache);
+    });
+    refuse("the state \"s\", which is recurrent, expected convolution", |_, [conv, delta]| conv[0] = delta[0]);
+    refuse("the state has 2 heads, expected 1", |b, [conv, _]| {
+        conv[0] = state(b, "other", [2, 2, 2, 4], Convolution);
+    });
+    refuse("weight is f32[3, 4], expected f32[4, 4]", |b, [conv, _]| {
+        conv[0] = state(b, "other", [2, 1, 3, 4], Convolution);
+    });
+    refuse("the state has 1 heads, expected 2", |b, [_, delta]| {
+        delta[0] = state(b, "other", [2, 1, 2, 2], Recurrent);
+    });
+    refuse("v is f32[4, 2], expected f32[4, 4]", |_, [_, delta]| delta[3] = delta[1]);
+    refuse("expected a state", |_, [conv, _]| conv[0] = conv[1]);
+    refuse("state 1 is written twice", |b, [_, delta]| {
+        b.one(Op::DeltaRule { key_heads: 1, heads: 2 }, delta).unwrap();
+    });
+    // An operator that only writes or reads caches takes none of them.
+    let cached = |op: Op| {
+        let mut m = Module::default();
+        let mut b = GraphBuilder::new(&mut m, EntryKind::Prefill(4), 1);
+        let s = state(&mut b, "s", [2, 1, 2, 1], Recurrent);
+        let places = [Graph::POS, Graph::SLOT].map(Operand::from);
+        let w = b.weight(weight("embed", leaf("embed", &[3, 1]))).unwrap();
+        let x = b.one(Op::Embed, &[Graph::IDS.into(), w.into()]).unwrap().into();
+        let inputs = if op == Op::CacheWrite { vec![s, x] } else { vec![x, s, s] };
+        b.one(op, &[inputs, places.to_vec()].concat()).unwrap_err().to_string()
+    };
+    let attention = Op::Attention(AttentionDesc {
+        heads: 1,
+        kv_heads: 1,
+        qk_dim: 1,
+        v_dim: 1,
+        scale: 1.0,
+        window: None,
+        sinks: false,
+        v_from_k: false,
+    });
+    for op in [Op::CacheWrite, attention] {
+        let error = cached(op);
+        assert!(error.contains("the state \"s\", which is recurrent, expected cache or ring"), "{error}");
+    }
 }
 
 #[test]
@@ -208,6 +288,17 @@ fn bad_plans_are_refused() {
         refuse("bf16", |s| s.format = Format::Bf16);
         refuse("in the order Keys", |s| s.order = CacheOrder::Keys { nr: 4 });
     }
+    // A state that is read whole may lie in panels of its columns, one that is read by rows may not.
+    let panels = |p: &mut Plan, kind, block| {
+        folded(p, kind);
+        (p.states[0].shape, p.states[0].order) = ([2, 3, 4, 5], CacheOrder::Values { nr: 8, block });
+    };
+    let mut good = plan();
+    panels(&mut good, StateKind::Recurrent, 4);
+    verify::plan(&good).unwrap();
+    assert_eq!(good.states[0].bytes(), 2 * 3 * 4 * 8 * 4 * 17);
+    refuse_plan("states[0]", "recurrent of f32 in the order", |p| panels(p, StateKind::Recurrent, 2));
+    refuse_plan("states[0]", "convolution of f32 in the order", |p| panels(p, StateKind::Convolution, 4));
     refuse_plan("states[0]", "1 snapshots, and a state of the kind cache has 0", |p| {
         p.states[0].snapshots = 1;
     });

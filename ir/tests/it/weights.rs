@@ -2,7 +2,7 @@
 
 use crate::common::{Made, leaf, number};
 use moec_ir::text::parse_expr;
-use moec_ir::{Axis, WeightExpr};
+use moec_ir::{Axis, Elementwise, WeightExpr};
 use proptest::prelude::*;
 
 /// One number of an expression, by definition.
@@ -106,6 +106,13 @@ fn expr(shape: Vec<usize>, depth: u32) -> BoxedStrategy<WeightExpr> {
         );
         let parts = prop::collection::vec(expr(shape[1..].to_vec(), depth - 1), shape[0]);
         options.push(parts.prop_map(WeightExpr::Stack).boxed());
+    }
+    let map = (prop::sample::select(Elementwise::ALL.to_vec()), expr(shape.clone(), depth - 1));
+    options.push(map.prop_map(|(map, of)| WeightExpr::Map { map, of: Box::new(of) }).boxed());
+    if let [rows, cols] = shape[..] {
+        let heads = prop::sample::select((1..=rows).filter(|heads| rows.is_multiple_of(*heads)).collect::<Vec<_>>());
+        let of = heads.prop_flat_map(move |heads| expr(vec![heads, rows / heads, cols], depth - 1));
+        options.push(of.prop_map(|of| WeightExpr::Join(Box::new(of))).boxed());
     }
     if let [heads, rows, cols] = shape[..] {
         let of = expr(vec![heads * rows, cols], depth - 1);

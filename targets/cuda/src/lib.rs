@@ -81,7 +81,7 @@ impl Family for Cuda {
     }
 
     /// What there are kernels of threads for. Angles that hang on the length of a prompt are the processor's, as are neurons one by
-    /// one.
+    /// one, and what folds tokens together.
     fn takes(&self, op: &Op) -> bool {
         !matches!(
             op,
@@ -92,6 +92,8 @@ impl Family for Cuda {
                 | Op::Conv1x1 { .. }
                 | Op::ToNchw
                 | Op::FromNchw
+                | Op::CausalConv { .. }
+                | Op::DeltaRule { .. }
         )
     }
 

@@ -45,13 +45,13 @@ fn no_config() {
 fn unknown_architecture() {
     insta::assert_snapshot!(set("olmoe", "architectures", json!(["GemmaForCausalLM"])), @r#"
     Limit: `architectures` in `config.json` is "GemmaForCausalLM", which is not supported
-      hint: supported: MixtralForCausalLM, Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, OlmoeForCausalLM, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Glm4MoeForCausalLM, PhimoeForCausalLM, PhiMoEForCausalLM, GptOssForCausalLM, SmallThinkerForCausalLM, SmallthinkerForCausalLM, TurboSparseMixtralForCausalLM, BambooForCausalLM, SparseLlamaForCausalLM
+      hint: supported: MixtralForCausalLM, Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, Qwen3NextForCausalLM, Qwen3_5MoeForCausalLM, Qwen3_5MoeForConditionalGeneration, OlmoeForCausalLM, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Glm4MoeForCausalLM, PhimoeForCausalLM, PhiMoEForCausalLM, GptOssForCausalLM, SmallThinkerForCausalLM, SmallthinkerForCausalLM, TurboSparseMixtralForCausalLM, BambooForCausalLM, SparseLlamaForCausalLM
     "#);
     let mut folder = Folder::golden("olmoe").set("model_type", "gemma");
     folder.cut("architectures");
     insta::assert_snapshot!(refusal(folder.write().path()), @r#"
     Limit: `model_type` in `config.json` is "gemma", which is not supported
-      hint: supported: mixtral, qwen2_moe, qwen3_moe, olmoe, deepseek_v2, deepseek_v3, glm4_moe, phimoe, gpt_oss, smallthinker, turbosparsemixtral, bamboo, sparsellama
+      hint: supported: mixtral, qwen2_moe, qwen3_moe, qwen3_next, qwen3_5_moe, olmoe, deepseek_v2, deepseek_v3, glm4_moe, phimoe, gpt_oss, smallthinker, turbosparsemixtral, bamboo, sparsellama
     "#);
 }
 
@@ -229,6 +229,40 @@ fn missing_tensors() {
 }
 
 #[test]
+fn layers_of_the_delta_rule_that_do_not_fit() {
+    let types = |of: &str| json!(["linear_attention", of, "linear_attention", "full_attention"]);
+    let mut said = vec![
+        set("qwen3_next", "layer_types", types("sliding_attention")),
+        set("qwen3_next", "layer_types", types("full_attention")),
+        set("qwen3_next", "linear_num_value_heads", 3),
+        set("qwen3_next", "linear_num_key_heads", 4),
+        set("qwen3_next", "linear_conv_kernel_dim", 3),
+        set("qwen3_next", "linear_value_head_dim", 32),
+        set("qwen3_next", "linear_key_head_dim", 15),
+        cut("qwen3_next", "linear_num_key_heads"),
+        set("qwen3_5_moe_published", "quantization_config", json!({"quant_method": "awq"})),
+    ];
+    for (family, at, names) in [
+        ("qwen3_next", "model.layers.1.linear_attn", ["A_log", "dt_bias", "conv1d.weight", "in_proj_ba.weight"]),
+        (
+            "qwen3_5_moe_published",
+            "model.language_model.layers.1.linear_attn",
+            ["in_proj_qkv.weight", "in_proj_z.weight", "norm.weight", "out_proj.weight"],
+        ),
+    ] {
+        for name in names {
+            let mut folder = Folder::golden(family);
+            folder.take(&format!("{at}.{name}"));
+            said.push(refusal(folder.write().path()));
+        }
+    }
+    let mut folder = Folder::golden("qwen3_next");
+    folder.tensors.insert("model.layers.1.linear_attn.A_log".into(), Tensor::f32(&[4, 1], &[0.0; 4]));
+    said.push(refusal(folder.write().path()));
+    insta::assert_snapshot!(said.join("\n"));
+}
+
+#[test]
 fn routing_that_does_not_fit() {
     insta::assert_snapshot!(set("olmoe", "num_experts_per_tok", 9), @"Input: `num_experts_per_tok` in `config.json` is 9, more than `num_experts`, which is 8");
     insta::assert_snapshot!(set("deepseek_v3", "n_group", 3), @"Input: `n_group` 3 and `topk_group` 1 in `config.json` do not fit `n_routed_experts` 8 and `num_experts_per_tok` 2");
@@ -311,6 +345,7 @@ fn nonsense_in_any_key_does_not_panic() {
         "gpt_oss",
         "phimoe",
         "qwen2_moe",
+        "qwen3_next",
         "smallthinker_21b",
         "turbosparse_mixtral",
         "bamboo",

@@ -9,7 +9,6 @@ use moec_import::lower::lower;
 use safetensors::tensor::Dtype;
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::fs;
 
 const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
@@ -239,36 +238,47 @@ fn numbers_that_are_not_finite() {
     assert_eq!(refusal_with(dir.path(), &lax), "accepted");
 }
 
-#[test]
-fn fp8_checkpoints() {
-    let mut folder = Folder::golden("deepseek_v3");
+/// A checkpoint with its matrices in FP8, and the same with the numbers that these stand for.
+fn in_fp8(family: &str) -> [Folder; 2] {
+    let mut folder = Folder::golden(family);
     let mut plain = folder.clone();
-    let names: Vec<String> = folder.tensors.keys().filter(|n| n.ends_with("_proj.weight")).cloned().collect();
-    assert!(names.len() > 60);
+    let table: Vec<f32> = (0..=255).map(moec_import::encodings::fp8::e4m3).collect();
+    let is_matrix = |t: &Tensor| t.shape.len() == 2 && t.shape[0] > 8;
+    let matrices = folder.tensors.iter().filter(|(n, t)| n.contains("_proj") && is_matrix(t));
+    let names: Vec<String> = matrices.map(|(name, _)| name.clone()).collect();
+    assert!(names.len() > 20);
     for name in names {
         let t = folder.take(&name);
-        let factor = 1.0 / 1024.0;
-        let table: Vec<f32> = (0..=255).map(moec_import::encodings::fp8::e4m3).collect();
-        let nearest = |x: f32| {
+        let [rows, cols] = t.shape[..] else { panic!("{name}: {:?}", t.shape) };
+        let blocks = [rows.div_ceil(128), cols.div_ceil(128)];
+        let factors: Vec<f32> = (0..blocks[0] * blocks[1]).map(|i| (1.0 + 0.25 * i as f32) / 1024.0).collect();
+        let (mut stored, mut rounded) = (Vec::new(), Vec::new());
+        for (i, x) in t.numbers().into_iter().enumerate() {
+            let factor = factors[i / cols / 128 * blocks[1] + i % cols / 128];
             let off = |b: &u8| (table[usize::from(*b)] * factor - x).abs();
             let known = (0..=254_u8).filter(|b| b & 0x7f != 0x7f);
-            known.min_by(|a, b| off(a).total_cmp(&off(b))).unwrap()
-        };
-        let stored: Vec<u8> = t.numbers().into_iter().map(nearest).collect();
-        let rounded: Vec<f32> = stored.iter().map(|b| table[usize::from(*b)] * factor).collect();
-        let blocks = [t.shape[0].div_ceil(128), t.shape[1].div_ceil(128)];
-        let factors = vec![factor; blocks[0] * blocks[1]];
+            let nearest = known.min_by(|a, b| off(a).total_cmp(&off(b))).unwrap();
+            stored.push(nearest);
+            rounded.push(table[usize::from(nearest)] * factor);
+        }
         plain.tensors.insert(name.clone(), Tensor::f32(&t.shape, &rounded));
         folder.tensors.insert(format!("{name}_scale_inv"), Tensor::f32(&blocks, &factors));
         folder.tensors.insert(name, Tensor::bytes(Dtype::F8_E4M3, &t.shape, stored));
     }
-    let ids: Vec<u32> = (0..24).map(|i| i * 37 % 320).collect();
     let quantised = json!({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]});
-    let folder = folder.set("quantization_config", quantised);
-    let (dir, plain) = (folder.write(), plain.write());
-    assert_eq!(distance(&logits(dir.path(), &ids, 10), &logits(plain.path(), &ids, 10)), 0.0);
-    assert_eq!(spec(dir.path()).params, spec(plain.path()).params);
+    [folder.set("quantization_config", quantised), plain]
+}
 
+#[test]
+fn fp8_checkpoints() {
+    let ids: Vec<u32> = (0..24).map(|i| i * 37 % 320).collect();
+    // Rows of a matrix that is cut by heads, and a configuration inside of another, too.
+    for family in ["deepseek_v3", "qwen3_next", "qwen3_5_moe_published"] {
+        let [dir, plain] = in_fp8(family).map(|folder| folder.write());
+        assert_eq!(distance(&logits(dir.path(), &ids, 10), &logits(plain.path(), &ids, 10)), 0.0, "{family}");
+        assert_eq!(spec(dir.path()).params, spec(plain.path()).params, "{family}");
+    }
+    let [folder, _] = in_fp8("deepseek_v3");
     let mut broken = folder.clone();
     broken.take("model.layers.0.self_attn.o_proj.weight_scale_inv");
     insta::assert_snapshot!(refusal(broken.write().path()), @"
@@ -283,5 +293,4 @@ fn fp8_checkpoints() {
       because axis 0 is 2, which ⌈`hidden_size` / 128⌉ sets to 1
       hint: `config.json` and the weights may be of different models; download both again
     ");
-    fs::remove_dir_all(dir.path()).unwrap();
 }

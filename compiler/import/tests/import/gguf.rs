@@ -13,25 +13,12 @@ use moec_ir::{Format, WeightClass};
 use moec_import::lower::lower;
 use moec_runtime::serving::text::Text;
 use moec_testing::GGUF;
+use moec_testing::checkpoints::GGUF_WRITTEN;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
-
-/// Every golden family that GGUF has an architecture for.
-const FAMILIES: [&str; 10] = [
-    "mixtral",
-    "qwen2_moe",
-    "qwen3_moe",
-    "olmoe",
-    "deepseek_v2",
-    "deepseek_v3",
-    "glm4_moe",
-    "phimoe",
-    "gpt_oss",
-    "smallthinker_4b",
-];
 
 /// A folder with `model.gguf`, written from a checkpoint with more options.
 fn write(checkpoint: &Path, options: &[&str]) -> TempDir {
@@ -53,7 +40,7 @@ fn the_same_weights_give_the_same_logits() {
     if !GGUF.here() {
         return;
     }
-    for family in FAMILIES {
+    for family in GGUF_WRITTEN {
         let checkpoint = of(family);
         let folder = write(&checkpoint, &[]);
         let (ids, want) = expected(&checkpoint);
@@ -69,7 +56,7 @@ fn quantised_weights_mean_what_the_package_says() {
         return;
     }
     let types = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4", "F16"];
-    for (i, family) in FAMILIES.into_iter().enumerate() {
+    for (i, family) in GGUF_WRITTEN.into_iter().enumerate() {
         let checkpoint = of(family);
         for kind in [types[i % types.len()], if family == "gpt_oss" { "MXFP4" } else { "Q4_0" }] {
             let folder = write(&checkpoint, &["--type", kind, "--decoded", "decoded"]);

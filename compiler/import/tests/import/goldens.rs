@@ -1,6 +1,9 @@
 //! The logits of every golden checkpoint.
 
-use super::support::{distance, expected, golden, logits};
+use super::support::{distance, expected, golden, logits, shapes, spec};
+use moec_import::lower::lower;
+use moec_testing::checkpoints::{CHECKPOINTS, FOLDED, List};
+use std::collections::BTreeSet;
 
 /// Imports, lowers, verifies and evaluates; the prompt is not a multiple of the chunk.
 fn check(path: &str, tokens: usize, chunk: usize) {
@@ -14,76 +17,33 @@ fn check(path: &str, tokens: usize, chunk: usize) {
 }
 
 #[test]
-fn deepseek_v2() {
-    check("hf/deepseek_v2", 48, 20);
-}
-
-#[test]
-fn deepseek_v3() {
-    check("hf/deepseek_v3", 48, 20);
-}
-
-#[test]
-fn glm4_moe() {
-    check("hf/glm4_moe", 48, 20);
-}
-
-#[test]
-fn gpt_oss() {
-    check("hf/gpt_oss", 48, 20);
-}
-
-#[test]
-fn mixtral() {
-    check("hf/mixtral", 48, 20);
-}
-
-#[test]
-fn olmoe() {
-    check("hf/olmoe", 48, 20);
-}
-
-#[test]
-fn phimoe() {
-    check("hf/phimoe", 48, 20);
-}
-
-#[test]
-fn qwen2_moe() {
-    check("hf/qwen2_moe", 48, 20);
-}
-
-#[test]
-fn qwen3_moe() {
-    check("hf/qwen3_moe", 48, 20);
-}
-
-#[test]
-fn smallthinker_4b() {
-    check("hf/smallthinker_4b", 48, 20);
-}
-
-#[test]
-fn smallthinker_21b() {
-    check("hf/smallthinker_21b", 48, 20);
-}
-
-#[test]
-fn turbosparse_mixtral() {
-    check("hf/turbosparse_mixtral", 48, 20);
-}
-
-#[test]
-fn bamboo() {
-    check("hf/bamboo", 48, 20);
-}
-
-#[test]
-fn prosparse() {
-    check("hf/prosparse", 48, 20);
+fn logits_of_every_checkpoint() {
+    for of in CHECKPOINTS {
+        check(&format!("hf/{}", of.name), 48, 20);
+    }
 }
 
 #[test]
 fn ferris() {
     check("models/ferris", 600, 64);
+}
+
+#[test]
+fn every_checkpoint_and_every_family_is_in_the_table() {
+    let folders = std::fs::read_dir(golden("hf")).unwrap().map(|entry| entry.unwrap().path());
+    let folders: BTreeSet<_> = folders.filter(|path| path.join("config.json").exists()).collect();
+    let rows: BTreeSet<_> = CHECKPOINTS.iter().map(|of| golden("hf").join(of.name)).collect();
+    assert_eq!(folders, rows);
+    let families: BTreeSet<_> = moec_import::FAMILIES.iter().map(|family| family.name).collect();
+    assert_eq!(families, CHECKPOINTS.iter().map(|of| of.family).collect());
+    for of in CHECKPOINTS {
+        let spec = spec(&golden("hf").join(of.name));
+        assert_eq!(spec.family, of.family, "{}", of.name);
+        let left_out = |list| of.without.iter().any(|&(from, _)| from == list);
+        let dense = spec.layers.iter().all(|layer| layer.moe().is_none());
+        assert_eq!(left_out(List::Mixtures), dense || left_out(List::Families), "{}", of.name);
+        let module = lower(&spec, &shapes(64, 16)).unwrap();
+        let folded = module.states.iter().any(|state| state.kind.needs_snapshots());
+        assert_eq!(FOLDED.contains(&of.name), folded && !left_out(List::Families), "{}", of.name);
+    }
 }

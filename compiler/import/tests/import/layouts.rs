@@ -1,23 +1,11 @@
 //! One checkpoint in the many forms that it may be published in: the logits stay the same.
 
 use super::support::{Folder, Tensor, distance, expected, golden, logits, refusal, shard, spec, write_index};
+use moec_testing::checkpoints::VERSION_5;
 use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
-
-/// Those whose golden config transformers 5 has spelled.
-const FAMILIES: [&str; 9] = [
-    "deepseek_v2",
-    "deepseek_v3",
-    "glm4_moe",
-    "gpt_oss",
-    "mixtral",
-    "olmoe",
-    "phimoe",
-    "qwen2_moe",
-    "qwen3_moe",
-];
 
 /// Holds a changed form of a golden checkpoint against the logits of transformers.
 fn check(family: &str, dir: &Path) {
@@ -55,7 +43,7 @@ fn version_4(mut folder: Folder, family: &str) -> Folder {
 
 #[test]
 fn the_spelling_of_transformers_4() {
-    for family in FAMILIES {
+    for family in VERSION_5 {
         let folder = version_4(Folder::golden(family), family);
         assert!(!folder.config.to_string().contains("rope_parameters"));
         check(family, folder.write().path());
@@ -71,6 +59,11 @@ fn keys_that_older_configs_leave_out() {
             &["qkv_bias", "layer_types", "mlp_only_layers", "decoder_sparse_step", "norm_topk_prob"],
         ),
         ("qwen3_moe", &["head_dim", "architectures"]),
+        (
+            "qwen3_next",
+            &["layer_types", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "attention_bias"],
+        ),
+        ("qwen3_5_moe", &["layer_types", "attention_bias", "hidden_act"]),
         ("deepseek_v3", &["head_dim", "qk_head_dim", "rope_interleave"]),
         ("glm4_moe", &["use_qk_norm", "first_k_dense_replace", "head_dim"]),
         ("gpt_oss", &["layer_types", "swiglu_alpha", "swiglu_limit", "head_dim", "attention_bias"]),
@@ -82,6 +75,25 @@ fn keys_that_older_configs_leave_out() {
         }
         check(family, folder.write().path());
     }
+}
+
+/// Which layers attend is said by their list, or by an interval; how much of a head is rotated may be left out.
+#[test]
+fn layers_of_the_delta_rule() {
+    for (family, types) in [("qwen3_next", true), ("qwen3_next", false), ("qwen3_5_moe", false)] {
+        let mut folder = Folder::golden(family).set("full_attention_interval", if types { 2 } else { 4 });
+        if !types {
+            folder.cut("layer_types").unwrap();
+        }
+        let rope = folder.config["rope_parameters"].as_object_mut().unwrap();
+        rope.shift_remove("partial_rotary_factor").unwrap();
+        check(family, folder.write().path());
+    }
+    // Another interval takes other layers, which are not in the file.
+    let mut folder = Folder::golden("qwen3_next").set("full_attention_interval", 2);
+    folder.cut("layer_types").unwrap();
+    let said = refusal(folder.write().path());
+    assert!(said.contains("no tensor `model.layers.1.self_attn."), "{said}");
 }
 
 #[test]

@@ -6,24 +6,8 @@ use moec_ir::eval::Evaluator;
 use moec_ir::text::parse_module;
 use moec_ir::{EntryKind, Module, Op, Part, Scope, StateKind, WeightClass};
 use moec_import::lower::{Shapes, lower};
+use moec_testing::checkpoints::{CHECKPOINTS, Checkpoint};
 use serde_json::json;
-
-const FAMILIES: [&str; 14] = [
-    "deepseek_v2",
-    "deepseek_v3",
-    "glm4_moe",
-    "gpt_oss",
-    "mixtral",
-    "olmoe",
-    "phimoe",
-    "qwen2_moe",
-    "qwen3_moe",
-    "smallthinker_4b",
-    "smallthinker_21b",
-    "turbosparse_mixtral",
-    "bamboo",
-    "prosparse",
-];
 
 fn module(spec: &ModelSpec, shapes: &Shapes) -> Module {
     let module = lower(spec, shapes).unwrap();
@@ -37,7 +21,7 @@ fn ops<'a>(module: &'a Module, name: &'a str) -> impl Iterator<Item = &'a Op> {
 
 #[test]
 fn the_text_form_reads_back() {
-    for family in FAMILIES {
+    for Checkpoint { name: family, .. } in CHECKPOINTS {
         let module = module(&spec(&golden("hf").join(family)), &shapes(64, 20));
         assert_eq!(parse_module(&module.to_string()).unwrap(), module, "{family}");
     }
