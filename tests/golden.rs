@@ -94,6 +94,24 @@ fn families_in_bf16_for_avx512() {
     matrix("x86-64-v4", "bf16", Some(1));
 }
 
+/// In chunks that divide nothing, with their own binary.
+fn late(families: impl Iterator<Item = &'static str>) {
+    for family in families {
+        let setup = Setup { format: "f32", chunk: 7, batch: &[1], context: 96 };
+        compare(&checkpoint(family), "native", setup, true);
+    }
+}
+
+#[test]
+fn six_families_of_2026() {
+    late(["gemma4", "glm4_moe_lite", "granitemoehybrid", "kimi_linear", "lfm2_moe", "minimax_m2"].into_iter());
+}
+
+#[test]
+fn all_families_of_2026() {
+    late(moec_testing::checkpoints::late_ones());
+}
+
 #[test]
 fn families_through_their_own_binary() {
     for family in FAMILIES {

@@ -39,8 +39,24 @@ const ONE_SPELLING: (List, &str) = (List::Version5, "its configuration is the re
 const NO_GGUF: (List, &str) = (List::Gguf, "llama.cpp has no architecture for it");
 const GGUF_UNREAD: (List, &str) = (List::Gguf, "the importer does not read its architecture yet");
 
+/// Of families whose parts are those of others: what those show with every unit and form holds for these, too.
+const fn late(name: &'static str) -> Checkpoint {
+    const ALIKE: &str = "its mixers and operators are those of checkpoints on the list";
+    row(
+        name,
+        &[
+            (List::Families, ALIKE),
+            (List::Mixtures, ALIKE),
+            (List::Graphs, ALIKE),
+            KNOWN_GRAPHS,
+            GGUF_UNREAD,
+            (List::Version5, "`published.json` beside it is the other spelling"),
+        ],
+    )
+}
+
 /// Every folder of `golden/hf`.
-pub const CHECKPOINTS: [Checkpoint; 17] = [
+pub const CHECKPOINTS: [Checkpoint; 38] = [
     row("deepseek_v2", &[]),
     row("deepseek_v3", &[]),
     row("glm4_moe", &[]),
@@ -78,6 +94,27 @@ pub const CHECKPOINTS: [Checkpoint; 17] = [
             ],
         )
     },
+    late("afmoe"),
+    late("bailing_hybrid"),
+    late("cohere2_moe"),
+    late("dots1"),
+    late("ernie4_5_moe"),
+    late("exaone_moe"),
+    late("flex_olmo"),
+    late("gemma4"),
+    late("glm4_moe_lite"),
+    late("granitemoe"),
+    late("granitemoehybrid"),
+    late("granitemoeshared"),
+    late("hunyuan_v1_moe"),
+    late("hy_v3"),
+    late("kimi_linear"),
+    late("laguna"),
+    late("lfm2_moe"),
+    late("mellum"),
+    late("mimo_v2_flash"),
+    late("minimax_m2"),
+    late("solar_open"),
     row("bamboo", &[DENSE, KNOWN_GRAPHS, ONE_SPELLING, NO_GGUF]),
     Checkpoint {
         family: "sparsellama",
@@ -125,6 +162,11 @@ impl List {
 
 /// Those families of which some states fold all tokens together.
 pub const FOLDED: [&str; 2] = ["qwen3_next", "qwen3_5_moe"];
+
+/// Checkpoints that are compiled and run for processors alone: six of them with every change, all with `--all`.
+pub fn late_ones() -> impl Iterator<Item = &'static str> {
+    CHECKPOINTS.iter().filter(|of| !List::Families.has(of) && of.family == of.name).map(|of| of.name)
+}
 
 /// [`List::Families`].
 pub const FAMILIES: [&str; List::Families.len()] = List::Families.names();

@@ -33,6 +33,11 @@ pub(super) const SLOW: &[(&str, &str, &str)] = &[
         "emulated for minutes; its kernels are emulated by `moec-codegen/kernels`, and `neurons_flash` reads from flash here",
     ),
     (
+        "golden",
+        "all_families_of_2026",
+        "a build for each of twenty-one families; six of them are built, and the evaluator computes all",
+    ),
+    (
         "predictors",
         "the_page_says_what_predictors_gain_and_cost",
         "a table of a page; the other tests of predictors hold what each of them finds",

@@ -2,7 +2,7 @@
 
 use super::support::{distance, expected, golden, logits, shapes, spec};
 use moec_import::lower::lower;
-use moec_testing::checkpoints::{CHECKPOINTS, FOLDED, List};
+use moec_testing::checkpoints::{CHECKPOINTS, Checkpoint, FOLDED, List};
 use std::collections::BTreeSet;
 
 /// Imports, lowers, verifies and evaluates; the prompt is not a multiple of the chunk.
@@ -20,6 +20,23 @@ fn check(path: &str, tokens: usize, chunk: usize) {
 fn logits_of_every_checkpoint() {
     for of in CHECKPOINTS {
         check(&format!("hf/{}", of.name), 48, 20);
+    }
+}
+
+/// The same weights under the configuration that was published give the same logits to the bit.
+#[test]
+fn published_configurations() {
+    let published = |of: &&Checkpoint| golden("hf").join(of.name).join("published.json").exists();
+    let all: Vec<_> = CHECKPOINTS.iter().filter(published).collect();
+    assert!(all.len() > 15, "{all:?}");
+    for of in all {
+        let dir = golden("hf").join(of.name);
+        let (ids, _) = expected(&dir);
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::copy(dir.join("published.json"), folder.path().join("config.json")).unwrap();
+        std::fs::copy(dir.join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
+        let as_published = logits(folder.path(), &ids[..20], 16);
+        assert_eq!(as_published, logits(&dir, &ids[..20], 16), "{}", of.name);
     }
 }
 
