@@ -94,7 +94,7 @@ fn convolutions() {
 /// Heads of keys and of values, channels of a key and of a value.
 type Heads = [usize; 4];
 
-fn delta_case(rng: &mut Rng, n: usize, [key_heads, heads, key, value]: Heads, by_channel: bool) -> Case {
+fn delta_case(rng: &mut Rng, n: usize, [key_heads, heads, key, value]: Heads, by_channel: bool, corrects: bool) -> Case {
     let decays = if by_channel { key } else { 1 };
     let widths = [key_heads * key, key_heads * key, heads * value, heads * decays, heads];
     let ld = widths.map(|width| width + rng.below(4));
@@ -117,7 +117,7 @@ fn delta_case(rng: &mut Rng, n: usize, [key_heads, heads, key, value]: Heads, by
                 *x *= at(&decay, 3, h * decays + i / value % decays).exp();
             }
             for j in 0..value {
-                let said: f64 = (0..key).map(|i| at(&k, 1, of_key + i) * s[i * value + j]).sum();
+                let said: f64 = if corrects { (0..key).map(|i| at(&k, 1, of_key + i) * s[i * value + j]).sum() } else { 0.0 };
                 let change = at(&beta, 4, h) * (at(&v, 2, h * value + j) - said);
                 for i in 0..key {
                     s[i * value + j] += at(&k, 1, of_key + i) * change;
@@ -126,7 +126,7 @@ fn delta_case(rng: &mut Rng, n: usize, [key_heads, heads, key, value]: Heads, by
             }
         }
     }
-    let spec = DeltaRule { rows: POS.len(), key_heads, heads, key, value, by_channel, ld, out_ld };
+    let spec = DeltaRule { rows: POS.len(), key_heads, heads, key, value, corrects, by_channel, ld, out_ld };
     let floats = [q, k, v, decay, beta].map(Operand::Floats);
     let out = Operand::Floats(strided(n, heads * value, out_ld, |_, _| 5.0));
     let first = [Operand::States([key, value], state)];
@@ -157,10 +157,12 @@ fn delta_cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, heads) in HEADS.into_iter().enumerate() {
         for by_channel in [false, true] {
-            cases.push(delta_case(&mut rng, 12, heads, by_channel));
+            cases.push(delta_case(&mut rng, 12, heads, by_channel, true));
         }
+        // The plain sums of state spaces.
+        cases.push(delta_case(&mut rng, 12, heads, false, false));
         if i < 3 {
-            cases.push(delta_case(&mut rng, [1, 5, 8][i], heads, i % 2 == 0));
+            cases.push(delta_case(&mut rng, [1, 5, 8][i], heads, i % 2 == 0, true));
         }
     }
     cases

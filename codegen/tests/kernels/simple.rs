@@ -86,6 +86,7 @@ fn map_case(rng: &mut Rng, op: MapOp, cols: usize, values: impl Fn(&mut Rng) -> 
         MapOp::Add { b_ld, .. } | MapOp::Mul { b_ld, .. } | MapOp::Glu { b_ld, .. } => {
             (random(rng, n, cols, b_ld), b_ld)
         }
+        MapOp::MulHeads { heads, b_ld } => (strided(n, heads, b_ld, |_, _| rng.float()), b_ld),
         MapOp::ScaleCols => (rng.floats(cols), 0),
         _ => (Vec::new(), 0),
     };
@@ -98,6 +99,8 @@ fn map_case(rng: &mut Rng, op: MapOp, cols: usize, values: impl Fn(&mut Rng) -> 
             MapOp::ScaleCols => x * b[c],
             MapOp::Scale { factor } => factor * x,
             MapOp::Clamp { lo, hi } => x.max(lo).min(hi),
+            MapOp::MulHeads { heads, b_ld } => x * b[r * b_ld + c / (cols / heads)],
+            MapOp::SoftCap { cap } => (f64::from(cap) * f64::from(x / cap).tanh()) as f32,
             MapOp::Act(act) => activation(act, x),
             MapOp::Softplus => (x.max(0.0) as f64 + (-f64::from(x.abs())).exp().ln_1p()) as f32,
         }
@@ -129,6 +132,8 @@ fn element_wise() {
             MapOp::ScaleCols,
             MapOp::Scale { factor: -2.5 },
             MapOp::Clamp { lo: -0.25, hi: 0.5 },
+            MapOp::MulHeads { heads: if cols % 3 == 0 { 3 } else { 1 }, b_ld: 5 },
+            MapOp::SoftCap { cap: 3.0 },
             MapOp::Glu { glu: Glu::Clamped { alpha: 1.702, limit: 0.8 }, b_ld },
             MapOp::Glu { glu: Glu::Gated(Activation::Silu), b_ld },
         ];

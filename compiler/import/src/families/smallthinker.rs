@@ -7,7 +7,7 @@
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
-use crate::common::{Base, only_act};
+use crate::common::{Base, PRE_NORMS, only_act};
 use crate::config::Config;
 use crate::mixers::{Fused, GqaOptions, Moe, PROJ, Parts, RouterInput, plain_router};
 use crate::rope;
