@@ -25,6 +25,7 @@ pub mod error;
 pub mod experts;
 pub mod find;
 pub mod part;
+pub mod runner;
 pub mod sizes;
 pub mod streams;
 pub mod threads;
@@ -37,6 +38,7 @@ pub use emit::{Channels, Emit, Emitted, Numbers, Rounding};
 pub use error::{Error, Fault, Result};
 pub use experts::LayerExperts;
 pub use part::{Cut, GroupGraph, HotBatch, HotLayer, PartGraph, StaticAttention, StaticPart};
+pub use runner::{Runner, RunnerCrate};
 pub use sizes::{ArtifactSizes, UnitSizes};
 pub use streams::{
     BF16_BOUND, StreamCosts, StreamEvent, StreamExpert, StreamLayer, StreamRun, StreamScene, StreamStep,
@@ -117,7 +119,7 @@ pub trait Family: Sync + std::fmt::Debug {
     }
 
     /// What the `run` of a bundle whose plan calls its units has besides the runtime, to drive them; `None`: nothing.
-    fn runner(&self) -> Option<Runner> {
+    fn runner(&self) -> Option<&'static Runner> {
         None
     }
 
@@ -249,15 +251,4 @@ pub trait StaticGraphs: Sync + std::fmt::Debug {
         let error = Error::limit(format!("no `run` asks another emulator of `{}` than moec's", unit.name));
         Err(error.hint("leave `=device` out"))
     }
-}
-
-/// What the program of a bundle has besides the runtime.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Runner {
-    /// Feature of the runner crate that brings it.
-    pub feature: &'static str,
-    /// Path of the constant that brings its units, a `moec_runtime::cli::Native`.
-    pub native: &'static str,
-    /// Whether moec's precompiled runtime has it, too: then no cargo is needed for a bundle of this machine's own kind.
-    pub precompiled: bool,
 }
