@@ -13,6 +13,8 @@
 //! * [`Threads`]: kernels of threads, which units launch in place of the processor's: for which of them, and read back;
 //! * [`Streams`]: commands by which a unit computes experts: what they cost, written, read back and executed;
 //! * [`Bench`]: a unit that this machine has, for who measures it;
+//! * [`Runner`]: what the `run` of a bundle has besides the runtime, to drive such units;
+//! * [`Family::subcommands`]: subcommands of `moec`;
 //! * [`Family::doctor`], [`Family::serve`]: which [`Tools`] it needs, whether they are there, and what a process for them does.
 //!
 //! Invariant: this crate knows no family.
@@ -28,6 +30,7 @@ pub mod part;
 pub mod runner;
 pub mod sizes;
 pub mod streams;
+pub mod subcommand;
 pub mod threads;
 pub mod tools;
 pub mod verify;
@@ -44,6 +47,7 @@ pub use streams::{
     BF16_BOUND, StreamCosts, StreamEvent, StreamExpert, StreamLayer, StreamRun, StreamScene, StreamStep,
     StreamTrial, Streams,
 };
+pub use subcommand::Subcommand;
 pub use threads::{Assembled, KernelsRead, Threads};
 pub use tools::Tools;
 pub use verify::{Check, FunctionReport, Trial};
@@ -126,6 +130,11 @@ pub trait Family: Sync + std::fmt::Debug {
     /// Whether the tools that it needs are there; `targets` are the devices that have such units.
     fn doctor(&self, _tools: Tools<'_>, _targets: &[&str]) -> Vec<Diagnosis> {
         Vec::new()
+    }
+
+    /// Subcommands of `moec` that are about its units alone.
+    fn subcommands(&self) -> &'static [Subcommand] {
+        &[]
     }
 
     /// What a process of its own does, until its stdin ends: it calls what may crash or hang. `None`: it has none.
