@@ -156,6 +156,10 @@ impl Threads for Cuda {
         ptxas::assemble(&ptxas, generation, text).map(Some)
     }
 
+    fn installs_assembler(&self) -> &'static str {
+        ptxas::INSTALL
+    }
+
     fn code_path(&self, artifact: &str) -> String {
         code_path(artifact)
     }
