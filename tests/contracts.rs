@@ -187,7 +187,7 @@ fn command_lines_of_moec_are_understood() {
 
 #[test]
 fn command_lines_of_run_are_understood() {
-    let command = moec_service::front(None).command();
+    let command = moec_service::front(&[]).command();
     all_hold(
         "the command line of BUNDLE/run",
         RUN.iter().map(|line| {

@@ -2,31 +2,21 @@
 //!
 //! A cargo of its own builds it, since it wants other settings than moec: optimised whatever moec's profile is, ended
 //! by panics, and without this machine's paths. What it compiles is kept beside the target folder's profiles, so that
-//! checks, lints, debug and release builds share it and nothing is compiled twice; where none of [`SOURCES`]
-//! has changed, cargo does not run this at all. It needs no network beyond what moec's own dependencies need.
+//! checks, lints, debug and release builds share it and nothing is compiled twice; where none of its sources
+//! ([`watch`]) has changed, cargo does not run this at all. It needs no network beyond what moec's own dependencies need.
 //!
 //! Without the feature `prebuilt`, and for systems other than Linux, nothing is embedded: `run` is then
 //! built by cargo from the bundle's `runner/`.
 
+use std::collections::BTreeSet;
 use std::env;
 use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What the library is made of, relative to the workspace.
-const SOURCES: &[&str] = &[
-    "Cargo.toml",
-    "Cargo.lock",
-    "prebuilt",
-    "runtime/Cargo.toml",
-    "runtime/src",
-    "service/Cargo.toml",
-    "service/src",
-    "ir/Cargo.toml",
-    "ir/src",
-    "targets/cuda/unit",
-];
+/// What decides what is built, beside the packages of the library; relative to the workspace.
+const WORKSPACE: &[&str] = &["Cargo.toml", "Cargo.lock"];
 
 /// Variables that describe the outer build and would leak into the inner one: whole names, or all that begin so.
 const LEAKS: &[&str] = &[
@@ -74,11 +64,9 @@ fn main() -> Result<()> {
         return Ok(());
     }
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../..").canonicalize()?;
-    for source in SOURCES {
-        println!("cargo::rerun-if-changed={}", root.join(source).display());
-    }
     let out = PathBuf::from(env::var("OUT_DIR")?);
     let library = library(&root, &kept(&out))?;
+    watch(&root, &library.with_extension("d"))?;
     let object = out.join("prebuilt.o");
     link(&library, &object)?;
     let packed = miniz_oxide::deflate::compress_to_vec(&fs::read(&object)?, EFFORT);
@@ -130,6 +118,20 @@ fn library(root: &Path, target: &Path) -> Result<PathBuf> {
     cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.collect::<Vec<_>>().join("\u{1f}"));
     run(&mut cargo)?;
     Ok(target.join(triple).join("prebuilt/libmoec_prebuilt.a"))
+}
+
+/// Has cargo run this again where a package of the library has changed. `list` is cargo's list of the sources that it was made of:
+/// `LIBRARY: FILE FILE …`, with a backslash before each space in a path.
+fn watch(root: &Path, list: &Path) -> Result<()> {
+    let listed = fs::read_to_string(list)?.replace("\\ ", "\0");
+    let files = listed.split_whitespace().skip(1).map(|path| PathBuf::from(path.replace('\0', " ")));
+    let folder = |file: PathBuf| Some(file.ancestors().find(|at| at.join("Cargo.toml").exists())?.to_owned());
+    let packages: BTreeSet<PathBuf> = files.filter_map(folder).collect();
+    let parts = packages.iter().flat_map(|package| ["Cargo.toml", "src"].map(|part| package.join(part)));
+    for path in parts.chain(WORKSPACE.iter().map(|part| root.join(part))) {
+        println!("cargo::rerun-if-changed={}", path.display());
+    }
+    Ok(())
 }
 
 /// One object of all that `main` reaches.

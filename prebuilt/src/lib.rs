@@ -5,8 +5,7 @@
 //! of the C compiler's linker, and neither rustc nor cargo. The generated crate in a bundle's `runner/` builds the
 //! same `Program` from the same plan.
 //!
-//! It drives graphics processors, too (`moec_cuda_unit`): their driver's library is looked for where a plan has steps for one, and is
-//! small beside the rest.
+//! It drives units, too (`moec_units`): a driver's library is looked for where a plan has steps for one, and is small beside the rest.
 //!
 //! What Rust's own `main` does before and after a program is done here, since C's is the entry point.
 //! `unsafe` is in this file: the linked table is trusted, as the kernels are.
@@ -45,7 +44,7 @@ extern "C" fn main(_count: c_int, _arguments: *const *const c_char) -> c_int {
             std::slice::from_raw_parts((*table).kernels, (*table).kernel_count),
         )
     };
-    let status = moec_service::front(Some(moec_cuda_unit::NATIVE)).main(plan, kernels);
+    let status = moec_service::front(moec_units::PRECOMPILED).main(plan, kernels);
     // Returning from C's `main` flushes C's streams only. Whom a closed one concerns has been told by the verb.
     let _ = std::io::stdout().flush();
     c_int::from(status)

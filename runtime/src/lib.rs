@@ -11,7 +11,7 @@
 //! * [`platform`]: CPUs, memory, files of others.
 //! * [`cli`]: the subcommands of `BUNDLE/run`, and of `moec run BUNDLE`.
 //!
-//! `unsafe` code is in `exec` (addresses and threads; calls of Core ML), `sync::pool`, `platform` (memory, mapped files and what
+//! `unsafe` code is in `exec` (addresses and threads), `sync::pool`, `platform` (memory, mapped files and what
 //! becomes of one that is cut, questions to the system), `weights` (mapped files, memory that reads fill, questions to the page
 //! cache), `offload::flash` (reads into memory: `buffer`, `uring`, `threads`, and those that hand it to them), `offload::paging`
 //! (what steps read of experts on flash), `cli::interrupt`, and nowhere else.

@@ -21,8 +21,8 @@ pub use serve::{Asked, Requests};
 /// The verbs beside the runtime's own.
 const VERBS: &[More] = &[chat::VERB, serve::VERB, worker::VERB];
 
-/// The verbs of a bundle, the runtime's and this crate's, and grammars for those of the runtime. `native`: what executes units that
-/// the runtime by itself does not.
-pub fn front(native: Option<Native<'static>>) -> Front<'static> {
+/// The verbs of a bundle, the runtime's and this crate's, and grammars for those of the runtime. `native`: what executes
+/// units beside the CPU.
+pub fn front(native: &'static [Native<'static>]) -> Front<'static> {
     Front { more: VERBS, forms: Some(grammar::FORMS), native, ..Front::default() }
 }

@@ -46,7 +46,7 @@ fn talking() -> tempfile::TempDir {
 }
 
 fn chat(bundle: &Path, args: &str, input: &str) -> Done {
-    verb(&moec_service::front(None), bundle, &format!("chat {args}"), input)
+    verb(&moec_service::front(&[]), bundle, &format!("chat {args}"), input)
 }
 
 fn verb(front: &Front<'_>, bundle: &Path, args: &str, input: &str) -> Done {
@@ -156,7 +156,7 @@ fn changed_files_are_refused_where_they_are_read() {
     let dir = talking();
     std::fs::write(dir.path().join("artifacts/sampling.json"), "{}").unwrap();
     let said = |files: &BundleReader, args: &str| {
-        let front = Front { files: Some(files), ..moec_service::front(None) };
+        let front = Front { files: Some(files), ..moec_service::front(&[]) };
         let done = verb(&front, dir.path(), args, "hi\n");
         assert_eq!(done.status, 1, "{args}: {}", done.out);
         done.err
@@ -290,7 +290,7 @@ fn what_cannot_be_is_said() {
 fn child() {
     let bundle = std::env::var_os("MOEC_CHAT_BUNDLE").unwrap();
     let args = ["chat", "-n", "3", "--regex", "[a-d]{3}", "--quiet"].map(OsString::from);
-    let status = moec_service::front(None).run(&program(&ENTRIES), Path::new(&bundle), args.into_iter());
+    let status = moec_service::front(&[]).run(&program(&ENTRIES), Path::new(&bundle), args.into_iter());
     assert_eq!(status, 0);
 }
 

@@ -56,7 +56,7 @@ fn with_server(options: &[&str], test: impl FnOnce(&str)) -> u8 {
             let args: Vec<OsString> = own.iter().chain(options).map(OsString::from).collect();
             let (mut out, mut err) = (Lines(lines), Vec::new());
             let io = Io { input: None, out: &mut out, err: &mut err };
-            moec_service::front(None).run_with(&program, dir.path(), args.into_iter(), io)
+            moec_service::front(&[]).run_with(&program, dir.path(), args.into_iter(), io)
         });
         let url = said.recv_timeout(Duration::from_mins(1)).unwrap();
         let address = url.trim().strip_prefix("http://").unwrap().to_owned();

@@ -16,7 +16,7 @@ fn generate(bundle: &Path, args: &[&str]) -> (u8, String, String) {
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let io = Io { input: None, out: &mut out, err: &mut err };
     let args = ["generate", "--prompt", "hi", "--quiet"].iter().chain(args).map(OsString::from);
-    let status = moec_service::front(None).run_with(&program(&ENTRIES), bundle, args, io);
+    let status = moec_service::front(&[]).run_with(&program(&ENTRIES), bundle, args, io);
     (status, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
 }
 

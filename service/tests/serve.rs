@@ -74,7 +74,7 @@ fn with_program(
                 .collect::<Vec<_>>();
             let (mut out, mut err) = (Lines(lines, Vec::new()), Vec::new());
             let io = Io { input: None, out: &mut out, err: &mut err };
-            let status = moec_service::front(None).run_with(program, dir.path(), args.into_iter(), io);
+            let status = moec_service::front(&[]).run_with(program, dir.path(), args.into_iter(), io);
             (status, String::from_utf8(err).unwrap())
         });
         let url = said.recv_timeout(Duration::from_mins(1)).unwrap();

@@ -11,7 +11,7 @@ use std::process::Command;
 
 const TRIPLE: &str = "aarch64-apple-darwin";
 /// What ships, and what reads and checks packages.
-const CRATES: [&str; 2] = ["moec-runtime", "moec-coreml"];
+const CRATES: [&str; 4] = ["moec-runtime", "moec-service", "moec-coreml-unit", "moec-coreml"];
 
 /// A compiler, and whether the standard library is to be built with it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -158,7 +158,7 @@ fn tree_of(binary: &Path, tree: &Path) -> Result<(), Failed> {
 
 /// Licences of the crates in the program, and, where LLVM is a part of it, of LLVM and what that asks for.
 fn licences(needs: &Needs) -> Result<String, Failed> {
-    let crates = notices::text(&notices::linked("moec", &[])?)?;
+    let crates = notices::text(&notices::linked(&["moec"], &[])?)?;
     if needs.libraries.iter().any(|name| name.starts_with("libLLVM")) {
         return Ok(crates);
     }

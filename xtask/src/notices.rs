@@ -10,8 +10,6 @@ use std::{env, fs};
 
 /// The notices of `run`, which travel in `runner/` of every bundle.
 const OF_RUN: &str = "compiler/bundle/runner/THIRD-PARTY.txt";
-/// The crate that a `run` is.
-const RUN: &str = "moec-prebuilt";
 /// Where bundles run.
 const TARGETS: [&str; 3] = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "aarch64-apple-darwin"];
 /// How names of files with licences begin, in lower case.
@@ -27,7 +25,7 @@ that offers MIT beside other licences is used under MIT. The standard library of
 /// Writes the notices of `run`.
 pub(crate) fn run() -> Result<(), Failed> {
     let path = root().join(OF_RUN);
-    fs::write(&path, text(&linked(RUN, &TARGETS)?)?)
+    fs::write(&path, text(&linked_into_run()?)?)
         .map_err(|e| Failed::new(format!("`{OF_RUN}` cannot be written: {e}")))?;
     stage("Wrote", OF_RUN);
     Ok(())
@@ -42,11 +40,22 @@ pub(crate) struct Crate {
     pub(crate) licence: String,
 }
 
-/// The crates of others that are linked into a package of the workspace, for targets, or for this machine where none is given.
-pub(crate) fn linked(package: &str, targets: &[&str]) -> Result<Vec<Crate>, Failed> {
+/// The crates of others that are linked into a `run`: into the part that is precompiled, and into what drives units (`targets/*/unit`).
+fn linked_into_run() -> Result<Vec<Crate>, Failed> {
+    let manifest = fs::read_to_string(root().join("Cargo.toml"))
+        .map_err(|e| Failed::new(format!("`Cargo.toml` cannot be read: {e}")))?;
+    let folders = manifest.split('"').filter_map(|part| part.strip_prefix("targets/")?.strip_suffix("/unit"));
+    let units: BTreeSet<String> = folders.map(|backend| format!("moec-{backend}-unit")).collect();
+    let packages = units.iter().map(String::as_str).chain(["moec-prebuilt"]);
+    linked(&packages.collect::<Vec<_>>(), &TARGETS)
+}
+
+/// The crates of others that are linked into packages of the workspace, for targets, or for this machine where none is given.
+pub(crate) fn linked(packages: &[&str], targets: &[&str]) -> Result<Vec<Crate>, Failed> {
     tree(
         cargo("tree", None)
-            .args(["-p", package, "-e", "normal,no-proc-macro"])
+            .args(["-e", "normal,no-proc-macro"])
+            .args(packages.iter().flat_map(|package| ["-p", package]))
             .args(targets.iter().flat_map(|target| ["--target", target])),
     )
 }
@@ -198,7 +207,7 @@ mod tests {
     fn notices_in_bundles_name_every_crate_of_run() {
         let text = fs::read_to_string(root().join(OF_RUN)).unwrap();
         let listed: BTreeSet<&str> = text.lines().filter_map(|line| line.strip_prefix("  ")).collect();
-        for of in linked(RUN, &[]).unwrap() {
+        for of in linked_into_run().unwrap() {
             let row = format!("{} {}: {}", of.name, of.version, of.licence);
             assert!(
                 listed.iter().any(|line| line.split(';').next() == Some(&row)),

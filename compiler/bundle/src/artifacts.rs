@@ -99,8 +99,9 @@ fn write_threads(c: &Compiled<'_>, root: &Path, progress: &Progress, emitted: &m
                 emitted.assembler = Some(by);
             }
             None => emitted.notes.push(format!(
-                "`{artifact}` is text alone, which the driver assembles whenever the bundle is opened: `cargo xtask cuda` \
-                 installs what writes machine code beside it"
+                "`{artifact}` is text alone, which the driver assembles whenever the bundle is opened: `{}` installs \
+                 what writes machine code beside it",
+                family.installs_assembler()
             )),
         }
     }

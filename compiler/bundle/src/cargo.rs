@@ -41,7 +41,7 @@ pub fn ask() -> Result<PathBuf> {
 /// A build that fails, with the end of what cargo said.
 pub fn build(
     bundle: &Path,
-    (generated, more): (&[SourceFile], Option<Runner>),
+    (generated, more): (&[SourceFile], Option<&'static Runner>),
     tools: &Toolchain,
     progress: &Progress,
 ) -> Result<()> {

@@ -7,7 +7,7 @@ use super::toolchain::{MAC_SCRIPT, deployment_target};
 use include_dir::{Dir, include_dir};
 use moec_base::error::{Error, Result, io_error};
 use moec_cpu::SourceFile;
-use moec_family::Runner;
+use moec_family::{Runner, RunnerCrate};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,72 +16,33 @@ use toml::{Table, Value};
 static RUNTIME: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../runtime/src");
 static SERVICE: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../service/src");
 static IR: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../ir/src");
-static QNN_SYS: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../targets/qnn/sys/src");
-static QNN_UNIT: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../targets/qnn/unit/src");
-static CUDA_UNIT: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../targets/cuda/unit/src");
 const WORKSPACE_MANIFEST: &str = include_str!("../../../Cargo.toml");
 
-/// A crate of the workspace that travels along.
-struct Crate {
-    name: &'static str,
-    manifest: &'static str,
-    sources: &'static Dir<'static>,
-    /// The feature of the runner crate that wants it; `None`: every one has it.
-    feature: Option<&'static str>,
-}
-
-/// Those that do. Of a feature's, the last one brings the unit.
-static CRATES: [Crate; 6] = [
-    Crate {
+/// The crates that every runner has.
+static CRATES: [RunnerCrate; 3] = [
+    RunnerCrate {
         name: "moec-runtime",
         manifest: include_str!("../../../runtime/Cargo.toml"),
         sources: &RUNTIME,
-        feature: None,
     },
-    Crate {
+    RunnerCrate {
         name: "moec-service",
         manifest: include_str!("../../../service/Cargo.toml"),
         sources: &SERVICE,
-        feature: None,
     },
-    Crate { name: "moec-ir", manifest: include_str!("../../../ir/Cargo.toml"), sources: &IR, feature: None },
-    Crate {
-        name: "moec-qnn-sys",
-        manifest: include_str!("../../../targets/qnn/sys/Cargo.toml"),
-        sources: &QNN_SYS,
-        feature: Some("qnn"),
-    },
-    Crate {
-        name: "moec-qnn-unit",
-        manifest: include_str!("../../../targets/qnn/unit/Cargo.toml"),
-        sources: &QNN_UNIT,
-        feature: Some("qnn"),
-    },
-    Crate {
-        name: "moec-cuda-unit",
-        manifest: include_str!("../../../targets/cuda/unit/Cargo.toml"),
-        sources: &CUDA_UNIT,
-        feature: Some("cuda"),
-    },
+    RunnerCrate { name: "moec-ir", manifest: include_str!("../../../ir/Cargo.toml"), sources: &IR },
 ];
 
 /// The crates of a runner.
-fn crates(more: Option<Runner>) -> impl Iterator<Item = &'static Crate> {
-    CRATES.iter().filter(move |c| c.feature.is_none() || c.feature == more.map(|more| more.feature))
+fn crates(more: Option<&'static Runner>) -> impl Iterator<Item = &'static RunnerCrate> {
+    CRATES.iter().chain(more.map_or(&[][..], |more| more.crates))
 }
-
-/// The lock files, by feature.
-const LOCKS: [(Option<&str>, &str, &str); 3] = [
-    (None, "Cargo.lock", include_str!("../runner/Cargo.lock")),
-    (Some("qnn"), "qnn/Cargo.lock", include_str!("../runner/qnn/Cargo.lock")),
-    (Some("cuda"), "cuda/Cargo.lock", include_str!("../runner/cuda/Cargo.lock")),
-];
 
 /// The lock file of a runner.
-pub(super) fn lock_of(more: Option<Runner>) -> &'static str {
-    let feature = more.map(|more| more.feature);
-    LOCKS.iter().find(|(of, ..)| *of == feature).map_or("", |(.., text)| text)
+pub(super) fn lock_of(more: Option<&Runner>) -> &'static str {
+    more.map_or(include_str!("../runner/Cargo.lock"), |more| more.lock)
 }
+
 const MAC_SCRIPT_TEXT: &str = include_str!("../runner/build.sh.txt");
 const BUILD_SCRIPT: &str = include_str!("../runner/build.rs.txt");
 /// Licences of the crates that are linked into `run`, written by `cargo xtask notices`.
@@ -98,7 +59,7 @@ const VENDOR: &str = "vendor";
 pub fn write_sources(
     folder: &Path,
     generated: &[SourceFile],
-    more: Option<Runner>,
+    more: Option<&'static Runner>,
     vendored: bool,
 ) -> Result<()> {
     for (path, text) in fixed_files(more)? {
@@ -112,18 +73,23 @@ pub fn write_sources(
     Ok(())
 }
 
-/// Writes the script that builds `run` on a Mac into the bundle, if its target is one.
+/// Writes the script that builds `run` on a Mac into the bundle, if its target is one. `more`: what the runner has besides the runtime.
 ///
 /// # Errors
 /// A file that cannot be written.
-pub fn write_script(bundle: &Path, triple: &str) -> Result<()> {
+pub fn write_script(bundle: &Path, triple: &str, more: Option<&Runner>) -> Result<()> {
     let Some(version) = deployment_target(triple) else { return Ok(()) };
-    let text = MAC_SCRIPT_TEXT.replace("@VERSION@", &version);
+    let features = more.map_or_else(String::new, |more| format!(" --features {}", more.feature));
+    let text = MAC_SCRIPT_TEXT.replace("@VERSION@", &version).replace("@FEATURES@", &features);
     write(&bundle.join(MAC_SCRIPT), text.as_bytes())
 }
 
 /// Removes what another moec left in the cache folder: a module that lies elsewhere by now would be found twice.
-pub(super) fn remove_others(folder: &Path, generated: &[SourceFile], more: Option<Runner>) -> Result<()> {
+pub(super) fn remove_others(
+    folder: &Path,
+    generated: &[SourceFile],
+    more: Option<&'static Runner>,
+) -> Result<()> {
     let fixed = fixed_files(more)?.into_iter().map(|(path, _)| path);
     let own: BTreeSet<PathBuf> = fixed.chain(generated.iter().map(|f| f.path.into())).collect();
     let mut folders = vec![folder.to_owned()];
@@ -142,14 +108,14 @@ pub(super) fn remove_others(folder: &Path, generated: &[SourceFile], more: Optio
 }
 
 /// Everything but the generated sources: path and text.
-fn fixed_files(more: Option<Runner>) -> Result<Vec<(PathBuf, String)>> {
+fn fixed_files(more: Option<&'static Runner>) -> Result<Vec<(PathBuf, String)>> {
     let mut files: Vec<(PathBuf, String)> = vec![
         ("Cargo.toml".into(), root_manifest(more)?),
         ("Cargo.lock".into(), lock_of(more).into()),
         ("build.rs".into(), BUILD_SCRIPT.into()),
         ("THIRD-PARTY.txt".into(), NOTICES.into()),
     ];
-    for Crate { name, manifest, sources, .. } in crates(more) {
+    for RunnerCrate { name, manifest, sources } in crates(more) {
         let to = Path::new(VENDOR).join(name);
         files.push((to.join("Cargo.toml"), vendored_manifest(manifest)?));
         collect(sources, &to.join("src"), &mut files);
@@ -181,12 +147,12 @@ fn vendored_manifest(manifest: &str) -> Result<String> {
 }
 
 /// The runner's manifest. It is the root of a workspace that gives the vendored crates what they inherit.
-fn root_manifest(more: Option<Runner>) -> Result<String> {
+fn root_manifest(more: Option<&'static Runner>) -> Result<String> {
     let table = |t: &Table, key: &str| t.get(key).and_then(Value::as_table).cloned().unwrap_or_default();
     let outer = table(&parse(WORKSPACE_MANIFEST)?, "workspace");
     let all = table(&outer, "dependencies");
     let mut dependencies = Table::new();
-    for Crate { manifest, .. } in crates(more) {
+    for RunnerCrate { manifest, .. } in crates(more) {
         let manifest = parse(manifest)?;
         // Some are asked for on one system only (`[target.'cfg(…)'.dependencies]`).
         let targets = table(&manifest, "target");
@@ -201,7 +167,7 @@ fn root_manifest(more: Option<Runner>) -> Result<String> {
     }
     let path = |p: &str| Value::Table(Table::from_iter([("path".to_owned(), Value::String(p.to_owned()))]));
     let mut members = Vec::new();
-    for Crate { name, .. } in crates(more) {
+    for RunnerCrate { name, .. } in crates(more) {
         let at = format!("vendor/{name}");
         if dependencies.contains_key(*name) {
             dependencies.insert((*name).to_owned(), path(&at));
@@ -214,9 +180,8 @@ fn root_manifest(more: Option<Runner>) -> Result<String> {
         ("dependencies".to_owned(), Value::Table(dependencies)),
     ]);
     let rest = Table::from_iter([("workspace".to_owned(), Value::Table(workspace))]);
-    let called = crates(more).filter_map(|c| Some((c.feature?, c.name))).last();
     let (mut needs, mut features) = (String::new(), String::new());
-    if let Some((feature, name)) = called {
+    if let Some((feature, name)) = more.and_then(|more| Some((more.feature, more.crates.last()?.name))) {
         needs = format!("{name} = {{ path = \"vendor/{name}\", optional = true }}\n");
         features = format!("\n[features]\n{feature} = [\"dep:{name}\"]\n");
     }
@@ -256,24 +221,31 @@ pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
 mod tests {
     use super::super::toolchain::cargo;
     use super::*;
+    use moec_targets::families::FAMILIES;
     use std::process::Command;
 
     /// What the runners have besides the runtime.
-    fn runners() -> impl Iterator<Item = Option<Runner>> {
-        LOCKS
-            .iter()
-            .map(|(feature, ..)| feature.map(|feature| Runner { feature, native: "", precompiled: false }))
+    fn runners() -> impl Iterator<Item = Option<&'static Runner>> {
+        [None].into_iter().chain(FAMILIES.iter().filter_map(|family| family.runner()).map(Some))
+    }
+
+    /// Where a runner's lock file lies: beside the crate that brings its units.
+    fn lock_path(more: Option<&Runner>) -> String {
+        let Some(last) = more.and_then(|more| more.crates.last()) else {
+            return "compiler/bundle/runner/Cargo.lock".into();
+        };
+        let workspace = parse(WORKSPACE_MANIFEST).unwrap();
+        let folder = workspace["workspace"]["dependencies"][last.name]["path"].as_str().unwrap();
+        format!("{folder}/runner.lock")
     }
 
     /// The embedded lock files must be what cargo makes of this workspace's own. `MOEC_BLESS=1` renews them.
     #[test]
     fn the_embedded_lock_files_are_fresh() {
-        for (more, (_, path, lock)) in runners().zip(LOCKS) {
-            is_fresh(more, path, lock);
-        }
+        runners().for_each(is_fresh);
     }
 
-    fn is_fresh(more: Option<Runner>, own: &str, expected: &str) {
+    fn is_fresh(more: Option<&'static Runner>) {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let main = [SourceFile { path: "src/main.rs", text: "fn main() {}".into() }];
@@ -286,14 +258,11 @@ mod tests {
             .output()
             .unwrap();
         assert!(offline.status.success(), "{}", String::from_utf8_lossy(&offline.stderr));
-        let fresh = fs::read_to_string(&lock).unwrap();
+        let (fresh, path) = (fs::read_to_string(&lock).unwrap(), lock_path(more));
         if std::env::var_os("MOEC_BLESS").is_some() {
-            fs::write(root.join("compiler/bundle/runner").join(own), &fresh).unwrap();
+            fs::write(root.join(path), &fresh).unwrap();
         } else {
-            assert!(
-                fresh == expected,
-                "compiler/bundle/runner/{own} is stale; run the test with MOEC_BLESS=1"
-            );
+            assert!(fresh == lock_of(more), "{path} is stale; run the test with MOEC_BLESS=1");
         }
     }
 
@@ -314,14 +283,12 @@ mod tests {
     fn what_travels_is_whole_and_points_nowhere() {
         for more in runners() {
             let files = fixed_files(more).unwrap();
-            for Crate { name, feature, .. } in &CRATES {
-                let travels =
-                    files.iter().any(|(p, _)| *p == Path::new("vendor").join(name).join("src/lib.rs"));
-                assert_eq!(
-                    travels,
-                    feature.is_none() || *feature == more.map(|m| m.feature),
-                    "{name}, {more:?}"
-                );
+            let vendored: BTreeSet<&Path> =
+                files.iter().filter_map(|(path, _)| path.strip_prefix(VENDOR).ok()).collect();
+            let folders: BTreeSet<_> = vendored.iter().filter_map(|path| path.iter().next()).collect();
+            assert_eq!(folders, crates(more).map(|c| c.name.as_ref()).collect());
+            for RunnerCrate { name, .. } in crates(more) {
+                assert!(vendored.contains(&*Path::new(name).join("src/lib.rs")), "{name}");
             }
             for (path, text) in files {
                 assert!(!text.contains(env!("CARGO_MANIFEST_DIR")), "{} names a checkout", path.display());

@@ -133,7 +133,7 @@ pub fn write(
     let generated = moec_cpu::runner_source(&plan, more.map(|more| more.native))
         .map_err(|e| Error::bug("the source of `run` is not written").because(e))?;
     runner::write_sources(&root.join("runner"), &generated, more, sources)?;
-    runner::write_script(root, c.target.triple())?;
+    runner::write_script(root, c.target.triple(), more)?;
     let route = route.transpose();
     if let Ok(Some(route)) = &route {
         let built = match route {

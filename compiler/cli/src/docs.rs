@@ -109,7 +109,7 @@ fn targets() -> Result<String> {
          per machine and target, for one to six minutes. `moec doctor` says what is missing, with the\n\
          command that installs it. Without them a bundle has all but `run`, and its folder `runner`, which has the\n\
          runtime's sources, builds with cargo on the machine that it is for (for this machine's kind: `--with-sources`). Cross-linked programs are static: they need no library of the system that\n\
-         they run on. Those that load a library of the device themselves, as QNN's, are linked with the system's.\n\n\
+         they run on. Those that load a library of the device themselves are linked with the system's.\n\n\
          Programs for macOS are linked on a Mac, against Apple's own libraries: `sh runner/build.sh` in the bundle\n\
          makes `run` there, with Xcode's command line tools and Rust. The object code is that of the build.\n\n\
          | system | linker | it is of | standard library | runs elsewhere with |\n|---|---|---|---|---|\n",

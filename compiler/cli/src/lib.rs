@@ -3,6 +3,7 @@
 //! Data goes to stdout, everything else to stderr. Exit code 0, 1 (failed), 2 (the command line is wrong), or 130 after Ctrl-C
 //! (143 after SIGTERM).
 
+pub mod brought;
 pub mod build;
 mod bundle;
 pub mod caches;
@@ -19,7 +20,6 @@ mod heat;
 pub mod init;
 pub mod inspect;
 mod loads;
-pub mod ndp_sim;
 mod neurons;
 pub mod output;
 mod packages;
@@ -101,7 +101,8 @@ enum Verb {
     Steps(steps::Args),
     Simulate(simulate::Args),
     ProfileDevice(profile_device::Args),
-    NdpSim(ndp_sim::Args),
+    #[command(flatten)]
+    Brought(brought::Brought),
     Targets(targets::Args),
     Passes(passes::Args),
     Doctor(doctor::Args),
@@ -169,7 +170,7 @@ impl Verb {
             Self::Steps(args) => steps::run(args),
             Self::Simulate(args) => simulate::run(args),
             Self::ProfileDevice(args) => profile_device::run(args, progress),
-            Self::NdpSim(args) => ndp_sim::run(args),
+            Self::Brought(brought) => brought.run(),
             Self::Targets(args) => targets::run(args),
             Self::Passes(args) => passes::run(args),
             Self::Doctor(args) => return doctor::run(args),

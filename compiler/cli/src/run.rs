@@ -92,7 +92,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
 
 /// A bundle's own verbs, in this process.
 fn front<'a>(name: &'a str, beside: Option<Beside<'a>>, files: &'a BundleReader) -> Front<'a> {
-    Front { name, beside, files: Some(files), ..moec_service::front(None) }
+    Front { name, beside, files: Some(files), ..moec_service::front(&[]) }
 }
 
 /// A bundle's twin, whose weights are packed from those of the bundle: with a key these are checked first.

@@ -99,7 +99,7 @@ fn help_of_a_bundles_program() {
     settings.set_prepend_module_to_snapshot(false);
     settings.set_omit_expression(true);
     settings.bind(|| {
-        let mut program = moec_service::front(None).command().term_width(100);
+        let mut program = moec_service::front(&[]).command().term_width(100);
         insta::assert_snapshot!("run_help", program.render_long_help());
         let generate = program.find_subcommand_mut("generate").expect("`generate`");
         insta::assert_snapshot!("run_help_generate", generate.render_long_help());
@@ -115,7 +115,7 @@ fn flattened_options_keep_description_and_heading_to_themselves() {
         moec_runtime::cli::args::SamplingArgs::augment_args(Command::new("group")),
         moec_service::grammar::GrammarArgs::augment_args(Command::new("group")),
     ];
-    let of_bundles = moec_service::front(None).command();
+    let of_bundles = moec_service::front(&[]).command();
     for (root, groups) in [(moec::Cli::command(), &groups[..0]), (of_bundles, &groups[..])] {
         let heading_of = |id: &clap::Id| {
             let mut all = groups.iter().flat_map(Command::get_arguments);
@@ -144,7 +144,7 @@ fn subcommands_that_print_results_have_json() {
     use clap::CommandFactory as _;
     // Hand on arguments, print a script, or run until they are stopped.
     let none = ["run", "completions", "serve"];
-    for root in [moec::Cli::command(), moec_service::front(None).command()] {
+    for root in [moec::Cli::command(), moec_service::front(&[]).command()] {
         for command in root.get_subcommands().filter(|c| !c.is_hide_set()) {
             let json = command.get_arguments().any(|a| a.get_long() == Some("json"));
             assert_eq!(json, !none.contains(&command.get_name()), "{}", command.get_name());

@@ -1,4 +1,5 @@
-//! The crates that moec is founded on are dependencies of its packages, and each package that has one uses it.
+//! The crates that moec is founded on are dependencies of its packages, and each package that has one uses it. A backend is named by its
+//! own crates, its rows, and the few places of a table here.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::fs;
@@ -21,6 +22,25 @@ const FOUNDATION: [(&str, &str); 10] = [
 
 /// Those that only tests need.
 const OF_TESTS: [&str; 1] = ["insta"];
+
+/// Names of backends, as words in code. The CPU's is not among them: its kernels and packed weights every bundle has.
+const BACKENDS: [&str; 5] = ["coreml", "cuda", "mirror", "ndp", "qnn"];
+
+/// Places outside of `targets/BACKEND` that name one, and why.
+const NAMERS: [(&str, &str); 12] = [
+    ("codegen/src/simt/mod.rs", "LLVM's triple of PTX"),
+    ("compiler/cli/src/inspect.rs", "tells users which files it reads"),
+    ("compiler/cli/src/placement.rs", "calls the scheduler"),
+    ("compiler/simulate/src/", "systems of NPUMoE's tables"),
+    ("compiler/targets/", "the rows"),
+    ("fuzz/", "what is read without trust, by format"),
+    ("papers/", "evaluations of one machine each"),
+    ("runtime/src/schedule/", "TriMoE's scheduler, for CPU, GPU and NDP DIMMs"),
+    ("targets/device/src/figures.rs", "the kinds of units"),
+    ("targets/device/src/find.rs", "names of device files"),
+    ("testing/", "what tests need from others"),
+    ("xtask/", "commands that install and measure one thing each"),
+];
 
 /// A package of this repository.
 struct Package {
@@ -114,4 +134,48 @@ fn core_ml_packages_are_written_with_coremltools() {
     );
     let program = fs::read_to_string(helper.folder.join("src/main.rs")).unwrap();
     assert!(program.contains("include_str!(\"emit.py\")"), "the helper does not contain `emit.py`");
+}
+
+/// What a source says to the compiler: no comments, nothing of the tests at its end.
+fn code(text: &str) -> String {
+    let own = text.split("#[cfg(test)]\nmod tests").next().unwrap();
+    own.lines().map(|line| line.split("//").next().unwrap()).collect::<Vec<_>>().join("\n")
+}
+
+/// The words of code or a name: `moec_cuda_unit::NATIVE` has four.
+fn words(code: &str) -> impl Iterator<Item = String> {
+    code.split(|c: char| !c.is_alphanumeric()).map(str::to_lowercase)
+}
+
+#[test]
+fn backends_are_named_by_their_own_crates_and_rows() {
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    let named = |code: &str| words(code).find(|word| BACKENDS.contains(&&**word));
+    let mut seen = 0;
+    for package in packages() {
+        let folder = package.folder.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
+        if BACKENDS.iter().any(|backend| format!("{folder}/").starts_with(&format!("targets/{backend}/"))) {
+            continue;
+        }
+        let is_code =
+            |path: &PathBuf| path.extension().is_some_and(|e| e == "rs") && !path.ends_with("tests.rs");
+        for path in files(&package.folder.join("src")).into_iter().filter(is_code) {
+            let name = path.strip_prefix(root).unwrap().to_str().unwrap();
+            if name.contains("/tests/") || NAMERS.iter().any(|(namer, _)| name.starts_with(namer)) {
+                continue;
+            }
+            seen += 1;
+            let backend = named(&code(&fs::read_to_string(&path).unwrap()));
+            assert_eq!(backend, None, "{name} names a backend: ask its row, or give the reason in NAMERS");
+        }
+        let manifest = format!("{folder}/Cargo.toml");
+        if !NAMERS.iter().any(|(namer, _)| manifest.starts_with(namer)) {
+            let table = package.manifest.get("dependencies").and_then(Value::as_table);
+            let backend = table.into_iter().flat_map(Table::keys).find_map(|name| named(name));
+            assert_eq!(backend, None, "{manifest} depends on a crate of a backend");
+        }
+    }
+    assert!(seen > 300, "only {seen} sources");
+    assert_eq!(named("moec_cuda_unit::NATIVE").as_deref(), Some("cuda"));
+    assert_eq!(named(&code("// cuda\nx(\"mirrors\") // qnn")), None);
 }

@@ -113,14 +113,12 @@ pub fn bench() -> Result<(&'static str, Box<dyn Bench>)> {
 ///
 /// # Errors
 /// Units of two families that bring something.
-pub fn runner(plan: &Plan) -> Result<Option<Runner>> {
-    let mut brings = None;
+pub fn runner(plan: &Plan) -> Result<Option<&'static Runner>> {
+    let mut brings: Option<&Runner> = None;
     for step in plan.entries.iter().flat_map(|e| &e.steps) {
         let Some(unit) = plan.units.get(step.unit as usize) else { continue };
-        let Some(found) = named(&unit.family).and_then(Family::runner) else {
-            continue;
-        };
-        if brings.replace(found).is_some_and(|other| other != found) {
+        let Some(found) = runner_of(named(&unit.family), &plan.target.triple) else { continue };
+        if brings.replace(found).is_some_and(|other| other.feature != found.feature) {
             return Err(Error::limit("units of two families that a `run` drives by itself")
                 .hint("build with one of them, or with `--no-run`"));
         }
@@ -128,10 +126,16 @@ pub fn runner(plan: &Plan) -> Result<Option<Runner>> {
     Ok(brings)
 }
 
+/// What the `run` of a family has besides the runtime on machines of a triple.
+fn runner_of(family: Option<&dyn Family>, triple: &str) -> Option<&'static Runner> {
+    family?.runner().filter(|runner| triple.contains(runner.system))
+}
+
 /// Whether a `run` for a device may need what moec's precompiled runtime lacks.
 pub fn needs_cargo(device: &Device) -> bool {
-    let of = |unit: &Unit| of(unit, device).ok()?.runner();
-    device.units.iter().filter_map(of).any(|runner| !runner.precompiled)
+    let precompiled = |family| moec_units::PRECOMPILED.iter().any(|unit| unit.family == family);
+    let mut families = device.units.iter().map(|unit| device.family_of(unit));
+    families.any(|name| runner_of(named(name), &device.triple).is_some() && !precompiled(name))
 }
 
 /// The static graphs of a device.

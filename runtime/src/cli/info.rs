@@ -5,7 +5,6 @@ use super::{Context, Failure, Io, size};
 use crate::bundle::manifest;
 use crate::bundle::program::Program;
 use crate::error::Result;
-use crate::exec::engine;
 use crate::exec::overflow::Overflow;
 use crate::offload::paging;
 use crate::platform::available::available;
@@ -208,10 +207,8 @@ fn lacking<'a>(context: &Context<'a>) -> Vec<&'a str> {
     if context.beside.is_some() {
         return Vec::new();
     }
-    let native = |unit: &UnitRef| {
-        context.native.and_then(|native| native.bring(unit)).is_some_and(|found| found.is_ok())
-    };
-    let units = context.program.units_beside().filter(|(_, unit)| !engine::executes(unit) && !native(unit));
+    let here = |unit: &UnitRef| context.bring(unit).is_some_and(|found| found.is_ok());
+    let units = context.program.units_beside().filter(|(_, unit)| !here(unit));
     units.map(|(_, unit)| unit.name.as_str()).collect()
 }
 

@@ -82,7 +82,7 @@ pub struct Context<'a> {
     /// How the user calls this.
     pub name: &'a str,
     beside: Option<Beside<'a>>,
-    native: Option<Native<'a>>,
+    native: &'a [Native<'a>],
     files: Option<&'a BundleReader>,
 }
 
@@ -125,8 +125,8 @@ pub struct Front<'a> {
     pub forms: Option<Forms>,
     /// Where the program does not run on its target.
     pub beside: Option<Beside<'a>>,
-    /// What executes units that the runtime by itself does not.
-    pub native: Option<Native<'a>>,
+    /// What executes units beside the CPU on their own machine.
+    pub native: &'a [Native<'a>],
     /// Files of the bundle, where the caller knows them all. Else those that the plan names are known, and with `--check` those
     /// of the manifest.
     pub files: Option<&'a BundleReader>,
@@ -134,7 +134,7 @@ pub struct Front<'a> {
 
 impl Default for Front<'_> {
     fn default() -> Self {
-        Self { name: "run", more: &[], forms: None, beside: None, native: None, files: None }
+        Self { name: "run", more: &[], forms: None, beside: None, native: &[], files: None }
     }
 }
 
@@ -147,23 +147,22 @@ pub struct Beside<'a> {
     pub executor: &'a dyn Fn(&UnitRef) -> Option<Executor>,
 }
 
-/// What executes the units of a family on their own machine, where the runtime by itself does not.
+/// What executes the units of a family on their own machine.
 #[derive(Clone, Copy)]
 pub struct Native<'a> {
     /// The family.
     pub family: &'a str,
-    /// Brings what executes a unit of it, or says why this machine has none.
+    /// Brings what executes a unit of it, or says why this machine has none. `None`: no machine of this system has one.
     pub executor: &'a dyn Fn(&UnitRef) -> Option<Result<Executor>>,
 }
 
-impl Native<'_> {
-    /// What executes a unit, if it is of the family.
-    fn bring(&self, unit: &UnitRef) -> Option<Result<Executor>> {
-        if unit.family == self.family { (self.executor)(unit) } else { None }
-    }
-}
-
 impl<'a> Context<'a> {
+    /// What executes a unit on this machine, or why it has none; `None` where nothing brings units of the family.
+    fn bring(&self, unit: &UnitRef) -> Option<Result<Executor>> {
+        let native = self.native.iter().find(|native| native.family == unit.family)?;
+        (native.executor)(unit)
+    }
+
     /// What reads files of the bundle. Where the options ask for it, all of them are held against the manifest first, which is
     /// said. Weights are checked when they are opened, so that what is computed with is what was checked.
     ///
@@ -228,25 +227,20 @@ impl<'a> Context<'a> {
             stop,
             warn: Some(warn),
         };
-        match (self.beside, self.native) {
-            (None, None) => Engine::with_files(self.program, files, options),
-            (None, Some(native)) => {
-                let mut missing = None;
-                let mut executor = |unit: &UnitRef| match native.bring(unit)? {
-                    Ok(executor) => Some(executor),
-                    Err(why) => {
-                        missing.get_or_insert(why);
-                        None
-                    }
-                };
-                let engine = Engine::with_units(self.program, self.bundle, &mut executor, files, options);
-                // Why a unit is missing says more than that it is.
-                missing.map_or(engine, Err)
-            }
-            (Some(Beside { weights, executor }), _) => {
-                Engine::with_units(self.program, weights, &mut |unit| executor(unit), files, options)
-            }
+        if let Some(Beside { weights, executor }) = self.beside {
+            return Engine::with_units(self.program, weights, &mut |unit| executor(unit), files, options);
         }
+        let mut missing = None;
+        let mut executor = |unit: &UnitRef| match self.bring(unit)? {
+            Ok(executor) => Some(executor),
+            Err(why) => {
+                missing.get_or_insert(why);
+                None
+            }
+        };
+        let engine = Engine::with_units(self.program, self.bundle, &mut executor, files, options);
+        // Why a unit is missing says more than that it is.
+        missing.map_or(engine, Err)
     }
 }
 

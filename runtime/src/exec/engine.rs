@@ -25,7 +25,6 @@ mod calls;
 mod open;
 
 pub(crate) use calls::{most_rows, turn};
-pub(crate) use open::executes;
 
 /// How to run.
 #[derive(Clone, Copy, Debug, Default)]

@@ -9,9 +9,6 @@ pub mod builtin;
 #[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 pub(crate) mod call;
 pub mod chunk;
-#[cfg(any(target_os = "macos", test))]
-#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
-pub mod coreml;
 #[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 pub mod engine;
 #[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]

@@ -16,10 +16,11 @@ mod ptxas;
 pub use emulated::Emulated;
 pub use moec_cuda_unit::Gpu;
 
+use include_dir::{Dir, include_dir};
 use moec_cuda_unit::text::code_path;
 use moec_device::{Device, Unit as DeviceUnit, UnitKind};
 use moec_family::error::{Error, Result};
-use moec_family::{Assembled, Bench, Family, Flaw, KernelsRead, Runner, Threads, Tools};
+use moec_family::{Assembled, Bench, Family, Flaw, KernelsRead, Runner, RunnerCrate, Threads, Tools};
 use moec_ir::Op;
 use moec_ir::plan::Plan;
 use moec_runtime::bundle::BundleReader;
@@ -35,6 +36,21 @@ const GENERATIONS: [&str; 3] = ["sm_80", "sm_89", "sm_90"];
 fn number(generation: &str) -> Option<u32> {
     generation.strip_prefix("sm_")?.parse().ok()
 }
+
+static UNIT: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/unit/src");
+
+/// What drives a card in a `run` that cargo builds.
+static RUNNER: Runner = Runner {
+    feature: NAME,
+    native: "moec_cuda_unit::NATIVE",
+    system: "",
+    crates: &[RunnerCrate {
+        name: "moec-cuda-unit",
+        manifest: include_str!("../unit/Cargo.toml"),
+        sources: &UNIT,
+    }],
+    lock: include_str!("../unit/runner.lock"),
+};
 
 /// The family of NVIDIA's graphics processors.
 #[derive(Clone, Copy, Debug)]
@@ -101,8 +117,8 @@ impl Family for Cuda {
         Some(bench::Measured::open().map(|card| Box::new(card) as Box<dyn Bench>))
     }
 
-    fn runner(&self) -> Option<Runner> {
-        Some(Runner { feature: NAME, native: "moec_cuda_unit::NATIVE", precompiled: true })
+    fn runner(&self) -> Option<&'static Runner> {
+        Some(&RUNNER)
     }
 
     fn attached(&self, unit: &str) -> Option<moec_runtime::Result<Executor>> {
@@ -140,6 +156,10 @@ impl Threads for Cuda {
             return Ok(None);
         };
         ptxas::assemble(&ptxas, generation, text).map(Some)
+    }
+
+    fn installs_assembler(&self) -> &'static str {
+        ptxas::INSTALL
     }
 
     fn code_path(&self, artifact: &str) -> String {

@@ -8,7 +8,10 @@ use std::process::{Command, Output, Stdio};
 /// Where it is looked for besides the cache folder.
 const VARIABLE: &str = "MOEC_PTXAS";
 
-/// The assembler: what `MOEC_PTXAS` names, or what `cargo xtask cuda` has installed below `cache`.
+/// The command that installs the assembler.
+pub(crate) const INSTALL: &str = "cargo xtask cuda";
+
+/// The assembler: what `MOEC_PTXAS` names, or what [`INSTALL`] has installed below `cache`.
 pub(crate) fn find(cache: &Path) -> Option<PathBuf> {
     let given = std::env::var_os(VARIABLE).filter(|v| !v.is_empty()).map(PathBuf::from);
     given.or_else(|| Some(cache.join("cuda/ptxas"))).filter(|path| path.is_file())
@@ -18,7 +21,7 @@ fn output(ptxas: &Path, command: &mut Command) -> Result<Output> {
     command.stdin(Stdio::null()).output().map_err(|e| {
         Error::environment(format!("`{}` does not start", ptxas.display()))
             .because(e)
-            .hint(format!("correct `{VARIABLE}`, or install it anew with `cargo xtask cuda`"))
+            .hint(format!("correct `{VARIABLE}`, or install it anew with `{INSTALL}`"))
     })
 }
 

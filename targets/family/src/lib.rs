@@ -13,6 +13,8 @@
 //! * [`Threads`]: kernels of threads, which units launch in place of the processor's: for which of them, and read back;
 //! * [`Streams`]: commands by which a unit computes experts: what they cost, written, read back and executed;
 //! * [`Bench`]: a unit that this machine has, for who measures it;
+//! * [`Runner`]: what the `run` of a bundle has besides the runtime, to drive such units;
+//! * [`Family::subcommands`]: subcommands of `moec`;
 //! * [`Family::doctor`], [`Family::serve`]: which [`Tools`] it needs, whether they are there, and what a process for them does.
 //!
 //! Invariant: this crate knows no family.
@@ -25,8 +27,10 @@ pub mod error;
 pub mod experts;
 pub mod find;
 pub mod part;
+pub mod runner;
 pub mod sizes;
 pub mod streams;
+pub mod subcommand;
 pub mod threads;
 pub mod tools;
 pub mod verify;
@@ -37,11 +41,13 @@ pub use emit::{Channels, Emit, Emitted, Numbers, Rounding};
 pub use error::{Error, Fault, Result};
 pub use experts::LayerExperts;
 pub use part::{Cut, GroupGraph, HotBatch, HotLayer, PartGraph, StaticAttention, StaticPart};
+pub use runner::{Runner, RunnerCrate};
 pub use sizes::{ArtifactSizes, UnitSizes};
 pub use streams::{
     BF16_BOUND, StreamCosts, StreamEvent, StreamExpert, StreamLayer, StreamRun, StreamScene, StreamStep,
     StreamTrial, Streams,
 };
+pub use subcommand::Subcommand;
 pub use threads::{Assembled, KernelsRead, Threads};
 pub use tools::Tools;
 pub use verify::{Check, FunctionReport, Trial};
@@ -117,13 +123,18 @@ pub trait Family: Sync + std::fmt::Debug {
     }
 
     /// What the `run` of a bundle whose plan calls its units has besides the runtime, to drive them; `None`: nothing.
-    fn runner(&self) -> Option<Runner> {
+    fn runner(&self) -> Option<&'static Runner> {
         None
     }
 
     /// Whether the tools that it needs are there; `targets` are the devices that have such units.
     fn doctor(&self, _tools: Tools<'_>, _targets: &[&str]) -> Vec<Diagnosis> {
         Vec::new()
+    }
+
+    /// Subcommands of `moec` that are about its units alone.
+    fn subcommands(&self) -> &'static [Subcommand] {
+        &[]
     }
 
     /// What a process of its own does, until its stdin ends: it calls what may crash or hang. `None`: it has none.
@@ -249,15 +260,4 @@ pub trait StaticGraphs: Sync + std::fmt::Debug {
         let error = Error::limit(format!("no `run` asks another emulator of `{}` than moec's", unit.name));
         Err(error.hint("leave `=device` out"))
     }
-}
-
-/// What the program of a bundle has besides the runtime.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Runner {
-    /// Feature of the runner crate that brings it.
-    pub feature: &'static str,
-    /// Path of the constant that brings its units, a `moec_runtime::cli::Native`.
-    pub native: &'static str,
-    /// Whether moec's precompiled runtime has it, too: then no cargo is needed for a bundle of this machine's own kind.
-    pub precompiled: bool,
 }

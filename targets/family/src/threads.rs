@@ -20,6 +20,9 @@ pub trait Threads: Sync + std::fmt::Debug {
     /// An assembler that does not start, or refuses the text.
     fn assemble(&self, text: &Path, unit: &Unit, tools: Tools<'_>) -> Result<Option<Assembled>>;
 
+    /// The command that installs that assembler.
+    fn installs_assembler(&self) -> &'static str;
+
     /// Path of the machine code of an artifact, both relative to the bundle.
     fn code_path(&self, artifact: &str) -> String;
 

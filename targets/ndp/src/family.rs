@@ -14,13 +14,14 @@ use crate::artifact::{self, Artifact, Placed, STRIPED};
 use crate::emit::{Output, emit};
 use crate::image::{self, Shape};
 use crate::machine::{self, Bus};
+use crate::sim;
 use crate::unit::DimmUnit;
 use moec_device::{Device, Dimms, Unit};
 use moec_dram::{Options, Path as Way, Placement, Timing};
 use moec_family::error::{Error, Result};
 use moec_family::{
     Family, Flaw, FunctionReport, StreamCosts, StreamExpert, StreamLayer, StreamRun, StreamScene,
-    StreamTrial, Streams,
+    StreamTrial, Streams, Subcommand,
 };
 use moec_ir::plan::{Layout, Plan};
 use moec_ir::{Format, Op};
@@ -106,6 +107,10 @@ impl Family for Ndp {
 
     fn streams(&self) -> Option<&dyn Streams> {
         Some(self)
+    }
+
+    fn subcommands(&self) -> &'static [Subcommand] {
+        &[sim::SUBCOMMAND]
     }
 
     fn host(&self, _unit: &str) -> Option<Executor> {

@@ -17,6 +17,7 @@ pub mod family;
 pub mod image;
 pub mod kinds;
 pub mod machine;
+mod sim;
 pub mod steps;
 pub mod unit;
 

@@ -107,7 +107,7 @@ impl Builder<'_> {
         if self.homes.schedule.is_some() && !hybrid {
             return refused(
                 "experts that are assigned anew in every step",
-                "take a unit of the family `mirror`",
+                "take a unit that runs the CPU's kernels",
             );
         }
         Ok(())

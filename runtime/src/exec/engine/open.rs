@@ -27,34 +27,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-/// Whether the system executes a unit beside the processor, for [`Engine::open`]: macOS static graphs of Core ML.
-pub(crate) fn executes(unit: &UnitRef) -> bool {
-    cfg!(target_os = "macos") && unit.family == "coreml"
-}
-
 impl<'p> Engine<'p> {
     /// Checks this machine and the bundle's files, maps the weights or begins to read them ([`Options::weights`])
-    /// and takes the memory. Static graphs are loaded where the system executes them: on macOS, by Core ML.
+    /// and takes the memory. The program has steps for the CPU alone.
     ///
     /// # Errors
     /// What [`cpu::check`], [`MappedStore::open`] or [`OwnedStore::open`] find; memory or threads
-    /// refused, [`Error::NoRoom`]; a graph that does not load, or a unit that nothing here executes.
+    /// refused, [`Error::NoRoom`]; a step of another unit.
     pub fn open(program: &'p Program, bundle: &Path, options: Options) -> Result<Self> {
         let files = BundleReader::of_plan(bundle, program, options.check);
-        Self::with_files(program, &files, options)
-    }
-
-    /// As [`Engine::open`], with artifacts of units from a reader of the bundle.
-    ///
-    /// # Errors
-    /// As [`Engine::open`].
-    pub(crate) fn with_files(program: &'p Program, files: &BundleReader, options: Options) -> Result<Self> {
-        #[cfg(target_os = "macos")]
-        if !program.graphs.is_empty() {
-            let graphs = Box::new(crate::exec::coreml::CoreMl::new()?);
-            return Self::with_graphs(program, &files.folder(), graphs, files, options);
-        }
-        Self::with_units(program, &files.folder(), &mut |_| None, files, options)
+        Self::with_units(program, bundle, &mut |_| None, &files, options)
     }
 
     /// As [`Engine::open`], for a program with static graphs, which `graphs` executes. They are loaded from

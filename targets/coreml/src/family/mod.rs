@@ -14,17 +14,35 @@ pub use host::Emulated;
 
 use crate::helper::{Helper, INSTALL, PROGRAM};
 use crate::parts;
+use include_dir::{Dir, include_dir};
+use moec_coreml_unit::FAMILY;
 use moec_device::{Device, Unit, UnitKind};
 use moec_family::LayerExperts;
 use moec_family::error::Result;
 use moec_family::{
-    Diagnosis, Emit, Emitted, Family, Flaw, FunctionReport, GroupGraph, PartGraph, StaticAttention,
-    StaticGraphs, StaticPart, Tools, Trial,
+    Diagnosis, Emit, Emitted, Family, Flaw, FunctionReport, GroupGraph, PartGraph, Runner, RunnerCrate,
+    StaticAttention, StaticGraphs, StaticPart, Tools, Trial,
 };
 use moec_ir::plan::{ExpertTable, GraphDecl, Plan, Port};
 use moec_ir::{Module, Scope, Weight};
 use moec_runtime::bundle::BundleReader;
+use moec_runtime::exec::beside::Executor;
 use moec_runtime::exec::graphs::Graphs;
+
+static UNIT: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/unit/src");
+
+/// Core ML as the unit of a `run` on a Mac.
+static RUNNER: Runner = Runner {
+    feature: FAMILY,
+    native: "moec_coreml_unit::NATIVE",
+    system: "-apple-macos",
+    crates: &[RunnerCrate {
+        name: "moec-coreml-unit",
+        manifest: include_str!("../../unit/Cargo.toml"),
+        sources: &UNIT,
+    }],
+    lock: include_str!("../../unit/runner.lock"),
+};
 
 /// The Core ML family: packages for the Neural Engine.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +50,7 @@ pub struct CoreMl;
 
 impl Family for CoreMl {
     fn name(&self) -> &'static str {
-        "coreml"
+        FAMILY
     }
 
     fn check(&self, device: &Device, unit: &Unit) -> Result<(), Flaw> {
@@ -64,9 +82,12 @@ impl Family for CoreMl {
         Some(self)
     }
 
-    /// A run on a Mac loads packages by Core ML.
-    fn present(&self, _unit: &Unit) -> Option<moec_runtime::Result<()>> {
-        cfg!(target_os = "macos").then_some(Ok(()))
+    fn runner(&self) -> Option<&'static Runner> {
+        Some(&RUNNER)
+    }
+
+    fn attached(&self, _unit: &str) -> Option<moec_runtime::Result<Executor>> {
+        moec_coreml_unit::open()
     }
 
     fn doctor(&self, tools: Tools<'_>, targets: &[&str]) -> Vec<Diagnosis> {

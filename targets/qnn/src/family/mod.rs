@@ -22,6 +22,7 @@ mod weights;
 
 pub use host::Emulated;
 
+use include_dir::{Dir, include_dir};
 use library::device::DeviceHost;
 use library::host::LibraryHost;
 use library::{Library, Missing, contexts};
@@ -29,15 +30,35 @@ use moec_device::{Device, Unit, UnitKind};
 use moec_family::error::Result;
 use moec_family::{
     Diagnosis, Emit, Emitted, Family, Flaw, FunctionReport, GroupGraph, HotLayer, LayerExperts, Runner,
-    StaticGraphs, StaticPart, Tools, Trial, UnitSizes,
+    RunnerCrate, StaticGraphs, StaticPart, Tools, Trial, UnitSizes,
 };
 use moec_ir::plan::{ExpertTable, GraphDecl, Plan, Port};
 use moec_ir::{Module, Scope, Weight};
 use moec_qnn_sys::{INSTALL, SNAPDRAGON_8_GEN_3, worker};
+use moec_qnn_unit::FAMILY;
 use moec_runtime::bundle::BundleReader;
 use moec_runtime::exec::graphs::Graphs;
 use std::path::Path;
 use std::process::ExitCode;
+
+static SYS: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/sys/src");
+static UNIT: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/unit/src");
+
+/// What executes contexts in a `run`.
+static RUNNER: Runner = Runner {
+    feature: FAMILY,
+    native: "moec_qnn_unit::NATIVE",
+    system: "",
+    crates: &[
+        RunnerCrate { name: "moec-qnn-sys", manifest: include_str!("../../sys/Cargo.toml"), sources: &SYS },
+        RunnerCrate {
+            name: "moec-qnn-unit",
+            manifest: include_str!("../../unit/Cargo.toml"),
+            sources: &UNIT,
+        },
+    ],
+    lock: include_str!("../../unit/runner.lock"),
+};
 
 /// The QNN family: networks for Hexagon.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +66,7 @@ pub struct Qnn;
 
 impl Family for Qnn {
     fn name(&self) -> &'static str {
-        "qnn"
+        FAMILY
     }
 
     fn check(&self, device: &Device, unit: &Unit) -> Result<(), Flaw> {
@@ -84,8 +105,8 @@ impl Family for Qnn {
         Some(self)
     }
 
-    fn runner(&self) -> Option<Runner> {
-        Some(Runner { feature: "qnn", native: "moec_qnn_unit::NATIVE", precompiled: false })
+    fn runner(&self) -> Option<&'static Runner> {
+        Some(&RUNNER)
     }
 
     fn doctor(&self, tools: Tools<'_>, targets: &[&str]) -> Vec<Diagnosis> {

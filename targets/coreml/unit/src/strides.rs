@@ -6,7 +6,7 @@
 use half::f16;
 
 /// Strides of a dense tensor, in elements; none if its size overflows.
-pub(super) fn dense(shape: [u32; 4]) -> Option<[usize; 4]> {
+pub(crate) fn dense(shape: [u32; 4]) -> Option<[usize; 4]> {
     let mut strides = [1_usize; 4];
     for axis in (0..3).rev() {
         strides[axis] = strides[axis + 1].checked_mul(shape[axis + 1] as usize)?;
@@ -19,7 +19,7 @@ pub(super) fn dense(shape: [u32; 4]) -> Option<[usize; 4]> {
 ///
 /// # Errors
 /// Strides that are negative, or that lead outside of `from`; a `to` of another size. Nothing is written then.
-pub(super) fn gather(from: &[f16], shape: [u32; 4], strides: &[isize], to: &mut [f16]) -> Result<(), String> {
+pub(crate) fn gather(from: &[f16], shape: [u32; 4], strides: &[isize], to: &mut [f16]) -> Result<(), String> {
     let refused = |what: &str| {
         Err(format!("a tensor {shape:?} with strides {strides:?} in {} elements {what}", from.len()))
     };
@@ -61,7 +61,7 @@ pub(super) fn gather(from: &[f16], shape: [u32; 4], strides: &[isize], to: &mut 
 }
 
 /// The first number that f16 does not hold: an infinity, or what is none.
-pub(super) fn overflow(numbers: &[f16]) -> Option<usize> {
+pub(crate) fn overflow(numbers: &[f16]) -> Option<usize> {
     numbers.iter().position(|x| !x.is_finite())
 }
 

@@ -1,12 +1,12 @@
 //! Core ML itself: loads functions of packages, and predicts.
 
-use super::cache::Cache;
-use super::strides;
-use crate::bundle::BundleReader;
-use crate::error::{Error, Result};
-use crate::exec::graphs::{Graphs, f16};
+use crate::cache::Cache;
+use crate::strides;
 use block2::RcBlock;
 use moec_ir::plan::{self, GraphDecl};
+use moec_runtime::bundle::BundleReader;
+use moec_runtime::error::{Error, Result};
+use moec_runtime::exec::graphs::{Graphs, f16};
 use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::{AnyObject, ProtocolObject};
 use objc2::{AnyThread as _, Message};
@@ -29,7 +29,7 @@ const SYSTEM: isize = 15;
 
 /// Executes packages on the Neural Engine, and what it does not take on the processor: Core ML decides.
 #[derive(Debug)]
-pub struct CoreMl {
+pub(crate) struct CoreMl {
     cache: Cache,
     loaded: Mutex<Loaded>,
 }
@@ -89,7 +89,7 @@ impl CoreMl {
     ///
     /// # Errors
     /// [`Error::Graph`] for a system that is too old, or where there is no cache folder.
-    pub fn new() -> Result<Self> {
+    pub(crate) fn new() -> Result<Self> {
         let version = NSProcessInfo::processInfo().operatingSystemVersion();
         if version.majorVersion < SYSTEM {
             let (major, minor) = (version.majorVersion, version.minorVersion);

@@ -1,43 +1,48 @@
-//! `moec ndp-sim`.
+//! `moec ndp-sim`: a trace of requests, through the model of the memory.
 
-use super::output;
 use clap::builder::PossibleValuesParser;
-use moec_base::error::io_error;
-use moec_base::{Error, Result};
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use moec_dram::trace::{Setup, simulate};
 use moec_dram::{Options, TIMINGS, Timing};
+use moec_family::Subcommand;
+use moec_family::error::{Error, Result, io_error};
 use moec_runtime::platform::regular;
 use std::io::BufReader;
 use std::path::PathBuf;
+
+/// The subcommand, for the family's row.
+pub(crate) const SUBCOMMAND: Subcommand = Subcommand { command: Args::command, run };
 
 /// Run a trace of requests through the model of DDR5 memory
 ///
 /// Each line of the trace is one request for 64 bytes: `R|W channel rank bankgroup bank row column`. The report
 /// says at which clocks of the memory bus reads and writes were issued (docs/ndp-dram.md).
-#[derive(Clone, Debug, clap::Args)]
-pub struct Args {
+#[derive(Clone, Debug, clap::Parser)]
+#[command(name = "ndp-sim")]
+struct Args {
     /// Trace of requests
     #[arg(long, value_name = "FILE")]
-    pub dram_trace: PathBuf,
+    dram_trace: PathBuf,
     /// Timing of the chips
     #[arg(long, value_name = "NAME", default_value = TIMINGS[0].0, value_parser = PossibleValuesParser::new(TIMINGS.map(|(n, _)| n)))]
-    pub timing: String,
+    timing: String,
     /// Requests that each of a channel's two queues holds
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=65536))]
-    pub queue: u32,
+    queue: u32,
     /// Leave out refresh
     #[arg(long)]
-    pub no_refresh: bool,
+    no_refresh: bool,
     /// Print one JSON object to stdout
     #[arg(long)]
-    pub json: bool,
+    json: bool,
 }
 
-/// Simulates.
+/// Simulates. Gives the report.
 ///
 /// # Errors
 /// A trace that cannot be read, or names what the memory does not have.
-pub fn run(args: &Args) -> Result<()> {
+fn run(options: &ArgMatches) -> Result<String> {
+    let args = Args::from_arg_matches(options).map_err(|e| Error::usage(e.to_string()))?;
     let unknown = || Error::usage(format!("`{}` is no timing", args.timing));
     let timing = Timing::named(&args.timing).ok_or_else(unknown)?;
     let options = Options { queue: args.queue as usize, refresh: !args.no_refresh };
@@ -45,12 +50,12 @@ pub fn run(args: &Args) -> Result<()> {
     let report = simulate(BufReader::new(file), &Setup::new(timing, options))
         .map_err(|e| Error::input(format!("{}: {e}", args.dram_trace.display())))?;
     if args.json {
-        return output::json(&serde_json::json!(report));
+        return Ok(format!("{:#}", serde_json::json!(report)));
     }
     let last = report.cycles.last().unwrap_or(0);
     let steady =
         report.steady_cycles_per_line.map_or_else(String::new, |n| format!(", {n:.2} clocks a line"));
-    output::data(&format!(
+    Ok(format!(
         "{} reads and writes in {last} clocks ({:.1} µs){steady}; {} activates, {} precharges, {} refreshes\n",
         report.column_commands,
         timing.microseconds(last),

@@ -12,10 +12,10 @@
 //! that. They are hashed once more when it has compiled them, and what it made is kept only if they are still the same. Files
 //! that are replaced and put back while it compiles are not found out.
 
-use crate::bundle::BundleReader;
-use crate::error::{Error, Result};
-use crate::weights::store::CheckLevel;
 use moec_ir::plan::FileRef;
+use moec_runtime::CheckLevel;
+use moec_runtime::bundle::BundleReader;
+use moec_runtime::error::{Error, Result};
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -29,7 +29,7 @@ const DEPTH: usize = 16;
 
 /// The folder of compiled packages.
 #[derive(Debug)]
-pub(super) struct Cache {
+pub(crate) struct Cache {
     home: PathBuf,
 }
 
@@ -46,7 +46,7 @@ impl Cache {
     /// # Errors
     /// None of the three is set.
     #[cfg(target_os = "macos")]
-    pub(super) fn open() -> Result<Self> {
+    pub(crate) fn open() -> Result<Self> {
         let from = |var: &str| std::env::var_os(var).filter(|v| !v.is_empty()).map(PathBuf::from);
         let home = from("MOEC_CACHE")
             .or_else(|| from("XDG_CACHE_HOME").map(|p| p.join("moec")))
@@ -68,7 +68,7 @@ impl Cache {
     /// # Errors
     /// A package that cannot be read, is not as it was built, or is replaced meanwhile; a cache that cannot be written, and
     /// what `compile` says.
-    pub(super) fn compiled(
+    pub(crate) fn compiled(
         &self,
         bundle: &BundleReader,
         package: &str,

@@ -1,0 +1,59 @@
+//! Subcommands that target families bring.
+
+use super::output;
+use clap::error::ErrorKind;
+use clap::{ArgMatches, Command, FromArgMatches, Subcommand};
+use moec_base::Result;
+use moec_family::Subcommand as Of;
+use moec_targets::families::FAMILIES;
+
+/// One of them, with its options.
+#[derive(Clone, Debug)]
+pub struct Brought {
+    of: Of,
+    options: ArgMatches,
+}
+
+/// All of them.
+fn all() -> impl Iterator<Item = &'static Of> {
+    FAMILIES.iter().flat_map(|family| family.subcommands())
+}
+
+impl Brought {
+    /// Executes it and prints what it gives.
+    ///
+    /// # Errors
+    /// What the family says.
+    pub fn run(&self) -> Result<()> {
+        output::data(&(self.of.run)(&self.options)?)
+    }
+}
+
+impl FromArgMatches for Brought {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let found = matches.subcommand().and_then(|(name, options)| {
+            let of = *all().find(|of| (of.command)().get_name() == name)?;
+            Some(Self { of, options: options.clone() })
+        });
+        found.ok_or_else(|| clap::Error::new(ErrorKind::MissingSubcommand))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Subcommand for Brought {
+    fn augment_subcommands(command: Command) -> Command {
+        command.subcommands(all().map(|of| (of.command)()))
+    }
+
+    fn augment_subcommands_for_update(command: Command) -> Command {
+        Self::augment_subcommands(command)
+    }
+
+    fn has_subcommand(name: &str) -> bool {
+        all().any(|of| (of.command)().get_name() == name)
+    }
+}
