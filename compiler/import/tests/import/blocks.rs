@@ -227,10 +227,10 @@ fn mixers_may_stand_side_by_side() {
     let x = by_hand::embedded();
     let h = by_hand::norm("pre", &x);
     let y = by_hand::sum(&by_hand::attention(&h), &by_hand::dense(&h));
-    same(LayerSpec { blocks: vec![block.clone()] }, &by_hand::sum(&x, &y));
+    same(LayerSpec { blocks: vec![block.clone()], scale: None }, &by_hand::sum(&x, &y));
 
     let block = Block { post_norm: Some(norm("post")), ..block };
-    same(LayerSpec { blocks: vec![block] }, &by_hand::sum(&x, &by_hand::norm("post", &y)));
+    same(LayerSpec { blocks: vec![block], scale: None }, &by_hand::sum(&x, &by_hand::norm("post", &y)));
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn norms_may_stand_behind_mixers() {
     let y = by_hand::attention(&by_hand::norm("pre", &x));
     let x = by_hand::sum(&x, &by_hand::norm("post", &y));
     let x = by_hand::sum(&x, &by_hand::norm("last", &by_hand::dense(&x)));
-    same(LayerSpec { blocks: vec![sandwich, behind] }, &x);
+    same(LayerSpec { blocks: vec![sandwich, behind], scale: None }, &x);
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn routers_may_read_what_the_layer_reads() {
 fn layers_that_name_nothing_or_one_thing_twice_are_refused() {
     let block = |mixers| Block { norm: None, mixers, post_norm: None };
     let refusal = |blocks| {
-        let e = lower(&model(LayerSpec { blocks }), &shapes(8, 4)).unwrap_err();
+        let e = lower(&model(LayerSpec { blocks, scale: None }), &shapes(8, 4)).unwrap_err();
         e.causes.join(" ")
     };
     let e = refusal(vec![block(vec![attention()]), block(vec![attention()])]);
