@@ -12,8 +12,8 @@ use super::plots::plots;
 use super::report::Report;
 use super::systems::{ABLATION, LLMFLASH, POWERINFER2};
 use super::{details, page};
-use moec_sim::neurons::{Order, Phases};
 use crate::claim::check_page;
+use moec_sim::neurons::{Order, Phases};
 use std::sync::LazyLock;
 
 static REPORT: LazyLock<Report> = LazyLock::new(|| Report::new(Size::QUICK).expect("a report"));
