@@ -321,7 +321,7 @@ fn what_is_written_and_printed_has_its_keys() {
     let server = Server::start(serve.arg(root().join("golden/plain.jinja"))).unwrap();
     let address = server.address();
     assert!(address.parse::<SocketAddr>().is_ok(), "`serve` prints its URL alone first: http://{address}");
-    let metrics = http::ask(address, "GET /metrics HTTP/1.1", "").unwrap().body;
+    let metrics = http::get(address, "/metrics").ask().unwrap().body;
     let names = metrics.lines().filter(|line| !line.starts_with('#'));
     assert!(
         names.filter_map(|line| line.split(['{', ' ']).next()).any(|name| name.contains("slots")),

@@ -11,12 +11,11 @@ use crate::support;
 
 use answer::Answer;
 use moec_ir::plan::{Paging, Plan};
-use moec_testing::http::{self, Incoming, post};
+use moec_testing::http::{Request, get, post};
 use moec_testing::server::Server;
 use moec_testing::{COREML, OPENAI};
 use serde_json::{Value, json};
 use std::fs;
-use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -33,14 +32,18 @@ fn start(bundle: &Path, options: &[&str]) -> Server {
     Server::start(&mut serve(&[], bundle, options)).unwrap()
 }
 
-/// Sends a request of JSON.
-fn send(server: &Server, body: &Value) -> TcpStream {
-    http::send(server.address(), &post("/v1/completions"), &body.to_string()).unwrap()
+/// A request of JSON.
+fn request(server: &Server, body: &Value) -> Request {
+    post(server.address(), "/v1/completions", body)
 }
 
-/// What comes of it.
-fn answered(stream: TcpStream) -> Answer {
-    Answer::of(&Incoming::of(stream).unwrap().whole().unwrap(), false).unwrap()
+/// What comes of requests that are sent at once.
+fn together(server: &Server, bodies: &[Value]) -> Vec<Answer> {
+    let ask = |body| Answer::of(&request(server, body).ask().unwrap(), false).unwrap();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = bodies.iter().map(|body| scope.spawn(move || ask(body))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
 }
 
 fn bundle(folder: &Path) -> PathBuf {
@@ -77,12 +80,11 @@ fn answers_are_those_of_generate_and_a_signal_lets_them_end() {
     let alone: Value = serde_json::from_slice(&alone.stdout).unwrap();
     let mut server = start(&bundle, &["--exact"]);
     let body = json!({"prompt": prompt, "max_tokens": 40, "temperature": 0, "ignore_eos": true});
-    let streams: Vec<TcpStream> = (0..6).map(|_| send(&server, &body)).collect();
-    assert!(streams.into_iter().all(|stream| answered(stream).text == alone["text"]));
+    assert!(together(&server, &vec![body; 6]).iter().all(|answer| answer.text == alone["text"]));
     // What has begun is finished; then it ends without an error.
     let body =
         json!({"prompt": prompt, "max_tokens": 400, "temperature": 0, "stream": true, "ignore_eos": true});
-    let mut last = Incoming::of(send(&server, &body)).unwrap();
+    let mut last = request(&server, &body).send().unwrap();
     assert!(last.event().unwrap().is_some());
     server.signal("-TERM").unwrap();
     let rest = last.whole().unwrap().body;
@@ -109,7 +111,7 @@ fn both_programs_hold_answers_to_schemas() {
         let of = |schema: &Value| {
             let format = json!({"type": "json_schema", "json_schema": {"schema": schema}});
             let body = json!({"messages": [{"role": "user", "content": "a"}], "response_format": format, "max_tokens": 20});
-            http::ask(server.address(), &post("/v1/chat/completions"), &body.to_string()).unwrap()
+            post(server.address(), "/v1/chat/completions", &body).ask().unwrap()
         };
         let held = of(&json!({"enum": ["ab", "cd"]}));
         assert!(held.body.contains(r#""\"ab\"""#) || held.body.contains(r#""\"cd\"""#), "{}", held.body);
@@ -163,15 +165,13 @@ fn clients_of_every_kind_of_bundle_get_what_single_runs_give() {
         ];
         let body = |prompt: &str| json!({"prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": true, "logprobs": 5});
         let server = Server::start(&mut serve(&[])).unwrap();
-        let alone: Vec<Answer> = prompts.iter().map(|p| answered(send(&server, &body(p)))).collect();
-        let together = |server: &Server| -> Vec<Answer> {
-            let streams: Vec<TcpStream> = prompts.iter().map(|p| send(server, &body(p))).collect();
-            streams.into_iter().map(answered).collect()
-        };
-        for (found, alone) in together(&server).iter().zip(&alone) {
+        let bodies = prompts.map(body);
+        let alone: Vec<Answer> =
+            bodies.iter().flat_map(|body| together(&server, std::slice::from_ref(body))).collect();
+        for (found, alone) in together(&server, &bodies).iter().zip(&alone) {
             found.leaves(alone).unwrap_or_else(|e| panic!("{name}: {e}"));
         }
-        let figures = http::ask(server.address(), "GET /metrics HTTP/1.1", "").unwrap().body;
+        let figures = get(server.address(), "/metrics").ask().unwrap().body;
         let routed = figures.lines().find_map(|l| l.strip_prefix("moec_expert_rows_total "));
         assert_eq!(routed.is_some_and(|n| n != "0"), name == "capacities", "{figures}");
         assert_eq!(figures.contains("moec_expert_rows_past_capacity_expected "), name == "capacities");
@@ -182,7 +182,7 @@ fn clients_of_every_kind_of_bundle_get_what_single_runs_give() {
             continue;
         }
         let server = Server::start(&mut serve(&["--exact"])).unwrap();
-        for (found, prompt) in together(&server).iter().zip(prompts) {
+        for (found, prompt) in together(&server, &bodies).iter().zip(prompts) {
             let mut single = moec();
             single.arg("run").args(run).arg(&bundle).args(["generate", "--json", "--ignore-eos", "-n", "12"]);
             let single = ok(single.args(["--threads", "1", "--prompt", prompt]).args(&budget));
@@ -260,9 +260,9 @@ fn requests_are_logged_where_that_is_wanted() {
         let mut command = serve(&[], &bundle, options);
         let mut server = Server::start(command.stderr(fs::File::create(&path).unwrap())).unwrap();
         let body = json!({"prompt": "A trait is", "max_tokens": 5, "temperature": 0, "ignore_eos": true, "stream": true});
-        let whole = Incoming::of(send(&server, &body)).unwrap().whole().unwrap();
+        let whole = request(&server, &body).ask().unwrap();
         assert!(whole.body.contains("data: [DONE]"), "{}", whole.body);
-        let lost = http::ask(server.address(), "GET /nothing?secret HTTP/1.1", "").unwrap();
+        let lost = get(server.address(), "/nothing?secret").ask().unwrap();
         assert_eq!(lost.status, 404);
         server.signal("-TERM").unwrap();
         server.ended(Duration::from_mins(1)).unwrap();

@@ -1,76 +1,298 @@
-//! A figure that a paper prints, beside ours.
+//! Figures that a paper prints, beside ours: `claims/*.toml` say what is printed, and the name of the quantity that is computed for it.
 
 use crate::printed::Printed;
+use moec_base::{Error, Result};
+use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// How far ours may be off to agree.
+/// How far ours may be off to agree, as a share.
 pub const CLOSE: f64 = 0.10;
 
-/// A figure of the paper.
+/// A file of `claims/`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Paper {
+    /// Why figures miss, by the names that `misses` has; the name `""` says that no reason is known.
+    #[serde(default)]
+    reasons: BTreeMap<String, String>,
+    /// What is to be known of claims, by the names that `note` has.
+    #[serde(default)]
+    notes: BTreeMap<String, String>,
+    figure: Vec<Figure>,
+}
+
+/// A figure, a table or a section of the paper, with what it prints.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Figure {
+    place: String,
+    claims: Vec<Stated>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Stated {
+    /// The claim in words.
+    what: String,
+    paper: Printed,
+    /// The computed quantity; by default it is named as the claim is.
+    of: Option<String>,
+    #[serde(default = "times")]
+    unit: String,
+    #[serde(default)]
+    used: bool,
+    /// Given where the run of the page is not within [`CLOSE`].
+    misses: Option<String>,
+    note: Option<String>,
+}
+
+fn times() -> String {
+    "×".to_owned()
+}
+
+/// What is computed, by name: with the paper's policies, and with moec's where that makes a difference.
+#[derive(Clone, Debug, Default)]
+pub struct Quantities(BTreeMap<String, (f64, Option<f64>)>);
+
+impl Quantities {
+    /// Adds one.
+    pub fn put(&mut self, name: impl Into<String>, ours: f64) {
+        self.0.insert(name.into(), (ours, None));
+    }
+
+    /// Adds one that moec's policies change.
+    pub fn both(&mut self, name: impl Into<String>, [ours, moec]: [f64; 2]) {
+        self.0.insert(name.into(), (ours, Some(moec)));
+    }
+}
+
+/// A figure of the paper beside ours.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Claim {
     /// Where it stands.
-    pub place: &'static str,
+    pub place: String,
     /// What it is.
     pub what: String,
     /// Its unit.
-    pub unit: &'static str,
+    pub unit: String,
     /// What is printed.
     pub paper: Printed,
+    /// Name of the quantity.
+    pub of: String,
     /// With the paper's policies.
     pub ours: f64,
     /// With moec's, where that makes a difference.
     pub moec: Option<f64>,
     /// A constant was found from it: it checks nothing.
     pub used: bool,
-    /// Why it does not come out, if it does not.
-    pub why: &'static str,
+    /// Why it does not come out; empty where that is not known, `None` where it is said to come out.
+    pub misses: Option<String>,
+    /// What is to be known of it.
+    pub note: Option<String>,
 }
 
 impl Claim {
-    /// A speedup: its unit is `×`.
-    pub fn new(place: &'static str, what: impl Into<String>, paper: Printed, ours: f64) -> Self {
-        Self { place, what: what.into(), unit: "×", paper, ours, moec: None, used: false, why: "" }
-    }
-
     /// Whether the paper's policies give it.
     pub fn agrees(&self) -> bool {
         self.paper.error(self.ours).abs() <= CLOSE
     }
 
+    /// Whether moec's do.
+    pub fn agrees_with_moec(&self) -> bool {
+        self.moec.is_some_and(|m| self.paper.error(m).abs() <= CLOSE)
+    }
+
     /// One line.
     pub fn verdict(&self) -> String {
-        match (self.used, self.agrees()) {
-            (true, _) => "a constant was found from it".to_owned(),
-            (_, true) => "agrees".to_owned(),
-            _ => format!("{:+.0} %: {}", self.paper.error(self.ours) * 100.0, self.why),
+        if self.used {
+            return "a constant was found from it".to_owned();
         }
+        if self.agrees() {
+            return "agrees".to_owned();
+        }
+        let moec = if self.agrees_with_moec() { ", moec's agrees" } else { "" };
+        let why =
+            self.misses.as_deref().filter(|w| !w.is_empty()).map_or_else(String::new, |w| format!(": {w}"));
+        format!("{:+.0} %{moec}{why}", self.paper.error(self.ours) * 100.0)
     }
 }
 
-/// Three digits of a number.
-pub fn digits(x: f64) -> String {
-    let places = if x >= 100.0 { 0 } else { 2 - (x.max(1.0).log10().floor() as usize).min(1) };
-    format!("{x:.*}", places + usize::from(x < 1.0))
+/// The claims of a paper beside ours.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Claims(pub Vec<Claim>);
+
+impl Claims {
+    /// Puts what is computed beside a file of `claims/`.
+    ///
+    /// # Errors
+    /// Our bug: a file that does not parse, or that names a quantity or a reason that is not there.
+    pub fn new(file: &str, computed: &Quantities) -> Result<Self> {
+        let all = Self::of_computed(file, computed)?;
+        let missing = printed(file)?.into_keys().find(|of| !computed.0.contains_key(of));
+        missing.map_or(Ok(all), |of| Err(Error::bug(format!("a claim names the quantity `{of}`"))))
+    }
+
+    /// The same of those claims alone whose quantities were computed.
+    ///
+    /// # Errors
+    /// Our bug: a file that does not parse, or that names a reason that is not there.
+    pub fn of_computed(file: &str, computed: &Quantities) -> Result<Self> {
+        let paper = read(file)?;
+        let mut all = Vec::new();
+        for figure in paper.figure {
+            for s in figure.claims {
+                let of = s.of.unwrap_or_else(|| s.what.clone());
+                let Some(&(ours, moec)) = computed.0.get(&of) else { continue };
+                let misses = s.misses.map(|name| named(&paper.reasons, &name)).transpose()?;
+                let note = s.note.map(|name| named(&paper.notes, &name)).transpose()?;
+                let (place, what, unit) = (figure.place.clone(), s.what, s.unit);
+                all.push(Claim {
+                    place,
+                    what,
+                    unit,
+                    paper: s.paper,
+                    of,
+                    ours,
+                    moec,
+                    used: s.used,
+                    misses,
+                    note,
+                });
+            }
+        }
+        Ok(Self(all))
+    }
+
+    /// Those that no constant was found from.
+    pub fn free(&self) -> Vec<&Claim> {
+        self.0.iter().filter(|c| !c.used).collect()
+    }
+
+    /// The first claim about a quantity.
+    pub fn find(&self, of: &str) -> Option<&Claim> {
+        self.0.iter().find(|c| c.of == of)
+    }
+
+    /// What the paper prints of a quantity; NaN, which shows, where it prints nothing.
+    pub fn printed(&self, of: &str) -> f64 {
+        self.find(of).map_or(f64::NAN, |c| c.paper.value())
+    }
+
+    /// All of them as a table in Markdown; `ours` is the head of the column of what is simulated with the paper's policies.
+    pub fn table(&self, ours: &str) -> String {
+        let with_moec = self.0.iter().any(|c| c.moec.is_some());
+        let [head, line] = if with_moec { [" moec |", "---|"] } else { [""; 2] };
+        let mut out = format!(
+            "## Every figure beside ours\n\n| where | what | the paper's | {ours} |{head} |\n|---|---|---|---|{line}---|\n"
+        );
+        for c in &self.0 {
+            let _ = write!(out, "| {} | {} | {} {} | {} |", c.place, c.what, c.paper, c.unit, digits(c.ours));
+            if with_moec {
+                let _ = write!(out, " {} |", c.moec.map_or_else(String::new, digits));
+            }
+            let _ = writeln!(out, " {} |", c.verdict());
+        }
+        out + "\n"
+    }
 }
 
-/// All of them as a table in Markdown; `ours` is the head of the column of what is simulated with the paper's policies.
-pub fn table(claims: &[Claim], ours: &str) -> String {
-    let mut out = format!(
-        "## Every figure beside ours\n\n| where | what | the paper's | {ours} | moec | |\n|---|---|---|---|---|---|\n"
-    );
-    for c in claims {
-        let moec = c.moec.map_or_else(String::new, digits);
-        let _ = writeln!(
-            out,
-            "| {} | {} | {} {} | {} | {moec} | {} |",
-            c.place,
-            c.what,
-            c.paper,
-            c.unit,
-            digits(c.ours),
-            c.verdict()
+/// What a file of `claims/` says of quantities, by their names.
+///
+/// # Errors
+/// Our bug: a file that does not parse.
+pub fn printed(file: &str) -> Result<BTreeMap<String, Printed>> {
+    let all = read(file)?.figure.into_iter().flat_map(|figure| figure.claims);
+    Ok(all.map(|c| (c.of.unwrap_or(c.what), c.paper)).collect())
+}
+
+fn read(file: &str) -> Result<Paper> {
+    toml::from_str(file).map_err(|e| Error::bug("a file of claims").because(e))
+}
+
+/// A text by its name; none has no name.
+fn named(texts: &BTreeMap<String, String>, name: &str) -> Result<String> {
+    let text = if name.is_empty() { Some(String::new()) } else { texts.get(name).cloned() };
+    text.ok_or_else(|| Error::bug(format!("a claim names the text `{name}`")))
+}
+
+/// Three digits that count, and no more than three after the point.
+pub fn digits(x: f64) -> String {
+    match x.abs() {
+        a if a >= 99.95 => format!("{x:.0}"),
+        a if a >= 9.995 => format!("{x:.1}"),
+        a if a >= 1.0 => format!("{x:.2}"),
+        _ => format!("{x:.3}"),
+    }
+}
+
+/// Every claim has its row on a page, and every plot is a drawing that is linked there and lies in `docs/`.
+#[cfg(test)]
+pub(crate) fn check_page(folder: &str, page: &str, claims: &Claims, plots: &[(&str, String)]) {
+    for c in &claims.0 {
+        let row = format!("| {} | {} | {} {} |", c.place, c.what, c.paper, c.unit);
+        assert!(page.contains(&row) && c.ours.is_finite(), "{c:?}");
+    }
+    let docs = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs"));
+    for (name, text) in plots {
+        let file = format!("{folder}/{name}");
+        assert!(page.contains(&format!("({file})")) && docs.join(&file).is_file(), "{file}");
+        assert!(text.starts_with("<svg") && text.ends_with("</svg>\n") && !text.contains("NaN"), "{file}");
+    }
+    assert!(!page.contains("NaN") && !page.contains("inf "), "{page}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{digits, named, read};
+
+    /// What the page of a full run says of every claim is what the file says of it: that it agrees, or that it misses and why.
+    #[test]
+    fn every_claim_holds_or_misses_as_said() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/claims");
+        let mut papers = 0;
+        for file in std::fs::read_dir(folder).expect("the folder") {
+            let file = file.expect("an entry").path();
+            let page = std::path::Path::new(folder)
+                .join("../../docs")
+                .join(file.with_extension("md").file_name().expect("a name"));
+            let [text, page] = [&file, &page].map(|path| std::fs::read_to_string(path).expect("a file"));
+            let paper = read(&text).expect("claims");
+            for figure in &paper.figure {
+                for c in &figure.claims {
+                    let said = format!("| {} | {} | {}", figure.place, c.what, c.paper);
+                    let row = page.lines().find(|line| line.starts_with(&said)).expect(&said);
+                    let cells: Vec<&str> = row.trim_end_matches(" |").rsplit(" | ").collect();
+                    // NPUMoE's page has ours over the paper's, rounded, in place of a verdict.
+                    let times = cells[0].parse::<f64>().ok();
+                    let agrees = match (times, &c.misses) {
+                        (Some(_), misses) if c.used => misses.is_none(),
+                        (Some(times), None) => (0.895..=1.105).contains(&times),
+                        (Some(times), Some(_)) => (times - 1.0).abs() > 0.095,
+                        (None, misses) if c.used => cells[0].starts_with("a constant") && misses.is_none(),
+                        (None, None) => cells[0] == "agrees",
+                        (None, Some(name)) => {
+                            let why = named(&paper.reasons, name).expect(name);
+                            cells[0].contains(" %") && cells[0].ends_with(&why)
+                        }
+                    };
+                    assert!(agrees, "{row}");
+                }
+            }
+            let is_named = |name: &String| {
+                paper.figure.iter().flat_map(|f| &f.claims).any(|c| c.misses.as_ref() == Some(name))
+            };
+            assert!(paper.reasons.keys().all(is_named), "{}: a reason that no claim names", file.display());
+            papers += 1;
+        }
+        assert_eq!(papers, 5);
+    }
+
+    #[test]
+    fn numbers_have_three_digits() {
+        assert_eq!(
+            [0.0471, 1.0, 23.456, 1234.5, 9.996].map(digits),
+            ["0.047", "1.00", "23.5", "1234", "10.0"]
         );
     }
-    out + "\n"
 }

@@ -32,56 +32,16 @@ enum Verb {
     /// Print the same as docs/npumoe.md
     Page,
     /// Rerun the evaluation of TriMoE, and print a page with every figure of it beside the simulated one
-    Trimoe {
-        /// Write the page and its plots into this folder instead
-        #[arg(long, value_name = "FOLDER")]
-        docs: Option<PathBuf>,
-        /// Write nothing; fail where what is in the folder differs
-        #[arg(long, requires = "docs")]
-        check: bool,
-        /// A few steps only: other numbers, for a look at the page
-        #[arg(long, conflicts_with = "docs")]
-        quick: bool,
-    },
+    Trimoe(Run),
     /// Rerun the evaluation of PowerInfer-2, and print a page with every figure of it beside the simulated one
     #[command(name = "powerinfer2")]
-    PowerInfer2 {
-        /// Write the page and its plots into this folder instead
-        #[arg(long, value_name = "FOLDER")]
-        docs: Option<PathBuf>,
-        /// Write nothing; fail where what is in the folder differs
-        #[arg(long, requires = "docs")]
-        check: bool,
-        /// A few tokens only: other numbers, for a look at the page
-        #[arg(long, conflicts_with = "docs")]
-        quick: bool,
-    },
+    PowerInfer2(Run),
     /// Rerun the evaluation of HybriMoE, and print a page with every figure of it beside the simulated one
     #[command(name = "hybrimoe")]
-    HybriMoe {
-        /// Write the page and its plots into this folder instead
-        #[arg(long, value_name = "FOLDER")]
-        docs: Option<PathBuf>,
-        /// Write nothing; fail where what is in the folder differs
-        #[arg(long, requires = "docs")]
-        check: bool,
-        /// A few tokens only: other numbers, for a look at the page
-        #[arg(long, conflicts_with = "docs")]
-        quick: bool,
-    },
+    HybriMoe(Run),
     /// Rerun the evaluation of MoBiLE, and print a page with every speedup of it beside the simulated one
     #[command(name = "mobile")]
-    MoBile {
-        /// Write the page and its plots into this folder instead
-        #[arg(long, value_name = "FOLDER")]
-        docs: Option<PathBuf>,
-        /// Write nothing; fail where what is in the folder differs
-        #[arg(long, requires = "docs")]
-        check: bool,
-        /// A few tokens only: other numbers, for a look at the page
-        #[arg(long, conflicts_with = "docs")]
-        quick: bool,
-    },
+    MoBile(Run),
     /// Compare shares of output channels that have 8 bits where others have 4: what the experts of a checkpoint lose
     Outliers {
         /// A folder with a checkpoint
@@ -96,6 +56,20 @@ enum Verb {
         #[arg(long, value_name = "PROFILE", requires = "bundle")]
         trace: Option<PathBuf>,
     },
+}
+
+/// How an evaluation is run, and where its page goes.
+#[derive(Debug, clap::Args)]
+struct Run {
+    /// Write the page and its plots into this folder instead
+    #[arg(long, value_name = "FOLDER")]
+    docs: Option<PathBuf>,
+    /// Write nothing; fail where what is in the folder differs
+    #[arg(long, requires = "docs")]
+    check: bool,
+    /// A short run: other numbers, for a look at the page
+    #[arg(long, conflicts_with = "docs")]
+    quick: bool,
 }
 
 fn main() -> ExitCode {
@@ -122,36 +96,36 @@ fn run(verb: &Verb) -> Result<()> {
             if *json { output::json(&tables::value(&report)) } else { output::data(&tables::text(&report)) }
         }
         Verb::Page => output::data(&page::page(&report(None)?)),
-        Verb::Trimoe { docs, check, quick } => {
-            let size = if *quick { trimoe::bench::Size::QUICK } else { trimoe::bench::Size::FULL };
-            publish(trimoe::pages(size)?, docs.as_deref(), check.then_some("trimoe"))
+        Verb::Trimoe(run) => {
+            let size = if run.quick { trimoe::bench::Size::QUICK } else { trimoe::bench::Size::FULL };
+            publish(trimoe::pages(size)?, run, "trimoe")
         }
-        Verb::PowerInfer2 { docs, check, quick } => {
+        Verb::PowerInfer2(run) => {
             let size =
-                if *quick { powerinfer2::decode::Size::QUICK } else { powerinfer2::decode::Size::FULL };
-            publish(powerinfer2::pages(size)?, docs.as_deref(), check.then_some("powerinfer2"))
+                if run.quick { powerinfer2::decode::Size::QUICK } else { powerinfer2::decode::Size::FULL };
+            publish(powerinfer2::pages(size)?, run, "powerinfer2")
         }
-        Verb::HybriMoe { docs, check, quick } => {
-            let size = if *quick { hybrimoe::report::Size::QUICK } else { hybrimoe::report::Size::FULL };
-            publish(hybrimoe::pages(size)?, docs.as_deref(), check.then_some("hybrimoe"))
+        Verb::HybriMoe(run) => {
+            let size = if run.quick { hybrimoe::report::Size::QUICK } else { hybrimoe::report::Size::FULL };
+            publish(hybrimoe::pages(size)?, run, "hybrimoe")
         }
-        Verb::MoBile { docs, check, quick } => {
-            let size = if *quick { mobile::report::Size::QUICK } else { mobile::report::Size::FULL };
-            publish(mobile::pages(size)?, docs.as_deref(), check.then_some("mobile"))
+        Verb::MoBile(run) => {
+            let size = if run.quick { mobile::report::Size::QUICK } else { mobile::report::Size::FULL };
+            publish(mobile::pages(size)?, run, "mobile")
         }
         Verb::Outliers { checkpoint } => output::data(&outliers::table(&outliers::rows(checkpoint)?)),
         Verb::Padding { bundle, trace } => padding(bundle.as_deref().zip(trace.as_deref())),
     }
 }
 
-/// A page with its plots: printed, written, or compared with what the command that is named has written.
-fn publish(pages: Vec<(String, String)>, docs: Option<&Path>, check: Option<&str>) -> Result<()> {
-    let Some(docs) = docs else {
+/// A page with its plots: printed, written, or compared with what `cargo xtask` has written by that command.
+fn publish(pages: Vec<(String, String)>, run: &Run, command: &str) -> Result<()> {
+    let Some(docs) = &run.docs else {
         return pages.first().map_or(Ok(()), |(_, page)| output::data(page));
     };
     for (name, text) in pages {
         let path = docs.join(name);
-        if let Some(command) = check {
+        if run.check {
             let there = std::fs::read_to_string(&path).unwrap_or_default();
             if there != text {
                 let stale = format!("`{}` is stale: `cargo xtask {command}` writes it", path.display());

@@ -1,5 +1,6 @@
 //! Numbers as a paper prints them.
 
+use serde::{Deserialize, Deserializer, de};
 use std::fmt;
 
 /// A number as printed, or two that it lies between.
@@ -31,6 +32,34 @@ impl Printed {
             Self::Below(x) | Self::Within(_, x) if found > x => found / x - 1.0,
             Self::Within(..) | Self::Over(_) | Self::Below(_) => 0.0,
         }
+    }
+}
+
+/// A number, `[from, to]`, `"> x"`, `"< x"`, or `"a / b"` of two numbers that are printed.
+impl<'de> Deserialize<'de> for Printed {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Form {
+            Number(f64),
+            Range([f64; 2]),
+            Text(String),
+        }
+        let text = match Form::deserialize(from)? {
+            Form::Number(x) => return Ok(Self::Is(x)),
+            Form::Range([from, to]) => return Ok(Self::Within(from, to)),
+            Form::Text(text) => text,
+        };
+        let number = |s: &str| s.trim().parse::<f64>().map_err(|e| de::Error::custom(format!("`{s}`: {e}")));
+        if let Some(x) = text.strip_prefix('>') {
+            return Ok(Self::Over(number(x)?));
+        }
+        if let Some(x) = text.strip_prefix('<') {
+            return Ok(Self::Below(number(x)?));
+        }
+        let (a, b) =
+            text.split_once('/').ok_or_else(|| de::Error::custom(format!("`{text}` is not a number")))?;
+        Ok(Self::Is(number(a)? / number(b)?))
     }
 }
 

@@ -11,7 +11,7 @@ mod common;
 
 use common::*;
 use moec_runtime::cli::Io;
-use moec_testing::http::{self, Reply};
+use moec_testing::http::{Reply, Request, post};
 use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -69,17 +69,15 @@ fn with_server(options: &[&str], test: impl FnOnce(&str)) -> u8 {
     })
 }
 
-const CHAT: &str = "POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json";
-
 /// A conversation with these fields beside its message.
-fn chat(fields: Value) -> String {
+fn chat(at: &str, fields: Value) -> Request {
     let mut body = json!({"messages": [{"role": "user", "content": "a"}], "temperature": 0});
     body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    body.to_string()
+    post(at, "/v1/chat/completions", body)
 }
 
 fn ask(at: &str, fields: Value) -> Reply {
-    http::ask(at, CHAT, &chat(fields)).unwrap()
+    chat(at, fields).ask().unwrap()
 }
 
 fn json(reply: &Reply) -> Value {
@@ -135,11 +133,11 @@ fn schemas_that_take_too_much_hold_up_nobody_and_are_refused() {
 fn clients_that_leave_while_a_grammar_compiles_leave_nothing_behind() {
     let status = with_server(&[], |at| {
         for _ in 0..5 {
-            drop(http::send(at, CHAT, &chat(schema(&endless(40)))).unwrap());
+            chat(at, schema(&endless(40))).leave(Duration::from_millis(20)).unwrap();
         }
         let fair = ask(at, schema(&json!({"enum": ["ab"]})));
         assert_eq!(json(&fair)["choices"][0]["message"]["content"], "\"ab\"", "{}", fair.body);
-        drop(http::send(at, CHAT, &chat(schema(&endless(40)))).unwrap());
+        chat(at, schema(&endless(40))).leave(Duration::from_millis(20)).unwrap();
     });
     assert_eq!(status, 0);
 }

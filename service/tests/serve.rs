@@ -7,11 +7,11 @@ mod clients;
 #[path = "../../runtime/tests/common/mod.rs"]
 mod common;
 
-use clients::{Answer, COMPLETIONS, Case, Clients, Model, Random};
+use clients::{Answer, CHAT, COMPLETIONS, Case, Clients, Model, Random};
 use common::*;
 use moec_runtime::cli::Io;
 use moec_runtime::{Decoder, Program, Request, Sampler, Sampling, Text, generate};
-use moec_testing::http::{self, Incoming, Reply};
+use moec_testing::http::{self, Incoming, Reply, bare, get, post, raw, text};
 use serde_json::{Map, Value, json};
 use socket2::{Domain, Socket, Type};
 use std::ffi::OsString;
@@ -114,23 +114,19 @@ impl Said for Reply {
     }
 }
 
-/// Sends a request, without reading the answer.
-fn send(address: &str, head: &str, body: &str) -> TcpStream {
-    http::send(address, head, body).unwrap()
+fn ask(request: http::Request) -> Reply {
+    request.ask().unwrap()
 }
-
-fn ask(address: &str, head: &str, body: &str) -> Reply {
-    http::ask(address, head, body).unwrap()
-}
-
-const POST: &str = "POST /v1/completions HTTP/1.1\r\nContent-Type: application/json";
 
 fn complete(address: &str, body: &Value) -> Reply {
-    ask(address, POST, &body.to_string())
+    ask(post(address, COMPLETIONS, body))
 }
 
+/// The beginning of a request that no client would send.
+const POST: &str = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json";
+
 fn metric(address: &str, name: &str) -> u64 {
-    let text = ask(address, "GET /metrics HTTP/1.1", "").body;
+    let text = ask(get(address, "/metrics")).body;
     let line = text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' ')).map(str::to_owned);
     line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
 }
@@ -200,10 +196,10 @@ fn serves() {
     slots_are_as_many_as_memory_is_free_for();
     let named = with_server(&["--model-name", "org/toy"], |at| {
         for path in ["org/toy", "org%2Ftoy"] {
-            let reply = ask(at, &format!("GET /v1/models/{path} HTTP/1.1"), "");
+            let reply = ask(get(at, &format!("/v1/models/{path}")));
             assert_eq!((reply.status, reply.json()["id"].as_str()), (200, Some("org/toy")));
         }
-        assert_eq!(ask(at, "GET /v1/models/org/other HTTP/1.1", "").status, 404);
+        assert_eq!(ask(get(at, "/v1/models/org/other")).status, 404);
     });
     assert_eq!(named, 0);
     let key =
@@ -319,11 +315,11 @@ fn answers(at: &str) {
             (&json!(before), &json!("stop"))
         );
     }
-    let value = ask(at, "GET /v1/models HTTP/1.1", "").json();
+    let value = ask(get(at, "/v1/models")).json();
     assert_eq!((&value["data"][0]["id"], &value["data"][0]["chat"]), (&json!("toy"), &json!(false)));
-    assert_eq!(ask(at, "GET /v1/models/toy HTTP/1.1", "").status, 200);
-    assert_eq!(ask(at, "GET /health HTTP/1.1", "").json(), json!({"status": "ok"}));
-    let page = ask(at, "GET / HTTP/1.1", "");
+    assert_eq!(ask(get(at, "/v1/models/toy")).status, 200);
+    assert_eq!(ask(get(at, "/health")).json(), json!({"status": "ok"}));
+    let page = ask(get(at, "/"));
     assert!(page.body.contains("<title>moec</title>") && page.headers.contains("content-security-policy"));
     assert!(metric(at, "moec_tokens_total") > 0 && metric(at, "moec_slots") == SLOTS as u64);
 }
@@ -397,30 +393,21 @@ fn refusals(at: &str) {
         assert!(!error["message"].as_str().unwrap().contains("`-"), "options are not for clients: {error}");
     }
     // Bodies whose transfer is malformed, that are no JSON, and that are too large.
-    let mut stream = TcpStream::connect(at).unwrap();
-    write!(stream, "{POST}\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nno size\r\n").unwrap();
-    let reply = Incoming::of(stream).unwrap().whole().unwrap();
+    let chunked = |chunks: &str| {
+        let request = format!("{POST}\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}\r\n");
+        raw(TcpStream::connect(at).unwrap(), &request).unwrap()
+    };
+    let reply = chunked("no size");
     assert!(reply.status == 400 && reply.body.contains("cannot be read"), "{}", reply.body);
-    let mut stream = TcpStream::connect(at).unwrap();
-    write!(
-        stream,
-        "{POST}\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1388\r\n{}\r\n",
-        "x".repeat(5000)
-    )
-    .unwrap();
-    assert_eq!(Incoming::of(stream).unwrap().status, 413);
-    let large = ask(at, POST, &"x".repeat(5000));
+    assert_eq!(chunked(&format!("1388\r\n{}", "x".repeat(5000))).status, 413);
+    let large = ask(post(at, COMPLETIONS, "x".repeat(5000)));
     assert!(!large.body.contains("`-"), "{}", large.body);
-    assert_eq!(ask(at, POST, "{").status, 400);
-    assert_eq!(ask(at, "POST /v1/completions HTTP/1.1\r\nContent-Type: text/plain", "{}").status, 415);
-    assert_eq!(ask(at, "GET /v1/completions HTTP/1.1", "").status, 405);
-    assert_eq!(ask(at, "GET /v2 HTTP/1.1", "").status, 404);
-    assert_eq!(ask(at, POST, &"x".repeat(5000)).status, 413);
-    let chat = ask(
-        at,
-        "POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json",
-        r#"{"messages": [{"role": "user", "content": "hi"}]}"#,
-    );
+    assert_eq!(ask(post(at, COMPLETIONS, "{")).status, 400);
+    assert_eq!(ask(text(at, COMPLETIONS, "{}").header("Content-Type", "text/plain")).status, 415);
+    assert_eq!(ask(get(at, "/v1/completions")).status, 405);
+    assert_eq!(ask(get(at, "/v2")).status, 404);
+    assert_eq!(ask(post(at, COMPLETIONS, "x".repeat(5000))).status, 413);
+    let chat = ask(post(at, CHAT, r#"{"messages": [{"role": "user", "content": "hi"}]}"#));
     assert!(chat.status == 400 && chat.body.contains("template"), "{}", chat.body);
 }
 
@@ -494,7 +481,7 @@ fn long() -> Value {
 
 fn who_goes_away_frees_the_slot(at: &str) {
     for _ in 0..10 {
-        drop(send(at, POST, &long().to_string()));
+        post(at, COMPLETIONS, long()).leave(Duration::from_millis(1)).unwrap();
     }
     settled(at);
     assert_eq!(complete(at, &json!({"prompt": "a", "max_tokens": 1})).status, 200);
@@ -502,10 +489,13 @@ fn who_goes_away_frees_the_slot(at: &str) {
 
 fn too_many_are_sent_away(at: &str) {
     let before = metric(at, "moec_refused_total");
-    let clients: Vec<_> = (0..24).map(|_| send(at, POST, &long().to_string())).collect();
+    let incoming: Vec<_> = std::thread::scope(|scope| {
+        let clients: Vec<_> =
+            (0..24).map(|_| scope.spawn(|| post(at, COMPLETIONS, long()).send().unwrap())).collect();
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
+    });
     let mut sent_away = 0;
-    for client in clients {
-        let Incoming { status, headers, .. } = Incoming::of(client).unwrap();
+    for Incoming { status, headers, .. } in incoming {
         let away = status == 429;
         assert!(away || status == 200, "{headers}");
         assert!(!away || headers.contains("retry-after: 1"), "{headers}");
@@ -530,9 +520,8 @@ fn only_this_machine_is_answered(at: &str) {
         ("Host: localhost\r\nHost: a.example\r\n", 400),
         ("Host: a.example\r\nHost: localhost\r\n", 400),
     ] {
-        let mut stream = TcpStream::connect(at).unwrap();
-        write!(stream, "GET /v1/models HTTP/1.0\r\n{host}\r\n").unwrap();
-        let reply = Incoming::of(stream).unwrap().whole().unwrap();
+        let stream = TcpStream::connect(at).unwrap();
+        let reply = raw(stream, &format!("GET /v1/models HTTP/1.0\r\n{host}\r\n")).unwrap();
         assert_eq!(reply.status, status, "{host}: {}", reply.body);
         assert!(status == 200 || reply.body.contains("`Host`"), "{}", reply.body);
     }
@@ -543,9 +532,9 @@ fn a_second_signal_ends_what_waits() {
     let (mut held, mut since) = (None, Instant::now());
     let status = with_server(&[], |at| {
         let mut stream = TcpStream::connect(at).unwrap();
-        write!(stream, "{POST}\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{{").unwrap();
+        write!(stream, "{POST}\r\nContent-Length: 100\r\n\r\n{{").unwrap();
         held = Some(stream);
-        assert_eq!(ask(at, "GET /health HTTP/1.1", "").status, 200);
+        assert_eq!(ask(get(at, "/health")).status, 200);
         terminate();
         std::thread::sleep(Duration::from_millis(300));
         since = Instant::now();
@@ -576,9 +565,7 @@ fn connections_without_a_request_do_not_hold_up_the_end() {
 /// Three of an address, four in all, and each for as long as its client takes part.
 fn connections_have_limits(at: &str) {
     let answered = |from: &str| -> Option<Reply> {
-        let mut stream = connect(at, from);
-        write!(stream, "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").ok()?;
-        Incoming::of(stream).ok()?.whole().ok()
+        raw(connect(at, from), "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").ok()
     };
     let status = |from: &str| answered(from).map_or(0, |reply| reply.status);
     let soon = |what: &str, mut holds: Box<dyn FnMut() -> bool + '_>| {
@@ -589,9 +576,8 @@ fn connections_have_limits(at: &str) {
         }
     };
     // A body that does not come.
-    let mut late = connect(at, "127.0.0.1");
-    write!(late, "{POST}\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{{").unwrap();
-    assert_eq!(Incoming::of(late).unwrap().status, 408);
+    let late = format!("{POST}\r\nContent-Length: 9\r\n\r\n{{");
+    assert_eq!(raw(connect(at, "127.0.0.1"), &late).unwrap().status, 408);
     soon("a client that is late stays", Box::new(|| status("127.0.0.1") == 200));
     // Nothing, a part of a head, and an answer behind which nothing is asked.
     let mut held: Vec<TcpStream> = (0..3).map(|_| connect(at, "127.0.0.1")).collect();
@@ -633,49 +619,48 @@ fn connect(to: &str, from: &str) -> TcpStream {
 
 fn keys_and_origins(at: &str) {
     let body = json!({"prompt": [1, 2], "max_tokens": 3, "temperature": 0});
-    for head in [
-        POST.to_owned(),
-        format!("{POST}\r\nAuthorization: Bearer wrong!"),
-        format!("{POST}\r\nAuthorization: secret"),
-        format!("{POST}\r\nAuthorization: Digest secret"),
-    ] {
-        let reply = ask(at, &head, &body.to_string());
+    let request = || post(at, COMPLETIONS, &body);
+    let with = |key: &str| request().header("Authorization", key);
+    for request in [request(), with("Bearer wrong!"), with("secret"), with("Digest secret")] {
+        let reply = ask(request);
         assert_eq!(
             (reply.status, reply.json()["error"]["type"].as_str()),
             (401, Some("authentication_error"))
         );
     }
-    let reply = ask(at, &format!("{POST}\r\nAuthorization: Bearer secret"), &body.to_string());
+    let reply = ask(with("Bearer secret"));
     assert_eq!(reply.json()["choices"][0]["text"], expected(&[1, 2], 3).0);
     assert!(reply.headers.contains("access-control-allow-origin: https://a.example"), "{}", reply.headers);
     // In capitals or not, schemes and types are the same.
-    let head = "POST /v1/completions HTTP/1.1\r\nContent-Type: Application/JSON; charset=UTF-8\r\nAuthorization: bearer secret";
-    let reply = ask(at, head, &body.to_string());
+    let request = text(at, COMPLETIONS, &body.to_string()).header("Authorization", "bearer secret");
+    let reply = ask(request.header("Content-Type", "Application/JSON; charset=UTF-8"));
     assert_eq!(reply.status, 200, "{}", reply.body);
-    for (asks, allows) in [
+    for (origin, allows) in [
         ("", "authorization, content-type"),
-        ("\r\nOrigin: https://a.example\r\nAccess-Control-Request-Headers: x-stainless-os", "x-stainless-os"),
-        ("\r\nOrigin: https://b.example\r\nAccess-Control-Request-Headers: x-stainless-os", "authorization"),
+        ("https://a.example", "x-stainless-os"),
+        ("https://b.example", "authorization"),
     ] {
-        let reply = ask(at, &format!("OPTIONS /v1/completions HTTP/1.1{asks}"), "");
+        let mut request = bare("OPTIONS", at, COMPLETIONS);
+        if !origin.is_empty() {
+            request =
+                request.header("Origin", origin).header("Access-Control-Request-Headers", "x-stainless-os");
+        }
+        let reply = ask(request);
         assert_eq!(reply.status, 204);
         let allowed = format!("access-control-allow-headers: {allows}");
         assert!(reply.headers.contains(&allowed), "{}", reply.headers);
     }
     // With a key, any name will do; not so any body.
-    let head = format!("{POST}\r\nAuthorization: Bearer secret");
     let many = format!("{{\"prompt\": [{}0]}}", "0,".repeat(200_000));
-    let reply = ask(at, &head, &many);
+    let reply = ask(post(at, COMPLETIONS, many).header("Authorization", "Bearer secret"));
     assert!(reply.status == 400 && reply.body.contains("more than 200000 values"), "{}", reply.body);
-    assert_eq!(ask(at, "GET /health HTTP/1.1", "").status, 200);
-    assert_eq!(ask(at, "GET /metrics HTTP/1.1", "").status, 401);
+    assert_eq!(ask(get(at, "/health")).status, 200);
+    assert_eq!(ask(get(at, "/metrics")).status, 401);
 }
 
 fn conversations(at: &str) {
-    let of = |body: &Value| {
-        ask(at, "POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json", &body.to_string())
-    };
-    assert_eq!(ask(at, "GET /v1/models HTTP/1.1", "").json()["data"][0]["chat"], true);
+    let of = |body: &Value| ask(post(at, CHAT, body));
+    assert_eq!(ask(get(at, "/v1/models")).json()["data"][0]["chat"], true);
     let parts = json!([{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]);
     for content in [json!("hi"), parts] {
         let mut body = json!({"messages": [{"role": "user", "content": content}], "max_completion_tokens": 12, "temperature": 0,
@@ -832,18 +817,14 @@ fn first_words(at: &str) {
         (&json!(""), &json!(2)),
         "{value}"
     );
-    let head = "POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json";
     let messages = json!([{"role": "user", "content": "a"}]);
-    let value = ask(at, head, &with("messages", messages).to_string()).json();
+    let value = ask(post(at, CHAT, with("messages", messages))).json();
     assert_eq!(value["choices"][0]["message"]["content"], "  ", "{value}");
 }
 
 /// The prompt begins thoughts: what a grammar holds is the answer all the same.
 fn thoughts(at: &str) {
-    let of = |body: &Value| {
-        let head = "POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json";
-        ask(at, head, &body.to_string()).json()["choices"][0]["message"].clone()
-    };
+    let of = |body: &Value| ask(post(at, CHAT, body)).json()["choices"][0]["message"].clone();
     let mut body = json!({"messages": [{"role": "user", "content": "a"}], "temperature": 0, "max_tokens": 20, "ignore_eos": true});
     let message = of(&body);
     assert!(message["content"] == "" && message["reasoning_content"].is_string(), "{message}");

@@ -6,7 +6,7 @@
 mod answer;
 
 pub(crate) use answer::{Answer, GAP};
-use moec_testing::http::{Incoming, ask, post, send};
+use moec_testing::http::{Incoming, post};
 use serde_json::{Value, json};
 use std::io::Write as _;
 use std::net::TcpStream;
@@ -66,7 +66,9 @@ type Act = (&'static str, u32, fn(&Clients<'_>, &mut Random) -> Result<(), Strin
 /// Everything that clients do.
 const ACTS: &[Act] = &[
     ("awaited", 12, awaited),
-    ("left before the answer", 2, |clients, _| clients.send(COMPLETIONS, &clients.model.long()).map(drop)),
+    ("left before the answer", 2, |clients, _| {
+        clients.leave(&clients.model.long(), Duration::from_millis(1))
+    }),
     ("left in a stream", 3, left),
     ("cancelled", 2, cancelled),
     ("broken off in a request", 1, broken_off),
@@ -133,13 +135,14 @@ impl<'a> Clients<'a> {
         Done { acts, failures }
     }
 
-    fn send(&self, path: &str, body: &Value) -> Result<TcpStream, String> {
-        send(self.address, &post(path), &body.to_string()).map_err(|e| e.to_string())
+    /// Sends a request, and goes if no answer begins in that time.
+    fn leave(&self, body: &Value, after: Duration) -> Result<(), String> {
+        post(self.address, COMPLETIONS, body).leave(after).map_err(|e| e.to_string())
     }
 
     /// Sends a request and reads the head of the answer; `None` where it is sent away.
     fn begin(&self, path: &str, body: &Value) -> Result<Option<Incoming>, String> {
-        let incoming = Incoming::of(self.send(path, body)?).map_err(|e| e.to_string())?;
+        let incoming = post(self.address, path, body).send().map_err(|e| e.to_string())?;
         match incoming.status {
             200 => Ok(Some(incoming)),
             429 => {
@@ -152,7 +155,7 @@ impl<'a> Clients<'a> {
 
     /// Sends what is to be refused so.
     fn refused(&self, body: &str, status: u16) -> Result<(), String> {
-        let reply = ask(self.address, &post(COMPLETIONS), body).map_err(|e| e.to_string())?;
+        let reply = post(self.address, COMPLETIONS, body).ask().map_err(|e| e.to_string())?;
         let named =
             serde_json::from_str::<Value>(&reply.body).is_ok_and(|v| v["error"]["message"].is_string());
         let right = reply.status == status && named;
@@ -180,7 +183,6 @@ fn left(clients: &Clients<'_>, random: &mut Random) -> Result<(), String> {
             break;
         }
     }
-    incoming.leave();
     Ok(())
 }
 
@@ -188,17 +190,14 @@ fn left(clients: &Clients<'_>, random: &mut Random) -> Result<(), String> {
 fn cancelled(clients: &Clients<'_>, random: &mut Random) -> Result<(), String> {
     let mut long = clients.model.long();
     long["stream"] = json!(false);
-    let stream = clients.send(COMPLETIONS, &long)?;
-    std::thread::sleep(Duration::from_millis(random.below(300).into()));
-    let _ = stream.shutdown(std::net::Shutdown::Both);
-    Ok(())
+    clients.leave(&long, Duration::from_millis(u64::from(random.below(300)) + 1))
 }
 
 /// Says that a body comes, and goes before all of it has.
 fn broken_off(clients: &Clients<'_>, _: &mut Random) -> Result<(), String> {
     let mut stream = TcpStream::connect(clients.address).map_err(|e| e.to_string())?;
     let half =
-        format!("{}\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{{\"prompt\":", post(COMPLETIONS));
+        format!("POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{{\"prompt\":");
     let _ = stream.write_all(half.as_bytes());
     Ok(())
 }

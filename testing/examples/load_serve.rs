@@ -6,7 +6,7 @@
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for people")]
 
-use moec_testing::http::{Incoming, post, send};
+use moec_testing::http::post;
 use serde_json::{Value, json};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -128,8 +128,7 @@ fn one(address: &str, load: Load, nth: u64) -> Result<Times, String> {
     });
     load.how.set(&mut body);
     let start = Instant::now();
-    let stream = send(address, &post("/v1/completions"), &body.to_string()).map_err(failed)?;
-    let mut incoming = Incoming::of(stream).map_err(failed)?;
+    let mut incoming = post(address, "/v1/completions", &body).send().map_err(failed)?;
     if incoming.status != 200 {
         return Err(format!("{:?}", incoming.whole()));
     }

@@ -1,8 +1,8 @@
 //! Kinds of attacks, and what of each must hold.
 
 use super::Bundle;
-use super::other::{Other, connect};
-use moec_testing::http::{Incoming, Reply, post, send_over};
+use super::other::Other;
+use moec_testing::http::{Reply, get, post};
 use serde_json::{Value, json};
 use socket2::{Domain, Socket, Type};
 use std::collections::BTreeMap;
@@ -15,8 +15,6 @@ use std::time::{Duration, Instant};
 
 /// How long an answer may take.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
-/// Where clients that attack come from.
-const FROM: &str = "127.0.0.1:0";
 /// Bytes of requests that a client that never reads writes at most.
 const UNREAD: usize = 256 << 10;
 
@@ -92,10 +90,10 @@ fn requests(
     Ok(found.join(", "))
 }
 
-/// Asks from the address of those who attack.
+/// Asks as those who attack do.
 fn ask(address: &str, (path, body): &Post) -> io::Result<Reply> {
     let start = Instant::now();
-    let reply = Incoming::of(send_over(connect(address, FROM)?, &post(path), body))?.whole()?;
+    let reply = post(address, path, body).ask()?;
     if start.elapsed() > LIMIT { Err(ErrorKind::TimedOut.into()) } else { Ok(reply) }
 }
 
@@ -119,11 +117,7 @@ fn connections(
     }
     other.map_or(Ok(()), Other::ask)?;
     let start = Instant::now();
-    let health = || -> io::Result<Reply> {
-        let mut stream = connect(address, FROM)?;
-        write!(stream, "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
-        Incoming::of(stream)?.whole()
-    };
+    let health = || get(address, "/health").ask();
     // Where very many are refused at a time, some are closed without a word.
     let first = loop {
         match health() {

@@ -1,7 +1,7 @@
 //! The client that others harm: it asks the same again and again, from an address of its own.
 
 use super::attack::LIMIT;
-use moec_testing::http::{Incoming, Reply, post, send_over};
+use moec_testing::http::{Reply, raw};
 use serde_json::{Value, json};
 use socket2::{Domain, Socket, Type};
 use std::io;
@@ -70,11 +70,12 @@ impl Other {
 }
 
 fn ask(stream: TcpStream, body: &str) -> io::Result<Reply> {
-    Incoming::of(send_over(stream, &post("/v1/completions"), body))?.whole()
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json";
+    raw(stream, &format!("{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()))
 }
 
 /// A connection from an address of this machine, which neither reads nor writes for longer than the limit.
-pub(crate) fn connect(to: &str, from: &str) -> io::Result<TcpStream> {
+fn connect(to: &str, from: &str) -> io::Result<TcpStream> {
     let [to, from]: [SocketAddr; 2] =
         [to.parse().map_err(io::Error::other)?, from.parse().map_err(io::Error::other)?];
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;

@@ -1,44 +1,125 @@
 //! A client of HTTP for tests of servers: every request on a connection of its own, answers as they come.
 
-use std::io::{self, BufRead, BufReader, Error, ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::fmt::Display;
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::sync::LazyLock;
 use std::time::Duration;
+use ureq::http::{HeaderMap, request};
+use ureq::{Agent, BodyReader};
 
-/// How long a server may say nothing.
+/// How long a server may take to begin an answer.
 const PATIENCE: Duration = Duration::from_mins(2);
+/// How long an answer may take.
+const WHOLE: Duration = Duration::from_mins(10);
 
-/// Sends a request, and nothing of an answer is read. `head`: the request line and headers but for `Host`, `Connection` and
-/// `Content-Length`.
+/// Every status is an answer, and no connection is used twice.
+static AGENT: LazyLock<Agent> = LazyLock::new(|| {
+    let config = Agent::config_builder().http_status_as_error(false).max_redirects(0).proxy(None);
+    config.max_idle_connections(0).timeout_recv_body(Some(WHOLE)).build().into()
+});
+
+/// A request.
+#[derive(Debug)]
+pub struct Request {
+    head: request::Builder,
+    /// None where the method has no body.
+    body: Option<String>,
+}
+
+/// A request by a method that has no body.
+pub fn bare(method: &str, address: &str, path: &str) -> Request {
+    let head = request::Builder::new().method(method).uri(format!("http://{address}{path}"));
+    Request { head, body: None }
+}
+
+/// A `GET`.
+pub fn get(address: &str, path: &str) -> Request {
+    bare("GET", address, path)
+}
+
+/// A `POST` of a text, whose type is still to be said.
+pub fn text(address: &str, path: &str, body: &str) -> Request {
+    Request { body: Some(body.to_owned()), ..bare("POST", address, path) }
+}
+
+/// A `POST` of JSON.
+pub fn post(address: &str, path: &str, body: impl Display) -> Request {
+    text(address, path, &body.to_string()).header("Content-Type", "application/json")
+}
+
+impl Request {
+    /// With one more header.
+    #[must_use]
+    pub fn header(self, name: &str, value: &str) -> Self {
+        Self { head: self.head.header(name, value), ..self }
+    }
+
+    /// Sends it and reads the answer.
+    ///
+    /// # Errors
+    /// There is no server, or no whole answer.
+    pub fn ask(self) -> io::Result<Reply> {
+        self.send()?.whole()
+    }
+
+    /// Sends it and reads the head of the answer.
+    ///
+    /// # Errors
+    /// There is no server, or no answer.
+    pub fn send(self) -> io::Result<Incoming> {
+        self.run(PATIENCE).map_err(ureq::Error::into_io)
+    }
+
+    /// Sends it, and closes the connection after this time if no answer has begun, else as soon as one has.
+    ///
+    /// # Errors
+    /// There is no server.
+    pub fn leave(self, after: Duration) -> io::Result<()> {
+        match self.run(after) {
+            Ok(_) | Err(ureq::Error::Timeout(_)) => Ok(()),
+            Err(e) => Err(e.into_io()),
+        }
+    }
+
+    fn run(self, patience: Duration) -> Result<Incoming, ureq::Error> {
+        let limit = Some(patience);
+        let answer =
+            match self.body {
+                Some(body) => AGENT
+                    .run(AGENT.configure_request(self.head.body(body)?).timeout_recv_response(limit).build()),
+                None => AGENT
+                    .run(AGENT.configure_request(self.head.body(())?).timeout_recv_response(limit).build()),
+            };
+        let (head, body) = answer?.into_parts();
+        let body = BufReader::new(body.into_reader());
+        Ok(Incoming { status: head.status.as_u16(), headers: lines(&head.headers), body })
+    }
+}
+
+fn lines(headers: &HeaderMap) -> String {
+    let line = |(name, value): (_, &ureq::http::HeaderValue)| {
+        format!("{name}: {}\n", String::from_utf8_lossy(value.as_bytes()).to_lowercase())
+    };
+    headers.iter().map(line).collect()
+}
+
+/// Sends what no client would over a connection, and reads until the server closes it.
 ///
 /// # Errors
-/// Nobody listens. A server that refuses need not read all of a body: that is none.
-pub fn send(address: &str, head: &str, body: &str) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_nodelay(true)?;
-    Ok(send_over(stream, head, body))
-}
-
-/// As [`send`], over a connection that is open.
-pub fn send_over(mut stream: TcpStream, head: &str, body: &str) -> TcpStream {
-    let length = body.len();
-    let text =
-        format!("{head}\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}");
-    let _ = stream.write_all(text.as_bytes());
-    stream
-}
-
-/// The head of a request with a body of JSON.
-pub fn post(path: &str) -> String {
-    format!("POST {path} HTTP/1.1\r\nContent-Type: application/json")
-}
-
-/// Sends a request and reads the answer.
-///
-/// # Errors
-/// As [`send`] and [`Incoming::of`].
-pub fn ask(address: &str, head: &str, body: &str) -> io::Result<Reply> {
-    Incoming::of(send(address, head, body)?)?.whole()
+/// No answer comes.
+pub fn raw(mut stream: TcpStream, request: &str) -> io::Result<Reply> {
+    stream.set_read_timeout(Some(stream.read_timeout()?.unwrap_or(PATIENCE)))?;
+    // A server that refuses need not read all, and what it has not read cuts the connection after its answer.
+    let _ = stream.write_all(request.as_bytes());
+    let mut answer = Vec::new();
+    let read = stream.read_to_end(&mut answer);
+    let answer = String::from_utf8_lossy(&answer).into_owned();
+    let parts = answer.split_once("\r\n\r\n").and_then(|(headers, body)| {
+        let status = headers.split(' ').nth(1)?.parse().ok()?;
+        Some(Reply { status, headers: headers.to_lowercase(), body: body.to_owned() })
+    });
+    parts.ok_or_else(|| read.err().unwrap_or_else(|| io::Error::new(ErrorKind::UnexpectedEof, answer)))
 }
 
 /// An answer.
@@ -46,7 +127,7 @@ pub fn ask(address: &str, head: &str, body: &str) -> io::Result<Reply> {
 pub struct Reply {
     /// Its status.
     pub status: u16,
-    /// Its status line and headers, in lower case.
+    /// Its headers, a line each, in lower case.
     pub headers: String,
     /// Its body. What is no UTF-8 is replaced.
     pub body: String,
@@ -62,45 +143,16 @@ impl Reply {
     }
 }
 
-/// An answer whose head has come.
-#[derive(Debug)]
+/// An answer whose head has come. Dropping it closes the connection.
 pub struct Incoming {
     /// Its status.
     pub status: u16,
-    /// Its status line and headers, in lower case.
+    /// Its headers, a line each, in lower case.
     pub headers: String,
-    body: BufReader<Body>,
+    body: BufReader<BodyReader<'static>>,
 }
 
 impl Incoming {
-    /// Reads the head of an answer.
-    ///
-    /// # Errors
-    /// The connection ends first, or what comes is no HTTP.
-    pub fn of(stream: TcpStream) -> io::Result<Self> {
-        let mut from = BufReader::new(stream);
-        let mut headers = String::new();
-        while !headers.ends_with("\r\n\r\n") {
-            if from.read_line(&mut headers)? == 0 {
-                return Err(Error::new(
-                    ErrorKind::UnexpectedEof,
-                    format!("the answer ends early: {headers:?}"),
-                ));
-            }
-        }
-        let headers = headers.to_lowercase();
-        let status = headers.split(' ').nth(1).and_then(|status| status.parse().ok());
-        let status = status.ok_or_else(|| Error::new(ErrorKind::InvalidData, headers.clone()))?;
-        let length =
-            headers.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse().ok());
-        let left = match length {
-            _ if headers.contains("transfer-encoding: chunked") => Left::Chunk(0),
-            Some(bytes) => Left::Bytes(bytes),
-            None => Left::All,
-        };
-        Ok(Self { status, headers, body: BufReader::new(Body { from, left }) })
-    }
-
     /// What the next event of a stream says; `None` behind the last one, which is `[DONE]`.
     ///
     /// # Errors
@@ -117,119 +169,14 @@ impl Incoming {
         Err(ErrorKind::UnexpectedEof.into())
     }
 
-    /// Reads the rest. A connection that is cut behind an answer is no error.
+    /// Reads the rest.
     ///
     /// # Errors
-    /// A connection that ends inside of one.
+    /// A connection that ends inside of an answer.
     pub fn whole(mut self) -> io::Result<Reply> {
         let mut body = Vec::new();
         self.body.read_to_end(&mut body)?;
         let body = String::from_utf8_lossy(&body).into_owned();
         Ok(Reply { status: self.status, headers: self.headers, body })
-    }
-
-    /// Has enough, and says so to the server.
-    pub fn leave(self) {
-        // It may have ended by itself.
-        let _ = self.body.get_ref().from.get_ref().shutdown(Shutdown::Both);
-    }
-}
-
-/// What is to come of a body.
-#[derive(Debug)]
-enum Left {
-    /// So many bytes of a chunk, and then other chunks; 0: the size of the next one comes first.
-    Chunk(usize),
-    /// So many bytes.
-    Bytes(usize),
-    /// All until the connection ends.
-    All,
-}
-
-/// The body of an answer.
-#[derive(Debug)]
-struct Body {
-    from: BufReader<TcpStream>,
-    left: Left,
-}
-
-impl Body {
-    /// The size of the next chunk; 0 behind the last one.
-    fn next_chunk(&mut self) -> io::Result<usize> {
-        let mut line = String::new();
-        // Behind a chunk stands an empty line.
-        while line.trim().is_empty() {
-            line.clear();
-            if self.from.read_line(&mut line)? == 0 {
-                return Err(ErrorKind::UnexpectedEof.into());
-            }
-        }
-        usize::from_str_radix(line.trim(), 16).map_err(|_| Error::new(ErrorKind::InvalidData, line))
-    }
-}
-
-impl Read for Body {
-    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        let left = match &mut self.left {
-            Left::All => return self.from.read(to),
-            Left::Chunk(0) => {
-                let size = self.next_chunk()?;
-                self.left = if size == 0 { Left::Bytes(0) } else { Left::Chunk(size) };
-                return self.read(to);
-            }
-            Left::Bytes(left) | Left::Chunk(left) => left,
-        };
-        let most = to.len().min(*left);
-        if most == 0 {
-            return Ok(0);
-        }
-        let n = self.from.read(&mut to[..most])?;
-        if n == 0 {
-            return Err(ErrorKind::UnexpectedEof.into());
-        }
-        *left -= n;
-        Ok(n)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::net::TcpListener;
-
-    /// What a client makes of an answer that comes in two pieces.
-    fn of(answer: [&'static str; 2]) -> io::Result<Reply> {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap().to_string();
-        let server = std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
-            let mut request = [0; 512];
-            let n = stream.read(&mut request).unwrap();
-            for piece in answer {
-                stream.write_all(piece.as_bytes()).unwrap();
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            String::from_utf8_lossy(&request[..n]).into_owned()
-        });
-        let reply = ask(&address, &post("/x"), "{}");
-        let request = server.join().unwrap();
-        assert!(
-            request.starts_with("POST /x HTTP/1.1\r\n") && request.ends_with("Content-Length: 2\r\n\r\n{}")
-        );
-        reply
-    }
-
-    #[test]
-    fn bodies_end_where_they_say() {
-        let reply = of(["HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\na", "bcdef"]).unwrap();
-        assert_eq!((reply.status, &*reply.body), (200, "abcd"));
-        let head = "HTTP/1.1 429 No\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nda";
-        let reply =
-            of([head, "t\r\nb\r\na: {}\n\ndata\r\n13\r\n: 1\n\ndata: [DONE]\n\n\r\n0\r\n\r\n"]).unwrap();
-        assert_eq!((reply.status, reply.events().unwrap()), (429, vec!["{}", "1"]));
-        assert!(of(["HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n", "a"]).is_err());
-        assert!(of(["HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", "4\r\na"]).is_err());
-        assert!(of(["no", "thing"]).is_err());
-        assert!(of(["HTTP/1.1 200 OK\r\n\r\ndata: 1", "\n\n"]).unwrap().events().is_none());
     }
 }

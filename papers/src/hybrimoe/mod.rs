@@ -27,7 +27,9 @@ use report::{Bench, Report, Size};
 /// Our bug: a setup that cannot be.
 pub fn pages(size: Size) -> Result<Vec<(String, String)>> {
     let report = Report::new(&Bench::new(size)?)?;
-    let page = ("hybrimoe.md".to_owned(), page::page(&report));
-    let plots = plots::plots(&report).into_iter().map(|(name, text)| (format!("hybrimoe/{name}"), text));
+    let claims = claims::claims(&report)?;
+    let page = ("hybrimoe.md".to_owned(), page::page(&claims, &report));
+    let plots =
+        plots::plots(&claims, &report).into_iter().map(|(name, text)| (format!("hybrimoe/{name}"), text));
     Ok(std::iter::once(page).chain(plots).collect())
 }

@@ -1,21 +1,19 @@
 //! The page of the documentation.
 
-use super::claims::claims;
 use super::machine::{A6000, COLD, GPU_BYTES, GPU_FLOPS, PROMPT, WEIGHT};
 use super::models::MODELS;
 use super::report::{Report, Row};
 use super::routing::FORESIGHT;
 use super::systems::{ABLATION, BASELINE, MRS, SYSTEMS};
-use crate::claim::{CLOSE, Claim, digits, table};
+use crate::claim::{CLOSE, Claim, Claims, digits};
 use std::fmt::Write as _;
 
 /// The page.
-pub fn page(report: &Report) -> String {
-    let claims = claims(report);
+pub fn page(claims: &Claims, report: &Report) -> String {
     [
-        summary(&claims, report),
+        summary(claims, report),
         machine(),
-        table(&claims, "HybriMoE, simulated"),
+        claims.table("HybriMoE, simulated"),
         prefill(report),
         decode(report),
         ablation(report),
@@ -25,8 +23,8 @@ pub fn page(report: &Report) -> String {
     .concat()
 }
 
-fn summary(claims: &[Claim], report: &Report) -> String {
-    let free: Vec<&Claim> = claims.iter().filter(|c| !c.used).collect();
+fn summary(claims: &Claims, report: &Report) -> String {
+    let free: Vec<&Claim> = claims.free();
     let agree = free.iter().filter(|c| c.agrees()).count();
     let [prefill, decode] = report.speedups(BASELINE + 1);
     let late = report.foresight.first().map_or(0.0, |f| f.1[1]);

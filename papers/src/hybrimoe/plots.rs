@@ -1,17 +1,17 @@
 //! The plots of the page: names of files, and what is in them.
 
 use super::models::MODELS;
-use super::paper;
 use super::report::{Report, Row};
 use super::systems::{ABLATION, BASELINE, SYSTEMS};
 use crate::chart::{COLOURS, Labels, Series, bars, curves};
+use crate::claim::{Claim, Claims};
 
 /// Every plot: its file, and its text.
-pub fn plots(report: &Report) -> Vec<(&'static str, String)> {
+pub fn plots(claims: &Claims, report: &Report) -> Vec<(&'static str, String)> {
     vec![
         ("prefill.svg", speedups(&report.prefill, "prefill, mean over lengths of prompts")),
         ("decode.svg", speedups(&report.decode, "decoding")),
-        ("ablation.svg", ablation(report)),
+        ("ablation.svg", ablation(claims)),
         ("hits.svg", hits(report)),
         ("foresight.svg", foresight(report)),
     ]
@@ -41,11 +41,11 @@ fn speedups(rows: &[Row], what: &str) -> String {
     bars(&labels, &series.collect::<Vec<_>>())
 }
 
-fn ablation(report: &Report) -> String {
-    let names = ["prefill", "decoding"];
-    let rows: Vec<(usize, usize)> = (0..2)
-        .flat_map(|of| (0..ABLATION.len()).map(move |row| (of, row)))
-        .filter(|&(of, row)| paper::ABLATION[of][row].is_some())
+fn ablation(claims: &Claims) -> String {
+    let rows: Vec<(&str, &str, &Claim)> = ["prefill", "decoding"]
+        .into_iter()
+        .flat_map(|stage| ABLATION.iter().map(move |system| (stage, system.name)))
+        .filter_map(|(stage, name)| Some((stage, name, claims.find(&format!("{stage}/{name}"))?)))
         .collect();
     let labels = Labels {
         title: "Table III: speedup over the baseline, Qwen2, a quarter cached".to_owned(),
@@ -53,14 +53,12 @@ fn ablation(report: &Report) -> String {
         across: "what is added",
         groups: rows
             .iter()
-            .map(|&(of, row)| {
-                format!("{}\n{}", names[of], ABLATION[row].name.trim_start_matches("Baseline+"))
-            })
+            .map(|(stage, name, _)| format!("{stage}\n{}", name.trim_start_matches("Baseline+")))
             .collect(),
         range: None,
     };
-    let printed = rows.iter().map(|&(of, row)| paper::ABLATION[of][row].unwrap_or(0.0)).collect();
-    let ours = rows.iter().map(|&(of, row)| report.ablation(of)[row]).collect();
+    let printed = rows.iter().map(|r| r.2.paper.value()).collect();
+    let ours = rows.iter().map(|r| r.2.ours).collect();
     let series = [
         Series { name: "the paper".to_owned(), colour: COLOURS[0], values: printed },
         Series { name: "simulated".to_owned(), colour: COLOURS[4], values: ours },

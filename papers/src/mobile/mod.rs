@@ -25,7 +25,9 @@ use report::{Report, Size};
 /// Our bug: a setup that cannot be.
 pub fn pages(size: Size) -> Result<Vec<(String, String)>> {
     let report = Report::new(size)?;
-    let page = ("mobile.md".to_owned(), page::page(&report));
-    let plots = plots::plots(&report).into_iter().map(|(name, text)| (format!("mobile/{name}"), text));
+    let claims = claims::claims(&report)?;
+    let page = ("mobile.md".to_owned(), page::page(&claims, &report));
+    let plots =
+        plots::plots(&claims, &report).into_iter().map(|(name, text)| (format!("mobile/{name}"), text));
     Ok(std::iter::once(page).chain(plots).collect())
 }

@@ -1,23 +1,21 @@
 //! The page of the documentation.
 
-use super::claims::claims;
 use super::machine::{OVERHEAD_US, TARGET};
 use super::models::PERSISTENCE;
-use super::paper::{TABLE_2, TABLE_3, TABLE_4};
+use super::paper::{TABLE_3, TABLE_4};
 use super::report::{FORESIGHT, Report, Row};
 use super::systems::{FULL, MOBILE, MOEC, MOEC_FULL, SYSTEMS, at};
-use crate::claim::{CLOSE, Claim, digits, table};
+use crate::claim::{CLOSE, Claim, Claims, digits};
 use std::fmt::Write as _;
 
 /// The page.
-pub fn page(report: &Report) -> String {
-    let claims = claims(report);
+pub fn page(claims: &Claims, report: &Report) -> String {
     [
-        summary(&claims, report),
+        summary(claims, report),
         machine(report),
-        table(&claims, "MoBiLE, simulated"),
-        times(report),
-        thresholds(report),
+        claims.table("MoBiLE, simulated"),
+        times(claims, report),
+        thresholds(claims, report),
         sizes(report),
         with_processor(report),
         accuracy(),
@@ -25,8 +23,8 @@ pub fn page(report: &Report) -> String {
     .concat()
 }
 
-fn summary(claims: &[Claim], report: &Report) -> String {
-    let free: Vec<&Claim> = claims.iter().filter(|c| !c.used).collect();
+fn summary(claims: &Claims, report: &Report) -> String {
+    let free: Vec<&Claim> = claims.free();
     let agree = free.iter().filter(|c| c.agrees()).count();
     let [qwen, olmoe] = ["Qwen MoE", "OLMoE"].map(|m| report.mean(m, &MOBILE));
     format!(
@@ -97,7 +95,7 @@ fn machine(report: &Report) -> String {
     out
 }
 
-fn times(report: &Report) -> String {
+fn times(claims: &Claims, report: &Report) -> String {
     let mut out = String::from(
         "## Speedups (Table II, Figure 5)\n\n![Speedup by model and task](mobile/tasks.svg)\n\n| model | task | fall back |",
     );
@@ -114,11 +112,11 @@ fn times(report: &Report) -> String {
         }
         let _ = writeln!(out, " {} |", digits(equation_1(r)));
     }
-    let paper: Vec<f64> = TABLE_2.iter().map(|row| row.3).collect();
     let checked: Vec<String> = report
         .checked
         .iter()
-        .zip(paper)
+        .zip(&report.tasks)
+        .map(|(ours, r)| (ours, claims.printed(&format!("{}/{}", r.model, r.task))))
         .map(|(ours, paper)| format!("{} ({})", digits(*ours), digits(paper)))
         .collect();
     let _ = write!(
@@ -137,12 +135,14 @@ pub(super) fn equation_1(row: &Row) -> f64 {
     full / (mobile.first + mobile.fallback * mobile.again)
 }
 
-fn thresholds(report: &Report) -> String {
+fn thresholds(claims: &Claims, report: &Report) -> String {
     let mut out = String::from(
         "## By threshold (Table III)\n\n![Speedup by share of tokens that fall back](mobile/fallback.svg)\n\n\
          | γ | fall back | the paper | MoBiLE, simulated | moec, big-little |\n|---|---|---|---|---|\n",
     );
-    for (row, (gamma, ratio, printed)) in report.thresholds.iter().zip(TABLE_3) {
+    for (row, (gamma, ratio)) in report.thresholds.iter().zip(TABLE_3) {
+        let of = if gamma == 0.0 { "half/OLMoE".to_owned() } else { format!("γ/{gamma}") };
+        let printed = claims.printed(&of);
         let _ = writeln!(
             out,
             "| {gamma} | {:.0} % | {printed} | {} | {} |",

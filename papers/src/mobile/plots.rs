@@ -1,16 +1,16 @@
 //! The plots of the page: names of files, and what is in them.
 
-use super::paper::TABLE_2;
 use super::report::Report;
 use super::systems::{ADAPMOE, MOBILE, MOBILE_GATES, MOEC, MOEC_FULL, System};
 use crate::chart::{COLOURS, Labels, Series, bars, curves};
+use crate::claim::Claims;
 
 /// Every plot: its file, and its text.
-pub fn plots(report: &Report) -> Vec<(&'static str, String)> {
-    vec![("tasks.svg", tasks(report)), ("fallback.svg", fallback(report))]
+pub fn plots(claims: &Claims, report: &Report) -> Vec<(&'static str, String)> {
+    vec![("tasks.svg", tasks(claims, report)), ("fallback.svg", fallback(report))]
 }
 
-fn tasks(report: &Report) -> String {
+fn tasks(claims: &Claims, report: &Report) -> String {
     let labels = Labels {
         title: "Table II: speedup over offloading".to_owned(),
         up: "speedup",
@@ -22,7 +22,7 @@ fn tasks(report: &Report) -> String {
             .collect(),
         range: None,
     };
-    let printed = TABLE_2.iter().map(|row| row.3).collect();
+    let printed = report.tasks.iter().map(|r| claims.printed(&format!("{}/{}", r.model, r.task))).collect();
     let of = |name: &str, colour: usize, system: &System| Series {
         name: name.to_owned(),
         colour: COLOURS[colour],

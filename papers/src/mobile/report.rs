@@ -4,7 +4,7 @@ use super::machine::Machine;
 use super::models::{MODELS, OLMOE, VOCABULARY};
 use super::paper::{TABLE_2, TABLE_3, TABLE_4};
 use super::simulate::{Case, Outcome};
-use super::systems::{ADAPMOE, FULL, MOBILE, MOBILE_GATES, PRE_GATED, SYSTEMS, System, at};
+use super::systems::{FULL, MOBILE, SYSTEMS, System, at};
 use crate::hybrimoe::models::Model;
 use crate::hybrimoe::routing::{RUN, trace};
 use crate::recorded::Recorded;
@@ -114,13 +114,13 @@ impl Report {
     pub fn new(size: Size) -> Result<Self> {
         let bench = Bench::new(size)?;
         let little = MODELS.iter().map(|m| bench.row(m, "no fallback", 0.0)).collect::<Result<_>>()?;
-        let tasks = TABLE_2.iter().map(|&(of, task, r, _)| bench.row(model(of)?, task, r));
-        let thresholds = TABLE_3.iter().map(|&(_, r, _)| bench.row(&OLMOE, "GSM8K", r));
+        let tasks = TABLE_2.iter().map(|&(of, task, r)| bench.row(model(of)?, task, r));
+        let thresholds = TABLE_3.iter().map(|&(_, r)| bench.row(&OLMOE, "GSM8K", r));
         let full = bench.case(&OLMOE, &FULL, 0.0).run()?.token;
         let sizes = TABLE_4
             .iter()
             .map(|&(little, r)| Ok(full / Case { little, ..bench.case(&OLMOE, &MOBILE, r) }.run()?.token));
-        let checked = TABLE_2.iter().map(|&(of, _, r, _)| {
+        let checked = TABLE_2.iter().map(|&(of, _, r)| {
             let of = model(of)?;
             let full = bench.case(of, &FULL, 0.0).run()?.token;
             Ok(full / Case { foresight: FORESIGHT, ..bench.case(of, &MOBILE, r) }.run()?.token)
@@ -147,10 +147,5 @@ impl Report {
     pub fn over(&self, system: &System, other: &System) -> f64 {
         let each = self.tasks.iter().map(|r| r.speedup(system) / r.speedup(other));
         each.sum::<f64>() / self.tasks.len().max(1) as f64
-    }
-
-    /// MoBiLE over Pre-gated MoE and AdapMoE, and with gates over the baseline.
-    pub fn figure_5(&self) -> [f64; 3] {
-        [self.over(&MOBILE, &PRE_GATED), self.over(&MOBILE, &ADAPMOE), self.over(&MOBILE_GATES, &FULL)]
     }
 }

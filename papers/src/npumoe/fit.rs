@@ -10,8 +10,9 @@
 //!
 //! Each is the solution of one linear equation: the simulator runs at two values, and the third follows.
 
-use super::paper::{BLOCKS, CLAIMS, Claim, Metric, Printed, QWEN, RUNS, SHORT};
+use super::paper::{CLAIMS, Metric, QWEN, RUNS, SHORT};
 use super::reproduce::{Bench, Total};
+use crate::claim::printed;
 use moec_base::{Error, Result};
 use moec_costs::Constants;
 use moec_costs::timeline::What;
@@ -40,11 +41,12 @@ pub struct Fitted {
 /// Figures or devices that admit no solution.
 pub fn fit(bench: &Bench) -> Result<Constants> {
     let missing = |what: &str| Error::bug(format!("the paper's figures lack {what}"));
-    let block = |system: &str| BLOCKS.iter().find(|b| b.system == system);
+    let printed = printed(CLAIMS)?;
+    let figure = |of: &str| printed.get(of).map(|p| p.value()).ok_or_else(|| missing(of));
     let run = |system: &str| RUNS.iter().find(|r| r.system == system);
     let mut found = Constants::NONE;
 
-    let gather = block(COREML_CPU.name).ok_or_else(|| missing("Table 4"))?.gather;
+    let gather = figure("Gather, coreml-cpu")?;
     let pairs = f64::from(SHORT.prompt * SHORT.shape.k) * SHORT.shape.hidden as f64;
     found.copy_gb_per_s = pairs * GATHERED * 1e-6 / gather;
 
@@ -55,7 +57,7 @@ pub fn fit(bench: &Bench) -> Result<Constants> {
     let (cpu, npu) = (bench.total(&QWEN, &COREML_CPU, found)?, bench.total(&QWEN, &ANEMLL, found)?);
     found.attention_on_cpu = wanted * part(&npu) / part(&cpu).max(f64::MIN_POSITIVE);
 
-    let experts = block(COREML_NAIVE.name).ok_or_else(|| missing("Table 4"))?.experts;
+    let experts = figure("Expert FFN, coreml-naive")?;
     let part = |total: &Total| total.block_ms(What::Experts, &SHORT);
     let none = bench.total(&SHORT, &COREML_NAIVE, found)?;
     let slow = bench.total(&SHORT, &COREML_NAIVE, Constants { load_gb_per_s: 1.0, ..found })?;
@@ -67,13 +69,7 @@ pub fn fit(bench: &Bench) -> Result<Constants> {
     }
     found.load_gb_per_s = (part(&slow) - part(&none)) / left;
 
-    let ratio = |of: &str| {
-        let is = |c: &&Claim| c.config == SHORT.name && c.metric == Metric::Cpu && c.of == of;
-        match CLAIMS.iter().find(is).map(|c| c.value) {
-            Some(Printed::Is(x)) => Ok(x),
-            _ => Err(missing("§5.5")),
-        }
-    };
+    let ratio = |of: &str| figure(&SHORT.ratio(Metric::Cpu, of, OURS.name));
     let cpu = |system: &System, constants: Constants| {
         Ok::<_, Error>(bench.total(&SHORT, system, constants)?.cpu_us)
     };

@@ -1,13 +1,14 @@
-//! What NPUMoE's paper says, and nothing else: every number here is printed there, under the place that is named.
+//! What NPUMoE's paper says of its runs, orders and constants; its figures are in `claims/npumoe.toml`.
 //!
-//! The paper gives ratios to its own system, most of them per prompt length and chunk. Where it gives a range over
-//! several configurations, the range stands here; where it does not say the configuration, `stated` is false and ours
-//! is an assumption. Bars of figures without a number are not read off.
+//! The paper gives ratios to its own system, most of them per prompt length and chunk. Where it does not say the
+//! configuration, `stated` is false and ours is an assumption.
 
-pub use crate::printed::Printed;
+use crate::claim::Claim;
 use crate::shapes::{PHIMOE, PHIMOE_TINY, QWEN3, Shape};
-use Metric::{Cpu, Energy, Latency};
-use Printed::{Is, Within};
+use Metric::{Energy, Latency};
+
+/// The figures.
+pub const CLAIMS: &str = include_str!("../../claims/npumoe.toml");
 
 /// A configuration that was measured.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +29,38 @@ pub struct Config {
     pub stated: bool,
     /// Whether it is about the ablations of Figure 17.
     pub ablation: bool,
+}
+
+impl Config {
+    /// The claim about a ratio of two systems here.
+    pub fn ratio(&self, metric: Metric, of: &str, to: &str) -> String {
+        let star = if self.stated { "" } else { " *" };
+        format!("{}{star}: {} of {of} over {to}", self.name, metric.name())
+    }
+}
+
+/// A ratio of two systems that a claim is about.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ratio<'a> {
+    /// Name of the configuration.
+    pub config: &'a str,
+    /// What is compared.
+    pub metric: Metric,
+    /// System above the line.
+    pub of: &'a str,
+    /// System below it.
+    pub to: &'a str,
+}
+
+impl<'a> Ratio<'a> {
+    /// As [`Config::ratio`] has it; `None` for other figures.
+    pub fn of(claim: &'a Claim) -> Option<Self> {
+        let (config, rest) = claim.of.split_once(": ")?;
+        let (metric, rest) = rest.split_once(" of ")?;
+        let (of, to) = rest.split_once(" over ")?;
+        let metric = Metric::ALL.into_iter().find(|m| m.name() == metric)?;
+        Some(Self { config: config.trim_end_matches(" *"), metric, of, to })
+    }
 }
 
 const PHI: Config = Config {
@@ -94,114 +127,6 @@ impl Metric {
     }
 }
 
-/// A ratio of two systems.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Claim {
-    /// Name of the configuration.
-    pub config: &'static str,
-    /// What is compared.
-    pub metric: Metric,
-    /// System above the line.
-    pub of: &'static str,
-    /// System below it.
-    pub to: &'static str,
-    /// Their ratio.
-    pub value: Printed,
-    /// Where it stands.
-    pub source: &'static str,
-}
-
-const fn claim(
-    config: &'static str,
-    metric: Metric,
-    of: &'static str,
-    value: Printed,
-    source: &'static str,
-) -> Claim {
-    Claim { config, metric, of, to: "ours", value, source }
-}
-
-const AMONG: &str =
-    "§5.4 and §5.8; §5.4 gives ranges over the two chunks at 4096, §5.8 the ends at chunk 1024";
-const CHUNKS: &str =
-    "§5.5; it names the chunks 256 and 512 where §5.3, §5.4 and §5.8 have 512 and 1024: read so";
-const WHOLE: &str =
-    "§5.3 to §5.5; end to end: model and prompt are not stated, and §5.2 calls the same numbers Qwen3-MoE's";
-
-const SPEEDUPS: &str =
-    "§5.2; a range over all baselines of Qwen3-MoE: §5.3 and §5.4 call the same numbers end to end";
-
-/// Every ratio, in the order of the text.
-pub const CLAIMS: &[Claim] = &[
-    claim("PhiMoE 1024/256", Latency, "coreml-cpu", Is(2.07), "§5.3"),
-    claim("PhiMoE 1024/256", Latency, "coreml-naive", Is(5.55), "§5.3"),
-    claim("PhiMoE 1024/256", Latency, "anemll", Is(1.95), "§5.3"),
-    claim("PhiMoE 1024/512", Latency, "coreml-cpu", Is(1.32), "§5.3"),
-    claim("PhiMoE 1024/512", Latency, "coreml-naive", Is(3.44), "§5.3"),
-    claim("PhiMoE 1024/512", Latency, "anemll", Is(1.33), "§5.3"),
-    claim("PhiMoE 4096/512", Latency, "coreml-cpu", Is(1.58), "§5.3"),
-    claim("PhiMoE 4096/512", Latency, "coreml-naive", Is(3.85), "§5.3"),
-    claim("PhiMoE 4096/512", Latency, "anemll", Is(1.50), "§5.3"),
-    claim("PhiMoE 4096/1024", Latency, "coreml-cpu", Is(1.72), "§5.3"),
-    claim("PhiMoE 4096/1024", Latency, "coreml-naive", Is(3.70), "§5.3"),
-    claim("PhiMoE 4096/1024", Latency, "anemll", Is(1.56), "§5.3; §5.8 says 1.44"),
-    claim("PhiMoE 1024/256", Energy, "coreml-cpu", Within(2.01, 6.30), "§5.8"),
-    claim("PhiMoE 1024/256", Energy, "coreml-naive", Within(2.01, 6.30), "§5.8"),
-    claim("PhiMoE 1024/256", Energy, "anemll", Within(2.01, 6.30), "§5.8"),
-    claim("PhiMoE 1024/512", Energy, "coreml-cpu", Is(3.19), "§5.4"),
-    claim("PhiMoE 1024/512", Energy, "coreml-naive", Is(7.37), "§5.4"),
-    claim("PhiMoE 1024/512", Energy, "anemll", Is(3.43), "§5.4"),
-    claim("PhiMoE 4096/512", Energy, "coreml-cpu", Is(1.81), AMONG),
-    claim("PhiMoE 4096/512", Energy, "coreml-naive", Is(4.71), AMONG),
-    claim("PhiMoE 4096/512", Energy, "anemll", Is(1.86), AMONG),
-    claim("PhiMoE 4096/1024", Energy, "coreml-cpu", Is(2.30), AMONG),
-    claim("PhiMoE 4096/1024", Energy, "coreml-naive", Is(5.23), AMONG),
-    claim("PhiMoE 4096/1024", Energy, "anemll", Is(2.49), AMONG),
-    claim("PhiMoE 1024/256", Cpu, "coreml-cpu", Is(3.78), "§5.5"),
-    claim("PhiMoE 1024/256", Cpu, "coreml-naive", Is(3.61), "§5.5"),
-    claim("PhiMoE 1024/256", Cpu, "anemll", Is(2.98), "§5.5"),
-    claim("PhiMoE 1024/512", Cpu, "coreml-cpu", Is(2.45), "§5.5"),
-    claim("PhiMoE 1024/512", Cpu, "coreml-naive", Is(3.20), "§5.5"),
-    claim("PhiMoE 1024/512", Cpu, "anemll", Is(1.78), "§5.5"),
-    claim("PhiMoE 4096/512", Cpu, "coreml-cpu", Within(2.09, 3.70), CHUNKS),
-    claim("PhiMoE 4096/512", Cpu, "coreml-naive", Within(2.09, 3.70), CHUNKS),
-    claim("PhiMoE 4096/512", Cpu, "anemll", Within(2.09, 3.70), CHUNKS),
-    claim("PhiMoE 4096/1024", Cpu, "coreml-cpu", Within(2.21, 5.54), CHUNKS),
-    claim("PhiMoE 4096/1024", Cpu, "coreml-naive", Within(2.21, 5.54), CHUNKS),
-    claim("PhiMoE 4096/1024", Cpu, "anemll", Within(2.21, 5.54), CHUNKS),
-    claim("PhiMoE end to end", Latency, "coreml-cpu", Is(1.26), WHOLE),
-    claim("PhiMoE end to end", Latency, "coreml-naive", Is(3.86), WHOLE),
-    claim("PhiMoE end to end", Latency, "anemll", Is(1.19), WHOLE),
-    claim("PhiMoE end to end", Energy, "coreml-cpu", Is(1.84), WHOLE),
-    claim("PhiMoE end to end", Energy, "coreml-naive", Is(3.89), WHOLE),
-    claim("PhiMoE end to end", Energy, "anemll", Is(1.95), WHOLE),
-    claim("PhiMoE end to end", Cpu, "coreml-cpu", Within(2.64, 3.75), WHOLE),
-    claim("PhiMoE end to end", Cpu, "coreml-naive", Within(3.17, 4.67), WHOLE),
-    claim("PhiMoE end to end", Cpu, "anemll", Within(2.01, 2.99), WHOLE),
-    claim("Qwen3-MoE 1024/256", Latency, "coreml-cpu", Is(1.99), "Table 6"),
-    claim("Qwen3-MoE 1024/256", Latency, "anemll", Is(2.00), "Table 6"),
-    claim("Qwen3-MoE 1024/256", Energy, "coreml-cpu", Is(3.33), "Table 7"),
-    claim("Qwen3-MoE 1024/256", Energy, "anemll", Is(3.19), "Table 7"),
-    claim("Qwen3-MoE 1024/256", Latency, "coreml-naive", Within(1.19, 3.86), SPEEDUPS),
-    claim("Qwen3-MoE 1024/256", Energy, "coreml-naive", Within(1.84, 3.89), SPEEDUPS),
-    claim("Qwen3-MoE 4096/1024", Latency, "coreml-cpu", Is(1.99), "Table 6"),
-    claim("Qwen3-MoE 4096/1024", Latency, "anemll", Is(2.00), "Table 6"),
-    claim("Qwen3-MoE 4096/1024", Energy, "coreml-cpu", Is(3.33), "Table 7"),
-    claim("Qwen3-MoE 4096/1024", Energy, "anemll", Is(3.19), "Table 7"),
-    claim("Qwen3-MoE 4096/1024", Latency, "coreml-naive", Within(1.19, 3.86), SPEEDUPS),
-    claim("Qwen3-MoE 4096/1024", Energy, "coreml-naive", Within(1.84, 3.89), SPEEDUPS),
-    claim("PhiMoE-tiny", Latency, "coreml-cpu", Within(1.11, 1.87), "§5.2 of Figure 19"),
-    claim("PhiMoE-tiny", Latency, "coreml-naive", Within(1.11, 1.87), "§5.2 of Figure 19"),
-    claim("PhiMoE-tiny", Latency, "anemll", Within(1.11, 1.87), "§5.2 of Figure 19"),
-    claim("PhiMoE-tiny", Energy, "coreml-cpu", Within(1.70, 2.68), "§5.2 of Figure 19"),
-    claim("PhiMoE-tiny", Energy, "coreml-naive", Within(1.70, 2.68), "§5.2 of Figure 19"),
-    claim("PhiMoE-tiny", Energy, "anemll", Within(1.70, 2.68), "§5.2 of Figure 19"),
-    claim("PhiMoE ablation", Latency, "ours-base", Is(2.89), "§5.8"),
-    claim("PhiMoE ablation", Latency, "ours-tg", Is(1.09), "§5.8"),
-    Claim { to: "ours-tg", ..claim("PhiMoE ablation", Energy, "ours-base", Is(3.74), "§5.8") },
-    Claim { to: "ours-tg", ..claim("PhiMoE ablation", Energy, "ours-t", Is(1.31), "§5.8") },
-];
-
 /// A statement that one system is below another, where the paper gives no number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Below {
@@ -233,74 +158,9 @@ pub const ORDERS: &[Below] = &[
     below(Energy, "ours-tg", "ours", "§5.8: Ours-TG gives the best energy efficiency"),
 ];
 
-/// Table 3: average share of tokens dropped, and of padding, in percent.
-pub const DROPPED: [f64; 4] = [14.66, 10.63, 21.77, 21.00];
-/// Table 3, the second column.
-pub const PADDED: [f64; 4] = [31.73, 34.77, 37.49, 37.00];
-
-/// A system's rows of Table 4, in milliseconds for the four chunks of a layer.
-#[derive(Clone, Copy, Debug)]
-pub struct Block {
-    /// System.
-    pub system: &'static str,
-    /// Router.
-    pub router: f64,
-    /// Gather tokens to expert buffer.
-    pub gather: f64,
-    /// Padding.
-    pub padding: f64,
-    /// Expert FFN.
-    pub experts: f64,
-    /// Scatter (write back).
-    pub scatter: f64,
-    /// Residual addition.
-    pub residual: f64,
-}
-
-const fn block(system: &'static str, x: [f64; 6]) -> Block {
-    let [router, gather, padding, experts, scatter, residual] = x;
-    Block { system, router, gather, padding, experts, scatter, residual }
-}
-
-/// Table 4.
-pub const BLOCKS: [Block; 4] = [
-    block("coreml-cpu", [1.0, 3.62, 0.0, 969.53, 901.06, 440.62]),
-    block("coreml-naive", [1.0, 1.95, 1.62, 3369.86, 896.76, 435.23]),
-    block("anemll", [1.0, 3.73, 0.0, 983.05, 902.87, 440.22]),
-    block("ours", [1.0, 1.24, 0.37, 530.91, 775.52, 398.34]),
-];
-
-/// A row of Table 5, serial: experts per graph, rows of each, ms and mJ per token (per row, as the device files say).
-#[derive(Clone, Copy, Debug)]
-pub struct Grouped {
-    /// Experts per graph.
-    pub group: usize,
-    /// Rows of each.
-    pub capacity: u32,
-    /// Milliseconds per token.
-    pub ms: f64,
-    /// Millijoules per token.
-    pub mj: f64,
-}
-
-const fn grouped(group: usize, capacity: u32, ms: f64, mj: f64) -> Grouped {
-    Grouped { group, capacity, ms, mj }
-}
-
-/// Table 5, serial execution, fixed capacities.
-pub const GROUPED_ROWS: [Grouped; 11] = [
-    grouped(1, 32, 0.31, 1.43),
-    grouped(1, 64, 0.23, 1.17),
-    grouped(1, 128, 0.16, 0.89),
-    grouped(4, 32, 0.27, 1.22),
-    grouped(4, 64, 0.19, 0.98),
-    grouped(8, 32, 0.26, 1.16),
-    grouped(8, 64, 0.18, 0.93),
-    grouped(8, 96, 0.15, 0.88),
-    grouped(8, 128, 0.14, 0.96),
-    grouped(8, 192, 0.15, 0.92),
-    grouped(8, 256, 0.16, 0.99),
-];
+/// Configurations of Table 5, serial execution: experts per graph, rows of each.
+pub const GROUPS: [(usize, u32); 11] =
+    [(1, 32), (1, 64), (1, 128), (4, 32), (4, 64), (8, 32), (8, 64), (8, 96), (8, 128), (8, 192), (8, 256)];
 
 /// A row of Tables 6 and 7: a system's seconds in all, of experts and of attention, and joules.
 #[derive(Clone, Copy, Debug)]
@@ -352,72 +212,8 @@ pub const RUNS: [PaperRun; 3] = [
     },
 ];
 
-/// Table 8: average watts of a dense attention kernel on the NPU.
-pub const ATTENTION_W: f64 = 7.10;
-/// Table 9: average watts of attention and MoE block on the NPU.
-pub const BLOCK_W: f64 = 9.61;
-/// Figure 7's text: how many times less an NPU takes for a matrix product.
-pub const NPU_FASTER: (f64, f64) = (1.4, 2.3);
-/// Figure 8: seconds on the CPU alone, and with the NPU.
-pub const SYNC_S: (f64, f64) = (1.45, 2.66);
-/// §5.3: share of a naive MoE block that is dispatch.
-pub const DISPATCH_SHARE: f64 = 0.60;
-/// Figure 14's text: share of the experts in the time to the first token.
-pub const EXPERT_SHARE: f64 = 0.86;
-/// §5.4: millijoules per token of ours, from the least to the most.
-pub const OURS_MJ: (f64, f64) = (52.0, 137.0);
-/// §5.4: how many times ours the naive system spends on moving data.
-pub const NAIVE_MEMORY: (f64, f64) = (4.44, 5.69);
-/// Table 1: parameters of a model in 10⁹, in all and active.
-pub const PARAMETERS: [(Shape, f64, f64); 3] =
-    [(PHIMOE, 42.6, 6.6), (PHIMOE_TINY, 3.8, 1.1), (QWEN3, 30.5, 3.3)];
-/// §5.1: megabytes of an expert of PhiMoE.
-pub const EXPERT_MB: f64 = 150.0;
-/// Figure 2's text: share of the prefill in latency and in CPU cycles, end to end.
-pub const PREFILL_SHARE: (f64, f64) = (0.80, 0.70);
-/// §5.3: how much longer attention takes on the other backend.
-pub const ATTENTION_ELSEWHERE: f64 = 1.276;
-/// §5.8: share of computed tokens that are padding, in percent, on average.
-pub const PADDED_ON_AVERAGE: f64 = 35.35;
-/// §5.7 of Table 4: by how much less the experts' networks, scattering, and the whole block take than Core ML (CPU).
-pub const BLOCK_SAVES: [(f64, f64); 3] = [(0.40, 0.50), (0.10, 0.15), (0.05, 0.10)];
-/// §5.7 of Table 4: by how much less the whole block takes than Core ML (naive).
-pub const BLOCK_SAVES_NAIVE: f64 = 0.54;
-/// Table 4, end to end: coreml-cpu, coreml-naive, anemll, ours. The rows above it sum to 1707 ms in the column of ours.
-pub const BLOCK_MS: [f64; 4] = [2315.83, 4706.42, 2330.87, 2165.46];
-
-/// §5.7 of Table 5: how many times less a token takes in the second configuration (experts per graph, rows) than in the
-/// first.
-#[derive(Clone, Copy, Debug)]
-pub struct Step {
-    /// The first.
-    pub from: (usize, u32),
-    /// The second.
-    pub to: (usize, u32),
-    /// What is compared: latency or energy.
-    pub metric: Metric,
-    /// How many times less.
-    pub times: f64,
-}
-
-const fn step(from: (usize, u32), to: (usize, u32), metric: Metric, times: f64) -> Step {
-    Step { from, to, metric, times }
-}
-
-/// Every one.
-pub const STEPS: [Step; 11] = [
-    step((1, 32), (1, 128), Latency, 1.94),
-    step((1, 32), (1, 64), Energy, 1.22),
-    step((1, 32), (1, 128), Energy, 1.61),
-    step((8, 32), (8, 64), Latency, 1.44),
-    step((8, 32), (8, 96), Latency, 1.73),
-    step((8, 32), (8, 64), Energy, 1.25),
-    step((8, 32), (8, 96), Energy, 1.32),
-    step((1, 32), (4, 32), Latency, 1.15),
-    step((1, 32), (8, 32), Latency, 1.19),
-    step((1, 64), (4, 64), Latency, 1.21),
-    step((1, 64), (8, 64), Latency, 1.28),
-];
+/// Models of Table 1.
+pub const MODELS: [Shape; 3] = [PHIMOE, PHIMOE_TINY, QWEN3];
 
 /// What the evaluation reports and no simulation of ours can speak to: where it stands, what it is, and why not.
 pub const UNSAID: &[(&str, &str, &str)] = &[

@@ -1,6 +1,8 @@
 //! NPUMoE's evaluation again, simulated: every configuration, every ratio, and the figures that check the constants.
 
-use super::paper::{CLAIMS, CONFIGS, Claim, Config, Metric, ORDERS, Printed, SHORT};
+use super::paper::{CLAIMS, CONFIGS, Config, Metric, ORDERS, Ratio};
+use crate::claim::{Claim, Claims, Quantities};
+use crate::printed::Printed;
 use crate::recorded::{DOMAINS, Recorded};
 use moec_base::{Error, Result};
 use moec_config::{ExpertsConfig, Overflow};
@@ -111,19 +113,6 @@ impl Measured {
     }
 }
 
-/// A claim beside what is simulated.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Judged {
-    /// The claim.
-    pub claim: Claim,
-    /// The simulated ratio.
-    pub found: f64,
-    /// How far off, as a share.
-    pub error: f64,
-    /// Whether a constant was found from it.
-    pub used: bool,
-}
-
 /// An order of two systems that the paper gives.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Order {
@@ -146,21 +135,6 @@ impl Order {
     }
 }
 
-/// A figure beside what is simulated.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Figure {
-    /// Where the paper has it.
-    pub source: String,
-    /// Unit.
-    pub unit: &'static str,
-    /// The paper's.
-    pub paper: Printed,
-    /// Simulated.
-    pub found: f64,
-    /// Whether the device file or a constant is from it: then it checks nothing.
-    pub used: bool,
-}
-
 /// Everything.
 #[derive(Clone, Debug)]
 pub struct Report {
@@ -168,12 +142,10 @@ pub struct Report {
     pub constants: Constants,
     /// Configurations.
     pub measured: Vec<Measured>,
-    /// Ratios.
-    pub claims: Vec<Judged>,
+    /// Figures: ratios of two systems first.
+    pub claims: Claims,
     /// Orders.
     pub orders: Vec<Order>,
-    /// Figures.
-    pub figures: Vec<Figure>,
 }
 
 impl Bench {
@@ -253,42 +225,44 @@ impl Bench {
             }
             measured.push(Measured { config: *config, systems: self.totals(config, &systems, constants)? });
         }
-        let claims = CLAIMS.iter().filter_map(|c| judge(c, &measured)).collect();
-        let orders = orders(&measured);
-        let figures =
-            if device.is_none_or(|d| d == "m2-ultra") { self.figures(&measured)? } else { Vec::new() };
-        Ok(Report { constants, measured, claims, orders, figures })
+        let mut all = Quantities::default();
+        for m in &measured {
+            for (of, _) in &m.systems {
+                for (to, _) in &m.systems {
+                    for metric in Metric::ALL {
+                        if let Some(ratio) = m.ratio(metric, of.name, to.name) {
+                            all.put(m.config.ratio(metric, of.name, to.name), ratio);
+                        }
+                    }
+                }
+            }
+        }
+        if device.is_none_or(|d| d == "m2-ultra") {
+            self.figures(&mut all, &measured)?;
+        }
+        let claims = Claims::of_computed(CLAIMS, &all)?;
+        let orders = orders(&measured, &claims);
+        Ok(Report { constants, measured, claims, orders })
     }
-}
-
-/// Whether a ratio was used to find a constant: then it checks nothing.
-pub fn is_used(claim: &Claim) -> bool {
-    claim.config == SHORT.name && claim.metric == Metric::Cpu && claim.of != ANEMLL.name
-}
-
-/// A claim beside the simulation; none where its configuration was not run.
-fn judge(claim: &Claim, measured: &[Measured]) -> Option<Judged> {
-    let m = measured.iter().find(|m| m.config.name == claim.config)?;
-    let found = m.ratio(claim.metric, claim.of, claim.to)?;
-    Some(Judged { claim: *claim, found, error: claim.value.error(found), used: is_used(claim) })
 }
 
 /// Every pair that the paper orders: ours before each baseline, the baselines by their ratios, and what it says in words.
 /// Pairs whose every ratio gave a constant are left out: they would hold in any case.
-fn orders(measured: &[Measured]) -> Vec<Order> {
+fn orders(measured: &[Measured], claims: &Claims) -> Vec<Order> {
     let mut out = Vec::new();
     for m in measured {
         for metric in Metric::ALL {
-            let own = CLAIMS
-                .iter()
-                .filter(|c| c.config == m.config.name && c.metric == metric && c.to == OURS.name);
+            let ratios = claims.0.iter().filter_map(|c| Some((Ratio::of(c)?, c)));
+            let own =
+                ratios.filter(|(r, _)| r.config == m.config.name && r.metric == metric && r.to == OURS.name);
             let mut known: Vec<(&'static str, Option<f64>)> = vec![(OURS.name, Some(1.0))];
             let (mut ranged, mut used) = (Vec::new(), vec![OURS.name]);
-            for c in own {
-                used.extend(is_used(c).then_some(c.of));
-                match c.value {
-                    Printed::Is(x) => known.push((c.of, Some(x))),
-                    Printed::Within(from, _) | Printed::Over(from) if from > 1.0 => ranged.push(c.of),
+            for (r, c) in own {
+                let Some(of) = System::named(r.of).map(|system| system.name) else { continue };
+                used.extend(c.used.then_some(of));
+                match c.paper {
+                    Printed::Is(x) => known.push((of, Some(x))),
+                    Printed::Within(from, _) | Printed::Over(from) if from > 1.0 => ranged.push(of),
                     _ => {}
                 }
             }
@@ -316,6 +290,16 @@ fn orders(measured: &[Measured]) -> Vec<Order> {
 }
 
 impl Report {
+    /// Claims about ratios of two systems.
+    pub fn ratios(&self) -> impl Iterator<Item = (Ratio<'_>, &Claim)> {
+        self.claims.0.iter().filter_map(|c| Some((Ratio::of(c)?, c)))
+    }
+
+    /// The other claims.
+    pub fn figures(&self) -> impl Iterator<Item = &Claim> {
+        self.claims.0.iter().filter(|c| Ratio::of(c).is_none())
+    }
+
     /// Orders that the simulation has the other way round.
     pub fn reversed(&self) -> Vec<&Order> {
         self.orders.iter().filter(|o| !o.holds()).collect()

@@ -1,8 +1,10 @@
 //! The evaluation of NPUMoE for people, in tables, and for programs, as JSON.
 
 use super::fit::found;
-use super::paper::{Metric, Printed};
-use super::reproduce::{Judged, Measured, Report, Total};
+use super::paper::{Metric, Ratio};
+use super::reproduce::{Measured, Report, Total};
+use crate::claim::Claim;
+use crate::printed::Printed;
 use moec::output::table;
 use moec_simulate::System;
 use serde_json::{Value, json};
@@ -19,11 +21,10 @@ pub fn text(report: &Report) -> String {
     text += &table(&rows);
     text += "\n* the paper does not state prompt and chunk: 1024 and 256 were taken, and for Qwen3-MoE the largest too.\n\
              u: a constant was found from it.\n";
-    let others = report.claims.iter().filter(|j| j.claim.to != "ours");
-    let row = |j: &Judged| {
-        let c = &j.claim;
-        let of = format!("{} over {}, {}", c.of, c.to, c.metric.name());
-        vec![c.config.to_owned(), of, format!("{:.2} ({})", j.found, c.value)]
+    let others = report.ratios().filter(|(r, _)| r.to != "ours");
+    let row = |(r, c): (Ratio<'_>, &Claim)| {
+        let of = format!("{} over {}, {}", r.of, r.to, r.metric.name());
+        vec![r.config.to_owned(), of, format!("{:.2} ({})", c.ours, c.paper)]
     };
     let rows: Vec<Vec<String>> = others.map(row).collect();
     if !rows.is_empty() {
@@ -85,15 +86,15 @@ pub fn text(report: &Report) -> String {
         .map(|f| vec![f.what.into(), format!("{:.3} {}", f.value, f.unit), f.from.into()])
         .collect();
     text += &table(&rows);
-    if !report.figures.is_empty() {
+    if report.figures().next().is_some() {
         text +=
             "\nFigures of the paper (u: the device file or a constant is from it; the others check them):\n";
         let head = ["figure", "unit", "paper", "simulated", "error", ""];
         let mut rows = vec![head.map(str::to_owned).to_vec()];
-        rows.extend(report.figures.iter().map(|f| {
+        rows.extend(report.figures().map(|f| {
             let used = if f.used { "u" } else { "" };
-            let error = percent(f.paper.error(f.found));
-            vec![f.source.clone(), f.unit.into(), f.paper.to_string(), number(f.found), error, used.into()]
+            let (name, error) = (format!("{}, {}", f.place, f.what), percent(f.paper.error(f.ours)));
+            vec![name, f.unit.clone(), f.paper.to_string(), number(f.ours), error, used.into()]
         }));
         text += &table(&rows);
     }
@@ -127,12 +128,8 @@ fn measured_rows(report: &Report, m: &Measured) -> Vec<Vec<String>> {
         let seconds = |us: f64| format!("{:.2} s", us * 1e-6 / prompts);
         let ratio = |metric: Metric| {
             let found = m.ratio(metric, system.name, "ours").unwrap_or(f64::NAN);
-            let is = |j: &&Judged| {
-                let c = &j.claim;
-                (c.config, c.metric, c.of, c.to) == (m.config.name, metric, system.name, "ours")
-            };
-            match report.claims.iter().find(is) {
-                Some(j) => format!("{found:.2} ({}){}", j.claim.value, if j.used { " u" } else { "" }),
+            match report.claims.find(&m.config.ratio(metric, system.name, "ours")) {
+                Some(c) => format!("{found:.2} ({}){}", c.paper, if c.used { " u" } else { "" }),
                 None => format!("{found:.2}"),
             }
         };
@@ -174,10 +171,10 @@ pub fn value(report: &Report) -> Value {
             "constant": f.what, "value": f.value, "unit": f.unit, "from": f.from,
         })).collect::<Vec<_>>(),
         "configurations": report.measured.iter().map(measured).collect::<Vec<_>>(),
-        "ratios": report.claims.iter().map(|j| json!({
-            "configuration": j.claim.config, "metric": j.claim.metric.name(), "of": j.claim.of, "to": j.claim.to,
-            "paper": printed(j.claim.value), "simulated": j.found, "error": j.error, "used": j.used,
-            "source": j.claim.source,
+        "ratios": report.ratios().map(|(r, c)| json!({
+            "configuration": r.config, "metric": r.metric.name(), "of": r.of, "to": r.to,
+            "paper": printed(c.paper), "simulated": c.ours, "error": c.paper.error(c.ours), "used": c.used,
+            "source": c.note.as_ref().map_or_else(|| c.place.clone(), |note| format!("{}; {note}", c.place)),
         })).collect::<Vec<_>>(),
         "orders": report.orders.iter().map(|o| json!({
             "configuration": o.config, "metric": o.metric.name(), "less": o.less.0, "more": o.more.0,
@@ -186,9 +183,9 @@ pub fn value(report: &Report) -> Value {
         "outside": report.outside().iter().map(|(config, metric, system, x)| json!({
             "configuration": config, "metric": metric.name(), "system": system, "simulated": x,
         })).collect::<Vec<_>>(),
-        "figures": report.figures.iter().map(|f| json!({
-            "figure": f.source, "unit": f.unit, "paper": printed(f.paper), "simulated": f.found,
-            "error": f.paper.error(f.found), "used": f.used,
+        "figures": report.figures().map(|f| json!({
+            "figure": format!("{}, {}", f.place, f.what), "unit": f.unit, "paper": printed(f.paper), "simulated": f.ours,
+            "error": f.paper.error(f.ours), "used": f.used,
         })).collect::<Vec<_>>(),
     })
 }

@@ -3,9 +3,10 @@
 
 use super::fit::watts;
 use super::page::page;
-use super::paper::{CLAIMS, CONFIGS, GROUPED_ROWS, Metric};
+use super::paper::{CLAIMS, CONFIGS, GROUPS, Metric};
 use super::reproduce::Report;
 use super::{report, tables};
+use crate::claim::printed;
 use crate::shapes::{PHIMOE, PHIMOE_TINY, QWEN3};
 use moec_costs::Constants;
 use moec_costs::model::ModelLayer;
@@ -44,20 +45,19 @@ fn the_device_file_says_what_the_tables_give() {
     for (file, derived) in file.into_iter().zip([cpu, npu, memory]) {
         assert!((file - derived).abs() < 0.0051, "{file} {derived}");
     }
-    for row in GROUPED_ROWS.iter().filter(|r| r.group == 8) {
-        let each = (row.ms * 16.0 * f64::from(row.capacity) / 2.0 - units.npu.launch_us() * 1e-3) / 8.0;
-        let entry = units.npu.matmul.iter().find(|m| m.rows == row.capacity).unwrap();
-        assert!(
-            (entry.ms - each).abs() < 0.0051 && entry.weights == PHIMOE.expert(),
-            "{row:?} {entry:?} {each}"
-        );
+    let printed = printed(CLAIMS).unwrap();
+    let ms = |group: usize, capacity: u32| printed[&format!("{group}x{capacity} serial, latency")].value();
+    for (group, capacity) in GROUPS.into_iter().filter(|g| g.0 == 8) {
+        let each =
+            (ms(group, capacity) * 16.0 * f64::from(capacity) / 2.0 - units.npu.launch_us() * 1e-3) / 8.0;
+        let entry = units.npu.matmul.iter().find(|m| m.rows == capacity).unwrap();
+        assert!((entry.ms - each).abs() < 0.0051 && entry.weights == PHIMOE.expert(), "{entry:?} {each}");
     }
     // Launching and waiting: what is left of both rows when the time of an expert is the same.
     let left: Vec<f64> = [32_u32, 64, 128]
         .into_iter()
         .map(|c| {
-            let of = |g: usize| GROUPED_ROWS.iter().find(|r| r.group == g && r.capacity == c).unwrap().ms;
-            let (one, eight) = (of(1) * f64::from(c), of(8) * 8.0 * f64::from(c));
+            let (one, eight) = (ms(1, c) * f64::from(c), ms(8, c) * 8.0 * f64::from(c));
             one - (eight - one) / 7.0
         })
         .collect();
@@ -110,31 +110,30 @@ fn what_does_not_hold() {
         let _ = writeln!(text, "{} {}: {} before {}", o.config, o.metric.name(), o.less.0, o.more.0);
     }
     let _ = writeln!(text, "\nratios more than a third off:");
-    for j in report.claims.iter().filter(|j| j.error.abs() > 1.0 / 3.0 && !j.used) {
-        let c = &j.claim;
+    for (r, c) in report.ratios().filter(|(_, c)| c.paper.error(c.ours).abs() > 1.0 / 3.0 && !c.used) {
         let _ = writeln!(
             text,
             "{} {}: {} / {}: {} not {:.2}",
-            c.config,
-            c.metric.name(),
-            c.of,
-            c.to,
-            c.value,
-            j.found
+            r.config,
+            r.metric.name(),
+            r.of,
+            r.to,
+            c.paper,
+            c.ours
         );
     }
     insta::assert_snapshot!("what_does_not_hold", text);
-    // Nothing is in the lists twice, and every ratio names systems and configurations that exist.
-    assert!(CLAIMS.iter().all(|c| CONFIGS.iter().any(|x| x.name == c.config)));
-    assert!(CLAIMS.iter().all(|c| System::named(c.of).is_some() && System::named(c.to).is_some()));
-    assert_eq!(report.claims.len(), CLAIMS.len());
+    // Everything that is printed was computed, and every ratio names systems and configurations that exist.
+    assert!(report.ratios().all(|(r, _)| CONFIGS.iter().any(|x| x.name == r.config)));
+    assert!(report.ratios().all(|(r, _)| System::named(r.of).is_some() && System::named(r.to).is_some()));
+    assert_eq!((report.claims.0.len(), report.ratios().count()), (printed(CLAIMS).unwrap().len(), 67));
 }
 
 #[test]
 fn what_a_constant_was_found_from_is_met_and_marked() {
     let report = &*REPORT;
-    assert!(report.claims.iter().filter(|j| j.used).all(|j| j.error.abs() < 1e-6));
-    assert_eq!(report.claims.iter().filter(|j| j.used).count(), 2);
+    assert!(report.ratios().filter(|(_, c)| c.used).all(|(_, c)| c.paper.error(c.ours).abs() < 1e-6));
+    assert_eq!(report.ratios().filter(|(_, c)| c.used).count(), 2);
     let c = report.constants;
     let each =
         |c: Constants| [c.copy_gb_per_s, c.attention_on_cpu, c.load_gb_per_s, c.load_on_cpu, c.hosting];
@@ -145,10 +144,9 @@ fn what_a_constant_was_found_from_is_met_and_marked() {
         assert!(x.is_finite() && x > 0.0, "{c:?}");
     }
     assert!(c.load_on_cpu < 1.0 && c.hosting < 1.0);
-    let fitted = |s: &str| report.figures.iter().find(|f| f.source == s).unwrap();
-    for source in ["Table 4, Gather, coreml-cpu", "Table 4, Expert FFN, coreml-naive"] {
-        let f = fitted(source);
-        assert!(f.used && f.paper.error(f.found).abs() < 1e-6, "{f:?}");
+    for of in ["Gather, coreml-cpu", "Expert FFN, coreml-naive"] {
+        let f = report.claims.find(of).unwrap();
+        assert!(f.used && f.paper.error(f.ours).abs() < 1e-6, "{f:?}");
     }
 }
 

@@ -1,19 +1,9 @@
 //! The sections of the page behind the table: one for each figure.
 
 use super::models::{BAMBOO, MIXTRAL, MODELS};
-use super::paper;
-use super::report::{CHAT, Ran, Report};
+use super::report::{CHAT, LATENCIES, Ran, Report};
+use crate::claim::{Claims, digits};
 use std::fmt::Write as _;
-
-/// Three digits that count.
-pub(super) fn digits(x: f64) -> String {
-    match x.abs() {
-        a if a >= 99.95 => format!("{x:.0}"),
-        a if a >= 9.995 => format!("{x:.1}"),
-        a if a >= 0.995 => format!("{x:.2}"),
-        _ => format!("{x:.3}"),
-    }
-}
 
 fn ran(out: &mut String, name: &str, ran: &Ran) {
     let _ = write!(
@@ -105,14 +95,15 @@ pub(super) fn memory(report: &Report) -> String {
     out
 }
 
-pub(super) fn latency(report: &Report) -> String {
+pub(super) fn latency(claims: &Claims, report: &Report) -> String {
     let mut out = String::from(
         "## Latencies (Table 5)\n\nMilliseconds, simulated / the paper's.\n\n| | mean | P50 | P90 | P99 |\n|---|---|---|---|---|\n",
     );
-    for (model, printed) in [&MIXTRAL, &BAMBOO].into_iter().zip(paper::LATENCY) {
+    for model in [&MIXTRAL, &BAMBOO] {
         let Some(row) = report.of("OnePlus 12", model) else { continue };
         let _ = write!(out, "| {} |", model.name);
-        for (ours, paper) in row.powerinfer2.latency.into_iter().zip(printed) {
+        for (ours, which) in row.powerinfer2.latency.into_iter().zip(LATENCIES) {
+            let paper = claims.printed(&format!("latency/{}/{which}", model.name));
             let _ = write!(out, " {ours:.1} / {paper} |");
         }
         out.push('\n');
@@ -133,13 +124,9 @@ pub(super) fn latency(report: &Report) -> String {
             half.latency[3]
         );
     }
-    let [(_, low), (_, high)] = paper::MEMORY;
-    let _ = writeln!(
-        out,
-        "| the paper, about 3B | {low} | {} | {high} | {} |\n",
-        paper::MIXTRAL,
-        paper::LATENCY[0][3]
-    );
+    let printed = ["memory/7", "decode/Mixtral-47B/PowerInfer-2", "memory/19", "latency/Mixtral-47B/P99"];
+    let [low, half, high, latest] = printed.map(|of| claims.printed(of));
+    let _ = writeln!(out, "| the paper, about 3B | {low} | {half} | {high} | {latest} |\n");
     out
 }
 
@@ -242,13 +229,13 @@ pub(super) fn chosen(report: &Report) -> String {
     out
 }
 
-pub(super) fn ablation(report: &Report) -> String {
+pub(super) fn ablation(claims: &Claims, report: &Report) -> String {
     let mut out = String::from(
         "## One optimization after the other (Figure 14)\n\n![Ablation](powerinfer2/ablation.svg)\n\n\
          | | the paper's tokens/s | tokens/s | misses | P99 | MB a token | I/O |\n|---|---|---|---|---|---|---|\n",
     );
-    let printed = paper::ABLATION.iter().map(ToString::to_string).chain(std::iter::repeat(String::new()));
-    for ((name, of), printed) in report.ablation.iter().zip(printed) {
+    for (name, of) in &report.ablation {
+        let printed = claims.find(&format!("step/{name}")).map_or_else(String::new, |c| c.paper.to_string());
         ran(&mut out, &format!("{name} | {printed}"), of);
         out.push('\n');
     }

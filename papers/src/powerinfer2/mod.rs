@@ -1,6 +1,6 @@
 //! *PowerInfer-2*: its evaluation, simulated.
 //!
-//! [`paper`] holds what it printed. [`phone`] is a phone in virtual time, [`machine`] has the two of its Table 3, [`models`]
+//! [`phone`] is a phone in virtual time, [`machine`] has the two of its Table 3, [`models`]
 //! the models by their shapes, [`activity`] who asks for which neurons, with a source of every constant. [`systems`] says
 //! what is compared. [`mod@block`] runs the feed-forward part of a layer, [`decode`], [`in_memory`] and [`prefill`] whole models; what is decided
 //! there is decided by [`moec_runtime::offload::neurons`]: what stays in memory, who computes what next, and, in [`planned`], how many
@@ -17,7 +17,6 @@ pub mod in_memory;
 pub mod machine;
 pub mod models;
 pub mod page;
-pub mod paper;
 pub mod phone;
 pub mod planned;
 pub mod plots;
@@ -39,7 +38,9 @@ pub fn pages(size: Size) -> Result<Vec<(String, String)>> {
     let bug = |e: moec_sim::neurons::NeuronError| Error::input(e.to_string());
     let phone = machine::oneplus_12().map_err(bug)?;
     let report = Report::new(size).map_err(bug)?;
-    let page = ("powerinfer2.md".to_owned(), page::page(&phone, &report));
-    let plots = plots::plots(&report).into_iter().map(|(name, text)| (format!("powerinfer2/{name}"), text));
+    let claims = claims::claims(&phone, &report)?;
+    let page = ("powerinfer2.md".to_owned(), page::page(&claims, &phone, &report));
+    let plots =
+        plots::plots(&claims, &report).into_iter().map(|(name, text)| (format!("powerinfer2/{name}"), text));
     Ok(std::iter::once(page).chain(plots).collect())
 }

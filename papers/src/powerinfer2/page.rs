@@ -1,51 +1,53 @@
 //! The page of the documentation.
 
 use super::activity::{EXPONENT, SPREAD, WHITE};
-use super::claims::{CLOSE, Claim, NEAR, claims};
 use super::dense::{CLUSTER, PAGED, POSITIONS};
-use super::details::{ablation, chosen, decode, digits, energy, in_memory, latency, memory, prefill, shares};
+use super::details::{ablation, chosen, decode, energy, in_memory, latency, memory, prefill, shares};
 use super::models::{BAMBOO, LLAMA, MIXTRAL, PREDICTOR};
 use super::phone::Phone;
 use super::report::Report;
 use super::systems::TOGETHER;
+use crate::claim::{CLOSE, Claim, Claims};
 use std::fmt::Write as _;
 
+/// How far ours may be off to be near.
+const NEAR: f64 = 0.25;
+
 /// The page.
-pub fn page(phone: &Phone, report: &Report) -> String {
-    let claims = claims(phone, report);
+pub fn page(claims: &Claims, phone: &Phone, report: &Report) -> String {
     let mut out = String::from(
         "# PowerInfer-2's evaluation, simulated\n\n\
          What `cargo xtask powerinfer2` computes, beside every figure that *PowerInfer-2* (sections 2 and 7) prints. It writes this page\n\
          and its plots; `cargo xtask powerinfer2 --check` fails where they are stale. Nothing here was measured on a phone.\n\n",
     );
-    out.push_str(&summary(&claims));
+    out.push_str(&summary(claims));
     out.push_str(&machine(phone));
     out.push_str(&fitted());
-    out.push_str(&beside(&claims));
+    out.push_str(&claims.table("simulated"));
     out.push_str(&decode(report));
     out.push_str(&prefill(report));
     out.push_str(&memory(report));
-    out.push_str(&latency(report));
+    out.push_str(&latency(claims, report));
     out.push_str(&in_memory(report));
     out.push_str(&shares(report));
     out.push_str(&chosen(report));
-    out.push_str(&ablation(report));
+    out.push_str(&ablation(claims, report));
     out.push_str(&energy(report));
     out
 }
 
-fn summary(claims: &[Claim]) -> String {
-    let free: Vec<&Claim> = claims.iter().filter(|c| !c.used).collect();
-    let count = |of: fn(&Claim) -> bool| free.iter().filter(|c| of(c)).count();
+fn summary(claims: &Claims) -> String {
+    let free: Vec<&Claim> = claims.free();
+    let within = |most: f64| free.iter().filter(|c| c.paper.error(c.ours).abs() <= most).count();
     format!(
         "Of {} figures that no constant was found from, {} come out within {:.0} % of the paper's, and {} within {:.0} %. {} more were used to\n\
          find constants and check nothing. The misses, each with its reason where one is known, stand in the table.\n\n",
         free.len(),
-        count(Claim::agrees),
+        within(CLOSE),
         CLOSE * 100.0,
-        count(Claim::near),
+        within(NEAR),
         NEAR * 100.0,
-        claims.len() - free.len(),
+        claims.0.len() - free.len(),
     )
 }
 
@@ -189,23 +191,4 @@ pub(super) fn fitted() -> String {
     }
     out.push('\n');
     out
-}
-
-fn beside(claims: &[Claim]) -> String {
-    let mut out = String::from(
-        "## Every figure beside ours\n\n| where | what | the paper's | simulated | |\n|---|---|---|---|---|\n",
-    );
-    for c in claims {
-        let _ = writeln!(
-            out,
-            "| {} | {} | {} {} | {} | {} |",
-            c.place,
-            c.what,
-            c.paper,
-            c.unit,
-            digits(c.ours),
-            c.verdict()
-        );
-    }
-    out + "\n"
 }

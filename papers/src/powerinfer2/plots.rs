@@ -1,23 +1,24 @@
 //! The plots of the page: names of files, and what is in them.
 
-use super::paper;
 use super::report::Report;
+use super::systems::ABLATION;
 use crate::chart::{COLOURS, Labels, Series, bars, curves};
+use crate::claim::Claims;
 
 /// Every plot: its file, and its text.
-pub fn plots(report: &Report) -> Vec<(&'static str, String)> {
+pub fn plots(claims: &Claims, report: &Report) -> Vec<(&'static str, String)> {
     vec![
         ("decode.svg", decode(report, "OnePlus 12")),
         ("decode-ace-2.svg", decode(report, "OnePlus Ace 2")),
         ("prefill.svg", prefill(report, "OnePlus 12")),
         ("prefill-ace-2.svg", prefill(report, "OnePlus Ace 2")),
         ("layer.svg", layer(report)),
-        ("memory.svg", memory(report)),
+        ("memory.svg", memory(claims, report)),
         ("tasks.svg", tasks(report)),
-        ("in-memory.svg", in_memory(report)),
+        ("in-memory.svg", in_memory(claims, report)),
         ("best-of.svg", best_of(report)),
-        ("shares.svg", shares(report)),
-        ("ablation.svg", ablation(report)),
+        ("shares.svg", shares(claims, report)),
+        ("ablation.svg", ablation(claims, report)),
     ]
 }
 
@@ -77,12 +78,12 @@ fn layer(report: &Report) -> String {
     )
 }
 
-fn memory(report: &Report) -> String {
+fn memory(claims: &Claims, report: &Report) -> String {
     let groups = report.memory.iter().map(|m| m.gigabytes.to_string()).collect();
     // Between the two that are printed the paper says that speed grows with memory on a line.
     let line = |gb: f64| {
-        let [(from, low), (to, high)] = paper::MEMORY;
-        low.value() + (high.value() - low.value()) * (gb - from) / (to - from)
+        let [low, high] = ["memory/7", "memory/19"].map(|of| claims.printed(of));
+        low + (high - low) * (gb - 7.0) / (19.0 - 7.0)
     };
     curves(
         &labels("Mixtral-47B by memory, OnePlus 12", "tokens/s", "gigabytes", groups),
@@ -101,11 +102,12 @@ fn tasks(report: &Report) -> String {
     bars(&labels(title, "tokens/s", "draw", groups), &[series("PowerInfer-2", 4, report.tasks.to_vec())])
 }
 
-fn in_memory(report: &Report) -> String {
+fn in_memory(claims: &Claims, report: &Report) -> String {
     let names = ["PowerInfer-2", "llama.cpp", "MLC-LLM", "QNN"];
     let groups = names.iter().map(|n| (*n).to_owned()).collect();
     let ours = report.in_memory[0];
-    let printed = std::iter::once(1.0).chain(paper::IN_MEMORY.iter().map(|p| 1.0 / p.value()));
+    let over = names[1..].iter().map(|n| 1.0 / claims.printed(&format!("in memory/{n}")));
+    let printed = std::iter::once(1.0).chain(over);
     bars(
         &labels(
             "Bamboo-7B in memory, over PowerInfer-2, OnePlus 12",
@@ -138,9 +140,9 @@ fn best_of(report: &Report) -> String {
     )
 }
 
-fn shares(report: &Report) -> String {
+fn shares(claims: &Claims, report: &Report) -> String {
     let groups = report.batches.iter().map(|b| b.sequences.to_string()).collect();
-    let about = |b: usize| paper::HOT.iter().find(|h| h.0 == b).map_or(0.0, |h| h.1.value());
+    let about = |b: usize| claims.find(&format!("hot/{b}")).map_or(0.0, |c| c.paper.value());
     let printed: Vec<f64> = report.batches.iter().map(|b| about(b.sequences)).collect();
     bars(
         &labels("Hot share by batch, Bamboo-7B in memory", "part of the neurons", "sequences", groups),
@@ -152,8 +154,8 @@ fn shares(report: &Report) -> String {
     )
 }
 
-fn ablation(report: &Report) -> String {
-    let steps = &report.ablation[..paper::ABLATION.len()];
+fn ablation(claims: &Claims, report: &Report) -> String {
+    let steps = &report.ablation[..ABLATION.len()];
     let groups = steps.iter().map(|a| a.0.to_owned()).collect();
     bars(
         &labels(
@@ -163,7 +165,7 @@ fn ablation(report: &Report) -> String {
             groups,
         ),
         &[
-            series("the paper", 0, paper::ABLATION.to_vec()),
+            series("the paper", 0, steps.iter().map(|a| claims.printed(&format!("step/{}", a.0))).collect()),
             series("simulated", 4, steps.iter().map(|a| a.1.speed).collect()),
         ],
     )

@@ -5,13 +5,14 @@ use super::decode::{Case, Outcome, Size, mean, percentile};
 use super::in_memory::{InMemory, Whole, mapped, used};
 use super::machine::{oneplus_12, oneplus_ace_2};
 use super::models::{BAMBOO, CHANNEL, MIXTRAL, MODELS, Model, QWEN2};
-use super::paper::TAKEN_GB;
 use super::phone::{Cluster, Phone};
 use super::planned::{ReadsFrom, planned, planned_on_flash, searched, searched_on_flash};
 use super::prefill::{Layer, Prompt};
 use super::systems::{ABLATION, CPU_ONLY, LLMFLASH, MATRIX, POWERINFER2, System};
 use moec_sim::neurons::NeuronError;
 
+/// §7.2.3: gigabytes that are taken before any neuron is cached.
+const TAKEN_GB: f64 = 6.6;
 /// Gigabytes of Figure 10.
 const MEMORY_GB: [f64; 7] = [7.0, 9.0, 11.0, 13.0, 15.0, 17.0, 19.0];
 /// Tokens of prompts (§7.1).
@@ -20,6 +21,8 @@ pub const PROMPTS: [usize; 2] = [128, 512];
 pub const BATCHES: [usize; 4] = [1, 2, 3, 4];
 /// Tokens of a prompt and of an answer of LMSYS-Chat-1M on average, as its paper says: Table 8's prompts are drawn from it.
 pub const CHAT: (f64, f64) = (69.5, 214.5);
+/// What is printed of a token's milliseconds (Table 5).
+pub const LATENCIES: [&str; 4] = ["mean", "P50", "P90", "P99"];
 /// Who is drawn for everything but Figure 11.
 const SEED: u64 = 1;
 
@@ -36,7 +39,7 @@ pub struct Ran {
     pub io: f64,
     /// Megabytes of flash for a token.
     pub megabytes: f64,
-    /// Milliseconds: mean, P50, P90, P99.
+    /// Milliseconds, as [`LATENCIES`] says.
     pub latency: [f64; 4],
     /// Part of the neurons that is hot.
     pub hot: f64,

@@ -12,14 +12,15 @@ use super::plots::plots;
 use super::report::Report;
 use super::systems::{ABLATION, LLMFLASH, POWERINFER2};
 use super::{details, page};
+use crate::claim::check_page;
 use moec_sim::neurons::{Order, Phases};
-use std::path::Path;
 use std::sync::LazyLock;
 
 static REPORT: LazyLock<Report> = LazyLock::new(|| Report::new(Size::QUICK).expect("a report"));
 
-fn docs() -> &'static Path {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs"))
+fn written() -> String {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/powerinfer2.md");
+    std::fs::read_to_string(page).expect("the page")
 }
 
 #[test]
@@ -123,7 +124,7 @@ fn systems_come_in_the_order_of_the_paper() {
 
 #[test]
 fn what_takes_no_run_stands_on_the_page() {
-    let written = std::fs::read_to_string(docs().join("powerinfer2.md")).expect("the page");
+    let written = written();
     let phone = oneplus_12().expect("a phone");
     let parts = [
         page::machine(&phone),
@@ -141,14 +142,6 @@ fn what_takes_no_run_stands_on_the_page() {
 #[test]
 fn every_figure_stands_on_the_page() {
     let phone = oneplus_12().expect("a phone");
-    let written = std::fs::read_to_string(docs().join("powerinfer2.md")).expect("the page");
-    for c in claims(&phone, &REPORT) {
-        assert!(written.contains(&format!("| {} | {} | {} {} |", c.place, c.what, c.paper, c.unit)), "{c:?}");
-        assert!(!c.verdict().is_empty() && c.ours.is_finite(), "{c:?}");
-    }
-    for (name, text) in plots(&REPORT) {
-        assert!(written.contains(&format!("(powerinfer2/{name})")), "{name}");
-        assert!(docs().join("powerinfer2").join(name).is_file(), "{name}");
-        assert!(text.starts_with("<svg") && text.ends_with("</svg>\n") && !text.contains("NaN"), "{name}");
-    }
+    let claims = claims(&phone, &REPORT).expect("claims");
+    check_page("powerinfer2", &written(), &claims, &plots(&claims, &REPORT));
 }

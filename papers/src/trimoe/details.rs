@@ -3,8 +3,8 @@
 use super::claims::{prefetch_ms, relayouts_ms};
 use super::experiments::{ABLATION, Bench, SYSTEMS};
 use super::models::{MODELS, QWEN};
-use super::paper;
 use super::report::{OUTPUTS, PROMPT, Report, kv_gb};
+use crate::claim::{Claims, digits};
 use std::fmt::Write as _;
 
 /// The scheduler's own time of a layer of Qwen3 with 16 DIMMs: tokens of a step, microseconds of a dispatch with the search
@@ -13,7 +13,7 @@ use std::fmt::Write as _;
 const SCHEDULER_US: [(usize, f64, f64); 4] =
     [(32, 6.0, 27.2), (128, 7.1, 28.3), (512, 32.2, 30.5), (1024, 60.7, 36.7)];
 
-pub(super) fn throughput(report: &Report) -> String {
+pub(super) fn throughput(claims: &Claims, report: &Report) -> String {
     let mut out = format!(
         "## End to end (Figure 7)\n\n\
          Batch 512, prompts of {PROMPT} tokens, throughput over the best baseline, TriMoE / moec. *Zigzag*: attention of one half of the batch\n\
@@ -27,7 +27,8 @@ pub(super) fn throughput(report: &Report) -> String {
          experts then takes no more than some 3 % of their time, which neither 0.68 ms of attention nor keys and values over PCIe leave.\n\n\
          | model | tokens | paper | one after the other | zigzag | over PCIe |\n|---|---|---|---|---|---|\n",
     );
-    for ((m, of), paper) in MODELS.iter().zip(&report.throughput).zip(paper::THROUGHPUT) {
+    for (m, of) in MODELS.iter().zip(&report.throughput) {
+        let paper = claims.printed(&format!("end to end/{}", m.name));
         for (tokens, e) in OUTPUTS.iter().zip(of) {
             let two = |[a, b]: [f64; 2]| format!("{a:.2} / {b:.2}");
             let _ = writeln!(
@@ -178,14 +179,4 @@ pub(super) fn added(report: &Report) -> String {
         let _ = writeln!(out, "| {batch} | {dispatch} µs | {moves} µs | {part:.2} % |");
     }
     out
-}
-
-/// Three digits.
-pub(super) fn digits(x: f64) -> String {
-    match x.abs() {
-        a if a >= 100.0 => format!("{x:.0}"),
-        a if a >= 10.0 => format!("{x:.1}"),
-        a if a >= 1.0 || a == 0.0 => format!("{x:.2}"),
-        _ => format!("{x:.3}"),
-    }
 }

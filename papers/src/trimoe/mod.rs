@@ -41,7 +41,9 @@ pub fn bench(size: Size) -> Result<Bench> {
 pub fn pages(size: Size) -> Result<Vec<(String, String)>> {
     let bench = bench(size)?;
     let report = Report::new(&bench).map_err(|e| Error::input(e.to_string()))?;
-    let page = ("trimoe.md".to_owned(), page::page(&bench, &report));
-    let plots = plots::plots(&report).into_iter().map(|(name, text)| (format!("trimoe/{name}"), text));
+    let claims = claims::claims(&bench, &report)?;
+    let page = ("trimoe.md".to_owned(), page::page(&claims, &bench, &report));
+    let plots =
+        plots::plots(&claims, &report).into_iter().map(|(name, text)| (format!("trimoe/{name}"), text));
     Ok(std::iter::once(page).chain(plots).collect())
 }

@@ -1,32 +1,31 @@
 //! The page of the documentation.
 
-use super::claims::{CLOSE, Claim, claims};
-use super::details::{ablation, added, digits, equations, moves, sensitivity, throughput, used};
+use super::details::{ablation, added, equations, moves, sensitivity, throughput, used};
 use super::experiments::{BARE_STILL, Bench, SYSTEMS};
 use super::loads::DRIFT;
 use super::machine::CONTEXT;
 use super::models::MODELS;
 use super::paper::ROBUST;
 use super::report::{Report, strongest};
+use crate::claim::{CLOSE, Claim, Claims, digits};
 use std::fmt::Write as _;
 
 /// The page.
-pub fn page(bench: &Bench, report: &Report) -> String {
-    let claims = claims(bench, report);
+pub fn page(claims: &Claims, bench: &Bench, report: &Report) -> String {
     let mut out = String::new();
     out.push_str(
         "# TriMoE's evaluation, simulated\n\n\
          What `cargo xtask trimoe` computes, beside every figure that *TriMoE* (sections 3 to 5) prints. It writes this page and its\n\
          plots; `cargo xtask trimoe --check` fails where they are stale.\n\n",
     );
-    out.push_str(&summary(&claims, report));
+    out.push_str(&summary(claims, report));
     out.push_str(&machine(bench));
-    out.push_str(&beside(&claims));
+    out.push_str(&claims.table("TriMoE, simulated"));
     out.push_str(&speeds(report));
     out.push_str(&variants(report));
-    out.push_str(&small(report));
+    out.push_str(&small(claims, report));
     out.push_str(&drift(report));
-    out.push_str(&throughput(report));
+    out.push_str(&throughput(claims, report));
     out.push_str(&ablation(report));
     out.push_str(&sensitivity(report));
     out.push_str(&used(report));
@@ -36,8 +35,8 @@ pub fn page(bench: &Bench, report: &Report) -> String {
     out
 }
 
-fn summary(claims: &[Claim], report: &Report) -> String {
-    let free: Vec<&Claim> = claims.iter().filter(|c| !c.used).collect();
+fn summary(claims: &Claims, report: &Report) -> String {
+    let free: Vec<&Claim> = claims.free();
     let agree = free.iter().filter(|c| c.agrees()).count();
     let moec = free.iter().filter(|c| !c.agrees() && c.agrees_with_moec()).count();
     let models = |of: [[f64; 2]; 3], s: usize| of.map(|m| format!("{:.2}", m[s])).join(", ");
@@ -143,27 +142,6 @@ fn machine(bench: &Bench) -> String {
     out
 }
 
-fn beside(claims: &[Claim]) -> String {
-    let mut out = String::from(
-        "## Every figure beside ours\n\n\
-         | where | what | the paper's | TriMoE, simulated | moec | |\n|---|---|---|---|---|---|\n",
-    );
-    for c in claims {
-        let moec = c.moec.map_or_else(String::new, digits);
-        let _ = writeln!(
-            out,
-            "| {} | {} | {} {} | {} | {moec} | {} |",
-            c.place,
-            c.what,
-            c.paper,
-            c.unit,
-            digits(c.ours),
-            c.verdict()
-        );
-    }
-    out + "\n"
-}
-
 fn speeds(report: &Report) -> String {
     let mut out = String::from(
         "## Decode speedup (Figure 6)\n\n![Decode speedup over Klotski, drawn loads](trimoe/speedup.svg)\n\n\
@@ -213,9 +191,10 @@ fn variants(report: &Report) -> String {
     out + "\n"
 }
 
-fn small(report: &Report) -> String {
+fn small(claims: &Claims, report: &Report) -> String {
     let mut out = String::from("The same for Qwen3 at the small batches of §5.5:\n\n| |");
-    for (batch, paper) in ROBUST {
+    for batch in ROBUST {
+        let paper = claims.printed(&format!("batch/{batch}"));
         let _ = write!(out, " {batch} (the paper: {paper}) |");
     }
     out.push_str("\n|---|---|---|---|\n");

@@ -2,16 +2,17 @@
 
 use super::claims::steps;
 use super::experiments::{ABLATION, SYSTEMS};
-use super::paper;
+use super::paper::BATCHES;
 use super::report::Report;
 use crate::chart::{COLOURS, Labels, Series, bars, curves};
+use crate::claim::Claims;
 
 /// Every plot: its file, and its text.
-pub fn plots(report: &Report) -> Vec<(&'static str, String)> {
+pub fn plots(claims: &Claims, report: &Report) -> Vec<(&'static str, String)> {
     vec![
         ("speedup.svg", speedup(report, true)),
         ("speedup-olmoe.svg", speedup(report, false)),
-        ("ablation.svg", ablation(report)),
+        ("ablation.svg", ablation(claims, report)),
         (
             "dimms.svg",
             sensitivity("MoE layer of Qwen3, batch 512", "DIMMs with near-data units", &report.dimms),
@@ -23,7 +24,7 @@ pub fn plots(report: &Report) -> Vec<(&'static str, String)> {
 
 fn speedup(report: &Report, drawn: bool) -> String {
     let rows: Vec<_> =
-        report.speeds.iter().filter(|s| s.drawn == drawn && paper::BATCHES.contains(&s.batch)).collect();
+        report.speeds.iter().filter(|s| s.drawn == drawn && BATCHES.contains(&s.batch)).collect();
     let short = |name: &str| name.split('-').next().unwrap_or(name).to_owned();
     let labels = Labels {
         title: format!("Decode speedup over Klotski, loads {}", if drawn { "drawn" } else { "of OLMoE" }),
@@ -44,7 +45,7 @@ fn speedup(report: &Report, drawn: bool) -> String {
     bars(&labels, &series)
 }
 
-fn ablation(report: &Report) -> String {
+fn ablation(claims: &Claims, report: &Report) -> String {
     let labels = Labels {
         title: "What each component adds, mean of the models, batch 512".to_owned(),
         up: "times faster",
@@ -52,7 +53,10 @@ fn ablation(report: &Report) -> String {
         groups: ABLATION[1..].iter().map(|s| s.name.replace(", ", ",\n")).collect(),
         range: None,
     };
-    let printed = paper::ABLATION.iter().map(|a| a.1).chain([0.0; 3]).collect();
+    let printed = ABLATION[1..]
+        .iter()
+        .map(|s| claims.find(&format!("adds/{}", s.name)).map_or(0.0, |c| c.paper.value()))
+        .collect();
     let series = [
         Series { name: "the paper".to_owned(), colour: COLOURS[0], values: printed },
         Series { name: "simulated".to_owned(), colour: COLOURS[4], values: steps(report) },

@@ -246,7 +246,7 @@ fn small(bench: &Bench) -> Result<Vec<(&'static str, Small)>, StepsError> {
     let mut out = Vec::new();
     for v in bench.variants() {
         let mut row: Small = Default::default();
-        for (out, &(batch, _)) in row.iter_mut().zip(&ROBUST) {
+        for (out, &batch) in row.iter_mut().zip(&ROBUST) {
             let setting = Setting { machine: v.machine.clone(), model: &QWEN, batch, source: &v.source };
             *out = over_best(&bench.times(&setting, &v.systems, v.by)?);
         }
@@ -323,11 +323,11 @@ pub fn kv_gb(model: &Model) -> f64 {
     BATCH as f64 * CONTEXT * model.kv_bytes as f64 * 1e-9
 }
 
-/// Speedups of §5.5, of Qwen3 at small batches: batch, the paper's, TriMoE's and moec's.
-pub fn robust(report: &Report) -> Vec<(usize, f64, [f64; 2])> {
-    let of = |&(batch, paper): &(usize, f64)| {
+/// Speedups of §5.5, of Qwen3 at small batches: batch, TriMoE's and moec's.
+pub fn robust(report: &Report) -> Vec<(usize, [f64; 2])> {
+    let of = |&batch: &usize| {
         let row = report.speeds.iter().find(|s| s.drawn && s.model == QWEN.name && s.batch == batch);
-        (batch, paper, row.map_or([0.0; 2], |r| over_best(&r.us)))
+        (batch, row.map_or([0.0; 2], |r| over_best(&r.us)))
     };
     ROBUST.iter().map(of).collect()
 }

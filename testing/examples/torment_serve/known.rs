@@ -2,7 +2,7 @@
 
 use crate::clients::{Answer, CHAT, COMPLETIONS, Case, GAP, Model, Random};
 use crate::{Args, BODY};
-use moec_testing::http::{ask, post};
+use moec_testing::http::post;
 use serde_json::{Value, json};
 use std::io::Write as _;
 use std::process::{Command, Stdio};
@@ -62,7 +62,7 @@ impl Known {
                 (CHAT, body)
             };
             body["temperature"] = json!(0);
-            let reply = ask(server.address(), &post(path), &body.to_string()).map_err(|e| e.to_string())?;
+            let reply = post(server.address(), path, &body).ask().map_err(|e| e.to_string())?;
             let answer = Answer::of(&reply, false)?;
             let alone = if i < TEXTS { generated(args, &words, n)? } else { said(args, &words, n)? };
             if answer.text != alone {

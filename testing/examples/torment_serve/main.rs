@@ -15,7 +15,7 @@ mod memory;
 use clients::{COMPLETIONS, Clients, Model as _};
 use known::Known;
 use memory::Watch;
-use moec_testing::http::{Incoming, ask, post, send};
+use moec_testing::http::{get, post};
 use moec_testing::server::Server;
 use serde_json::json;
 use std::path::PathBuf;
@@ -92,7 +92,7 @@ fn half(args: &Args, known: &Known) -> Result<(), String> {
     let mut server = args.serve(known.exact)?;
     let at = server.address().to_owned();
     // The KV cache gets its memory as it fills: all of it, before memory is looked at.
-    let full = ask(&at, &post(COMPLETIONS), &known.long().to_string()).map_err(|e| e.to_string())?;
+    let full = post(&at, COMPLETIONS, known.long()).ask().map_err(|e| e.to_string())?;
     full.events().ok_or_else(|| format!("the slots cannot be filled: {}", full.body))?;
     let watch = Watch::start(server.id());
     let clients = Clients::new(&at, known, CLIENTS, args.time / 2);
@@ -126,7 +126,7 @@ fn slots(at: &str, known: &Known) -> Result<String, String> {
     let settled = start.elapsed();
     let mut all = known.long();
     all["max_tokens"] = json!(2);
-    let reply = ask(at, &post(COMPLETIONS), &all.to_string()).map_err(|e| e.to_string())?;
+    let reply = post(at, COMPLETIONS, &all).ask().map_err(|e| e.to_string())?;
     reply.events().ok_or_else(|| format!("not all slots can be had: {}", reply.body))?;
     let rows = metric(at, "moec_decode_rows_total")? / metric(at, "moec_decode_steps_total")?.max(1.0);
     let shared = metric(at, "moec_shared_tokens_total")?;
@@ -142,8 +142,7 @@ fn slots(at: &str, known: &Known) -> Result<String, String> {
 /// Ends the server by SIGTERM in the middle of an answer, which still comes to its end.
 fn signal(server: &mut Server, known: &Known) -> Result<String, String> {
     let failed = |e: std::io::Error| e.to_string();
-    let stream = send(server.address(), &post(COMPLETIONS), &known.long().to_string()).map_err(failed)?;
-    let mut incoming = Incoming::of(stream).map_err(failed)?;
+    let mut incoming = post(server.address(), COMPLETIONS, known.long()).send().map_err(failed)?;
     incoming.event().map_err(failed)?.ok_or("a stream without events")?;
     let start = Instant::now();
     server.signal("-TERM").map_err(failed)?;
@@ -163,7 +162,7 @@ fn signal(server: &mut Server, known: &Known) -> Result<String, String> {
 
 /// A figure of the server's.
 fn metric(at: &str, name: &str) -> Result<f64, String> {
-    let text = ask(at, "GET /metrics HTTP/1.1", "").map_err(|e| e.to_string())?.body;
+    let text = get(at, "/metrics").ask().map_err(|e| e.to_string())?.body;
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
     value.ok_or_else(|| format!("no figure `{name}`"))
 }
