@@ -20,6 +20,7 @@ impl Wide {
         // What gives the residual stream has it in its rows; what comes from a latent reads none of it.
         let gives = ends(&[
             "o_proj.weight",
+            "out_proj.weight",
             "down_proj.weight",
             "w2.weight",
             ".down.weight",
@@ -29,7 +30,7 @@ impl Wide {
         ]);
         let latent = ends(&["kv_b_proj.weight", "q_b_proj.weight"]);
         let other =
-            ends(&["q_norm.weight", "k_norm.weight", "kv_a_layernorm.weight", "q_a_layernorm.weight"])
+            ends(&["q_norm.weight", "k_norm.weight", "kv_a_layernorm.weight", "q_a_layernorm.weight", "conv1d.weight"])
                 || (last == 0 && !gives && !ends(&["layernorm.weight", "model.norm.weight"]));
         let reads = !other && !latent && !gives && !ends(&["gate_up_proj", "gate_up_proj_bias"]);
         let axis = match () {
