@@ -17,8 +17,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicUsize;
 use support::{
-    PACKAGED, Setup, built, checkpoint, distance, expected, fails, list, logits_file, moec, ok,
-    root,
+    PACKAGED, Setup, built, checkpoint, distance, expected, fails, list, logits_file, moec, ok, root,
 };
 
 /// Largest difference of any logit.

@@ -1,6 +1,12 @@
 //! Big-little decoding and best-of-N of compiled models: every family, every format of the KV cache.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
-#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, clippy::print_stdout, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    reason = "a test fails by panicking"
+)]
 
 use crate::support;
 
@@ -16,7 +22,9 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Mutex;
-use support::{FOLDED, MIXTURES, Setup, built, checkpoint, distance, expected, fails, ferris, list, moec, ok};
+use support::{
+    FOLDED, MIXTURES, Setup, built, checkpoint, distance, expected, fails, ferris, list, moec, ok,
+};
 
 const BATCHES: [usize; 3] = [1, 2, 4];
 
@@ -529,7 +537,9 @@ fn folded_states_go_on_alone_together_and_from_a_file() {
         let prompt = list(&ids[..12]);
         let run = || {
             let mut run = moec();
-            run.arg("run").arg(folder.path().join("b")).args(["generate", "--ids", &prompt, "-n", "6", "--json"]);
+            run.arg("run")
+                .arg(folder.path().join("b"))
+                .args(["generate", "--ids", &prompt, "-n", "6", "--json"]);
             run
         };
         let whole = json_of(&mut run());
@@ -545,10 +555,13 @@ fn folded_states_go_on_alone_together_and_from_a_file() {
 /// them, and what a slot holds is gone on with only where a snapshot allows it.
 #[test]
 fn folded_states_are_served_without_a_wrong_token() {
-    let begin = |scheduler: &mut Scheduler<'_>, prompt: &[u32]| {
-        let chooser: Box<Sampler> = Box::new(Sampler::new(Sampling::default()));
-        let (prompt, end) = (prompt.to_vec(), Vec::new());
-        scheduler.submit(Job { prompt, choosers: vec![chooser], n: 10, end, limit: None, guesses: 0 }).unwrap()
+    let job = |prompt: &[u32]| Job {
+        prompt: prompt.to_vec(),
+        choosers: vec![Box::new(Sampler::new(Sampling::default()))],
+        n: 10,
+        end: Vec::new(),
+        limit: None,
+        guesses: 0,
     };
     for (family, more) in FOLDED.into_iter().zip(["", BIG_LITTLE]) {
         let folder = tempfile::tempdir().unwrap();
@@ -570,7 +583,9 @@ fn folded_states_are_served_without_a_wrong_token() {
                 let mut scheduler = Scheduler::new(engine, &mut decoder, &Setting::default()).unwrap();
                 let (mut numbers, mut made) = (Vec::new(), BTreeMap::<u64, (usize, Vec<u32>)>::new());
                 for prompts in prompts.chunks(together) {
-                    numbers.extend(prompts.iter().map(|prompt| begin(&mut scheduler, prompt)));
+                    for prompt in prompts {
+                        numbers.extend(scheduler.submit(job(prompt)).unwrap());
+                    }
                     let mut hear = |job: u64, event: Event| {
                         match event {
                             Event::Began { shared } => made.entry(job).or_default().0 = shared,

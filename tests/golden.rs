@@ -5,8 +5,8 @@ use crate::support;
 
 use std::path::Path;
 use support::{
-    FAMILIES, FOLDED, Setup, checkpoint, clean, distance, expected, ferris, ferris_relu, list, logits_file, moec, ok,
-    runs_here,
+    FAMILIES, FOLDED, Setup, checkpoint, clean, distance, expected, ferris, ferris_relu, list, logits_file,
+    moec, ok, runs_here,
 };
 
 /// Largest difference of any logit.

@@ -33,9 +33,11 @@ const fn row(name: &'static str, without: &'static [(List, &'static str)]) -> Ch
 }
 
 const DENSE: (List, &str) = (List::Mixtures, "its layers have no experts");
-const KNOWN_GRAPHS: (List, &str) = (List::Packaged, "the experts' graphs are those of checkpoints on the list");
+const KNOWN_GRAPHS: (List, &str) =
+    (List::Packaged, "the experts' graphs are those of checkpoints on the list");
 const NO_GRAPH: (List, &str) = (List::Graphs, "a graph keeps no state that folds tokens together");
-const ONE_SPELLING: (List, &str) = (List::Version5, "its configuration is the repository's own, not transformers'");
+const ONE_SPELLING: (List, &str) =
+    (List::Version5, "its configuration is the repository's own, not transformers'");
 const NO_GGUF: (List, &str) = (List::Gguf, "llama.cpp has no architecture for it");
 const GGUF_UNREAD: (List, &str) = (List::Gguf, "the importer does not read its architecture yet");
 

@@ -20,6 +20,7 @@ impl Wide {
         // What gives the residual stream has it in its rows; what comes from a latent reads none of it.
         let gives = ends(&[
             "o_proj.weight",
+            "out_proj.weight",
             "down_proj.weight",
             "w2.weight",
             ".down.weight",
@@ -28,9 +29,13 @@ impl Wide {
             "norm.bias",
         ]);
         let latent = ends(&["kv_b_proj.weight", "q_b_proj.weight"]);
-        let other =
-            ends(&["q_norm.weight", "k_norm.weight", "kv_a_layernorm.weight", "q_a_layernorm.weight"])
-                || (last == 0 && !gives && !ends(&["layernorm.weight", "model.norm.weight"]));
+        let other = ends(&[
+            "q_norm.weight",
+            "k_norm.weight",
+            "kv_a_layernorm.weight",
+            "q_a_layernorm.weight",
+            "conv1d.weight",
+        ]) || (last == 0 && !gives && !ends(&["layernorm.weight", "model.norm.weight"]));
         let reads = !other && !latent && !gives && !ends(&["gate_up_proj", "gate_up_proj_bias"]);
         let axis = match () {
             () if gives => Some(0),

@@ -27,7 +27,14 @@ fn expected(n: usize, cols: usize, ld: usize, want: &[f64]) -> Vec<f32> {
     strided(n, cols, ld, |r, c| if POS[r] < 0 { f32::NAN } else { want[r * cols + c] as f32 })
 }
 
-fn conv_case(rng: &mut Rng, n: usize, channels: usize, taps: usize, bias: bool, act: Option<Activation>) -> Case {
+fn conv_case(
+    rng: &mut Rng,
+    n: usize,
+    channels: usize,
+    taps: usize,
+    bias: bool,
+    act: Option<Activation>,
+) -> Case {
     let before = taps - 1;
     let (x_ld, out_ld) = (channels + rng.below(4), channels + rng.below(4));
     let state = rng.floats(SLOTS * before * channels);
@@ -37,9 +44,11 @@ fn conv_case(rng: &mut Rng, n: usize, channels: usize, taps: usize, bias: bool, 
     let (mut after, mut want) = (state.clone(), vec![0.0; n * channels]);
     for (r, slot) in rows(n) {
         for c in 0..channels {
-            let mut column: Vec<f32> = (0..before).map(|j| after[(slot * before + j) * channels + c]).collect();
+            let mut column: Vec<f32> =
+                (0..before).map(|j| after[(slot * before + j) * channels + c]).collect();
             column.push(x[r * x_ld + c]);
-            let products = column.iter().enumerate().map(|(j, &x)| f64::from(x) * f64::from(w[j * channels + c]));
+            let products =
+                column.iter().enumerate().map(|(j, &x)| f64::from(x) * f64::from(w[j * channels + c]));
             let sum = products.sum::<f64>() + b.get(c).map_or(0.0, |&b| f64::from(b));
             want[r * channels + c] = act.map_or(sum, |act| f64::from(activation(act, sum as f32)));
             for j in 0..before {
@@ -102,7 +111,8 @@ fn delta_case(rng: &mut Rng, n: usize, [key_heads, heads, key, value]: Heads, by
     let state = rng.floats(SLOTS * heads * key * value);
     // Keys and queries are about as long as 1, as those that are normalised.
     let long = (3.0 / key as f32).sqrt();
-    let mut operand = |at: usize, of: &dyn Fn(f32) -> f32| strided(n, widths[at], ld[at], |_, _| of(rng.float()));
+    let mut operand =
+        |at: usize, of: &dyn Fn(f32) -> f32| strided(n, widths[at], ld[at], |_, _| of(rng.float()));
     let (q, k) = (operand(0, &|x| x * long), operand(1, &|x| x * long));
     let (v, decay) = (operand(2, &|x| 2.0 * x), operand(3, &|x| -3.0 * x * x));
     let beta = operand(4, &|x| x.abs());
@@ -122,7 +132,8 @@ fn delta_case(rng: &mut Rng, n: usize, [key_heads, heads, key, value]: Heads, by
                 for i in 0..key {
                     s[i * value + j] += at(&k, 1, of_key + i) * change;
                 }
-                want[(r * heads + h) * value + j] = (0..key).map(|i| at(&q, 0, of_key + i) * s[i * value + j]).sum();
+                want[(r * heads + h) * value + j] =
+                    (0..key).map(|i| at(&q, 0, of_key + i) * s[i * value + j]).sum();
             }
         }
     }
@@ -198,7 +209,8 @@ fn part(case: &Case, at: usize, n: usize) -> Case {
 /// What a prompt leaves and gives does not depend on how it is cut into chunks.
 #[test]
 fn chunks_give_the_same_bits() {
-    let cases: Vec<Case> = conv_cases().into_iter().chain(delta_cases()).filter(|case| case.n == 12).collect();
+    let cases: Vec<Case> =
+        conv_cases().into_iter().chain(delta_cases()).filter(|case| case.n == 12).collect();
     for machine in machines() {
         let isa = machine.isa();
         let specs: Vec<_> = cases.iter().map(|case| case.spec.clone()).collect();

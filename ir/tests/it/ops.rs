@@ -277,7 +277,8 @@ fn delta_rules_correct_what_the_state_says() {
 
 #[test]
 fn a_row_of_no_slot_is_refused() {
-    let (mut state, x, w) = (tensor(&[1, 1, 1, 1], &[0.]), tensor(&[1, 1], &[1.]), tensor(&[2, 1], &[1., 1.]));
+    let (mut state, x, w) =
+        (tensor(&[1, 1, 1, 1], &[0.]), tensor(&[1, 1], &[1.]), tensor(&[2, 1], &[1., 1.]));
     let (pos, slot) = (ints(&[0]), ints(&[1]));
     let inputs = [&x, &w, &pos, &slot].map(|t| Arg::Tensor(t));
     let conv = Op::CausalConv { act: None, bias: false };

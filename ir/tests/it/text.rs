@@ -190,8 +190,7 @@ fn op() -> impl Strategy<Value = Op> {
         (float(), prop::option::of(switch)).prop_map(|(scale, switch)| Op::RopeAngles { scale, switch }),
         (small(), small(), style).prop_map(|(heads, offset, style)| Op::Rope { heads, offset, style }),
         attention().prop_map(Op::Attention),
-        (prop::option::of(activation()), any::<bool>())
-            .prop_map(|(act, bias)| Op::CausalConv { act, bias }),
+        (prop::option::of(activation()), any::<bool>()).prop_map(|(act, bias)| Op::CausalConv { act, bias }),
         (small(), small()).prop_map(|(key_heads, heads)| Op::DeltaRule { key_heads, heads }),
         router_desc().prop_map(Op::Router),
         float().prop_map(|factor| Op::Scale { factor }),

@@ -89,7 +89,8 @@ fn updates(change: fn(&mut GraphBuilder<'_>, [&mut Vec<Operand>; 2])) -> Option<
     let x = b.one(Op::Embed, &[Graph::IDS.into(), embed.into()]).unwrap();
     let half = b.one(Op::Slice { heads: 1, start: 0, len: 2 }, &[x.into()]).unwrap();
     let [x, half, pos, slot] = [x, half, Graph::POS, Graph::SLOT].map(Operand::from);
-    let mut of_conv = vec![state(&mut b, "conv", [2, 1, 2, 4], StateKind::Convolution), x, conv.into(), pos, slot];
+    let mut of_conv =
+        vec![state(&mut b, "conv", [2, 1, 2, 4], StateKind::Convolution), x, conv.into(), pos, slot];
     let s = state(&mut b, "s", [2, 2, 2, 2], StateKind::Recurrent);
     let mut of_delta = vec![s, half, half, x, half, half, pos, slot];
     change(&mut b, [&mut of_conv, &mut of_delta]);
@@ -114,7 +115,9 @@ fn operators_that_update_states_are_checked() {
     refuse("the state \"other\", which is cache, expected recurrent", |b, [_, delta]| {
         delta[0] = state(b, "other", [2, 2, 2, 2], Cache);
     });
-    refuse("the state \"s\", which is recurrent, expected convolution", |_, [conv, delta]| conv[0] = delta[0]);
+    refuse("the state \"s\", which is recurrent, expected convolution", |_, [conv, delta]| {
+        conv[0] = delta[0]
+    });
     refuse("the state has 2 heads, expected 1", |b, [conv, _]| {
         conv[0] = state(b, "other", [2, 2, 2, 4], Convolution);
     });

@@ -110,7 +110,8 @@ fn expr(shape: Vec<usize>, depth: u32) -> BoxedStrategy<WeightExpr> {
     let map = (prop::sample::select(Elementwise::ALL.to_vec()), expr(shape.clone(), depth - 1));
     options.push(map.prop_map(|(map, of)| WeightExpr::Map { map, of: Box::new(of) }).boxed());
     if let [rows, cols] = shape[..] {
-        let heads = prop::sample::select((1..=rows).filter(|heads| rows.is_multiple_of(*heads)).collect::<Vec<_>>());
+        let heads =
+            prop::sample::select((1..=rows).filter(|heads| rows.is_multiple_of(*heads)).collect::<Vec<_>>());
         let of = heads.prop_flat_map(move |heads| expr(vec![heads, rows / heads, cols], depth - 1));
         options.push(of.prop_map(|of| WeightExpr::Join(Box::new(of))).boxed());
     }

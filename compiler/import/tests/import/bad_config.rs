@@ -243,7 +243,11 @@ fn layers_of_the_delta_rule_that_do_not_fit() {
         set("qwen3_5_moe_published", "quantization_config", json!({"quant_method": "awq"})),
     ];
     for (family, at, names) in [
-        ("qwen3_next", "model.layers.1.linear_attn", ["A_log", "dt_bias", "conv1d.weight", "in_proj_ba.weight"]),
+        (
+            "qwen3_next",
+            "model.layers.1.linear_attn",
+            ["A_log", "dt_bias", "conv1d.weight", "in_proj_ba.weight"],
+        ),
         (
             "qwen3_5_moe_published",
             "model.language_model.layers.1.linear_attn",

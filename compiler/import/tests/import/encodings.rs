@@ -3,9 +3,9 @@
 use super::support::{
     Folder, Tensor, distance, logits, numbers, packed as held, refusal, refusal_with, shapes, spec,
 };
+use moec_import::lower::lower;
 use moec_import::{Checkpoint, ImportOptions};
 use moec_ir::{Encoding, Format, Leaf, Source, WeightClass};
-use moec_import::lower::lower;
 use safetensors::tensor::Dtype;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -251,7 +251,8 @@ fn in_fp8(family: &str) -> [Folder; 2] {
         let t = folder.take(&name);
         let [rows, cols] = t.shape[..] else { panic!("{name}: {:?}", t.shape) };
         let blocks = [rows.div_ceil(128), cols.div_ceil(128)];
-        let factors: Vec<f32> = (0..blocks[0] * blocks[1]).map(|i| (1.0 + 0.25 * i as f32) / 1024.0).collect();
+        let factors: Vec<f32> =
+            (0..blocks[0] * blocks[1]).map(|i| (1.0 + 0.25 * i as f32) / 1024.0).collect();
         let (mut stored, mut rounded) = (Vec::new(), Vec::new());
         for (i, x) in t.numbers().into_iter().enumerate() {
             let factor = factors[i / cols / 128 * blocks[1] + i % cols / 128];

@@ -8,9 +8,9 @@ use super::support::{Folder, distance, expected, golden, logits, numbers, packed
 use builder::{Builder, F32, TEXT, U32, text};
 use moec_cpu::Weighting;
 use moec_import::ImportOptions;
+use moec_import::lower::lower;
 use moec_ir::types::GROUP;
 use moec_ir::{Format, WeightClass};
-use moec_import::lower::lower;
 use moec_runtime::serving::text::Text;
 use moec_testing::GGUF;
 use moec_testing::checkpoints::GGUF_WRITTEN;

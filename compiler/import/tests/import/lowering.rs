@@ -1,11 +1,11 @@
 //! The Graphs of every golden checkpoint, and the choices that lowering makes.
 
 use super::support::{Folder, golden, shapes, spec};
+use moec_import::lower::{Shapes, lower};
 use moec_import::{ImportOptions, ModelSpec};
 use moec_ir::eval::Evaluator;
 use moec_ir::text::parse_module;
 use moec_ir::{EntryKind, Module, Op, Part, Scope, StateKind, WeightClass};
-use moec_import::lower::{Shapes, lower};
 use moec_testing::checkpoints::{CHECKPOINTS, Checkpoint};
 use serde_json::json;
 
