@@ -105,10 +105,18 @@ fn infer_node(
             && let Some(state) = module.states.get(s.0 as usize).filter(|s| !op.takes_state(s.kind))
         {
             let (name, kind) = (&state.name, state.kind.name());
-            let kinds = [StateKind::Cache, StateKind::Ring { window: 1 }, StateKind::Recurrent, StateKind::Convolution];
-            let taken: Vec<_> = kinds.into_iter().filter(|&k| op.takes_state(k)).map(StateKind::name).collect();
+            let kinds = [
+                StateKind::Cache,
+                StateKind::Ring { window: 1 },
+                StateKind::Recurrent,
+                StateKind::Convolution,
+            ];
+            let taken: Vec<_> =
+                kinds.into_iter().filter(|&k| op.takes_state(k)).map(StateKind::name).collect();
             let taken = taken.join(" or ");
-            return Err(error(format!("operand {i} is the state {name:?}, which is {kind}, expected {taken}")));
+            return Err(error(format!(
+                "operand {i} is the state {name:?}, which is {kind}, expected {taken}"
+            )));
         }
         types.push(ty);
     }

@@ -65,7 +65,9 @@ impl Reader for Decoded<'_> {
     }
 
     fn map(map: Elementwise, numbers: &mut [f32]) {
-        numbers.iter_mut().for_each(|x| *x = map.of(*x));
+        for x in numbers {
+            *x = map.of(*x);
+        }
     }
 }
 
@@ -192,7 +194,9 @@ impl WeightExpr {
         }
         match self {
             Self::Leaf(leaf) => reader.leaf(leaf, lead, rows, cols, out),
-            Self::Const(_) | Self::ScaleCols { .. } | Self::ScaleLead { .. } | Self::Map { .. } if !R::COMPUTES => {
+            Self::Const(_) | Self::ScaleCols { .. } | Self::ScaleLead { .. } | Self::Map { .. }
+                if !R::COMPUTES =>
+            {
                 Ok(false)
             }
             Self::Const(values) => {

@@ -103,7 +103,13 @@ fn convolutions() {
 /// Heads of keys and of values, channels of a key and of a value.
 type Heads = [usize; 4];
 
-fn delta_case(rng: &mut Rng, n: usize, [key_heads, heads, key, value]: Heads, by_channel: bool, corrects: bool) -> Case {
+fn delta_case(
+    rng: &mut Rng,
+    n: usize,
+    [key_heads, heads, key, value]: Heads,
+    by_channel: bool,
+    corrects: bool,
+) -> Case {
     let decays = if by_channel { key } else { 1 };
     let widths = [key_heads * key, key_heads * key, heads * value, heads * decays, heads];
     let ld = widths.map(|width| width + rng.below(4));
@@ -127,7 +133,11 @@ fn delta_case(rng: &mut Rng, n: usize, [key_heads, heads, key, value]: Heads, by
                 *x *= at(&decay, 3, h * decays + i / value % decays).exp();
             }
             for j in 0..value {
-                let said: f64 = if corrects { (0..key).map(|i| at(&k, 1, of_key + i) * s[i * value + j]).sum() } else { 0.0 };
+                let said: f64 = if corrects {
+                    (0..key).map(|i| at(&k, 1, of_key + i) * s[i * value + j]).sum()
+                } else {
+                    0.0
+                };
                 let change = at(&beta, 4, h) * (at(&v, 2, h * value + j) - said);
                 for i in 0..key {
                     s[i * value + j] += at(&k, 1, of_key + i) * change;

@@ -282,7 +282,8 @@ impl<'a> Base<'a> {
     ) -> Result<ModelSpec> {
         let (t, config) = (&self.tensors, self.config);
         let table = [&self.vocab, &self.hidden];
-        let named = embeddings(t.checkpoint(), self.root).unwrap_or_else(|| format!("{}.{}", self.root, EMBEDDINGS[0]));
+        let named = embeddings(t.checkpoint(), self.root)
+            .unwrap_or_else(|| format!("{}.{}", self.root, EMBEDDINGS[0]));
         let embed = t.take(&named, &table)?;
         let tied = config.flag_or("tie_word_embeddings", self.tied)?;
         let head = t.take_if(!tied, "lm_head.weight", &table)?;
@@ -343,7 +344,9 @@ impl<'a> Base<'a> {
         let rest = self.tensors.rest();
         match rest.iter().filter(|name| name.starts_with(VISION)).count() {
             0 => None,
-            n => Some(format!("the model also sees: {n} tensors of its vision are not used, it reads text alone")),
+            n => Some(format!(
+                "the model also sees: {n} tensors of its vision are not used, it reads text alone"
+            )),
         }
     }
 
@@ -352,8 +355,7 @@ impl<'a> Base<'a> {
         let known = |name: &str| {
             // Layers past the last predict several tokens at once; frequencies are computed.
             let layers = name.strip_prefix(self.root).and_then(|rest| rest.strip_prefix(".layers."));
-            let layer =
-                layers.and_then(|rest| rest.split('.').next()?.parse().ok());
+            let layer = layers.and_then(|rest| rest.split('.').next()?.parse().ok());
             layer.is_some_and(|l: usize| l >= self.layers)
                 || AHEAD_OR_VISION.iter().any(|prefix| name.starts_with(prefix))
                 || name.ends_with(".rotary_emb.inv_freq")

@@ -2,6 +2,7 @@
 //!
 //! The form is naive: one operator for each step of the equations. What can be computed better is found
 //! by the passes behind, whatever family it came from.
+#![expect(clippy::cast_possible_truncation, reason = "shapes are found to fit before they are used")]
 
 use crate::mixers::Mixer;
 use crate::spec::{Block, LayerSpec, ModelSpec, Norm, Projection, Rope};
@@ -9,8 +10,8 @@ use moec_base::error::{Error, Result};
 use moec_ir::infer::TypeError;
 use moec_ir::op::LongSwitch;
 use moec_ir::{
-    EntryKind, Format, Graph, GraphBuilder, Module, Op, Operand, Part, RouterDesc, Scope, StateDecl, StateId, StateKind,
-    Type, ValueId, Weight, WeightClass, WeightExpr, WeightId,
+    EntryKind, Format, Graph, GraphBuilder, Module, Op, Operand, Part, RouterDesc, Scope, StateDecl, StateId,
+    StateKind, Type, ValueId, Weight, WeightClass, WeightExpr, WeightId,
 };
 use std::collections::BTreeSet;
 

@@ -129,8 +129,10 @@ impl<'a> Tensors<'a> {
         }
         let one = Dim::new(1, "an axis of one");
         let mut rest = want.iter().filter(|d| d.n != 1);
-        let whole: Vec<&Dim> =
-            stored.iter().map(|&n| if n == 1 { &one } else { rest.next().copied().unwrap_or(&one) }).collect();
+        let whole: Vec<&Dim> = stored
+            .iter()
+            .map(|&n| if n == 1 { &one } else { rest.next().copied().unwrap_or(&one) })
+            .collect();
         match self.take(name, &whole)? {
             WeightExpr::Leaf(leaf) => Ok(WeightExpr::Leaf(Leaf { shape: sizes, ..leaf })),
             other => Ok(other),

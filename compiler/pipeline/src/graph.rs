@@ -5,12 +5,12 @@ use moec_base::error::{Error, Result};
 use moec_config::Skip;
 use moec_costs::units::Wish;
 use moec_family::HotLayer;
+use moec_import::lower;
 use moec_ir::{EntryKind, Module, Op};
 use moec_passes::home::Homes;
 use moec_passes::hot::{self, Experts};
 use moec_passes::offload::Statics;
 use moec_passes::rewrite::{Costs, rules};
-use moec_import::lower;
 use moec_passes::{cluster, convolve, divide, fetch, format, offload, reads, rewrite};
 use moec_sim::cache::Pin;
 

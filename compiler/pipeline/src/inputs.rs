@@ -7,12 +7,12 @@ use moec_base::progress::Progress;
 use moec_config::Config;
 use moec_costs::units::{UnitList, Units, Wish};
 use moec_cpu::{CACHE_BLOCK, CpuTarget};
+use moec_import::lower;
 use moec_import::{Checkpoint, ModelSpec};
 use moec_ir::placement::Placement;
 use moec_ir::plan::{BigLittle, ModelInfo};
 use moec_ir::{Module, Source};
 use moec_passes::format::Formats;
-use moec_import::lower;
 use moec_passes::threshold::Thresholds;
 use moec_profile::Profile;
 

@@ -85,7 +85,9 @@ impl<'a> Evaluator<'a> {
     /// Zeros for a sequence that begins in a slot, where its states fold tokens together.
     fn begin(&mut self, slot: i32) {
         for (decl, state) in self.module.states.iter().zip(&mut self.states) {
-            let (Some(Tensor { data: super::Data::F32(data), .. }), true) = (state, decl.kind.needs_snapshots()) else {
+            let (Some(Tensor { data: super::Data::F32(data), .. }), true) =
+                (state, decl.kind.needs_snapshots())
+            else {
                 continue;
             };
             let each = data.len() / decl.ty.shape[0].max(1);

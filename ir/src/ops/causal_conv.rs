@@ -19,7 +19,8 @@ pub(super) fn check_places(o: &Operands<'_>, rows: usize) -> Result<(), TypeErro
 /// The extents of the state, and its numbers.
 pub(super) fn numbers<'a>(a: &Args<'a>) -> Result<([usize; 4], &'a mut [f32]), EvalError> {
     let state = a.state()?;
-    let shape = <[usize; 4]>::try_from(state.ty.shape.as_slice()).map_err(|_| a.error("a state needs four axes"))?;
+    let shape =
+        <[usize; 4]>::try_from(state.ty.shape.as_slice()).map_err(|_| a.error("a state needs four axes"))?;
     match &mut state.data {
         Data::F32(data) => Ok((shape, data)),
         Data::I32(_) => Err(a.error("the state holds integers")),

@@ -157,8 +157,8 @@ pub use router::{GroupScore, Groups, Renorm, RouterDesc, Score, WeightFrom};
 
 use crate::eval::{Args, Data, EvalError};
 use crate::infer::{Operands, RowShape, TypeError, f32, i32};
-use crate::text::ops::{Parsed, Reader, Word, Writer};
 use crate::state::StateKind;
+use crate::text::ops::{Parsed, Reader, Word, Writer};
 use crate::types::{DType, Type};
 use Kind::{State as S, Value as V, Weight as W};
 

@@ -134,7 +134,11 @@ pub(super) fn read(c: &mut Cursor<'_>, depth: usize) -> Parsed<WeightExpr> {
             c.punct(',')?;
             let by = Box::new(read(c, depth)?);
             c.punct(')')?;
-            if word == "scale_cols" { WeightExpr::ScaleCols { of, by } } else { WeightExpr::ScaleLead { of, by } }
+            if word == "scale_cols" {
+                WeightExpr::ScaleCols { of, by }
+            } else {
+                WeightExpr::ScaleLead { of, by }
+            }
         }
         _ => match Elementwise::ALL.into_iter().find(|map| map.name() == word) {
             Some(map) => WeightExpr::Map { map, of: one(c, depth)? },

@@ -280,7 +280,7 @@ fn a_row_of_no_slot_is_refused() {
     let (mut state, x, w) =
         (tensor(&[1, 1, 1, 1], &[0.]), tensor(&[1, 1], &[1.]), tensor(&[2, 1], &[1., 1.]));
     let (pos, slot) = (ints(&[0]), ints(&[1]));
-    let inputs = [&x, &w, &pos, &slot].map(|t| Arg::Tensor(t));
+    let inputs = [&x, &w, &pos, &slot].map(Arg::Tensor);
     let conv = Op::CausalConv { act: None, bias: false };
     let refused = op(&conv, [Arg::State(&mut state)].into_iter().chain(inputs).collect()).unwrap_err();
     assert!(refused.to_string().contains("slot"), "{refused}");

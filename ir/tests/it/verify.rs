@@ -116,7 +116,7 @@ fn operators_that_update_states_are_checked() {
         delta[0] = state(b, "other", [2, 2, 2, 2], Cache);
     });
     refuse("the state \"s\", which is recurrent, expected convolution", |_, [conv, delta]| {
-        conv[0] = delta[0]
+        conv[0] = delta[0];
     });
     refuse("the state has 2 heads, expected 1", |b, [conv, _]| {
         conv[0] = state(b, "other", [2, 2, 2, 4], Convolution);

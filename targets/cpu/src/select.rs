@@ -5,8 +5,8 @@ use crate::attend::CacheView;
 use crate::{CpuTarget, KernelSpec};
 use moec_codegen::pack::feedback::gains;
 use moec_codegen::{
-    CausalConv, Compute, DeltaRule, MapOp, NormKind, Recurrence, Rotation, RowForm, Schedule, WeightOrder, apart,
-    packed_words,
+    CausalConv, Compute, DeltaRule, MapOp, NormKind, Recurrence, Rotation, RowForm, Schedule, WeightOrder,
+    apart, packed_words,
 };
 use moec_ir::op::{DispatchLayout, LongSwitch};
 use moec_ir::plan::{Builtin, Layout};

@@ -79,9 +79,10 @@ impl Kernel for CausalConv {
                 let mut taken: Vec<_> =
                     (0..taps - 1).map(|j| held.words(c + j * channels).load_vec(span)).collect();
                 taken.push(x.words(c).load_vec(span));
-                let sum = taken.iter().enumerate().fold(k.fv(0.0), |sum, (j, &x)| {
-                    x.fma(w.words(c + j * channels).load_vec(span), sum)
-                });
+                let sum = taken
+                    .iter()
+                    .enumerate()
+                    .fold(k.fv(0.0), |sum, (j, &x)| x.fma(w.words(c + j * channels).load_vec(span), sum));
                 let sum = bias.map_or(sum, |b| sum + b.words(c).load_vec(span));
                 for (j, &x) in taken.iter().skip(1).enumerate() {
                     held.words(c + j * channels).store_vec(x, span);

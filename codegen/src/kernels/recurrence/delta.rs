@@ -91,7 +91,11 @@ impl Kernel for DeltaRule {
             (self.key.is_multiple_of(2), "a state of an odd number of rows"),
             (self.key_heads > 0 && self.heads.is_multiple_of(self.key_heads.max(1)), "heads without a key"),
             (
-                q >= keys && k >= keys && v >= self.heads * self.value && decay >= decays && beta >= self.heads,
+                q >= keys
+                    && k >= keys
+                    && v >= self.heads * self.value
+                    && decay >= decays
+                    && beta >= self.heads,
                 "rows overlap",
             ),
             (self.out_ld >= self.heads * self.value, "rows of the output overlap"),
@@ -116,7 +120,9 @@ impl Kernel for DeltaRule {
             let decay = k.arg(4).words(row * decay_ld);
             let decay = if by_channel {
                 let (decay, factors) = (decay.words(head * key), k.scratch());
-                k.columns(key, |c, span| factors.words(c).store_vec(decay.words(c).load_vec(span).exp(), span));
+                k.columns(key, |c, span| {
+                    factors.words(c).store_vec(decay.words(c).load_vec(span).exp(), span)
+                });
                 Decay::Channels(factors)
             } else {
                 Decay::Head(decay.words(head).load().splat().exp())
@@ -124,7 +130,9 @@ impl Kernel for DeltaRule {
             let s = state.words((slot * heads + head) * (panels * width * key) + panel * (width * key));
             let s = Panel { k, at: s, width, key };
             // What the state says of the key is taken off what it is to say: `v − kᵀ S`.
-            let said = corrects.then(|| s.sums(|i, vector, sum| decay.of(s.row(i, vector), i).fma(keys.words(i).load().splat(), sum)));
+            let said = corrects.then(|| {
+                s.sums(|i, vector, sum| decay.of(s.row(i, vector), i).fma(keys.words(i).load().splat(), sum))
+            });
             let span = |v: usize| k.span_before(k.i(value as i64) - first - v * k.lanes());
             let change: Vec<F<'k>> = (0..VECTORS)
                 .map(|v| {

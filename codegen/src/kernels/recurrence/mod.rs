@@ -31,12 +31,7 @@ impl Recurrence {
 
 /// The work items of a kernel on at most `rows` rows: `body(tile, row, slot)` for every row with a position, in order.
 /// `[pos, slot]` are operands.
-fn in_order<'k>(
-    k: &'k Kb<'k>,
-    rows: usize,
-    [pos, slot]: [P<'k>; 2],
-    body: impl FnOnce(I<'k>, I<'k>, I<'k>),
-) {
+fn in_order<'k>(k: &'k Kb<'k>, rows: usize, [pos, slot]: [P<'k>; 2], body: impl FnOnce(I<'k>, I<'k>, I<'k>)) {
     k.tiles(rows, |tile, first, end| {
         k.each(first, end, 1, |row| {
             k.when(pos.words(row).load_int().ge(k.i(0)), || body(tile, row, slot.words(row).load_int()));

@@ -119,6 +119,11 @@ pub fn first_non_finite(numbers: &[f32]) -> Option<NonFinite> {
     numbers[from..].iter().position(|x| !x.is_finite()).map(|i| NonFinite { at: from + i })
 }
 
+/// A shape without its axes of 1, which change no number's place.
+pub fn squeezed(shape: &[usize]) -> impl Iterator<Item = &usize> {
+    shape.iter().filter(|&&n| n != 1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -176,9 +181,4 @@ mod tests {
         x[599] = f32::NEG_INFINITY;
         assert_eq!(first_non_finite(&x), Some(NonFinite { at: 599 }));
     }
-}
-
-/// A shape without its axes of 1, which change no number's place.
-pub fn squeezed(shape: &[usize]) -> impl Iterator<Item = &usize> {
-    shape.iter().filter(|&&n| n != 1)
 }

@@ -24,18 +24,20 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let moe = Mixture::no_aux(&b, (8, 4), 2.5, NAMES)?;
     let dense = b.dense_layers(1)?;
     let every = config.size(&["layer_group_size"])?.n;
-    let folds: Box<dyn Fn(usize) -> bool> = match config.has("layer_types") {
-        true => Box::new(b.kinds(["linear_attention", "full_attention"])?),
-        false => Box::new(move |l| !(l + 1).is_multiple_of(every)),
+    let folds: Box<dyn Fn(usize) -> bool> = if config.has("layer_types") {
+        Box::new(b.kinds(["linear_attention", "full_attention"])?)
+    } else {
+        Box::new(move |l| !(l + 1).is_multiple_of(every))
     };
     let sizes = KdaSizes {
         heads: config.size(&["linear_num_heads", "num_attention_heads"])?.into(),
         dim: config.size(&["linear_head_dim", "head_dim"])?.into(),
         taps: config.size(&["linear_conv_kernel_dim", "short_conv_kernel_size"])?.into(),
     };
-    let bound = match config.flag_or("kda_safe_gate", true)? {
-        true => Some(config.number_or("kda_lower_bound", -5.0)? as f32),
-        false => None,
+    let bound = if config.flag_or("kda_safe_gate", true)? {
+        Some(config.number_or("kda_lower_bound", -5.0)? as f32)
+    } else {
+        None
     };
     let attention = MlaOptions {
         at: "attention",
@@ -46,10 +48,8 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     b.pre_norm_model(&FAMILY, PRE_NORMS, |b, l| {
         let at = format!("{}.attention", b.layer(l));
         let out = if b.tensors.has(&format!("{at}.o_proj.weight")) { "o_proj" } else { "dense" };
-        let mixer: Mixer = match folds(l) {
-            true => b.kda(&at, &sizes, bound, out)?.into(),
-            false => b.mla(l, attention)?.into(),
-        };
+        let mixer: Mixer =
+            if folds(l) { b.kda(&at, &sizes, bound, out)?.into() } else { b.mla(l, attention)?.into() };
         Ok([mixer, if dense(l) { b.dense(l, false)? } else { moe.moe(b, l)?.into() }])
     })
 }

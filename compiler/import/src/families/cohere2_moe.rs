@@ -7,8 +7,8 @@ use crate::config::Config;
 use crate::mixers::{GqaOptions, Mixer, Mixture, Moe, MoeNames};
 use crate::rope;
 use crate::spec::{Block, LayerSpec, ModelSpec, Norm};
-use moec_base::error::Result;
 use crate::tensors::Dim;
+use moec_base::error::Result;
 use moec_ir::op::{Renorm, Score, WeightFrom};
 use moec_ir::{RopeStyle, WeightExpr};
 
@@ -28,17 +28,22 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     b.multipliers.logits = config.positive_or("logit_scale", 1.0)? as f32;
     let (from, renorm) = match config.opt_text("expert_selection_fn")?.unwrap_or("softmax") {
         "softmax" => (WeightFrom::SoftmaxTopk, Renorm::None),
-        "sigmoid" if config.flag_or("norm_topk_prob", true)? => (WeightFrom::SigmoidTopk, Renorm::Sum { eps: 0.0 }),
+        "sigmoid" if config.flag_or("norm_topk_prob", true)? => {
+            (WeightFrom::SigmoidTopk, Renorm::Sum { eps: 0.0 })
+        }
         "sigmoid" => (WeightFrom::SigmoidTopk, Renorm::None),
         other => return Err(config.unsupported("expert_selection_fn", other, &["softmax", "sigmoid"])),
     };
     let mut moe = Mixture::of(&b, Score::Identity, from, renorm, NAMES)?;
     // Experts have the width of `intermediate_size`, and the two sums are added or averaged.
-    moe.shared = config.opt_count(&["num_shared_experts"])?.filter(|s| s.n > 0).map(|n| moe.inner.times(&n.into()));
+    moe.shared =
+        config.opt_count(&["num_shared_experts"])?.filter(|s| s.n > 0).map(|n| moe.inner.times(&n.into()));
     let share = match config.opt_text("shared_expert_combination_strategy")?.unwrap_or("sum") {
         "sum" => 1.0,
         "average" => 0.5,
-        other => return Err(config.unsupported("shared_expert_combination_strategy", other, &["sum", "average"])),
+        other => {
+            return Err(config.unsupported("shared_expert_combination_strategy", other, &["sum", "average"]));
+        }
     };
     let wide = config.opt_size(&["prefix_dense_intermediate_size"])?.map(Dim::from);
     let dense = b.dense_layers(0)?;

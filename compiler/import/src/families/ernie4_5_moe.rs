@@ -18,16 +18,22 @@ pub(super) static FAMILY: Family = Family {
     read,
 };
 
-const NAMES: MoeNames = MoeNames { bias: Some("mlp.moe_statics.e_score_correction_bias"), ..MoeNames::DEEPSEEK };
+const NAMES: MoeNames =
+    MoeNames { bias: Some("mlp.moe_statics.e_score_correction_bias"), ..MoeNames::DEEPSEEK };
 
 fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let b = Base::read(config, checkpoint)?;
     let renorm = Renorm::Clamp { min: config.positive_or("moe_norm_min", 1e-12)? as f32 };
     let moe = Mixture::of(&b, Score::Softmax, WeightFrom::Score, renorm, NAMES)?;
-    let count = |key: &'static str, otherwise: usize| -> Result<usize> { Ok(config.opt_count(&[key])?.map_or(otherwise, |s| s.n)) };
+    let count = |key: &'static str, otherwise: usize| -> Result<usize> {
+        Ok(config.opt_count(&[key])?.map_or(otherwise, |s| s.n))
+    };
     let (every, first) = (count("moe_layer_interval", 1)?, count("moe_layer_start_index", 1)?);
     // A last layer of −1 is the model's.
-    let last = config.opt_number("moe_layer_end_index")?.filter(|&last| last >= 0.0).map_or(b.layers - 1, |l| l as usize);
+    let last = config
+        .opt_number("moe_layer_end_index")?
+        .filter(|&last| last >= 0.0)
+        .map_or(b.layers - 1, |l| l as usize);
     let sparse = move |l: usize| every > 0 && (l + 1).is_multiple_of(every) && (first..=last).contains(&l);
     let bias = config.flag_or("use_bias", false)?;
     let attention =

@@ -4,12 +4,12 @@ use super::Family;
 use crate::checkpoint::Checkpoint;
 use crate::common::{Base, EXPERTS, PRE_NORMS, activation_of, quantization};
 use crate::config::Config;
+use crate::config::Size;
 use crate::mixers::{Fused, GqaOptions, Mixer, Normed, PROJ, QkNormKind, RouterInput, plain_router};
 use crate::rope;
 use crate::spec::{Block, LayerSpec, ModelSpec};
-use moec_base::error::Result;
-use crate::config::Size;
 use crate::tensors::Dim;
+use moec_base::error::Result;
 use moec_ir::op::{Renorm, Score, WeightFrom};
 use moec_ir::{Glu, WeightExpr};
 
@@ -36,7 +36,8 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let window = b.windows()?;
     let [heads, dims] = ["num_key_value_heads", "head_dim"].map(|key| of_layers(config, key, b.layers));
     let (heads, dims) = (heads?, dims?);
-    let (wide_heads, wide_dim) = (config.opt_size(&["num_global_key_value_heads"])?, config.opt_size(&["global_head_dim"])?);
+    let (wide_heads, wide_dim) =
+        (config.opt_size(&["num_global_key_value_heads"])?, config.opt_size(&["global_head_dim"])?);
     let k_is_v = config.flag_or("attention_k_eq_v", false)?;
     let layers = b.each_layer(|l| {
         let (at, all) = (b.layer(l), window(l).is_none());
@@ -70,7 +71,11 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
             beside(["pre_feedforward_layernorm_2", "post_feedforward_layernorm_2"], moe.into())?,
         ];
         let post_norm = Some(norm("post_feedforward_layernorm")?);
-        let scale = b.tensors.take_if(b.tensors.has(&format!("{at}.layer_scalar")), &format!("{at}.layer_scalar"), &[&Dim::new(1, "a factor of the layer")])?;
+        let scale = b.tensors.take_if(
+            b.tensors.has(&format!("{at}.layer_scalar")),
+            &format!("{at}.layer_scalar"),
+            &[&Dim::new(1, "a factor of the layer")],
+        )?;
         Ok(LayerSpec {
             blocks: vec![
                 b.sandwich(l, PRE_NORMS, b.gqa(l, attention)?.into())?,

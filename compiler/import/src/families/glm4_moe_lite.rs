@@ -21,7 +21,8 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let b = Base::read(config, checkpoint)?;
     let moe = Mixture::no_aux(&b, (1, 1), 1.0, MoeNames::DEEPSEEK)?;
     let dense = b.dense_layers(1)?;
-    let style = if config.flag_or("rope_interleave", true)? { RopeStyle::Interleaved } else { RopeStyle::Half };
+    let style =
+        if config.flag_or("rope_interleave", true)? { RopeStyle::Interleaved } else { RopeStyle::Half };
     b.pre_norm_model(&FAMILY, PRE_NORMS, |b, l| {
         let ffn = if dense(l) { b.dense(l, false)? } else { moe.moe(b, l)?.into() };
         Ok([b.mla(l, MlaOptions::of(style))?.into(), ffn])

@@ -1,15 +1,15 @@
 //! Granite 4: layers of Mamba-2 and of attention, an expert for every token beside the others.
 
 use super::Family;
+use super::granitemoe::{attention, mixture, multiplied};
+use super::granitemoeshared::shared;
 use crate::checkpoint::Checkpoint;
 use crate::common::{Base, PRE_NORMS};
 use crate::config::Config;
 use crate::mixers::{GqaOptions, Mixer, Moe, StateSpaceSizes};
-use super::granitemoe::{attention, mixture, multiplied};
-use super::granitemoeshared::shared;
 use crate::spec::ModelSpec;
-use moec_base::error::Result;
 use crate::tensors::Dim;
+use moec_base::error::Result;
 use serde_json::Value;
 
 pub(super) static FAMILY: Family = Family {
@@ -27,7 +27,8 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let attention = GqaOptions { rope: attention.rope.filter(|_| rotated), ..attention };
     const KINDS: [&str; 2] = ["linear_attention", "full_attention"];
     const PUBLISHED: [&str; 2] = ["mamba", "attention"];
-    let published = config.opt_texts("layer_types")?.is_some_and(|t| t.iter().any(|t| PUBLISHED.contains(&t.as_str())));
+    let published =
+        config.opt_texts("layer_types")?.is_some_and(|t| t.iter().any(|t| PUBLISHED.contains(&t.as_str())));
     let folds = b.kinds(if published { PUBLISHED } else { KINDS })?;
     let heads = Dim::from(config.size(&["mamba_n_heads"])?);
     let wide = b.hidden.times(&config.size(&["mamba_expand"])?.into());
@@ -45,9 +46,10 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         bias: config.flag_or("mamba_proj_bias", false)?,
     };
     b.pre_norm_model(&FAMILY, PRE_NORMS, |b, l| {
-        let mixer: Mixer = match folds(l) {
-            true => b.state_space(&format!("{}.mamba", b.layer(l)), &sizes)?.into(),
-            false => b.gqa(l, attention)?.into(),
+        let mixer: Mixer = if folds(l) {
+            b.state_space(&format!("{}.mamba", b.layer(l)), &sizes)?.into()
+        } else {
+            b.gqa(l, attention)?.into()
         };
         Ok([mixer, Moe { shared: shared(b, l)?, ..moe.moe(b, l)? }.into()])
     })

@@ -1,14 +1,14 @@
 //! Granite MoE with an expert for every token beside the others.
 
 use super::Family;
+use super::granitemoe::{attention, mixture, multiplied};
 use crate::checkpoint::Checkpoint;
 use crate::common::{Base, PRE_NORMS};
 use crate::config::Config;
 use crate::mixers::{Mlp, Moe, Shared};
-use super::granitemoe::{attention, mixture, multiplied};
 use crate::spec::{ModelSpec, Projection};
-use moec_base::error::Result;
 use crate::tensors::Dim;
+use moec_base::error::Result;
 use moec_ir::{Axis, WeightExpr};
 
 pub(super) static FAMILY: Family = Family {
@@ -30,12 +30,20 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
 
 /// The expert of a layer for every token: gate and up in one matrix.
 pub(super) fn shared(b: &Base<'_>, layer: usize) -> Result<Option<Shared>> {
-    let Some(inner) = b.config.opt_count(&["shared_intermediate_size"])?.filter(|s| s.n > 0) else { return Ok(None) };
+    let Some(inner) = b.config.opt_count(&["shared_intermediate_size"])?.filter(|s| s.n > 0) else {
+        return Ok(None);
+    };
     let inner = Dim::from(inner);
     let at = format!("{}.shared_mlp", b.layer(layer));
     let both = b.tensors.take(&format!("{at}.input_linear.weight"), &[&inner.twice(), &b.hidden])?;
     let half = |start| Projection {
-        weight: WeightExpr::Slice { axis: Axis::Rows, start, step: 1, len: inner.n, of: Box::new(both.clone()) },
+        weight: WeightExpr::Slice {
+            axis: Axis::Rows,
+            start,
+            step: 1,
+            len: inner.n,
+            of: Box::new(both.clone()),
+        },
         bias: None,
     };
     let down = b.tensors.projection(&format!("{at}.output_linear"), &b.hidden, &inner, false)?;

@@ -17,7 +17,8 @@ pub(super) static FAMILY: Family = Family {
     read,
 };
 
-const NAMES: MoeNames = MoeNames { gate: "mlp.gate.wg", bias: None, shared: "mlp.shared_mlp", ..MoeNames::DEEPSEEK };
+const NAMES: MoeNames =
+    MoeNames { gate: "mlp.gate.wg", bias: None, shared: "mlp.shared_mlp", ..MoeNames::DEEPSEEK };
 
 fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let b = Base::read(config, checkpoint)?;

@@ -47,10 +47,8 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let attention = MlaOptions { rotated: false, ..MlaOptions::of(RopeStyle::Half) };
     b.pre_norm_model(&FAMILY, PRE_NORMS, |b, l| {
         let at = format!("{}.self_attn", b.layer(l));
-        let mixer: Mixer = match folds(l) {
-            true => b.kda(&at, &sizes, None, "o_proj")?.into(),
-            false => b.mla(l, attention)?.into(),
-        };
+        let mixer: Mixer =
+            if folds(l) { b.kda(&at, &sizes, None, "o_proj")?.into() } else { b.mla(l, attention)?.into() };
         Ok([mixer, if dense(l) { b.dense(l, false)? } else { moe.moe(b, l)?.into() }])
     })
 }

@@ -27,11 +27,9 @@ const NAMES: MoeNames = MoeNames {
 
 fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let b = Base::read(config, checkpoint)?;
-    for (key, none) in [("moe_router_logit_softcapping", 0.0)] {
-        let cap = config.number_or(key, none)?;
-        if cap != none {
-            return Err(config.unsupported(key, cap, &["0"]));
-        }
+    let cap = config.number_or("moe_router_logit_softcapping", 0.0)?;
+    if cap != 0.0 {
+        return Err(config.unsupported("moe_router_logit_softcapping", cap, &["0"]));
     }
     let mut moe = Mixture::of(&b, Score::Sigmoid, WeightFrom::Score, Renorm::Sum { eps: 0.0 }, NAMES)?;
     moe.router.scale = config.number_or("moe_routed_scaling_factor", 1.0)? as f32;

@@ -6,8 +6,8 @@ use crate::common::Base;
 use crate::config::Config;
 use crate::mixers::{GqaOptions, Mixture, MoeNames, QkNormKind, W123};
 use crate::spec::ModelSpec;
-use moec_base::error::Result;
 use crate::tensors::Dim;
+use moec_base::error::Result;
 use moec_ir::op::{Renorm, Score, WeightFrom};
 
 pub(super) static FAMILY: Family = Family {
@@ -30,8 +30,10 @@ const KINDS: [&str; 2] = ["conv", "full_attention"];
 fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let mut b = Base::read(config, checkpoint)?;
     b.tied = config.flag_or("tie_embedding", true)?;
-    let names = if config.flag_or("use_expert_bias", true)? { NAMES } else { MoeNames { bias: None, ..NAMES } };
-    let renorm = if config.flag_or("norm_topk_prob", true)? { Renorm::Sum { eps: 1e-6 } } else { Renorm::None };
+    let names =
+        if config.flag_or("use_expert_bias", true)? { NAMES } else { MoeNames { bias: None, ..NAMES } };
+    let renorm =
+        if config.flag_or("norm_topk_prob", true)? { Renorm::Sum { eps: 1e-6 } } else { Renorm::None };
     let mut moe = Mixture::of(&b, Score::Sigmoid, WeightFrom::Score, renorm, names)?;
     moe.router.scale = config.number_or("routed_scaling_factor", 1.0)? as f32;
     let dense = config.opt_count(&["num_dense_layers"])?.map_or(0, |s| s.n);

@@ -24,13 +24,19 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let pattern = config.opt_layout("hybrid_layer_pattern", b.layers)?;
     let of_types = b.windows()?;
     // As many tokens as the config says, and the token itself.
-    let window = config.opt_size(&["sliding_window_size"])?.map(|s| s.n + 1).or(config.opt_size(&["sliding_window"])?.map(|s| s.n));
-    let slides = |l: usize| pattern.as_ref().map_or_else(|| of_types(l).is_some(), |p| p.get(l).copied().unwrap_or(false));
+    let window = config
+        .opt_size(&["sliding_window_size"])?
+        .map(|s| s.n + 1)
+        .or(config.opt_size(&["sliding_window"])?.map(|s| s.n));
+    let slides = |l: usize| {
+        pattern.as_ref().map_or_else(|| of_types(l).is_some(), |p| p.get(l).copied().unwrap_or(false))
+    };
     let value = config.opt_size(&["v_head_dim"])?.map(|s| s.n);
     let scale = config.positive_or("attention_value_scale", 1.0)? as f32;
     b.pre_norm_model(&FAMILY, PRE_NORMS, |b, l| {
         let window = window.filter(|_| slides(l));
-        let key = if window.is_some() && config.has("swa_rope_theta") { "swa_rope_theta" } else { "rope_theta" };
+        let key =
+            if window.is_some() && config.has("swa_rope_theta") { "swa_rope_theta" } else { "rope_theta" };
         let rope = rope::Defaults { partial: 0.334, key, ..rope::Defaults::of_window(window) };
         let attention = GqaOptions {
             kv_heads: window.map(|_| 2 * b.kv_heads.n),

@@ -35,6 +35,9 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         let at = b.layer(l);
         let router = plain_router(experts.n, k, Score::Softmax, WeightFrom::Score, renorm);
         let read = b.experts(&format!("{at}.mlp.experts"), PROJ, Fused::OutIn, &experts, &inner, b.glu)?;
-        Ok([b.gqa(l, attention)?.into(), b.simple_moe(&format!("{at}.mlp.gate"), router, &experts, read)?.into()])
+        Ok([
+            b.gqa(l, attention)?.into(),
+            b.simple_moe(&format!("{at}.mlp.gate"), router, &experts, read)?.into(),
+        ])
     })
 }

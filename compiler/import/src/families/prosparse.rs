@@ -4,7 +4,7 @@ use super::Family;
 use crate::checkpoint::Checkpoint;
 use crate::common::{Base, only_act};
 use crate::config::Config;
-use crate::mixers::{GqaOptions};
+use crate::mixers::GqaOptions;
 use crate::spec::ModelSpec;
 use moec_base::error::{Error, Result};
 use moec_ir::{Activation, Glu};

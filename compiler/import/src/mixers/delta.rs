@@ -1,6 +1,5 @@
 //! Linear attention by the gated delta rule, as Qwen3-Next has it (Yang, Kautz and Hatamizadeh, *Gated Delta Networks*): a short
 //! convolution, a state that decays and is corrected token by token, and a gate on what it says.
-#![expect(clippy::cast_possible_truncation, reason = "models compute with their factors in f32")]
 
 use super::{Kept, Mix};
 use crate::common::Base;
@@ -8,9 +7,7 @@ use crate::lower::{Built, Lowering, Rows};
 use crate::spec::Projection;
 use crate::tensors::{Dim, by_channel};
 use moec_base::error::Result;
-use moec_ir::{
-    Activation, Axis, Elementwise, Graph, Op, Part, StateKind, ValueId, WeightClass, WeightExpr,
-};
+use moec_ir::{Activation, Axis, Elementwise, Graph, Op, Part, StateKind, ValueId, WeightClass, WeightExpr};
 
 /// Added to the sum of squares of a query and of a key.
 const EPS: f32 = 1e-6;
@@ -81,9 +78,12 @@ impl Mix for GatedDelta {
     }
 
     fn weights(&self) -> Vec<(WeightClass, &WeightExpr)> {
-        let small = self.decay.iter().chain([&self.beta]).flat_map(|p| [&p.weight].into_iter().chain(&p.bias));
+        let small =
+            self.decay.iter().chain([&self.beta]).flat_map(|p| [&p.weight].into_iter().chain(&p.bias));
         let small = small.chain([&self.conv, &self.rate, &self.norm.1]);
-        super::projections([&self.qkv, &self.out].into_iter().chain(&self.gate)).chain(super::exact(small)).collect()
+        super::projections([&self.qkv, &self.out].into_iter().chain(&self.gate))
+            .chain(super::exact(small))
+            .collect()
     }
 
     fn kept(&self) -> Kept {
@@ -95,7 +95,8 @@ impl Mix for GatedDelta {
         let (x, at) = (rows.normed, format!("{at}.mixer"));
         let places = [Graph::POS.into(), Graph::SLOT.into()];
         let mixed = l.linear(&format!("{at}.qkv"), WeightClass::Attention, &self.qkv, x)?;
-        let held = l.state(&format!("{at}.conv"), StateKind::Convolution, [1, self.taps - 1, self.channels()]);
+        let held =
+            l.state(&format!("{at}.conv"), StateKind::Convolution, [1, self.taps - 1, self.channels()]);
         let conv = l.weight(&format!("{at}.conv"), WeightClass::Exact, &self.conv)?;
         let op = Op::CausalConv { act: Some(Activation::Silu), bias: false };
         let mixed = l.g.one(op, &[held.into(), mixed.into(), conv.into(), places[0], places[1]])?;
@@ -174,7 +175,8 @@ impl Base<'_> {
             )));
         }
         let [key_heads, heads] = [key_heads, heads].map(Dim::from);
-        let [key, value] = [c.size(&["linear_key_head_dim"])?, c.size(&["linear_value_head_dim"])?].map(Dim::from);
+        let [key, value] =
+            [c.size(&["linear_key_head_dim"])?, c.size(&["linear_value_head_dim"])?].map(Dim::from);
         let taps = Dim::from(c.size(&["linear_conv_kernel_dim"])?);
         let (keys, values) = (key_heads.times(&key), heads.times(&value));
         let channels = keys.twice().plus(&values);
@@ -187,11 +189,7 @@ impl Base<'_> {
             let (n, each) = (key_heads.n, heads.n / key_heads.n);
             let wide = each * value.n;
             let part = |of: &WeightExpr, start, len| rows_of_heads(of, n, start, len);
-            let of = [
-                part(&all, 0, key.n),
-                part(&all, key.n, key.n),
-                part(&all, 2 * key.n, wide),
-            ];
+            let of = [part(&all, 0, key.n), part(&all, key.n, key.n), part(&all, 2 * key.n, wide)];
             let qkv = WeightExpr::Concat { axis: Axis::Rows, of: of.into() };
             [qkv, part(&all, 2 * key.n + wide, wide), part(&both, 0, each), part(&both, each, each)]
         } else {

@@ -358,9 +358,10 @@ impl Base<'_> {
             q,
             gate,
             k: t.projection(&format!("{at}.k_proj"), &narrow, hidden, options.qkv_bias)?,
-            v: match options.k_is_v {
-                true => None,
-                false => Some(t.projection(&v, &kv_heads.times(&v_dim), hidden, options.qkv_bias)?),
+            v: if options.k_is_v {
+                None
+            } else {
+                Some(t.projection(&v, &kv_heads.times(&v_dim), hidden, options.qkv_bias)?)
             },
             v_scale: options.v_scale,
             v_norm: options.v_norm.then_some(self.eps),

@@ -62,7 +62,8 @@ impl Mix for Mla {
         let ups = [&self.k_up, &self.v_up].map(|w| (WeightClass::Attention, w));
         let norms = self.q_down.iter().map(|(_, norm)| norm).chain([&self.kv_norm]);
         let gate = self.gate.iter().map(|gate| &gate.of);
-        let matrices = super::projections([&self.q, &self.kv_down, &self.o].into_iter().chain(down).chain(gate));
+        let matrices =
+            super::projections([&self.q, &self.kv_down, &self.o].into_iter().chain(down).chain(gate));
         matrices.chain(ups).chain(super::exact(norms.flat_map(Norm::weights))).collect()
     }
 
@@ -92,7 +93,9 @@ impl Mix for Mla {
         let k_up = l.weight(&format!("{at}.attn.k_up"), CLASS, &self.k_up)?;
         let plain = l.g.one(Op::HeadLinear { heads: self.heads }, &[plain.into(), k_up.into()])?;
         let rotate = |l: &mut Lowering<'a, '_>, heads, x: ValueId| match angles {
-            Some(angles) => l.g.one(Op::Rope { heads, offset: 0, style: self.style }, &[x.into(), angles.into()]),
+            Some(angles) => {
+                l.g.one(Op::Rope { heads, offset: 0, style: self.style }, &[x.into(), angles.into()])
+            }
             None => Ok(x),
         };
         let rotated = rotate(l, self.heads, rotated)?;

@@ -67,7 +67,8 @@ impl Base<'_> {
     /// # Errors
     /// Tensors that do not fit the config.
     pub fn mlp_of(&self, at: &str, parts: Parts, inner: &Dim, bias: bool) -> Result<Mlp> {
-        let part = |name: &str, out, input| self.tensors.projection(&format!("{at}.{name}"), out, input, bias);
+        let part =
+            |name: &str, out, input| self.tensors.projection(&format!("{at}.{name}"), out, input, bias);
         let (gate, up) = (part(parts.gate, inner, &self.hidden)?, part(parts.up, inner, &self.hidden)?);
         Ok(Mlp { gate, up, down: part(parts.down, &self.hidden, inner)?, glu: self.glu })
     }

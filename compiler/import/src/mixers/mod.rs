@@ -16,8 +16,8 @@ pub use gqa::{Gated, Gating, Gqa, GqaOptions, OutputGate, QkNorm, QkNormKind};
 pub use mla::{Mla, MlaOptions};
 pub use mlp::Mlp;
 pub use moe::{
-    ExpertWeights, Fused, Mixture, Moe, MoeNames, PROJ, Parts, RouterInput, STACKS, Shared, W123, dense_first, plain_router, renorm,
-    sparse_layers,
+    ExpertWeights, Fused, Mixture, Moe, MoeNames, PROJ, Parts, RouterInput, STACKS, Shared, W123,
+    dense_first, plain_router, renorm, sparse_layers,
 };
 
 pub use normed::Normed;
@@ -121,7 +121,16 @@ macro_rules! boxed {
     )*};
 }
 
-boxed!(Gqa(Gqa), Mla(Mla), GatedDelta(GatedDelta), ShortConv(ShortConv), Dense(Mlp), Moe(Moe), Normed(Normed), StateSpace(StateSpace));
+boxed!(
+    Gqa(Gqa),
+    Mla(Mla),
+    GatedDelta(GatedDelta),
+    ShortConv(ShortConv),
+    Dense(Mlp),
+    Moe(Moe),
+    Normed(Normed),
+    StateSpace(StateSpace)
+);
 
 /// Matrices of projections, and their biases.
 fn projections<'a>(
@@ -131,6 +140,8 @@ fn projections<'a>(
 }
 
 /// Weights that are small and stay f32.
-fn exact<'a>(all: impl IntoIterator<Item = &'a WeightExpr>) -> impl Iterator<Item = (WeightClass, &'a WeightExpr)> {
+fn exact<'a>(
+    all: impl IntoIterator<Item = &'a WeightExpr>,
+) -> impl Iterator<Item = (WeightClass, &'a WeightExpr)> {
     all.into_iter().map(|w| (WeightClass::Exact, w))
 }

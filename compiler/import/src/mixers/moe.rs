@@ -245,9 +245,10 @@ impl Mixture {
         let groups = Groups { n, keep, score: GroupScore::Top2Sum, mask_neg_inf: true };
         let norm = c.flag_or("norm_topk_prob", c.flag_or("moe_renormalize", true)?)?;
         let renorm = if norm { Renorm::Sum { eps: 1e-20 } } else { Renorm::None };
-        let key = ["routed_scaling_factor", "router_scaling_factor", "moe_router_scaling_factor", "route_scale"]
-            .into_iter()
-            .find(|key| c.has(key));
+        let key =
+            ["routed_scaling_factor", "router_scaling_factor", "moe_router_scaling_factor", "route_scale"]
+                .into_iter()
+                .find(|key| c.has(key));
         let scale = key.map_or(Ok(scale), |key| c.number_or(key, scale))?;
         let mixture = Self::of(b, Score::Sigmoid, WeightFrom::Score, renorm, names)?;
         let groups = b.groups(groups, &mixture.experts, mixture.router.k)?;

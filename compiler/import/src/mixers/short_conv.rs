@@ -46,7 +46,11 @@ impl Mix for ShortConv {
         let (before, behind, x) = (part(0)?, part(n)?, part(2 * n)?);
         let x = l.g.one(Op::Mul, &[before.into(), x.into()])?;
         let held = l.state(&format!("{at}.conv"), StateKind::Convolution, [1, self.taps - 1, n]);
-        let mut operands = vec![held.into(), x.into(), l.weight(&format!("{at}.conv"), WeightClass::Exact, &self.conv)?.into()];
+        let mut operands = vec![
+            held.into(),
+            x.into(),
+            l.weight(&format!("{at}.conv"), WeightClass::Exact, &self.conv)?.into(),
+        ];
         if let Some(bias) = &self.conv_bias {
             operands.push(l.weight(&format!("{at}.conv.bias"), WeightClass::Exact, bias)?.into());
         }

@@ -1,5 +1,4 @@
 //! A state space of scalar decay: Mamba-2 (Dao and Gu, *Transformers are SSMs*, section 7.1).
-#![expect(clippy::cast_possible_truncation, reason = "models compute with their factors in f32")]
 
 use super::{Kept, Mix};
 use crate::common::Base;
@@ -7,9 +6,7 @@ use crate::lower::{Built, Lowering, Rows};
 use crate::spec::Projection;
 use crate::tensors::{Dim, by_channel};
 use moec_base::error::Result;
-use moec_ir::{
-    Activation, Axis, Elementwise, Graph, Op, Operand, Part, StateKind, WeightClass, WeightExpr,
-};
+use moec_ir::{Activation, Axis, Elementwise, Graph, Op, Operand, Part, StateKind, WeightClass, WeightExpr};
 
 /// The mixer. `P` and `N` are [`dim`](Self::dim) and [`state`](Self::state).
 #[derive(Clone, Debug, PartialEq)]
@@ -73,8 +70,10 @@ impl Mix for StateSpace {
         let places = [Graph::POS, Graph::SLOT].map(Operand::from);
         let gate = l.linear(&format!("{at}.gate"), WeightClass::Attention, &self.gate, x)?;
         let xbc = l.linear(&format!("{at}.xbc"), WeightClass::Attention, &self.xbc, x)?;
-        let held = l.state(&format!("{at}.conv"), StateKind::Convolution, [1, self.taps - 1, self.channels()]);
-        let mut operands: Vec<Operand> = vec![held.into(), xbc.into(), l.weight(&format!("{at}.conv"), CLASS, &self.conv)?.into()];
+        let held =
+            l.state(&format!("{at}.conv"), StateKind::Convolution, [1, self.taps - 1, self.channels()]);
+        let mut operands: Vec<Operand> =
+            vec![held.into(), xbc.into(), l.weight(&format!("{at}.conv"), CLASS, &self.conv)?.into()];
         if let Some(bias) = &self.conv_bias {
             operands.push(l.weight(&format!("{at}.conv.bias"), CLASS, bias)?.into());
         }
@@ -91,7 +90,8 @@ impl Mix for StateSpace {
         let state = l.state(&format!("{at}.s"), StateKind::Recurrent, [self.heads, self.state, self.dim]);
         let op = Op::Ssd { groups: self.groups, heads: self.heads };
         let [pos, slot] = places;
-        let y = l.g.one(op, &[state.into(), c.into(), b.into(), u.into(), decay.into(), step.into(), pos, slot])?;
+        let y =
+            l.g.one(op, &[state.into(), c.into(), b.into(), u.into(), decay.into(), step.into(), pos, slot])?;
         let skip = l.weight(&format!("{at}.skip"), CLASS, &self.skip)?;
         let skipped = l.g.one(Op::ScaleCols, &[u.into(), skip.into()])?;
         let y = l.g.one(Op::Add, &[y.into(), skipped.into()])?;
@@ -143,10 +143,13 @@ impl Base<'_> {
         };
         let mut step = part(wide.n + channels.n, heads.n);
         if step.bias.is_some() {
-            return Err(moec_base::error::Error::limit(format!("`{at}.in_proj` has a bias, which is not supported")));
+            return Err(moec_base::error::Error::limit(format!(
+                "`{at}.in_proj` has a bias, which is not supported"
+            )));
         }
         step.bias = Some(t.take(&name("dt_bias"), &[heads])?);
-        let rate = WeightExpr::Map { map: Elementwise::NegExp, of: Box::new(t.take(&name("A_log"), &[heads])?) };
+        let rate =
+            WeightExpr::Map { map: Elementwise::NegExp, of: Box::new(t.take(&name("A_log"), &[heads])?) };
         let skip = WeightExpr::Repeat { each: dim.n, of: Box::new(t.take(&name("D"), &[heads])?) };
         Ok(StateSpace {
             heads: heads.n,

@@ -2,12 +2,12 @@
 
 use super::support::{distance, shapes};
 use moec_import::ModelSpec;
+use moec_import::lower::lower;
 use moec_import::mixers::{ExpertWeights, Gqa, Mixer, Mlp, Moe, RouterInput};
 use moec_import::spec::{Block, LayerSpec, Norm, Projection};
 use moec_ir::eval::Evaluator;
 use moec_ir::op::{Renorm, Score, WeightFrom};
 use moec_ir::{Activation, Encoding, Glu, Leaf, RopeStyle, RouterDesc, Source, WeightExpr};
-use moec_import::lower::lower;
 use std::ops::Range;
 
 const HIDDEN: usize = 4;

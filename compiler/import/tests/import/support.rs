@@ -1,11 +1,11 @@
 //! Checkpoints that tests take apart, change, and write anew.
 
 use moec_cpu::{Packer, Scratch};
+use moec_import::lower::{Shapes, lower};
 use moec_import::{Checkpoint, ImportOptions, ModelSpec};
 use moec_ir::eval::Evaluator;
 use moec_ir::plan::{Layout, Segment};
 use moec_ir::{Format, Source, Weight};
-use moec_import::lower::{Shapes, lower};
 use safetensors::tensor::{Dtype, SafeTensors, View};
 use serde_json::Value;
 use std::borrow::Cow;

@@ -19,9 +19,7 @@ use moec_base::error::{Error, Result};
 use moec_base::paths::{DENSE, EXPERTS};
 use moec_cpu::threads::Kernel;
 use moec_cpu::{CpuTarget, KernelSpec, ThreadTarget};
-use moec_ir::plan::{
-    Entry, FileRef, ModelInfo, PLAN_VERSION, Placement, Plan, Resident, StateBuf, UnitRef,
-};
+use moec_ir::plan::{Entry, FileRef, ModelInfo, PLAN_VERSION, Placement, Plan, Resident, StateBuf, UnitRef};
 use moec_ir::{Format, Module, StateId, WeightId};
 use moec_targets::families;
 use std::collections::{BTreeMap, BTreeSet};
@@ -75,7 +73,11 @@ pub fn layout(
             let order = builder.cache_order(memory, values);
             // A token that is decoded with few experts first may be decoded again: that goes back by one.
             let (format, order, snapshots) = if s.kind.needs_snapshots() {
-                (Format::F32, target.folded_order(s.kind, shape[2] as usize), u32::from(model.big_little.is_some()))
+                (
+                    Format::F32,
+                    target.folded_order(s.kind, shape[2] as usize),
+                    u32::from(model.big_little.is_some()),
+                )
             } else {
                 (cache, order, 0)
             };
