@@ -15,7 +15,9 @@ use moec_targets::families;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
-use support::{FOLDED, MIXTURES, built, checkpoint, distance, expected, fails, ferris, moec, ok, root, runs_here};
+use support::{
+    FOLDED, MIXTURES, built, checkpoint, distance, expected, fails, ferris, moec, ok, root, runs_here,
+};
 
 /// Largest difference of any logit where experts are rounded to bf16; the logits reach 4.
 const ROUNDED: f32 = 5e-2;
