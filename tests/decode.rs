@@ -600,7 +600,9 @@ fn folded_states_are_served_without_a_wrong_token() {
                 for ((job, alone), shared) in numbers.iter().zip(&alone).zip(&shared) {
                     assert_eq!(made[job].1, *alone, "{family}, {together} at once, {shared} tokens shared");
                 }
-                println!("{family}, {together} at once: {shared:?} tokens shared");
+                // The snapshot behind a prompt is all that there is to go on from.
+                let third = if more.is_empty() || together > 2 { 0 } else { 25 };
+                assert_eq!(shared, [0, 0, third, 0], "{family}, {together} at once");
             }
         });
     }

@@ -13,7 +13,7 @@ use moec_measure::verify::{BOUND, Report, verify};
 use moec_pipeline::{Compilation, Inputs, Stops};
 use moec_targets::target;
 use std::path::Path;
-use support::{FAMILIES, Setup, checkpoint, distance, expected, fails, ferris, moec, ok};
+use support::{FAMILIES, FOLDED, Setup, checkpoint, distance, expected, fails, ferris, moec, ok};
 
 /// Largest relative error of any value anywhere in a model, evaluator against compiled code.
 const CHAINED: f64 = 2e-5;
@@ -77,8 +77,10 @@ fn compiled_steps_agree_with_the_evaluator_layer_by_layer() {
                     );
                     for node in &entry.nodes {
                         let chained = node.chained.unwrap_or_default();
-                        // A gate of one column may be next to nothing, and is then far off in proportion.
-                        let same = chained.within(CHAINED) || chained.max_abs < 1e-6;
+                        // A gate of one column may be next to nothing, and is then far off in proportion; states that fold
+                        // tokens fold what was rounded, too.
+                        let least = if FOLDED.contains(&family) { 1e-5 } else { 1e-6 };
+                        let same = chained.within(CHAINED) || chained.max_abs < least;
                         assert!(same, "{family} {format} {}: {node:?}", entry.entry);
                     }
                 }
@@ -156,7 +158,8 @@ fn rewriting_keeps_what_the_graph_means() {
         };
         let (before, after) = (logits("lower"), logits("rewrite"));
         assert!(distance(&before, &want.logits) <= 1e-4, "{family}: the graph is not the model");
-        assert!(distance(&before, &after) <= 1e-5, "{family}: rewriting changed the result");
+        let (off, most) = (distance(&before, &after), if FOLDED.contains(&family) { 1e-4 } else { 1e-5 });
+        assert!(off <= most, "{family}: rewriting changed the result by {off}");
     }
 }
 

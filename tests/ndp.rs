@@ -15,7 +15,9 @@ use moec_targets::families;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
-use support::{MIXTURES, built, checkpoint, distance, expected, fails, ferris, moec, ok, root, runs_here};
+use support::{
+    FOLDED, MIXTURES, built, checkpoint, distance, expected, fails, ferris, moec, ok, root, runs_here,
+};
 
 /// Largest difference of any logit where experts are rounded to bf16; the logits reach 4.
 const ROUNDED: f32 = 5e-2;
@@ -130,7 +132,9 @@ fn three_places_give_the_tokens_of_the_reference() {
         assert_eq!(got.ids, want.greedy[16..], "{family}: greedy tokens");
         assert_eq!(got.ids, home.ids, "{family}: as with the processor alone");
         let near = near(&got.logits, &home.logits, want.ids.len());
-        assert!(near >= 0.9, "{family}: {near} of the rows are near those of the processor");
+        // A row whose expert is another one stays in what is folded.
+        let least = if FOLDED.contains(&family) { 0.75 } else { 0.9 };
+        assert!(near >= least, "{family}: {near} of the rows are near those of the processor");
         let assigned = got.assigned.unwrap();
         println!("{family}: {assigned:?}");
         for (sum, n) in places.iter_mut().zip(assigned.experts) {

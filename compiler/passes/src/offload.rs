@@ -211,16 +211,17 @@ impl Routed {
     }
 }
 
-/// What the attention of a layer gives, before it is added to anything, if that is known in front of node `end`. Attention
-/// may stand in front of the experts or beside them.
+/// What the attention of a layer gives, or the mixer that it has in its place, before it is added to anything, if that is known
+/// in front of node `end`. Attention may stand in front of the experts or beside them.
 fn attended(graph: &Graph, layer: u32, end: usize) -> Option<Operand> {
-    let scope = Scope::in_layer(layer, moec_ir::Part::ATTN);
-    let mut last = graph.nodes.get(..end)?.iter().rev().find(|n| n.scope == scope)?;
+    let scopes = [moec_ir::Part::ATTN, moec_ir::Part::MIXER].map(|part| Scope::in_layer(layer, part));
+    let own = |n: &&Node| scopes.contains(&n.scope);
+    let mut last = graph.nodes.get(..end)?.iter().rev().find(own)?;
     // Behind its own nodes stand the sums with other mixers and with the stream.
-    while let (Op::Add, Some(&Operand::Value(own))) = (&last.op, last.inputs.get(1)) {
-        match graph.def(own).and_then(|n| graph.nodes.get(n.0 as usize)).filter(|n| n.scope == scope) {
+    while let (Op::Add, Some(&Operand::Value(given))) = (&last.op, last.inputs.get(1)) {
+        match graph.def(given).and_then(|n| graph.nodes.get(n.0 as usize)).filter(own) {
             Some(node) => last = node,
-            None => return Some(own.into()),
+            None => return Some(given.into()),
         }
     }
     last.outputs.first().map(|&v| v.into())

@@ -9,6 +9,7 @@
 use moec_device::{Device, Unit as DeviceUnit};
 use moec_family::{Family, Flaw};
 use moec_ir::Op;
+use moec_ir::op::Effect;
 use moec_ir::plan::Builtin;
 use moec_runtime::Error;
 use moec_runtime::bundle::program::Code;
@@ -38,7 +39,9 @@ impl Family for Mirror {
 
     /// Everything that is a kernel. Whom the router has chosen, and angles of positions, the processor finds.
     fn takes(&self, op: &Op) -> bool {
+        // A state that an operator updates is brought back from snapshots by the processor alone.
         !matches!(op, Op::Dispatch { .. } | Op::Fetch { .. } | Op::Admit(_) | Op::RopeAngles { .. })
+            && op.effect() != Effect::Updates
     }
 
     fn host(&self, _unit: &str) -> Option<Executor> {
