@@ -280,6 +280,20 @@ mod tests {
     }
 
     #[test]
+    fn a_mac_builds_the_unit_of_its_backend() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("runner")).unwrap();
+        for more in runners() {
+            write_script(folder.path(), "arm64-apple-macosx15.0.0", more).unwrap();
+            let script = fs::read_to_string(folder.path().join(MAC_SCRIPT)).unwrap();
+            let options = more.map_or_else(String::new, |more| format!(" --features {}", more.feature));
+            assert!(script.contains(&format!("--locked{options} --target-dir")), "{script}");
+            let name = more.and_then(|more| more.crates.last()).map_or("moec-runtime", |last| last.name);
+            assert!(root_manifest(more).unwrap().contains(&format!("vendor/{name}\"")));
+        }
+    }
+
+    #[test]
     fn what_travels_is_whole_and_points_nowhere() {
         for more in runners() {
             let files = fixed_files(more).unwrap();

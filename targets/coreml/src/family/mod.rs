@@ -35,7 +35,7 @@ static UNIT: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/unit/src");
 static RUNNER: Runner = Runner {
     feature: FAMILY,
     native: "moec_coreml_unit::NATIVE",
-    system: "-apple-macos",
+    system: "-apple-",
     crates: &[RunnerCrate {
         name: "moec-coreml-unit",
         manifest: include_str!("../../unit/Cargo.toml"),
