@@ -1,7 +1,7 @@
 //! Taking tensors out of a checkpoint: each one checked against the config, and remembered.
 
 use super::checkpoint::Checkpoint;
-use super::config::Size;
+use super::config::{Config, Size};
 use super::encodings::{Encoding, Scales, squeezed};
 use super::spec::{Norm, Projection};
 use moec_base::error::{Error, Result};
@@ -260,6 +260,18 @@ impl<'a> Tensors<'a> {
         let weight = self.take(&format!("{name}.weight"), &[width])?;
         Ok(Norm::Layer { eps, weight, bias: self.take(&format!("{name}.bias"), &[width])? })
     }
+}
+
+/// Taps of a convolution that looks back, by the first of the keys that is there.
+///
+/// # Errors
+/// Its absence, and a convolution that sees its own row alone.
+pub fn taps(config: &Config, keys: &[&'static str]) -> Result<Dim> {
+    let taps = config.size(keys)?;
+    if taps.n < 2 {
+        return Err(config.unsupported(taps.key, taps.n, &["2 and more"]));
+    }
+    Ok(taps.into())
 }
 
 /// Takes a convolution of each channel by itself, `[channels, 1, taps]`, as `[taps, channels]`.

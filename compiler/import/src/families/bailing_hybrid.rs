@@ -6,6 +6,7 @@ use crate::common::{Base, PRE_NORMS};
 use crate::config::Config;
 use crate::mixers::{KdaSizes, Mixer, Mixture, MlaOptions, MoeNames};
 use crate::spec::ModelSpec;
+use crate::tensors;
 use moec_base::error::Result;
 use moec_ir::RopeStyle;
 
@@ -32,7 +33,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let sizes = KdaSizes {
         heads: config.size(&["linear_num_heads", "num_attention_heads"])?.into(),
         dim: config.size(&["linear_head_dim", "head_dim"])?.into(),
-        taps: config.size(&["linear_conv_kernel_dim", "short_conv_kernel_size"])?.into(),
+        taps: tensors::taps(config, &["linear_conv_kernel_dim", "short_conv_kernel_size"])?,
     };
     let bound = if config.flag_or("kda_safe_gate", true)? {
         Some(config.number_or("kda_lower_bound", -5.0)? as f32)

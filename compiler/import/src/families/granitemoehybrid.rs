@@ -8,6 +8,7 @@ use crate::common::{Base, PRE_NORMS};
 use crate::config::Config;
 use crate::mixers::{GqaOptions, Mixer, Moe, StateSpaceSizes};
 use crate::spec::ModelSpec;
+use crate::tensors;
 use crate::tensors::Dim;
 use moec_base::error::Result;
 use serde_json::Value;
@@ -41,7 +42,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         dim,
         groups: config.size(&["mamba_n_groups"])?.into(),
         state: config.size(&["mamba_d_state"])?.into(),
-        taps: config.size(&["mamba_d_conv"])?.into(),
+        taps: tensors::taps(config, &["mamba_d_conv"])?,
         conv_bias: config.flag_or("mamba_conv_bias", true)?,
         bias: config.flag_or("mamba_proj_bias", false)?,
     };

@@ -6,6 +6,7 @@ use crate::common::{Base, PRE_NORMS};
 use crate::config::Config;
 use crate::mixers::{KdaSizes, Mixer, Mixture, MlaOptions, MoeNames, W123};
 use crate::spec::ModelSpec;
+use crate::tensors;
 use moec_base::error::Result;
 use moec_ir::RopeStyle;
 
@@ -42,7 +43,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let sizes = KdaSizes {
         heads: of.size(&["num_heads", "linear_num_heads"])?.into(),
         dim: of.size(&["linear_head_dim", "head_dim"])?.into(),
-        taps: of.size(&["short_conv_kernel_size", "linear_conv_kernel_dim"])?.into(),
+        taps: tensors::taps(of, &["short_conv_kernel_size", "linear_conv_kernel_dim"])?,
     };
     let attention = MlaOptions { rotated: false, ..MlaOptions::of(RopeStyle::Half) };
     b.pre_norm_model(&FAMILY, PRE_NORMS, |b, l| {

@@ -5,7 +5,7 @@ use super::{Kept, Mix};
 use crate::common::Base;
 use crate::lower::{Built, Lowering, Rows};
 use crate::spec::Projection;
-use crate::tensors::{Dim, by_channel};
+use crate::tensors::{Dim, by_channel, taps};
 use moec_base::error::Result;
 use moec_ir::{Activation, Axis, Elementwise, Graph, Op, Part, StateKind, ValueId, WeightClass, WeightExpr};
 
@@ -177,7 +177,7 @@ impl Base<'_> {
         let [key_heads, heads] = [key_heads, heads].map(Dim::from);
         let [key, value] =
             [c.size(&["linear_key_head_dim"])?, c.size(&["linear_value_head_dim"])?].map(Dim::from);
-        let taps = Dim::from(c.size(&["linear_conv_kernel_dim"])?);
+        let taps = taps(c, &["linear_conv_kernel_dim"])?;
         let (keys, values) = (key_heads.times(&key), heads.times(&value));
         let channels = keys.twice().plus(&values);
         let weight = |name: &str| format!("{at}.{name}.weight");

@@ -4,7 +4,7 @@ use super::{Kept, Mix};
 use crate::common::Base;
 use crate::lower::{Built, Lowering, Rows};
 use crate::spec::Projection;
-use crate::tensors::{Dim, by_channel};
+use crate::tensors::{Dim, by_channel, taps};
 use moec_base::error::Result;
 use moec_ir::{Graph, Op, Operand, Part, StateKind, WeightClass, WeightExpr};
 
@@ -69,7 +69,7 @@ impl Base<'_> {
     pub fn short_conv(&self, layer: usize, bias: bool) -> Result<ShortConv> {
         let (t, hidden) = (&self.tensors, &self.hidden);
         let at = format!("{}.conv", self.layer(layer));
-        let taps = Dim::from(self.config.size(&["conv_L_cache"])?);
+        let taps = taps(self.config, &["conv_L_cache"])?;
         let wide = hidden.times(&Dim::new(3, "two gates and what is convolved"));
         Ok(ShortConv {
             channels: hidden.n,
