@@ -11,8 +11,9 @@ use moec_ir::EntryKind;
 use moec_ir::plan::{Arg, Builtin, Code, Plan};
 use moec_mirror::Modelled;
 use moec_runtime::exec::beside::Executor;
-use moec_runtime::schedule::assign::{Assigned, director_setup};
-use moec_runtime::schedule::hybrid::{Director, SYSTEMS};
+use moec_runtime::schedule::cached::Director;
+use moec_runtime::schedule::dispatch::{Assigned, plan as of_plan};
+use moec_runtime::schedule::{CACHED as SYSTEMS, Unit};
 use moec_runtime::{
     Decoder, Engine, Moment, Options, Program, Request, Row, Sampler, Sampling, StepView, Want,
 };
@@ -162,7 +163,7 @@ fn follow(director: &mut Director, plan: &Plan, view: &StepView<'_>, prompt: boo
                 loads[i32::from_le_bytes(*id) as usize] += 1;
             }
             let division = director.divide(layer, &loads, prompt, &|_| true).unwrap();
-            *on_gpu += division.on_gpu.iter().filter(|on| **on).count() as u64;
+            *on_gpu += division.units.iter().filter(|unit| **unit == Unit::Gpu).count() as u64;
         }
         Code::Builtin(Builtin::Fetch { .. }) => {
             let experts = schedule.layers[0].modules.len();
@@ -199,7 +200,7 @@ fn a_simulation_decides_what_the_run_decides() {
         .unwrap();
         let schedule = bundle.plan.schedule.as_ref().unwrap();
         let mut director =
-            Director::new(director_setup(schedule, schedule.hybrid.as_ref().unwrap()).unwrap()).unwrap();
+            Director::new(of_plan::director(schedule, schedule.hybrid.as_ref().unwrap()).unwrap()).unwrap();
         let row = |pos: usize| Row { slot: 0, pos, id: 3 + pos as u32 * 29 % 400 };
         let (prefill, decode) =
             (engine.entry(EntryKind::Prefill(20)).unwrap(), engine.entry(EntryKind::Decode(1)).unwrap());

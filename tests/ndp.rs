@@ -9,7 +9,7 @@ use moec_runtime::bundle::BundleReader;
 
 use moec_bundle::read::Bundle;
 use moec_ir::plan::{Builtin, Code};
-use moec_runtime::schedule::assign::Assigned;
+use moec_runtime::schedule::dispatch::Assigned;
 use moec_runtime::{Decoder, Engine, Options, Program, Request, Sampler, Sampling, Want};
 use moec_targets::families;
 use std::collections::BTreeSet;

@@ -2,7 +2,7 @@
 
 use crate::cache::{SHARES, hottest};
 use moec_runtime::offload::cache::{CacheError, Key, Setting, Trace, grid};
-use moec_runtime::schedule::hybrid::{Level, Levels, Moved};
+use moec_runtime::schedule::cached::{Level, Levels, Moved};
 
 /// What a use of an expert takes, in microseconds, by where it is; and what a transfer takes that nobody waits for.
 #[derive(Clone, Copy, Debug, PartialEq)]

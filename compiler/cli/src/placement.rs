@@ -8,8 +8,8 @@ use moec_ir::placement::{ExpertTable, Placement};
 use moec_ir::plan::{Plan, Schedule};
 use moec_passes::decisions::{AttentionDecision, FramesDecision};
 use moec_passes::home::ASSIGNED;
-use moec_runtime::schedule::assign;
-use moec_runtime::schedule::makespan::Layout;
+use moec_runtime::schedule::dispatch::plan;
+use moec_runtime::schedule::scheduled::Layout;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
@@ -101,7 +101,7 @@ const ROWS: [u32; 6] = [1, 4, 16, 64, 256, 1024];
 /// What an expert costs on each unit, where experts are assigned in every step; by name, microseconds of [`ROWS`].
 fn costs(plan: &Plan, schedule: &Schedule) -> Vec<(String, Vec<f64>)> {
     let experts = schedule.layers.first().map_or(0, |l| l.modules.len());
-    let Ok(setup) = assign::setup(schedule, experts) else { return Vec::new() };
+    let Ok(setup) = plan::setup(schedule, experts) else { return Vec::new() };
     let name = |unit: Option<u32>| plan.units.get(unit.unwrap_or(0) as usize).map_or("", |u| &u.name);
     let of = |f: &dyn Fn(f64) -> f64| ROWS.iter().map(|&n| f(f64::from(n))).collect::<Vec<_>>();
     let (c, striped) = (&setup.costs, Layout::Striped);
@@ -112,7 +112,7 @@ fn costs(plan: &Plan, schedule: &Schedule) -> Vec<(String, Vec<f64>)> {
     }
     rows.push((name(None).to_owned(), of(&|n| c.t_cpu(n, striped))));
     if schedule.cold.is_some() {
-        rows.push((format!("a module of {}", name(schedule.cold)), of(&|n| c.t_ndp(n))));
+        rows.push((format!("a module of {}", name(schedule.cold)), of(&|n| c.t_near(n))));
     }
     rows
 }

@@ -7,7 +7,7 @@ use moec_ir::Format;
 use moec_ir::placement::MOST_TIERS;
 use moec_ir::plan::Refine;
 use moec_runtime::offload::cache::Setting;
-use moec_runtime::schedule::hybrid::System;
+use moec_runtime::schedule::System;
 use moec_sim::cache::Pin;
 use std::path::PathBuf;
 
@@ -692,11 +692,7 @@ mod tests {
     fn the_range_of_policies_lists_every_system() {
         let names: Vec<String> = ["none".to_owned()]
             .into_iter()
-            .chain(
-                moec_runtime::schedule::hybrid::SYSTEMS
-                    .iter()
-                    .map(moec_runtime::schedule::hybrid::System::key),
-            )
+            .chain(moec_runtime::schedule::CACHED.iter().map(moec_runtime::schedule::System::key))
             .collect();
         assert_eq!(super::SYSTEMS, listed(names.iter().map(String::as_str)));
     }

@@ -22,7 +22,7 @@ pub use moec_ir::placement::Overflow;
 use moec_ir::plan::Refine;
 use moec_ir::{Format, WeightClass};
 use moec_runtime::platform::regular;
-use moec_runtime::schedule::hybrid::System;
+use moec_runtime::schedule::System;
 use moec_sim::cache::Pin;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};

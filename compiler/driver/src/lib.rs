@@ -21,7 +21,7 @@ use moec_passes::tune::KernelTimer;
 use moec_passes::{frames, tier};
 use moec_pipeline::{Compilation, Compiled, Inputs, QualityProbe, Stops, first_token};
 use moec_profile::{Importance, Profile};
-use moec_runtime::schedule::hybrid::MOEC;
+use moec_runtime::schedule::MOEC;
 use moec_service::template::Templates;
 use moec_targets::families;
 use std::path::{Path, PathBuf};

@@ -2,7 +2,7 @@
 //! costs, and, in pass `fill`, how many frames there are and who begins in them.
 //!
 //! All experts lie where the processor reads them. The memory of one other unit holds some of them besides, in frames that all layers
-//! share; [`moec_runtime::schedule::hybrid`] divides each layer's experts when its router has spoken, and brings others into frames. `[placement]
+//! share; [`moec_runtime::schedule`] divides each layer's experts when its router has spoken, and brings others into frames. `[placement]
 //! policy` names the system that does it. What can be known before is decided here: what an expert costs on the unit, on the
 //! processor and on the link between them.
 //!
@@ -22,7 +22,7 @@ use moec_ir::placement::Placement;
 use moec_ir::plan::{ExpertHomes, ExpertTimes, Hybrid, Plan, Refine, Schedule, ScheduledLayer};
 use moec_profile::Profile;
 use moec_runtime::offload::cache::{Key, Setting, Trace};
-use moec_runtime::schedule::hybrid::{Keeps, MOEC, System};
+use moec_runtime::schedule::{Keeps, MOEC, System};
 use moec_sim::resident::{Prices, resident};
 
 /// Of the frames of experts that stay for good, one in so many is for those that pass through.
@@ -137,7 +137,7 @@ pub fn frames(
         hybrid: Some(Hybrid {
             divides: [system.prefill.name().to_owned(), system.decode.name().to_owned()],
             keeps: Setting::lru().to_string(),
-            ahead: system.ahead as u32,
+            ahead: system.foresees.gates() as u32,
             // A step launches one kernel for all experts of a layer, and their rows cross the link twice.
             first_us: [hot.unit.launch_us() + way(0.0) + back, processor.launch_us(), way(0.0)],
             k,
@@ -352,7 +352,7 @@ fn kept(plan: &Plan, wanted: Wanted<'_>, room: &Room, trace: Option<&Trace>) -> 
             let why = format!("frames begin with those that {seen}; `{keeps}` keeps the others that come");
             Kept { begin, pinned: Vec::new(), keeps: setting.to_string(), why }
         }
-        (None, Keeps::Popular | Keeps::Layers) => {
+        (None, _) => {
             let passing = if wanted.system.passes() { (frames / PASSING).max(1) } else { 0 };
             let pinned = begin.iter().copied().take(frames - passing).collect::<Vec<_>>();
             let why = format!(

@@ -26,7 +26,7 @@ use moec_ir::placement::{ExpertGroup, ExpertRow, OpPlace, Placement};
 use moec_ir::plan::{Arg, Code, ExpertHomes, ExpertTable, Memory, MemoryLink, Plan, Schedule, UnitRef};
 use moec_ir::{Graph, Module, Node, Op, Operand, Part, ValueId, Weight, WeightId};
 use moec_profile::loads::Loads;
-use moec_runtime::schedule::hybrid::Keeps;
+use moec_runtime::schedule::Keeps;
 use moec_targets::families;
 use std::collections::BTreeMap;
 

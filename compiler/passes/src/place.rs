@@ -1,7 +1,7 @@
 //! Pass `place`: experts that several units can run, and what it costs them.
 //!
 //! Where a device has memory modules that compute, no expert has one home: it is hot, warm or cold by the rows that a step gives
-//! it (TriMoE, §3.1), and the runtime assigns it anew in every step ([`moec_runtime::schedule::makespan`]). What can be known before is
+//! it (TriMoE, §3.1), and the runtime assigns it anew in every step ([`moec_runtime::schedule`]). What can be known before is
 //! decided here: what an expert costs on each unit by its rows (§4.2, equations 1 to 4), how many experts the hot unit holds,
 //! and where all of them lie when the first step begins (§4.3, "optimized initial layout via offline trace analysis").
 //!
@@ -17,8 +17,9 @@ use moec_ir::placement::Placement;
 use moec_ir::plan::{ExpertHomes, ExpertTimes, Schedule, ScheduledLayer};
 use moec_ir::{Module, Op, Operand};
 use moec_profile::loads::Loads;
-use moec_runtime::schedule::assign;
-use moec_runtime::schedule::makespan::Scheduler;
+use moec_runtime::schedule::ScheduleError;
+use moec_runtime::schedule::dispatch::plan;
+use moec_runtime::schedule::scheduled::{Place, Scheduler};
 
 /// Rows that costs are tabled for: close to each other where few rows decide, up to those of a large batch.
 const ROWS: [u32; 22] =
@@ -95,10 +96,10 @@ pub fn place(
             cached: vec![],
         })
         .collect();
-    let limit = |e: moec_runtime::schedule::makespan::MakespanError| {
+    let limit = |e: ScheduleError| {
         Error::limit(format!("the experts of this model cannot be assigned on `{}`", device.name)).because(e)
     };
-    let mut scheduler = Scheduler::new(assign::setup(&schedule, most).map_err(limit)?).map_err(limit)?;
+    let mut scheduler = Scheduler::new(plan::setup(&schedule, most).map_err(limit)?).map_err(limit)?;
     let mut units: Vec<u32> = [Some(0), schedule.hot, schedule.cold].into_iter().flatten().collect();
     units.sort_unstable();
     // Steps that decode are what experts move between.
@@ -111,7 +112,7 @@ pub fn place(
         }
         let places = scheduler.placement(index).map_or(&[][..], |p| p.places());
         let at = |unit: Option<u32>| units.iter().position(|&u| Some(u) == unit).unwrap_or(0) as u32;
-        let home = |p: &moec_runtime::schedule::makespan::Place| match (p.cached, p.layout.dimm()) {
+        let home = |p: &Place| match (p.cached, p.layout.memory()) {
             (true, _) => at(schedule.hot),
             (_, Some(_)) => at(schedule.cold),
             _ => at(Some(0)),
@@ -121,7 +122,7 @@ pub fn place(
             homes: homes.experts.len() as u32,
             segments: Vec::new(),
             brought: Vec::new(),
-            modules: places.iter().map(|p| p.layout.dimm().map_or(-1, i32::from)).collect(),
+            modules: places.iter().map(|p| p.layout.memory().map_or(-1, i32::from)).collect(),
             cached: (0..).zip(places).filter(|(_, p)| p.cached).map(|(e, _)| e).collect(),
         };
         if let Some(table) = placed.experts.iter_mut().find(|t| t.layer == layer) {

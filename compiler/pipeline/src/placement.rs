@@ -8,7 +8,7 @@ use moec_ir::placement::Overflow;
 use moec_ir::{Module, Op};
 use moec_passes::{frames, group, home, place, reside, tier};
 use moec_profile::loads::{Loads, loads};
-use moec_runtime::schedule::hybrid::Keeps;
+use moec_runtime::schedule::Keeps;
 
 pub(super) fn tier(given: &Inputs<'_>, module: &Module, placed: &mut Placed) -> Result<()> {
     let Some(units) = &given.units else { return Ok(()) };

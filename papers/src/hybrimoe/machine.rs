@@ -4,8 +4,7 @@
 //! from its own times of KTransformers and of the schedule added to it (Table III, Qwen2): four constants from four numbers.
 
 use super::models::Model;
-use moec_runtime::schedule::hybrid::{Costs, HybridError, UnitCosts};
-use moec_runtime::schedule::makespan::Table;
+use moec_runtime::schedule::{Costs, ScheduleError, Table, UnitCosts};
 
 /// Bytes of a weight: 4 bits, and a scale of 16 bits for 32 of them.
 pub const WEIGHT: f64 = 4.5 / 8.0;
@@ -43,7 +42,7 @@ impl Machine {
     ///
     /// # Errors
     /// Our bug: a table that does not ascend.
-    pub fn costs(&self, model: &Model) -> Result<Costs, HybridError> {
+    pub fn costs(&self, model: &Model) -> Result<Costs, ScheduleError> {
         let (weights, micro) = (model.expert() as f64, |s: f64| s * 1e6);
         let bytes = weights * WEIGHT;
         let gpu = |n: u32| LAUNCH + (bytes / GPU_BYTES).max(2.0 * weights * f64::from(n) / GPU_FLOPS);
@@ -51,12 +50,8 @@ impl Machine {
         let table = |of: &dyn Fn(u32) -> f64| {
             Table::new([1, 32, 64, 128, 256, 512, 1024, 2048].map(|n| (n, micro(of(n)))).to_vec())
         };
-        Ok(Costs {
-            gpu: UnitCosts { table: table(&gpu)?, first_us: 0.0 },
-            cpu: UnitCosts { table: table(&cpu)?, first_us: micro(cpu(1) * COLD) },
-            transfer_us: micro(bytes / self.link),
-            first_transfer_us: 0.0,
-        })
+        let cpu = UnitCosts { table: table(&cpu)?, first_us: micro(cpu(1) * COLD) };
+        Ok(Costs::of_two(table(&gpu)?.into(), cpu, micro(bytes / self.link)))
     }
 
     /// Microseconds of a layer before its experts are known, for so many tokens.

@@ -45,7 +45,7 @@ fn summary(claims: &Claims, report: &Report) -> String {
 fn machine() -> String {
     let mut out = String::from(
         "## What is simulated\n\n\
-         Layers on three timelines, GPU, processor and link, in virtual time. The policies are those of `moec_runtime::schedule::hybrid` and\n\
+         Layers on three timelines, GPU, processor and link, in virtual time. The policies are those of `moec_runtime::schedule` and\n\
          `moec_runtime::offload::cache`, which a running plan would ask. A layer takes its dense part; then its router has spoken, and its experts are\n\
          divided. When the link is idle before the next layer, experts of the next three are transferred into a buffer, by what they gain in\n\
          the simulated layer; then, in decoding, what the processor computed and the cache would keep. A prompt is one pass over all layers\n\

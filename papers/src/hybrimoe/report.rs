@@ -11,7 +11,7 @@ use super::systems::{
 use crate::recorded::Recorded;
 use moec_base::{Error, Result};
 use moec_runtime::offload::cache::Trace;
-use moec_runtime::schedule::hybrid::{Order, Policy};
+use moec_runtime::schedule::{Order, Solver};
 use moec_sim::cache::{optimum, replay};
 
 /// How much is run.
@@ -202,11 +202,11 @@ impl Report {
             };
             foresight.push((part, [of(&ABLATION[2])?, of(&HYBRIMOE)?]));
         }
-        let free = Policy::Paper(Order::Free);
+        let free = Solver::Paper(Order::Free);
         let others: [(&str, [System; 2]); 3] = [
             (
                 "KTransformers' processor computes in prefill, too",
-                [System { prefill: Policy::Fixed, ..KTRANSFORMERS }, HYBRIMOE],
+                [System { prefill: Solver::Fixed, ..KTRANSFORMERS }, HYBRIMOE],
             ),
             (
                 "HybriMoE's timelines read the other way",

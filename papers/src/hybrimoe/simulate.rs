@@ -11,8 +11,9 @@ use super::systems::{Keeps, System};
 use crate::random::Random;
 use moec_base::{Error, Result};
 use moec_runtime::offload::cache::{Cache, Event, Key, Setting, Trace};
-use moec_runtime::schedule::hybrid::prefetch::{Outlook, Prefetch, plan};
-use moec_runtime::schedule::hybrid::{Free, Policy, Scheduler, Task, Unit};
+use moec_runtime::schedule::cached::prefetch::{Outlook, Prefetch, plan};
+use moec_runtime::schedule::timelines::{Divider, Free, Task};
+use moec_runtime::schedule::{Solver, Unit};
 use moec_sim::cache::uses;
 use std::ops::Range;
 
@@ -92,8 +93,8 @@ enum Held {
 
 struct State<'a> {
     case: &'a Case<'a>,
-    policy: Policy,
-    scheduler: Scheduler,
+    policy: Solver,
+    divider: Divider,
     held: Held,
     /// Experts in the buffer, with when they are there.
     coming: Vec<(Key, f64)>,
@@ -110,7 +111,7 @@ fn key(layer: usize, expert: u16) -> Key {
 }
 
 impl<'a> State<'a> {
-    fn new(case: &'a Case<'a>, policy: Policy, prompt: bool) -> Result<Self> {
+    fn new(case: &'a Case<'a>, policy: Solver, prompt: bool) -> Result<Self> {
         let costs = case.machine.costs(case.model).map_err(wrong)?;
         let (layers, experts) = (case.model.layers, case.model.experts);
         let slots = (experts as f64 * case.cached).round() as usize;
@@ -125,7 +126,9 @@ impl<'a> State<'a> {
         };
         let held = match case.system.keeps {
             // A prompt is one pass: no layer comes twice, and what was popular before is there.
-            Keeps::Popular => Held::Fixed((0..layers).map(popular).collect()),
+            Keeps::Token | Keeps::Popular | Keeps::Classes | Keeps::Local => {
+                Held::Fixed((0..layers).map(popular).collect())
+            }
             Keeps::Layers => {
                 let on = (layers as f64 * case.cached).round() as usize;
                 Held::Fixed((0..layers).map(|l| vec![l < on; experts]).collect())
@@ -138,11 +141,11 @@ impl<'a> State<'a> {
                 Held::Cache(Box::new(cache))
             }
         };
-        let scheduler = Scheduler::new(costs).map_err(wrong)?;
+        let divider = Divider::new(costs).map_err(wrong)?;
         Ok(Self {
             case,
             policy,
-            scheduler,
+            divider,
             held,
             coming: Vec::new(),
             random: Random::new(1),
@@ -207,7 +210,7 @@ impl<'a> State<'a> {
         let tasks = self.tasks(&loads, layer, now);
         let link = (self.link - now).max(0.0);
         let free = Free { link, ..Free::default() };
-        let schedule = self.scheduler.schedule(self.policy, &tasks, free).map_err(wrong)?;
+        let schedule = self.divider.schedule(self.policy, &tasks, free).map_err(wrong)?;
         let makespan = schedule.makespan;
         self.link = now + schedule.done.link.max(link);
         self.busy[2] += schedule.done.link - link;
@@ -236,7 +239,7 @@ impl<'a> State<'a> {
     /// Transfers experts of the next layers.
     fn ahead(&mut self, layer: usize, tokens: Range<usize>, now: f64, each: f64) {
         let model = self.case.model;
-        let depth = self.case.system.ahead.min(model.layers - 1 - layer);
+        let depth = self.case.system.foresees.gates().min(model.layers - 1 - layer);
         let mut layers = Vec::new();
         for ahead in 1..=depth {
             let foresight = self.case.foresight[ahead - 1];
@@ -248,7 +251,7 @@ impl<'a> State<'a> {
             layers.push(Outlook { start, tasks, probability });
         }
         let (mut out, busy): (Vec<Prefetch>, f64) = (Vec::new(), (self.link - now).max(0.0));
-        plan(&mut self.scheduler, self.policy, &mut layers, busy, &mut out);
+        plan(&mut self.divider, self.policy, &mut layers, busy, &mut out);
         for p in out {
             self.coming.push((key(layer + p.ahead, p.expert), now + p.there));
             self.busy[2] += now + p.there - self.link.max(now);
@@ -265,7 +268,7 @@ impl<'a> State<'a> {
         missed: &[u16],
         end: f64,
     ) -> Result<()> {
-        let way = self.scheduler.costs().transfer_us;
+        let way = self.divider.costs().bring_us;
         let Held::Cache(cache) = &mut self.held else { return Ok(()) };
         let last = tokens.end - 1;
         let ranked = self.case.trace.step(last, layer).ranked;

@@ -1,11 +1,12 @@
 //! What is added to the baseline, as rows of one simulator. The systems themselves are the runtime's.
 
-pub use moec_runtime::schedule::hybrid::{
-    ADAPMOE, FIDDLER, HYBRIMOE, KTRANSFORMERS, Keeps, LLAMA_CPP, LRU, MOEC, MRS, MRS_BYPASS, SYSTEMS, System,
+pub use moec_runtime::schedule::{
+    ADAPMOE, CACHED as SYSTEMS, FIDDLER, HYBRIMOE, KTRANSFORMERS, Keeps, LLAMA_CPP, LRU, MOEC, MRS,
+    MRS_BYPASS, System,
 };
-use moec_runtime::schedule::hybrid::{Order, Policy};
+use moec_runtime::schedule::{Foresees, Order, Solver};
 
-const PAPER: Policy = Policy::Paper(Order::Next);
+const PAPER: Solver = Solver::Paper(Order::Next);
 /// Where in [`SYSTEMS`] the baseline of the paper's speedups is.
 pub const BASELINE: usize = 3;
 
@@ -13,7 +14,7 @@ pub const BASELINE: usize = 3;
 pub const ABLATION: [System; 5] = [
     System { name: "Baseline", ..KTRANSFORMERS },
     System { name: "Baseline+Scheduling", prefill: PAPER, decode: PAPER, ..KTRANSFORMERS },
-    System { name: "Baseline+Prefetching", ahead: 3, ..KTRANSFORMERS },
+    System { name: "Baseline+Prefetching", foresees: Foresees::Gates(3), ..KTRANSFORMERS },
     System { name: "Baseline+Caching", keeps: Keeps::Cache(MRS), ..KTRANSFORMERS },
     System { name: "All", ..HYBRIMOE },
 ];

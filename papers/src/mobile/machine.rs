@@ -6,8 +6,7 @@
 use crate::hybrimoe::models::Model;
 use moec_base::{Error, Result};
 use moec_device::Device;
-use moec_runtime::schedule::hybrid::{Costs, UnitCosts};
-use moec_runtime::schedule::makespan::Table;
+use moec_runtime::schedule::{Costs, Table, UnitCosts};
 
 /// The target.
 pub const TARGET: &str = "rtx4080-i5";
@@ -57,14 +56,9 @@ impl Machine {
         let bytes = model.expert() as f64 * WEIGHT;
         let unit = |rate: f64| {
             let table = Table::new(vec![(1, bytes / rate)]).map_err(|e| Error::input(e.to_string()))?;
-            Ok::<_, Error>(UnitCosts { table, first_us: 0.0 })
+            Ok::<_, Error>(UnitCosts::from(table))
         };
-        Ok(Costs {
-            gpu: unit(self.gpu)?,
-            cpu: unit(self.cpu)?,
-            transfer_us: bytes / self.link,
-            first_transfer_us: 0.0,
-        })
+        Ok(Costs::of_two(unit(self.gpu)?, unit(self.cpu)?, bytes / self.link))
     }
 
     /// Microseconds of a part that reads so many weights on the GPU.

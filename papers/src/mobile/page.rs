@@ -42,7 +42,7 @@ fn machine(report: &Report) -> String {
     let m = &report.machine;
     let mut out = format!(
         "## What is simulated\n\n\
-         Layers on three timelines, GPU, processor and link, in virtual time, by the schedulers and caches of `moec_runtime::schedule::hybrid` and\n\
+         Layers on three timelines, GPU, processor and link, in virtual time, by the schedulers and caches of `moec_runtime::schedule` and\n\
          `moec_runtime::offload::cache`. Experts lie in the host's memory. A little pass takes the first half of a token's experts; where the token falls\n\
          back, a second pass takes all: those of the first pass are on the GPU, and the others are on their way from its beginning, since\n\
          the first pass's routers have named them (Algorithm 1). The paper's second pass takes the experts so named as they are, and so does it\n\

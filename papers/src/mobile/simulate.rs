@@ -12,7 +12,7 @@ use crate::hybrimoe::models::Model;
 use crate::random::Random;
 use moec_base::{Error, Result};
 use moec_runtime::offload::cache::{Cache, Event, Key, Setting, Trace};
-use moec_runtime::schedule::hybrid::{Free, Scheduler, Task};
+use moec_runtime::schedule::timelines::{Divider, Free, Task};
 use std::collections::HashMap;
 
 /// What is simulated.
@@ -52,7 +52,7 @@ pub struct Outcome {
 
 struct State<'a> {
     case: &'a Case<'a>,
-    scheduler: Scheduler,
+    divider: Divider,
     cache: Option<Cache>,
     /// When experts of this token are on the GPU.
     there: HashMap<Key, f64>,
@@ -95,24 +95,16 @@ impl Case<'_> {
 
 impl<'a> State<'a> {
     fn new(case: &'a Case<'a>) -> Result<Self> {
-        let scheduler = Scheduler::new(case.machine.costs(case.model)?).map_err(wrong)?;
+        let divider = Divider::new(case.machine.costs(case.model)?).map_err(wrong)?;
         let room = (case.model.k * case.model.layers) as u64;
-        let cache = match case.system.keeps {
+        let cache = match case.system.cache() {
             None => None,
             Some(setting) => {
                 let setting: Setting = setting.parse().map_err(wrong)?;
                 Some(Cache::new(case.trace.experts(), room, &setting))
             }
         };
-        Ok(Self {
-            case,
-            scheduler,
-            cache,
-            there: HashMap::new(),
-            random: Random::new(17),
-            now: 0.0,
-            link: 0.0,
-        })
+        Ok(Self { case, divider, cache, there: HashMap::new(), random: Random::new(17), now: 0.0, link: 0.0 })
     }
 
     /// The experts that a layer is first to compute, those with the largest scores first.
@@ -129,7 +121,7 @@ impl<'a> State<'a> {
         if self.there.contains_key(&key) || self.cache.as_ref().is_some_and(|c| c.contains(key)) {
             return;
         }
-        self.link = self.link.max(self.now) + self.scheduler.costs().transfer_us;
+        self.link = self.link.max(self.now) + self.divider.costs().bring_us;
         self.there.insert(key, self.link);
     }
 
@@ -142,7 +134,7 @@ impl<'a> State<'a> {
                 if i < little || self.random.unit() < self.case.foresight {
                     self.fetch(key(layer, e));
                 } else {
-                    self.link = self.link.max(self.now) + self.scheduler.costs().transfer_us;
+                    self.link = self.link.max(self.now) + self.divider.costs().bring_us;
                 }
             }
         }
@@ -159,7 +151,7 @@ impl<'a> State<'a> {
                 .collect();
             let waits = (self.link - self.now).max(0.0);
             let free = Free { link: waits, ..Free::default() };
-            let schedule = self.scheduler.schedule(system.policy, &tasks, free).map_err(wrong)?;
+            let schedule = self.divider.schedule(system.row.decode, &tasks, free).map_err(wrong)?;
             let (makespan, done) = (schedule.makespan, schedule.done.link.max(waits));
             let came: Vec<(u16, f64)> =
                 schedule.runs.iter().filter_map(|r| Some((r.expert, r.transfer?.1))).collect();
@@ -169,7 +161,7 @@ impl<'a> State<'a> {
             for &(expert, at) in &came {
                 self.there.insert(key(layer, expert), self.now + at);
             }
-            if system.gates && layer + 1 < model.layers {
+            if system.row.foresees.gates() > 0 && layer + 1 < model.layers {
                 for expert in self.experts(token, layer + 1, k) {
                     self.fetch(key(layer + 1, expert));
                 }

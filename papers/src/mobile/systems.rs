@@ -1,39 +1,48 @@
 //! The systems, as rows of one simulator.
 
-use crate::hybrimoe::systems::{LRU, MRS_BYPASS};
-use moec_runtime::schedule::hybrid::Policy;
+use moec_runtime::schedule::{self, Foresees, Keeps};
 
-/// A system.
+/// A system: a row of the runtime's table.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct System {
     /// Name.
     pub name: &'static str,
-    /// Who divides the experts of a layer.
-    pub policy: Policy,
-    /// What stays on the GPU from token to token, in room for as many experts as a token uses; `None`: nothing.
-    pub keeps: Option<&'static str>,
-    /// Whether a gate one layer before says which experts are transferred.
-    pub gates: bool,
+    /// Who divides the experts of a layer, what stays on the GPU from token to token, in room for as many experts as a token uses, and
+    /// whether a gate one layer before says which experts are transferred.
+    pub row: schedule::System,
     /// Whether fewer experts are tried first.
     pub little: bool,
 }
 
+const fn of(row: schedule::System) -> System {
+    System { name: row.name, row, little: false }
+}
+
 /// All experts, fetched when their layer's router has spoken.
-pub const FULL: System =
-    System { name: "offloading", policy: Policy::Gpu, keeps: None, gates: false, little: false };
+pub const FULL: System = of(schedule::OFFLOADING);
 /// Pre-gated MoE: a layer's experts are known one layer before.
-pub const PRE_GATED: System = System { name: "Pre-gated MoE", gates: true, ..FULL };
+pub const PRE_GATED: System = of(schedule::PRE_GATED);
 /// AdapMoE: the same, and LRU.
-pub const ADAPMOE: System = System { name: "AdapMoE", keeps: Some(LRU), ..PRE_GATED };
+pub const ADAPMOE: System = of(schedule::ADAPMOE);
 /// MoBiLE.
 pub const MOBILE: System = System { name: "MoBiLE", little: true, ..FULL };
 /// MoBiLE with the gates of Pre-gated MoE.
-pub const MOBILE_GATES: System = System { name: "MoBiLE with gates", gates: true, ..MOBILE };
+pub const MOBILE_GATES: System = System { name: "MoBiLE with gates", little: true, ..PRE_GATED };
 /// moec's schedule and cache, with all experts: the processor computes, too.
-pub const MOEC_FULL: System =
-    System { name: "moec, all experts", policy: Policy::Cut, keeps: Some(MRS_BYPASS), ..FULL };
+pub const MOEC_FULL: System = System {
+    name: "moec, all experts",
+    row: schedule::System { foresees: Foresees::Nothing, ..schedule::MOEC },
+    little: false,
+};
 /// The same, with fewer experts first.
 pub const MOEC: System = System { name: "moec, big-little", little: true, ..MOEC_FULL };
+
+impl System {
+    /// What keeps experts on the GPU from token to token; `None`: nothing.
+    pub fn cache(&self) -> Option<&'static str> {
+        if let Keeps::Cache(setting) = self.row.keeps { Some(setting) } else { None }
+    }
+}
 
 /// All that are compared; the first is the baseline.
 pub const SYSTEMS: [System; 7] = [FULL, PRE_GATED, ADAPMOE, MOBILE, MOBILE_GATES, MOEC_FULL, MOEC];

@@ -4,7 +4,8 @@ use super::loads::{Loads, Source};
 use super::machine::Machine;
 use super::models::Model;
 use moec_ndp::steps::{Busy, LayerReport, Simulator, StepsError};
-use moec_runtime::schedule::makespan::{Policy, Setup, Table, Tally, Window};
+use moec_runtime::schedule::scheduled::{Setup, Tally, Window};
+use moec_runtime::schedule::{System, Table};
 
 /// How much is simulated of each configuration. Layers are alike, so that some stand for all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +35,7 @@ pub struct Case<'a> {
     /// Tokens of a step.
     pub batch: usize,
     /// Who decides.
-    pub policy: Policy,
+    pub policy: System,
     /// `f_calc` of a near-data unit.
     pub ndp: &'a Table,
     /// Whose loads.
@@ -129,15 +130,15 @@ impl Case<'_> {
         let window = machine.before(model, *batch).calc_us;
         let link_us = if machine.links_always { f64::MAX } else { window };
         let setup = Setup {
-            policy: *policy,
+            system: *policy,
             costs: machine.costs(model, self.ndp)?,
             layers: size.layers,
             experts: model.experts,
-            dimms: machine.dimms,
+            memories: machine.dimms,
             frames: machine.frames(model),
             window: Window { pcie_us: window, link_us },
         };
-        let mut simulator = Simulator::new(setup, machine.system())?;
+        let mut simulator = Simulator::new(setup, machine.system(model))?;
         let loads = self.loads();
         for layer in 0..if machine.profiled { size.layers } else { 0 } {
             simulator.scheduler_mut().profile(layer, &loads.mean(layer))?;

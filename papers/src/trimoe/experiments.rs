@@ -7,7 +7,7 @@ use super::models::{MODELS, Model, QWEN};
 use super::paper::{BATCH, BATCHES};
 use moec_dram::{Options, Timing};
 use moec_ndp::steps::{Rates, StepsError};
-use moec_runtime::schedule::makespan::{Policy, Refinement, Split, Table};
+use moec_runtime::schedule::{self, EN_KTRANSFORMERS, EN_KTRANSFORMERS_HELD, Solver, Table};
 
 /// The variant that gives the paper's speedups with the paper's schedule.
 pub const BARE_STILL: &str = "MoNDE keeps no experts on the GPU, loads that do not drift";
@@ -18,7 +18,7 @@ pub struct System {
     /// Name.
     pub name: &'static str,
     /// Who decides; of several the fastest counts.
-    pub policies: &'static [Policy],
+    pub policies: &'static [schedule::System],
     /// Whether the GPU reads experts that it does not hold. The equations do not say that the processor has less
     /// bandwidth then.
     pub fetches: bool,
@@ -26,50 +26,47 @@ pub struct System {
     pub keeps: bool,
 }
 
-const fn trimoe(refinement: Refinement, migrate: bool) -> Policy {
-    Policy::TriMoe { refinement, migrate }
+const fn trimoe(solver: Solver, moves: bool) -> schedule::System {
+    schedule::trimoe(schedule::TRIMOE.name, solver, moves)
 }
 
 /// GPU alone.
 pub const KLOTSKI: System =
-    System { name: "Klotski", policies: &[Policy::Klotski], fetches: true, keeps: true };
+    System { name: "Klotski", policies: &[schedule::KLOTSKI], fetches: true, keeps: true };
 /// GPU and processor.
 pub const KTRANSFORMERS: System = System {
     name: "En-KTransformers",
-    policies: &[
-        Policy::KTransformers { split: Split::AllCold },
-        Policy::KTransformers { split: Split::Best },
-    ],
+    policies: &[EN_KTRANSFORMERS_HELD, EN_KTRANSFORMERS],
     fetches: true,
     keeps: true,
 };
 /// GPU and near-data units.
-pub const MONDE: System = System { name: "MoNDE", policies: &[Policy::MoNde], fetches: true, keeps: true };
+pub const MONDE: System = System { name: "MoNDE", policies: &[schedule::MONDE], fetches: true, keeps: true };
 /// The same with a GPU that keeps no experts.
 pub const MONDE_BARE: System = System { keeps: false, ..MONDE };
 /// As the paper has it.
 pub const TRIMOE: System =
-    System { name: "TriMoE", policies: &[trimoe(Refinement::Paper, true)], fetches: true, keeps: true };
+    System { name: "TriMoE", policies: &[trimoe(Solver::Refined, true)], fetches: true, keeps: true };
 /// With the refinement that leaves plateaus, and without fetches.
 pub const MOEC: System =
-    System { name: "moec", policies: &[trimoe(Refinement::Full, true)], fetches: false, keeps: true };
+    System { name: "moec", policies: &[trimoe(Solver::Best, true)], fetches: false, keeps: true };
 /// All of them; baselines first.
 pub const SYSTEMS: [System; 5] = [KLOTSKI, KTRANSFORMERS, MONDE, TRIMOE, MOEC];
 /// How many of them are baselines.
 pub const BASELINES: usize = 3;
-const fn step(name: &'static str, policies: &'static [Policy], fetches: bool) -> System {
+const fn step(name: &'static str, policies: &'static [schedule::System], fetches: bool) -> System {
     System { name, policies, fetches, keeps: true }
 }
 
 /// The steps of Figure 8, and those that moec adds.
 pub const ABLATION: [System; 7] = [
     MONDE,
-    step("+CPU", &[trimoe(Refinement::None, false)], true),
-    step("+Refinement", &[trimoe(Refinement::Paper, false)], true),
-    step("+Relayout", &[trimoe(Refinement::Paper, true)], true),
-    step("plateau-free", &[trimoe(Refinement::Full, true)], true),
-    step("no fetches", &[trimoe(Refinement::Paper, true)], false),
-    step("both", &[trimoe(Refinement::Full, true)], false),
+    step("+CPU", &[trimoe(Solver::Cheapest, false)], true),
+    step("+Refinement", &[trimoe(Solver::Refined, false)], true),
+    step("+Relayout", &[trimoe(Solver::Refined, true)], true),
+    step("plateau-free", &[trimoe(Solver::Best, true)], true),
+    step("no fetches", &[trimoe(Solver::Refined, true)], false),
+    step("both", &[trimoe(Solver::Best, true)], false),
 ];
 
 /// Everything that experiments share.

@@ -7,7 +7,7 @@ use moec_ndp::emit::{Output, emit};
 use moec_ndp::image::Shape;
 use moec_ndp::machine::{Bus, Program, times};
 use moec_ndp::steps::{Before, Rates, Rows, StepsError, System};
-use moec_runtime::schedule::makespan::{Costs, Dram, NdpCosts, Table};
+use moec_runtime::schedule::{Costs, NearCosts, Table};
 
 /// Operations a second of the GPU in bf16, and bytes a second of its memory. Table 1.
 pub const GPU_FLOPS: f64 = 819.6e12;
@@ -92,12 +92,12 @@ impl Machine {
     }
 
     /// What is simulated.
-    pub fn system(&self) -> System {
+    pub fn system(&self, model: &Model) -> System {
         System {
             pcie_gbs: PCIE * 1e-9,
             link_gbs: LINK * self.link * 1e-9,
             moves_take_time: self.moves,
-            ..System::trimoe(self.rates)
+            ..System::trimoe(self.rates, model.expert_bytes())
         }
     }
 
@@ -122,22 +122,23 @@ impl Machine {
         let gpu_points = [1, 256, 512, 640, 1024, 4096].map(|n| (n, gpu(n)));
         let rates = if self.moec_kernels { AMX_MOEC.map(|(n, part)| (n, AMX_FLOPS * part)) } else { AMX };
         let cpu = rates.map(|(n, rate)| (n, micro(flops * f64::from(n) / (rate * self.cpu))));
-        let ndp = NdpCosts {
+        // An expert's time at so many microseconds for a byte.
+        let expert = |us: f64| bytes as f64 * us;
+        let near = NearCosts {
             table: ndp.clone(),
-            internal_us_per_byte: 1e-3 / self.rates.private_gbs,
-            link_us_per_byte: micro(1.0 / (LINK * self.link)),
+            internal_us: expert(1e-3 / self.rates.private_gbs),
+            link_us: expert(micro(1.0 / (LINK * self.link))),
         };
+        let pcie = if self.fetches { micro(1.0 / PCIE) } else { f64::INFINITY };
         Ok(Costs {
-            gpu: if self.gpu { Some(Table::new(gpu_points.to_vec())?) } else { None },
-            cpu: Table::new(cpu.to_vec())?,
-            ndp: (self.dimms > 0).then_some(ndp),
-            pcie_us_per_byte: if self.fetches { micro(1.0 / PCIE) } else { f64::INFINITY },
-            dram: Dram {
-                striped_us_per_byte: 1e-3 / (8.0 * self.rates.striped_gbs),
-                localized_us_per_byte: 1e-3 / self.rates.localized_gbs,
-            },
-            expert_bytes: bytes,
-            token_bytes: 4 * model.width,
+            gpu: if self.gpu { Some(Table::new(gpu_points.to_vec())?.into()) } else { None },
+            cpu: Table::new(cpu.to_vec())?.into(),
+            near: (self.dimms > 0).then_some(near),
+            bring_us: expert(pcie),
+            first_bring_us: 0.0,
+            striped_us: expert(1e-3 / (8.0 * self.rates.striped_gbs)),
+            localized_us: expert(1e-3 / self.rates.localized_gbs),
+            row_us: (4 * model.width) as f64 * pcie,
         })
     }
 

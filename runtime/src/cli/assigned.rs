@@ -1,6 +1,6 @@
 //! What became of experts that are assigned while a plan runs, in words and as JSON.
 
-use crate::schedule::assign::Assigned;
+use crate::schedule::dispatch::Assigned;
 use serde_json::{Value, json};
 
 /// Adds it to a report. Sums are those since the engine was opened.

@@ -6,7 +6,7 @@ use crate::exec::beside::Residents;
 use crate::exec::timeline::{Timeline, What};
 use crate::exec::unit::{Half, Lane, Launch, StepFault, Unit, Units};
 use crate::platform::memory::Addr;
-use crate::schedule::assign::{Assigner, Link};
+use crate::schedule::dispatch::{Assigner, Link};
 use crate::sync::barrier::Barrier;
 use crate::sync::events::Events;
 use crate::weights::owned::Arrival;

@@ -11,7 +11,7 @@ use crate::exec::unit::Unit;
 use crate::kv::states::States;
 use crate::offload::paging::{self, OnFlash, Paging};
 use crate::platform::memory::{Addr, Region};
-use crate::schedule::assign::{Assigned, Assigner};
+use crate::schedule::dispatch::{Assigned, Assigner};
 use crate::sync::events::Events;
 use crate::sync::pool::Pool;
 use crate::weights::owned::Arrival;

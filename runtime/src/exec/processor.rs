@@ -6,7 +6,7 @@ use crate::exec::builtin;
 use crate::exec::unit::{BadExpert, Lane, Launch, StepFault, Unit, UnknownStep, kernel, kernel_items};
 use crate::offload::paging::OnFlash;
 use crate::platform::memory::Addr;
-use crate::schedule::assign::Assigner;
+use crate::schedule::dispatch::Assigner;
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{Builtin, ExpertHomes, Homes};
 use std::sync::Arc;

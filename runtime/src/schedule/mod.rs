@@ -1,8 +1,32 @@
-//! Which unit computes which expert of a step, where several can.
+//! Which unit computes which expert of a step, and where experts are, where several units can.
+//!
+//! * [`Costs`] are the prices: what an expert takes on each unit and on each link. [`System`] is a row of the table of policies: who
+//!   divides a layer's experts ([`Solver`]), what stays where ([`Keeps`]), and what is foreseen ([`Foresees`]).
+//! * A layer's time is modelled in two ways, each with its solvers: `sums` of units' times, and [`timelines`] on which experts arrive.
+//! * Where experts are is kept in two ways: [`scheduled`] over the memories of the host and frames of each layer, with loads
+//!   foreseen; [`cached`] in frames that all layers share, with gates foreseen.
+//! * [`dispatch`] asks one of these at each dispatch of a running plan, and does what it says.
+//!
+//! Nothing here but [`dispatch`] reads, waits or looks at a clock: the same decisions are made for a plan that runs and for one that is
+//! simulated. Nothing here knows what a unit is.
 
+#[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
+pub mod cached;
+#[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
+mod costs;
+pub mod decision;
 #[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
-pub mod assign;
+pub mod dispatch;
+mod error;
+mod policy;
 #[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
-pub mod hybrid;
+pub mod scheduled;
 #[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
-pub mod makespan;
+mod sums;
+#[allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
+pub mod timelines;
+
+pub use costs::{Costs, NearCosts, Table, UnitCosts};
+pub use error::ScheduleError;
+pub use policy::*;
+pub use scheduled::Unit;

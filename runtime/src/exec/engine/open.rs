@@ -16,7 +16,7 @@ use crate::offload::paging::{self, Paging};
 use crate::platform::available::available;
 use crate::platform::cpu;
 use crate::platform::memory::{Addr, Region};
-use crate::schedule::assign::Assigner;
+use crate::schedule::dispatch::Assigner;
 use crate::sync::events::Events;
 use crate::sync::pool::Pool;
 use crate::weights::owned::{Arrival, How, MovingStore, OwnedStore};

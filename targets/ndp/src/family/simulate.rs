@@ -6,8 +6,7 @@ use crate::steps::{Before, Rates, Rows, Simulator, System, Track};
 use moec_device::Unit;
 use moec_dram::Options;
 use moec_family::{StreamEvent, StreamRun, StreamScene, StreamStep};
-use moec_runtime::schedule::assign;
-use moec_runtime::schedule::makespan::{Layout, Place, Placement};
+use moec_runtime::schedule::dispatch::plan;
 
 /// Simulates the steps of a scene.
 pub(super) fn simulate(unit: &Unit, scene: &StreamScene<'_>) -> Result<StreamRun, String> {
@@ -15,7 +14,7 @@ pub(super) fn simulate(unit: &Unit, scene: &StreamScene<'_>) -> Result<StreamRun
     let said = |e: &dyn std::fmt::Display| e.to_string();
     let s = scene.schedule;
     let experts = s.layers.first().map_or(0, |l| l.modules.len());
-    let setup = assign::setup(s, experts).map_err(|e| said(&e))?;
+    let scheduler = plan::scheduler(s, experts).map_err(|e| said(&e))?;
     let rates = Rates::of(&channel(&ours, timing, Options::default()));
     let link_gbs = dimms.link_gb_per_s.as_ref().map_or(1.0, |f| f.value);
     let system = System {
@@ -26,17 +25,9 @@ pub(super) fn simulate(unit: &Unit, scene: &StreamScene<'_>) -> Result<StreamRun
         pcie_gbs: scene.link_gb_per_s.unwrap_or(1.0),
         link_gbs,
         moves_take_time: true,
+        expert_bytes: s.expert_bytes.max(1),
     };
-    let mut simulator = Simulator::new(setup, system).map_err(|e| said(&e))?;
-    for (index, layer) in s.layers.iter().enumerate() {
-        let layout = |m: i32| u16::try_from(m).map_or(Layout::Striped, Layout::Local);
-        let place =
-            |(e, &m): (usize, &i32)| Place { layout: layout(m), cached: layer.cached.contains(&(e as u32)) };
-        let places = layer.modules.iter().enumerate().map(place).collect();
-        let placement =
-            Placement::new(places, s.modules as usize, s.frames as usize).map_err(|e| said(&e))?;
-        simulator.scheduler_mut().place(index, &placement).map_err(|e| said(&e))?;
-    }
+    let mut simulator = Simulator::with(scheduler, system).map_err(|e| said(&e))?;
     simulator.record();
     let before = Before { calc_us: s.window_us, host_bytes: 0.0 };
     let mut run = StreamRun::default();

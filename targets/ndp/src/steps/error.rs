@@ -1,13 +1,13 @@
 //! What can be wrong with what is to be simulated.
 
-use moec_runtime::schedule::makespan::MakespanError;
+use moec_runtime::schedule::ScheduleError;
 
 /// Why a step cannot be simulated.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum StepsError {
     /// What the scheduler says.
     #[error(transparent)]
-    Schedule(#[from] MakespanError),
+    Schedule(#[from] ScheduleError),
     /// A rate or a time that is none.
     #[error("{what} must be a finite number {from}, not {value}")]
     Number {

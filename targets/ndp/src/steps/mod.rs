@@ -1,6 +1,6 @@
 //! Steps of a model whose experts are shared by a GPU, the processor and near-data units, in virtual time.
 //!
-//! Who computes what and who moves where is decided by [`moec_runtime::schedule::makespan::Scheduler`], the same that a plan
+//! Who computes what and who moves where is decided by [`moec_runtime::schedule::scheduled::Scheduler`], the same that a plan
 //! asks that runs. Here is what then happens: experts wait for their units, weights travel, and whoever reads the
 //! same memory at once takes rate from the others. A scheduler adds up times (TriMoE, §4.2, equations 5 to 7); how
 //! far that is from what is simulated is part of each [`LayerReport`].

@@ -11,7 +11,7 @@ use super::lanes::{Lanes, Task, What};
 use super::report::{Busy, LayerReport, StepReport};
 use super::system::System;
 use super::work::{Before, Rows};
-use moec_runtime::schedule::makespan::{Action, Home, Layout, Scheduler, Setup};
+use moec_runtime::schedule::scheduled::{Action, Home, Layout, Scheduler, Setup};
 
 /// The host's reads.
 const HOST: u32 = 0;
@@ -133,12 +133,20 @@ impl Simulator {
     /// # Errors
     /// Those of [`System::check`] and [`Scheduler::new`].
     pub fn new(setup: Setup, system: System) -> Result<Self, StepsError> {
+        Self::with(Scheduler::new(setup)?, system)
+    }
+
+    /// A machine at time 0, with experts where a scheduler has them.
+    ///
+    /// # Errors
+    /// Those of [`System::check`].
+    pub fn with(scheduler: Scheduler, system: System) -> Result<Self, StepsError> {
         system.check()?;
-        let dimms = setup.dimms;
+        let setup = scheduler.setup();
+        let dimms = setup.memories;
         let modules = system.modules.max(dimms);
-        let bytes = setup.costs.expert_bytes as f64;
+        let bytes = system.expert_bytes as f64;
         let moving = vec![vec![None; setup.experts]; setup.layers];
-        let scheduler = Scheduler::new(setup)?;
         let map = Map { system, modules, dimms, bytes };
         let lanes = Lanes::new(map.resources(), modules);
         Ok(Self { scheduler, lanes, map, moving, moves: 0 })
@@ -309,13 +317,13 @@ impl Simulator {
                 0.0
             }
             Home::Cpu => {
-                let calc_us = costs.cpu.at(n);
+                let calc_us = costs.cpu.table.at(n);
                 let uses = self.map.read(self.map.bytes, place.layout);
                 self.lanes.add(Task { calc_us, uses, ..task });
                 calc_us
             }
-            Home::Ndp(dimm) => {
-                let calc_us = costs.ndp.as_ref().map_or(0.0, |u| u.table.at(n));
+            Home::Near(dimm) => {
+                let calc_us = costs.near.as_ref().map_or(0.0, |u| u.table.at(n));
                 let memory = self.map.memory(usize::from(dimm));
                 let uses = vec![(memory, us(self.map.bytes, self.map.system.rates.private_gbs))];
                 self.lanes.add(Task { track: Track::Ndp(dimm), class: UNITS, calc_us, uses, ..task });
@@ -359,8 +367,8 @@ impl Simulator {
                     (expert, "prefetch", Track::Pcie, self.map.to_gpu(self.map.bytes, layout))
                 }
                 Action::Relayout { expert, to } => {
-                    let from = layouts.get(usize::from(expert)).and_then(|l| l.dimm());
-                    let dimm = to.dimm().or(from).unwrap_or(0);
+                    let from = layouts.get(usize::from(expert)).and_then(|l| l.memory());
+                    let dimm = to.memory().or(from).unwrap_or(0);
                     (expert, "relayout", Track::Link(dimm), self.map.relayout(dimm))
                 }
                 Action::Rebalance { expert, from, to } => {

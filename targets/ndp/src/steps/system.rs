@@ -6,7 +6,7 @@ use super::rates::Rates;
 /// Channels or DIMMs, at most.
 const MOST: usize = 1 << 10;
 
-/// The machine. Units and what experts cost on them are the scheduler's [`moec_runtime::schedule::makespan::Setup`].
+/// The machine. Units and what experts cost on them are the scheduler's [`moec_runtime::schedule::scheduled::Setup`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct System {
     /// Channels of the host's memory.
@@ -22,12 +22,23 @@ pub struct System {
     pub link_gbs: f64,
     /// Whether moves take time. Without, experts are at once where they go: what migration costs is the difference.
     pub moves_take_time: bool,
+    /// Bytes of one expert's weights.
+    pub expert_bytes: u64,
 }
 
 impl System {
     /// TriMoE's Table 1, with rates of memory as given: 8 channels of 2 DIMMs, PCIe 5.0, links of 25 GB/s.
-    pub fn trimoe(rates: Rates) -> Self {
-        Self { channels: 8, modules: 16, rates, pcie_gbs: 64.0, link_gbs: 25.0, moves_take_time: true }
+    pub fn trimoe(rates: Rates, expert_bytes: u64) -> Self {
+        let moves_take_time = true;
+        Self {
+            channels: 8,
+            modules: 16,
+            rates,
+            pcie_gbs: 64.0,
+            link_gbs: 25.0,
+            moves_take_time,
+            expert_bytes,
+        }
     }
 
     /// Whether it is a machine.

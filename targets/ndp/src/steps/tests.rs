@@ -2,7 +2,11 @@
 
 use super::*;
 use moec_dram::{Options, Timing};
-use moec_runtime::schedule::makespan::*;
+use moec_runtime::schedule::scheduled::*;
+use moec_runtime::schedule::{
+    Costs, EN_KTRANSFORMERS, EN_KTRANSFORMERS_HELD, KLOTSKI, NearCosts, Solver, System as Policy, TRIMOE,
+    Table, trimoe,
+};
 
 /// Of an expert, 32 MB.
 const BYTES: f64 = 32e6;
@@ -15,29 +19,30 @@ fn table(us: f64) -> Table {
 
 /// A machine of 4 DIMMs on 2 channels, at peak rates.
 fn system() -> System {
-    System { channels: 2, modules: DIMMS, ..System::trimoe(Rates::peak()) }
+    System { channels: 2, modules: DIMMS, ..System::trimoe(Rates::peak(), BYTES as u64) }
 }
 
-fn setup(policy: Policy) -> Setup {
+fn setup(system: Policy) -> Setup {
     let costs = Costs {
-        gpu: Some(table(10.0)),
-        cpu: table(5.0),
-        ndp: Some(NdpCosts {
+        gpu: Some(table(10.0).into()),
+        cpu: table(5.0).into(),
+        near: Some(NearCosts {
             table: table(100.0),
-            internal_us_per_byte: 1e-3 / 153.6,
-            link_us_per_byte: 1e-3 / 25.0,
+            internal_us: BYTES * 1e-3 / 153.6,
+            link_us: BYTES * 1e-3 / 25.0,
         }),
-        pcie_us_per_byte: 1e-3 / 64.0,
-        dram: Dram { striped_us_per_byte: 1e-3 / 76.8, localized_us_per_byte: 1e-3 / 38.4 },
-        expert_bytes: BYTES as u64,
-        token_bytes: 4096,
+        bring_us: BYTES * 1e-3 / 64.0,
+        first_bring_us: 0.0,
+        striped_us: BYTES * 1e-3 / 76.8,
+        localized_us: BYTES * 1e-3 / 38.4,
+        row_us: 4096.0 * 1e-3 / 64.0,
     };
     let window = Window { pcie_us: 0.0, link_us: 0.0 };
-    Setup { policy, costs, layers: 1, experts: EXPERTS, dimms: DIMMS, frames: 0, window }
+    Setup { system, costs, layers: 1, experts: EXPERTS, memories: DIMMS, frames: 0, window }
 }
 
-const GREEDY: Policy = Policy::TriMoe { refinement: Refinement::None, migrate: false };
-const CPU_ONLY: Policy = Policy::KTransformers { split: Split::AllCold };
+const GREEDY: Policy = trimoe("greedy", Solver::Cheapest, false);
+const CPU_ONLY: Policy = EN_KTRANSFORMERS_HELD;
 
 fn placed(setup: Setup, layouts: [Layout; EXPERTS]) -> Simulator {
     let frames = setup.frames;
@@ -92,7 +97,7 @@ fn near_data_units_work_side_by_side() {
 fn the_processor_and_pcie_share_the_channels_which_the_equations_do_not_say() {
     // Calculation is short on both, so that each is bound by the way to it; greedy gives all to the processor, Best
     // gives some to the GPU.
-    let best = Policy::KTransformers { split: Split::Best };
+    let best = EN_KTRANSFORMERS;
     let mut simulator = placed(setup(best), [Layout::Striped; EXPERTS]);
     let report = layer(&mut simulator, [1; EXPERTS]);
     let fetched = report.busy.pcie * 64.0 / BYTES * 1e3;
@@ -121,7 +126,7 @@ fn a_unit_that_waits_for_memory_loses_what_the_host_reads_of_it() {
 
 #[test]
 fn weights_travel_while_others_are_calculated() {
-    let mut simulator = placed(setup(Policy::Klotski), [Layout::Striped; EXPERTS]);
+    let mut simulator = placed(setup(KLOTSKI), [Layout::Striped; EXPERTS]);
     let report = layer(&mut simulator, [3; EXPERTS]);
     // 30 µs of calculation hide behind 500 µs of each transfer, but for the last.
     close(report.experts_us, EXPERTS as f64 * BYTES / 64.0 * 1e-3 + 30.0);
@@ -166,7 +171,7 @@ fn without_a_gpu_attention_is_the_processors() {
 /// Four layers whose loads turn around, so that much moves.
 fn turning(moves_take_time: bool, link_gbs: f64) -> (Vec<StepReport>, Simulator) {
     let window = Window { pcie_us: 2000.0, link_us: 2000.0 };
-    let policy = Policy::TriMoe { refinement: Refinement::Paper, migrate: true };
+    let policy = TRIMOE;
     let setup = Setup { layers: 4, frames: 1, window, ..setup(policy) };
     let system = System { link_gbs, moves_take_time, ..system() };
     let mut simulator = Simulator::new(setup, system).expect("a machine");

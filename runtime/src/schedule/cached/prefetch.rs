@@ -1,0 +1,112 @@
+//! Which experts of the next layers to transfer ahead (§IV-C): those that shorten the simulated layers most.
+//!
+//! The gates of the next layers, applied to the current hidden state, say which experts may be wanted, and by how many tokens.
+//! For up to [`DEPTH`] layers ahead the divider gives the time of a layer with an expert on the host alone, and with it on
+//! the GPU from when it would be there. The difference, times the probability that the expert is wanted at all, is its
+//! impact; what it costs is the time for which the link keeps the next layer waiting. The best goes first and the rest is
+//! weighed again, as long as the link is idle before the next layer begins.
+
+use crate::schedule::policy::Solver;
+use crate::schedule::timelines::Divider;
+use crate::schedule::timelines::{Free, Task};
+
+/// Layers ahead that are looked at (§IV-C).
+pub const DEPTH: usize = 3;
+/// Loads of a layer that are weighed at a time, the largest first: an expert with more tokens gains more.
+const LOOKED_AT: usize = 4;
+
+/// A layer ahead.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Outlook {
+    /// From now until it wants its experts, in microseconds.
+    pub start: f64,
+    /// Experts that it is expected to use. Times of [`Task::held`] are from the layer's start on.
+    pub tasks: Vec<Task>,
+    /// How likely each of them is wanted.
+    pub probability: Vec<f64>,
+}
+
+/// An expert to transfer ahead.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Prefetch {
+    /// Layers ahead, from 1.
+    pub ahead: usize,
+    /// Expert.
+    pub expert: u16,
+    /// Microseconds that it is expected to save, less what it costs.
+    pub gain: f64,
+    /// When it is on the GPU, in microseconds from now.
+    pub there: f64,
+}
+
+/// Fills `out` with the experts to transfer, in order, and marks them as held in `layers`. `busy` is the time until the link is
+/// done with what it was told before. Layers past [`DEPTH`] are not looked at; tasks are taken as they are.
+pub fn plan(
+    divider: &mut Divider,
+    policy: Solver,
+    layers: &mut [Outlook],
+    busy: f64,
+    out: &mut Vec<Prefetch>,
+) {
+    out.clear();
+    let depth = layers.len().min(DEPTH);
+    let layers = &mut layers[..depth];
+    let Some(until) = layers.first().map(|l| l.start) else { return };
+    let way = divider.costs().bring_us;
+    let mut link = busy.max(0.0);
+    while link < until {
+        let there = link + way;
+        let mut best: Option<(f64, usize, usize)> = None;
+        for at in 0..depth {
+            let late = if at == 0 { 0.0 } else { delay(divider, policy, &layers[0], there) };
+            let Some((gain, task)) = impact(divider, policy, &mut layers[at], there) else { continue };
+            if gain - late > best.map_or(0.0, |b| b.0) {
+                best = Some((gain - late, at, task));
+            }
+        }
+        let Some((gain, at, task)) = best else { return };
+        let layer = &mut layers[at];
+        layer.tasks[task].held = Some((there - layer.start).max(0.0));
+        out.push(Prefetch { ahead: at + 1, expert: layer.tasks[task].expert, gain, there });
+        link = there;
+    }
+}
+
+/// The task of a layer with the largest impact, and that.
+fn impact(divider: &mut Divider, policy: Solver, layer: &mut Outlook, there: f64) -> Option<(f64, usize)> {
+    let without = divider.makespan(policy, &layer.tasks, Free::default());
+    let mut best: Option<(f64, usize)> = None;
+    let (mut last, mut looked_at) = (u32::MAX, 0);
+    while looked_at < LOOKED_AT {
+        // The likeliest of the next smaller load.
+        let of = |i: usize| (layer.tasks[i].load, layer.probability.get(i).copied().unwrap_or(0.0));
+        let rest = (0..layer.tasks.len()).filter(|&i| layer.tasks[i].held.is_none() && of(i).0 < last);
+        let next = rest.max_by(|&i, &j| {
+            let ((li, pi), (lj, pj)) = (of(i), of(j));
+            li.cmp(&lj).then(pi.total_cmp(&pj)).then(j.cmp(&i))
+        });
+        let Some(task) = next else { break };
+        let (load, probability) = of(task);
+        layer.tasks[task].held = Some((there - layer.start).max(0.0));
+        let with = divider.makespan(policy, &layer.tasks, Free::default());
+        layer.tasks[task].held = None;
+        let gain = probability * (without - with);
+        if best.is_none_or(|b| gain > b.0) {
+            best = Some((gain, task));
+        }
+        (last, looked_at) = (load, looked_at + 1);
+    }
+    best
+}
+
+/// How much longer the next layer takes if the link is busy until `there`.
+fn delay(divider: &mut Divider, policy: Solver, next: &Outlook, there: f64) -> f64 {
+    let late = (there - next.start).max(0.0);
+    if late == 0.0 {
+        return 0.0;
+    }
+    let at = |divider: &mut Divider, link: f64| {
+        divider.makespan(policy, &next.tasks, Free { link, ..Free::default() })
+    };
+    at(divider, late) - at(divider, 0.0)
+}

@@ -1,0 +1,195 @@
+//! What a director must do, whatever is chosen: frames hold one expert each, and who is computed on the GPU is in one.
+
+use super::*;
+use crate::offload::cache::{CacheError, CachedLayer, ExpertIndex, Key};
+use crate::schedule::cached::director::{Director, Setup};
+use crate::schedule::decision::{Bring, Transfer};
+use moec_ir::op::Score;
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+const LAYERS: usize = 6;
+const EXPERTS: usize = 16;
+const K: usize = 4;
+
+/// `frames` frames over so many layers, each of which begins with some.
+fn setup(shape: [usize; 3], keeps: &str, divides: [Solver; 2], frames: usize) -> Setup {
+    let [layers, experts, k] = shape;
+    let key = |i: usize| Key { layer: (i % layers) as u16, expert: (i / layers) as u16 };
+    let cached: Vec<Key> = (0..frames).map(key).collect();
+    Setup {
+        costs: costs([6.0, 0.5], [30.0, 20.0], 5.0, 25.0),
+        experts: ExpertIndex::uniform(layers, CachedLayer { experts, k, bytes: 1 }).expect("experts"),
+        divides,
+        keeps: keeps.parse().expect("a policy"),
+        ahead: 3,
+        window_us: 40.0,
+        pinned: cached[..2].to_vec(),
+        cached,
+        score: Score::Softmax,
+    }
+}
+
+fn loads(random: &mut SplitMix64, experts: usize, chosen: usize) -> Vec<u32> {
+    let mut loads = vec![0; experts];
+    (0..chosen).for_each(|_| loads[(random.unit().powi(2) * experts as f64) as usize] += 1);
+    loads
+}
+
+fn logits(random: &mut SplitMix64, experts: usize) -> Vec<f32> {
+    (0..experts).map(|_| random.unit() as f32 * 4.0).collect()
+}
+
+/// Follows what is brought: whom each frame holds.
+struct Twin(BTreeMap<u32, Key>);
+
+impl Twin {
+    fn bring(&mut self, director: &Director, brings: &[Bring], pinned: &[Key]) {
+        for &Bring { key, frame } in brings {
+            let left = self.0.insert(frame, key);
+            assert!(left.is_some_and(|left| !pinned.contains(&left)), "{left:?} in {frame}");
+        }
+        for layer in 0..LAYERS as u16 {
+            for expert in 0..EXPERTS as u16 {
+                let key = Key { layer, expert };
+                let frame = director.frame(key);
+                assert!(frame.is_none_or(|f| self.0.get(&f) == Some(&key)), "{key:?} is not in {frame:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn frames_hold_one_expert_each_and_the_gpu_computes_whom_they_hold() {
+    for (policy, keeps) in [
+        (Solver::Best, "mrs alpha=0.9 depth=2 bypass=1"),
+        (Solver::Paper(Order::Next), "mrs alpha=0.9 depth=2 bypass=0"),
+        (Solver::Gpu, "lru"),
+        (Solver::Cheapest, "lru"),
+        (Solver::Fixed, "lfu"),
+    ] {
+        let setup = setup([LAYERS, EXPERTS, K], keeps, [policy; 2], 20);
+        let (mut director, mut again) =
+            [0; 2].map(|_| Director::new(setup.clone()).expect("a director")).into();
+        let mut twin = Twin((0..).zip(setup.cached.clone()).collect());
+        let mut random = SplitMix64(5);
+        for step in 0..400 {
+            let prompt = step % 50 == 0;
+            // Some experts are not in the host's memory, and now and then one leaves it.
+            let there = |key: Key| (usize::from(key.expert) + step) % 7 != 0;
+            for layer in 0..LAYERS {
+                let gone = Key { layer: layer as u16, expert: (step % EXPERTS) as u16 };
+                if step % 3 == 0 {
+                    director.lose(gone);
+                    again.lose(gone);
+                    assert!(!director.holds(gone) || setup.pinned.contains(&gone));
+                }
+                let loads = loads(&mut random, EXPERTS, if prompt { 60 } else { K });
+                let said = director.divide(layer, &loads, prompt, &there).expect("a division").clone();
+                assert_eq!(&said, again.divide(layer, &loads, prompt, &there).expect("it"), "not repeated");
+                let brings = said.transfers.iter().filter_map(|t| match t {
+                    Transfer::Bring(bring) => Some(*bring),
+                    Transfer::Relocate { .. } => None,
+                });
+                twin.bring(&director, &brings.collect::<Vec<_>>(), &setup.pinned);
+                for (expert, _) in said.units.iter().enumerate().filter(|on| *on.1 == Unit::Gpu) {
+                    let key = Key { layer: layer as u16, expert: expert as u16 };
+                    assert!(loads[expert] > 0, "nobody chose it");
+                    assert_eq!(director.frame(key).and_then(|f| twin.0.get(&f)), Some(&key));
+                }
+                let ahead = if prompt { 0 } else { 4.min(LAYERS - layer) };
+                let scores: Vec<_> = (0..ahead).map(|_| logits(&mut random, EXPERTS)).collect();
+                let brings = director.foresee(ahead, &|i| &scores[i], &there).expect("a plan").to_vec();
+                again.foresee(ahead, &|i| &scores[i], &there).expect("a plan");
+                assert!(brings.iter().all(|b| there(b.key)));
+                twin.bring(&director, &brings, &setup.pinned);
+                assert!(setup.pinned.iter().all(|&key| director.holds(key)));
+            }
+        }
+        let counts = director.counts();
+        assert_eq!(counts, again.counts());
+        assert!(counts.hits > 0 && counts.misses > 0 && counts.makespan_us > 0.0, "{counts:?}");
+        assert_eq!(counts.fetched > 0, policy != Solver::Fixed, "{policy:?}: {counts:?}");
+        assert!(counts.ahead >= counts.foreseen, "{counts:?}");
+    }
+}
+
+/// What gates foresee rightly is there when it is asked for, and layers are done sooner.
+#[test]
+fn what_is_foreseen_rightly_is_there() {
+    let mut spans = Vec::new();
+    for foresees in [false, true] {
+        let mut setup = setup([LAYERS, EXPERTS, 2], "mrs", [Solver::Best; 2], 12);
+        setup.costs = costs([6.0, 0.5], [200.0, 20.0], 5.0, 60.0);
+        setup.window_us = 200.0;
+        let mut director = Director::new(setup).expect("a director");
+        let mut random = SplitMix64(3);
+        for _ in 0..100 {
+            let wanted: Vec<_> = (0..LAYERS).map(|_| logits(&mut random, EXPERTS)).collect();
+            for layer in 0..LAYERS {
+                let mut order: Vec<usize> = (0..EXPERTS).collect();
+                order.sort_by(|&a, &b| wanted[layer][b].total_cmp(&wanted[layer][a]));
+                let mut loads = vec![0; EXPERTS];
+                order[..2].iter().for_each(|&e| loads[e] = 1);
+                director.divide(layer, &loads, false, &|_| true).expect("a division");
+                let scored = if foresees { 4.min(LAYERS - layer) } else { 1 };
+                director.foresee(scored, &|i| &wanted[layer + i], &|_| true).expect("a plan");
+            }
+        }
+        let counts = director.counts();
+        assert_eq!(counts.foreseen, counts.ahead, "none was wrong");
+        spans.push((counts.makespan_us, counts.hits));
+    }
+    assert!(spans[1].1 > spans[0].1 * 3 / 2, "hits without and with: {spans:?}");
+    assert!(spans[1].0 < spans[0].0 * 0.9, "{spans:?}");
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let refused = |change: &dyn Fn(&mut Setup)| {
+        let mut setup = setup([LAYERS, EXPERTS, K], "lru", [Solver::Best; 2], 8);
+        change(&mut setup);
+        Director::new(setup).err().expect("refused")
+    };
+    let frames = |e| matches!(e, ScheduleError::Begin(_));
+    assert!(frames(refused(&|s| s.cached[7] = s.cached[0])));
+    assert!(frames(refused(&|s| s.keeps = "lru per-layer".parse().expect("a policy"))));
+    assert!(matches!(refused(&|s| s.window_us = f64::NAN), ScheduleError::Time { .. }));
+    let no_expert = |e| matches!(e, ScheduleError::Cache(CacheError::NoExpert { .. }));
+    assert!(no_expert(refused(&|s| s.cached[7].expert = EXPERTS as u16)));
+    let mut director = Director::new(setup([LAYERS, EXPERTS, K], "lru", [Solver::Best; 2], 8)).expect("one");
+    assert!(director.divide(LAYERS, &[1], false, &|_| true).is_err());
+}
+
+#[test]
+#[ignore = "it measures"]
+fn time_of_a_decision() {
+    // Qwen2-57B's layers with a quarter of the experts in frames, and what an expert of it takes on docs/hybrimoe.md's machine.
+    let mut setup = setup([28, 64, 8], "mrs alpha=0.9 depth=2 bypass=1", [Solver::Best; 2], 28 * 16);
+    setup.costs = costs([40.0, 0.7], [895.0, 706.0], 0.0, 1042.0);
+    setup.window_us = 600.0;
+    let mut director = Director::new(setup).expect("a director");
+    let mut random = SplitMix64(9);
+    let mut times = [Vec::new(), Vec::new()];
+    for _ in 0..50 {
+        for layer in 0..28 {
+            let loads = loads(&mut random, 64, 8);
+            let scores: Vec<_> = (0..4.min(28 - layer)).map(|_| logits(&mut random, 64)).collect();
+            let start = Instant::now();
+            director.divide(layer, &loads, false, &|_| true).expect("a division");
+            times[0].push(start.elapsed().as_secs_f64() * 1e6);
+            let start = Instant::now();
+            director.foresee(scores.len(), &|i| &scores[i], &|_| true).expect("a plan");
+            times[1].push(start.elapsed().as_secs_f64() * 1e6);
+        }
+    }
+    let layer = director.counts().makespan_us / (50.0 * 28.0) + 600.0;
+    let [divide, foresee] = times.map(|mut t| {
+        t.sort_by(f64::total_cmp);
+        t[t.len() / 2]
+    });
+    println!(
+        "dividing {divide:.1} us, looking ahead {foresee:.1} us, {:.2} % of a layer of {layer:.0} us",
+        (divide + foresee) / layer * 100.0
+    );
+}

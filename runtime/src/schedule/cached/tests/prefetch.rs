@@ -1,0 +1,68 @@
+//! What is transferred ahead.
+
+use super::*;
+
+fn outlook(start: f64, of: &[(u16, u32, f64, bool)]) -> Outlook {
+    let task =
+        |&(expert, load, _, held): &(u16, u32, f64, bool)| Task { expert, load, held: held.then_some(0.0) };
+    Outlook { start, tasks: of.iter().map(task).collect(), probability: of.iter().map(|o| o.2).collect() }
+}
+
+fn planned(layers: &[Outlook], busy: f64) -> Vec<Prefetch> {
+    let costs = costs([1.0, 0.0], [10.0, 10.0], 0.0, 30.0);
+    let mut out = Vec::new();
+    plan(&mut divider(&costs), Solver::Best, &mut layers.to_vec(), busy, &mut out);
+    out
+}
+
+fn who(of: &[Prefetch]) -> Vec<(usize, u16)> {
+    of.iter().map(|p| (p.ahead, p.expert)).collect()
+}
+
+#[test]
+fn the_layer_that_gains_more_goes_first() {
+    let near = outlook(40.0, &[(0, 1, 1.0, false), (1, 1, 1.0, true)]);
+    let far = outlook(90.0, &[(5, 8, 1.0, false), (6, 8, 1.0, false)]);
+    let found = planned(&[near.clone(), far.clone()], 0.0);
+    // Either of the far ones saves a transfer.
+    assert_eq!(found[0], Prefetch { ahead: 2, expert: 5, gain: 30.0, there: 30.0 });
+    assert_eq!(who(&found[1..]), [(2, 6)]);
+    // An expert that nobody may want gains nothing.
+    let vague = outlook(90.0, &[(5, 8, 0.0, false)]);
+    assert_eq!(who(&planned(&[near, vague], 0.0)), [(1, 0)]);
+    assert!(planned(&[], 0.0).is_empty());
+}
+
+#[test]
+fn a_busy_link_and_far_layers_are_left_alone() {
+    let of = outlook(40.0, &[(0, 4, 1.0, false)]);
+    assert!(planned(std::slice::from_ref(&of), 40.0).is_empty());
+    let held = outlook(40.0, &[(0, 4, 1.0, true)]);
+    let layers: Vec<Outlook> =
+        (0..=DEPTH).map(|i| if i < DEPTH { held.clone() } else { of.clone() }).collect();
+    assert!(planned(&layers, 0.0).is_empty());
+    assert_eq!(who(&planned(&layers[1..], 0.0)), [(DEPTH, 0)]);
+}
+
+/// Every prefetch that is planned gains what it says, and the layers without it are no shorter.
+#[test]
+fn what_is_planned_shortens_layers() {
+    let mut random = SplitMix64(9);
+    let mut any = 0;
+    for _ in 0..200 {
+        let (costs, tasks) = random_layer(&mut random, 16);
+        let probability = vec![1.0; tasks.len()];
+        let mut layers = [Outlook { start: 1000.0 * random.unit(), tasks, probability }];
+        let mut s = divider(&costs);
+        let mut time = |tasks: &[Task]| s.makespan(Solver::Best, tasks, Free::default());
+        let before = time(&layers[0].tasks);
+        let mut out = Vec::new();
+        plan(&mut divider(&costs), Solver::Best, &mut layers, 0.0, &mut out);
+        let gains: f64 = out.iter().map(|p| p.gain).sum();
+        let after = time(&layers[0].tasks);
+        assert!((before - after - gains).abs() < 1e-6 && out.iter().all(|p| p.gain > 0.0), "{out:?}");
+        assert!(out.windows(2).all(|w| w[0].there < w[1].there));
+        any += out.len();
+    }
+    assert!(any > 200, "{any}");
+}

@@ -1,0 +1,110 @@
+//! Timelines that can be.
+
+use super::*;
+
+fn run(policy: Solver, costs: &Costs, tasks: &[Task], free: Free) -> Timelines {
+    divider(costs).schedule(policy, tasks, free).expect("a schedule").clone()
+}
+
+#[test]
+fn every_expert_runs_once_and_nobody_does_two_things_at_once() {
+    let mut random = SplitMix64(5);
+    for _ in 0..300 {
+        let (costs, tasks) = random_layer(&mut random, 24);
+        let [gpu, cpu, link] = [0; 3].map(|_| 100.0 * random.unit());
+        let free = Free { gpu, cpu, link };
+        for (name, policy) in solvers() {
+            let made = run(policy, &costs, &tasks, free);
+            let mut experts: Vec<u16> = made.runs.iter().map(|r| r.expert).collect();
+            experts.sort_unstable();
+            assert_eq!(experts, (0..tasks.len() as u16).collect::<Vec<_>>(), "{name}");
+            let (mut ends, mut link) = ([free.gpu, free.cpu], free.link);
+            for r in &made.runs {
+                let (task, end) = (&tasks[r.task], &mut ends[usize::from(r.unit == Unit::Cpu)]);
+                assert!(r.start >= *end - 1e-9 && r.end >= r.start, "{name}: {r:?}");
+                *end = r.end;
+                assert_eq!(task.expert, r.expert);
+                if r.unit == Unit::Gpu {
+                    assert_eq!(r.transfer.is_some(), task.held.is_none(), "{name}: {r:?}");
+                    assert!(r.start >= r.transfer.map_or(task.held.unwrap_or(0.0), |t| t.1), "{name}: {r:?}");
+                }
+                if let Some((from, to)) = r.transfer {
+                    assert!(from >= link - 1e-9 && to >= from + costs.bring_us - 1e-9, "{name}: {r:?}");
+                    link = to;
+                }
+            }
+            let last = ends[0].max(ends[1]);
+            assert!((made.makespan - last).abs() < 1e-9, "{name}");
+            assert_eq!(made.done.link.to_bits(), link.to_bits());
+            // What is computed without the timelines is the same, but for what the search finds.
+            let short = divider(&costs).makespan(policy, &tasks, free);
+            let searched = policy == Solver::Best && short > made.makespan;
+            assert!(searched || (short - made.makespan).abs() < 1e-6, "{name}: {short} {}", made.makespan);
+            assert_eq!(made, run(policy, &costs, &tasks, free), "{name}");
+        }
+    }
+}
+
+/// Figure 5 of the paper: GPU 1 each, the processor as many as tokens, transfers 3. Loads are not printed; with these the
+/// processor computes the cached E while the GPU gets the uncached C.
+#[test]
+fn the_example_of_the_paper() {
+    let costs = costs([1.0, 0.0], [1.0, 1.0], 0.0, 3.0);
+    let loads = [(0, 4, true), (1, 1, false), (2, 5, false), (3, 2, false), (4, 1, true)];
+    let task = |(expert, load, held): (u16, u32, bool)| Task { expert, load, held: held.then_some(0.0) };
+    let tasks = loads.map(task);
+    for policy in [Solver::Best, Solver::Paper(Order::Free)] {
+        let made = run(policy, &costs, &tasks, Free::default());
+        let unit = |e: u16| made.runs.iter().find(|r| r.expert == e).expect("a run");
+        assert_eq!((made.makespan, unit(2).transfer), (4.0, Some((0.0, 3.0))), "{policy:?}: {made:?}");
+        assert_eq!((unit(1).unit, unit(3).unit), (Unit::Cpu, Unit::Cpu));
+    }
+    // Transferred or not, the fixed split takes all that is not held: 1 + 2 + 5.
+    assert_eq!(run(Solver::Fixed, &costs, &tasks, Free::default()).makespan, 8.0);
+    assert_eq!(run(Solver::Gpu, &costs, &tasks, Free::default()).makespan, 10.0);
+    assert_eq!(run(Solver::Cpu, &costs, &tasks, Free::default()).makespan, 13.0);
+}
+
+#[test]
+fn first_tasks_take_longer() {
+    let tasks = [0, 1].map(|expert| Task { expert, load: 1, held: None });
+    let warm =
+        |first| run(Solver::Cpu, &costs([1.0, 0.0], [10.0, 1.0], first, 50.0), &tasks, Free::default());
+    assert_eq!((warm(0.0).makespan, warm(7.0).makespan), (20.0, 27.0));
+    assert_eq!(warm(7.0).runs[0].end, 17.0);
+}
+
+#[test]
+fn an_expert_on_its_way_is_waited_for_if_that_is_sooner() {
+    let costs = costs([1.0, 0.0], [10.0, 1.0], 0.0, 50.0);
+    let made =
+        |held| run(Solver::Best, &costs, &[Task { expert: 0, load: 1, held: Some(held) }], Free::default());
+    assert_eq!((made(5.0).makespan, made(5.0).runs[0].unit), (6.0, Unit::Gpu));
+    assert_eq!((made(30.0).makespan, made(30.0).runs[0].unit), (10.0, Unit::Cpu));
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let good = costs([1.0, 0.0], [10.0, 1.0], 0.0, 50.0);
+    let task = Task { expert: 3, load: 1, held: None };
+    let why =
+        |tasks: &[Task], free| divider(&good).schedule(Solver::Best, tasks, free).map(|_| ()).unwrap_err();
+    assert_eq!(why(&[Task { load: 0, ..task }], Free::default()), ScheduleError::NoTokens { expert: 3 });
+    assert_eq!(why(&[task, task], Free::default()), ScheduleError::Twice { expert: 3 });
+    for free in [Free { gpu: f64::NAN, ..Free::default() }, Free { link: -1.0, ..Free::default() }] {
+        assert!(matches!(why(&[task], free), ScheduleError::Time { .. }));
+    }
+    let bad = Costs { bring_us: f64::INFINITY, ..good };
+    let e = Divider::new(bad).map(|_| ()).unwrap_err().to_string();
+    assert_eq!(e, "an expert on its way to the GPU must be a number of microseconds from 0 on, not inf");
+}
+
+#[test]
+fn nothing_to_do_takes_as_long_as_what_is_done() {
+    let costs = costs([1.0, 0.0], [10.0, 1.0], 5.0, 50.0);
+    let free = Free { gpu: 4.0, cpu: 2.0, link: 9.0 };
+    for (_, policy) in solvers() {
+        let made = run(policy, &costs, &[], free);
+        assert_eq!((made.makespan, made.done), (4.0, free));
+    }
+}

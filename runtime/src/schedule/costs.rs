@@ -1,0 +1,182 @@
+//! What an expert costs on each unit and on the links between them, in microseconds: the one table of prices of all policies
+//! (TriMoE, §4.2, equations 1 to 4; HybriMoE, §IV-B).
+
+use super::error::ScheduleError;
+use super::scheduled::Layout;
+
+/// Time of computing one expert by its tokens (`f_calc` of TriMoE): straight lines between measured points.
+///
+/// Before the first point it is the first point's time, after the last it goes on as between the last two.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Table {
+    points: Vec<(u32, f64)>,
+}
+
+impl Table {
+    /// Of points (tokens, microseconds).
+    ///
+    /// # Errors
+    /// [`ScheduleError::NoPoints`], [`ScheduleError::Order`] where tokens do not ascend, [`ScheduleError::Time`]
+    /// for a time that is negative or not a number. Infinite times are taken: such loads are never computed there.
+    pub fn new(points: Vec<(u32, f64)>) -> Result<Self, ScheduleError> {
+        if points.is_empty() {
+            return Err(ScheduleError::NoPoints);
+        }
+        if let Some(w) = points.windows(2).find(|w| w[0].0 >= w[1].0) {
+            return Err(ScheduleError::Order { tokens: w[0].0, next: w[1].0 });
+        }
+        match points.iter().find(|p| p.1.is_nan() || p.1 < 0.0) {
+            Some(&(_, value)) => Err(ScheduleError::Time { what: "a time of a table of costs", value }),
+            None => Ok(Self { points }),
+        }
+    }
+
+    /// Its points: tokens, microseconds.
+    pub fn points(&self) -> &[(u32, f64)] {
+        &self.points
+    }
+
+    /// Microseconds for so many tokens, which need not be whole; never negative.
+    pub fn at(&self, tokens: f64) -> f64 {
+        let p = &self.points;
+        let after = p.partition_point(|&(n, _)| f64::from(n) <= tokens);
+        let Some(before) = after.checked_sub(1) else { return p[0].1 };
+        let (n, us) = p[before];
+        let step = tokens - f64::from(n);
+        // At a point itself, its time: beside an infinite one the slope would say nothing.
+        if step == 0.0 || p.len() == 1 {
+            return us;
+        }
+        let from = before.min(p.len() - 2);
+        let slope = (p[from + 1].1 - p[from].1) / f64::from(p[from + 1].0 - p[from].0);
+        let line = us + step * slope;
+        if line.is_nan() { f64::INFINITY } else { line.max(0.0) }
+    }
+}
+
+/// A unit's times.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UnitCosts {
+    /// An expert by its tokens, once the unit is warm.
+    pub table: Table,
+    /// What the first expert of a layer takes more, where experts are computed one after the other (HybriMoE, Figure 3e: the caches
+    /// are cold). Sums of times leave it out.
+    pub first_us: f64,
+}
+
+impl From<Table> for UnitCosts {
+    /// Of a unit whose first expert takes no more than the others.
+    fn from(table: Table) -> Self {
+        Self { table, first_us: 0.0 }
+    }
+}
+
+/// What near-data units cost: units in the host's memories, all alike.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NearCosts {
+    /// `f_calc_ndp`.
+    pub table: Table,
+    /// A near-data unit reads an expert of its own memory.
+    pub internal_us: f64,
+    /// An expert over the link between two memories.
+    pub link_us: f64,
+}
+
+/// What the experts of a layer cost, in microseconds; all layers have the same.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Costs {
+    /// `f_calc_gpu`: an expert that the GPU holds; `None`: there is no GPU.
+    pub gpu: Option<UnitCosts>,
+    /// `f_calc_cpu`: any expert.
+    pub cpu: UnitCosts,
+    /// Near-data units; `None`: there are none.
+    pub near: Option<NearCosts>,
+    /// `T_PCIe` of equation 2: an expert's weights over the link to the GPU, however many tokens it has.
+    pub bring_us: f64,
+    /// What the first transfer of a layer takes more, as [`UnitCosts::first_us`].
+    pub first_bring_us: f64,
+    /// The host reads an expert that is interleaved over all of its memories.
+    pub striped_us: f64,
+    /// The host reads an expert that lies in one memory, over the channel of that.
+    pub localized_us: f64,
+    /// One token's row to an expert and back: what moves where activations travel.
+    pub row_us: f64,
+}
+
+impl Costs {
+    /// Of a GPU with frames and the processor, on a link that takes `bring_us` for an expert: no memory computes, and what the host
+    /// reads is in the processor's table.
+    pub fn of_two(gpu: UnitCosts, cpu: UnitCosts, bring_us: f64) -> Self {
+        let (striped_us, localized_us, row_us, first_bring_us) = (0.0, 0.0, 0.0, 0.0);
+        Self { gpu: Some(gpu), cpu, near: None, bring_us, first_bring_us, striped_us, localized_us, row_us }
+    }
+
+    /// `T_DRAM(W, M)`: the host reads an expert, in equations 2 and 3.
+    pub fn t_dram(&self, layout: Layout) -> f64 {
+        match layout {
+            Layout::Striped => self.striped_us,
+            Layout::Local(_) => self.localized_us,
+        }
+    }
+
+    /// Equation 1: the GPU computes an expert that it holds. Infinite without a GPU.
+    pub fn t_gpu_hit(&self, tokens: f64) -> f64 {
+        self.gpu.as_ref().map_or(f64::INFINITY, |u| u.table.at(tokens))
+    }
+
+    /// Equation 2: the GPU computes an expert that it reads as it goes.
+    pub fn t_gpu_miss(&self, tokens: f64, layout: Layout) -> f64 {
+        self.t_gpu_hit(tokens).max(self.bring_us).max(self.t_dram(layout))
+    }
+
+    /// Equation 3: the processor computes an expert.
+    pub fn t_cpu(&self, tokens: f64, layout: Layout) -> f64 {
+        self.cpu.table.at(tokens).max(self.t_dram(layout))
+    }
+
+    /// Equation 4: a near-data unit computes an expert of its memory. Infinite without such units.
+    pub fn t_near(&self, tokens: f64) -> f64 {
+        self.near.as_ref().map_or(f64::INFINITY, |n| n.table.at(tokens).max(n.internal_us))
+    }
+
+    /// The summand of `T_contention` in equation 6 that the paper leaves open: for how long a read of one expert by
+    /// the host keeps a memory busy that holds it, of `memories`.
+    ///
+    /// Of a striped expert every memory gives its share of bytes, at the rate at which the host reads one: memories
+    /// of one channel take turns on its bus, and each is busy in its own turns only. Of a localized one its memory
+    /// gives all. That the unit that reads may be slower than the memory adds nothing: what counts are bytes.
+    pub fn contention(&self, layout: Layout, memories: usize) -> f64 {
+        match layout {
+            Layout::Striped => self.localized_us / memories.max(1) as f64,
+            Layout::Local(_) => self.localized_us,
+        }
+    }
+
+    /// Whether every time is one. Where `finite`, none is infinite either, those of tables included.
+    ///
+    /// # Errors
+    /// [`ScheduleError::Time`] names the first that is negative, not a number, or infinite and must not be.
+    pub fn check(&self, finite: bool) -> Result<(), ScheduleError> {
+        let near = self.near.as_ref();
+        let (gpu, cpu) = (self.gpu.as_ref(), &self.cpu);
+        let times = [
+            ("the first expert of the GPU", gpu.map_or(0.0, |u| u.first_us)),
+            ("the first expert of the processor", cpu.first_us),
+            ("an expert on its way to the GPU", self.bring_us),
+            ("the first expert on its way to the GPU", self.first_bring_us),
+            ("a read of a striped expert", self.striped_us),
+            ("a read of a localized expert", self.localized_us),
+            ("a read inside of a memory", near.map_or(0.0, |n| n.internal_us)),
+            ("an expert between two memories", near.map_or(0.0, |n| n.link_us)),
+            ("a row", self.row_us),
+        ];
+        let tables = [gpu.map(|u| &u.table), Some(&cpu.table), near.map(|n| &n.table)];
+        let points = tables.into_iter().flatten().flat_map(Table::points);
+        let points = points.map(|p| ("a time of a table of costs", p.1));
+        let wrong = |t: &(&str, f64)| t.1.is_nan() || t.1 < 0.0 || finite && t.1.is_infinite();
+        match times.into_iter().chain(points).find(wrong) {
+            Some((what, value)) => Err(ScheduleError::Time { what, value }),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,496 @@
+//! Experts that several units can run: who runs them in this call, and what moves before the next.
+//!
+//! At every dispatch of such a layer one lane counts rows and asks who computes, [`Running`] where experts are scheduled over memories,
+//! [`Director`] where they are cached in frames; what has to be brought for that is. A director hears the scores of routers, too,
+//! and brings experts ahead, over the `link`: a thread of its own in every call, so that lanes and the unit compute meanwhile.
+
+mod link;
+pub mod plan;
+
+use super::cached::Director;
+use super::cached::director::Counts;
+use super::decision::{Bring, Transfer};
+use super::error::ScheduleError;
+use super::scheduled::{Running, Unit as Scheduled};
+use crate::bundle::program::Program;
+use crate::error::{Error, Result};
+use crate::exec::unit::{StepFault, Unit, Units};
+use crate::offload::cache::Key;
+use crate::offload::paging::OnFlash;
+use crate::platform::memory::Addr;
+use moec_ir::plan::Segment;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+pub(crate) use link::Link;
+use link::{Job, Way};
+
+/// What became of the experts of a schedule since the engine was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Assigned {
+    /// Experts, counted once in each step, that the hot unit, the processor and the modules ran.
+    pub experts: [u64; 3],
+    /// Rows of these.
+    pub rows: [u64; 3],
+    /// Experts that were brought to the hot unit because a step needed them there.
+    pub fetched: u64,
+    /// Experts that were brought there, given another layout, and moved to another module ahead of a step.
+    pub moves: [u64; 3],
+    /// Experts whose class was what the predictor had said, of all that were looked at.
+    pub predicted: [u64; 2],
+    /// Sum over steps of what the scheduler expects them to take, in microseconds.
+    pub makespan_us: f64,
+    /// What became of frames that all layers share, where there are any.
+    pub frames: Option<Counts>,
+}
+
+/// Matrices of a layer's experts in two memories, each with a table of their addresses.
+#[derive(Clone, Copy, Debug)]
+struct Matrices {
+    /// The processor's table.
+    from: Addr,
+    /// The hot unit's.
+    to: Addr,
+    /// Bytes of a matrix.
+    bytes: usize,
+}
+
+/// What is fixed of a layer.
+struct Layer {
+    /// Index of its homes.
+    homes: u32,
+    /// Indices into the units of these, as [`Scheduled`] numbers them: the hot unit, the processor, the cold one.
+    places: [u32; 3],
+    /// Index of the streams of the cold unit.
+    set: Option<u32>,
+    segments: Vec<u32>,
+}
+
+/// Who decides.
+enum Core {
+    Scheduled(Box<Running>),
+    Cached(Box<Director>),
+}
+
+/// What transfers work with.
+struct Hands<'a> {
+    units: Units<'a>,
+    layers: &'a [Layer],
+    hot: Option<usize>,
+    cold: Option<usize>,
+    /// By layer, what is copied where an expert is brought to the hot unit.
+    matrices: &'a [Vec<Matrices>],
+    link: &'a Link,
+    /// Whether pages of what was brought are given back.
+    forgets: bool,
+}
+
+/// The entry of an expert in a table of addresses.
+fn entry(table: Addr, expert: usize) -> Addr {
+    table.plus(expert * size_of::<Addr>())
+}
+
+impl<'a> Hands<'a> {
+    fn hot(&self) -> Option<&'a (dyn Unit + 'a)> {
+        self.hot.and_then(|unit| self.units.get(unit))
+    }
+
+    fn matrices(&self, layer: usize) -> &[Matrices] {
+        self.matrices.get(layer).map_or(&[], Vec::as_slice)
+    }
+
+    /// Where the matrices of an expert lie that the hot unit holds.
+    ///
+    /// # Safety
+    /// As [`Assigner::dispatch`].
+    unsafe fn frame(&self, layer: usize, expert: usize) -> Vec<Addr> {
+        let Some(unit) = self.hot() else { return Vec::new() };
+        let place = |m: &Matrices| {
+            let mut place = Addr::read_only(std::ptr::null());
+            let slot = Addr::read_only((&raw mut place).cast());
+            // SAFETY: tables have an address for each expert.
+            unsafe { unit.copy(entry(m.to, expert), slot, size_of::<Addr>()) };
+            place
+        };
+        self.matrices(layer).iter().map(place).collect()
+    }
+
+    /// Has an expert brought into a frame of the hot unit, whose table then names it.
+    ///
+    /// # Safety
+    /// As [`Assigner::dispatch`]; no step reads the frame before its ticket is over.
+    unsafe fn bring(&self, Bring { key, frame }: Bring, frames: &[Vec<Addr>], tickets: &mut [u64]) {
+        let (layer, expert, frame) = (key.layer.into(), key.expert.into(), frame as usize);
+        let (Some(unit), Some(frame), Some(ticket)) = (self.hot(), frames.get(frame), tickets.get_mut(frame))
+        else {
+            return;
+        };
+        let way = |(m, &to): (&Matrices, &Addr)| Way {
+            // SAFETY: tables have an address for each expert, and the processor's are in its memory.
+            from: unsafe { entry(m.from, expert).of::<Addr>().read() },
+            to,
+            entry: entry(m.to, expert),
+            bytes: m.bytes,
+        };
+        let ways = self.matrices(layer).iter().zip(frame).map(way).collect();
+        // SAFETY: the caller's promise.
+        *ticket = unsafe { self.link.push(Job { ways, forgets: self.forgets }, unit) };
+    }
+
+    /// Moves an expert to one of the cold unit's memories, or stripes it over them.
+    fn relocate(&self, key: Key, to: Option<u16>) -> Result<()> {
+        let layer = usize::from(key.layer);
+        match (self.cold.and_then(|u| self.units.get(u)), self.layers[layer].set) {
+            (Some(unit), Some(set)) => unit.relocate(set, key.expert.into(), to.map(u32::from)),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn bad(e: ScheduleError) -> Error {
+    Error::Plan(format!("its schedule: {e}"))
+}
+
+struct State {
+    core: Core,
+    /// Who begins in each frame, and where the frame's matrices lie: known when the first step runs.
+    begins: Vec<Key>,
+    frames: Vec<Vec<Addr>>,
+    /// By frame: the ticket of what was brought there last.
+    tickets: Vec<u64>,
+    /// Experts that the host's memory has lost; kept for its memory.
+    gone: Vec<Key>,
+    /// By expert: rows, and the index of its unit among the homes.
+    loads: Vec<u32>,
+    homes: Vec<u32>,
+    /// Experts of the last layer that others than the processor compute.
+    beside: Vec<i32>,
+    /// The last job that was told ahead.
+    ahead: u64,
+    done: Assigned,
+    /// Whether a move has failed: where experts lie is then not known.
+    broken: bool,
+}
+
+/// Assigns the experts of a plan with a schedule.
+pub(crate) struct Assigner {
+    layers: Vec<Layer>,
+    hot: Option<usize>,
+    cold: Option<usize>,
+    matrices: OnceLock<Vec<Vec<Matrices>>>,
+    state: Mutex<State>,
+    link: Arc<Link>,
+    /// By layer, what the hot unit's steps wait for; none where nothing is brought beside them.
+    needs: Box<[AtomicU64]>,
+    /// Who knows what the host's memory holds, where experts stay on flash.
+    pager: Option<OnFlash>,
+    forgets: bool,
+}
+
+impl Assigner {
+    /// For the schedule of a program; `None` where it has none.
+    ///
+    /// # Errors
+    /// Layers that differ in the number of their experts, times that are none.
+    pub(crate) fn new(program: &Program, pager: Option<OnFlash>) -> Result<Option<Arc<Self>>> {
+        let Some(s) = &program.schedule else { return Ok(None) };
+        let experts = s.layers.first().map_or(0, |l| l.modules.len());
+        if s.layers.iter().any(|l| l.modules.len() != experts) {
+            return Err(Error::Plan("its schedule: layers with different numbers of experts".into()));
+        }
+        let mut layers = Vec::new();
+        for layer in &s.layers {
+            let homes = program.homes.get(layer.homes as usize);
+            let homes = homes.ok_or_else(|| Error::Plan("its schedule names no homes".into()))?;
+            let place = |unit: Option<u32>| {
+                let at = unit.and_then(|unit| homes.units.iter().position(|&u| u == unit));
+                at.map_or(0, |at| at as u32)
+            };
+            let of = |s: &moec_ir::plan::StreamSet, unit| (s.layer, Some(s.unit)) == (homes.layer, unit);
+            layers.push(Layer {
+                homes: layer.homes,
+                places: [place(s.hot), place(Some(0)), place(s.cold)],
+                set: program.streams.iter().position(|x| of(x, s.cold)).map(|i| i as u32),
+                segments: layer.to_bring().to_vec(),
+            });
+        }
+        let needs =
+            (0..if s.hybrid.is_some() { layers.len() } else { 0 }).map(|_| AtomicU64::new(0)).collect();
+        let (core, begins) = if let Some(hybrid) = &s.hybrid {
+            let setup = plan::director(s, hybrid).map_err(bad)?;
+            let begins = setup.cached.clone();
+            (Core::Cached(Box::new(Director::new(setup).map_err(bad)?)), begins)
+        } else {
+            let running = Running::new(plan::scheduler(s, experts).map_err(bad)?, s.moves);
+            let begins = running.begins();
+            (Core::Scheduled(Box::new(running)), begins)
+        };
+        let state = State {
+            core,
+            frames: Vec::new(),
+            tickets: vec![0; begins.len()],
+            begins,
+            gone: Vec::new(),
+            loads: vec![0; experts],
+            homes: vec![0; experts],
+            beside: Vec::with_capacity(experts),
+            ahead: 0,
+            done: Assigned::default(),
+            broken: false,
+        };
+        let link = Arc::new(Link::default());
+        if let (Some(OnFlash::Experts(pager)), Some(_)) = (&pager, &s.hybrid) {
+            pager.tell(Arc::<Link>::clone(&link));
+        }
+        Ok(Some(Arc::new(Self {
+            layers,
+            hot: s.hot.map(|u| u as usize),
+            cold: s.cold.map(|u| u as usize),
+            matrices: OnceLock::new(),
+            state: Mutex::new(state),
+            link,
+            needs,
+            forgets: pager.is_some() && s.layers.iter().any(|l| !l.brought.is_empty()),
+            pager,
+        })))
+    }
+
+    /// Says where matrices lie: `processor` and `hot` give the address of a segment's table in the processor's memory and in
+    /// that of the hot unit.
+    ///
+    /// # Errors
+    /// A segment that is in one of them only.
+    pub(crate) fn bind(
+        &self,
+        program: &Program,
+        processor: &dyn Fn(u32) -> Option<Addr>,
+        hot: &dyn Fn(u32) -> Option<Addr>,
+    ) -> Result<()> {
+        // A unit that works in the processor's memory finds all experts there.
+        let apart = self.hot.is_some_and(|unit| program.memory_of(unit as u32) != 0);
+        let mut all = Vec::new();
+        for layer in &self.layers {
+            let mut of = Vec::new();
+            for &segment in layer.segments.iter().filter(|_| apart) {
+                let bytes = program.segments.get(segment as usize).and_then(Segment::matrix_bytes);
+                let found = processor(segment).zip(hot(segment)).zip(bytes);
+                let ((from, to), bytes) = found.ok_or_else(|| {
+                    Error::Plan(format!("segment {segment} is not where its schedule looks"))
+                })?;
+                of.push(Matrices { from, to, bytes: bytes as usize });
+            }
+            all.push(of);
+        }
+        let _ = self.matrices.set(all);
+        Ok(())
+    }
+
+    /// The layer of the schedule whose homes have this index.
+    pub(crate) fn layer(&self, homes: u32) -> Option<usize> {
+        self.layers.iter().position(|l| l.homes == homes)
+    }
+
+    /// The layer of the schedule whose experts a step of a unit reads, if they are brought while the plan runs.
+    pub(crate) fn brings(&self, unit: usize, segment: u32) -> Option<usize> {
+        let hot = self.hot == Some(unit) && !self.needs.is_empty();
+        self.layers.iter().position(|l| hot && l.segments.contains(&segment))
+    }
+
+    /// Experts of a layer that was assigned, counted over those with routed experts, where gates are asked.
+    pub(crate) fn experts(&self, layer: usize) -> Option<usize> {
+        (layer < self.needs.len()).then(|| self.lock().loads.len())
+    }
+
+    /// The link, with the unit at its end, where something is brought beside the steps.
+    pub(crate) fn link(&self) -> Option<(&Link, usize)> {
+        self.hot.filter(|_| !self.needs.is_empty()).map(|hot| (&*self.link, hot))
+    }
+
+    /// Waits until whom the steps of a layer read has come.
+    pub(crate) fn wait(&self, layer: usize) {
+        if let Some(need) = self.needs.get(layer) {
+            self.link.wait(need.load(Ordering::Acquire));
+        }
+    }
+
+    /// What was done so far.
+    pub(crate) fn done(&self) -> Assigned {
+        let state = self.lock();
+        let mut done = state.done;
+        match &state.core {
+            Core::Scheduled(running) => {
+                let tally = running.scheduler().tally();
+                (done.fetched, done.moves) = running.counts();
+                done.predicted = [tally.right, tally.experts];
+            }
+            Core::Cached(director) => {
+                let counts = director.counts();
+                (done.makespan_us, done.fetched) = (counts.makespan_us, counts.fetched);
+                done.frames = Some(counts);
+            }
+        }
+        done
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hands<'a>(&'a self, units: Units<'a>) -> Hands<'a> {
+        Hands {
+            units,
+            layers: &self.layers,
+            hot: self.hot,
+            cold: self.cold,
+            matrices: self.matrices.get().map_or(&[], Vec::as_slice),
+            link: &self.link,
+            forgets: self.forgets,
+        }
+    }
+
+    /// Whether an expert is in the host's memory.
+    fn there(&self, key: Key) -> bool {
+        match &self.pager {
+            Some(OnFlash::Experts(pager)) => pager.holds(key),
+            _ => true,
+        }
+    }
+
+    /// Assigns the experts that `ids` choose in a step of a layer, and brings weights where they are missed. `give` gets the index
+    /// of each expert's unit among the homes.
+    ///
+    /// # Safety
+    /// One lane comes here, while no step runs that reads experts of this layer or of the one that comes next; the tables that
+    /// [`Self::bind`] was given are alive.
+    pub(crate) unsafe fn dispatch(
+        &self,
+        layer: usize,
+        ids: &[i32],
+        prompt: bool,
+        units: Units<'_>,
+        fail: &dyn Fn(StepFault),
+        give: &mut dyn FnMut(&[u32]),
+    ) {
+        let mut state = self.lock();
+        if state.broken {
+            fail(StepFault::Unit(Error::Plan(
+                "an expert could not be moved before: the model must be opened anew".into(),
+            )));
+        // SAFETY: the caller's promise.
+        } else if let Err(e) = unsafe { self.assign(&mut state, layer, ids, prompt, units) } {
+            state.broken = true;
+            fail(StepFault::Unit(e));
+        }
+        give(&state.homes);
+    }
+
+    /// # Safety
+    /// As [`Self::dispatch`].
+    unsafe fn assign(
+        &self,
+        state: &mut State,
+        layer: usize,
+        ids: &[i32],
+        prompt: bool,
+        units: Units<'_>,
+    ) -> Result<()> {
+        let hands = self.hands(units);
+        // SAFETY: the caller's promise.
+        unsafe { self.begin(state, &hands) };
+        let State { core, tickets, frames, loads, homes, beside, done, .. } = state;
+        loads.fill(0);
+        for &id in ids {
+            if let Some(load) = usize::try_from(id).ok().and_then(|e| loads.get_mut(e)) {
+                *load += 1;
+            }
+        }
+        let decision = match core {
+            Core::Scheduled(running) => running.divide(layer, loads),
+            Core::Cached(director) => director.divide(layer, loads, prompt, &|key| self.there(key)),
+        };
+        let decision = decision.map_err(bad)?;
+        for transfer in &decision.transfers {
+            match *transfer {
+                // SAFETY: the caller's promise; no step reads the expert that the frame held.
+                Transfer::Bring(bring) => unsafe { hands.bring(bring, frames, tickets) },
+                Transfer::Relocate { key, to } => hands.relocate(key, to)?,
+            }
+        }
+        done.makespan_us += decision.makespan_us;
+        let places = self.layers[layer].places;
+        beside.clear();
+        for (expert, ((home, &unit), &rows)) in (0..).zip(homes.iter_mut().zip(&decision.units).zip(&*loads))
+        {
+            let at = unit as usize;
+            *home = places[at];
+            done.experts[at] += u64::from(rows > 0);
+            done.rows[at] += u64::from(rows);
+            beside.extend((rows > 0 && unit != Scheduled::Cpu).then_some(expert));
+        }
+        if let (Some(need), Core::Cached(director)) = (self.needs.get(layer), core) {
+            let here =
+                beside.iter().filter_map(|&e| director.frame(Key { layer: layer as u16, expert: e as u16 }));
+            let ticket = here.filter_map(|frame| tickets.get(frame as usize)).max();
+            need.store(ticket.copied().unwrap_or(0), Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Looks up the frames before the first step, and lets those experts go that the host's memory has lost.
+    ///
+    /// # Safety
+    /// As [`Self::dispatch`].
+    unsafe fn begin(&self, state: &mut State, hands: &Hands<'_>) {
+        if state.frames.is_empty() {
+            // SAFETY: the caller's promise.
+            let frame = |key: &Key| unsafe { hands.frame(key.layer.into(), key.expert.into()) };
+            state.frames = state.begins.iter().map(frame).collect();
+        }
+        if let Core::Cached(director) = &mut state.core {
+            state.gone.clear();
+            self.link.take_gone(&mut state.gone);
+            state.gone.iter().for_each(|&key| director.lose(key));
+        }
+    }
+
+    /// Gives `ask` the experts of the last layer that others than the processor compute, once nobody is on the way any more who
+    /// was brought ahead of it: what it asks for may take the place of these in the host's memory.
+    pub(crate) fn beside<T>(&self, ask: impl FnOnce(&[i32]) -> T) -> T {
+        let state = self.lock();
+        self.link.wait(state.ahead);
+        ask(&state.beside)
+    }
+
+    /// Has brought whom layers ahead may want: `scores(0)` are the logits of the layer that was assigned last, and behind them stand
+    /// those that the gates of the next layers give.
+    ///
+    /// # Safety
+    /// As [`Self::dispatch`], but for the steps of the layer that was dispatched.
+    pub(crate) unsafe fn foresee<'s>(
+        &self,
+        scored: usize,
+        scores: &dyn Fn(usize) -> &'s [f32],
+        units: Units<'_>,
+        fail: &dyn Fn(StepFault),
+    ) {
+        let mut state = self.lock();
+        if state.broken {
+            return;
+        }
+        let hands = self.hands(units);
+        // SAFETY: the caller's promise.
+        unsafe { self.begin(&mut state, &hands) };
+        let State { core, tickets, frames, .. } = &mut *state;
+        if let Core::Cached(director) = core {
+            match director.foresee(scored, scores, &|key| self.there(key)) {
+                // SAFETY: the caller's promise; no step reads the expert that the frame held.
+                Ok(brings) => brings.iter().for_each(|&b| unsafe { hands.bring(b, frames, tickets) }),
+                Err(e) => {
+                    state.broken = true;
+                    fail(StepFault::Unit(bad(e)));
+                }
+            }
+        }
+        state.ahead = self.link.last();
+    }
+}

@@ -1,0 +1,108 @@
+//! What can be wrong with what a schedule is made of: costs, experts, places, policies.
+
+/// Why there is no schedule.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ScheduleError {
+    /// A table of costs without points.
+    #[error("a table of costs needs at least one point (tokens, microseconds)")]
+    NoPoints,
+    /// Points of a table do not ascend.
+    #[error("the tokens of a table of costs must ascend: {next} comes after {tokens}")]
+    Order {
+        /// Tokens of a point.
+        tokens: u32,
+        /// Tokens of the point after it.
+        next: u32,
+    },
+    /// A time that is none.
+    #[error("{what} must be a number of microseconds from 0 on, not {value}")]
+    Time {
+        /// Which.
+        what: &'static str,
+        /// What was given.
+        value: f64,
+    },
+    /// More than can be numbered.
+    #[error("{what}: {found} are more than the {limit} that a scheduler takes")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many were given.
+        found: usize,
+        /// The most.
+        limit: usize,
+    },
+    /// A policy wants a unit that has no costs.
+    #[error(
+        "policy {policy} computes on the {unit}, and there are no costs of it: give them, or take another policy"
+    )]
+    NoUnit {
+        /// The policy.
+        policy: String,
+        /// The unit.
+        unit: &'static str,
+    },
+    /// A layer that is not there.
+    #[error("there is no layer {layer}: the scheduler has {layers}, from 0 on")]
+    Layer {
+        /// Which was asked for.
+        layer: usize,
+        /// How many there are.
+        layers: usize,
+    },
+    /// Numbers of other than the layer's experts.
+    #[error("{found} loads for {experts} experts: give one of each expert, 0 where it has no tokens")]
+    Loads {
+        /// How many were given.
+        found: usize,
+        /// How many experts a layer has.
+        experts: usize,
+    },
+    /// A memory that is not there.
+    #[error("expert {expert} lies in memory {memory}, and there are {memories}, from 0 on")]
+    Memory {
+        /// Which expert.
+        expert: usize,
+        /// Its memory.
+        memory: u16,
+        /// How many there are.
+        memories: usize,
+    },
+    /// More experts in the memory of the GPU than it has frames.
+    #[error("{cached} experts of a layer are in the memory of the GPU, which has {frames} frames for it")]
+    Frames {
+        /// How many are cached.
+        cached: usize,
+        /// How many can be.
+        frames: usize,
+    },
+    /// An expert without tokens.
+    #[error("expert {expert} has no tokens\nhint: leave out experts that no token chose")]
+    NoTokens {
+        /// Expert.
+        expert: u16,
+    },
+    /// An expert that is there twice.
+    #[error("expert {expert} is there twice\nhint: one task for each expert, with all of its tokens")]
+    Twice {
+        /// Expert.
+        expert: u16,
+    },
+    /// A name of the plan that the tables of policies lack.
+    #[error("no {what} is called `{name}`")]
+    Name {
+        /// Of what.
+        what: &'static str,
+        /// The name.
+        name: String,
+    },
+    /// A solver that the policy of a plan does not have.
+    #[error("`{0}` does not divide experts there")]
+    Solver(&'static str),
+    /// Frames that do not fit the experts that begin in them.
+    #[error("{0}")]
+    Begin(&'static str),
+    /// Experts or policies of frames.
+    #[error(transparent)]
+    Cache(#[from] crate::offload::cache::CacheError),
+}

@@ -1,0 +1,280 @@
+//! Who moves where before a layer's next step (TriMoE, §4.3).
+//!
+//! The step is scheduled with the loads that are expected. Three kinds of tasks are feasible: hot experts that the
+//! GPU does not hold are read ahead; experts whose layout is not that of their class change it; where one memory takes
+//! longer than the mean by [`SKEW`], experts go from it to the most idle one. Each is tried on the schedule, and what
+//! it lowers the excess by is its benefit: the sum over the units of their time past the mean of the domains, the
+//! memories with their slowest and their mean. A makespan would say that none of two moves helps which only together do.
+//! Tasks are ranked by benefit, tried again in that order on what those before have left, and taken while their
+//! resources have time.
+
+use super::budget::{Budget, Needs};
+use super::placement::{Layout, Place, Placement};
+use super::predictor::{Class, misplaced};
+use super::schedule::{Action, Move, Unit};
+use crate::schedule::policy::Foresees;
+use crate::schedule::sums::assignment::{Assignment, Effect, Task, UNITS};
+use crate::schedule::sums::prices::Prices;
+use crate::schedule::sums::refine::refine;
+use crate::schedule::sums::ticks::{Ticks, us};
+
+/// A memory is too busy from this multiple of the mean on.
+const SKEW: f64 = 1.1;
+/// Moves in one window, at most.
+const MOST: usize = 16;
+/// Iterations of refinement of the expected step.
+const ITERATIONS: usize = 64;
+
+/// Decides on migration; keeps its memory from step to step.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Migrator {
+    step: Assignment,
+    level: Ticks,
+    /// Experts that have come, gone or moved in this window: each does so once.
+    moved: Vec<u16>,
+    /// Benefit and expert.
+    ranked: Vec<(Ticks, usize)>,
+}
+
+/// What is known of the layer.
+pub(crate) struct Outlook<'a> {
+    pub(crate) prices: &'a Prices,
+    pub(crate) foresees: Foresees,
+    pub(crate) layer: usize,
+    /// Expected tokens by expert.
+    pub(crate) loads: &'a [f32],
+    /// Classes of these.
+    pub(crate) classes: &'a [Class],
+    /// Their boundary.
+    pub(crate) cold: f64,
+    pub(crate) memories: usize,
+}
+
+impl Migrator {
+    /// Moves experts of a layer and says which.
+    pub(crate) fn migrate(
+        &mut self,
+        outlook: &Outlook<'_>,
+        placement: &mut Placement,
+        budget: &mut Budget,
+        moves: &mut Vec<Move>,
+    ) {
+        let Foresees::Loads { relayout } = outlook.foresees else { return };
+        self.moved.clear();
+        self.schedule(outlook, placement);
+        self.rank(outlook, placement);
+        let mut ranked = std::mem::take(&mut self.ranked);
+        for &(_, expert) in &ranked {
+            if moves.len() == MOST {
+                break;
+            }
+            // Those before may have changed who is idle, and what is left to gain.
+            let Some(action) = self.wanted(outlook, placement, expert) else { continue };
+            self.take(outlook, placement, action, budget, moves);
+        }
+        ranked.clear();
+        self.ranked = ranked;
+        while relayout && moves.len() < MOST {
+            let Some(action) = self.rebalance(outlook, placement) else { return };
+            if !self.take(outlook, placement, action, budget, moves) {
+                return;
+            }
+        }
+    }
+
+    /// The expected step; its tasks are numbered as the experts are.
+    fn schedule(&mut self, outlook: &Outlook<'_>, placement: &Placement) {
+        self.step.clear(outlook.memories);
+        for (expert, (&place, &load)) in placement.places().iter().zip(outlook.loads).enumerate() {
+            let task = outlook.prices.expected(expert, place, f64::from(load));
+            self.step.push(task, task.cheapest());
+        }
+        refine(&mut self.step, ITERATIONS);
+        let a = &self.step;
+        let mean = a.memories.iter().sum::<Ticks>() / a.memories.len().max(1) as Ticks + a.every;
+        self.level = (a.gpu + a.cpu + mean) / 3;
+    }
+
+    /// All feasible tasks that gain, the best first.
+    fn rank(&mut self, outlook: &Outlook<'_>, placement: &Placement) {
+        let mut ranked = std::mem::take(&mut self.ranked);
+        ranked.clear();
+        for expert in 0..self.step.tasks.len() {
+            let action = self.wanted(outlook, placement, expert);
+            let Some(action) = action else { continue };
+            let benefit = self.benefit(outlook, placement, action);
+            if benefit > 0 {
+                ranked.push((benefit, expert));
+            }
+        }
+        ranked.sort_unstable_by_key(|r| (std::cmp::Reverse(r.0), r.1));
+        self.ranked = ranked;
+    }
+
+    /// What an expert's class asks for and its place does not give.
+    fn wanted(&self, outlook: &Outlook<'_>, placement: &Placement, expert: usize) -> Option<Action> {
+        let (place, class) = (placement.places()[expert], *outlook.classes.get(expert)?);
+        let number = expert as u16;
+        if !misplaced(place, class, f64::from(outlook.loads[expert]), outlook.cold) {
+            return None;
+        }
+        let relayout = outlook.foresees == Foresees::Loads { relayout: true };
+        match (class, place.layout) {
+            (Class::Hot, _) => {
+                let full = placement.cached() >= placement.frames();
+                let evict = if full { Some(coldest(outlook, placement, expert)?) } else { None };
+                Some(Action::Prefetch { expert: number, evict })
+            }
+            (Class::Warm, Layout::Local(_)) if relayout => {
+                Some(Action::Relayout { expert: number, to: Layout::Striped })
+            }
+            (Class::Cold, Layout::Striped) if relayout => {
+                let idle = self.idlest()?;
+                Some(Action::Relayout { expert: number, to: Layout::Local(idle) })
+            }
+            _ => None,
+        }
+    }
+
+    /// The best move from the busiest memory to the most idle one, where they are uneven.
+    fn rebalance(&mut self, outlook: &Outlook<'_>, placement: &Placement) -> Option<Action> {
+        let a = &self.step;
+        let (from, &most) = a.memories.iter().enumerate().max_by_key(|d| (*d.1, std::cmp::Reverse(d.0)))?;
+        let mean = a.memories.iter().sum::<Ticks>() as f64 / a.memories.len() as f64;
+        let to = self.idlest()?;
+        if usize::from(to) == from || most as f64 <= SKEW * mean {
+            return None;
+        }
+        let from = from as u16;
+        let mut best: Option<(Ticks, Action)> = None;
+        for t in 0..self.step.tasks.len() {
+            let there = self.step.tasks[t].memory == from && self.step.units[t] == Unit::Near;
+            if !there || self.moved.contains(&(t as u16)) {
+                continue;
+            }
+            let action = Action::Rebalance { expert: t as u16, from, to };
+            let benefit = self.benefit(outlook, placement, action);
+            if benefit > best.map_or(0, |b| b.0) {
+                best = Some((benefit, action));
+            }
+        }
+        best.map(|b| b.1)
+    }
+
+    /// Makes a move if it gains and its resources have time. Whether it did.
+    fn take(
+        &mut self,
+        outlook: &Outlook<'_>,
+        placement: &mut Placement,
+        action: Action,
+        budget: &mut Budget,
+        moves: &mut Vec<Move>,
+    ) -> bool {
+        let benefit = self.benefit(outlook, placement, action);
+        let needs = needs(outlook, placement, action);
+        if benefit <= 0 || !budget.take(&needs) {
+            return false;
+        }
+        self.apply(outlook, placement.places(), action);
+        match action {
+            Action::Prefetch { expert, evict } => {
+                placement.prefetch(usize::from(expert), evict.map(usize::from));
+                self.moved.extend(evict);
+            }
+            Action::Relayout { expert, to } => placement.relayout(usize::from(expert), to),
+            Action::Rebalance { expert, to, .. } => {
+                placement.relayout(usize::from(expert), Layout::Local(to));
+            }
+        }
+        self.moved.push(action.expert());
+        moves.push(Move { layer: outlook.layer, action, benefit_us: us(benefit), time_us: needs.time() });
+        true
+    }
+
+    /// What an action lowers the excess by.
+    fn benefit(&mut self, outlook: &Outlook<'_>, placement: &Placement, action: Action) -> Ticks {
+        let before = self.excess();
+        let undo = self.apply(outlook, placement.places(), action);
+        let after = self.excess();
+        for (task, unit) in undo.into_iter().flatten().rev() {
+            self.replace(task, unit);
+        }
+        before - after
+    }
+
+    /// Changes the expected step as an action would; gives back the tasks and units that it replaces.
+    fn apply(
+        &mut self,
+        outlook: &Outlook<'_>,
+        places: &[Place],
+        action: Action,
+    ) -> [Option<(Task, Unit)>; 2] {
+        let cached = |e: u16, cached: bool| (e, Place { cached, ..places[usize::from(e)] });
+        let moved = |e: u16, layout: Layout| (e, Place { layout, ..places[usize::from(e)] });
+        let changes = match action {
+            Action::Prefetch { expert, evict } => {
+                [Some(cached(expert, true)), evict.map(|e| cached(e, false))]
+            }
+            Action::Relayout { expert, to } => [Some(moved(expert, to)), None],
+            Action::Rebalance { expert, to, .. } => [Some(moved(expert, Layout::Local(to))), None],
+        };
+        changes.map(|change| {
+            let (expert, place) = change?;
+            let e = usize::from(expert);
+            let before = (self.step.tasks[e], self.step.units[e]);
+            let task = outlook.prices.expected(e, place, f64::from(outlook.loads[e]));
+            self.replace(task, task.cheapest());
+            let mut best = (self.excess(), task.cheapest());
+            for unit in UNITS.into_iter().filter(|&u| task.can(u)) {
+                self.step.reassign(e, unit);
+                let excess = self.excess();
+                if excess < best.0 {
+                    best = (excess, unit);
+                }
+            }
+            self.step.reassign(e, best.1);
+            Some(before)
+        })
+    }
+
+    fn replace(&mut self, task: Task, unit: Unit) {
+        let e = usize::from(task.expert);
+        let old = self.step.tasks[e];
+        self.step.add(old.memory, Effect::default() - old.effect(self.step.units[e]));
+        self.step.tasks[e] = task;
+        self.step.units[e] = unit;
+        self.step.add(task.memory, task.effect(unit));
+    }
+
+    fn excess(&self) -> Ticks {
+        let a = &self.step;
+        let over = |time: Ticks| (time - self.level).max(0);
+        let memories =
+            a.memories.iter().map(|d| over(d + a.every)).sum::<Ticks>() / a.memories.len().max(1) as Ticks;
+        over(a.gpu) + over(a.cpu) + over(a.slowest()) + memories
+    }
+
+    fn idlest(&self) -> Option<u16> {
+        self.step.memories.iter().enumerate().min_by_key(|d| *d.1).map(|d| d.0 as u16)
+    }
+}
+
+/// Whom a prefetch replaces: the cached expert of which least is expected, if that is less than of who comes.
+fn coldest(outlook: &Outlook<'_>, placement: &Placement, expert: usize) -> Option<u16> {
+    let cached = placement.places().iter().enumerate().filter(|p| p.1.cached);
+    let least = cached.map(|p| p.0).min_by(|&a, &b| outlook.loads[a].total_cmp(&outlook.loads[b]))?;
+    (outlook.loads[least] < outlook.loads[expert]).then_some(least as u16)
+}
+
+fn needs(outlook: &Outlook<'_>, placement: &Placement, action: Action) -> Needs {
+    let costs = outlook.prices.costs();
+    let layout = |e: u16| placement.places()[usize::from(e)].layout;
+    match action {
+        Action::Prefetch { expert, .. } => Needs::prefetch(costs, layout(expert)),
+        Action::Relayout { expert, to } => {
+            let memory = to.memory().or(layout(expert).memory()).unwrap_or(0);
+            Needs::relayout(costs, memory, outlook.memories)
+        }
+        Action::Rebalance { from, to, .. } => Needs::rebalance(costs, from, to),
+    }
+}

@@ -1,0 +1,97 @@
+//! Where the experts of a layer are.
+
+use crate::schedule::error::ScheduleError;
+
+/// How an expert's weights lie in the host's memory (TriMoE, §4.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Layout {
+    /// Interleaved over all memories: what the host reads fastest.
+    Striped,
+    /// Whole on one memory, whose near-data unit can compute it.
+    Local(u16),
+}
+
+impl Layout {
+    /// The memory that has all of it.
+    pub fn memory(self) -> Option<u16> {
+        match self {
+            Self::Striped => None,
+            Self::Local(memory) => Some(memory),
+        }
+    }
+}
+
+/// Where one expert is: its home in the host's memory, and whether the GPU has a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// How it lies in the host's memory.
+    pub layout: Layout,
+    /// Whether it is resident in the GPU's memory.
+    pub cached: bool,
+}
+
+/// Where the routed experts of one layer are. Shared experts are outside of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    places: Vec<Place>,
+    frames: usize,
+    cached: usize,
+}
+
+impl Placement {
+    /// With a place for each expert.
+    ///
+    /// # Errors
+    /// [`ScheduleError::Memory`] for one on a memory of none of `memories`, [`ScheduleError::Frames`] where more are
+    /// cached than the GPU has frames for a layer.
+    pub fn new(places: Vec<Place>, memories: usize, frames: usize) -> Result<Self, ScheduleError> {
+        for (expert, place) in places.iter().enumerate() {
+            if let Some(memory) = place.layout.memory().filter(|&d| usize::from(d) >= memories) {
+                return Err(ScheduleError::Memory { expert, memory, memories });
+            }
+        }
+        let cached = places.iter().filter(|p| p.cached).count();
+        if cached > frames {
+            return Err(ScheduleError::Frames { cached, frames });
+        }
+        Ok(Self { places, frames, cached })
+    }
+
+    /// All striped, none cached.
+    pub fn striped(experts: usize, frames: usize) -> Self {
+        let place = Place { layout: Layout::Striped, cached: false };
+        Self { places: vec![place; experts], frames, cached: 0 }
+    }
+
+    /// Places by expert.
+    pub fn places(&self) -> &[Place] {
+        &self.places
+    }
+
+    /// Frames of the GPU's memory for experts of this layer.
+    pub fn frames(&self) -> usize {
+        self.frames
+    }
+
+    /// How many experts are cached.
+    pub fn cached(&self) -> usize {
+        self.cached
+    }
+
+    /// Gives an expert another layout.
+    pub(crate) fn relayout(&mut self, expert: usize, to: Layout) {
+        self.places[expert].layout = to;
+    }
+
+    /// The GPU takes an expert, and drops another for it where it has no frame left.
+    pub(crate) fn prefetch(&mut self, expert: usize, evict: Option<usize>) {
+        if let Some(evict) = evict {
+            self.cached -= usize::from(self.places[evict].cached);
+            self.places[evict].cached = false;
+        }
+        if self.cached < self.frames && !self.places[expert].cached {
+            self.cached += 1;
+            self.places[expert].cached = true;
+        }
+    }
+}

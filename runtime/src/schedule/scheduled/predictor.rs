@@ -1,0 +1,174 @@
+//! What load an expert is expected to have (TriMoE, §4.3, equation 8), and the class that follows.
+
+use super::placement::{Layout, Place};
+use crate::schedule::sums::prices::Prices;
+use crate::schedule::sums::ticks::Ticks;
+
+/// α of equation 8.
+pub const ALPHA: f32 = 0.3;
+
+/// By how much the slowest memory computes longer than the mean. Mean loads do not say it, as loads vary from step to
+/// step; of 1, 1.25, 1.5 and 2 this one gave the shortest steps over loads that drift, slowly and fast.
+const UNEVEN: f64 = 1.5;
+
+/// How far beyond the boundary of classes a load must be for an expert to change its layout: what is near it would
+/// go back and forth. Of 1 to 2 this one gave the shortest steps over loads that drift; with 1, where they drift
+/// fast, moving lost more than it gained.
+const MARGIN: f64 = 1.5;
+
+/// Which unit an expert is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Class {
+    /// The GPU.
+    Hot,
+    /// The processor.
+    Warm,
+    /// A near-data unit.
+    #[default]
+    Cold,
+}
+
+/// An exponential moving average of every expert's load, four bytes each.
+#[derive(Clone, Debug)]
+pub struct Predictor {
+    averages: Vec<f32>,
+    experts: usize,
+}
+
+impl Predictor {
+    /// Nothing is expected of anybody.
+    pub(crate) fn new(layers: usize, experts: usize) -> Self {
+        Self { averages: vec![0.0; layers * experts], experts }
+    }
+
+    /// What is expected of a layer before its first step.
+    pub(crate) fn begin(&mut self, layer: usize, loads: &[f64]) {
+        for (average, &load) in self.layer_mut(layer).iter_mut().zip(loads) {
+            *average = if load.is_finite() { load.max(0.0) as f32 } else { 0.0 };
+        }
+    }
+
+    /// Equation 8, for one step of a layer.
+    pub(crate) fn observe(&mut self, layer: usize, loads: &[u32]) {
+        for (average, &load) in self.layer_mut(layer).iter_mut().zip(loads) {
+            *average += ALPHA * (load as f32 - *average);
+        }
+    }
+
+    /// Expected tokens by expert; nothing for a layer that is not there.
+    pub fn expected(&self, layer: usize) -> &[f32] {
+        self.averages.get(layer * self.experts..(layer + 1) * self.experts).unwrap_or_default()
+    }
+
+    fn layer_mut(&mut self, layer: usize) -> &mut [f32] {
+        self.averages.get_mut(layer * self.experts..(layer + 1) * self.experts).unwrap_or_default()
+    }
+}
+
+/// How often predictions were right.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Experts of all steps: for each one is decided whether it stays, and if not, where it goes.
+    pub experts: u64,
+    /// Those whose predicted class was that of their actual load.
+    pub right: u64,
+    /// Those that should be elsewhere by their predicted load: hot and not with the GPU, or clearly warm or cold and of
+    /// the other layout.
+    pub decisions: u64,
+    /// Those of them whose actual class asked for it, too: moving them pays.
+    pub paid: u64,
+}
+
+impl Tally {
+    /// Migration decisions that were right, to stay among them, from 0 to 1: what the paper's 78 % are held against.
+    pub fn accuracy(&self) -> f64 {
+        self.right as f64 / self.experts.max(1) as f64
+    }
+
+    /// Of the decisions to move, those that paid, from 0 to 1.
+    pub fn precision(&self) -> f64 {
+        self.paid as f64 / self.decisions.max(1) as f64
+    }
+}
+
+/// Up to how many tokens an expert is cold, where a layer has these loads.
+///
+/// On its own an expert may be faster on the processor, which has only so much time: what counts is where the
+/// processor and the near-data units end together. The most loaded beyond the GPU's frames are striped and go to
+/// the processor, the others are localized; of all cuts between the two the one is taken whose makespan
+/// (equation 7, the slowest memory taken as [`UNEVEN`] times the mean) is least. Below 0: nothing is cold.
+pub(crate) fn boundary(
+    prices: &Prices,
+    memories: usize,
+    frames: usize,
+    loads: impl Iterator<Item = f64>,
+    order: &mut Vec<(f64, u16)>,
+) -> f64 {
+    if prices.costs().near.is_none() || memories == 0 {
+        return -1.0;
+    }
+    order.clear();
+    order.extend(loads.map(|load| if load > 0.0 { load } else { 0.0 }).zip(0..));
+    order.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    let frames = if prices.costs().gpu.is_some() { frames } else { 0 };
+    let mut near: Ticks = order.iter().skip(frames).map(|o| prices.either(o.0)[1]).sum();
+    let slowest = |near: Ticks| (near as f64 / memories as f64 * UNEVEN) as Ticks;
+    let (mut host, mut reads): (Ticks, Ticks) = (0, 0);
+    let (mut least, mut cold) = (slowest(near), f64::INFINITY);
+    for (i, &(load, _)) in order.iter().enumerate().skip(frames) {
+        let [cpu, own, read] = prices.either(load);
+        near -= own;
+        host += cpu;
+        reads += read;
+        let makespan = host.max(slowest(near) + reads);
+        if makespan < least {
+            least = makespan;
+            cold = order.get(i + 1).map_or(-1.0, |next| next.0.midpoint(load));
+        }
+    }
+    cold
+}
+
+/// Whether an expert that is expected to have this load should be elsewhere: a hot one with the GPU, a warm one
+/// striped, a cold one localized. One whose load is near the [`boundary`] stays where it is.
+pub(crate) fn misplaced(place: Place, class: Class, load: f64, boundary: f64) -> bool {
+    match (class, place.layout) {
+        _ if place.cached => false,
+        (Class::Hot, _) => true,
+        (Class::Warm, Layout::Local(_)) => load > boundary * MARGIN,
+        (Class::Cold, Layout::Striped) => load * MARGIN < boundary,
+        _ => false,
+    }
+}
+
+/// Classes of a layer's experts.
+///
+/// Hot are the most loaded, as many as the GPU has frames, where it computes them faster than the processor does.
+/// Of the others those are cold that have no more tokens than the [`boundary`].
+pub(crate) fn classes(
+    prices: &Prices,
+    frames: usize,
+    boundary: f64,
+    loads: impl Iterator<Item = f64>,
+    order: &mut Vec<(f64, u16)>,
+    classes: &mut Vec<Class>,
+) {
+    order.clear();
+    classes.clear();
+    for (expert, load) in loads.enumerate() {
+        classes.push(if load <= boundary { Class::Cold } else { Class::Warm });
+        order.push((load, expert as u16));
+    }
+    if prices.costs().gpu.is_none() || frames == 0 {
+        return;
+    }
+    if frames < order.len() {
+        order.select_nth_unstable_by(frames - 1, |a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    }
+    for &(load, expert) in order.iter().take(frames).filter(|o| o.0 > 0.0) {
+        let [gpu, cpu, _] = prices.calculation(load);
+        if gpu < cpu.max(prices.dram(Layout::Striped)) {
+            classes[usize::from(expert)] = Class::Hot;
+        }
+    }
+}

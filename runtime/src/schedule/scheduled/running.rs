@@ -1,0 +1,150 @@
+//! A scheduler for a plan that runs: its decisions in the frames of each layer, and when they are done.
+//!
+//! What moves for the layer that comes next is moved at the dispatch of this one. Weights of a layer are touched while no step of
+//! it runs: its own dispatch has not ended yet, and the layer that comes next has not begun.
+
+use super::placement::Layout;
+use super::schedule::{Action, Home, Unit};
+use super::scheduler::Scheduler;
+use super::setup::Window;
+use crate::offload::cache::Key;
+use crate::schedule::decision::{Bring, Decision, Transfer};
+use crate::schedule::error::ScheduleError;
+
+/// Decides for a plan that runs.
+pub struct Running {
+    scheduler: Scheduler,
+    window: Option<Window>,
+    /// By layer: the expert in each frame of the GPU's memory.
+    frames: Vec<Vec<u16>>,
+    /// Moves that wait until their layer's own next step.
+    waiting: Vec<Action>,
+    decision: Decision,
+    fetched: u64,
+    moves: [u64; 3],
+}
+
+impl Running {
+    /// With a scheduler whose layers have their first placements. Whether experts move between steps.
+    pub fn new(scheduler: Scheduler, moves: bool) -> Self {
+        let layers = (0..scheduler.setup().layers).map_while(|l| scheduler.placement(l));
+        let cached = |p: &super::Placement| {
+            let cached = (0..).zip(p.places()).filter(|e| e.1.cached);
+            cached.map(|e| e.0).collect()
+        };
+        Self {
+            window: moves.then_some(scheduler.setup().window),
+            frames: layers.map(cached).collect(),
+            scheduler,
+            waiting: Vec::new(),
+            decision: Decision::default(),
+            fetched: 0,
+            moves: [0; 3],
+        }
+    }
+
+    /// The scheduler.
+    pub fn scheduler(&self) -> &Scheduler {
+        &self.scheduler
+    }
+
+    /// The expert in each frame, the frames of a layer after those of the layer before it.
+    pub fn begins(&self) -> Vec<Key> {
+        let key = |layer: usize, expert: &u16| Key { layer: layer as u16, expert: *expert };
+        let of = |(layer, frames): (usize, &Vec<u16>)| frames.iter().map(move |e| key(layer, e)).collect();
+        self.frames.iter().enumerate().flat_map::<Vec<Key>, _>(of).collect()
+    }
+
+    /// Experts that were brought because a step needed them, and those brought, given another layout, and moved to another memory
+    /// ahead of one.
+    pub fn counts(&self) -> (u64, [u64; 3]) {
+        (self.fetched, self.moves)
+    }
+
+    /// Divides the experts of a layer, and says what moves before its next step or that of the layer after it.
+    ///
+    /// # Errors
+    /// A layer that is not there, other experts than it has.
+    pub fn divide(&mut self, layer: usize, loads: &[u32]) -> Result<&Decision, ScheduleError> {
+        self.decision.clear(loads.len());
+        for action in std::mem::take(&mut self.waiting) {
+            self.act(layer, action);
+        }
+        let schedule = self.scheduler.dispatch(layer, loads)?;
+        self.decision.makespan_us = schedule.makespan_us;
+        for (unit, home) in self.decision.units.iter_mut().zip(&schedule.homes) {
+            *unit = match home {
+                Some(Home::Gpu) => Unit::Gpu,
+                Some(Home::Near(_)) => Unit::Near,
+                Some(Home::Cpu) | None => Unit::Cpu,
+            };
+        }
+        self.bring_missing(layer);
+        let Some(window) = self.window else { return Ok(&self.decision) };
+        let next = (layer + 1) % self.frames.len().max(1);
+        let actions: Vec<Action> = self.scheduler.moves_for(next, window)?.iter().map(|m| m.action).collect();
+        if next == layer {
+            self.waiting = actions;
+        } else {
+            for action in actions {
+                self.act(next, action);
+            }
+        }
+        Ok(&self.decision)
+    }
+
+    /// Brings the experts to the GPU that it is to run and does not hold, in frames of those that it is not to run now.
+    /// Where there is none, the processor runs them.
+    fn bring_missing(&mut self, layer: usize) {
+        for expert in 0..self.decision.units.len() {
+            if self.decision.units[expert] != Unit::Gpu || self.frames[layer].contains(&(expert as u16)) {
+                continue;
+            }
+            let units = &self.decision.units;
+            let idle = self.frames[layer].iter().position(|&held| units[usize::from(held)] != Unit::Gpu);
+            match idle {
+                Some(frame) => {
+                    self.bring(layer, expert as u16, frame);
+                    self.fetched += 1;
+                }
+                None => self.decision.units[expert] = Unit::Cpu,
+            }
+        }
+    }
+
+    /// Does what the scheduler has decided to move.
+    fn act(&mut self, layer: usize, action: Action) {
+        match action {
+            Action::Prefetch { expert, evict } => {
+                let frames = &self.frames[layer];
+                let here = frames.contains(&expert);
+                let frame = frames.iter().position(|&held| Some(held) == evict);
+                // What a step has brought since may have taken the frame.
+                if let Some(frame) = frame.or(Some(0)).filter(|_| !here && !frames.is_empty()) {
+                    self.bring(layer, expert, frame);
+                    self.moves[0] += 1;
+                }
+            }
+            Action::Relayout { expert, to } => {
+                self.relocate(layer, expert, to);
+                self.moves[1] += 1;
+            }
+            Action::Rebalance { expert, to, .. } => {
+                self.relocate(layer, expert, Layout::Local(to));
+                self.moves[2] += 1;
+            }
+        }
+    }
+
+    fn relocate(&mut self, layer: usize, expert: u16, to: Layout) {
+        let key = Key { layer: layer as u16, expert };
+        self.decision.transfers.push(Transfer::Relocate { key, to: to.memory() });
+    }
+
+    fn bring(&mut self, layer: usize, expert: u16, frame: usize) {
+        self.frames[layer][frame] = expert;
+        let before: usize = self.frames[..layer].iter().map(Vec::len).sum();
+        let key = Key { layer: layer as u16, expert };
+        self.decision.transfers.push(Transfer::Bring(Bring { key, frame: (before + frame) as u32 }));
+    }
+}

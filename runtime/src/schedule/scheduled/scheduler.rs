@@ -1,0 +1,260 @@
+//! All layers of a model, from step to step.
+
+use super::budget::Budget;
+use super::initial::initial;
+use super::migrate::{Migrator, Outlook};
+use super::placement::Placement;
+use super::predictor::{Class, Predictor, Tally, boundary, classes, misplaced};
+use super::schedule::{Home, Move, Schedule, Unit};
+use super::setup::{Setup, Window};
+use crate::schedule::error::ScheduleError;
+use crate::schedule::policy::{Solver, Units};
+use crate::schedule::sums::assignment::Assignment;
+use crate::schedule::sums::hottest::hottest;
+use crate::schedule::sums::prices::Prices;
+use crate::schedule::sums::refine::refine;
+use crate::schedule::sums::search::Search;
+use crate::schedule::sums::ticks::{Ticks, ticks, us};
+
+/// Iterations of the paper's refinement, at most.
+const ITERATIONS: usize = 256;
+
+/// Decides for every step of a layer who computes which expert, and what moves before the layer's next step.
+///
+/// It holds where the experts of all layers are and what load is expected of each. It has no clock and draws no
+/// random numbers: the same steps have the same schedules. Its memory stops growing after a few steps.
+#[derive(Clone, Debug)]
+pub struct Scheduler {
+    setup: Setup,
+    prices: Prices,
+    placements: Vec<Placement>,
+    /// Boundary of cold experts, by layer.
+    cold: Vec<f64>,
+    predictor: Predictor,
+    budget: Budget,
+    tally: Tally,
+    schedule: Schedule,
+    // Kept for their memory.
+    step: Assignment,
+    search: Search,
+    migrator: Migrator,
+    by_load: Vec<usize>,
+    order: Vec<(f64, u16)>,
+    expected: Vec<Class>,
+    actual: Vec<Class>,
+}
+
+impl Scheduler {
+    /// With every layer as if all of its experts were equally loaded; [`Scheduler::profile`] says otherwise.
+    ///
+    /// # Errors
+    /// Those of [`Setup::check`].
+    pub fn new(setup: Setup) -> Result<Self, ScheduleError> {
+        setup.check()?;
+        let prices = Prices::new(setup.costs.clone(), setup.system.units, setup.memories);
+        let Setup { layers, experts, memories, frames, .. } = setup;
+        let even = vec![1.0; experts];
+        let cold = boundary(&prices, memories, frames, even.iter().copied(), &mut Vec::new());
+        let placement = initial(&prices, setup.system.keeps, &even, memories, frames, cold);
+        Ok(Self {
+            prices,
+            placements: vec![placement; layers],
+            cold: vec![cold; layers],
+            predictor: Predictor::new(layers, experts),
+            budget: Budget::new(memories),
+            tally: Tally::default(),
+            schedule: Schedule::default(),
+            step: Assignment::default(),
+            search: Search::default(),
+            migrator: Migrator::default(),
+            by_load: Vec::new(),
+            order: Vec::new(),
+            expected: Vec::new(),
+            actual: Vec::new(),
+            setup,
+        })
+    }
+
+    /// Places a layer's experts by loads that were recorded before (mean tokens of a step, by expert), and expects
+    /// these of the layer's first step.
+    ///
+    /// # Errors
+    /// [`ScheduleError::Layer`], [`ScheduleError::Loads`].
+    pub fn profile(&mut self, layer: usize, loads: &[f64]) -> Result<(), ScheduleError> {
+        self.check(layer, loads.len())?;
+        self.predictor.begin(layer, loads);
+        let loads: Vec<f64> = self.predictor.expected(layer).iter().map(|&l| f64::from(l)).collect();
+        let Setup { memories, frames, .. } = self.setup;
+        let cold = boundary(&self.prices, memories, frames, loads.iter().copied(), &mut self.order);
+        self.cold[layer] = cold;
+        self.placements[layer] =
+            initial(&self.prices, self.setup.system.keeps, &loads, memories, frames, cold);
+        Ok(())
+    }
+
+    /// Places a layer's experts.
+    ///
+    /// # Errors
+    /// [`ScheduleError::Layer`], [`ScheduleError::Loads`], and those of [`Placement::new`] where the placement is of
+    /// more memories or frames than there are.
+    pub fn place(&mut self, layer: usize, placement: &Placement) -> Result<(), ScheduleError> {
+        self.check(layer, placement.places().len())?;
+        let Setup { memories, frames, .. } = self.setup;
+        self.placements[layer] = Placement::new(placement.places().to_vec(), memories, frames)?;
+        Ok(())
+    }
+
+    /// Who computes what in a step of a layer, of which `loads` are the tokens by expert.
+    ///
+    /// # Errors
+    /// [`ScheduleError::Layer`], [`ScheduleError::Loads`].
+    pub fn dispatch(&mut self, layer: usize, loads: &[u32]) -> Result<&Schedule, ScheduleError> {
+        self.check(layer, loads.len())?;
+        let places = self.placements[layer].places();
+        self.step.clear(self.setup.memories);
+        for (expert, (&place, &tokens)) in places.iter().zip(loads).enumerate() {
+            if tokens > 0 {
+                let task = self.prices.task(expert, place, tokens);
+                self.step.push(task, task.cheapest());
+            }
+        }
+        match self.setup.system.decode {
+            Solver::Refined => refine(&mut self.step, ITERATIONS),
+            Solver::Best => {
+                refine(&mut self.step, ITERATIONS);
+                self.search.improve(&mut self.step);
+            }
+            Solver::Hottest(rest) => {
+                // Rows travel over the link to the GPU where near-data units have the rest, and the balance counts them.
+                let row = if rest == Unit::Near { ticks(self.setup.costs.row_us) } else { 0 };
+                hottest(&mut self.step, &mut self.by_load, rest, loads, row);
+            }
+            // Each is where it costs least; what has no sums was refused.
+            Solver::Cheapest | Solver::Paper(_) | Solver::Fixed | Solver::Gpu | Solver::Cpu => {}
+        }
+        self.report();
+        self.observe(layer, loads);
+        Ok(&self.schedule)
+    }
+
+    /// What moves before a layer's next step, in a window on the links; the layer's experts are there from now on.
+    ///
+    /// # Errors
+    /// [`ScheduleError::Layer`].
+    pub fn moves_for(&mut self, layer: usize, window: Window) -> Result<&[Move], ScheduleError> {
+        self.check(layer, self.setup.experts)?;
+        let Setup { memories, frames, .. } = self.setup;
+        self.budget.open(window, &self.setup.costs);
+        self.schedule.moves.clear();
+        let loads = self.predictor.expected(layer);
+        let expected = loads.iter().map(|&l| f64::from(l));
+        let cold = boundary(&self.prices, memories, frames, expected.clone(), &mut self.order);
+        self.cold[layer] = cold;
+        classes(&self.prices, frames, cold, expected, &mut self.order, &mut self.expected);
+        let outlook = Outlook {
+            prices: &self.prices,
+            foresees: self.setup.system.foresees,
+            layer,
+            loads,
+            classes: &self.expected,
+            cold,
+            memories,
+        };
+        let (placement, moves) = (&mut self.placements[layer], &mut self.schedule.moves);
+        self.migrator.migrate(&outlook, placement, &mut self.budget, moves);
+        Ok(&self.schedule.moves)
+    }
+
+    /// A step of a layer, and then what moves for the layer after it, in the window of the setup.
+    ///
+    /// # Errors
+    /// [`ScheduleError::Layer`], [`ScheduleError::Loads`].
+    pub fn step(&mut self, layer: usize, loads: &[u32]) -> Result<&Schedule, ScheduleError> {
+        self.dispatch(layer, loads)?;
+        let next = (layer + 1) % self.setup.layers.max(1);
+        self.moves_for(next, self.setup.window)?;
+        Ok(&self.schedule)
+    }
+
+    /// What it was made of.
+    pub fn setup(&self) -> &Setup {
+        &self.setup
+    }
+
+    /// Where the experts of a layer are.
+    pub fn placement(&self, layer: usize) -> Option<&Placement> {
+        self.placements.get(layer)
+    }
+
+    /// What is expected.
+    pub fn predictor(&self) -> &Predictor {
+        &self.predictor
+    }
+
+    /// How often that was right so far.
+    pub fn tally(&self) -> Tally {
+        self.tally
+    }
+
+    fn check(&self, layer: usize, loads: usize) -> Result<(), ScheduleError> {
+        let Setup { layers, experts, .. } = self.setup;
+        if layer >= layers {
+            return Err(ScheduleError::Layer { layer, layers });
+        }
+        if loads != experts {
+            return Err(ScheduleError::Loads { found: loads, experts });
+        }
+        Ok(())
+    }
+
+    /// Writes the schedule.
+    fn report(&mut self) {
+        let (a, s) = (&self.step, &mut self.schedule);
+        s.homes.clear();
+        s.homes.resize(self.setup.experts, None);
+        s.near_us.clear();
+        s.near_us.resize(self.setup.memories, 0.0);
+        s.moves.clear();
+        let (mut calc, mut transfer): (Ticks, Ticks) = (0, 0);
+        for (task, unit) in a.tasks.iter().zip(&a.units) {
+            let home = match unit {
+                Unit::Gpu => Home::Gpu,
+                Unit::Cpu => Home::Cpu,
+                Unit::Near => Home::Near(task.memory),
+            };
+            s.homes[usize::from(task.expert)] = Some(home);
+            match unit {
+                Unit::Gpu => (calc, transfer) = (calc + task.calc, transfer + task.transfer),
+                Unit::Cpu => {}
+                Unit::Near => s.near_us[usize::from(task.memory)] += us(task.cost(Unit::Near)),
+            }
+        }
+        // A GPU that is alone computes while weights of others travel: the slower of the two sums counts.
+        let Units { cpu, near, .. } = self.setup.system.units;
+        let gpu = if cpu || near { a.gpu } else { calc.max(transfer) };
+        s.gpu_us = us(gpu);
+        s.cpu_us = us(a.cpu);
+        s.memory_us.clear();
+        s.memory_us.extend(a.memories.iter().map(|d| us(d + a.every)));
+        s.makespan_us = us(gpu.max(a.cpu).max(a.slowest()));
+    }
+
+    /// Holds what was expected against what came, and learns from it.
+    fn observe(&mut self, layer: usize, loads: &[u32]) {
+        let (frames, cold) = (self.setup.frames, self.cold[layer]);
+        let expected = self.predictor.expected(layer).iter().map(|&l| f64::from(l));
+        classes(&self.prices, frames, cold, expected, &mut self.order, &mut self.expected);
+        let actual = loads.iter().map(|&l| f64::from(l));
+        classes(&self.prices, frames, cold, actual, &mut self.order, &mut self.actual);
+        let places = self.placements[layer].places().iter().zip(self.predictor.expected(layer));
+        for (((&place, &load), &expected), &actual) in places.zip(&self.expected).zip(&self.actual) {
+            let moves = misplaced(place, expected, f64::from(load), cold);
+            let right = expected == actual;
+            self.tally.experts += 1;
+            self.tally.right += u64::from(right);
+            self.tally.decisions += u64::from(moves);
+            self.tally.paid += u64::from(moves && right);
+        }
+        self.predictor.observe(layer, loads);
+    }
+}

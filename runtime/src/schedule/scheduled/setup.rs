@@ -1,0 +1,70 @@
+//! What a scheduler is made of.
+
+use crate::schedule::costs::Costs;
+use crate::schedule::error::ScheduleError;
+use crate::schedule::policy::System;
+
+/// Experts of a layer, at most.
+pub const MOST_EXPERTS: usize = 1 << 10;
+/// Memories, at most.
+pub const MOST_MEMORIES: usize = 1 << 8;
+/// Layers, at most.
+pub const MOST_LAYERS: usize = 1 << 12;
+
+/// How long attention and dense layers leave the links to migration, in microseconds (TriMoE, §4.3).
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Window {
+    /// On PCIe.
+    pub pcie_us: f64,
+    /// On every link between memories.
+    pub link_us: f64,
+}
+
+/// What a scheduler is made of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Setup {
+    /// Who decides.
+    pub system: System,
+    /// What experts cost.
+    pub costs: Costs,
+    /// Layers with routed experts.
+    pub layers: usize,
+    /// Routed experts of each.
+    pub experts: usize,
+    /// Memories of the host, each with a near-data unit where the costs have one.
+    pub memories: usize,
+    /// Frames of the GPU's memory for the experts of each layer.
+    pub frames: usize,
+    /// Window of a step of one layer.
+    pub window: Window,
+}
+
+impl Setup {
+    /// Whether a scheduler can be made of it.
+    ///
+    /// # Errors
+    /// [`ScheduleError::TooMany`] for more than can be numbered, [`ScheduleError::Time`] for a rate that is none,
+    /// [`ScheduleError::NoUnit`] where the policy cannot do without a unit that has no costs.
+    pub fn check(&self) -> Result<(), ScheduleError> {
+        let limits = [
+            ("experts of a layer", self.experts, MOST_EXPERTS),
+            ("memories", self.memories, MOST_MEMORIES),
+            ("layers", self.layers, MOST_LAYERS),
+        ];
+        for (what, found, limit) in limits {
+            if found > limit {
+                return Err(ScheduleError::TooMany { what, found, limit });
+            }
+        }
+        self.costs.check(false)?;
+        let System { name, decode, units, .. } = self.system;
+        if !decode.has_sums() {
+            return Err(ScheduleError::Solver(decode.name()));
+        }
+        // Where the processor may compute, it can stand in for the others.
+        if !units.cpu && self.costs.gpu.is_none() {
+            return Err(ScheduleError::NoUnit { policy: name.to_owned(), unit: "GPU" });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,150 @@
+//! Migration and the systems that are compared with, in cases small enough to follow.
+
+use super::policies::{Drift, setup};
+use super::workload::{MODELS, costs};
+use crate::schedule::scheduled::*;
+use crate::schedule::*;
+
+const NEVER: System = trimoe("", Solver::Refined, false);
+const ALWAYS: System = trimoe("", Solver::Best, true);
+
+fn place(layout: Layout, cached: bool) -> Place {
+    Place { layout, cached }
+}
+
+/// One layer on two memories, where experts are and which loads they are used to.
+fn scheduler(system: System, places: &[Place], loads: &[f64], frames: usize) -> Scheduler {
+    with_costs(costs(&MODELS[0]), system, places, loads, frames)
+}
+
+/// Of which the host reads one memory for nothing.
+fn free() -> Costs {
+    let mut costs = costs(&MODELS[0]);
+    costs.localized_us = 0.0;
+    costs
+}
+
+fn with_costs(costs: Costs, system: System, places: &[Place], loads: &[f64], frames: usize) -> Scheduler {
+    let window = Window { pcie_us: 1e6, link_us: 1e6 };
+    let setup = Setup { system, costs, layers: 1, experts: places.len(), memories: 2, frames, window };
+    let mut scheduler = Scheduler::new(setup).expect("a sound setup");
+    scheduler.profile(0, loads).expect("a layer");
+    let placement = Placement::new(places.to_vec(), 2, frames).expect("memories and frames that are there");
+    scheduler.place(0, &placement).expect("a layer");
+    scheduler
+}
+
+fn actions(scheduler: &mut Scheduler, window: Window) -> Vec<Action> {
+    scheduler.moves_for(0, window).expect("a layer").iter().map(|m| m.action).collect()
+}
+
+const WIDE: Window = Window { pcie_us: 1e6, link_us: 1e6 };
+
+#[test]
+fn a_hot_expert_takes_the_frame_of_the_coldest() {
+    let places = [
+        place(Layout::Striped, true),
+        place(Layout::Striped, false),
+        place(Layout::Striped, true),
+        place(Layout::Striped, false),
+    ];
+    let mut s = with_costs(free(), ALWAYS, &places, &[300.0, 400.0, 100.0, 99.0], 2);
+    assert_eq!(actions(&mut s, WIDE), [Action::Prefetch { expert: 1, evict: Some(2) }]);
+    assert_eq!(actions(&mut s, WIDE), [], "what is where it should be stays");
+    let cached: Vec<bool> = s.placement(0).expect("a layer").places().iter().map(|p| p.cached).collect();
+    assert_eq!(cached, [true, true, false, false]);
+    // Who does not migrate does not.
+    let mut s = with_costs(free(), NEVER, &places, &[300.0, 400.0, 100.0, 99.0], 2);
+    assert_eq!(actions(&mut s, WIDE), []);
+}
+
+#[test]
+fn experts_become_what_their_class_asks_for() {
+    // Many that are warm, one of them localized; some that are cold, one of them striped.
+    let mut places = vec![place(Layout::Striped, false); 6];
+    places[2] = place(Layout::Local(0), false);
+    places.extend([place(Layout::Local(0), false), place(Layout::Striped, false)]);
+    let loads = [90.0, 90.0, 90.0, 90.0, 90.0, 90.0, 1.5, 1.0];
+    let mut s = scheduler(ALWAYS, &places, &loads, 0);
+    let mut found = actions(&mut s, WIDE);
+    found.sort_by_key(|a| a.expert());
+    assert_eq!(
+        found,
+        [
+            Action::Relayout { expert: 2, to: Layout::Striped },
+            Action::Relayout { expert: 7, to: Layout::Local(1) },
+        ]
+    );
+}
+
+#[test]
+fn cold_experts_go_from_the_busiest_to_the_most_idle_dimm() {
+    let places = [place(Layout::Local(0), false); 4];
+    let mut s = scheduler(ALWAYS, &places, &[3.0, 3.0, 3.0, 3.0], 0);
+    let found = actions(&mut s, WIDE);
+    assert_eq!(found.len(), 2, "half of them: {found:?}");
+    assert!(found.iter().all(|a| matches!(a, Action::Rebalance { from: 0, to: 1, .. })), "{found:?}");
+    assert_eq!(actions(&mut s, WIDE), []);
+}
+
+#[test]
+fn a_transfer_longer_than_a_window_ends_in_a_later_one() {
+    // 47 185 920 bytes at 25 GB/s are 1887 µs on both links.
+    let places = [place(Layout::Local(0), false); 2];
+    let mut s = scheduler(ALWAYS, &places, &[3.0, 3.0], 0);
+    let narrow = Window { pcie_us: 0.0, link_us: 700.0 };
+    let counts: Vec<usize> = (0..4).map(|_| actions(&mut s, narrow).len()).collect();
+    assert_eq!(counts, [0, 0, 1, 0]);
+}
+
+#[test]
+fn no_expert_moves_twice_in_a_window() {
+    let mut kinds = [0; 3];
+    for frames in [2, 16] {
+        let setup = Setup { frames, window: WIDE, ..setup(ALWAYS, &MODELS[1]) };
+        let mut scheduler = Scheduler::new(setup.clone()).expect("a sound setup");
+        let mut drift = Drift::new(5, setup.experts);
+        for i in 0..200 {
+            let layer = i % setup.layers;
+            let loads = drift.loads(layer, 8, 256);
+            let s = scheduler.step(layer, &loads).expect("a layer");
+            let mut touched = Vec::new();
+            for m in &s.moves {
+                touched.push(m.action.expert());
+                match m.action {
+                    Action::Prefetch { evict, .. } => {
+                        touched.extend(evict);
+                        kinds[0] += 1;
+                    }
+                    Action::Relayout { .. } => kinds[1] += 1,
+                    Action::Rebalance { .. } => kinds[2] += 1,
+                }
+            }
+            let count = touched.len();
+            touched.sort_unstable();
+            touched.dedup();
+            assert_eq!(touched.len(), count, "{:?}", s.moves);
+        }
+    }
+    assert!(kinds.iter().all(|&k| k > 20), "{kinds:?}");
+}
+
+#[test]
+fn the_cut_by_load_is_the_best_there_is() {
+    let places: Vec<Place> = (0..12u16).map(|e| place(Layout::Striped, e < 2)).collect();
+    let loads: Vec<u32> = (0..12u32).map(|e| 40 * (e * 7 % 12)).collect();
+    let mut s = with_costs(free(), EN_KTRANSFORMERS, &places, &[1.0; 12], 2);
+    let found = s.dispatch(0, &loads).expect("a layer").clone();
+    let c = free();
+    let mut order: Vec<usize> = (2..12).collect();
+    order.sort_by_key(|&e| std::cmp::Reverse(loads[e]));
+    let cut = |h: usize| {
+        let hit: f64 = (0..2).filter(|&e| loads[e] > 0).map(|e| c.t_gpu_hit(f64::from(loads[e]))).sum();
+        let gpu: f64 = order[..h].iter().map(|&e| c.t_gpu_miss(f64::from(loads[e]), Layout::Striped)).sum();
+        let cpu: f64 = order[h..].iter().map(|&e| c.t_cpu(f64::from(loads[e]), Layout::Striped)).sum();
+        (hit + gpu).max(cpu)
+    };
+    let least = (0..=10).map(cut).fold(f64::INFINITY, f64::min);
+    assert!((found.makespan_us - least).abs() < 1e-3, "{} is not {least}", found.makespan_us);
+    assert!(found.homes[2..].contains(&Some(Home::Gpu)), "nothing was cut off");
+}

@@ -1,0 +1,174 @@
+//! Costs and loads as the paper describes them.
+
+use crate::schedule::policy::Units;
+use crate::schedule::scheduled::{Layout, Place};
+use crate::schedule::sums::assignment::Assignment;
+use crate::schedule::sums::prices::Prices;
+use crate::schedule::{Costs, NearCosts, Table};
+
+pub(super) const ALL: Units = Units::ALL;
+
+/// A model of Table 2: experts, experts of a token, width, width of an expert.
+pub(super) struct Model {
+    pub(super) name: &'static str,
+    pub(super) experts: usize,
+    pub(super) k: usize,
+    pub(super) width: u64,
+    pub(super) inner: u64,
+}
+
+pub(super) const MODELS: [Model; 3] = [
+    Model { name: "DeepSeek-V2", experts: 160, k: 6, width: 5120, inner: 1536 },
+    Model { name: "Qwen3-235B", experts: 128, k: 8, width: 4096, inner: 1536 },
+    Model { name: "GLM-4.5-Air", experts: 128, k: 8, width: 4096, inner: 1408 },
+];
+
+/// Numbers that are the same each time (SplitMix64).
+pub(super) struct Random(pub(super) u64);
+
+impl Random {
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub(super) fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    pub(super) fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Standard normal.
+    pub(super) fn normal(&mut self) -> f64 {
+        (-2.0 * (1.0 - self.unit()).ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos()
+    }
+}
+
+/// Costs of Table 1 for a model: rooflines, with half of the peak for the processor's tiles and for the GPU.
+pub(super) fn costs(model: &Model) -> Costs {
+    let weights = 3 * model.width * model.inner;
+    let bytes = 2 * weights;
+    let line = |flops: f64, floor: f64| {
+        let at = |n: u32| (n, floor.max(f64::from(n) * 2.0 * weights as f64 / flops * 1e6));
+        let tokens = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
+        Table::new(tokens.map(at).to_vec()).expect("tokens ascend")
+    };
+    Costs {
+        gpu: Some(line(819.6e12 * 0.5, bytes as f64 / 2.04e12 * 1e6).into()),
+        cpu: line(90.1e12 * 0.5, 20.0).into(),
+        near: Some(NearCosts {
+            table: line(256e9, 0.0),
+            internal_us: bytes as f64 * (1e6 / 153.6e9),
+            link_us: bytes as f64 * (1e6 / 25e9),
+        }),
+        bring_us: bytes as f64 * (1e6 / 64e9),
+        first_bring_us: 0.0,
+        striped_us: bytes as f64 * (1e6 / 307.2e9),
+        localized_us: bytes as f64 * (1e6 / 38.4e9),
+        row_us: 4.0 * model.width as f64 * (1e6 / 64e9),
+    }
+}
+
+/// Shares of tokens with the skew of Figure 3: 5 % hot experts have 22 %, 25 % warm ones 70 %, the others 8 %.
+pub(super) fn popularity(random: &mut Random, experts: usize) -> Vec<f64> {
+    let (hot, warm) = (experts.div_ceil(20), experts.div_ceil(4));
+    let cold = experts.saturating_sub(hot + warm).max(1);
+    let mut shares: Vec<f64> = (0..experts)
+        .map(|e| match e {
+            _ if e < hot => 0.22 / hot as f64,
+            _ if e < hot + warm => 0.70 / warm as f64,
+            _ => 0.08 / cold as f64,
+        })
+        .map(|share| share * (0.4 * random.normal()).exp())
+        .collect();
+    for i in (1..shares.len()).rev() {
+        shares.swap(i, random.below(i + 1));
+    }
+    shares
+}
+
+/// Loads of a step: each token draws its experts by their shares, none twice.
+pub(super) fn loads(random: &mut Random, shares: &[f64], k: usize, batch: usize) -> Vec<u32> {
+    let mut sums = Vec::new();
+    let mut sum = 0.0;
+    for share in shares {
+        sum += share;
+        sums.push(sum);
+    }
+    let mut loads = vec![0; shares.len()];
+    let mut last = vec![usize::MAX; shares.len()];
+    for token in 0..batch {
+        let mut left = k.min(shares.len());
+        while left > 0 {
+            let x = random.unit() * sum;
+            let e = sums.partition_point(|&s| s <= x).min(shares.len() - 1);
+            if last[e] != token {
+                last[e] = token;
+                loads[e] += 1;
+                left -= 1;
+            }
+        }
+    }
+    loads
+}
+
+/// Places as an offline layout leaves them, with a share of them at random.
+pub(super) fn places(
+    random: &mut Random,
+    shares: &[f64],
+    memories: usize,
+    frames: usize,
+    wrong: f64,
+) -> Vec<Place> {
+    let mut order: Vec<usize> = (0..shares.len()).collect();
+    order.sort_by(|&a, &b| shares[b].total_cmp(&shares[a]));
+    let mut places = vec![Place { layout: Layout::Striped, cached: false }; shares.len()];
+    let mut at = 0;
+    for (rank, &e) in order.iter().enumerate() {
+        let cold = rank * 10 >= shares.len() * 3;
+        let local = if random.unit() < wrong { random.below(2) == 0 } else { cold };
+        if local && memories > 0 {
+            places[e].layout = Layout::Local((at % memories) as u16);
+            at += 1;
+        }
+        places[e].cached = rank < frames;
+    }
+    places
+}
+
+/// Every expert with tokens where it costs least.
+pub(super) fn assignment(prices: &Prices, places: &[Place], loads: &[u32], memories: usize) -> Assignment {
+    let mut a = Assignment::default();
+    a.clear(memories);
+    for (expert, &tokens) in loads.iter().enumerate().filter(|l| *l.1 > 0) {
+        let task = prices.task(expert, places[expert], tokens);
+        a.push(task, task.cheapest());
+    }
+    a
+}
+
+/// A small case: up to ten experts on four memories.
+pub(super) fn small(seed: u64) -> Assignment {
+    let mut random = Random(seed);
+    let model = &MODELS[random.below(3)];
+    let experts = 10 - random.below(10).min(random.below(10));
+    let shares = popularity(&mut random, experts);
+    let batch = [2, 8, 16, 32, 48, 64, 96, 128][random.below(8)];
+    let loads = loads(&mut random, &shares, 3, batch);
+    let places: Vec<Place> = (0..experts)
+        .map(|_| Place {
+            layout: if random.below(3) == 0 {
+                Layout::Striped
+            } else {
+                Layout::Local(random.below(4) as u16)
+            },
+            cached: random.below(5) == 0,
+        })
+        .collect();
+    assignment(&Prices::new(costs(model), ALL, 4), &places, &loads, 4)
+}

@@ -1,0 +1,200 @@
+//! Who computes what, and how long it takes: equations 5 to 7 of TriMoE, kept up to date move by move.
+//!
+//! `T_contention` of equation 6 is what the host's reads take of a memory's time: a read of a striped expert, by the
+//! GPU or by the processor, takes the same of every memory, one of a localized expert takes all of its memory
+//! ([`super::Costs::contention`]). What the GPU holds is not read. Reads of striped experts are counted once for
+//! all memories, so that an expert moves in constant time.
+
+use super::ticks::{NEVER, Ticks};
+use crate::schedule::scheduled::Unit;
+
+/// In place of a memory: the expert is striped.
+pub(crate) const STRIPED: u16 = u16::MAX;
+
+/// The units, in the order in which ties are broken.
+pub(crate) const UNITS: [Unit; 3] = [Unit::Cpu, Unit::Gpu, Unit::Near];
+
+/// An expert with tokens, and what it costs where.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Task {
+    pub(crate) expert: u16,
+    /// Its memory, or [`STRIPED`].
+    pub(crate) memory: u16,
+    /// Whether the GPU holds it.
+    pub(crate) cached: bool,
+    /// What it adds to each time, by the unit that computes it.
+    pub(crate) effects: [Effect; 3],
+    /// `f_calc_gpu`.
+    pub(crate) calc: Ticks,
+    /// To the GPU; 0 if it holds it.
+    pub(crate) transfer: Ticks,
+}
+
+impl Task {
+    /// Costs by unit, and what a read by the host takes of its memory, or of every one.
+    pub(crate) fn effects(cost: [Ticks; 3], read: Ticks, memory: u16, cached: bool) -> [Effect; 3] {
+        let read = match memory {
+            STRIPED => Effect { every: read, ..Effect::default() },
+            _ => Effect { memory: read, ..Effect::default() },
+        };
+        let gpu = if cached { Effect::default() } else { read };
+        let mut effects = [Effect::default(); 3];
+        effects[Unit::Gpu as usize] = Effect { gpu: cost[Unit::Gpu as usize], ..gpu };
+        effects[Unit::Cpu as usize] = Effect { cpu: cost[Unit::Cpu as usize], ..read };
+        effects[Unit::Near as usize] = Effect { memory: cost[Unit::Near as usize], ..Effect::default() };
+        effects
+    }
+
+    /// What it costs on a unit.
+    pub(crate) fn cost(&self, unit: Unit) -> Ticks {
+        let effect = self.effects[unit as usize];
+        match unit {
+            Unit::Gpu => effect.gpu,
+            Unit::Cpu => effect.cpu,
+            Unit::Near => effect.memory,
+        }
+    }
+
+    /// Whether a unit can compute it.
+    pub(crate) fn can(&self, unit: Unit) -> bool {
+        self.cost(unit) < NEVER
+    }
+
+    /// The unit where it costs least.
+    pub(crate) fn cheapest(&self) -> Unit {
+        let [mut best, ..] = UNITS;
+        for unit in UNITS {
+            if self.cost(unit) < self.cost(best) {
+                best = unit;
+            }
+        }
+        best
+    }
+
+    /// What it adds to each time where it is computed.
+    pub(crate) fn effect(&self, unit: Unit) -> Effect {
+        self.effects[unit as usize]
+    }
+}
+
+/// Times that an expert adds: to the GPU, to the processor, to every memory, and to its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Effect {
+    pub(crate) gpu: Ticks,
+    pub(crate) cpu: Ticks,
+    pub(crate) every: Ticks,
+    pub(crate) memory: Ticks,
+}
+
+impl std::ops::Sub for Effect {
+    type Output = Self;
+
+    fn sub(self, other: Self) -> Self {
+        Self {
+            gpu: self.gpu - other.gpu,
+            cpu: self.cpu - other.cpu,
+            every: self.every - other.every,
+            memory: self.memory - other.memory,
+        }
+    }
+}
+
+/// A step of a layer: its tasks, and the unit of each, with the times that these make.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Assignment {
+    pub(crate) tasks: Vec<Task>,
+    /// By task.
+    pub(crate) units: Vec<Unit>,
+    pub(crate) gpu: Ticks,
+    pub(crate) cpu: Ticks,
+    /// On top of each memory's own.
+    pub(crate) every: Ticks,
+    /// By memory.
+    pub(crate) memories: Vec<Ticks>,
+}
+
+/// What determines the makespan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Device {
+    Gpu,
+    Cpu,
+    Memory(usize),
+}
+
+impl Assignment {
+    /// Without tasks.
+    pub(crate) fn clear(&mut self, memories: usize) {
+        self.tasks.clear();
+        self.units.clear();
+        self.memories.clear();
+        self.memories.resize(memories, 0);
+        (self.gpu, self.cpu, self.every) = (0, 0, 0);
+    }
+
+    /// One more task.
+    pub(crate) fn push(&mut self, task: Task, unit: Unit) {
+        self.tasks.push(task);
+        self.units.push(unit);
+        self.add(task.memory, task.effect(unit));
+    }
+
+    /// What moving a task to another unit changes.
+    pub(crate) fn change(&self, task: usize, to: Unit) -> Effect {
+        let t = &self.tasks[task];
+        t.effect(to) - t.effect(self.units[task])
+    }
+
+    /// Moves a task to another unit.
+    pub(crate) fn reassign(&mut self, task: usize, to: Unit) {
+        let change = self.change(task, to);
+        self.units[task] = to;
+        self.add(self.tasks[task].memory, change);
+    }
+
+    pub(crate) fn add(&mut self, memory: u16, effect: Effect) {
+        self.gpu += effect.gpu;
+        self.cpu += effect.cpu;
+        self.every += effect.every;
+        if let Some(own) = self.memories.get_mut(usize::from(memory)) {
+            *own += effect.memory;
+        }
+    }
+
+    /// Time of the slowest memory.
+    pub(crate) fn slowest(&self) -> Ticks {
+        self.memories.iter().max().map_or(0, |d| d + self.every)
+    }
+
+    /// Equation 7.
+    pub(crate) fn makespan(&self) -> Ticks {
+        self.gpu.max(self.cpu).max(self.slowest())
+    }
+
+    /// The device that takes longest; of several, the GPU before the processor before the memories by number.
+    pub(crate) fn bottleneck(&self) -> Device {
+        let makespan = self.makespan();
+        if self.gpu == makespan {
+            return Device::Gpu;
+        }
+        if self.cpu == makespan {
+            return Device::Cpu;
+        }
+        Device::Memory(self.memories.iter().position(|d| d + self.every == makespan).unwrap_or(0))
+    }
+
+    /// Whether a task is computed on a device.
+    pub(crate) fn is_on(&self, task: usize, device: Device) -> bool {
+        match (self.units[task], device) {
+            (Unit::Gpu, Device::Gpu) | (Unit::Cpu, Device::Cpu) => true,
+            (Unit::Near, Device::Memory(d)) => usize::from(self.tasks[task].memory) == d,
+            _ => false,
+        }
+    }
+
+    /// Takes the units and times of another assignment of the same tasks.
+    pub(crate) fn copy_from(&mut self, other: &Self) {
+        self.units.clone_from(&other.units);
+        self.memories.clone_from(&other.memories);
+        (self.gpu, self.cpu, self.every) = (other.gpu, other.cpu, other.every);
+    }
+}

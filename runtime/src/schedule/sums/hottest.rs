@@ -1,0 +1,39 @@
+//! How two units share experts in the systems that TriMoE is compared with: a cut through the experts by load.
+
+use super::assignment::Assignment;
+use super::ticks::Ticks;
+use crate::schedule::scheduled::Unit;
+
+/// Gives what the GPU holds to it and the others to `rest`, where that can compute them; then the hottest of these
+/// go to the GPU, as many as make the step shortest. `loads` are tokens by expert; where `row` is not 0, that long
+/// one token's row travels to `rest` and back, all of them one after the other, beside the makespan.
+pub(crate) fn hottest(a: &mut Assignment, order: &mut Vec<usize>, rest: Unit, loads: &[u32], row: Ticks) {
+    let tokens = |a: &Assignment, t: usize| loads.get(usize::from(a.tasks[t].expert)).copied().unwrap_or(0);
+    order.clear();
+    let mut rows = 0;
+    for t in 0..a.tasks.len() {
+        if a.tasks[t].cached || !a.tasks[t].can(rest) {
+            a.reassign(t, a.tasks[t].cheapest());
+        } else {
+            a.reassign(t, rest);
+            rows += Ticks::from(tokens(a, t)) * row;
+            order.push(t);
+        }
+    }
+    order.sort_unstable_by_key(|&t| (std::cmp::Reverse(tokens(a, t)), t));
+    let length = |a: &Assignment, rows: Ticks| a.gpu.max(a.cpu.max(a.slowest()) + rows);
+    let (mut least, mut count) = (length(a, rows), 0);
+    for (i, &t) in order.iter().enumerate() {
+        if !a.tasks[t].can(Unit::Gpu) {
+            break;
+        }
+        a.reassign(t, Unit::Gpu);
+        rows -= Ticks::from(tokens(a, t)) * row;
+        if length(a, rows) < least {
+            (least, count) = (length(a, rows), i + 1);
+        }
+    }
+    for &t in &order[count..] {
+        a.reassign(t, rest);
+    }
+}

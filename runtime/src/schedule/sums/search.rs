@@ -1,0 +1,231 @@
+//! A search that leaves plateaus.
+//!
+//! It asks whether a step can end by a *target* below the best makespan so far, and halves the range of targets by
+//! the answer. To get there it lowers the *excess*, the sum over all devices of the time past the target. A move
+//! that helps one of two memories that tie leaves the makespan where it was, and the excess is smaller: that is how it
+//! goes on where refinement by the makespan stalls. Where no move of one expert lowers the excess, chains of two do:
+//! an expert goes to a unit, and one that is there makes room. The work is bounded by a number of changes that are
+//! weighed, not by a clock: the same step has the same schedule everywhere.
+
+use super::assignment::{Assignment, Effect, STRIPED, UNITS};
+use super::bound::bound;
+use super::exact::Exact;
+use super::ticks::{Ticks, us};
+use crate::schedule::scheduled::Unit;
+
+/// Targets that are tried.
+const TARGETS: usize = 12;
+/// Changes that are weighed for a microsecond of the step. One takes some 20 nanoseconds, so that this is half a percent of it.
+const WEIGHED: f64 = 0.25;
+/// And at least and at most.
+const LIMITS: [usize; 2] = [500, 4000];
+/// So few experts, those of one or two tokens, have all their assignments looked at,
+const FEW: usize = 8;
+/// up to so many parts of them.
+const PARTS: usize = 1000;
+/// It ends where the range of targets is this part of the makespan.
+const CLOSE: Ticks = 512;
+
+/// Where it starts again: experts on the first unit that can compute them.
+const STARTS: [(Unit, Unit); 3] = [(Unit::Near, Unit::Cpu), (Unit::Gpu, Unit::Cpu), (Unit::Cpu, Unit::Gpu)];
+
+/// What it needs beside the assignment, kept from step to step.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Search {
+    best: Assignment,
+    target: Ticks,
+    /// Excess of the memories.
+    memories: Ticks,
+    /// Changes that may still be weighed.
+    left: usize,
+    scratch: Vec<Ticks>,
+    exact: Exact,
+}
+
+impl Search {
+    /// Improves an assignment; it is never worse than before.
+    pub(crate) fn improve(&mut self, a: &mut Assignment) {
+        self.best.copy_from(a);
+        let [least, most] = LIMITS;
+        self.left = ((us(a.makespan()) * WEIGHED) as usize).clamp(least, most);
+        let bound = bound(a, &mut self.scratch);
+        self.approach(a, bound);
+        // What is stuck from one side may not be from another: localized experts first where they lie.
+        for (unit, other) in STARTS {
+            if self.left == 0 || close(bound, self.best.makespan()) {
+                break;
+            }
+            for task in 0..a.tasks.len() {
+                let t = &a.tasks[task];
+                let to = [unit, other].into_iter().find(|&u| t.can(u)).unwrap_or(t.cheapest());
+                a.reassign(task, to);
+            }
+            self.approach(a, bound);
+        }
+        a.copy_from(&self.best);
+        if a.tasks.len() <= FEW && !close(bound, a.makespan()) {
+            self.exact.improve(a, PARTS);
+        }
+    }
+
+    /// Halves the range of targets from where an assignment is, and remembers the best on the way.
+    fn approach(&mut self, a: &mut Assignment, bound: Ticks) {
+        let mut high = self.best.makespan();
+        let mut low = bound.min(high);
+        for _ in 0..TARGETS {
+            if close(low, high) || self.left == 0 {
+                break;
+            }
+            self.target = low.midpoint(high);
+            let reached = self.descend(a);
+            let makespan = a.makespan();
+            if makespan < high {
+                high = makespan;
+                self.best.copy_from(a);
+            }
+            if !reached {
+                low = self.target.min(high);
+            }
+        }
+    }
+
+    /// Lowers the excess as far as it goes. Whether nothing is left of it.
+    fn descend(&mut self, a: &mut Assignment) -> bool {
+        self.memories = a.memories.iter().map(|d| over(d + a.every, self.target)).sum();
+        let mut excess = over(a.gpu, self.target) + over(a.cpu, self.target) + self.memories;
+        while excess > 0 {
+            let before = excess;
+            excess = self.singles(a, excess);
+            if excess == before {
+                let Some([first, second]) = self.double(a, excess) else { return false };
+                self.go(a, first);
+                excess = self.go(a, second);
+            }
+        }
+        true
+    }
+
+    /// Moves a task; the excess after it.
+    fn go(&mut self, a: &mut Assignment, (task, to): (usize, Unit)) -> Ticks {
+        a.reassign(task, to);
+        self.memories = a.memories.iter().map(|d| over(d + a.every, self.target)).sum();
+        over(a.gpu, self.target) + over(a.cpu, self.target) + self.memories
+    }
+
+    /// Moves every task, one after the other, that lowers the excess by it. The excess after all.
+    fn singles(&mut self, a: &mut Assignment, mut excess: Ticks) -> Ticks {
+        for task in 0..a.tasks.len() {
+            if !self.strains(a, task) {
+                continue;
+            }
+            let (mut least, mut found) = (excess, None);
+            for to in others(a, task) {
+                self.left = self.left.saturating_sub(1);
+                let after = self.after(a, a.change(task, to), a.tasks[task].memory);
+                if after < least {
+                    (least, found) = (after, Some((task, to)));
+                }
+            }
+            if let Some(found) = found {
+                excess = self.go(a, found);
+            }
+        }
+        excess
+    }
+
+    /// A chain of two that lowers the excess: one goes to a unit, and one that is there makes room.
+    fn double(&mut self, a: &Assignment, excess: Ticks) -> Option<[(usize, Unit); 2]> {
+        for first in 0..a.tasks.len() {
+            if !self.strains(a, first) {
+                continue;
+            }
+            for to in others(a, first) {
+                let one = a.change(first, to);
+                let memory = a.tasks[first].memory;
+                for second in 0..a.tasks.len() {
+                    let same = to != Unit::Near || a.tasks[second].memory == memory;
+                    if second == first || a.units[second] != to || !same {
+                        continue;
+                    }
+                    for then in others(a, second) {
+                        self.left = self.left.saturating_sub(1);
+                        let two = a.change(second, then);
+                        if self.after_both(a, (one, memory), (two, a.tasks[second].memory)) < excess {
+                            return Some([(first, to), (second, then)]);
+                        }
+                    }
+                    if self.left == 0 {
+                        return None;
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// Whether a task adds to a device that is past the target.
+    fn strains(&self, a: &Assignment, task: usize) -> bool {
+        let (t, effect) = (&a.tasks[task], a.tasks[task].effect(a.units[task]));
+        let own = || a.memories.get(usize::from(t.memory)).is_some_and(|d| d + a.every > self.target);
+        (effect.gpu > 0 && a.gpu > self.target)
+            || (effect.cpu > 0 && a.cpu > self.target)
+            || (effect.every > 0 && self.memories > 0)
+            || (effect.memory > 0 && own())
+    }
+
+    /// Excess after a change.
+    fn after(&self, a: &Assignment, change: Effect, memory: u16) -> Ticks {
+        self.hosts(a, change) + self.memory(a, change.every, [(memory, change.memory), (STRIPED, 0)])
+    }
+
+    /// Excess after two changes.
+    fn after_both(&self, a: &Assignment, one: (Effect, u16), two: (Effect, u16)) -> Ticks {
+        let both = Effect {
+            gpu: one.0.gpu + two.0.gpu,
+            cpu: one.0.cpu + two.0.cpu,
+            every: one.0.every + two.0.every,
+            memory: 0,
+        };
+        let own = if one.1 == two.1 {
+            [(one.1, one.0.memory + two.0.memory), (STRIPED, 0)]
+        } else {
+            [(one.1, one.0.memory), (two.1, two.0.memory)]
+        };
+        self.hosts(a, both) + self.memory(a, both.every, own)
+    }
+
+    fn hosts(&self, a: &Assignment, change: Effect) -> Ticks {
+        over(a.gpu + change.gpu, self.target) + over(a.cpu + change.cpu, self.target)
+    }
+
+    /// Excess of the memories, after `every` for all and what is added to two of them.
+    fn memory(&self, a: &Assignment, every: Ticks, own: [(u16, Ticks); 2]) -> Ticks {
+        let after = a.every + every;
+        let mut sum = match every {
+            0 => self.memories,
+            _ => a.memories.iter().map(|d| over(d + after, self.target)).sum(),
+        };
+        for (memory, change) in own {
+            if let Some(time) = a.memories.get(usize::from(memory)) {
+                sum += over(time + after + change, self.target) - over(time + after, self.target);
+            }
+        }
+        sum
+    }
+}
+
+/// Whether there is nothing to find between two times.
+fn close(low: Ticks, high: Ticks) -> bool {
+    high - low <= high / CLOSE
+}
+
+/// Time past the target.
+fn over(time: Ticks, target: Ticks) -> Ticks {
+    (time - target).max(0)
+}
+
+/// Units that a task could go to.
+fn others(a: &Assignment, task: usize) -> impl Iterator<Item = Unit> + use<> {
+    let (t, unit) = (a.tasks[task], a.units[task]);
+    UNITS.into_iter().filter(move |&to| to != unit && t.can(to))
+}

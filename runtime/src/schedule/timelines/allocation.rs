@@ -1,0 +1,158 @@
+//! Which tasks are the GPU's, and how long that takes.
+//!
+//! An allocation says all: transfers take equally long, so those of the most loaded go first (Johnson's rule for two
+//! machines), and a GPU that computes in the order in which experts are there is never done later than in another order.
+
+use super::task::{Free, Run, Task, Timelines};
+use crate::schedule::costs::Costs;
+use crate::schedule::scheduled::Unit;
+
+/// A task with its times.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timed {
+    /// Its place among the tasks that were given.
+    pub(crate) task: usize,
+    pub(crate) expert: u16,
+    pub(crate) load: u32,
+    pub(crate) gpu: f64,
+    pub(crate) cpu: f64,
+    pub(crate) held: Option<f64>,
+}
+
+/// Tasks in the order in which the GPU would compute them, and whose they are.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Allocation {
+    /// Those that the GPU holds, as they come, the most loaded first; then the others, the most loaded first.
+    pub(crate) tasks: Vec<Timed>,
+    pub(crate) on_gpu: Vec<bool>,
+    pub(crate) free: Free,
+    transfer: f64,
+    first: First,
+}
+
+/// What first tasks take more.
+#[derive(Clone, Copy, Debug, Default)]
+struct First {
+    gpu: f64,
+    cpu: f64,
+    link: f64,
+}
+
+impl Allocation {
+    /// Everything with the processor.
+    pub(crate) fn begin(&mut self, costs: &Costs, tasks: &[Task], free: Free) {
+        self.tasks.clear();
+        self.tasks.extend(tasks.iter().enumerate().map(|(i, t)| Timed {
+            task: i,
+            expert: t.expert,
+            load: t.load,
+            gpu: costs.t_gpu_hit(t.load.into()),
+            cpu: costs.cpu.table.at(t.load.into()),
+            held: t.held,
+        }));
+        let key = |t: &Timed| t.held.unwrap_or(f64::INFINITY);
+        self.tasks.sort_unstable_by(|a, b| {
+            key(a).total_cmp(&key(b)).then(b.load.cmp(&a.load)).then(a.expert.cmp(&b.expert))
+        });
+        self.on_gpu.clear();
+        self.on_gpu.resize(tasks.len(), false);
+        self.free = free;
+        self.transfer = costs.bring_us;
+        self.first = First {
+            gpu: costs.gpu.as_ref().map_or(0.0, |u| u.first_us),
+            cpu: costs.cpu.first_us,
+            link: costs.first_bring_us,
+        };
+    }
+
+    /// How many of the tasks the GPU holds, or will without being told.
+    pub(crate) fn held(&self) -> usize {
+        self.tasks.partition_point(|t| t.held.is_some())
+    }
+
+    /// Arrival of the `n`th transfer, counted from 0.
+    pub(crate) fn arrival(&self, n: usize) -> f64 {
+        self.free.link + self.first.link + (n + 1) as f64 * self.transfer
+    }
+
+    /// When the GPU begins, and what the processor's time starts with.
+    pub(crate) fn starts(&self) -> [f64; 2] {
+        [self.free.gpu + self.first.gpu, self.free.cpu + self.first.cpu]
+    }
+
+    /// When the units are done: GPU, processor.
+    pub(crate) fn ends(&self) -> [f64; 2] {
+        self.ends_with(usize::MAX, usize::MAX)
+    }
+
+    /// The same with up to two tasks on the other unit.
+    pub(crate) fn ends_with(&self, one: usize, other: usize) -> [f64; 2] {
+        let [mut gpu, mut cpu] = self.starts();
+        let (mut any_gpu, mut any_cpu, mut transfers) = (false, false, 0);
+        for (i, t) in self.tasks.iter().enumerate() {
+            let on_gpu = self.on_gpu[i] ^ (i == one || i == other);
+            if on_gpu {
+                let there = t.held.unwrap_or_else(|| self.arrival(transfers));
+                transfers += usize::from(t.held.is_none());
+                gpu = gpu.max(there) + t.gpu;
+                any_gpu = true;
+            } else {
+                cpu += t.cpu;
+                any_cpu = true;
+            }
+        }
+        [if any_gpu { gpu } else { self.free.gpu }, if any_cpu { cpu } else { self.free.cpu }]
+    }
+
+    /// When the later of both is done.
+    pub(crate) fn makespan(&self) -> f64 {
+        let [gpu, cpu] = self.ends();
+        gpu.max(cpu)
+    }
+
+    /// The timelines. The processor computes the least loaded first.
+    pub(crate) fn lay_out(&self, out: &mut Timelines) {
+        out.runs.clear();
+        let [mut gpu, mut cpu] = [self.free.gpu, self.free.cpu];
+        let (mut link, mut transfers) = (self.free.link, 0);
+        let run = |t: &Timed, unit, transfer, start, end| Run {
+            task: t.task,
+            expert: t.expert,
+            unit,
+            transfer,
+            start,
+            end,
+        };
+        for (_, t) in self.tasks.iter().enumerate().filter(|t| self.on_gpu[t.0]) {
+            let transfer = t.held.is_none().then(|| {
+                let from = link;
+                link = self.arrival(transfers);
+                transfers += 1;
+                (from, link)
+            });
+            let first = if out.runs.is_empty() { self.first.gpu } else { 0.0 };
+            let there = transfer.map_or(t.held.unwrap_or(0.0), |t| t.1);
+            // Getting warm does not wait for weights.
+            let start = (gpu + first).max(there);
+            gpu = start + t.gpu;
+            out.runs.push(run(t, Unit::Gpu, transfer, start, gpu));
+        }
+        let own = out.runs.len();
+        out.runs.extend(
+            self.tasks
+                .iter()
+                .enumerate()
+                .filter(|t| !self.on_gpu[t.0])
+                .map(|(_, t)| run(t, Unit::Cpu, None, 0.0, t.cpu)),
+        );
+        out.runs[own..].sort_unstable_by(|a, b| a.end.total_cmp(&b.end).then(a.expert.cmp(&b.expert)));
+        for (i, r) in out.runs[own..].iter_mut().enumerate() {
+            let first = if i == 0 { self.first.cpu } else { 0.0 };
+            r.start = cpu;
+            cpu += first + r.end;
+            r.end = cpu;
+        }
+        out.makespan = gpu.max(cpu);
+        out.done = Free { gpu, cpu, link };
+    }
+}

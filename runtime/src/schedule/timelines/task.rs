@@ -1,0 +1,61 @@
+//! What is given to a scheduler, and what it decides.
+
+use crate::schedule::scheduled::Unit;
+
+/// An expert of a layer that tokens chose.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Task {
+    /// Expert.
+    pub expert: u16,
+    /// Its tokens.
+    pub load: u32,
+    /// When the GPU holds it, in microseconds from now: 0 if it is cached, later while it is on its way. `None`: it is
+    /// with the host alone.
+    pub held: Option<f64>,
+}
+
+/// When units and the link are done with what they were told before, in microseconds from now.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Free {
+    /// The GPU: dense parts, shared experts.
+    pub gpu: f64,
+    /// The processor.
+    pub cpu: f64,
+    /// The link: experts that are on their way.
+    pub link: f64,
+}
+
+/// When an expert is computed, in microseconds from now.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Run {
+    /// Its place among the tasks.
+    pub task: usize,
+    /// Expert.
+    pub expert: u16,
+    /// Who computes it.
+    pub unit: Unit,
+    /// Its way over the link, from when to when, if it is transferred for this.
+    pub transfer: Option<(f64, f64)>,
+    /// From when.
+    pub start: f64,
+    /// Until when.
+    pub end: f64,
+}
+
+/// Three timelines.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Timelines {
+    /// Every task once: those of the GPU in its order, then those of the processor in its own.
+    pub runs: Vec<Run>,
+    /// When the last expert is computed; when the latest of [`Free::gpu`] and [`Free::cpu`] is, without tasks.
+    pub makespan: f64,
+    /// When units and the link are done.
+    pub done: Free,
+}
+
+impl Timelines {
+    /// Experts that are transferred, in order.
+    pub fn transferred(&self) -> impl Iterator<Item = u16> + '_ {
+        self.runs.iter().filter(|r| r.transfer.is_some()).map(|r| r.expert)
+    }
+}
