@@ -27,15 +27,13 @@ const OF_TESTS: [&str; 1] = ["insta"];
 const BACKENDS: [&str; 5] = ["coreml", "cuda", "mirror", "ndp", "qnn"];
 
 /// Places outside of `targets/BACKEND` that name one, and why.
-const NAMERS: [(&str, &str); 12] = [
+const NAMERS: [(&str, &str); 10] = [
     ("codegen/src/simt/mod.rs", "LLVM's triple of PTX"),
     ("compiler/cli/src/inspect.rs", "tells users which files it reads"),
-    ("compiler/cli/src/placement.rs", "calls the scheduler"),
     ("compiler/simulate/src/", "systems of NPUMoE's tables"),
     ("compiler/targets/", "the rows"),
     ("fuzz/", "what is read without trust, by format"),
     ("papers/", "evaluations of one machine each"),
-    ("runtime/src/schedule/", "TriMoE's scheduler, for CPU, GPU and NDP DIMMs"),
     ("targets/device/src/figures.rs", "the kinds of units"),
     ("targets/device/src/find.rs", "names of device files"),
     ("testing/", "what tests need from others"),

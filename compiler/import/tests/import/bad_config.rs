@@ -45,13 +45,13 @@ fn no_config() {
 fn unknown_architecture() {
     insta::assert_snapshot!(set("olmoe", "architectures", json!(["GemmaForCausalLM"])), @r#"
     Limit: `architectures` in `config.json` is "GemmaForCausalLM", which is not supported
-      hint: supported: MixtralForCausalLM, Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, Qwen3NextForCausalLM, Qwen3_5MoeForCausalLM, Qwen3_5MoeForConditionalGeneration, OlmoeForCausalLM, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Glm4MoeForCausalLM, PhimoeForCausalLM, PhiMoEForCausalLM, GptOssForCausalLM, SmallThinkerForCausalLM, SmallthinkerForCausalLM, TurboSparseMixtralForCausalLM, BambooForCausalLM, SparseLlamaForCausalLM
+      hint: supported: MixtralForCausalLM, Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, Qwen3NextForCausalLM, Qwen3_5MoeForCausalLM, Qwen3_5MoeForConditionalGeneration, AfmoeForCausalLM, Cohere2MoeForCausalLM, Dots1ForCausalLM, Ernie4_5_MoeForCausalLM, ExaoneMoeForCausalLM, FlexOlmoForCausalLM, Glm4MoeLiteForCausalLM, GraniteMoeForCausalLM, GraniteMoeSharedForCausalLM, HunYuanMoEV1ForCausalLM, HYV3ForCausalLM, LagunaForCausalLM, Lfm2MoeForCausalLM, MellumForCausalLM, MiMoV2FlashForCausalLM, MiniMaxM2ForCausalLM, SolarOpenForCausalLM, Gemma4ForCausalLM, Gemma4ForConditionalGeneration, GraniteMoeHybridForCausalLM, KimiLinearForCausalLM, BailingHybridForCausalLM, BailingMoeV3ForCausalLM, OlmoeForCausalLM, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Glm4MoeForCausalLM, PhimoeForCausalLM, PhiMoEForCausalLM, GptOssForCausalLM, SmallThinkerForCausalLM, SmallthinkerForCausalLM, TurboSparseMixtralForCausalLM, BambooForCausalLM, SparseLlamaForCausalLM
     "#);
     let mut folder = Folder::golden("olmoe").set("model_type", "gemma");
     folder.cut("architectures");
     insta::assert_snapshot!(refusal(folder.write().path()), @r#"
     Limit: `model_type` in `config.json` is "gemma", which is not supported
-      hint: supported: mixtral, qwen2_moe, qwen3_moe, qwen3_next, qwen3_5_moe, olmoe, deepseek_v2, deepseek_v3, glm4_moe, phimoe, gpt_oss, smallthinker, turbosparsemixtral, bamboo, sparsellama
+      hint: supported: mixtral, qwen2_moe, qwen3_moe, qwen3_next, qwen3_5_moe, afmoe, cohere2_moe, dots1, ernie4_5_moe, exaone_moe, flex_olmo, glm4_moe_lite, granitemoe, granitemoeshared, hunyuan_v1_moe, hy_v3, laguna, lfm2_moe, mellum, mimo_v2_flash, minimax_m2, solar_open, gemma4, granitemoehybrid, kimi_linear, bailing_hybrid, olmoe, deepseek_v2, deepseek_v3, glm4_moe, phimoe, gpt_oss, smallthinker, turbosparsemixtral, bamboo, sparsellama
     "#);
 }
 
@@ -62,7 +62,7 @@ fn missing_keys() {
       hint: the file may be that of another model, or damaged; download it again
     ");
     insta::assert_snapshot!(cut("qwen2_moe", "num_experts"), @"
-    Input: `config.json` has none of `num_experts`, `num_local_experts`, `n_routed_experts`
+    Input: `config.json` has none of `num_experts`, `num_local_experts`, `n_routed_experts`, `moe_num_experts`
       hint: the file may be that of another model, or damaged; download it again
     ");
     insta::assert_snapshot!(cut("deepseek_v2", "kv_lora_rank"), @"
@@ -144,11 +144,11 @@ fn quantisations_that_are_not_supported() {
 fn rotations_that_are_not_supported() {
     insta::assert_snapshot!(set("olmoe", "rope_scaling", json!({"type": "dynamic", "factor": 2.0})), @r#"
     Limit: `rope_scaling.type` in `config.json` is "dynamic", which is not supported
-      hint: supported: default, linear, yarn, longrope, llama3
+      hint: supported: default, linear, yarn, longrope, llama3, dynamic with `alpha`, proportional
     "#);
     insta::assert_snapshot!(set("olmoe", "rope_parameters", json!({"rope_type": "mrope"})), @r#"
     Limit: `rope_parameters.rope_type` in `config.json` is "mrope", which is not supported
-      hint: supported: default, linear, yarn, longrope, llama3
+      hint: supported: default, linear, yarn, longrope, llama3, dynamic, proportional
     "#);
     let nested =
         json!({"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}});
