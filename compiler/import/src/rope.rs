@@ -164,7 +164,8 @@ impl Params {
     fn dynamic(&self, dim: usize) -> Result<Rope> {
         let Some(alpha) = self.section.opt_number("alpha")?.filter(|alpha| *alpha > 0.0) else {
             let key = if self.section.has("rope_type") { "rope_type" } else { "type" };
-            let supported = SUPPORTED.map(|kind| if kind == "dynamic" { "dynamic with `alpha`" } else { kind });
+            let supported =
+                SUPPORTED.map(|kind| if kind == "dynamic" { "dynamic with `alpha`" } else { kind });
             return Err(self.section.unsupported(key, "dynamic", &supported));
         };
         let theta = self.theta * alpha.powf(dim as f64 / (dim as f64 - 2.0));
