@@ -16,7 +16,7 @@ pub(super) static FAMILY: Family = Family {
     name: "cohere2_moe",
     title: "Command A MoE",
     architectures: &["Cohere2MoeForCausalLM"],
-    examples: &["CohereLabs/command-a-moe"],
+    examples: &[],
     read,
 };
 

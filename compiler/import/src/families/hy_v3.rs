@@ -8,13 +8,8 @@ use crate::mixers::{GqaOptions, Mixture, MoeNames, QkNormKind};
 use crate::spec::ModelSpec;
 use moec_base::error::Result;
 
-pub(super) static FAMILY: Family = Family {
-    name: "hy_v3",
-    title: "Hunyuan 3",
-    architectures: &["HYV3ForCausalLM"],
-    examples: &["tencent/Hunyuan-3"],
-    read,
-};
+pub(super) static FAMILY: Family =
+    Family { name: "hy_v3", title: "Hunyuan 3", architectures: &["HYV3ForCausalLM"], examples: &[], read };
 
 const NAMES: MoeNames = MoeNames {
     gate: "mlp.router.gate",

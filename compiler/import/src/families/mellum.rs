@@ -10,13 +10,8 @@ use crate::spec::ModelSpec;
 use moec_base::error::Result;
 use moec_ir::op::{Score, WeightFrom};
 
-pub(super) static FAMILY: Family = Family {
-    name: "mellum",
-    title: "Mellum",
-    architectures: &["MellumForCausalLM"],
-    examples: &["JetBrains/Mellum-2"],
-    read,
-};
+pub(super) static FAMILY: Family =
+    Family { name: "mellum", title: "Mellum", architectures: &["MellumForCausalLM"], examples: &[], read };
 
 fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let b = Base::read(config, checkpoint)?;

@@ -52,7 +52,7 @@ pub struct Family {
     pub title: &'static str,
     /// Values of `architectures[0]` that mean this family.
     pub architectures: &'static [&'static str],
-    /// Published checkpoints.
+    /// Published checkpoints, where some are known by name.
     pub examples: &'static [&'static str],
     /// Reads a checkpoint.
     pub read: fn(&Config, &Checkpoint) -> Result<ModelSpec>,
