@@ -27,7 +27,7 @@ fn parts_say_what_their_functions_take() {
         // A gate on what attention says is no part of it: such a layer is refused, and what folds tokens is no part at all.
         if support::FOLDED.contains(&family) {
             let refused = CoreMlPart::find(&c.module, &attention(3)).unwrap_err();
-            assert!(refused.to_string().contains("`glu` stands where a projection is wanted"), "{refused}");
+            assert!(refused.contains("`glu` stands where a projection is wanted"), "{refused}");
             continue;
         }
         for layer in 0..spec.layers.len() {

@@ -121,7 +121,7 @@ impl Kernel for DeltaRule {
             let decay = if by_channel {
                 let (decay, factors) = (decay.words(head * key), k.scratch());
                 k.columns(key, |c, span| {
-                    factors.words(c).store_vec(decay.words(c).load_vec(span).exp(), span)
+                    factors.words(c).store_vec(decay.words(c).load_vec(span).exp(), span);
                 });
                 Decay::Channels(factors)
             } else {
