@@ -15,9 +15,7 @@ use moec_targets::families;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
-use support::{
-    FOLDED, MIXTURES, built, checkpoint, distance, expected, fails, ferris, moec, ok, root, runs_here,
-};
+use support::{MIXTURES, built, checkpoint, distance, expected, fails, ferris, moec, ok, root, runs_here};
 
 /// Largest difference of any logit where experts are rounded to bf16; the logits reach 4.
 const ROUNDED: f32 = 5e-2;
@@ -125,16 +123,21 @@ fn three_places_give_the_tokens_of_the_reference() {
         let want = expected(&source);
         let home = build(&source, folder.path(), "home", "sapphire-rapids", "");
         let home = compute(&home, &want.ids, 24, 2);
-        let bundle = build(&source, folder.path(), "three", "h100-spr-ndp", "cached = 2\n");
+        // A launch costs more than experts of this size do anywhere.
+        let device = fs::read_to_string(root().join("targets/devices/h100-spr-ndp.toml")).unwrap();
+        let free = device.replace("dispatch_cost_us = { value = 5,", "dispatch_cost_us = { value = 0,");
+        assert!(free != device);
+        let device = folder.path().join("device.toml");
+        fs::write(&device, free).unwrap();
+        let bundle = build(&source, folder.path(), "three", device.to_str().unwrap(), "cached = 2\n");
         let streams = |s: &&moec_ir::plan::Step| matches!(s.code, Code::Builtin(Builtin::Streams { .. }));
         assert!(bundle.plan.entries.iter().all(|e| e.steps.iter().any(|s| streams(&s))), "{family}");
         let got = compute(&bundle, &want.ids, 24, 2);
         assert_eq!(got.ids, want.greedy[16..], "{family}: greedy tokens");
         assert_eq!(got.ids, home.ids, "{family}: as with the processor alone");
         let near = near(&got.logits, &home.logits, want.ids.len());
-        // A row whose expert is another one stays in what is folded.
-        let least = if FOLDED.contains(&family) { 0.75 } else { 0.9 };
-        assert!(near >= least, "{family}: {near} of the rows are near those of the processor");
+        // A near tie of a router sends a row to another expert, and all that see it are off: with weights at random as far as this.
+        assert!(near >= 0.75, "{family}: {near} of the rows are near those of the processor");
         let assigned = got.assigned.unwrap();
         println!("{family}: {assigned:?}");
         for (sum, n) in places.iter_mut().zip(assigned.experts) {

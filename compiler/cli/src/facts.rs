@@ -23,9 +23,8 @@ struct Class {
 impl Count<'_> {
     /// Counts a weight. The importer has checked every shape.
     fn add(&mut self, class: WeightClass, w: &WeightExpr) {
-        let Ok(shape) = w.shape() else { return };
         let of = &mut self.classes[class as usize];
-        of.parameters += shape.iter().map(|&d| d as u64).product::<u64>();
+        of.parameters += parameters(w);
         for leaf in w.leaves() {
             let format = (self.format)(leaf);
             if !of.stored.contains(&format) {
@@ -36,8 +35,21 @@ impl Count<'_> {
 
     fn layer(&mut self, l: &LayerSpec) {
         let norms = l.blocks.iter().flat_map(|b| b.norm.iter().chain(&b.post_norm));
-        let exact = norms.flat_map(Norm::weights).map(|w| (WeightClass::Exact, w));
+        let exact = norms.flat_map(Norm::weights).chain(&l.scale).map(|w| (WeightClass::Exact, w));
         exact.chain(l.mixers().flat_map(|m| m.of().weights())).for_each(|(class, w)| self.add(class, w));
+    }
+}
+
+/// Numbers of the checkpoint that a weight is made of: those that it repeats count once, factors of it count, too.
+fn parameters(w: &WeightExpr) -> u64 {
+    match w {
+        WeightExpr::Const(_) => 0,
+        WeightExpr::Repeat { of, .. } => parameters(of),
+        WeightExpr::ScaleCols { of, by } | WeightExpr::ScaleLead { of, by } => {
+            parameters(of) + parameters(by)
+        }
+        WeightExpr::Concat { of, .. } | WeightExpr::Stack(of) => of.iter().map(parameters).sum(),
+        _ => w.shape().map_or(0, |shape| shape.iter().map(|&d| d as u64).product()),
     }
 }
 
