@@ -3,6 +3,7 @@
 mod bounded;
 mod charsmap;
 mod encoding;
+mod template;
 
 use crate::bundle::BundleReader;
 use crate::error::{Error, Result};

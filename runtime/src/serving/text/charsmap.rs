@@ -5,6 +5,7 @@
 //! replacements in UTF-8 that zeros end. A search begins at unit 0; a byte leads from position `p` to unit `p ^ byte`, whose label must be
 //! that byte, and from there to its position `p ^ byte ^ offset`, where the value of a leaf is the place of a replacement.
 
+use super::template;
 use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::NormalizerWrapper;
@@ -14,10 +15,10 @@ const LONGEST: usize = 64;
 /// The key of a table.
 const KEY: &str = "precompiled_charsmap";
 
-/// Checks the rules of a `tokenizer.json`, and the tables in them.
+/// Checks the rules of a `tokenizer.json`, and the tables and templates in them.
 ///
 /// # Errors
-/// What is not JSON; why a table cannot be used.
+/// What is not JSON; why a table or a template cannot be used.
 pub(super) fn check(json: &[u8]) -> Result<(), String> {
     /// Rules of a tokenizer; `tokenizers` panics where one of them is not JSON.
     #[derive(Default, Deserialize)]
@@ -26,12 +27,12 @@ pub(super) fn check(json: &[u8]) -> Result<(), String> {
         normalizer: Value,
         #[serde(rename = "pre_tokenizer")]
         _pre_tokenizer: Value,
-        #[serde(rename = "post_processor")]
-        _post_processor: Value,
+        post_processor: Value,
         #[serde(rename = "decoder")]
         _decoder: Value,
     }
     let rules: Rules = serde_json::from_slice(json).map_err(|e| e.to_string())?;
+    template::check(&rules.post_processor)?;
     let mut left = vec![&rules.normalizer];
     while let Some(value) = left.pop() {
         match value {
