@@ -34,7 +34,7 @@ fn check_template(rule: &Map<String, Value>) -> Result<(), String> {
     let mut texts = 0;
     for piece in pieces {
         if let Some(id) = piece["SpecialToken"]["id"].as_str()
-            && !rule.get("special_tokens").is_some_and(|tokens| tokens.get(id).is_some())
+            && rule.get("special_tokens").and_then(|tokens| tokens.get(id)).is_none()
         {
             return Err(format!("its template names `{id}`, which is no key of its `special_tokens`"));
         }
