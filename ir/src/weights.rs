@@ -120,7 +120,7 @@ pub enum WeightExpr {
         /// One factor per matrix.
         by: Box<WeightExpr>,
     },
-    /// Every number of a vector `each` times, one behind the other.
+    /// Every number of a vector `each` times, one after the other.
     Repeat {
         /// How often.
         each: usize,

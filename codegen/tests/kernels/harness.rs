@@ -26,7 +26,7 @@ pub(crate) enum Operand {
     Rests(Format, [usize; 3], Vec<f32>),
     /// A KV-cache tensor.
     Cache(Cache),
-    /// States `[key, value]` of the delta rule, one behind the other.
+    /// States `[key, value]` of the delta rule, one after the other.
     States([usize; 2], Vec<f32>),
     /// The operand of that number again.
     Same(usize),
@@ -403,7 +403,7 @@ pub(crate) fn bytes(operand: &Operand, case: &Case, isa: &Isa) -> Result<Vec<u8>
     }
 }
 
-/// What addresses of up and down of neurons are of, one behind the other, filled up with ones to equal sizes.
+/// What addresses of up and down of neurons are of, one after the other, filled up with ones to equal sizes.
 fn pieces(format: Format, [lead, rows, cols]: [usize; 3], values: &[f32]) -> Vec<u8> {
     let geometry = Geometry { layout: Layout::Rests, format, lead, rows, cols };
     let packed = pack_slice(&geometry, values).expect("packs");

@@ -9,7 +9,7 @@ use moec_ir::op::Activation;
 
 /// Sequences of the states.
 const SLOTS: usize = 3;
-/// Rows of a call: of two sequences in turn, one behind the other, and padding before, between and after them.
+/// Rows of a call: of two sequences in turn, one after the other, and padding before, between and after them.
 const POS: [i32; 12] = [-1, 4, 5, 0, 6, -1, -7, 1, 2, 7, 8, -1];
 const SLOT: [i32; 12] = [0, 2, 2, 0, 2, 2, 0, 0, 0, 2, 2, 1];
 

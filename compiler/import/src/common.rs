@@ -217,7 +217,7 @@ impl<'a> Base<'a> {
         Ok(Norm::Rms { eps: self.eps, weight: self.norm_weight(&format!("{name}.weight"), &self.hidden)? })
     }
 
-    /// The norm in front of the head.
+    /// The norm before the head.
     ///
     /// # Errors
     /// As [`Self::rms_norm`].
@@ -225,14 +225,14 @@ impl<'a> Base<'a> {
         self.rms_norm(&self.final_name())
     }
 
-    /// Name of the norm in front of the head.
+    /// Name of the norm before the head.
     fn final_name(&self) -> String {
         let named = FINAL_NORMS.map(|name| format!("{}.{name}", self.root));
         let found = named.iter().find(|name| self.tensors.has(&format!("{name}.weight")));
         found.unwrap_or(&named[0]).clone()
     }
 
-    /// A model of layers with a norm in front of each of two blocks, a mixer of tokens and one of channels.
+    /// A model of layers with a norm before each of two blocks, a mixer of tokens and one of channels.
     ///
     /// # Errors
     /// Tensors that do not fit the config, and those of `blocks`.
@@ -383,7 +383,7 @@ const AHEAD_OR_VISION: [&str; 2] = ["mtp.", VISION];
 /// What the embedding table is called below the root.
 const EMBEDDINGS: [&str; 3] = ["embed_tokens.weight", "word_embeddings.weight", "embeddings.weight"];
 
-/// What the norm in front of the head is called below the root.
+/// What the norm before the head is called below the root.
 const FINAL_NORMS: [&str; 4] = ["norm", "embedding_norm", "norm_f", "final_layernorm"];
 
 /// Name of the embedding table, if the checkpoint has one below a root.
@@ -400,7 +400,7 @@ fn eps(config: &Config) -> Result<f32> {
     Ok(config.positive(key)? as f32)
 }
 
-/// Norms of a layer in front of its two blocks, as most families call them.
+/// Norms of a layer before its two blocks, as most families call them.
 pub const PRE_NORMS: [&str; 2] = ["input_layernorm", "post_attention_layernorm"];
 
 /// What the names of tensors have that say which neurons of a network a token needs (TurboSparse, PowerInfer).

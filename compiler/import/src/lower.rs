@@ -103,9 +103,9 @@ pub type Built<T = ValueId> = std::result::Result<T, TypeError>;
 /// Rows that a mixer reads.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows {
-    /// The residual stream behind the block's norm.
+    /// The residual stream after the block's norm.
     pub normed: ValueId,
-    /// The residual stream in front of that norm.
+    /// The residual stream before that norm.
     pub block: ValueId,
     /// The residual stream as the layer got it.
     pub layer: ValueId,
@@ -175,7 +175,7 @@ impl<'a> Lowering<'a, '_> {
         self.g.one(Op::ScaleCols, &[x.into(), scale.into()])
     }
 
-    /// A block of layer `i` on the stream `x`; `input` is the stream in front of the layer. The norm in front stands in the
+    /// A block of layer `i` on the stream `x`; `input` is the stream before the layer. The norm before it stands in the
     /// scope of the first mixer, what joins the mixers and the stream in that of the last.
     fn block(&mut self, i: u32, block: &'a Block, input: ValueId, x: ValueId) -> Built {
         let empty = || TypeError::new(format!("layers.{i}"), "a block without mixers");

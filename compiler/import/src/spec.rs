@@ -78,7 +78,7 @@ impl ModelSpec {
 pub struct LayerSpec {
     /// The blocks. No two mixers of a layer are of one [part](crate::mixers::Mix::part).
     pub blocks: Vec<Block>,
-    /// Factor on the stream behind them, `[hidden]`.
+    /// Factor on the stream after them, `[hidden]`.
     pub scale: Option<WeightExpr>,
 }
 

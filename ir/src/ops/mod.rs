@@ -370,7 +370,7 @@ operators! { ($)
             /// Where up and down stay on flash: index of the layer among those that do. The weights are then
             /// `@gates[E, I, H], @rests[E, I, 2H]`.
             paged: Option<usize>,
-            /// What is asked in front of a gate, where no neuron stays on flash. Its weights follow `@neurons`; a neuron of which
+            /// What is asked before a gate, where no neuron stays on flash. Its weights follow `@neurons`; a neuron of which
             /// it says 0 or less adds nothing, whatever its gate would say.
             predict: Option<Predictor>,
         },

@@ -172,7 +172,7 @@ impl<'k> Decay<'k> {
     }
 }
 
-/// A panel of a head's state: its rows one behind the other, [`VECTORS`] vectors each.
+/// A panel of a head's state: its rows one after the other, [`VECTORS`] vectors each.
 #[derive(Clone, Copy)]
 struct Panel<'k> {
     k: &'k Kb<'k>,

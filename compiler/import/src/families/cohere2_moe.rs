@@ -1,4 +1,4 @@
-//! Cohere's mixtures: attention and experts side by side behind one norm, layers that see all without a rotation.
+//! Cohere's mixtures: attention and experts in parallel after one norm, layers that see all without a rotation.
 
 use super::Family;
 use crate::checkpoint::Checkpoint;

@@ -1,4 +1,4 @@
-//! FlexOlmo: norms behind attention and experts, and none in front of them.
+//! FlexOlmo: norms after attention and experts, and none before them.
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
@@ -24,12 +24,12 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let moe = Mixture::of(&b, Score::Softmax, WeightFrom::Score, renorm, names)?;
     let attention = GqaOptions { qk_norm: Some(QkNormKind::Full), ..GqaOptions::default() };
     let layers = b.each_layer(|l| {
-        let behind = |name: &str, mixer| -> Result<Block> {
+        let after = |name: &str, mixer| -> Result<Block> {
             let post_norm = Some(b.rms_norm(&format!("{}.{name}", b.layer(l)))?);
             Ok(Block { norm: None, mixers: vec![mixer], post_norm })
         };
-        let attention = behind("post_attention_layernorm", b.gqa(l, attention)?.into());
-        let moe = behind("post_feedforward_layernorm", moe.moe(&b, l)?.into());
+        let attention = after("post_attention_layernorm", b.gqa(l, attention)?.into());
+        let moe = after("post_feedforward_layernorm", moe.moe(&b, l)?.into());
         Ok(LayerSpec { blocks: vec![attention?, moe?], scale: None })
     })?;
     let norm = b.final_norm()?;

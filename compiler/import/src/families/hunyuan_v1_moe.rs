@@ -1,4 +1,4 @@
-//! Hunyuan-A13B: norms of query and key behind the rotation, an expert for every token.
+//! Hunyuan-A13B: norms of query and key after the rotation, an expert for every token.
 
 use super::Family;
 use crate::checkpoint::Checkpoint;

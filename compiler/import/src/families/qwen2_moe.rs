@@ -1,14 +1,14 @@
-//! Qwen1.5-MoE and Qwen2-MoE: biases on query, key and value; a shared expert behind a sigmoid gate.
+//! Qwen1.5-MoE and Qwen2-MoE: biases on query, key and value; a shared expert with a sigmoid gate.
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
 use crate::common::{Base, PRE_NORMS};
 use crate::config::Config;
-use crate::mixers::{Fused, GqaOptions, PROJ, Shared, plain_router, renorm, sparse_layers};
+use crate::mixers::{Fused, GqaOptions, Mixer, PROJ, Shared, plain_router, renorm, sparse_layers};
 use crate::spec::ModelSpec;
 use crate::tensors::Dim;
 use moec_base::error::Result;
-use moec_ir::op::{Score, WeightFrom};
+use moec_ir::op::{Renorm, Score, WeightFrom};
 
 pub(super) static FAMILY: Family = Family {
     name: "qwen2_moe",
@@ -20,30 +20,40 @@ pub(super) static FAMILY: Family = Family {
 
 fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let b = Base::read(config, checkpoint)?;
-    let (experts, k) = b.expert_counts()?;
-    let inner = config.size(&["moe_intermediate_size"])?.into();
-    let shared_inner = config.size(&["shared_expert_intermediate_size"])?.into();
-    let renorm = renorm(config.flag_or("norm_topk_prob", false)?);
-    let sparse = sparse_layers(config)?;
+    let feed_forward =
+        feed_forward(&b, renorm(config.flag_or("norm_topk_prob", false)?), sparse_layers(config)?)?;
     let windows = windows(config)?;
     let qkv_bias = config.flag_or("qkv_bias", true)?;
     b.pre_norm_model(&FAMILY, PRE_NORMS, |b, l| {
-        let at = b.layer(l);
         let options = GqaOptions { qkv_bias, window: windows(l), ..GqaOptions::default() };
-        let ffn = if sparse(l) {
-            let router = plain_router(experts.n, k, Score::Softmax, WeightFrom::Score, renorm);
-            let read =
-                b.experts(&format!("{at}.mlp.experts"), PROJ, Fused::OutIn, &experts, &inner, b.glu)?;
-            let mut moe = b.simple_moe(&format!("{at}.mlp.gate"), router, &experts, read)?;
-            let one = Dim::new(1, "the shared expert's gate");
-            let gate = b.tensors.take(&format!("{at}.mlp.shared_expert_gate.weight"), &[&one, &b.hidden])?;
-            let mlp = b.mlp(&format!("{at}.mlp.shared_expert"), &shared_inner, false)?;
-            moe.shared = Some(Shared { mlp, gate: Some(gate) });
-            moe.into()
-        } else {
-            b.dense(l, false)?
-        };
+        let ffn = feed_forward(b, l)?;
         Ok([b.gqa(l, options)?.into(), ffn])
+    })
+}
+
+/// The feed-forward network of each layer: where `sparse` says so, experts and a shared expert with a sigmoid gate. `renorm` says how
+/// routing weights are normalised.
+pub(super) fn feed_forward<S: Fn(usize) -> bool>(
+    b: &Base<'_>,
+    renorm: Renorm,
+    sparse: S,
+) -> Result<impl Fn(&Base<'_>, usize) -> Result<Mixer> + use<S>> {
+    let (experts, k) = b.expert_counts()?;
+    let inner = b.config.size(&["moe_intermediate_size"])?.into();
+    let shared_inner = b.config.size(&["shared_expert_intermediate_size"])?.into();
+    Ok(move |b: &Base<'_>, l: usize| {
+        if !sparse(l) {
+            return b.dense(l, false);
+        }
+        let at = b.layer(l);
+        let router = plain_router(experts.n, k, Score::Softmax, WeightFrom::Score, renorm);
+        let read = b.experts(&format!("{at}.mlp.experts"), PROJ, Fused::OutIn, &experts, &inner, b.glu)?;
+        let mut moe = b.simple_moe(&format!("{at}.mlp.gate"), router, &experts, read)?;
+        let one = Dim::new(1, "the shared expert's gate");
+        let gate = b.tensors.take(&format!("{at}.mlp.shared_expert_gate.weight"), &[&one, &b.hidden])?;
+        let mlp = b.mlp(&format!("{at}.mlp.shared_expert"), &shared_inner, false)?;
+        moe.shared = Some(Shared { mlp, gate: Some(gate) });
+        Ok(moe.into())
     })
 }
 

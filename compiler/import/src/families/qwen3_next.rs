@@ -1,17 +1,15 @@
-//! Qwen3-Next: three layers of the gated delta rule to one of attention, whose result is gated; a shared expert behind a gate.
+//! Qwen3-Next: three layers of the gated delta rule to one of attention, whose result is gated; a shared expert with a gate.
 
 use super::Family;
+use super::qwen2_moe::feed_forward;
 use crate::checkpoint::Checkpoint;
 use crate::common::{Base, PRE_NORMS};
 use crate::config::Config;
-use crate::mixers::{
-    Fused, Gated, GqaOptions, Mixer, PROJ, QkNormKind, Shared, plain_router, renorm, sparse_layers,
-};
+use crate::mixers::{Gated, GqaOptions, Mixer, QkNormKind, renorm, sparse_layers};
 use crate::rope;
 use crate::spec::ModelSpec;
-use crate::tensors::Dim;
 use moec_base::error::Result;
-use moec_ir::op::{Renorm, Score, WeightFrom};
+use moec_ir::op::Renorm;
 
 pub(super) static FAMILY: Family = Family {
     name: "qwen3_next",
@@ -37,9 +35,7 @@ pub(super) fn hybrid(
 ) -> Result<ModelSpec> {
     b.zero_centred = true;
     let config = b.config;
-    let (experts, k) = b.expert_counts()?;
-    let inner = config.size(&["moe_intermediate_size"])?.into();
-    let shared_inner = config.size(&["shared_expert_intermediate_size"])?.into();
+    let feed_forward = feed_forward(&b, renorm, sparse)?;
     let bias = config.flag_or("attention_bias", false)?;
     let attends = attends(config)?;
     let attention = GqaOptions {
@@ -51,21 +47,8 @@ pub(super) fn hybrid(
         ..GqaOptions::default()
     };
     b.pre_norm_model(family, PRE_NORMS, |b, l| {
-        let at = b.layer(l);
         let mixer: Mixer = if attends(l) { b.gqa(l, attention)?.into() } else { b.gated_delta(l)?.into() };
-        let ffn = if sparse(l) {
-            let router = plain_router(experts.n, k, Score::Softmax, WeightFrom::Score, renorm);
-            let read =
-                b.experts(&format!("{at}.mlp.experts"), PROJ, Fused::OutIn, &experts, &inner, b.glu)?;
-            let mut moe = b.simple_moe(&format!("{at}.mlp.gate"), router, &experts, read)?;
-            let one = Dim::new(1, "the shared expert's gate");
-            let gate = b.tensors.take(&format!("{at}.mlp.shared_expert_gate.weight"), &[&one, &b.hidden])?;
-            let mlp = b.mlp(&format!("{at}.mlp.shared_expert"), &shared_inner, false)?;
-            moe.shared = Some(Shared { mlp, gate: Some(gate) });
-            moe.into()
-        } else {
-            b.dense(l, false)?
-        };
+        let ffn = feed_forward(b, l)?;
         Ok([mixer, ffn])
     })
 }

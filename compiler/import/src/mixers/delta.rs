@@ -25,7 +25,7 @@ pub struct GatedDelta {
     pub value: usize,
     /// Rows that the convolution reads, its own included.
     pub taps: usize,
-    /// Query, key, value one behind the other, `[2·key_heads·K + heads·V, hidden]`.
+    /// Query, key, value one after the other, `[2·key_heads·K + heads·V, hidden]`.
     pub qkv: Projection,
     /// Convolution of their channels, `[taps, 2·key_heads·K + heads·V]`.
     pub conv: WeightExpr,
@@ -286,7 +286,7 @@ impl Base<'_> {
     }
 }
 
-/// Rows `start .. start + len` of each of the heads that a matrix is cut into, one behind the other.
+/// Rows `start .. start + len` of each of the heads that a matrix is cut into, one after the other.
 pub(super) fn rows_of_heads(of: &WeightExpr, heads: usize, start: usize, len: usize) -> WeightExpr {
     let split = WeightExpr::Split { heads, of: Box::new(of.clone()) };
     let rows = WeightExpr::Slice { axis: Axis::Rows, start, step: 1, len, of: Box::new(split) };

@@ -25,7 +25,7 @@ pub struct Gqa {
     pub v_dim: usize,
     /// Query, `[heads·head_dim, hidden]`.
     pub q: Projection,
-    /// Gate of the result, in front of the output.
+    /// Gate of the result, before the output.
     pub gate: Option<OutputGate>,
     /// Key, `[kv_heads·head_dim, hidden]`.
     pub k: Projection,
@@ -103,7 +103,7 @@ pub struct QkNorm {
     pub per_head: bool,
     /// Added to the mean square.
     pub eps: f32,
-    /// Whether they come behind the rotation.
+    /// Whether they come after the rotation.
     pub rotated: bool,
     /// Weight for the query.
     pub q: WeightExpr,
@@ -203,7 +203,7 @@ pub enum QkNormKind {
 /// How a family gates the result of attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gated {
-    /// By the sigmoid of what the query's matrix has behind each head.
+    /// By the sigmoid of what the query's matrix has after each head.
     InQuery,
     /// By a matrix of that name.
     By {
@@ -247,7 +247,7 @@ pub struct GqaOptions {
     pub gate: Option<Gated>,
     /// Norms of query and key.
     pub qk_norm: Option<QkNormKind>,
-    /// Whether these come behind the rotation.
+    /// Whether these come after the rotation.
     pub norm_rotated: bool,
     /// Bound of the magnitude of query, key and value.
     pub clip: Option<f32>,
@@ -377,7 +377,7 @@ impl Base<'_> {
     }
 }
 
-/// Numbers `start .. start + len` of each of the heads that a vector is cut into, two times `len` each, one behind the other.
+/// Numbers `start .. start + len` of each of the heads that a vector is cut into, two times `len` each, one after the other.
 fn columns_of_heads(of: &WeightExpr, heads: usize, start: usize, len: usize) -> WeightExpr {
     let part = |head: usize| WeightExpr::Slice {
         axis: Axis::Cols,

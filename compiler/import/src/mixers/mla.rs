@@ -44,7 +44,7 @@ pub struct Mla {
     pub o: Projection,
     /// Rotation; none in layers that see no positions but by the mask.
     pub rope: Option<Rope>,
-    /// Gate of the result, in front of the output.
+    /// Gate of the result, before the output.
     pub gate: Option<OutputGate>,
     /// Which channels it pairs.
     pub style: RopeStyle,

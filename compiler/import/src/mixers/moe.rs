@@ -40,7 +40,7 @@ pub enum RouterInput {
     Experts,
     /// The residual stream as the layer got it: experts are chosen before attention (SmallThinker).
     Layer,
-    /// The residual stream in front of the block, its root mean square brought to a number (Gemma 4).
+    /// The residual stream before the block, its root mean square brought to a number (Gemma 4).
     Block {
         /// Added to the mean square.
         eps: f32,

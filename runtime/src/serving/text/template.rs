@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 /// Maximum number of pieces of a template; published ones have three.
 const PIECES: usize = 256;
 
-/// Checks all templates in the rules behind `post_processor`.
+/// Checks all templates in the rules of `post_processor`.
 ///
 /// # Errors
 /// Why a template cannot be used.
