@@ -292,6 +292,27 @@ fn a_text_that_rules_would_make_too_long_is_refused() {
     assert!(e.contains("can make a text of 100000 bytes"), "{e}");
 }
 
+/// The crate's own rules panic there.
+#[test]
+fn text_before_the_first_character_is_refused_where_another_rule_follows() {
+    let token = json!({"id": 200, "content": "a", "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": true, "special": false});
+    for pattern in [json!({"String": ""}), json!({"Regex": "x*"}), json!({"Regex": "(?=a)"})] {
+        for last in ["NFKC", "NFD", "Lowercase"] {
+            let steps = [rule(&pattern, "_"), json!({ "type": last })];
+            let normalizer = json!({"type": "Sequence", "normalizers": steps});
+            let text = with(&json!({ "normalizer": normalizer })).unwrap();
+            let e = text.encode_plain("abc").unwrap_err().to_string();
+            assert!(e.contains("replaces nothing by text at the beginning"), "{e}");
+            let e = with(&json!({ "normalizer": normalizer, "added_tokens": [token] })).err().unwrap();
+            assert!(e.contains("replaces nothing by text at the beginning"), "{e}");
+        }
+        // As the last rule it does what the crate does.
+        let last = json!({"type": "Sequence", "normalizers": [{"type": "NFKC"}, rule(&pattern, "_")]});
+        assert!(with(&json!({ "normalizer": last })).unwrap().encode_plain("abc").unwrap().len() >= 4);
+    }
+}
+
 #[test]
 fn rules_do_what_those_of_the_crate_do() {
     let normalizers = json!({"type": "Sequence", "normalizers": [

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 use tokenizers::decoders::strip::Strip;
+use tokenizers::normalizer::Range;
 use tokenizers::normalizers::Replace;
 use tokenizers::pattern::{Invert, Pattern};
 use tokenizers::utils::SysRegex;
@@ -235,13 +236,26 @@ impl TryFrom<NormalizerWrapper> for Normalizers {
     }
 }
 
+/// Fails where a rule put text before the first character: the crate's rules for whole texts then index past the end.
+fn covered(normalized: &NormalizedString) -> Result<()> {
+    let all = 0..normalized.len();
+    if all.is_empty() || normalized.convert_offsets(Range::Original(..)) == Some(all) {
+        return Ok(());
+    }
+    Err("one of its normalizers replaces nothing by text at the beginning of a text, and another follows"
+        .into())
+}
+
 impl Normalizer for Normalizers {
     fn normalize(&self, normalized: &mut NormalizedString) -> Result<()> {
         let text = normalized.len_original();
         for step in &self.steps {
             let done = check(text, step.length(normalized.len())).and_then(|()| match step {
                 Normal::Replace(rule) => normalized.replace(Timed(&rule.regex), &rule.content),
-                Normal::Other(wrapper, ..) => wrapper.normalize(normalized),
+                Normal::Other(wrapper, ..) => {
+                    covered(normalized)?;
+                    wrapper.normalize(normalized)
+                }
             });
             if let Err(e) = done {
                 REFUSED.set(Some(e.to_string()));
