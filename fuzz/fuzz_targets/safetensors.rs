@@ -2,8 +2,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use moec_import::quantised::LAYOUTS;
 use moec_import::{Checkpoint, ImportOptions};
-use moec_ir::{Encoding, Leaf, Source};
+use moec_ir::{Axis, Coded, Encoding, Leaf, Source};
 use std::fs;
 use std::sync::LazyLock;
 use tempfile::TempDir;
@@ -44,13 +45,30 @@ fuzz_target!(|bytes: &[u8]| {
         assert!(checkpoint.bytes(name).is_some_and(|b| b.len() <= bytes.len()), "`{name}` is outside of the file");
         let leaf = |shape: Vec<usize>, encoding| Leaf { tensor: name.to_owned(), shape, encoding };
         let shape = &tensor.shape;
-        let mut decoded = shape[..shape.len().saturating_sub(2)].to_vec();
-        decoded.push(shape.iter().rev().take(2).product::<usize>().saturating_mul(2));
         read(&checkpoint, &leaf(shape.clone(), Encoding::Plain));
-        for (scales, _) in all.iter().take(4) {
-            let scales = (*scales).to_owned();
-            read(&checkpoint, &leaf(shape.clone(), Encoding::Fp8Block { scales: scales.clone() }));
-            read(&checkpoint, &leaf(decoded.clone(), Encoding::Mxfp4 { scales }));
+        // Every layout, with tensors of the file in all parts.
+        let other = |i: usize| all[i % all.len()].0.to_owned();
+        for (i, layout) in LAYOUTS.into_iter().enumerate() {
+            let seed = bytes.get(i).copied().map_or(0, usize::from);
+            let bits = [1, 2, 4, 8, 3][seed % 5];
+            let mut decoded = shape.clone();
+            if layout.split.is_some() {
+                let bytes = decoded.pop().unwrap_or(1);
+                decoded.last_mut().into_iter().for_each(|n| *n = n.saturating_mul(bytes));
+            }
+            let axis = decoded.len().wrapping_sub(if layout.codes.axis == Axis::Rows { 2 } else { 1 });
+            decoded.get_mut(axis).into_iter().for_each(|n| *n = n.saturating_mul(layout.codes.codes(bits)));
+            let sizes = [0, 1, 16, 32, 128, usize::MAX];
+            let coded = Coded {
+                layout: layout.name.to_owned(),
+                bits,
+                block: [sizes[seed / 5 % 6], sizes[seed / 30 % 6]],
+                scales: other(seed),
+                zeros: (seed % 2 == 0).then(|| other(seed / 2)),
+                factor: (seed % 3 == 0).then(|| other(seed / 3)),
+                groups: (seed % 7 == 0).then(|| other(seed / 7)),
+            };
+            read(&checkpoint, &leaf(decoded, Encoding::Coded(Box::new(coded))));
         }
     }
     assert_eq!(checkpoint.fingerprint().len(), 64);

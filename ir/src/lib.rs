@@ -54,4 +54,4 @@ pub use patch::Patch;
 pub use scope::{Part, Scope};
 pub use state::StateKind;
 pub use types::{DType, Format, Type};
-pub use weights::{Axis, Elementwise, Encoding, Leaf, Source, Weight, WeightClass, WeightExpr};
+pub use weights::{Axis, Coded, Elementwise, Encoding, Leaf, Source, Weight, WeightClass, WeightExpr};

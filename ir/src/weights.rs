@@ -27,16 +27,28 @@ pub enum WeightClass {
 pub enum Encoding {
     /// One tensor, in the type that the checkpoint gives it: f32, bf16 or f16.
     Plain,
-    /// MXFP4 (OCP Microscaling 1.0): blocks of 32 E2M1 numbers along the last axis, E8M0 scales.
-    Mxfp4 {
-        /// Tensor of the scales; the leaf's own name is that of the blocks.
-        scales: String,
-    },
-    /// FP8 E4M3 with one f32 `scale_inv` per 128×128 block (DeepSeek-V3).
-    Fp8Block {
-        /// Tensor of the block scales.
-        scales: String,
-    },
+    /// Codes of few bits, and further tensors that make numbers of them.
+    Coded(Box<Coded>),
+}
+
+/// Codes and what makes numbers of them: `(code − zero point) · scale`, the scale times a factor. Whoever reads the leaf knows the
+/// layouts; the leaf's own name is that of the codes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Coded {
+    /// Name of the layout: how codes are packed, and what they stand for.
+    pub layout: String,
+    /// Bits of a code.
+    pub bits: u32,
+    /// Rows and columns that share a scale; blocks at the edges are smaller.
+    pub block: [usize; 2],
+    /// Tensor of the scales, one for each block.
+    pub scales: String,
+    /// Tensor of the zero points, one for each scale.
+    pub zeros: Option<String>,
+    /// Tensor of the factor that all scales of a matrix share.
+    pub factor: Option<String>,
+    /// Tensor of the group of each row or column, where those of a group do not lie together.
+    pub groups: Option<String>,
 }
 
 /// A tensor of the checkpoint, with the shape that it must have after decoding.
@@ -224,16 +236,6 @@ pub trait Source: Sync {
     /// Hears that a rectangle of a leaf will be read soon, so that it can be fetched until then. Rectangles that do not
     /// exist are ignored.
     fn expect(&self, _leaf: &Leaf, _lead: usize, _rows: Range<usize>, _cols: Range<usize>) {}
-}
-
-impl Encoding {
-    /// The tensor of the scales, where they lie in one of their own.
-    pub fn scales(&self) -> Option<&str> {
-        match self {
-            Self::Plain => None,
-            Self::Mxfp4 { scales } | Self::Fp8Block { scales } => Some(scales),
-        }
-    }
 }
 
 impl WeightClass {

@@ -1,10 +1,11 @@
 //! An open checkpoint: its tensors by name, decoded on demand, whatever container they are in.
 
 use super::containers::{self, Container};
-use super::encodings::{self, Encoding};
+use super::encodings;
+use super::quantised;
 use super::{Config, ModelSpec, chat, sampling, tokenizer};
 use moec_base::error::{Error, Result};
-use moec_ir::{Format, Leaf};
+use moec_ir::{Encoding, Format, Leaf};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -148,12 +149,25 @@ impl Checkpoint {
 
     /// The format of weights that holds the numbers of a leaf as they are stored, if there is one.
     pub fn format(&self, leaf: &Leaf) -> Option<Format> {
-        let row = encodings::of(self.encodings(), &leaf.encoding, &self.get(&leaf.tensor)?.dtype)?;
-        row.same.map(|same| same.format)
+        match &leaf.encoding {
+            Encoding::Coded(coded) => quantised::of(&coded.layout)?.format(coded),
+            Encoding::Plain => {
+                let row = encodings::of(self.encodings(), &self.get(&leaf.tensor)?.dtype)?;
+                row.same.map(|same| same.format)
+            }
+        }
+    }
+
+    /// How the numbers of a leaf are stored, for people.
+    pub fn stored_as(&self, leaf: &Leaf) -> String {
+        match &leaf.encoding {
+            Encoding::Coded(coded) => quantised::describe(coded),
+            Encoding::Plain => self.get(&leaf.tensor).map(|t| t.dtype.clone()).unwrap_or_default(),
+        }
     }
 
     /// How its types are decoded.
-    pub(super) fn encodings(&self) -> &'static [&'static Encoding] {
+    pub(super) fn encodings(&self) -> &'static [&'static encodings::Encoding] {
         self.container.encodings()
     }
 
@@ -176,15 +190,12 @@ impl Checkpoint {
     /// The error for a tensor of a type that no row of the table decodes.
     pub(super) fn unsupported(&self, tensor: &str, t: &Tensor) -> Error {
         let file = self.file_of(tensor);
-        let titles = self.encodings().iter().map(|row| match row.scales {
-            Some(_) => format!("{} with block factors", row.title),
-            None => row.title.to_owned(),
-        });
+        let titles: Vec<&str> = self.encodings().iter().map(|row| row.title).collect();
         Error::limit(format!(
             "tensor `{tensor}` in `{file}` is stored as {}, which is not supported",
             t.dtype
         ))
-        .hint(format!("a tensor may be {}", titles.collect::<Vec<_>>().join(", ")))
+        .hint(format!("a tensor may be {}", titles.join(", ")))
     }
 
     /// Counts bytes about to be read; past [`RESIDENT`] all are let go, so that memory does not grow with the model.

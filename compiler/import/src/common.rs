@@ -59,7 +59,6 @@ impl<'a> Base<'a> {
     /// # Errors
     /// Keys that are missing or wrong, and quantisations that are not supported.
     pub fn joined_by(glu: Glu, config: &'a Config, checkpoint: &'a Checkpoint) -> Result<Self> {
-        quantization(config)?;
         let heads = config.size(&["num_attention_heads"])?;
         let kv_heads = config.opt_size(&["num_key_value_heads"])?.unwrap_or(heads);
         if !heads.n.is_multiple_of(kv_heads.n) {
@@ -73,7 +72,7 @@ impl<'a> Base<'a> {
         }
         Ok(Self {
             config,
-            tensors: Tensors::new(checkpoint),
+            tensors: Tensors::new(config, checkpoint)?,
             hidden: config.size(&["hidden_size"])?.into(),
             layers: config.size(&["num_hidden_layers", "num_layers"])?.n,
             heads,
@@ -104,7 +103,7 @@ impl<'a> Base<'a> {
         }
         let name = format!("{}.self_attn.q_proj.weight", self.layer(0));
         let heads = self.heads.n;
-        match self.tensors.shape(&name) {
+        match self.tensors.shape(&name).as_deref() {
             Some([rows, _]) if *rows > 0 && rows.is_multiple_of(heads) => {
                 Ok(Dim::new(rows / heads, format!("`{name}` / `num_attention_heads`")))
             }
@@ -294,7 +293,7 @@ impl<'a> Base<'a> {
         let params = t.parameters();
         let idle: u64 = layers.iter().filter_map(LayerSpec::moe).map(idle).sum();
         let (bos, eos) = self.special_tokens()?;
-        let warnings = [self.unused(), self.vision(), self.predictors(), no_end(&eos, self.vocab.n)];
+        let warnings = [self.unused(), self.activations(), self.vision(), self.predictors(), no_end(&eos, self.vocab.n)];
         Ok(ModelSpec {
             family: family.name,
             title: family.title,
@@ -339,6 +338,15 @@ impl<'a> Base<'a> {
         ))
     }
 
+    /// A warning about scales by which others round what is multiplied by weights, or kept of it.
+    fn activations(&self) -> Option<String> {
+        let rest = self.tensors.rest();
+        let mut found = rest.into_iter().filter(|name| is_of_activations(name));
+        let first = found.next()?;
+        let n = 1 + found.count();
+        Some(format!("scales of activations ({n} tensors, such as `{first}`) are not used: weights alone are quantised"))
+    }
+
     /// A warning about the part of a model that sees.
     fn vision(&self) -> Option<String> {
         let rest = self.tensors.rest();
@@ -358,6 +366,7 @@ impl<'a> Base<'a> {
             let layer = layers.and_then(|rest| rest.split('.').next()?.parse().ok());
             layer.is_some_and(|l: usize| l >= self.layers)
                 || AHEAD_OR_VISION.iter().any(|prefix| name.starts_with(prefix))
+                || is_of_activations(name)
                 || name.ends_with(".rotary_emb.inv_freq")
                 || name.contains(PREDICTOR)
         };
@@ -370,6 +379,13 @@ impl<'a> Base<'a> {
             (n, names) => Some(format!("{n} tensors of the checkpoint are not used: {names}, …")),
         }
     }
+}
+
+/// Whether a tensor is a scale of activations, by its name.
+fn is_of_activations(name: &str) -> bool {
+    const NAMES: [&str; 7] =
+        ["input_scale", "input_global_scale", "activation_scale", "output_scale", "q_scale", "k_scale", "v_scale"];
+    name.rsplit_once('.').is_some_and(|(_, last)| NAMES.contains(&last))
 }
 
 /// What the names of tensors begin with, of models of text and of models of more than text.
@@ -464,22 +480,5 @@ pub fn activation_of(config: &Config, key: &str, usual: &str) -> Result<Activati
     match KNOWN.iter().find(|(known, _)| *known == name) {
         Some((_, activation)) => Ok(*activation),
         None => Err(config.unsupported(key, name, &KNOWN.map(|(known, _)| known))),
-    }
-}
-
-/// Refuses checkpoints quantised in a way that is not read.
-///
-/// # Errors
-/// Such a way, by name.
-pub fn quantization(config: &Config) -> Result<()> {
-    let Some(q) = config.opt_section("quantization_config")? else { return Ok(()) };
-    match q.opt_text("quant_method")?.unwrap_or("none") {
-        "mxfp4" => Ok(()),
-        "fp8" => match q.opt_numbers("weight_block_size")?.as_deref() {
-            Some([128.0, 128.0]) => Ok(()),
-            Some(other) => Err(q.unsupported("weight_block_size", other, &["[128, 128]"])),
-            None => Err(q.unsupported("quant_method", "fp8", &["fp8 with `weight_block_size`", "mxfp4"])),
-        },
-        other => Err(q.unsupported("quant_method", other, &["fp8", "mxfp4"])),
     }
 }

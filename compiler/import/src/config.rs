@@ -286,6 +286,11 @@ impl Config {
         }
     }
 
+    /// Its keys.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.map.keys().map(String::as_str)
+    }
+
     /// A key whose value is an object, if any.
     pub fn nested(&self) -> Option<&str> {
         self.map.iter().find(|(_, v)| v.is_object()).map(|(k, _)| k.as_str())

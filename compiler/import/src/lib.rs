@@ -15,6 +15,7 @@ pub mod hub;
 pub mod lower;
 pub mod map;
 pub mod mixers;
+pub mod quantised;
 mod rectangles;
 pub mod rope;
 mod sampling;

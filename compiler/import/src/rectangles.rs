@@ -1,9 +1,10 @@
 //! Rectangles of a checkpoint's tensors: decoded, as they are stored, or soon.
 
 use super::checkpoint::{Checkpoint, Tensor};
-use super::encodings::{self, Encoding, Taken};
+use super::encodings::{self, Encoding, Taken, squeezed};
+use super::quantised::Decoder;
 use moec_base::error::{Error, Result};
-use moec_ir::{Format, Leaf, Source};
+use moec_ir::{Encoding as Stored, Format, Leaf, Source};
 use std::ops::Range;
 
 /// A failure of the source, as the languages know it.
@@ -46,36 +47,21 @@ impl Checkpoint {
         Ok(Rect { lead, rows, cols, extent })
     }
 
-    /// The stored numbers of a leaf, found to be as many as it has.
+    /// The stored numbers of a plain leaf, found to be as many as it has.
     fn numbers(&self, leaf: &Leaf) -> Result<Numbers<'_>> {
         let (tensor, bytes) = self.data(&leaf.tensor)?;
-        let encoding = encodings::of(self.encodings(), &leaf.encoding, &tensor.dtype)
+        let encoding = encodings::of(self.encodings(), &tensor.dtype)
             .ok_or_else(|| self.unsupported(&leaf.tensor, tensor))?;
         let (cols, rows) = leaf.shape.split_last().map_or((1, &[][..]), |(cols, rows)| (*cols, rows));
         let rows = rows.iter().try_fold(1_usize, |n, &d| n.checked_mul(d));
         let pitch = encoding.row_bytes(cols);
         let size = rows.zip(pitch).and_then(|(rows, pitch)| rows.checked_mul(pitch));
         match pitch {
-            Some(pitch) if encoding.holds(&tensor.shape, &leaf.shape) && size == Some(bytes.len()) => {
+            Some(pitch) if squeezed(&tensor.shape).eq(squeezed(&leaf.shape)) && size == Some(bytes.len()) => {
                 Ok(Numbers { tensor, encoding, bytes, pitch })
             }
             _ => Err(self.mismatch(leaf, tensor)),
         }
-    }
-
-    /// The scales of a leaf, found to be as many as it has, where they lie in a tensor of their own.
-    fn scales(&self, leaf: &Leaf, encoding: &Encoding, extent: (usize, usize)) -> Result<Option<Scales<'_>>> {
-        let (Some(kind), Some(name)) = (encoding.scales, leaf.encoding.scales()) else { return Ok(None) };
-        let (tensor, bytes) = self.data(name)?;
-        let of = kind.of.iter().find(|of| of.dtype == tensor.dtype).copied();
-        let of = of.ok_or_else(|| self.unsupported(name, tensor))?;
-        let [high, wide] = [extent.0.div_ceil(kind.block[0]), extent.1.div_ceil(kind.block[1])];
-        let leads = leaf.shape.iter().rev().nth(2).copied().unwrap_or(1);
-        let size = [leads, high, wide].iter().try_fold(of.bytes, |n, &d| n.checked_mul(d));
-        if size != Some(bytes.len()) {
-            return Err(self.mismatch(leaf, tensor));
-        }
-        Ok(Some(Scales { of, bytes, block: kind.block, high, wide, row: Vec::new() }))
     }
 
     /// A bug of ours: a leaf that does not describe its tensor.
@@ -91,17 +77,20 @@ impl Checkpoint {
         ))
     }
 
-    fn decode(&self, leaf: &Leaf, at: &Rect, numbers: &Numbers<'_>, out: &mut [f32]) -> Result<()> {
-        let encoding = numbers.encoding;
-        let mut scales = self.scales(leaf, encoding, at.extent)?;
+    fn decode(&self, leaf: &Leaf, at: &Rect, out: &mut [f32]) -> Result<()> {
+        if let Stored::Coded(coded) = &leaf.encoding {
+            let decoder = Decoder::of(self, leaf, coded)?;
+            self.touch(decoder.bytes(at.lead, &at.rows).len());
+            let whole = decoder.decode(at.lead, at.rows.clone(), at.cols.clone(), out);
+            return if whole { Ok(()) } else { Err(self.mismatch(leaf, self.tensor(&leaf.tensor)?)) };
+        }
+        let numbers = self.numbers(leaf)?;
+        // Whole rows: the pages of a strip of columns are those of its rows.
+        self.touch(at.rows.len().saturating_mul(numbers.pitch));
         let first_row = at.lead * at.extent.0 + at.rows.start;
         for (out, row) in out.chunks_exact_mut(at.cols.len()).zip(first_row..) {
-            let stored = self.blocks(leaf, at, numbers, row)?;
-            let scales = match &mut scales {
-                Some(scales) => scales.of_row(row, at),
-                None => &[],
-            };
-            (encoding.decode)(stored, scales, at.cols.start, out);
+            let stored = self.blocks(leaf, at, &numbers, row)?;
+            (numbers.encoding.decode)(stored, at.cols.start, out);
         }
         Ok(())
     }
@@ -144,12 +133,10 @@ impl Checkpoint {
         take: encodings::coded::Take,
         out: &mut [u8],
     ) -> Result<bool> {
-        let scales = self.scales(leaf, numbers.encoding, at.extent)?;
         for (i, out) in out.as_chunks_mut().0.chunks_exact_mut(at.cols.len()).enumerate() {
             let row = at.lead * at.extent.0 + at.rows.start + i;
             let stored = self.blocks(leaf, at, numbers, row)?;
-            let scales = scales.as_ref().map_or(&[][..], |scales| scales.stored_of_row(row, at));
-            if !take(stored, scales, at.cols.start, out) {
+            if !take(stored, at.cols.start, out) {
                 return Ok(false);
             }
         }
@@ -175,38 +162,6 @@ struct Numbers<'a> {
     pitch: usize,
 }
 
-/// The scales of a leaf: `[leads, high, wide]`, one for each block.
-struct Scales<'a> {
-    of: &'static Encoding,
-    bytes: &'a [u8],
-    /// Rows and columns of a block.
-    block: [usize; 2],
-    high: usize,
-    wide: usize,
-    /// Those of the row that was read last.
-    row: Vec<f32>,
-}
-
-impl Scales<'_> {
-    /// The scales of one row as they are stored, over the columns of a rectangle; rows of all leads are counted.
-    fn stored_of_row(&self, row: usize, at: &Rect) -> &[u8] {
-        let cols = at.cols.start / self.block[1]..at.cols.end.div_ceil(self.block[1]);
-        let first =
-            (row / at.extent.0 * self.high + row % at.extent.0 / self.block[0]) * self.wide + cols.start;
-        self.bytes.get(first * self.of.bytes..(first + cols.len()) * self.of.bytes).unwrap_or_default()
-    }
-
-    /// As [`Self::stored_of_row`], as numbers.
-    fn of_row(&mut self, row: usize, at: &Rect) -> &[f32] {
-        let count = at.cols.end.div_ceil(self.block[1]) - at.cols.start / self.block[1];
-        let mut numbers = std::mem::take(&mut self.row);
-        numbers.resize(count, 0.0);
-        (self.of.decode)(self.stored_of_row(row, at), &[], 0, &mut numbers);
-        self.row = numbers;
-        &self.row
-    }
-}
-
 impl Source for Checkpoint {
     fn read(
         &self,
@@ -220,10 +175,7 @@ impl Source for Checkpoint {
         if out.is_empty() {
             return Ok(());
         }
-        let numbers = self.numbers(leaf)?;
-        // Whole rows: the pages of a strip of columns are those of its rows.
-        self.touch(at.rows.len().saturating_mul(numbers.pitch));
-        self.decode(leaf, &at, &numbers, out)?;
+        self.decode(leaf, &at, out)?;
         if !self.allows_nonfinite()
             && let Some(bad) = encodings::first_non_finite(out)
         {
@@ -250,6 +202,12 @@ impl Source for Checkpoint {
         cols: Range<usize>,
         out: &mut [u8],
     ) -> Result<bool, Failed> {
+        if let Stored::Coded(coded) = &leaf.encoding {
+            let at = Self::rect(leaf, lead, rows, cols, out.len() / format.stored_bytes().max(1))?;
+            let decoder = Decoder::of(self, leaf, coded)?;
+            self.touch(decoder.bytes(at.lead, &at.rows).len());
+            return Ok(decoder.take(format, at.lead, at.rows, at.cols, out.as_chunks_mut().0));
+        }
         let Ok(numbers) = self.numbers(leaf) else { return Ok(false) };
         let Some(same) = numbers.encoding.same.filter(|same| same.format == format) else { return Ok(false) };
         let at = Self::rect(leaf, lead, rows, cols, out.len() / format.stored_bytes().max(1))?;
@@ -266,7 +224,14 @@ impl Source for Checkpoint {
     fn expect(&self, leaf: &Leaf, lead: usize, rows: Range<usize>, cols: Range<usize>) {
         let numbers = rows.len().saturating_mul(cols.len());
         let at = Self::rect(leaf, lead, rows, cols, numbers);
-        let (Ok(at), Ok(Numbers { tensor, pitch, .. })) = (at, self.numbers(leaf)) else { return };
+        let Ok(at) = at else { return };
+        if let Stored::Coded(coded) = &leaf.encoding {
+            if let (Ok(decoder), Ok(tensor)) = (Decoder::of(self, leaf, coded), self.tensor(&leaf.tensor)) {
+                self.will_read(tensor, decoder.bytes(at.lead, &at.rows));
+            }
+            return;
+        }
+        let Ok(Numbers { tensor, pitch, .. }) = self.numbers(leaf) else { return };
         let first = at.lead * at.extent.0 + at.rows.start;
         self.will_read(tensor, first * pitch..(first + at.rows.len()) * pitch);
     }

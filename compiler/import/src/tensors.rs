@@ -2,10 +2,11 @@
 
 use super::checkpoint::Checkpoint;
 use super::config::{Config, Size};
-use super::encodings::{Encoding, Scales, squeezed};
+use super::encodings::squeezed;
+use super::quantised::{self, Way, named};
 use super::spec::{Norm, Projection};
 use moec_base::error::{Error, Result};
-use moec_ir::{Leaf, WeightExpr};
+use moec_ir::{Encoding, Leaf, WeightExpr};
 use std::cell::RefCell;
 use std::collections::HashMap;
 
@@ -41,7 +42,7 @@ impl Dim {
     }
 
     /// Blocks of `n` that cover the extent.
-    fn blocks(&self, n: usize) -> Self {
+    pub(crate) fn blocks(&self, n: usize) -> Self {
         match n {
             1 => self.clone(),
             n if self.n.is_multiple_of(n) => Self { n: self.n / n, why: format!("{} / {n}", self.why) },
@@ -58,14 +59,21 @@ impl Dim {
 /// A checkpoint being read. What was taken is remembered, so that the rest can be reported.
 pub struct Tensors<'a> {
     checkpoint: &'a Checkpoint,
+    /// How weights may be quantised.
+    ways: Vec<Way>,
     /// Number of parameters of each tensor that was taken.
     taken: RefCell<HashMap<String, u64>>,
 }
 
 impl<'a> Tensors<'a> {
-    /// Starts reading.
-    pub fn new(checkpoint: &'a Checkpoint) -> Self {
-        Self { checkpoint, taken: RefCell::default() }
+    /// Starts reading. What the config of a part does not say of quantisation, that of the whole does.
+    ///
+    /// # Errors
+    /// Quantisations that are not read.
+    pub fn new(config: &Config, checkpoint: &'a Checkpoint) -> Result<Self> {
+        let of_part = quantised::ways(config)?;
+        let ways = if of_part.is_empty() { quantised::ways(checkpoint.config())? } else { of_part };
+        Ok(Self { checkpoint, ways, taken: RefCell::default() })
     }
 
     /// The checkpoint.
@@ -73,14 +81,34 @@ impl<'a> Tensors<'a> {
         self.checkpoint
     }
 
-    /// Whether the checkpoint has a tensor.
+    /// Whether the checkpoint has a tensor, as plain numbers or quantised.
     pub fn has(&self, name: &str) -> bool {
-        self.checkpoint.get(name).is_some()
+        self.checkpoint.get(name).is_some() || self.quantised(name).next().is_some()
     }
 
-    /// The stored shape of a tensor.
-    pub fn shape(&self, name: &str) -> Option<&'a [usize]> {
-        self.checkpoint.get(name).map(|t| t.shape.as_slice())
+    /// The shape of a tensor. Of a quantised one, what its words have room for.
+    pub fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        let Some((way, codes)) = self.quantised(name).next() else {
+            return self.checkpoint.get(name).map(|t| t.shape.clone());
+        };
+        let mut shape = self.checkpoint.get(&codes)?.shape.clone();
+        let (packing, axes) = (&way.layout.codes, shape.len());
+        let axis = axes.checked_sub(if packing.by_rows() { 2 } else { 1 })?;
+        let of = shape.get_mut(axis)?;
+        *of = of.checked_mul(packing.codes(way.bits))?;
+        if way.layout.transposed {
+            shape.swap(axes.checked_sub(2)?, axes - 1);
+        }
+        Some(shape)
+    }
+
+    /// The ways in which a weight may be quantised by the type of its codes, and the name of these.
+    fn quantised(&self, name: &str) -> impl Iterator<Item = (&Way, String)> {
+        self.ways.iter().filter_map(move |way| {
+            let codes = named(name, way.layout.codes.suffix);
+            let is = self.checkpoint.get(&codes)?.dtype == way.layout.codes.dtype;
+            is.then_some((way, codes))
+        })
     }
 
     /// Counts a tensor as read without using it.
@@ -88,7 +116,7 @@ impl<'a> Tensors<'a> {
         self.taken.borrow_mut().insert(name.to_owned(), 0);
     }
 
-    fn count(&self, name: &str, parameters: u64) {
+    pub(crate) fn count(&self, name: &str, parameters: u64) {
         self.taken.borrow_mut().insert(name.to_owned(), parameters);
     }
 
@@ -103,18 +131,42 @@ impl<'a> Tensors<'a> {
         self.checkpoint.tensors().map(|(name, _)| name).filter(|name| !taken.contains_key(*name)).collect()
     }
 
-    /// Takes a tensor of the shape that the config asks for, in whatever encoding its type means.
+    /// Takes a tensor of the shape that the config asks for, as plain numbers or quantised.
     ///
     /// # Errors
     /// It is missing, has another shape, or is stored in a way that is not supported.
     pub fn take(&self, name: &str, want: &[&Dim]) -> Result<WeightExpr> {
-        let tensor = self.checkpoint.tensor(name)?;
-        let own = |e: &&&Encoding| e.suffix.is_empty() && e.dtype == tensor.dtype && e.takes(want.len());
-        if let Some(encoding) = self.checkpoint.encodings().iter().find(own) {
-            return self.take_as(encoding, name, want);
+        let mut failed = None;
+        for (way, codes) in self.quantised(name).filter(|_| want.len() > 1) {
+            match self.take_quantised(way, name, codes, want) {
+                Ok(weight) => return Ok(weight),
+                Err(e) => failed = failed.or(Some(e)),
+            }
         }
+        if let Some(e) = failed {
+            return Err(e);
+        }
+        let tensor = self.checkpoint.tensor(name)?;
         self.check(name, &tensor.shape, want)?;
-        Err(self.checkpoint.unsupported(name, tensor))
+        let Some(encoding) = self.checkpoint.encodings().iter().find(|e| e.dtype == tensor.dtype) else {
+            let error = self.checkpoint.unsupported(name, tensor);
+            let codes = quantised::LAYOUTS.iter().any(|layout| layout.codes.dtype == tensor.dtype);
+            let missing = "no `quantization_config` says what its codes stand for";
+            return Err(if codes && want.len() > 1 { error.because(missing) } else { error });
+        };
+        if let Some(cols) = want.last().filter(|cols| !cols.n.is_multiple_of(encoding.block)) {
+            let (title, block) = (encoding.title, encoding.block);
+            return Err(Error::input(format!("tensor `{name}` cannot hold rows of {} numbers", cols.n))
+                .because(format!("{title} stores blocks of {block}, and {} sets the rows", cols.why)));
+        }
+        let shape: Vec<usize> = want.iter().map(|d| d.n).collect();
+        self.count(name, shape.iter().map(|&d| d as u64).product());
+        let leaf = Leaf { tensor: name.to_owned(), shape, encoding: Encoding::Plain };
+        let leaf = WeightExpr::Leaf(leaf);
+        Ok(match self.checkpoint.order(name) {
+            Some(order) => WeightExpr::Arrange { order, of: Box::new(leaf) },
+            None => leaf,
+        })
     }
 
     /// As [`Self::take`], of a tensor that may have axes of 1 more, or fewer, than it is wanted with.
@@ -147,63 +199,12 @@ impl<'a> Tensors<'a> {
         if there { self.take(name, want).map(Some) } else { Ok(None) }
     }
 
-    /// Takes a tensor of this decoded shape in one encoding, whose suffixes the names of its tensors have.
-    ///
-    /// # Errors
-    /// As [`Self::take`].
-    pub fn take_as(&self, encoding: &Encoding, name: &str, want: &[&Dim]) -> Result<WeightExpr> {
-        let blocks = format!("{name}{}", encoding.suffix);
-        let Some((cols, rows)) = want.split_last() else {
-            return Err(Error::bug(format!("tensor `{blocks}` has no shape")));
-        };
-        let (title, block) = (encoding.title, encoding.block);
-        if !cols.n.is_multiple_of(block) {
-            return Err(Error::input(format!("tensor `{blocks}` cannot hold rows of {} numbers", cols.n))
-                .because(format!("{title} stores blocks of {block}, and {} sets the rows", cols.why)));
-        }
-        let split = [cols.blocks(block), Dim::new(encoding.bytes, format!("{title}'s block"))];
-        let stored: Vec<&Dim> =
-            if encoding.by_block { rows.iter().copied().chain(&split).collect() } else { want.to_vec() };
-        self.typed(&blocks, &stored, &[encoding.dtype])?;
-        let scales = encoding.scales.map(|scales| self.scales(encoding, &scales, name, want)).transpose()?;
-        let shape: Vec<usize> = want.iter().map(|d| d.n).collect();
-        self.count(&blocks, shape.iter().map(|&d| d as u64).product());
-        let encoding = (encoding.leaf)(scales.unwrap_or_default());
-        let order = self.checkpoint.order(&blocks);
-        let leaf = WeightExpr::Leaf(Leaf { tensor: blocks, shape, encoding });
-        Ok(match order {
-            Some(order) => WeightExpr::Arrange { order, of: Box::new(leaf) },
-            None => leaf,
-        })
-    }
-
-    /// Checks the scales of a tensor of this decoded shape, and gives their name.
-    fn scales(&self, encoding: &Encoding, scales: &Scales, name: &str, want: &[&Dim]) -> Result<String> {
-        let tensor = format!("{name}{}", scales.suffix);
-        if !self.has(&tensor) {
-            let (numbers, [rows, cols]) = (format!("{name}{}", encoding.suffix), scales.block);
-            let (file, title) = (self.checkpoint.file_of(&numbers), encoding.title);
-            return Err(Error::limit(format!(
-                "tensor `{numbers}` in `{file}` is {title} without block factors"
-            ))
-            .because(format!("there is no tensor `{tensor}`"))
-            .hint(format!("{title} is read with one factor per {rows}×{cols} block, {}", scales.known)));
-        }
-        let split = want.len().saturating_sub(2);
-        let last = scales.block.iter().rev().zip(want[split..].iter().rev()).map(|(n, dim)| dim.blocks(*n));
-        let mut last: Vec<Dim> = last.collect();
-        last.reverse();
-        let want: Vec<&Dim> = want[..split].iter().copied().chain(&last).collect();
-        let dtypes: Vec<&str> = scales.of.iter().map(|of| of.dtype).collect();
-        self.typed(&tensor, &want, &dtypes)?;
-        self.skip(&tensor);
-        Ok(tensor)
-    }
-
-    /// Checks that a tensor is there, of this stored shape and of one of the types.
-    fn typed(&self, name: &str, want: &[&Dim], dtypes: &[&str]) -> Result<()> {
+    /// Checks that a tensor is there, of this stored shape but for axes of one, and of one of the types.
+    pub(crate) fn typed(&self, name: &str, want: &[Dim], dtypes: &[&str]) -> Result<()> {
         let tensor = self.checkpoint.tensor(name)?;
-        self.check(name, &tensor.shape, want)?;
+        if !squeezed(&tensor.shape).eq(squeezed(&want.iter().map(|d| d.n).collect::<Vec<_>>())) {
+            self.check(name, &tensor.shape, &want.iter().collect::<Vec<_>>())?;
+        }
         if dtypes.contains(&tensor.dtype.as_str()) {
             return Ok(());
         }

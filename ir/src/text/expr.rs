@@ -1,8 +1,8 @@
-//! Weight expressions: `concat rows(t"a"[4, 8], transpose(fp8"b" scales"s"[8, 4]))`.
+//! Weight expressions: `concat rows(t"a"[4, 8], transpose(coded "fp8" 8"b" by [128, 128] scales"s" [8, 4]))`.
 
 use super::cursor::{Cursor, MAX_DEPTH, Parsed};
 use super::lex::quote;
-use crate::weights::{Axis, Elementwise, Encoding, Leaf, WeightExpr};
+use crate::weights::{Axis, Coded, Elementwise, Encoding, Leaf, WeightExpr};
 use std::fmt;
 
 impl Axis {
@@ -20,8 +20,15 @@ impl fmt::Display for Leaf {
         let name = quote(&self.tensor);
         match &self.encoding {
             Encoding::Plain => write!(f, "t{name}")?,
-            Encoding::Mxfp4 { scales } => write!(f, "mxfp4{name} scales{}", quote(scales))?,
-            Encoding::Fp8Block { scales } => write!(f, "fp8{name} scales{}", quote(scales))?,
+            Encoding::Coded(c) => {
+                write!(f, "coded {} {}{name} by {:?} scales{}", quote(&c.layout), c.bits, c.block, quote(&c.scales))?;
+                for (word, tensor) in [("zeros", &c.zeros), ("factor", &c.factor), ("groups", &c.groups)] {
+                    if let Some(tensor) = tensor {
+                        write!(f, " {word}{}", quote(tensor))?;
+                    }
+                }
+                f.write_str(" ")?;
+            }
         }
         write!(f, "{:?}", self.shape)
     }
@@ -78,19 +85,29 @@ fn axis(c: &mut Cursor<'_>) -> Parsed<Axis> {
     if c.eat_word("cols")? { Ok(Axis::Cols) } else { c.expected("`rows` or `cols`") }
 }
 
-fn leaf(
-    c: &mut Cursor<'_>,
-    encoding: impl FnOnce(&mut Cursor<'_>) -> Parsed<Encoding>,
-) -> Parsed<WeightExpr> {
-    let tensor = c.string("the name of a tensor")?;
-    let encoding = encoding(c)?;
+/// The rest of a leaf behind its name.
+fn leaf(c: &mut Cursor<'_>, tensor: String, encoding: Encoding) -> Parsed<WeightExpr> {
     let shape = c.ints("an extent")?;
     Ok(WeightExpr::Leaf(Leaf { tensor, shape, encoding }))
 }
 
-fn scales(c: &mut Cursor<'_>) -> Parsed<String> {
+const NAME: &str = "the name of a tensor";
+
+fn coded(c: &mut Cursor<'_>) -> Parsed<WeightExpr> {
+    let layout = c.string("the name of a layout")?;
+    let bits = c.int("the bits of a code")?;
+    let tensor = c.string(NAME)?;
+    c.keyword("by")?;
+    let at = c.at();
+    let Ok(block) = <[usize; 2]>::try_from(c.ints("an extent")?) else {
+        return Err(c.error_at(at, "a block has rows and columns"));
+    };
     c.keyword("scales")?;
-    c.string("the name of a tensor")
+    let scales = c.string(NAME)?;
+    let mut further = |word| if c.eat_word(word)? { c.string(NAME).map(Some) } else { Ok(None) };
+    let (zeros, factor, groups) = (further("zeros")?, further("factor")?, further("groups")?);
+    let coded = Coded { layout, bits, block, scales, zeros, factor, groups };
+    leaf(c, tensor, Encoding::Coded(Box::new(coded)))
 }
 
 fn one(c: &mut Cursor<'_>, depth: usize) -> Parsed<Box<WeightExpr>> {
@@ -108,9 +125,11 @@ pub(super) fn read(c: &mut Cursor<'_>, depth: usize) -> Parsed<WeightExpr> {
     };
     let word = c.word("a weight expression")?;
     Ok(match word {
-        "t" => leaf(c, |_| Ok(Encoding::Plain))?,
-        "mxfp4" => leaf(c, |c| Ok(Encoding::Mxfp4 { scales: scales(c)? }))?,
-        "fp8" => leaf(c, |c| Ok(Encoding::Fp8Block { scales: scales(c)? }))?,
+        "t" => {
+            let tensor = c.string(NAME)?;
+            leaf(c, tensor, Encoding::Plain)?
+        }
+        "coded" => coded(c)?,
         "const" => WeightExpr::Const(c.list('[', ']', Cursor::float)?),
         "transpose" => WeightExpr::Transpose(one(c, depth)?),
         "slice" => {

@@ -2,10 +2,10 @@
 
 use moec_ir::types::{E2M1, GROUP};
 
-/// Writes consecutive numbers of a row, the first being column `from`, as [`moec_ir::Source::stored`] has them: `take(stored, scales,
-/// from, out)`. `stored` are the row's blocks and `scales` the bytes of its scales, both from the one of column `from` on. `false`
-/// where a number is not finite, or blocks are missing.
-pub type Take = fn(&[u8], &[u8], usize, &mut [[u8; 3]]) -> bool;
+/// Writes consecutive numbers of a row, the first being column `from`, as [`moec_ir::Source::stored`] has them: `take(stored,
+/// from, out)`. `stored` are the row's blocks from the one of column `from` on. `false` where a number is not finite, or blocks are
+/// missing.
+pub type Take = fn(&[u8], usize, &mut [[u8; 3]]) -> bool;
 
 /// A block: codes, and the scale in 16 bits and as what it stands for.
 pub struct Block {

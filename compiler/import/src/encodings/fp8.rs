@@ -1,25 +1,18 @@
-//! FP8 E4M3 with one factor per 128×128 block, as DeepSeek-V3 and the FP8 checkpoints of Qwen3 store it.
+//! FP8 E4M3, of weights and of the scales of NVFP4.
 #![expect(clippy::cast_possible_truncation, reason = "a table of all bytes")]
 
-use super::plain::{BF16, F16, F32, PLAIN};
-use super::{Encoding, Scales};
-use moec_ir::Encoding as Stored;
+use super::Encoding;
+use super::plain::PLAIN;
 
-/// Rows and columns of a block.
-pub const BLOCK: usize = 128;
-
-/// The row of the table.
-pub const FP8: Encoding = Encoding {
+/// The encoding.
+pub const E4M3: Encoding = Encoding {
     title: "FP8 E4M3",
-    leaf: |scales| Stored::Fp8Block { scales },
     dtype: "F8_E4M3",
-    scales: Some(Scales {
-        suffix: "_scale_inv",
-        block: [BLOCK, BLOCK],
-        of: &[&F32, &BF16, &F16],
-        known: "as DeepSeek-V3 stores it",
-    }),
-    decode: decode_row,
+    decode: |stored, _, out| {
+        for (x, &b) in out.iter_mut().zip(stored) {
+            *x = TABLE[usize::from(b)];
+        }
+    },
     ..PLAIN
 };
 
@@ -49,22 +42,6 @@ static TABLE: [f32; 256] = {
     table
 };
 
-fn decode_row(stored: &[u8], factors: &[f32], from: usize, out: &mut [f32]) {
-    let mut col = from % BLOCK;
-    let mut done = 0;
-    while done < out.len() {
-        let n = (BLOCK - col % BLOCK).min(out.len() - done);
-        let (Some(&factor), Some(bytes)) = (factors.get(col / BLOCK), stored.get(done..done + n)) else {
-            return;
-        };
-        for (x, &b) in out[done..done + n].iter_mut().zip(bytes) {
-            *x = TABLE[usize::from(b)] * factor;
-        }
-        col += n;
-        done += n;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -89,19 +66,5 @@ mod tests {
             let v = if e == 0 { m / 8.0 * 2.0_f32.powi(-6) } else { (1.0 + m / 8.0) * 2.0_f32.powi(e - 7) };
             assert_eq!(e4m3(bits), if s == 1 { -v } else { v });
         }
-    }
-
-    #[test]
-    fn each_block_of_columns_has_its_factor() {
-        let stored = [0b0011_1000_u8; 300];
-        let mut out = [0.0; 300];
-        decode_row(&stored, &[1.0, 2.0, 3.0], 0, &mut out);
-        assert_eq!(
-            (out[0], out[127], out[128], out[255], out[256], out[299]),
-            (1.0, 1.0, 2.0, 2.0, 3.0, 3.0)
-        );
-        let mut part = [0.0; 10];
-        decode_row(&stored[..10], &[2.0, 3.0], 250, &mut part);
-        assert_eq!(part, [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 3.0, 3.0, 3.0, 3.0]);
     }
 }

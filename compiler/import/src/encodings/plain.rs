@@ -3,7 +3,7 @@
 use super::{Encoding, Same, Taken};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use moec_ir::{Encoding as Stored, Format};
+use moec_ir::Format;
 
 /// IEEE binary32.
 pub const F32: Encoding = Encoding {
@@ -18,7 +18,7 @@ pub const F32: Encoding = Encoding {
             stored.as_chunks().0.iter().fold(0, largest) < f32::INFINITY.to_bits().cast_signed()
         }),
     }),
-    decode: |stored, _, _, out| {
+    decode: |stored, _, out| {
         for (x, b) in out.iter_mut().zip(stored.as_chunks().0) {
             *x = f32::from_le_bytes(*b);
         }
@@ -35,7 +35,7 @@ pub const BF16: Encoding = Encoding {
         format: Format::Bf16,
         taken: Taken::Whole(|stored| halves_below(bf16::INFINITY.to_bits().cast_signed(), stored)),
     }),
-    decode: |stored, _, _, out| {
+    decode: |stored, _, out| {
         for (x, b) in out.iter_mut().zip(stored.as_chunks().0) {
             *x = f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16);
         }
@@ -52,7 +52,7 @@ pub const F16: Encoding = Encoding {
         format: Format::F16,
         taken: Taken::Whole(|stored| halves_below(f16::INFINITY.to_bits().cast_signed(), stored)),
     }),
-    decode: |stored, _, _, out| {
+    decode: |stored, _, out| {
         let mut block = [f16::ZERO; 128];
         for (out, stored) in out.chunks_mut(128).zip(stored.chunks(256)) {
             let n = out.len().min(stored.len() / 2);
@@ -68,15 +68,11 @@ pub const F16: Encoding = Encoding {
 /// What encodings of one number per block share.
 pub(super) const PLAIN: Encoding = Encoding {
     title: "",
-    leaf: |_| Stored::Plain,
     dtype: "",
-    suffix: "",
     block: 1,
     bytes: 1,
-    by_block: false,
-    scales: None,
     same: None,
-    decode: |_, _, _, _| {},
+    decode: |_, _, _| {},
 };
 
 /// Whether the magnitudes of 16 bits are below infinity.
@@ -91,7 +87,7 @@ mod tests {
 
     fn check(row: Encoding, stored: &[u8], expect: &[f32]) {
         let mut out = vec![0.0; expect.len()];
-        (row.decode)(stored, &[], 0, &mut out);
+        (row.decode)(stored, 0, &mut out);
         assert_eq!(out, expect);
     }
 

@@ -2,7 +2,7 @@
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
-use crate::common::{Base, EXPERTS, PRE_NORMS, activation_of, quantization};
+use crate::common::{Base, EXPERTS, PRE_NORMS, activation_of};
 use crate::config::Config;
 use crate::config::Size;
 use crate::mixers::{Fused, GqaOptions, Mixer, Normed, PROJ, QkNormKind, RouterInput, plain_router};
@@ -22,7 +22,6 @@ pub(super) static FAMILY: Family = Family {
 };
 
 fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
-    quantization(config)?;
     let text = config.opt_section("text_config")?;
     let config = text.as_ref().unwrap_or(config);
     only_plain(config)?;

@@ -3,7 +3,7 @@
 use super::Family;
 use super::qwen3_next::hybrid;
 use crate::checkpoint::Checkpoint;
-use crate::common::{Base, quantization};
+use crate::common::Base;
 use crate::config::Config;
 use crate::spec::ModelSpec;
 use moec_base::error::Result;
@@ -18,7 +18,6 @@ pub(super) static FAMILY: Family = Family {
 };
 
 fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
-    quantization(config)?;
     let text = config.opt_section("text_config")?;
     let b = Base::read(text.as_ref().unwrap_or(config), checkpoint)?;
     hybrid(b, &FAMILY, Renorm::Sum { eps: 0.0 }, |_| true)

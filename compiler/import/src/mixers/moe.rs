@@ -5,7 +5,7 @@ pub use super::parts::{PROJ, Parts, STACKS, W123};
 use super::{Mix, Mlp};
 use crate::common::{Base, EXPERTS};
 use crate::config::Config;
-use crate::encodings::mxfp4::MXFP4;
+use crate::quantised::{MXFP4, named};
 use crate::lower::{Built, Lowering, Rows};
 use crate::spec::Projection;
 use crate::tensors::Dim;
@@ -394,10 +394,10 @@ impl Base<'_> {
         let (t, hidden) = (&self.tensors, &self.hidden);
         let [gate_up, down] = parts.stacks.map(|name| format!("{at}.{name}"));
         let both = inner.twice();
-        if t.has(&format!("{gate_up}{}", MXFP4.suffix)) {
+        if t.has(&named(&gate_up, MXFP4.codes.suffix)) {
             let matrices = [
-                interleaved(t.take_as(&MXFP4, &gate_up, &[experts, &both, hidden])?, Axis::Rows, inner.n),
-                t.take_as(&MXFP4, &down, &[experts, hidden, inner])?,
+                interleaved(t.take(&gate_up, &[experts, &both, hidden])?, Axis::Rows, inner.n),
+                t.take(&down, &[experts, hidden, inner])?,
             ];
             return self.assemble(at, matrices, experts, inner, glu);
         }
@@ -461,7 +461,7 @@ impl Base<'_> {
         let (n, hidden, inner) = (experts.n, self.hidden.n, inner.n);
         let shapes = names.map(|name| self.tensors.shape(name));
         let fits = |gate_up: [usize; 3], down: [usize; 3]| {
-            [shapes[0] == Some(&gate_up[..]), shapes[1] == Some(&down[..])]
+            [shapes[0].as_deref() == Some(&gate_up[..]), shapes[1].as_deref() == Some(&down[..])]
         };
         let out_in = fits([n, 2 * inner, hidden], [n, hidden, inner]);
         let in_out = fits([n, hidden, 2 * inner], [n, inner, hidden]);

@@ -125,19 +125,32 @@ fn kinds_that_are_not_supported() {
 
 #[test]
 fn quantisations_that_are_not_supported() {
-    insta::assert_snapshot!(set("olmoe", "quantization_config", json!({"quant_method": "awq", "bits": 4})), @r#"
-    Limit: `quantization_config.quant_method` in `config.json` is "awq", which is not supported
-      hint: supported: fp8, mxfp4
-    "#);
-    insta::assert_snapshot!(set("olmoe", "quantization_config", json!({"quant_method": "fp8"})), @r#"
-    Limit: `quantization_config.quant_method` in `config.json` is "fp8", which is not supported
-      hint: supported: fp8 with `weight_block_size`, mxfp4
-    "#);
-    let odd = json!({"quant_method": "fp8", "weight_block_size": [64, 64]});
-    insta::assert_snapshot!(set("olmoe", "quantization_config", odd), @"
-    Limit: `quantization_config.weight_block_size` in `config.json` is [64.0, 64.0], which is not supported
-      hint: supported: [128, 128]
-    ");
+    let said = [
+        json!({"quant_method": "bitsandbytes", "load_in_4bit": true}),
+        json!({"quant_method": "fp8", "fmt": "e5m2"}),
+        json!({"quant_method": "fp8", "weight_block_size": [64, 0]}),
+        json!({"quant_method": "awq", "bits": 3, "group_size": 128}),
+        json!({"quant_method": "awq", "bits": 4, "version": "gemv"}),
+        json!({"quant_method": "gptq", "bits": 3, "group_size": 128}),
+        json!({"quant_method": "gptq", "bits": 4, "group_size": 0}),
+        json!({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}),
+        json!({"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*mlp.*": {}}}),
+        json!({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}),
+        packed(json!({"num_bits": 3, "strategy": "channel"})),
+        packed(json!({"num_bits": 4, "strategy": "group"})),
+        packed(json!({"num_bits": 4, "type": "float", "strategy": "channel"})),
+        json!({"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24-bitmask"}}),
+        json!({"quant_method": "compressed-tensors", "transform_config": {"config_groups": {"u": {}}}}),
+        json!({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {}, "format": "marlin-24"}}}),
+    ]
+    .map(|config| set("olmoe", "quantization_config", config));
+    insta::assert_snapshot!(said.join("\n"));
+}
+
+/// A configuration of compressed-tensors of one group.
+fn packed(weights: Value) -> Value {
+    let groups = json!({"group_0": {"targets": ["Linear"], "weights": weights}});
+    json!({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups})
 }
 
 #[test]
@@ -240,7 +253,7 @@ fn layers_of_the_delta_rule_that_do_not_fit() {
         set("qwen3_next", "linear_value_head_dim", 32),
         set("qwen3_next", "linear_key_head_dim", 15),
         cut("qwen3_next", "linear_num_key_heads"),
-        set("qwen3_5_moe_published", "quantization_config", json!({"quant_method": "awq"})),
+        set("qwen3_5_moe_published", "quantization_config", json!({"quant_method": "hqq"})),
     ];
     for (family, at, names) in [
         (

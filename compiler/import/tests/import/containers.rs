@@ -17,7 +17,7 @@ const Q8: Encoding = Encoding {
     block: 32,
     bytes: 36,
     same: None,
-    decode: |stored, _, from, out| {
+    decode: |stored, from, out| {
         for (x, col) in out.iter_mut().zip(from % 32..) {
             let block = &stored[col / 32 * 36..][..36];
             let (factor, codes) = block.split_first_chunk().unwrap();

@@ -5,7 +5,7 @@ use super::support::{
 };
 use moec_import::lower::lower;
 use moec_import::{Checkpoint, ImportOptions};
-use moec_ir::{Encoding, Format, Leaf, Source, WeightClass};
+use moec_ir::{Coded, Encoding, Format, Leaf, Source, WeightClass};
 use safetensors::tensor::Dtype;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -108,7 +108,8 @@ fn gpt_oss_as_mxfp4() {
 
 #[test]
 fn mxfp4_needs_rows_of_whole_blocks() {
-    let mut folder = Folder::golden("gpt_oss");
+    let mut folder =
+        Folder::golden("gpt_oss").set("quantization_config", json!({"quant_method": "mxfp4"}));
     for layer in 0..2 {
         for name in ["gate_up_proj", "down_proj"] {
             let name = format!("model.layers.{layer}.mlp.experts.{name}");
@@ -131,6 +132,12 @@ fn open(tensors: BTreeMap<String, Tensor>) -> (tempfile::TempDir, Checkpoint) {
     let dir = Folder { config: json!({}), tensors }.write();
     let checkpoint = Checkpoint::open(dir.path(), &ImportOptions::default()).unwrap();
     (dir, checkpoint)
+}
+
+/// Codes whose scales are in tensor `s`.
+fn coded(layout: &str, bits: u32, block: [usize; 2]) -> Encoding {
+    let (layout, scales) = (layout.to_owned(), "s".to_owned());
+    Encoding::Coded(Box::new(Coded { layout, bits, block, scales, zeros: None, factor: None, groups: None }))
 }
 
 /// Reads the same leaf whole and in pieces.
@@ -162,7 +169,7 @@ fn fp8_blocks_of_128_by_128() {
     }] {
         let weight = Tensor::bytes(Dtype::F8_E4M3, &[2, rows, cols], stored.clone());
         let (_dir, checkpoint) = open([("w".to_owned(), weight), ("s".to_owned(), scales)].into());
-        let encoding = Encoding::Fp8Block { scales: "s".into() };
+        let encoding = coded("fp8", 8, [128, 128]);
         let leaf = Leaf { tensor: "w".into(), shape: vec![2, rows, cols], encoding };
         let got = read_all(&checkpoint, &leaf);
         for (i, x) in got.iter().enumerate() {
@@ -180,7 +187,7 @@ fn mxfp4_rectangles() {
     let blocks = Tensor::bytes(Dtype::U8, &[3, 10, 3, 16], blocks);
     let scales = Tensor::bytes(Dtype::U8, &[3, 10, 3], scales);
     let (_dir, checkpoint) = open([("w".to_owned(), blocks), ("s".to_owned(), scales)].into());
-    let encoding = Encoding::Mxfp4 { scales: "s".into() };
+    let encoding = coded("mxfp4", 4, [1, 32]);
     let leaf = Leaf { tensor: "w".into(), shape: vec![3, 10, 96], encoding };
     assert_eq!(read_all(&checkpoint, &leaf), rounded);
 }

@@ -11,4 +11,5 @@ mod gguf;
 mod goldens;
 mod layouts;
 mod lowering;
+mod quantised;
 mod support;

@@ -4,7 +4,7 @@ use crate::encodings::coded::{Block, e2m1, half_power, take};
 use crate::encodings::{Encoding, Same, Taken, plain};
 use half::f16;
 use moec_gguf::quants;
-use moec_ir::{Encoding as Stored, Format};
+use moec_ir::Format;
 
 /// A type in blocks of `block` numbers and `bytes` bytes.
 const fn blocks(
@@ -15,7 +15,6 @@ const fn blocks(
 ) -> Encoding {
     Encoding {
         title: name,
-        leaf: |_| Stored::Plain,
         dtype: name,
         block,
         bytes,
@@ -27,21 +26,21 @@ const fn blocks(
 
 const Q4_0: Encoding = Encoding {
     same: Some(Same { format: Format::Q4h, taken: Taken::Coded(take_q4_0) }),
-    ..blocks("Q4_0", 32, 18, |s, _, from, out| quants::q4_0(s, from, out))
+    ..blocks("Q4_0", 32, 18, |s, from, out| quants::q4_0(s, from, out))
 };
-const Q4_1: Encoding = blocks("Q4_1", 32, 20, |s, _, from, out| quants::q4_1(s, from, out));
-const Q5_0: Encoding = blocks("Q5_0", 32, 22, |s, _, from, out| quants::q5_0(s, from, out));
-const Q5_1: Encoding = blocks("Q5_1", 32, 24, |s, _, from, out| quants::q5_1(s, from, out));
+const Q4_1: Encoding = blocks("Q4_1", 32, 20, |s, from, out| quants::q4_1(s, from, out));
+const Q5_0: Encoding = blocks("Q5_0", 32, 22, |s, from, out| quants::q5_0(s, from, out));
+const Q5_1: Encoding = blocks("Q5_1", 32, 24, |s, from, out| quants::q5_1(s, from, out));
 const Q8_0: Encoding = Encoding {
     same: Some(Same { format: Format::Q8h, taken: Taken::Coded(take_q8_0) }),
-    ..blocks("Q8_0", 32, 34, |s, _, from, out| quants::q8_0(s, from, out))
+    ..blocks("Q8_0", 32, 34, |s, from, out| quants::q8_0(s, from, out))
 };
-const Q4_K: Encoding = blocks("Q4_K", 256, 144, |s, _, from, out| quants::q4_k(s, from, out));
-const Q5_K: Encoding = blocks("Q5_K", 256, 176, |s, _, from, out| quants::q5_k(s, from, out));
-const Q6_K: Encoding = blocks("Q6_K", 256, 210, |s, _, from, out| quants::q6_k(s, from, out));
+const Q4_K: Encoding = blocks("Q4_K", 256, 144, |s, from, out| quants::q4_k(s, from, out));
+const Q5_K: Encoding = blocks("Q5_K", 256, 176, |s, from, out| quants::q5_k(s, from, out));
+const Q6_K: Encoding = blocks("Q6_K", 256, 210, |s, from, out| quants::q6_k(s, from, out));
 const MXFP4: Encoding = Encoding {
     same: Some(Same { format: Format::Mxfp4, taken: Taken::Coded(take_mxfp4) }),
-    ..blocks("MXFP4", 32, 17, |s, _, from, out| quants::mxfp4(s, from, out))
+    ..blocks("MXFP4", 32, 17, |s, from, out| quants::mxfp4(s, from, out))
 };
 
 /// A block at its place in a row, whose scale is an f16.
@@ -56,7 +55,7 @@ const fn nibble(bytes: &[u8], i: usize) -> u8 {
     bytes[i % 16] >> (i / 16 * 4) & 15
 }
 
-fn take_q8_0(stored: &[u8], _: &[u8], from: usize, out: &mut [[u8; 3]]) -> bool {
+fn take_q8_0(stored: &[u8], from: usize, out: &mut [[u8; 3]]) -> bool {
     let block = |i: usize| {
         let (block, bits, scale) = with_f16::<34>(stored, i)?;
         Some(Block { codes: std::array::from_fn(|c| block[2 + c].cast_signed()), bits, scale })
@@ -64,7 +63,7 @@ fn take_q8_0(stored: &[u8], _: &[u8], from: usize, out: &mut [[u8; 3]]) -> bool 
     take(block, from, out)
 }
 
-fn take_q4_0(stored: &[u8], _: &[u8], from: usize, out: &mut [[u8; 3]]) -> bool {
+fn take_q4_0(stored: &[u8], from: usize, out: &mut [[u8; 3]]) -> bool {
     let block = |i: usize| {
         let (block, bits, scale) = with_f16::<18>(stored, i)?;
         let codes = std::array::from_fn(|c| nibble(&block[2..], c).cast_signed() - 8);
@@ -74,7 +73,7 @@ fn take_q4_0(stored: &[u8], _: &[u8], from: usize, out: &mut [[u8; 3]]) -> bool 
 }
 
 /// A scale of 255 is 2¹²⁷, as ggml has it.
-fn take_mxfp4(stored: &[u8], _: &[u8], from: usize, out: &mut [[u8; 3]]) -> bool {
+fn take_mxfp4(stored: &[u8], from: usize, out: &mut [[u8; 3]]) -> bool {
     let block = |i: usize| {
         let block = stored.as_chunks::<17>().0.get(i)?;
         let (bits, scale) = half_power(block[0]);
@@ -104,8 +103,8 @@ mod tests {
                     (0..row.bytes).map(|i| (i * 41 + usize::from(scale)) as u8).collect();
                 block[..2].copy_from_slice(&scale.to_le_bytes());
                 let (mut numbers, mut taken) = ([0.0; 32], [[0; 3]; 32]);
-                (row.decode)(&block, &[], 0, &mut numbers);
-                if !take(&block, &[], 0, &mut taken) {
+                (row.decode)(&block, 0, &mut numbers);
+                if !take(&block, 0, &mut taken) {
                     assert!(numbers.iter().any(|x| !x.is_finite()), "{} {scale}", row.title);
                     others += 1;
                     continue;
@@ -133,7 +132,7 @@ mod tests {
             assert_eq!((row.block, row.bytes), (kind.block, kind.bytes), "{}", kind.name);
             let stored: Vec<u8> = (0..2 * kind.bytes).map(|i| (i * 29 % 64) as u8).collect();
             let (mut ours, mut theirs) = (vec![0.0; 2 * kind.block], vec![0.0; 2 * kind.block]);
-            (row.decode)(&stored, &[], 0, &mut ours);
+            (row.decode)(&stored, 0, &mut ours);
             kind.decode.unwrap()(&stored, 0, &mut theirs);
             assert_eq!(ours, theirs, "{}", kind.name);
         }
