@@ -150,7 +150,7 @@ impl Checkpoint {
     /// The format of weights that holds the numbers of a leaf as they are stored, if there is one.
     pub fn format(&self, leaf: &Leaf) -> Option<Format> {
         match &leaf.encoding {
-            Encoding::Coded(coded) => quantised::of(&coded.layout)?.format(coded),
+            Encoding::Coded(coded) => quantised::of(&coded.layout)?.format(coded, &leaf.shape),
             Encoding::Plain => {
                 let row = encodings::of(self.encodings(), &self.get(&leaf.tensor)?.dtype)?;
                 row.same.map(|same| same.format)

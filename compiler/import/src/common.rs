@@ -293,7 +293,8 @@ impl<'a> Base<'a> {
         let params = t.parameters();
         let idle: u64 = layers.iter().filter_map(LayerSpec::moe).map(idle).sum();
         let (bos, eos) = self.special_tokens()?;
-        let warnings = [self.unused(), self.activations(), self.vision(), self.predictors(), no_end(&eos, self.vocab.n)];
+        let warnings =
+            [self.unused(), self.activations(), self.vision(), self.predictors(), no_end(&eos, self.vocab.n)];
         Ok(ModelSpec {
             family: family.name,
             title: family.title,
@@ -344,7 +345,9 @@ impl<'a> Base<'a> {
         let mut found = rest.into_iter().filter(|name| is_of_activations(name));
         let first = found.next()?;
         let n = 1 + found.count();
-        Some(format!("scales of activations ({n} tensors, such as `{first}`) are not used: weights alone are quantised"))
+        Some(format!(
+            "scales of activations ({n} tensors, such as `{first}`) are not used: weights alone are quantised"
+        ))
     }
 
     /// A warning about the part of a model that sees.
@@ -383,8 +386,15 @@ impl<'a> Base<'a> {
 
 /// Whether a tensor is a scale of activations, by its name.
 fn is_of_activations(name: &str) -> bool {
-    const NAMES: [&str; 7] =
-        ["input_scale", "input_global_scale", "activation_scale", "output_scale", "q_scale", "k_scale", "v_scale"];
+    const NAMES: [&str; 7] = [
+        "input_scale",
+        "input_global_scale",
+        "activation_scale",
+        "output_scale",
+        "q_scale",
+        "k_scale",
+        "v_scale",
+    ];
     name.rsplit_once('.').is_some_and(|(_, last)| NAMES.contains(&last))
 }
 

@@ -21,7 +21,14 @@ impl fmt::Display for Leaf {
         match &self.encoding {
             Encoding::Plain => write!(f, "t{name}")?,
             Encoding::Coded(c) => {
-                write!(f, "coded {} {}{name} by {:?} scales{}", quote(&c.layout), c.bits, c.block, quote(&c.scales))?;
+                write!(
+                    f,
+                    "coded {} {}{name} by {:?} scales{}",
+                    quote(&c.layout),
+                    c.bits,
+                    c.block,
+                    quote(&c.scales)
+                )?;
                 for (word, tensor) in [("zeros", &c.zeros), ("factor", &c.factor), ("groups", &c.groups)] {
                     if let Some(tensor) = tensor {
                         write!(f, " {word}{}", quote(tensor))?;

@@ -66,14 +66,8 @@ pub const F16: Encoding = Encoding {
 };
 
 /// What encodings of one number per block share.
-pub(super) const PLAIN: Encoding = Encoding {
-    title: "",
-    dtype: "",
-    block: 1,
-    bytes: 1,
-    same: None,
-    decode: |_, _, _| {},
-};
+pub(super) const PLAIN: Encoding =
+    Encoding { title: "", dtype: "", block: 1, bytes: 1, same: None, decode: |_, _, _| {} };
 
 /// Whether the magnitudes of 16 bits are below infinity.
 fn halves_below(infinity: i16, stored: &[u8]) -> bool {

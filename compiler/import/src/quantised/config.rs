@@ -1,6 +1,8 @@
 //! What `quantization_config` says: in which layouts weights may be.
 
-use super::{title, AWQ, FP8, GPTQ, GPTQ_V2, INT8, Layout, MXFP4, MXFP4_PACKED, NVFP4, NVFP4_MODELOPT, PACKED};
+use super::{
+    AWQ, FP8, GPTQ, GPTQ_V2, INT8, Layout, MXFP4, MXFP4_PACKED, NVFP4, NVFP4_MODELOPT, PACKED, title,
+};
 use crate::config::Config;
 use moec_base::error::{Error, Result};
 
@@ -66,7 +68,9 @@ fn one_of<'a>(q: &'a Config, key: &str, known: &[&'a str]) -> Result<&'a str> {
 /// Refuses a section that changes what weights mean.
 fn without(q: &Config, key: &str) -> Result<()> {
     match q.opt_section(key)? {
-        Some(section) if !section.is_empty() => Err(Error::limit(format!("{} is not supported", q.name(key)))),
+        Some(section) if !section.is_empty() => {
+            Err(Error::limit(format!("{} is not supported", q.name(key))))
+        }
         _ => Ok(()),
     }
 }
@@ -76,7 +80,9 @@ fn block(q: &Config, key: &'static str) -> Result<[Option<usize>; 2]> {
     let whole = |&x: &f64| (x.fract() == 0.0 && (1.0..=65536.0).contains(&x)).then_some(x as usize);
     match q.opt_numbers(key)?.as_deref() {
         None => Ok([None; 2]),
-        Some([rows, cols]) if whole(rows).is_some() && whole(cols).is_some() => Ok([whole(rows), whole(cols)]),
+        Some([rows, cols]) if whole(rows).is_some() && whole(cols).is_some() => {
+            Ok([whole(rows), whole(cols)])
+        }
         Some(_) => Err(q.unfit(key, "two whole numbers, of output and input channels")),
     }
 }

@@ -152,7 +152,13 @@ impl<'a> Decoder<'a> {
     }
 
     /// Decodes a rectangle; `false` if a tensor ends before it.
-    pub(crate) fn decode(&self, lead: usize, rows: Range<usize>, cols: Range<usize>, out: &mut [f32]) -> bool {
+    pub(crate) fn decode(
+        &self,
+        lead: usize,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        out: &mut [f32],
+    ) -> bool {
         let wide = cols.len().max(1);
         self.each(lead, rows, cols, out.chunks_exact_mut(wide), |out, number, scale| {
             *out = number * scale;
@@ -161,7 +167,14 @@ impl<'a> Decoder<'a> {
     }
 
     /// Gives the numbers of a rectangle as codes and scales of a format; `false` if it does not hold them.
-    pub(crate) fn take(&self, format: Format, lead: usize, rows: Range<usize>, cols: Range<usize>, out: &mut [[u8; 3]]) -> bool {
+    pub(crate) fn take(
+        &self,
+        format: Format,
+        lead: usize,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        out: &mut [[u8; 3]],
+    ) -> bool {
         let wide = cols.len().max(1);
         self.each(lead, rows, cols, out.chunks_exact_mut(wide), |out, number, scale| {
             taken(format, number, scale).map(|taken| *out = taken).is_some()
@@ -191,7 +204,8 @@ impl<'a> Decoder<'a> {
                 return false;
             }
             for ((out, &code), col) in out.iter_mut().zip(&codes).zip(cols.clone()) {
-                let group = by_col.map_or(Some(col / self.block[1] - first), |groups| groups.get(col).copied());
+                let group =
+                    by_col.map_or(Some(col / self.block[1] - first), |groups| groups.get(col).copied());
                 let shared = group.and_then(|g| Some((*shared.zeros.get(g)?, *shared.scales.get(g)?)));
                 let Some((zero, scale)) = shared else { return false };
                 if !put(out, self.numbers[usize::from(code)] - zero, scale) {
@@ -242,7 +256,9 @@ pub(super) fn groups(checkpoint: &Checkpoint, tensor: &str) -> Result<Vec<usize>
     let groups = if stored.dtype == "I32" { words.collect::<Option<_>>() } else { None };
     groups.ok_or_else(|| {
         let file = checkpoint.file_of(tensor);
-        Error::input(format!("tensor `{tensor}` in `{file}` does not hold groups: whole numbers from 0 on, as I32"))
+        Error::input(format!(
+            "tensor `{tensor}` in `{file}` does not hold groups: whole numbers from 0 on, as I32"
+        ))
     })
 }
 

@@ -8,10 +8,10 @@ mod take;
 pub use config::{Way, ways};
 pub(crate) use decode::Decoder;
 
+use crate::encodings::Encoding;
 use crate::encodings::fp8::{E4M3, e4m3};
 use crate::encodings::mxfp4::{E2M1, E8M0, E8M0_BYTES};
 use crate::encodings::plain::{BF16, F16, F32};
-use crate::encodings::Encoding;
 use moec_ir::types::GROUP;
 use moec_ir::{Axis, Coded, Format};
 
@@ -166,7 +166,8 @@ static NVFP4_MODELOPT: Layout = Layout {
     name: "nvfp4_modelopt",
     title: "NVFP4",
     codes: Packing::of("", "U8"),
-    number: e2m1,
+    // Its zeros have no sign.
+    number: |code, bits| e2m1(code, bits) + 0.0,
     scales: (&["_scale"], &[&E4M3]),
     factor: Some(Factor { suffix: "_scale_2", divides: false }),
     ..PLAIN
@@ -255,11 +256,14 @@ pub fn describe(coded: &Coded) -> String {
 
 impl Layout {
     /// The format of weights that holds what is stored as it is, whatever the codes are.
-    pub fn format(&self, coded: &Coded) -> Option<Format> {
-        let block = if self.transposed { [coded.block[1], coded.block[0]] } else { coded.block };
-        let whole = block[1].is_multiple_of(GROUP) && coded.groups.is_none() && coded.zeros.is_none();
+    pub fn format(&self, coded: &Coded, shape: &[usize]) -> Option<Format> {
+        // What has zero points may have them so that no format holds it.
+        let (cols, group) = (shape.last().copied().unwrap_or(1), coded.block[1]);
+        let plain = coded.zeros.is_none() && coded.groups.is_none();
+        if !plain || !(group >= cols || group.is_multiple_of(GROUP)) {
+            return None;
+        }
         match (self.name, coded.bits) {
-            _ if !whole => None,
             ("mxfp4" | "mxfp4_packed", _) => Some(Format::Mxfp4),
             ("packed", 4) => Some(Format::Q4h),
             ("packed" | "int8", 8) => Some(Format::Q8h),

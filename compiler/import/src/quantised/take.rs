@@ -35,7 +35,12 @@ impl Tensors<'_> {
         let block = [way.block[0].unwrap_or(out.n), way.block[1].unwrap_or(input.n)];
         if block[0] == 1 && !input.n.is_multiple_of(block[1]) {
             return Err(Error::input(format!("tensor `{codes}` cannot hold rows of {} numbers", input.n))
-                .because(format!("{} has groups of {}, and {} sets the rows", way.title(), block[1], input.why)));
+                .because(format!(
+                    "{} has groups of {}, and {} sets the rows",
+                    way.title(),
+                    block[1],
+                    input.why
+                )));
         }
         // From here on rows and columns are those of the tensors.
         let (matrix, block) = match layout.transposed {
@@ -105,7 +110,14 @@ impl Weight<'_> {
     }
 
     /// The tensor of this suffix, if it is there, counted as read.
-    fn further(&self, what: &str, suffix: &str, must: bool, want: &[Dim], dtypes: &[&str]) -> Result<Option<String>> {
+    fn further(
+        &self,
+        what: &str,
+        suffix: &str,
+        must: bool,
+        want: &[Dim],
+        dtypes: &[&str],
+    ) -> Result<Option<String>> {
         let tensor = named(self.name, suffix);
         let checkpoint = self.tensors.checkpoint();
         if checkpoint.get(&tensor).is_some() {
@@ -125,7 +137,8 @@ impl Weight<'_> {
     /// The scales, by the first of their names that is there.
     fn scales(&self, blocks: &[Dim]) -> Result<String> {
         let (suffixes, of) = self.way.layout.scales;
-        let there = suffixes.iter().find(|suffix| self.tensors.checkpoint().get(&named(self.name, suffix)).is_some());
+        let there =
+            suffixes.iter().find(|suffix| self.tensors.checkpoint().get(&named(self.name, suffix)).is_some());
         let suffix = there.or(suffixes.first()).copied().unwrap_or_default();
         let dtypes: Vec<&str> = of.iter().map(|of| of.dtype).collect();
         Ok(self.further("scales", suffix, true, &self.led(blocks), &dtypes)?.unwrap_or_default())
@@ -138,7 +151,9 @@ impl Weight<'_> {
         let file = checkpoint.file_of(&tensor);
         if let Some((channel, group)) = groups.iter().enumerate().find(|(_, group)| **group >= count) {
             return Err(Error::input(format!("tensor `{tensor}` in `{file}` is damaged"))
-                .because(format!("it gives input channel {channel} group {group}, and there are {count} groups"))
+                .because(format!(
+                    "it gives input channel {channel} group {group}, and there are {count} groups"
+                ))
                 .hint("download the checkpoint again"));
         }
         let size = channels / count.max(1);
@@ -148,6 +163,8 @@ impl Weight<'_> {
         if self.leads.is_empty() {
             return Ok(Some(tensor));
         }
-        Err(Error::limit(format!("tensor `{tensor}` in `{file}` orders the channels of several matrices, which is not supported")))
+        Err(Error::limit(format!(
+            "tensor `{tensor}` in `{file}` orders the channels of several matrices, which is not supported"
+        )))
     }
 }

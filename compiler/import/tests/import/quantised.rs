@@ -1,6 +1,8 @@
 //! Checkpoints that the tools of each layout wrote (`golden/quantised/make.py`): read to the bit, and refused where they are damaged.
 
-use super::support::{Folder, Tensor, distance, golden, load, logits, numbers, packed as held, refusal, shapes, spec};
+use super::support::{
+    Folder, Tensor, distance, golden, load, logits, numbers, packed as held, refusal, shapes, spec,
+};
 use moec_import::lower::lower;
 use moec_import::tensors::{Dim, Tensors};
 use moec_import::{Checkpoint, ImportOptions};
@@ -91,8 +93,17 @@ fn every_layout_means_what_its_tool_says() {
         let other = plain.write();
         assert_eq!(distance(&logits(dir.path(), &ids, 10), &logits(other.path(), &ids, 10)), 0.0, "{layout}");
         let (quantised, plain) = (spec(dir.path()), spec(other.path()));
-        assert_eq!((quantised.params, quantised.active_params), (plain.params, plain.active_params), "{layout}");
-        assert_eq!(quantised.warnings.len(), usize::from(folder.tensors.keys().any(|n| n.ends_with("input_scale"))), "{layout}: {:?}", quantised.warnings);
+        assert_eq!(
+            (quantised.params, quantised.active_params),
+            (plain.params, plain.active_params),
+            "{layout}"
+        );
+        assert_eq!(
+            quantised.warnings.len(),
+            usize::from(folder.tensors.keys().any(|n| n.ends_with("input_scale"))),
+            "{layout}: {:?}",
+            quantised.warnings
+        );
     }
 }
 
@@ -105,11 +116,20 @@ fn whole_codes_are_taken_over() {
         let dir = folder.write();
         let (checkpoint, spec) = moec_import::open(dir.path(), &ImportOptions::default()).unwrap();
         let module = lower(&spec, &shapes(64, 10)).unwrap();
-        let experts: Vec<_> = module.weights.iter().filter(|w| w.name.starts_with("layers.1.moe.") && w.shape.len() == 3).collect();
+        let experts: Vec<_> = module
+            .weights
+            .iter()
+            .filter(|w| w.name.starts_with("layers.1.moe.") && w.shape.len() == 3)
+            .collect();
         assert_eq!(experts.len(), 2, "{layout}");
         for weight in experts {
             assert!(weight.expr.leaves().all(|leaf| checkpoint.format(leaf) == Some(format)), "{layout}");
-            assert_eq!(held(weight, format, &checkpoint), numbers(weight, &checkpoint), "{layout} {}", weight.name);
+            assert_eq!(
+                held(weight, format, &checkpoint),
+                numbers(weight, &checkpoint),
+                "{layout} {}",
+                weight.name
+            );
         }
     }
 }
@@ -121,9 +141,11 @@ fn fused_experts_have_scales_of_their_own() {
         let [mut folder, _] = quantised(layout);
         let separate = logits(folder.write().path(), &ids, 10);
         let at = "model.layers.1.mlp.experts";
-        for (fused, parts) in [("gate_up_proj", &["gate_proj", "up_proj"][..]), ("down_proj", &["down_proj"])] {
+        for (fused, parts) in [("gate_up_proj", &["gate_proj", "up_proj"][..]), ("down_proj", &["down_proj"])]
+        {
             for suffix in ["", "_scale"] {
-                let names = (0..8).flat_map(|e| parts.iter().map(move |p| format!("{at}.{e}.{p}.weight{suffix}")));
+                let names =
+                    (0..8).flat_map(|e| parts.iter().map(move |p| format!("{at}.{e}.{p}.weight{suffix}")));
                 let all: Vec<Tensor> = names.map(|name| folder.take(&name)).collect();
                 let [rows, cols] = all[0].shape[..] else { panic!("{:?}", all[0].shape) };
                 let data = all.iter().flat_map(|t| t.data.clone()).collect();
@@ -147,7 +169,8 @@ fn refused(layout: &str, change: impl FnOnce(&mut Folder)) -> String {
 #[test]
 fn damaged_checkpoints_are_refused_by_name() {
     let at = "model.layers.1.self_attn.q_proj";
-    let without = |layout, suffix: &str| refused(layout, |folder| drop(folder.take(&format!("{at}.{suffix}"))));
+    let without =
+        |layout, suffix: &str| refused(layout, |folder| drop(folder.take(&format!("{at}.{suffix}"))));
     let shaped = |layout, suffix: &str, shape: &[usize]| {
         refused(layout, |folder| {
             let t = folder.tensors.get_mut(&format!("{at}.{suffix}")).unwrap();

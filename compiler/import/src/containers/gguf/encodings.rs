@@ -13,15 +13,7 @@ const fn blocks(
     bytes: usize,
     decode: crate::encodings::Decode,
 ) -> Encoding {
-    Encoding {
-        title: name,
-        dtype: name,
-        block,
-        bytes,
-        decode,
-        same: None,
-        ..plain::F32
-    }
+    Encoding { title: name, dtype: name, block, bytes, decode, same: None, ..plain::F32 }
 }
 
 const Q4_0: Encoding = Encoding {
