@@ -4,6 +4,8 @@ use moec_config::Facts;
 use moec_import::ModelSpec;
 use moec_import::spec::{LayerSpec, Norm};
 use moec_ir::{Format, Leaf, WeightClass, WeightExpr};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashSet};
 
 /// Parameters by class, while they are counted.
 struct Count<'a> {
@@ -32,12 +34,30 @@ impl Count<'_> {
             }
         }
     }
+}
 
-    fn layer(&mut self, l: &LayerSpec) {
+/// Every weight of a model.
+fn weights(spec: &ModelSpec) -> impl Iterator<Item = (WeightClass, &WeightExpr)> {
+    let layers = spec.layers.iter().flat_map(|l| {
         let norms = l.blocks.iter().flat_map(|b| b.norm.iter().chain(&b.post_norm));
         let exact = norms.flat_map(Norm::weights).chain(&l.scale).map(|w| (WeightClass::Exact, w));
-        exact.chain(l.mixers().flat_map(|m| m.of().weights())).for_each(|(class, w)| self.add(class, w));
+        exact.chain(l.mixers().flat_map(|m| m.of().weights()))
+    });
+    let exact = spec.final_norm.weights().into_iter().chain(&spec.head_bias).map(|w| (WeightClass::Exact, w));
+    let tables = spec.head.iter().chain([&spec.embed]).map(|w| (WeightClass::Embeddings, w));
+    layers.chain(exact).chain(tables)
+}
+
+/// How a checkpoint stores its numbers, by what `describe` says of a leaf: each way with its numbers, most of them first.
+pub fn stored_as(spec: &ModelSpec, describe: &dyn Fn(&Leaf) -> String) -> Vec<(String, u64)> {
+    let mut seen = HashSet::new();
+    let mut ways: BTreeMap<String, u64> = BTreeMap::new();
+    for leaf in weights(spec).flat_map(|(_, w)| w.leaves()).filter(|leaf| seen.insert(&leaf.tensor)) {
+        *ways.entry(describe(leaf)).or_default() += leaf.shape.iter().map(|&d| d as u64).product::<u64>();
     }
+    let mut ways: Vec<_> = ways.into_iter().collect();
+    ways.sort_by_key(|(_, numbers)| Reverse(*numbers));
+    ways
 }
 
 /// Numbers of the checkpoint that a weight is made of: those that it repeats count once, factors of it count, too.
@@ -56,10 +76,7 @@ fn parameters(w: &WeightExpr) -> u64 {
 /// The figures of a model. `format` says which format holds the numbers of a leaf as the checkpoint stores them, if there is one.
 pub fn of(spec: &ModelSpec, format: &dyn Fn(&Leaf) -> Option<Format>) -> Facts {
     let mut c = Count { classes: Default::default(), format };
-    spec.layers.iter().for_each(|l| c.layer(l));
-    let exact = spec.final_norm.weights().chain(&spec.head_bias);
-    exact.for_each(|w| c.add(WeightClass::Exact, w));
-    spec.head.iter().chain([&spec.embed]).for_each(|w| c.add(WeightClass::Embeddings, w));
+    weights(spec).for_each(|(class, w)| c.add(class, w));
     let kept = || spec.layers.iter().flat_map(LayerSpec::mixers).map(|m| m.of().kept());
     let moe = || spec.layers.iter().filter_map(LayerSpec::moe);
     let by_class = || WeightClass::ALL.into_iter().zip(&c.classes);

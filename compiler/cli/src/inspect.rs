@@ -57,8 +57,13 @@ pub fn run(args: &Args) -> Result<()> {
     } else if containers::find(path).is_some() {
         let (checkpoint, spec) = moec_import::open(path, &ImportOptions::default())?;
         let facts = facts::of(&spec, &|leaf| checkpoint.format(leaf));
-        let value = json!({"kind": "checkpoint", "model": model(&spec, &facts)});
-        print(args, &value, model_rows(path, &spec, &facts))
+        let stored = facts::stored_as(&spec, &|leaf| checkpoint.stored_as(leaf));
+        let value =
+            json!({"kind": "checkpoint", "model": model(&spec, &facts), "stored_as": numbers_as(&stored)});
+        let mut rows = model_rows(path, &spec, &facts);
+        let stored: Vec<_> = stored.iter().map(|(way, n)| format!("{way} {}", human::count(*n))).collect();
+        rows.insert(4, vec!["numbers".to_owned(), stored.join("; ")]);
+        print(args, &value, rows)
     } else if trace::is_one(path) {
         match args.cache.as_slice() {
             [] => trace::inspect(path, &args.profile, args.json),
@@ -173,6 +178,11 @@ fn config(args: &Args, config: &Config) -> Result<()> {
 
 fn print(args: &Args, value: &Value, rows: Vec<Vec<String>>) -> Result<()> {
     if args.json { output::json(value) } else { output::data(&output::table(&rows)) }
+}
+
+/// How many numbers are stored in which way.
+fn numbers_as(stored: &[(String, u64)]) -> Value {
+    Value::Object(stored.iter().map(|(way, n)| (way.clone(), json!(n))).collect())
 }
 
 /// A model as JSON.

@@ -8,8 +8,8 @@ use moec_ir::plan::*;
 use moec_ir::scope::AnyLayer;
 use moec_ir::text::{parse_expr, parse_module, parse_placement, parse_plan};
 use moec_ir::{
-    Activation, DType, EntryKind, Format, Glu, Graph, Module, Node, Op, Operand, Predictor, RopeStyle,
-    RouterDesc, Scope, StateDecl, StateId, StateKind, Type, ValueId, Weight, WeightClass, WeightId,
+    Activation, Coded, DType, Encoding, EntryKind, Format, Glu, Graph, Leaf, Module, Node, Op, Operand, Predictor, RopeStyle,
+    RouterDesc, Scope, StateDecl, StateId, StateKind, Type, ValueId, Weight, WeightClass, WeightExpr, WeightId,
 };
 use proptest::prelude::*;
 
@@ -249,6 +249,17 @@ fn state_kind() -> impl Strategy<Value = StateKind> {
     ]
 }
 
+/// A plain leaf, or codes with some of what they may have.
+fn encoded_leaf() -> impl Strategy<Value = WeightExpr> {
+    let further = || prop::option::of(text());
+    let rest = (text(), any::<u32>(), [small(), small()], text(), [further(), further(), further()]);
+    let coded = rest.prop_map(|(layout, bits, block, scales, [zeros, factor, groups])| {
+        Encoding::Coded(Box::new(Coded { layout, bits, block, scales, zeros, factor, groups }))
+    });
+    (text(), prop_oneof![Just(Encoding::Plain), coded])
+        .prop_map(|(tensor, encoding)| WeightExpr::Leaf(Leaf { tensor, shape: vec![2, 3], encoding }))
+}
+
 fn module() -> impl Strategy<Value = Module> {
     let names = |n| prop::collection::hash_set(text(), n);
     let class = prop::sample::select(WeightClass::ALL.to_vec());
@@ -256,7 +267,7 @@ fn module() -> impl Strategy<Value = Module> {
     let weights = names(1..4).prop_flat_map(move |names| {
         let n = names.len();
         let rest = prop::collection::vec(
-            (class.clone(), format.clone(), prop::collection::vec(small(), 0..4), text()),
+            (class.clone(), format.clone(), prop::collection::vec(small(), 0..4), encoded_leaf()),
             n,
         );
         (Just(names), rest)
@@ -266,12 +277,12 @@ fn module() -> impl Strategy<Value = Module> {
         let weights: Vec<Weight> = names
             .into_iter()
             .zip(rest)
-            .map(|(name, (class, format, shape, tensor))| Weight {
+            .map(|(name, (class, format, shape, expr))| Weight {
                 name,
                 shape,
                 class,
                 format,
-                expr: leaf(&tensor, &[2, 3]),
+                expr,
             })
             .collect();
         let states: Vec<StateDecl> =
