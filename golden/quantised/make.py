@@ -173,13 +173,18 @@ def awq(size):
                   "modules_to_not_convert": ["gate"]}
 
 
-def gptq(bits, size, v2=False, act_order=False):
+def gptq(bits, group_size, v2=False, act_order=False, sym=False):
     def pack(w):
+        size = group_size if group_size > 0 else w.shape[1]
         group = torch.arange(w.shape[1]) // size
         if act_order:
             group = group[torch.randperm(w.shape[1], generator=torch.Generator().manual_seed(len(w)))]
         scale, zero = affine(w[:, group.argsort(stable=True)], size, bits)
-        if not v2:
+        if sym:
+            low, high = blocks(w, 1, size)
+            scale = (torch.maximum(-low, high).T / (2 ** (bits - 1) - 1)).half()
+            zero = torch.full_like(zero, 2 ** (bits - 1))
+        elif not v2:
             zero = zero.clamp(min=1)  # `gptq` stores them less 1, and cannot store 0.
         codes = quantise(w, scale, zero, group, bits)
         back = ((codes - zero[group]).float() * scale.float()[group]).T
@@ -187,7 +192,7 @@ def gptq(bits, size, v2=False, act_order=False):
         return {".qweight": words(codes, bits, 0), ".qzeros": words(stored, bits, 1), ".scales": scale,
                 ".g_idx": group.int()}, back
 
-    return pack, {"quant_method": "gptq", "bits": bits, "group_size": size, "desc_act": act_order, "sym": False,
+    return pack, {"quant_method": "gptq", "bits": bits, "group_size": group_size, "desc_act": act_order, "sym": sym,
                   "checkpoint_format": "gptq_v2" if v2 else "gptq"}
 
 
@@ -207,6 +212,7 @@ LAYOUTS = {
     "nvfp4_modelopt": nvfp4_modelopt(),
     "awq": awq(16),
     "gptq": gptq(4, 16),
+    "gptq_sym": gptq(4, -1, sym=True),
     "gptq_act_order": gptq(8, 16, act_order=True),
     "gptq_v2": gptq(2, 16, v2=True),
 }

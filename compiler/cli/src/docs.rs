@@ -201,8 +201,35 @@ fn models() -> String {
             f.examples.join(", ")
         );
     }
-    out + RELU
+    out + QUANTISED + RELU
 }
+
+/// The layouts of quantised checkpoints.
+const QUANTISED: &str = "
+## Quantised checkpoints
+
+Besides f32, bf16 and f16, safetensors checkpoints of every family are read in the layouts below, as `quantization_config` in `config.json`
+says. Which matrices are quantised is seen by their tensors, one by one and experts fused into one tensor alike, so that lists of
+modules (`ignore`, `modules_to_not_convert`, `targets`) may say anything. `moec inspect` lists what a checkpoint stores how.
+
+| `quant_method` | what | tensors of a matrix |
+|---|---|---|
+| `fp8`, `fbgemm_fp8` | E4M3 with a scale for a block of any size (`weight_block_size`), an output channel, or the tensor | `weight`, `weight_scale_inv` or `weight_scale` |
+| `mxfp4` | MXFP4 of gpt-oss | `…_blocks`, `…_scales` |
+| `compressed-tensors` | `pack-quantized` of 2, 4 and 8 bits, with zero points and `actorder` | `weight_packed`, `weight_scale`, `weight_zero_point`, `weight_g_idx` |
+| | `int-quantized`, `float-quantized` (E4M3), `naive-quantized` | `weight`, `weight_scale`, `weight_zero_point` |
+| | `nvfp4-pack-quantized`, `mxfp4-pack-quantized` | `weight_packed`, `weight_scale`, `weight_global_scale` |
+| `modelopt` | `FP8`, `FP8_PER_CHANNEL_PER_TOKEN`, `FP8_PB_WO`, `NVFP4` | `weight`, `weight_scale`, `weight_scale_2` |
+| `awq` | 4 bits, `version` `gemm` | `qweight`, `qzeros`, `scales` |
+| `gptq` | 2, 4 and 8 bits, `checkpoint_format` `gptq` and `gptq_v2`, `desc_act` | `qweight`, `qzeros`, `scales`, `g_idx` |
+
+Numbers are those that the tool of the layout gives when it dequantises to f32, equal to the bit (`golden/quantised`); tools that
+compute in 16 bits round each product once more. Weights alone are quantised here: scales of activations and caches are not used, and a
+build says so. INT4 and INT8 of compressed-tensors without zero points, in groups of 32 input channels or a multiple, are stored as `q4h` and
+`q8h` without rounding where their scales are numbers of f16; so are AWQ and GPTQ where all codes less their zero points are in −8 … 7 or
+−128 … 127. MXFP4 is `mxfp4`. Everything else is decoded, and rounded to the format that is asked for. Other methods, sparsity
+(`sparsity_config`), rotations (`transform_config`), bits that differ by module (`dynamic`) and other versions are refused by name.
+";
 
 /// What is peculiar to families with ReLU.
 const RELU: &str = "

@@ -8,8 +8,9 @@ use moec_ir::plan::*;
 use moec_ir::scope::AnyLayer;
 use moec_ir::text::{parse_expr, parse_module, parse_placement, parse_plan};
 use moec_ir::{
-    Activation, Coded, DType, Encoding, EntryKind, Format, Glu, Graph, Leaf, Module, Node, Op, Operand, Predictor, RopeStyle,
-    RouterDesc, Scope, StateDecl, StateId, StateKind, Type, ValueId, Weight, WeightClass, WeightExpr, WeightId,
+    Activation, Coded, DType, Encoding, EntryKind, Format, Glu, Graph, Leaf, Module, Node, Op, Operand,
+    Predictor, RopeStyle, RouterDesc, Scope, StateDecl, StateId, StateKind, Type, ValueId, Weight,
+    WeightClass, WeightExpr, WeightId,
 };
 use proptest::prelude::*;
 
@@ -277,13 +278,7 @@ fn module() -> impl Strategy<Value = Module> {
         let weights: Vec<Weight> = names
             .into_iter()
             .zip(rest)
-            .map(|(name, (class, format, shape, expr))| Weight {
-                name,
-                shape,
-                class,
-                format,
-                expr,
-            })
+            .map(|(name, (class, format, shape, expr))| Weight { name, shape, class, format, expr })
             .collect();
         let states: Vec<StateDecl> =
             states.into_iter().zip(types).map(|(name, (ty, kind))| StateDecl { name, ty, kind }).collect();

@@ -1,4 +1,5 @@
 //! What `quantization_config` says: in which layouts weights may be.
+#![expect(clippy::cast_possible_truncation, reason = "whole numbers of a config")]
 
 use super::{
     AWQ, FP8, GPTQ, GPTQ_V2, INT8, Layout, MXFP4, MXFP4_PACKED, NVFP4, NVFP4_MODELOPT, PACKED, title,
@@ -34,8 +35,11 @@ impl Way {
 
 /// Key of the section.
 const SECTION: &str = "quantization_config";
-/// Values of `quant_method` that are read, each with what reads the rest of the section.
-const METHODS: [(&str, fn(&Config) -> Result<Vec<Way>>); 7] = [
+/// Reads the rest of the section.
+type Read = fn(&Config) -> Result<Vec<Way>>;
+
+/// Values of `quant_method` that are read.
+const METHODS: [(&str, Read); 7] = [
     ("fp8", fp8),
     ("fbgemm_fp8", |_| Ok(vec![Way::of(&FP8, 8, [Some(1), None])])),
     ("mxfp4", |_| Ok(vec![Way::of(&MXFP4, 4, [Some(1), Some(32)])])),

@@ -1,4 +1,5 @@
 //! Decodes rectangles of quantised weights.
+#![expect(clippy::cast_possible_truncation, reason = "codes are bytes, and their places those of 32 bits")]
 
 use super::{Layout, Packing, of};
 use crate::checkpoint::Checkpoint;

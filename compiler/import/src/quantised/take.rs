@@ -43,10 +43,8 @@ impl Tensors<'_> {
                 )));
         }
         // From here on rows and columns are those of the tensors.
-        let (matrix, block) = match layout.transposed {
-            true => ([*input, *out], [block[1], block[0]]),
-            false => ([*out, *input], block),
-        };
+        let (matrix, block) =
+            if layout.transposed { ([*input, *out], [block[1], block[0]]) } else { ([*out, *input], block) };
         let blocks = [matrix[0].blocks(block[0]), matrix[1].blocks(block[1])];
         let weight = Weight { tensors: self, way, name, codes: &codes, leads };
         let words = layout.codes.words_of(bits, matrix.map(Clone::clone));

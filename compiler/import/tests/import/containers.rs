@@ -4,7 +4,7 @@ use super::support::{self, Folder, distance, expected, golden, logits_of};
 use indexmap::IndexMap;
 use moec_import::checkpoint::{File, Tensor};
 use moec_import::containers::Container;
-use moec_import::encodings::{ENCODINGS, Encoding, plain};
+use moec_import::encodings::{ENCODINGS, Encoding};
 use moec_import::{Checkpoint, Config, ImportOptions};
 use moec_ir::{Encoding as Stored, Leaf, Source};
 use serde_json::{Value, json};
@@ -24,7 +24,6 @@ const Q8: Encoding = Encoding {
             *x = f32::from_le_bytes(*factor) * f32::from(codes[col % 32].cast_signed());
         }
     },
-    ..plain::F32
 };
 
 /// What is read of this container: everything, and one more.

@@ -13,26 +13,26 @@ const fn blocks(
     bytes: usize,
     decode: crate::encodings::Decode,
 ) -> Encoding {
-    Encoding { title: name, dtype: name, block, bytes, decode, same: None, ..plain::F32 }
+    Encoding { title: name, dtype: name, block, bytes, decode, same: None }
 }
 
 const Q4_0: Encoding = Encoding {
     same: Some(Same { format: Format::Q4h, taken: Taken::Coded(take_q4_0) }),
-    ..blocks("Q4_0", 32, 18, |s, from, out| quants::q4_0(s, from, out))
+    ..blocks("Q4_0", 32, 18, quants::q4_0)
 };
-const Q4_1: Encoding = blocks("Q4_1", 32, 20, |s, from, out| quants::q4_1(s, from, out));
-const Q5_0: Encoding = blocks("Q5_0", 32, 22, |s, from, out| quants::q5_0(s, from, out));
-const Q5_1: Encoding = blocks("Q5_1", 32, 24, |s, from, out| quants::q5_1(s, from, out));
+const Q4_1: Encoding = blocks("Q4_1", 32, 20, quants::q4_1);
+const Q5_0: Encoding = blocks("Q5_0", 32, 22, quants::q5_0);
+const Q5_1: Encoding = blocks("Q5_1", 32, 24, quants::q5_1);
 const Q8_0: Encoding = Encoding {
     same: Some(Same { format: Format::Q8h, taken: Taken::Coded(take_q8_0) }),
-    ..blocks("Q8_0", 32, 34, |s, from, out| quants::q8_0(s, from, out))
+    ..blocks("Q8_0", 32, 34, quants::q8_0)
 };
-const Q4_K: Encoding = blocks("Q4_K", 256, 144, |s, from, out| quants::q4_k(s, from, out));
-const Q5_K: Encoding = blocks("Q5_K", 256, 176, |s, from, out| quants::q5_k(s, from, out));
-const Q6_K: Encoding = blocks("Q6_K", 256, 210, |s, from, out| quants::q6_k(s, from, out));
+const Q4_K: Encoding = blocks("Q4_K", 256, 144, quants::q4_k);
+const Q5_K: Encoding = blocks("Q5_K", 256, 176, quants::q5_k);
+const Q6_K: Encoding = blocks("Q6_K", 256, 210, quants::q6_k);
 const MXFP4: Encoding = Encoding {
     same: Some(Same { format: Format::Mxfp4, taken: Taken::Coded(take_mxfp4) }),
-    ..blocks("MXFP4", 32, 17, |s, from, out| quants::mxfp4(s, from, out))
+    ..blocks("MXFP4", 32, 17, quants::mxfp4)
 };
 
 /// A block at its place in a row, whose scale is an f16.
