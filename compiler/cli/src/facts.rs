@@ -43,7 +43,7 @@ fn weights(spec: &ModelSpec) -> impl Iterator<Item = (WeightClass, &WeightExpr)>
         let exact = norms.flat_map(Norm::weights).chain(&l.scale).map(|w| (WeightClass::Exact, w));
         exact.chain(l.mixers().flat_map(|m| m.of().weights()))
     });
-    let exact = spec.final_norm.weights().into_iter().chain(&spec.head_bias).map(|w| (WeightClass::Exact, w));
+    let exact = spec.final_norm.weights().chain(&spec.head_bias).map(|w| (WeightClass::Exact, w));
     let tables = spec.head.iter().chain([&spec.embed]).map(|w| (WeightClass::Embeddings, w));
     layers.chain(exact).chain(tables)
 }

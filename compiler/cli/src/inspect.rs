@@ -62,7 +62,7 @@ pub fn run(args: &Args) -> Result<()> {
             json!({"kind": "checkpoint", "model": model(&spec, &facts), "stored_as": numbers_as(&stored)});
         let mut rows = model_rows(path, &spec, &facts);
         let stored: Vec<_> = stored.iter().map(|(way, n)| format!("{way} {}", human::count(*n))).collect();
-        rows.insert(4, vec!["numbers".to_owned(), stored.join("; ")]);
+        rows.insert(5, vec!["numbers".to_owned(), stored.join("; ")]);
         print(args, &value, rows)
     } else if trace::is_one(path) {
         match args.cache.as_slice() {

@@ -105,7 +105,9 @@ impl<'a> Decoder<'a> {
         let words = |tensor: &str, packing: &'static Packing, shape| {
             let [high, wide] = packing.words(bits, shape);
             let (stored, bytes) = sized(tensor, [high, wide], packing.word())?;
-            if stored.dtype != packing.dtype {
+            // An order is one of so many places.
+            let placed = packing.order.is_empty() || packing.order.len() == packing.codes(bits);
+            if stored.dtype != packing.dtype || !placed {
                 return Err(wrong(tensor));
             }
             Ok(Words { bytes, packing, bits, high, wide })

@@ -6,7 +6,7 @@ use super::support::{
 use moec_import::lower::lower;
 use moec_import::tensors::{Dim, Tensors};
 use moec_import::{Checkpoint, ImportOptions};
-use moec_ir::{Format, WeightExpr};
+use moec_ir::{Coded, Encoding, Format, Leaf, Source, WeightExpr};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
@@ -256,5 +256,39 @@ proptest! {
                 take(&checkpoint, name, shape).read(0, 0..shape[0], 0..shape[1], &checkpoint, &mut out).unwrap();
             }
         }
+    }
+
+    #[test]
+    fn leaves_that_do_not_fit_their_tensors_never_panic(
+        file in prop::sample::select(LAYOUTS.to_vec()),
+        layout in prop::sample::select(moec_import::quantised::LAYOUTS.to_vec()),
+        bits in prop::sample::select(vec![0_u32, 1, 2, 3, 4, 8, 33]),
+        sizes in prop::collection::vec(prop::sample::select(vec![0_usize, 1, 2, 16, 48, 64, 128, usize::MAX]), 4),
+        parts in prop::collection::vec(any::<prop::sample::Index>(), 5),
+        there in [any::<bool>(), any::<bool>(), any::<bool>()],
+    ) {
+        let tensors = load(&golden("quantised").join(format!("{file}.safetensors")));
+        let names: Vec<String> = tensors.keys().cloned().collect();
+        let dir = Folder { config: json!({}), tensors }.write();
+        let checkpoint = Checkpoint::open(dir.path(), &ImportOptions { allow_nonfinite: true }).unwrap();
+        let part = |i: usize| parts[i].get(&names).clone();
+        let coded = Coded {
+            layout: layout.name.to_owned(),
+            bits,
+            block: [sizes[0], sizes[1]],
+            scales: part(1),
+            zeros: there[0].then(|| part(2)),
+            factor: there[1].then(|| part(3)),
+            groups: there[2].then(|| part(4)),
+        };
+        let [rows, cols] = [sizes[2], sizes[3]];
+        let encoding = Encoding::Coded(Box::new(coded));
+        let leaf = Leaf { tensor: part(0), shape: vec![rows, cols], encoding };
+        let (r, c) = (rows.saturating_sub(3)..rows, cols.saturating_sub(5)..cols);
+        let mut out = vec![0.0; r.len() * c.len()];
+        let _ = checkpoint.read(&leaf, 0, r.clone(), c.clone(), &mut out);
+        let mut out = vec![0; r.len() * c.len() * 3];
+        let _ = checkpoint.stored(&leaf, Format::Q4h, 0, r.clone(), c.clone(), &mut out);
+        checkpoint.expect(&leaf, 0, r, c);
     }
 }
