@@ -38,6 +38,7 @@ mod paging;
 mod passes;
 mod placement;
 mod predictors;
+mod prefixes;
 mod qnn;
 mod replace;
 mod report;

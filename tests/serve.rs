@@ -280,6 +280,7 @@ fn requests_are_logged_where_that_is_wanted() {
         "method=POST",
         "path=\"/v1/completions\"",
         "status=200",
+        "cached_tokens=0",
         "completion_tokens=5",
         "first_token_ms=",
         "total_ms=",

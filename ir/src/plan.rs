@@ -14,6 +14,7 @@ pub use crate::paging::{PagedLayer, Paging};
 pub use crate::placement::{Expected, ExpertGroup, ExpertRow, ExpertTable, OpPlace, Overflow, Placement};
 pub use crate::results::Results;
 pub use crate::schedule::{ExpertTimes, Hybrid, Refine, Schedule, ScheduledLayer, StreamSet};
+use crate::state;
 pub use crate::state::{CacheOrder, StateBuf, StateKind};
 use crate::types::{DType, Format, GROUP};
 use bincode::{Decode, Encode};
@@ -716,6 +717,28 @@ impl Plan {
     /// Number format of the KV cache; `None` where nothing is stored by position. All caches of a plan are stored alike.
     pub fn cache_format(&self) -> Option<Format> {
         self.states.iter().find(|s| !s.kind.needs_snapshots()).map(|s| s.format)
+    }
+
+    /// Snapshots of its states that each slot has room for: those of the state with the least; 0 where none needs any.
+    pub fn snapshots_of_slot(&self) -> u32 {
+        self.states.iter().filter(|s| s.kind.needs_snapshots()).map(|s| s.snapshots).min().unwrap_or(0)
+    }
+
+    /// Tokens from one snapshot to the next that a sequence has however full all slots are: whole chunks of prompts, the fewest at which
+    /// those of full slots leave room for [`state::FREE_SNAPSHOTS`] more. `None` where there is no room for any.
+    pub fn snapshot_distance(&self) -> Option<u32> {
+        let fixed = self.snapshots_of_slot().checked_sub(state::FREE_SNAPSHOTS).filter(|&n| n > 0)?;
+        let prefill = self.entries.iter().filter(|e| e.kind.is_prefill()).map(|e| e.kind.rows());
+        let chunk = u32::try_from(prefill.max().unwrap_or(1).max(1)).ok()?;
+        self.model.max_context.div_ceil(fixed).checked_next_multiple_of(chunk)
+    }
+
+    /// Bytes of all snapshots, and of one.
+    pub fn snapshot_bytes(&self) -> (u64, u64) {
+        let folded = || self.states.iter().filter(|s| s.kind.needs_snapshots());
+        let all = folded().map(|s| s.bytes().saturating_sub(s.live_bytes().unwrap_or(0)));
+        let one = folded().map(|s| s.slot_bytes().unwrap_or(0));
+        (all.fold(0, u64::saturating_add), one.fold(0, u64::saturating_add))
     }
 
     /// Bytes of all states, snapshots included.

@@ -88,6 +88,17 @@ pub enum CacheOrder {
     },
 }
 
+/// Snapshots of a slot that are not at fixed positions: where prompts end and part, and before tokens that may be taken back.
+pub const FREE_SNAPSHOTS: u32 = 2;
+
+/// Snapshots that a plan gives each slot room for: fixed ones, whole chunks apart, and [`FREE_SNAPSHOTS`]. The fixed ones take no more
+/// memory than the slot, but are two at least. `folded` and `slot` are bytes of a slot: of the states that need snapshots, and of all.
+pub fn snapshots(folded: u64, slot: u64, context: u32, chunk: u32) -> u32 {
+    let Some(fit) = slot.checked_div(folded) else { return 0 };
+    let fixed = u32::try_from(fit.max(2)).unwrap_or(u32::MAX).min(context.div_ceil(chunk.max(1)));
+    fixed.saturating_add(FREE_SNAPSHOTS).min(context)
+}
+
 /// A state. Its memory begins as zeros: `[slots, heads, rows, dim]` as kernels see it, the rows of a cache or ring being
 /// positions; then as much again for each snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
@@ -104,8 +115,8 @@ pub struct StateBuf {
     pub order: CacheOrder,
     /// What it keeps of a sequence.
     pub kind: StateKind,
-    /// Snapshots that each slot has room for: how many earlier positions a sequence can go back to. Caches and rings
-    /// need none, and have none.
+    /// Snapshots that each slot has room for. All slots share the room of all: how many earlier positions their sequences can go back
+    /// to. Caches and rings need none, and have none.
     pub snapshots: u32,
 }
 

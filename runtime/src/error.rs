@@ -411,7 +411,7 @@ pub enum Cannot {
         pos: usize,
         /// Positions of the snapshots of the slot, ascending.
         snapshots: Vec<usize>,
-        /// Snapshots that the plan gives a slot room for.
+        /// Snapshots that the plan gives each slot room for.
         room: u32,
     },
     /// Go back further than what a ring has overwritten.
@@ -609,8 +609,7 @@ impl Error {
                 ));
             }
             Self::State { cannot: Cannot::Snapshot | Cannot::Rewind { room: 0, .. }, .. } => {
-                "give the sequence again from its beginning, or build with room: `big_little = true` under `[decode]` in \
-                 `model.toml` has it"
+                "give the sequence again from its beginning, or build again: this version of moec gives states room for snapshots"
             }
             Self::State { cannot: Cannot::Rewind { .. } | Cannot::Torn { .. }, .. } => {
                 "give the sequence again from its beginning, or go back to a snapshot"

@@ -74,7 +74,7 @@ fn a_fork_goes_its_own_way() {
     with_engine(&ENTRIES, 2, |engine| {
         engine.prefill(1, 0, &[3, 1, 4, 1, 5], Want::None, &mut |_, _| Ok(())).unwrap();
         engine.prefill(2, 0, &[9; 20], Want::None, &mut |_, _| Ok(())).unwrap();
-        engine.fork(1, 2).unwrap();
+        engine.fork(1, 2, 5).unwrap();
         assert_eq!((engine.len(1), engine.len(2)), (5, 5));
         let sink = &mut |i: usize, logits: &[f32]| {
             let next: u32 = [92, 65][i];
@@ -83,17 +83,17 @@ fn a_fork_goes_its_own_way() {
         };
         engine.decode(&[(1, 5, 92), (2, 5, 65)], sink).unwrap();
         // Onto itself, and of nothing.
-        engine.fork(2, 2).unwrap();
+        engine.fork(2, 2, 5).unwrap();
         engine
             .decode(&[(2, 5, 65)], &mut |_, l| {
                 assert_eq!(l, reference(&[3, 1, 4, 1, 5, 65]));
                 Ok(())
             })
             .unwrap();
-        engine.fork(0, 1).unwrap();
+        engine.fork(0, 1, 0).unwrap();
         assert_eq!(engine.len(1), 0);
         for (from, to) in [(0, 3), (3, 0)] {
-            assert!(matches!(engine.fork(from, to), Err(Error::BadSlot { slot: 3, slots: 3 })));
+            assert!(matches!(engine.fork(from, to, 0), Err(Error::BadSlot { slot: 3, slots: 3 })));
         }
     });
 }

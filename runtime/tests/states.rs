@@ -204,7 +204,7 @@ fn entry(kind: EntryKind, out_rows: u32, states: u32) -> Entry {
     Entry { kind, out_rows, buffers: buffers.to_vec(), logits: 5, places: vec![], steps: vec![advance, head] }
 }
 
-/// The toy, with room for so many snapshots of a slot.
+/// The toy, with room for so many snapshots for each slot.
 fn toy(snapshots: u32) -> Program {
     let states = vec![
         state("layers.0.s", [SLOTS, 1, R, C], StateKind::Recurrent, snapshots),
@@ -286,8 +286,7 @@ fn said(e: &Error) -> String {
 }
 
 const GO_BACK: &str = "give the sequence again from its beginning, or go back to a snapshot";
-const BUILD: &str = "give the sequence again from its beginning, or build with room: `big_little = true` under `[decode]` \
-                     in `model.toml` has it";
+const BUILD: &str = "give the sequence again from its beginning, or build again: this version of moec gives states room for snapshots";
 
 #[test]
 fn prompts_in_any_chunks_and_tokens_are_the_recurrence() {
@@ -375,10 +374,15 @@ fn snapshots_bring_a_sequence_back_exactly() {
 fn saved_states_of_every_kind_go_on() {
     let dir = common::bundle();
     let path = dir.path().join("saved");
-    for program in [toy(0), toy(2), ring()] {
+    for (program, snapshots) in [(toy(0), false), (toy(2), true), (ring(), false)] {
         let seq = sequence(33, 6);
         let mut engine = common::open(&program, dir.path(), 2);
-        fill(&mut engine, 1, 0, &seq[..30]).unwrap();
+        for end in [10, 20, 30] {
+            fill(&mut engine, 1, end - 10, &seq[end - 10..end]).unwrap();
+            if snapshots {
+                engine.snapshot(1).unwrap();
+            }
+        }
         save(&engine, 1, &seq[..30], &path).unwrap();
         let mut want = Vec::new();
         for (at, &id) in seq.iter().enumerate().skip(30) {
@@ -402,15 +406,71 @@ fn saved_states_of_every_kind_go_on() {
                 .unwrap();
         }
         assert!(got == want && got.len() == 3);
-        // What a ring has overwritten is not there in the file either; a recurrence goes back nowhere.
+        // What a ring has overwritten is not there in the file either; a recurrence goes back to its snapshots.
         assert!(matches!(engine.rewind(2, 3), Err(Error::State { .. })));
+        if snapshots {
+            assert_eq!([9, 15, 25].map(|most| engine.resumes(2, most)), [0, 10, 20]);
+            for to in [20, 10] {
+                engine.rewind(2, to).unwrap();
+                check_decode(&mut engine, 2, &seq[..=to]);
+            }
+        }
     }
+}
+
+/// A file that says of its snapshots what cannot be.
+#[test]
+fn saved_snapshots_are_checked() {
+    let (dir, program) = (common::bundle(), toy(2));
+    let path = dir.path().join("saved");
+    let mut engine = common::open(&program, dir.path(), 1);
+    fill(&mut engine, 0, 0, &sequence(4, 1)).unwrap();
+    engine.snapshot(0).unwrap();
+    fill(&mut engine, 0, 4, &sequence(4, 2)).unwrap();
+    save(&engine, 0, &sequence(8, 1), &path).unwrap();
+    let whole = std::fs::read(&path).unwrap();
+    for (at, to, why) in [
+        (60, 8, "number of snapshots"),
+        (60, 2, "ascending positions"),
+        (60, 0, "bytes in place of"),
+        (100, 0, "ascending positions"),
+        (100, 8, "ascending positions"),
+        (100, 5, "not what was saved"),
+    ] {
+        let mut changed = whole.clone();
+        changed[at] = to;
+        std::fs::write(&path, changed).unwrap();
+        let e = Saved::open(&path, &program).and_then(|s| s.restore(&mut engine, 1)).unwrap_err();
+        assert!(matches!(e, Error::Saved { .. }) && e.to_string().contains(why), "{e}, not {why}");
+        assert!(engine.is_empty(1) && engine.resumes(1, 9) == 0);
+    }
+}
+
+/// Guesses that do not count are taken back: the state goes to where they begin, and takes in again what counts.
+#[test]
+fn guesses_of_folded_states_leave_the_tokens_of_a_plain_run() {
+    with_toy(2, |engine| {
+        let (mut kept, mut guessed) = (0, 0);
+        for seed in 0..20 {
+            let prompt: Vec<u32> = [sequence(6, seed), sequence(6, seed)].concat();
+            let request = Request { slot: seed as u32 % 3, prompt: &prompt, n: 40, end: &[] };
+            let [plain, by_guesses] = [0, 1].map(|guesses| {
+                let mut sampler = Sampler::new(Sampling::default());
+                let by = (&mut Decoder::full(), &mut sampler);
+                let way = Way { guesses, ..Way::default() };
+                generate_by(engine, &request, way, by, &mut |_| Ok(())).unwrap()
+            });
+            assert_eq!(by_guesses.0.ids, plain.0.ids);
+            (kept, guessed) = (kept + by_guesses.1.kept, guessed + by_guesses.1.guessed);
+        }
+        assert!(0 < kept && kept < guessed, "{kept} of {guessed}");
+    });
 }
 
 #[test]
 fn what_cannot_be_taken_back_is_not_guessed() {
     let dir = common::bundle();
-    let program = toy(2);
+    let program = toy(0);
     let mut engine = common::open(&program, dir.path(), 1);
     let request = Request { slot: 0, prompt: &[1, 2, 1, 2], n: 3, end: &[] };
     let mut sampler = Sampler::new(Sampling::default());
@@ -424,20 +484,21 @@ fn what_cannot_be_taken_back_is_not_guessed() {
 }
 
 #[test]
-fn the_earliest_snapshot_goes_where_there_is_no_room() {
-    with_toy(2, |engine| {
+fn the_earliest_of_equal_snapshots_goes_where_there_is_no_room() {
+    // Room for three, whichever slots they are of.
+    with_toy(1, |engine| {
         let seq = sequence(12, 4);
-        for to in [2, 4, 6] {
+        for to in [2, 4, 6, 8] {
             fill(engine, 0, to - 2, &seq[to - 2..to]).unwrap();
             // The same position twice takes no room.
             assert_eq!((engine.snapshot(0).unwrap(), engine.snapshot(0).unwrap()), (to, to));
         }
-        check_decode(engine, 0, &seq[..7]);
+        check_decode(engine, 0, &seq[..9]);
         let e = engine.rewind(0, 2).unwrap_err();
-        let expected =
-            "state `layers.0.s` (recurrent) cannot rewind slot 0 from 7 tokens to 2: snapshots are at [4, 6]";
+        let expected = "state `layers.0.s` (recurrent) cannot rewind slot 0 from 9 tokens to 2: snapshots are at [4, 6, 8]";
         assert_eq!(e.to_string(), expected);
         for to in [6, 4] {
+            assert_eq!((engine.resumes(0, to + 1), engine.resumes(0, 3)), (to, 0));
             engine.rewind(0, to).unwrap();
             check_decode(engine, 0, &seq[..=to]);
         }
@@ -537,14 +598,31 @@ fn a_fork_goes_its_own_way() {
         fill(engine, 0, 0, &seq).unwrap();
         fill(engine, 1, 0, &sequence(8, 7)).unwrap();
         engine.snapshot(1).unwrap();
-        engine.fork(0, 1).unwrap();
-        engine.fork(0, 0).unwrap();
+        engine.fork(0, 1, 8).unwrap();
+        engine.fork(0, 0, 8).unwrap();
         let [a, b] = [5, 250].map(|id| [&seq[..], &[id]].concat());
         check_decode(engine, 0, &a);
         check_decode(engine, 1, &b);
         // The snapshot was of what the slot held before.
         let e = engine.rewind(1, 8).unwrap_err();
         assert!(e.to_string().ends_with("from 9 tokens to 8: there is no snapshot"), "{e}");
+        // A copy of a beginning, while the other goes on; they share the snapshot, until the last of them has left it.
+        engine.snapshot(0).unwrap();
+        let long = [&a[..], &[77, 78]].concat();
+        fill(engine, 0, 9, &[77, 78]).unwrap();
+        engine.fork(0, 1, 9).unwrap();
+        engine.fork(1, 2, 9).unwrap();
+        for (slot, id) in [(0, 3), (1, 4), (2, 5)] {
+            let own = if slot == 0 { &long } else { &a };
+            check_decode(engine, slot, &[&own[..], &[id]].concat());
+        }
+        engine.reset(0).unwrap();
+        for slot in [1, 2] {
+            engine.rewind(slot, 9).unwrap();
+            check_decode(engine, slot, &[&a[..], &[6]].concat());
+        }
+        assert!(matches!(engine.fork(1, 0, 5), Err(Error::State { .. })));
+        assert!(matches!(engine.fork(1, 0, 11), Err(Error::Gap { .. })));
     });
 }
 
@@ -605,7 +683,7 @@ fn a_state_that_a_failed_call_has_changed_is_not_gone_on_with() {
         for e in [
             engine.decode(&[(0, 5, seq[5])], &mut |_, _| Ok(())).unwrap_err(),
             engine.snapshot(0).unwrap_err(),
-            engine.fork(0, 1).unwrap_err(),
+            engine.fork(0, 1, 5).unwrap_err(),
             engine.rewind(0, 5).unwrap_err(),
         ] {
             assert_eq!(said(&e), format!("{torn} | {GO_BACK}"));
@@ -663,6 +741,7 @@ fn the_state_with_the_least_room_is_named() {
     let dir = common::bundle();
     let mut plan = (*toy(2)).clone();
     plan.states[1].snapshots = 0;
+    assert_eq!((plan.snapshots_of_slot(), plan.snapshot_distance()), (0, None));
     let program = Program::new(plan, &resolve).unwrap();
     let e = Decoder::of(&program).unwrap_err();
     assert_eq!(
@@ -679,7 +758,7 @@ fn the_state_with_the_least_room_is_named() {
         engine.snapshot(0).unwrap();
     }
     check_decode(&mut engine, 0, &seq[..5]);
-    let e = engine.rewind(0, 2).unwrap_err();
+    let e = engine.rewind(0, 3).unwrap_err();
     assert!(
         e.to_string().starts_with("state `layers.0.conv` (convolution) cannot rewind slot 0 from 5"),
         "{e}"
@@ -716,7 +795,7 @@ fn a_ring_goes_back_as_far_as_it_holds_what_is_seen() {
                    there, 22 is the least | give the sequence again from its beginning";
     assert_eq!(said(&engine.rewind(0, 21).unwrap_err()), refused);
     assert_eq!(said(&check(engine, 0, 21, 30).unwrap_err()), refused);
-    engine.fork(0, 1).unwrap();
+    engine.fork(0, 1, 40).unwrap();
     engine.rewind(0, 30).unwrap();
     // What was overwritten does not come back with a shorter sequence, nor in a copy.
     for slot in [0, 1] {
@@ -783,14 +862,23 @@ fn follow(program: &Program, logits: fn(&[Taken]) -> Vec<f32>, acts: &[Act]) -> 
                 next.push((first, true));
                 engine.decode_little(&[(s, pos, first)], sink)
             }
-            5 => engine.rewind(s, pos),
+            5 if at.is_multiple_of(2) => engine.rewind(s, pos),
+            5 => {
+                // An edit: to the furthest snapshot before it, which is always there.
+                let keep = engine.resumes(s, pos);
+                assert!(keep <= pos && (keep == pos || engine.rewind(s, pos).is_err()));
+                next.truncate(keep);
+                engine.rewind(s, keep).unwrap();
+                Ok(())
+            }
             6 => {
                 next.clone_from(&seqs[slot]);
                 engine.snapshot(s).map(|at| assert_eq!(at, len))
             }
             7 => {
-                next.clone_from(&seqs[to]);
-                engine.fork(to as u32, s)
+                let tokens = if n.is_multiple_of(2) { seqs[to].len() } else { n % (seqs[to].len() + 1) };
+                next = seqs[to][..tokens].to_vec();
+                engine.fork(to as u32, s, tokens)
             }
             _ => {
                 next.clear();
@@ -802,7 +890,7 @@ fn follow(program: &Program, logits: fn(&[Taken]) -> Vec<f32>, acts: &[Act]) -> 
             Ok(()) => seqs[slot] = next,
             // To nothing everybody goes back; snapshots are of all that is there, and the little model asks for their room.
             Err(e) => {
-                let by_name = matches!(e, Error::State { .. }) && (pos > 0 || matches!(act / 2, 4 | 6));
+                let by_name = matches!(e, Error::State { .. }) && (pos > 0 || matches!(act / 2, 4 | 6 | 7));
                 assert!(by_name, "{act} {slot} {pos}: {e}");
             }
         }
@@ -826,7 +914,7 @@ fn any_acts_are_exact_or_refused() {
     let mut runner =
         TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() });
     let sums = Cell::new([[0; 2]; 2]);
-    let done = runner.run(&(0..4_u32, acts), |(room, acts)| {
+    let done = runner.run(&(0..6_u32, acts), |(room, acts)| {
         let [mut folded, mut windows] = sums.get();
         for (sum, n) in folded.iter_mut().zip(follow(&toy(room), reference, &acts)) {
             *sum += n;

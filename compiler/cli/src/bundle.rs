@@ -73,9 +73,10 @@ pub(super) fn inspect(path: &Path, as_json: bool) -> Result<()> {
                 }
             ),
         ),
-        row("arena", text("arena")),
-        row("kernels", plan.kernels.len().to_string()),
     ];
+    rows.extend(snapshots(plan).map(|what| row("snapshots", what)));
+    rows.push(row("arena", text("arena")));
+    rows.push(row("kernels", plan.kernels.len().to_string()));
     rows.extend(plan.paging.iter().flat_map(paging::rows));
     if let Ok(decisions) = bundle.decisions() {
         let timed = decisions.kernels.iter().filter(|d| d.by == By::Clock).count();
@@ -133,6 +134,15 @@ fn bits(numbers: u64, bytes: u64) -> f64 {
     bytes as f64 * 8.0 / numbers.max(1) as f64
 }
 
+/// Room for snapshots of states that fold tokens, in words.
+pub(super) fn snapshots(plan: &Plan) -> Option<String> {
+    let (all, one) = plan.snapshot_bytes();
+    let distance =
+        plan.snapshot_distance().map_or(String::new(), |n| format!(", at least one every {n} tokens"));
+    let count = all.checked_div(one).filter(|&n| n > 0)?;
+    Some(format!("{count} of {} each, {} of the KV cache{distance}", human::bytes(one), human::bytes(all)))
+}
+
 /// What a plan decided, in numbers.
 pub(super) fn facts(plan: &Plan) -> Value {
     let weights: u64 = plan.segments.iter().map(|s| s.bytes).sum();
@@ -164,7 +174,7 @@ pub(super) fn facts(plan: &Plan) -> Value {
         })).collect::<Vec<_>>(),
         "paging": plan.paging.as_ref().map(|p| paging::value(p, None)),
         "kv_cache_format": plan.cache_format().map(Format::name),
-        "memory": {"weights": weights, "kv_cache": cache, "kv_cache_saved_by_windows": saved, "arena": plan.arena_bytes(), "scratch_per_thread": plan.scratch_bytes},
+        "memory": {"weights": weights, "kv_cache": cache, "kv_cache_saved_by_windows": saved, "snapshots": plan.snapshot_bytes().0, "arena": plan.arena_bytes(), "scratch_per_thread": plan.scratch_bytes},
     })
 }
 

@@ -285,6 +285,8 @@ fn head(
     rows.extend(cache(states).map(|(format, bits, bytes)| {
         row("KV cache", format!("{format}, {bits:.2} bits per number, {bytes} bytes per token"))
     }));
+    let snapshots = args.layer.is_none().then(|| super::bundle::snapshots(&bundle.plan)).flatten();
+    rows.extend(snapshots.map(|what| row("snapshots", what)));
     rows.extend(windows(states).map(|(rows, bytes)| {
         row("sliding windows", format!("{rows} rows for each sequence, {} in all", human::bytes(bytes)))
     }));
@@ -430,6 +432,11 @@ fn report(
         "kv_cache": cache(states).map(|(format, bits, bytes)| json!({
             "format": format, "bits_per_number": bits, "bytes_per_token": bytes,
         })),
+        "snapshots": {
+            "slot": bundle.plan.snapshots_of_slot(),
+            "bytes": bundle.plan.snapshot_bytes().0,
+            "distance": bundle.plan.snapshot_distance(),
+        },
         "sliding_windows": windows(states).map(|(rows, bytes)| json!({"rows": rows, "bytes": bytes})),
         "on_flash": decisions.on_flash,
         "attention": decisions.attention,

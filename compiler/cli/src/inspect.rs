@@ -9,6 +9,7 @@ use moec_cpu::CACHE_BLOCK;
 use moec_import::lower;
 use moec_import::{ImportOptions, ModelSpec, containers};
 use moec_ir::Format;
+use moec_ir::state::snapshots;
 use moec_runtime::platform::regular;
 use moec_targets::families;
 use serde_json::{Value, json};
@@ -118,6 +119,13 @@ fn config(args: &Args, config: &Config) -> Result<()> {
         0 => String::new(),
         saved => format!(", {} less for sliding windows", human::bytes(saved)),
     };
+    let (context, chunk) = (shapes.max_context as u32, shapes.prefill_chunk as u32);
+    let snapshots = snapshots(facts.folded_bytes(), cache / slots.max(1), context, chunk);
+    let of_snapshots = facts.folded_bytes() * u64::from(snapshots) * slots;
+    let more = match of_snapshots {
+        0 => String::new(),
+        bytes => format!(", {} of snapshots", human::bytes(bytes)),
+    };
     let w = &config.weights;
     let mut value = json!({
         "kind": "model.toml",
@@ -135,7 +143,7 @@ fn config(args: &Args, config: &Config) -> Result<()> {
             "activations": w.activations.name(),
             "rounding": w.rounding.name(),
         },
-        "estimate": {"weight_bytes": bytes, "kv_cache_bytes": cache, "kv_cache_bytes_without_windows": without_windows},
+        "estimate": {"weight_bytes": bytes, "kv_cache_bytes": cache, "kv_cache_bytes_without_windows": without_windows, "snapshot_bytes": of_snapshots},
     });
     let mut rows = model_rows(&config.model.source, &spec, &facts);
     let row = |a: &str, b: String| vec![a.to_owned(), b];
@@ -162,7 +170,7 @@ fn config(args: &Args, config: &Config) -> Result<()> {
         ),
         row(
             "estimate",
-            format!("{} of weights, {} of KV cache{less}", human::bytes(bytes), human::bytes(cache)),
+            format!("{} of weights, {} of KV cache{less}{more}", human::bytes(bytes), human::bytes(cache)),
         ),
     ]);
     if let Some(budget) = config.memory.budget {

@@ -62,7 +62,12 @@ impl Facts {
     pub fn kv_bytes(&self, format: Format, kept: impl Fn(Option<usize>) -> usize) -> u64 {
         let of_layer =
             |&(numbers, window): &(u64, Option<usize>)| of_numbers(format, numbers) * kept(window) as u64;
-        self.kv.iter().map(of_layer).sum::<u64>() + of_numbers(Format::F32, self.folded)
+        self.kv.iter().map(of_layer).sum::<u64>() + self.folded_bytes()
+    }
+
+    /// Bytes of a snapshot of a sequence: of the states into which its tokens are folded.
+    pub fn folded_bytes(&self) -> u64 {
+        of_numbers(Format::F32, self.folded)
     }
 
     /// About how many bytes the weights of a bundle take.

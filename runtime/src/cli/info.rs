@@ -66,6 +66,9 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
                 "bits_per_parameter": bits,
                 "kv_bytes": kv,
                 "kv_bytes_saved_by_windows": saved,
+                "snapshot_bytes": p.snapshot_bytes().0,
+                "snapshots_per_slot": p.snapshots_of_slot(),
+                "snapshot_distance": p.snapshot_distance(),
                 "kv_format": kv_format,
             },
             "capacities": capacities.as_ref().map(|c| json!({
@@ -124,6 +127,7 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
         ("entry points", entries.join(", ")),
         ("tokenizer", if tokenizer { "yes".to_owned() } else { "none: only `--ids` works".to_owned() }),
     ];
+    lines.extend(snapshots(p).map(|what| ("snapshots", what)));
     if let Some(of) = &capacities {
         lines.push(("capacities", of.to_string()));
     }
@@ -195,6 +199,15 @@ impl std::fmt::Display for Capacities {
         };
         write!(f, "{:.2} % of the rows of experts are expected past them, and {fate}", self.expected * 100.0)
     }
+}
+
+/// Room for snapshots of states that fold tokens, in words.
+fn snapshots(p: &Program) -> Option<String> {
+    let (all, one) = p.snapshot_bytes();
+    let distance =
+        p.snapshot_distance().map_or(String::new(), |n| format!(", at least one every {n} tokens"));
+    let count = all.checked_div(one).filter(|&n| n > 0)?;
+    Some(format!("{count} of {} each, {} of the KV cache{distance}", size(one), size(all)))
 }
 
 /// What windows save of a KV cache, in words.

@@ -85,6 +85,8 @@ pub struct Memory {
     pub weights: u64,
     /// KV cache when every slot is full; the system backs only what was written ([`Options::demand`]).
     pub kv: u64,
+    /// Of these, snapshots of states that fold tokens.
+    pub snapshots: u64,
     /// Frames of experts on flash; they hold a part of `weights`.
     pub frames: u64,
 }
@@ -145,6 +147,7 @@ impl<'p> Engine<'p> {
             scratch: self.scratch.bytes() as u64,
             weights: self.store.bytes(),
             kv: self.states.bytes(),
+            snapshots: self.states.snapshot_bytes(),
             frames: self.paging().map_or(0, |p| p.frame_bytes),
         }
     }
@@ -314,12 +317,20 @@ impl<'p> Engine<'p> {
 
     /// Keeps what the states hold of a slot, so that [`Engine::rewind`] can go back to here, and gives the position. Where all
     /// states are caches nothing is copied: a sequence goes back to any position. Others have room for as many snapshots as
-    /// the plan says; the earliest of a slot goes where there is none left.
+    /// the plan says, which all slots share; the one that saves least goes where there is none left.
     ///
     /// # Errors
     /// [`crate::Error::BadSlot`]; [`crate::Error::State`] where a state has no room, or after a call that failed in the slot.
     pub fn snapshot(&mut self, slot: u32) -> Result<usize> {
         self.states.snapshot(slot)
+    }
+
+    /// Before tokens at a position that may be taken back: goes there, and has [`Engine::rewind`] find the way back until the next time.
+    ///
+    /// # Errors
+    /// As [`Engine::rewind`] and [`Engine::snapshot`].
+    pub(crate) fn keep(&mut self, slot: u32, pos: usize) -> Result<()> {
+        self.states.keep([(slot, pos)].into_iter())
     }
 
     /// Makes a slot exactly what it was behind its first `pos` tokens. Snapshots of later positions go.
@@ -332,12 +343,18 @@ impl<'p> Engine<'p> {
         self.states.rewind(slot, pos)
     }
 
-    /// Makes the sequence in slot `to` a copy of the one in slot `from`: copies what the states hold of it, as far as they
-    /// are filled. Snapshots are not copied, and those of `to` go.
+    /// The furthest position up to `most` that [`Engine::rewind`] can go to, and [`Engine::fork`] from; 0 where that is the beginning
+    /// alone.
+    pub fn resumes(&self, slot: u32, most: usize) -> usize {
+        self.states.resumes(slot, most)
+    }
+
+    /// Makes the sequence in slot `to` a copy of the first `tokens` tokens of the one in slot `from`: copies what the states hold of it,
+    /// as far as they are filled. Snapshots of these tokens are both slots' then, and the others of `to` go.
     ///
     /// # Errors
-    /// [`crate::Error::BadSlot`]; [`crate::Error::State`] for a state that a static graph keeps, and after a call that failed in `from`.
-    pub fn fork(&mut self, from: u32, to: u32) -> Result<()> {
-        self.states.fork(from, to)
+    /// As [`Engine::rewind`] of `from`; [`crate::Error::State`] for a state that a static graph keeps.
+    pub fn fork(&mut self, from: u32, to: u32, tokens: usize) -> Result<()> {
+        self.states.fork(from, to, tokens)
     }
 }

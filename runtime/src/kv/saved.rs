@@ -8,15 +8,18 @@
 //! | bytes | what |
 //! |---|---|
 //! | 8 | `moecsave` |
-//! | 4 | version of this form, 1 |
+//! | 4 | version of this form, 2 |
 //! | 32 | SHA-256 of the plan |
 //! | 8 | tokens |
 //! | 8 | of rings, the position behind the furthest that was written; else the tokens |
+//! | 8 | snapshots |
 //! | 4 each | ids |
+//! | 8 each | positions of the snapshots, ascending and before the end |
 //! | as many as the plan says | what the states hold, in the plan's order, head by head |
+//! | as many as the plan says, for each snapshot | what it holds, in the plan's order |
 //! | 32 | SHA-256 of all before |
 //!
-//! Numbers are little-endian. Snapshots are not saved.
+//! Numbers are little-endian.
 
 use crate::bundle::program::Program;
 use crate::error::{Error, Result};
@@ -30,9 +33,9 @@ use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 const MAGIC: &[u8; 8] = b"moecsave";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Bytes in front of the ids.
-const HEAD: usize = 8 + 4 + 32 + 8 + 8;
+const HEAD: usize = 8 + 4 + 32 + 8 + 8 + 8;
 /// SHA-256.
 type Sha = [u8; 32];
 /// Bytes of the hash at the end.
@@ -50,6 +53,7 @@ pub struct Saved {
     /// Tokens behind which a prompt of this plan has other angles of positions.
     turn: Option<usize>,
     ids: Vec<u32>,
+    snapshots: Vec<usize>,
 }
 
 /// The hash by which a plan, and with it its weights, is known.
@@ -76,10 +80,18 @@ pub fn save(engine: &Engine<'_>, slot: u32, ids: &[u32], path: &Path) -> Result<
     for id in ids {
         out.put(&id.to_le_bytes()).map_err(failed)?;
     }
+    for pos in engine.states.snapshots(slot) {
+        out.put(&(pos as u64).to_le_bytes()).map_err(failed)?;
+    }
     engine.states.save(slot, &mut |part| out.put(part).map_err(failed))?;
     let bytes = out.finish().map_err(failed)?;
     partial.keep(path).map_err(failed)?;
     Ok(bytes)
+}
+
+/// The number that bytes begin with.
+fn word(bytes: &[u8]) -> Option<usize> {
+    bytes.first_chunk().and_then(|&word| usize::try_from(u64::from_le_bytes(word)).ok())
 }
 
 fn head(engine: &Engine<'_>, slot: u32, ids: &[u32]) -> Result<Vec<u8>> {
@@ -89,6 +101,7 @@ fn head(engine: &Engine<'_>, slot: u32, ids: &[u32]) -> Result<Vec<u8>> {
     head.extend_from_slice(&plan_hash(engine.program())?);
     head.extend_from_slice(&(ids.len() as u64).to_le_bytes());
     head.extend_from_slice(&(engine.states.written(slot) as u64).to_le_bytes());
+    head.extend_from_slice(&(engine.states.snapshots(slot).len() as u64).to_le_bytes());
     Ok(head)
 }
 
@@ -124,27 +137,32 @@ impl Saved {
             return Err(Error::SavedElsewhere { path: path.to_owned(), expected, found: hash });
         }
         let max = program.model.max_context as usize;
-        let number = |at: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&numbers[at..at + 8]);
-            usize::try_from(u64::from_le_bytes(word)).ok().filter(|n| (1..=max).contains(n))
-        };
+        let number = |at: usize| numbers.get(at..).and_then(word).filter(|&n| n <= max);
         let (tokens, written) = number(0)
             .zip(number(8))
-            .filter(|(tokens, written)| tokens <= written)
+            .filter(|&(tokens, written)| 0 < tokens && tokens <= written)
             .ok_or_else(|| wrong("its number of tokens cannot be"))?;
-        let mut raw = vec![0; tokens * 4];
+        let snapshots = number(16).filter(|&n| n == 0 || (n < tokens && program.snapshots_of_slot() > 0));
+        let snapshots = snapshots.ok_or_else(|| wrong("its number of snapshots cannot be"))?;
+        let mut raw = vec![0; tokens * 4 + snapshots * 8];
         if bytes - (HEAD as u64 + HASH) < raw.len() as u64 {
             return Err(wrong("it is cut off"));
         }
         file.read_exact(&mut raw).map_err(failed)?;
+        let (of_ids, of_snapshots) = raw.split_at(tokens * 4);
         let ids: Vec<u32> =
-            raw.chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
+            of_ids.chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
+        let snapshots: Vec<usize> = of_snapshots.chunks_exact(8).filter_map(word).collect();
+        let ascend = snapshots.iter().chain([&tokens]).is_sorted_by(|a, b| a < b);
+        if snapshots.len() * 8 != of_snapshots.len() || !ascend || snapshots.first() == Some(&0) {
+            return Err(wrong("its snapshots are not at ascending positions of it"));
+        }
         if ids.iter().any(|&id| id >= program.model.vocab) {
             return Err(wrong("one of its ids is outside of the vocabulary"));
         }
         let hash = Sha256::new().chain_update(head).chain_update(&raw);
-        Ok(Self { path: path.to_owned(), file, bytes, hash, written, turn: turn(program), ids })
+        let (path, turn) = (path.to_owned(), turn(program));
+        Ok(Self { path, file, bytes, hash, written, turn, ids, snapshots })
     }
 
     /// Tokens of the prompt.
@@ -174,7 +192,7 @@ impl Saved {
     /// [`Error::State`] for what another unit keeps; [`Error::Saved`] for a file of another length than the plan's states have, or
     /// with another hash; [`Error::Io`]. The slot holds nothing then.
     pub fn restore(self, engine: &mut Engine<'_>, slot: u32) -> Result<()> {
-        let Self { path, mut file, bytes, mut hash, written, turn: _, ids } = self;
+        let Self { path, mut file, bytes, mut hash, written, turn: _, ids, snapshots } = self;
         let failed = |source: io::Error| match source.kind() {
             io::ErrorKind::UnexpectedEof => {
                 Error::Saved { path: path.clone(), why: "it is cut off".to_owned() }
@@ -182,12 +200,13 @@ impl Saved {
             _ => Error::Io { doing: "read", path: path.clone(), source },
         };
         let wrong = |why: String| Error::Saved { path: path.clone(), why };
-        let states = engine.states.saved_bytes(slot, ids.len())?;
-        let expected = (HEAD as u64 + HASH + 4 * ids.len() as u64).saturating_add(states);
+        let states = engine.states.saved_bytes(slot, ids.len(), snapshots.len())?;
+        let read = HEAD as u64 + HASH + 4 * ids.len() as u64 + 8 * snapshots.len() as u64;
+        let expected = read.saturating_add(states);
         if bytes != expected {
             return Err(wrong(format!("it has {bytes} bytes in place of {expected}")));
         }
-        engine.states.restore(slot, ids.len(), written, &mut |part| {
+        engine.states.restore(slot, ids.len(), written, &snapshots, &mut |part| {
             file.read_exact(part).map_err(failed)?;
             hash.update(part);
             Ok(())

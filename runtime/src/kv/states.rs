@@ -3,31 +3,22 @@
 //! A kind says how a sequence goes back ([`StateKind`]). Of a cache the length is all there is to know, and where all
 //! states are caches nothing here copies or allocates, and only a block that begins is cleared. A ring goes back as far as it has
 //! not overwritten what its window sees. Of another kind a slot is zeroed at the start of a sequence, and goes back to where a snapshot
-//! was taken. What a kind cannot do is refused by name.
+//! was taken; all slots share a pool of these ([`super::snapshots`]). What a kind cannot do is refused by name.
 
+use super::snapshots::Pool;
 use crate::error::{Cannot, Error, Result};
 use crate::platform::memory::{Addr, Region};
 use moec_ir::plan::{ALIGN, GraphDecl, Plan, StateBuf};
 use moec_ir::state::{CacheHead, CacheOrder, StateKind};
-
-/// A copy of a slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Snapshot {
-    slot: u32,
-    /// Tokens that it is behind.
-    pos: usize,
-    /// Which of the slot's places holds it.
-    place: u32,
-}
 
 /// A state into which all tokens are folded: only a snapshot brings it back.
 #[derive(Clone, Copy, Debug)]
 struct Folded {
     /// Where it begins in the region.
     at: usize,
-    /// Bytes of a slot.
+    /// Bytes of a slot, and of a snapshot.
     slot: usize,
-    /// Bytes of all slots, and from one snapshot of a slot to the next.
+    /// Bytes of all slots, behind which snapshots lie.
     live: usize,
 }
 
@@ -73,20 +64,18 @@ pub(crate) struct States<'p> {
     values: Vec<Values>,
     /// Empty, as `rings`, where all states are caches.
     folded: Vec<Folded>,
-    /// Snapshots that a slot has room for in all of `folded`.
-    room: u32,
-    snapshots: Vec<Snapshot>,
+    pool: Pool,
     /// Slots that a call has begun to change and not ended.
     torn: Vec<u32>,
 }
 
 impl<'p> States<'p> {
     /// Takes the memory of all states of a plan that is verified: zeros. `elsewhere` are the addresses of those that lie beside the
-    /// processor's memory.
+    /// processor's memory. `sequences` are to be held at most: the pool has no more snapshots than these have room for.
     ///
     /// # Errors
     /// [`Error::Plan`] for more than an address space holds, [`Error::Memory`] for more than the system gives.
-    pub(crate) fn new(plan: &'p Plan, elsewhere: &[Option<Addr>]) -> Result<Self> {
+    pub(crate) fn new(plan: &'p Plan, elsewhere: &[Option<Addr>], sequences: u32) -> Result<Self> {
         let large = || Error::Plan("the KV cache is larger than memory can be".to_owned());
         let (mut bytes, mut offsets) = (0_u64, Vec::with_capacity(plan.states.len()));
         for state in &plan.states {
@@ -118,12 +107,14 @@ impl<'p> States<'p> {
                 .collect(),
             region,
             lens: vec![0; plan.model.slots as usize],
-            room: least(plan).map_or(0, |s| s.snapshots),
+            pool: Pool::new(
+                plan.snapshots_of_slot().saturating_mul(sequences.clamp(1, plan.model.slots.max(1))),
+                plan.snapshot_distance().map(|d| d as usize),
+            ),
             written: vec![0; if rings.is_empty() { 0 } else { plan.model.slots as usize }],
             rings,
             values,
             folded,
-            snapshots: Vec::new(),
             torn: Vec::new(),
         })
     }
@@ -136,6 +127,14 @@ impl<'p> States<'p> {
     /// Bytes of all states, snapshots included.
     pub(crate) fn bytes(&self) -> u64 {
         self.region.bytes() as u64
+    }
+
+    /// Bytes of all snapshots that the pool has room for.
+    pub(crate) fn snapshot_bytes(&self) -> u64 {
+        self.folded
+            .iter()
+            .fold(0_u64, |sum, s| sum.saturating_add(s.slot as u64))
+            .saturating_mul(self.pool.size().into())
     }
 
     /// Tokens in a slot; `None` if there is no such slot.
@@ -162,56 +161,52 @@ impl<'p> States<'p> {
             let at = state.at + slot as usize * state.slot;
             self.region.zero(at, state.slot).ok_or_else(short)?;
         }
-        self.snapshots.retain(|s| s.slot != slot);
+        self.pool.cut(slot, 0);
         self.torn.retain(|&t| t != slot);
         Ok(())
     }
 
-    /// Keeps a copy of a slot as it is, to which [`States::rewind`] can go back, and gives its position. Where a slot has no
-    /// room left its earliest snapshot goes. A sequence of no tokens needs none, nor does a cache or ring.
+    /// Keeps a copy of a slot as it is, to which [`States::rewind`] can go back, and gives its position. Where the pool is full
+    /// another snapshot goes. A sequence of no tokens needs none, nor does a cache or ring.
     ///
     /// # Errors
-    /// [`Error::BadSlot`]; [`Error::State`] where the plan has no room, or after a call that failed.
+    /// [`Error::BadSlot`]; [`Error::State`] where there is no room, or after a call that failed.
     pub(crate) fn snapshot(&mut self, slot: u32) -> Result<usize> {
         let pos = self.checked_len(slot)?;
         if self.folded.is_empty() {
             return Ok(pos);
         }
         self.check_whole(slot)?;
-        if pos == 0 || self.snapshot_at(slot, pos).is_some() {
+        if pos == 0 || self.pool.find(slot, pos).is_some() {
             return Ok(pos);
         }
-        if self.room == 0 {
+        let Some(place) = self.pool.take(slot, pos) else {
             return Err(refusal(self.plan, Cannot::Snapshot));
-        }
-        let own = self.snapshots.iter().filter(|s| s.slot == slot);
-        let taken = own.clone().count() as u32;
-        let place = if taken < self.room {
-            (0..self.room).find(|&place| own.clone().all(|s| s.place != place)).unwrap_or(taken)
-        } else {
-            own.min_by_key(|s| s.pos).map_or(0, |s| s.place)
         };
-        self.snapshots.retain(|s| (s.slot, s.place) != (slot, place));
         for state in &self.folded {
             let (live, kept) = state.places(slot, place);
             self.region.copy(live, kept, state.slot).ok_or_else(short)?;
         }
-        self.snapshots.push(Snapshot { slot, pos, place });
         Ok(pos)
     }
 
-    /// Before tokens at these slots and positions that may be decoded again: goes to where they begin, and keeps that.
+    /// Before tokens at these slots and positions that may be decoded again: goes to where they begin, and keeps that until the next
+    /// time.
     ///
     /// # Errors
     /// As [`States::check_rewind`] and [`States::snapshot`].
-    pub(crate) fn keep(&mut self, rows: impl Iterator<Item = (u32, usize)>) -> Result<()> {
+    pub(crate) fn keep(&mut self, rows: impl Iterator<Item = (u32, usize)> + Clone) -> Result<()> {
         if self.folded.is_empty() {
             return Ok(());
         }
         check_snapshots(self.plan)?;
+        // Going back may need what is to be released.
+        rows.clone().try_for_each(|(slot, pos)| self.rewind(slot, pos))?;
+        self.pool.release();
         for (slot, pos) in rows {
-            self.rewind(slot, pos)?;
+            let passing = self.pool.find(slot, pos).is_none();
             self.snapshot(slot)?;
+            self.pool.keep(slot, pos, passing);
         }
         Ok(())
     }
@@ -233,15 +228,23 @@ impl<'p> States<'p> {
         if self.folded.is_empty() {
             return Ok(());
         }
-        self.snapshots.retain(|s| s.slot != slot || s.pos <= pos);
-        if let Some(from) = self.snapshot_at(slot, pos) {
+        self.pool.cut(slot, pos);
+        if let Some(place) = self.pool.find(slot, pos) {
+            self.pool.touch(slot, pos);
             for state in &self.folded {
-                let (live, kept) = state.places(slot, from.place);
+                let (live, kept) = state.places(slot, place);
                 self.region.copy(kept, live, state.slot).ok_or_else(short)?;
             }
         }
         self.torn.retain(|&t| t != slot);
         Ok(())
+    }
+
+    /// The furthest position up to `most` at which a slot's sequence can go on; 0 where that is its beginning alone.
+    pub(crate) fn resumes(&self, slot: u32, most: usize) -> usize {
+        let most = most.min(self.len(slot).unwrap_or(0));
+        let goes = |&pos: &usize| self.check_rewind(slot, pos).is_ok();
+        Some(most).filter(goes).or_else(|| self.pool.before(slot, most).filter(goes)).unwrap_or(0)
     }
 
     /// Whether a sequence can go on at `pos`.
@@ -266,39 +269,45 @@ impl<'p> States<'p> {
                 return Err(Error::State { state: state.name.clone(), kind: state.kind, cannot });
             }
         }
-        if self.folded.is_empty() || self.snapshot_at(slot, pos).is_some() {
+        if self.folded.is_empty() || self.pool.find(slot, pos).is_some() {
             return Ok(());
         }
         if pos == len {
             return self.check_whole(slot);
         }
-        let mut snapshots: Vec<usize> =
-            self.snapshots.iter().filter(|s| s.slot == slot).map(|s| s.pos).collect();
-        snapshots.sort_unstable();
-        Err(refusal(self.plan, Cannot::Rewind { slot, len, pos, snapshots, room: self.room }))
+        let (snapshots, room) = (self.pool.positions(slot), self.plan.snapshots_of_slot());
+        Err(refusal(self.plan, Cannot::Rewind { slot, len, pos, snapshots, room }))
     }
 
-    /// Makes the sequence in slot `to` a copy of the one in slot `from`: of a cache the rows that are filled, of others all.
-    /// Snapshots stay where they are, and those of `to` go.
+    /// Makes the sequence in slot `to` the first `tokens` tokens of the one in slot `from`: copies of a cache the rows that are filled, of
+    /// a ring all, of what is folded the snapshot of that position, else the slot. Snapshots up to there are of both slots then, and the
+    /// others of `to` go.
     ///
     /// # Errors
-    /// [`Error::BadSlot`]; [`Error::State`] for what a static graph keeps, and after a call that failed in `from`.
-    pub(crate) fn fork(&mut self, from: u32, to: u32) -> Result<()> {
-        let tokens = self.checked_len(from)?;
+    /// [`Error::State`] for what a static graph keeps; as [`States::check_rewind`] of `from`. Nothing is changed then.
+    pub(crate) fn fork(&mut self, from: u32, to: u32, tokens: usize) -> Result<()> {
         self.checked_len(to)?;
         check_fork(self.plan)?;
-        self.check_whole(from)?;
+        self.check_rewind(from, tokens)?;
         if from == to {
-            return Ok(());
+            return self.rewind(to, tokens);
         }
         self.zero(to)?;
         let rows = self.written.get(from as usize).copied();
-        for (state, at) in self.plan.states.iter().zip(&self.at) {
+        for (state, at) in self.plan.states.iter().zip(&self.at).filter(|(s, _)| !s.kind.needs_snapshots()) {
             let offset = at.ptr() as usize - self.region.base().ptr() as usize;
             let (bytes, heads) = heads(state, from, to, tokens).ok_or_else(short)?;
             for (from, to) in heads {
                 self.region.copy(offset + from, offset + to, bytes).ok_or_else(short)?;
             }
+        }
+        if tokens > 0 {
+            let place = self.pool.find(from, tokens);
+            for state in &self.folded {
+                let source = place.map_or(state.live(from), |place| state.places(from, place).1);
+                self.region.copy(source, state.live(to), state.slot).ok_or_else(short)?;
+            }
+            self.pool.share(from, to, tokens);
         }
         self.lens[to as usize] = tokens;
         if let Some(rows) = rows {
@@ -324,16 +333,24 @@ impl<'p> States<'p> {
         Ok(parts)
     }
 
-    /// Bytes that [`States::save`] gives of a sequence of so many tokens.
+    /// Bytes that [`States::save`] gives of a sequence of so many tokens, with so many snapshots.
     ///
     /// # Errors
     /// As [`States::save`].
-    pub(crate) fn saved_bytes(&self, slot: u32, tokens: usize) -> Result<u64> {
+    pub(crate) fn saved_bytes(&self, slot: u32, tokens: usize, snapshots: usize) -> Result<u64> {
         let parts = self.held(slot, tokens)?;
-        Ok(parts.iter().fold(0, |sum, (_, bytes)| sum + *bytes as u64))
+        let snapshot = self.folded.iter().fold(0_u64, |sum, state| sum.saturating_add(state.slot as u64));
+        let live = parts.iter().fold(0, |sum, (_, bytes)| sum + *bytes as u64);
+        Ok(snapshot.saturating_mul(snapshots as u64).saturating_add(live))
     }
 
-    /// Gives all that a slot holds of its sequence, snapshots aside, to `sink`.
+    /// Positions before the end of a slot's sequence that have a snapshot, ascending.
+    pub(crate) fn snapshots(&self, slot: u32) -> Vec<usize> {
+        let len = self.len(slot).unwrap_or(0);
+        self.pool.positions(slot).into_iter().filter(|&pos| pos < len).collect()
+    }
+
+    /// Gives all that a slot holds of its sequence to `sink`, then its [`States::snapshots`], one after the other.
     ///
     /// # Errors
     /// [`Error::BadSlot`]; [`Error::State`] for what another unit keeps, and after a call that failed; those of `sink`.
@@ -341,6 +358,11 @@ impl<'p> States<'p> {
         self.check_whole(slot)?;
         for (at, bytes) in self.held(slot, self.checked_len(slot)?)? {
             sink(self.region.part(at, bytes).ok_or_else(short)?)?;
+        }
+        for place in self.snapshots(slot).into_iter().filter_map(|pos| self.pool.find(slot, pos)) {
+            for state in &self.folded {
+                sink(self.region.part(state.places(slot, place).1, state.slot).ok_or_else(short)?)?;
+            }
         }
         Ok(())
     }
@@ -351,8 +373,8 @@ impl<'p> States<'p> {
         written.unwrap_or_else(|| self.len(slot).unwrap_or(0))
     }
 
-    /// Makes a slot a sequence of `tokens` tokens, of which `source` fills what [`States::save`] gave, part by part; `written` is
-    /// what [`States::written`] said then. After an error the slot holds nothing.
+    /// Makes a slot a sequence of `tokens` tokens, of which `source` fills what [`States::save`] gave, part by part; `written` and
+    /// `snapshots` are what [`States::written`] and [`States::snapshots`] said then. After an error the slot holds nothing.
     ///
     /// # Errors
     /// As [`States::save`], and those of `source`.
@@ -361,19 +383,45 @@ impl<'p> States<'p> {
         slot: u32,
         tokens: usize,
         written: usize,
+        snapshots: &[usize],
         source: &mut dyn FnMut(&mut [u8]) -> Result<()>,
     ) -> Result<()> {
         let parts = self.held(slot, tokens)?;
         self.zero(slot)?;
-        for (at, bytes) in parts {
-            if let Err(e) = self.region.part_mut(at, bytes).ok_or_else(short).and_then(&mut *source) {
-                self.zero(slot)?;
-                return Err(e);
-            }
+        let filled = self.fill(slot, &parts, snapshots, source);
+        if filled.is_err() {
+            self.zero(slot)?;
+            return filled;
         }
         self.lens[slot as usize] = tokens;
         if let Some(rows) = self.written.get_mut(slot as usize) {
             *rows = written;
+        }
+        Ok(())
+    }
+
+    /// Fills parts of the region, then snapshots of a slot; of those that find no room, `source` is asked all the same.
+    fn fill(
+        &mut self,
+        slot: u32,
+        parts: &[(usize, usize)],
+        snapshots: &[usize],
+        source: &mut dyn FnMut(&mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        for &(at, bytes) in parts {
+            source(self.region.part_mut(at, bytes).ok_or_else(short)?)?;
+        }
+        for &pos in snapshots {
+            let place = self.pool.take(slot, pos);
+            for state in &self.folded {
+                match place {
+                    Some(place) => {
+                        let at = state.places(slot, place).1;
+                        source(self.region.part_mut(at, state.slot).ok_or_else(short)?)?;
+                    }
+                    None => source(&mut vec![0; state.slot])?,
+                }
+            }
         }
         Ok(())
     }
@@ -463,10 +511,6 @@ impl<'p> States<'p> {
     fn check_whole(&self, slot: u32) -> Result<()> {
         if self.torn.contains(&slot) { Err(refusal(self.plan, Cannot::Torn { slot })) } else { Ok(()) }
     }
-
-    fn snapshot_at(&self, slot: u32, pos: usize) -> Option<Snapshot> {
-        self.snapshots.iter().copied().find(|s| (s.slot, s.pos) == (slot, pos))
-    }
 }
 
 impl Values {
@@ -490,10 +534,14 @@ impl Values {
 }
 
 impl Folded {
-    /// Where a slot lies, and one of its snapshots.
+    /// Where a slot lies.
+    fn live(&self, slot: u32) -> usize {
+        self.at + slot as usize * self.slot
+    }
+
+    /// Where a slot lies, and a place of the pool.
     fn places(&self, slot: u32, place: u32) -> (usize, usize) {
-        let live = self.at + slot as usize * self.slot;
-        (live, live + (place as usize + 1) * self.live)
+        (self.live(slot), self.at + self.live + place as usize * self.slot)
     }
 }
 
@@ -538,14 +586,13 @@ fn check_own(plan: &Plan, cannot: Cannot) -> Result<()> {
     graph.or(elsewhere).map_or(Ok(()), |(state, kind)| Err(Error::State { state, kind, cannot }))
 }
 
-/// How many tokens of a sequence can be guessed, taken at once, and taken back without a snapshot: what rings hold beside what
-/// they see.
+/// How many tokens of a sequence can be guessed, taken at once, and taken back: what rings hold beside what they see.
 ///
 /// # Errors
-/// [`Error::State`] for a state that folds tokens together, or that another unit keeps.
+/// [`Error::State`] for a state that folds tokens together without room for a snapshot, or that another unit keeps.
 pub(crate) fn most_guesses(plan: &Plan) -> Result<usize> {
     check_own(plan, Cannot::Draft)?;
-    if least(plan).is_some() {
+    if plan.snapshots_of_slot() == 0 && least(plan).is_some() {
         return Err(refusal(plan, Cannot::Draft));
     }
     let room = |s: &StateBuf| match s.kind {
@@ -597,15 +644,15 @@ mod tests {
             target "t" {triple = "", cpu = "", features = []}
             graph 0 "attention.mlpackage" "chunk" {inputs = [], outputs = [], stateful = true}"#;
         let mut plan = moec_ir::text::parse_plan(text).unwrap();
-        let mut states = States::new(&plan, &[]).unwrap();
-        let e = states.fork(0, 1).unwrap_err();
+        let mut states = States::new(&plan, &[], 9).unwrap();
+        let e = states.fork(0, 1, 0).unwrap_err();
         assert_eq!(
             e.to_string(),
             "state `attention.mlpackage chunk` (cache) cannot be copied to another slot: another unit keeps it"
         );
         assert_eq!(e.hint().as_deref(), Some("give the sequence to every slot"));
         plan.graphs[0].stateful = false;
-        States::new(&plan, &[]).unwrap().fork(0, 1).unwrap();
+        States::new(&plan, &[], 9).unwrap().fork(0, 1, 0).unwrap();
     }
 
     /// A block of values that begins and is not filled is cleared, in every head of its slot, and nothing else is.
@@ -620,7 +667,7 @@ mod tests {
         let plan = moec_ir::text::parse_plan(text).unwrap();
         let (head, block) = (36 * 4 * 4, 12 * 4 * 4);
         let cleared = |rows: &[(u32, usize)]| {
-            let mut states = States::new(&plan, &[]).unwrap();
+            let mut states = States::new(&plan, &[], 9).unwrap();
             let bytes = states.region.bytes();
             states.region.part_mut(0, bytes).unwrap().fill(0xff);
             states.begin(rows.iter().copied()).unwrap();

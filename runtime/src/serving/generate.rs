@@ -65,8 +65,8 @@ pub type Read<'r> = dyn FnMut(&Engine<'_>) -> Result<()> + 'r;
 /// How a request is met beside what it asks for.
 #[derive(Default)]
 pub struct Way<'w> {
-    /// Tokens of the prompt that the slot holds already, computed as a part of it, the last one never among them.
-    pub held: usize,
+    /// What the slot holds already: tokens of a prompt that the other one may begin as, computed as a part of it.
+    pub held: &'w [u32],
     /// Tokens that are guessed and checked in a call at most; with any, the sampler takes the likeliest.
     pub guesses: usize,
     /// Gets the engine when the prompt is read, in front of any other token.
@@ -111,10 +111,10 @@ pub fn generate_by(
     sampler.begin(prompt);
     let mut out = Generation { prompt: prompt.len(), ..Generation::default() };
     // Whoever has put something into the slot wants it used.
-    let sharing = (held > 0).then_some(Sharing::All);
+    let sharing = (!held.is_empty()).then_some(Sharing::All);
     let setting = Setting { slots: slot..slot.saturating_add(1), sharing, ..Setting::default() };
     let mut scheduler = Scheduler::new(engine, decoder, &setting)?;
-    scheduler.hold(slot, prompt.get(..held).unwrap_or_default(), prompt.len());
+    scheduler.hold(slot, held, held.len());
     let job = Job {
         prompt: prompt.to_vec(),
         choosers: vec![Box::new(sampler)],

@@ -171,7 +171,10 @@ impl<'t> Answers<'t> {
         let Some(stream) = &mut choice.text else { return Ok(()) };
         let mut piece = Piece { choice: index, ..Piece::default() };
         match event {
-            Event::Began { shared } if index.is_multiple_of(self.each) => self.usage.shared += shared,
+            Event::Began { shared } if index.is_multiple_of(self.each) => {
+                self.usage.shared += shared;
+                self.record.cached(shared);
+            }
             // The others after a prompt copy what the first one has of it.
             Event::Began { .. } => {}
             Event::Token { id, log_probabilities } => {

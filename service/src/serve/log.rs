@@ -58,6 +58,7 @@ fn stderr() -> io::Result<File> {
 pub(super) struct Record {
     start: Instant,
     prompt_tokens: AtomicUsize,
+    cached_tokens: AtomicUsize,
     completion_tokens: AtomicUsize,
     first_token: OnceLock<Duration>,
 }
@@ -67,6 +68,7 @@ impl Default for Record {
         Self {
             start: Instant::now(),
             prompt_tokens: AtomicUsize::new(0),
+            cached_tokens: AtomicUsize::new(0),
             completion_tokens: AtomicUsize::new(0),
             first_token: OnceLock::new(),
         }
@@ -77,6 +79,11 @@ impl Record {
     /// One more prompt.
     pub(super) fn prompt(&self, tokens: usize) {
         self.prompt_tokens.fetch_add(tokens, Ordering::Relaxed);
+    }
+
+    /// So many tokens of a prompt were in a slot already.
+    pub(super) fn cached(&self, tokens: usize) {
+        self.cached_tokens.fetch_add(tokens, Ordering::Relaxed);
     }
 
     /// One more token of an answer.
@@ -113,12 +120,14 @@ impl Line {
         let Self { record, method, path, status } = self;
         let ms = |time: Duration| (time.as_secs_f64() * 1e4).round() / 10.0;
         let prompt = record.prompt_tokens.load(Ordering::Relaxed);
+        let cached = record.cached_tokens.load(Ordering::Relaxed);
         let completion = record.completion_tokens.load(Ordering::Relaxed);
         tracing::info!(
             %method,
             path,
             status,
             prompt_tokens = (prompt > 0).then_some(prompt),
+            cached_tokens = (prompt > 0).then_some(cached),
             completion_tokens = (prompt > 0).then_some(completion),
             first_token_ms = record.first_token.get().copied().map(ms),
             total_ms = ms(record.start.elapsed()),

@@ -106,7 +106,7 @@ impl Metrics {
         let c = s.counters;
         let load = s.load.unwrap_or(Load { waiting: 0, running: 0, slots: 0, kept: 0 });
         let m = self.memory;
-        let rows: [(&str, &str, &str, u64); 19] = [
+        let rows: [(&str, &str, &str, u64); 21] = [
             ("moec_sequences_waiting", "gauge", "Sequences without a slot.", load.waiting as u64),
             ("moec_sequences_running", "gauge", "Sequences with a slot.", load.running as u64),
             ("moec_slots", "gauge", "Slots of the KV cache.", load.slots as u64),
@@ -125,6 +125,12 @@ impl Metrics {
                 "Sequences whose prompt lay there, in part.",
                 c.shared_sequences,
             ),
+            (
+                "moec_reread_tokens_total",
+                "counter",
+                "Tokens of prompts that lay in a slot and were computed again, for want of a snapshot where they end.",
+                c.reread_tokens,
+            ),
             ("moec_tokens_total", "counter", "Tokens that were chosen.", c.tokens),
             ("moec_decode_steps_total", "counter", "Steps of decoding.", c.decodes),
             ("moec_decode_rows_total", "counter", "Rows of these steps, a sequence each.", c.rows),
@@ -138,6 +144,12 @@ impl Metrics {
             ("moec_memory_scratch_bytes", "gauge", "Scratch of all threads.", m.scratch),
             ("moec_memory_weight_bytes", "gauge", "Packed weights.", m.weights),
             ("moec_memory_kv_bytes", "gauge", "KV cache when every slot is full.", m.kv),
+            (
+                "moec_memory_snapshot_bytes",
+                "gauge",
+                "Of these, snapshots of states that fold tokens, when there are all.",
+                m.snapshots,
+            ),
             ("moec_memory_frame_bytes", "gauge", "Frames of experts on flash.", m.frames),
             (
                 "moec_memory_resident_bytes",

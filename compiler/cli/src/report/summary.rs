@@ -236,7 +236,9 @@ fn memory(plan: &Plan, module: &Module) -> Vec<Part> {
         }
     }
     for state in &plan.states {
-        *sums.entry((state.memory as usize, "KV cache, full")).or_default() += state.bytes();
+        let live = state.live_bytes().unwrap_or(0);
+        *sums.entry((state.memory as usize, "KV cache, full")).or_default() += live;
+        *sums.entry((state.memory as usize, "snapshots of states")).or_default() += state.bytes() - live;
     }
     for (m, memory) in plan.memories.iter().enumerate() {
         *sums.entry((m, "intermediate results")).or_default() += memory.arena_bytes;

@@ -37,6 +37,48 @@ pub struct Draft {
     pub segment_weights: Vec<WeightId>,
 }
 
+/// Where states lie and in which order. Those that fold tokens have room for snapshots.
+fn states(
+    module: &Module,
+    builder: &Builder<'_>,
+    target: &CpuTarget,
+    model: &ModelInfo,
+    cache: Format,
+) -> Result<Vec<StateBuf>> {
+    let mut states = Vec::with_capacity(module.states.len());
+    for (i, s) in module.states.iter().enumerate() {
+        let shape = match s.ty.shape.as_slice() {
+            &[a, b, c, d] => [int(a)?, int(b)?, int(c)?, int(d)?],
+            _ => return Err(Error::bug(format!("state `{}` has no four axes", s.name))),
+        };
+        let values = builder.values.contains(&StateId(i as u32));
+        let memory = builder.states.get(&(i as u32)).copied().unwrap_or(0);
+        let (format, order) = if s.kind.needs_snapshots() {
+            (Format::F32, target.folded_order(s.kind, shape[2] as usize))
+        } else {
+            (cache, builder.cache_order(memory, values))
+        };
+        states.push(StateBuf {
+            name: s.name.clone(),
+            memory,
+            shape,
+            format,
+            order,
+            kind: s.kind,
+            snapshots: 0,
+        });
+    }
+    let bytes = |folded: bool| {
+        let of = states.iter().filter(|s| !folded || s.kind.needs_snapshots());
+        of.map(|s| s.slot_bytes().unwrap_or(u64::MAX)).fold(0, u64::saturating_add)
+    };
+    let prefill = module.entries.iter().map(|e| e.kind).filter(|k| k.is_prefill());
+    let chunk = int(prefill.map(|k| k.rows()).max().unwrap_or(1))?;
+    let snapshots = moec_ir::state::snapshots(bytes(true), bytes(false), model.max_context, chunk);
+    states.iter_mut().filter(|s| s.kind.needs_snapshots()).for_each(|s| s.snapshots = snapshots);
+    Ok(states)
+}
+
 /// Lays out `module` for `target`, the KV cache in the format `cache`. `artifacts` are further files that the runtime reads;
 /// `statics` says which experts static graphs compute.
 ///
@@ -59,31 +101,7 @@ pub fn layout(
     }
     builder.check_threads()?;
     let paging = if paged { builder.page()? } else { None };
-    let states = module
-        .states
-        .iter()
-        .enumerate()
-        .map(|(i, s)| {
-            let shape = match s.ty.shape.as_slice() {
-                &[a, b, c, d] => [int(a)?, int(b)?, int(c)?, int(d)?],
-                _ => return Err(Error::bug(format!("state `{}` has no four axes", s.name))),
-            };
-            let values = builder.values.contains(&StateId(i as u32));
-            let memory = builder.states.get(&(i as u32)).copied().unwrap_or(0);
-            let order = builder.cache_order(memory, values);
-            // A token that is decoded with few experts first may be decoded again: that goes back by one.
-            let (format, order, snapshots) = if s.kind.needs_snapshots() {
-                (
-                    Format::F32,
-                    target.folded_order(s.kind, shape[2] as usize),
-                    u32::from(model.big_little.is_some()),
-                )
-            } else {
-                (cache, order, 0)
-            };
-            Ok(StateBuf { name: s.name.clone(), memory, shape, format, order, kind: s.kind, snapshots })
-        })
-        .collect::<Result<_>>()?;
+    let states = states(module, &builder, target, &model, cache)?;
     let mut schedule = homes.schedule.clone();
     for layer in schedule.iter_mut().flat_map(|s| &mut s.layers) {
         let of = homes.experts.get(layer.homes as usize).and_then(|h| builder.experts.get(&h.layer));

@@ -181,28 +181,34 @@ fn check_speculation(
     Ok(())
 }
 
-/// Gives the slot what a saved prompt shares with the one at hand, and says how many tokens that are.
-fn restore(engine: &mut Engine<'_>, saved: Saved, request: &Request<'_>, io: &mut Io<'_>) -> Result<usize> {
+/// Gives the slot what a saved prompt holds, if the one at hand can begin with a part of it, and says which tokens these are.
+fn restore(
+    engine: &mut Engine<'_>,
+    saved: Saved,
+    request: &Request<'_>,
+    io: &mut Io<'_>,
+) -> Result<Vec<u32>> {
     if let Some(turn) = saved.turned_from(request.prompt.len()) {
         io.note(&format!(
             "note: nothing of the saved prompt is used: this model turns the positions of prompts of more than {turn} tokens otherwise"
         ));
-        return Ok(0);
+        return Ok(Vec::new());
     }
-    let held = saved.shared_with(request.prompt);
-    if held == 0 {
+    let shared = saved.shared_with(request.prompt);
+    if shared == 0 {
         io.note("note: the saved prompt begins otherwise; nothing of it is used");
-        return Ok(0);
+        return Ok(Vec::new());
     }
+    let ids = saved.ids().to_vec();
     saved.restore(engine, request.slot)?;
-    match engine.rewind(request.slot, held) {
-        Ok(()) => Ok(held),
-        Err(e @ Error::State { .. }) => {
-            io.note(&format!("note: nothing of the saved prompt is used: {e}"));
-            Ok(0)
-        }
-        Err(e) => Err(e),
+    if engine.resumes(request.slot, shared) > 0 {
+        return Ok(ids);
     }
+    match engine.rewind(request.slot, shared) {
+        Err(e @ Error::State { .. }) => io.note(&format!("note: nothing of the saved prompt is used: {e}")),
+        done => done?,
+    }
+    Ok(Vec::new())
 }
 
 /// Generates as the arguments say: behind a saved prompt, saving this one, guessing.
@@ -213,12 +219,12 @@ fn made(
     on_token: &mut dyn FnMut(u32, &mut Io<'_>) -> Result<()>,
 ) -> Result<(Generation, Option<Speculated>)> {
     let (request, saved, decoder, sampler, args) = job;
-    let held = saved.map_or(Ok(0), |saved| restore(engine, saved, request, io))?;
+    let held = saved.map_or(Ok(Vec::new()), |saved| restore(engine, saved, request, io))?;
     let mut save = |engine: &Engine<'_>| match &args.save_prompt {
         Some(path) => saved::save(engine, request.slot, request.prompt, path).map(drop),
         None => Ok(()),
     };
-    let way = Way { held, guesses: args.speculate.unwrap_or(0), read: Some(&mut save) };
+    let way = Way { held: &held, guesses: args.speculate.unwrap_or(0), read: Some(&mut save) };
     let (done, did) = generate_by(engine, request, way, (decoder, sampler), &mut |id| on_token(id, io))?;
     Ok((done, args.speculate.map(|_| did)))
 }

@@ -130,7 +130,8 @@ impl<'p> Engine<'p> {
         }
         let arena = Region::new("activations", program.arena_bytes())?;
         let beside = beside::open(program, &mut units, files)?;
-        let states = States::new(program, &beside.states)?;
+        let sequences = options.demand.map_or(u32::MAX, |d| u32::try_from(d.sequences).unwrap_or(u32::MAX));
+        let states = States::new(program, &beside.states, sequences)?;
         // One more line between threads, so that the prefetcher of one does not pull at the next.
         let stride = program.scratch_bytes.checked_next_multiple_of(ALIGN).and_then(|b| b.checked_add(ALIGN));
         let used = |u: usize| program.entries.iter().flat_map(|e| &e.steps).any(|s| s.unit as usize == u);

@@ -4,7 +4,7 @@
 //! [`Core::chosen`] and [`Core::end`]. It has no clock and no randomness, so the same calls give the same answers.
 
 use super::Id;
-use super::slots::{Means, Place, Slots};
+use super::slots::{Means, Place, Resumes, Slots};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -53,6 +53,8 @@ struct Sequence {
     prompt: usize,
     /// Tokens whose states are in the slot.
     filled: usize,
+    /// Where it parts from what a slot held, and where a chunk is to end for the sake of a snapshot.
+    parts: Option<usize>,
 }
 
 /// Sequences after one prompt that have no slots yet.
@@ -88,6 +90,11 @@ impl Core {
         Self { slots, chunk, fork, budget, spent: 0, waiting: VecDeque::new(), live: Vec::new(), next: 0 }
     }
 
+    /// Tokens of a chunk.
+    pub(super) fn chunk(&self) -> usize {
+        self.chunk
+    }
+
     /// Slots that sequences may have.
     pub(super) fn slots(&self) -> &Slots {
         &self.slots
@@ -115,13 +122,13 @@ impl Core {
     ///
     /// The rule of rounds: free slots go to the requests that wait, one to each in turn. Then come chunks of
     /// prompts, the oldest prompt first, up to the budget and at least one; then one step of decoding of all that run.
-    pub(super) fn next(&mut self) -> Action {
+    pub(super) fn next(&mut self, resumes: &Resumes<'_>) -> Action {
         // One after the other: what a slot is said to hold is there when the next sequence looks for its prompt.
         loop {
             if let Some((id, place)) = self.unplaced() {
                 return Action::Place { id, place };
             }
-            if !self.admit() {
+            if !self.admit(resumes) {
                 break;
             }
         }
@@ -130,6 +137,7 @@ impl Core {
         if let Some(s) = prompt {
             // Chunks begin at multiples of their length, as in a run by itself.
             let end = ((s.filled / self.chunk + 1) * self.chunk).min(s.prompt);
+            let end = s.parts.filter(|&at| s.filled < at).map_or(end, |at| end.min(at));
             let fits = self.spent == 0 || self.spent + (end - s.filled) <= self.budget;
             if fits || !runs {
                 let last = end == s.prompt && s.stage == Stage::Prompt { chooses: true };
@@ -167,17 +175,18 @@ impl Core {
     ///
     /// A request of many sequences holds up nobody: its others wait behind those of the requests that have come meanwhile, and no
     /// request gets a second slot before each has got one.
-    fn admit(&mut self) -> bool {
+    fn admit(&mut self, resumes: &Resumes<'_>) -> bool {
         let Some(mut request) = self.waiting.pop_front_if(|_| self.slots.free() > 0) else { return false };
         let computes = |s: &&Sequence| matches!(s.stage, Stage::Unplaced(_) | Stage::Prompt { .. });
         let first = self.live.iter().filter(computes).map(|s| s.id).find(|&id| request.first == Some(id));
         // One that waits copies the prompt when it is there.
         let shared: &[u32] = if first.is_some() { &[] } else { &request.prompt };
         let Some(id) = request.ids.pop_front() else { return true };
-        let Some(place) = self.slots.take(id, shared) else { return false };
+        let Some(place) = self.slots.take(id, shared, resumes) else { return false };
         let stage = first.map_or(Stage::Unplaced(place), |on| Stage::Waits { on });
         let ids = request.prompt.clone();
-        self.live.push(Sequence { id, slot: place.slot, stage, prompt: ids.len(), ids, filled: 0 });
+        let (slot, prompt) = (place.slot, ids.len());
+        self.live.push(Sequence { id, slot, stage, prompt, ids, filled: 0, parts: None });
         if first.is_none() {
             request.first = Some(id);
         }
@@ -203,7 +212,7 @@ impl Core {
         let turned = self.slots.turned(whole);
         if let Some(slot) = self.slots.get_mut(slot).filter(|slot| slot.owner.is_none()) {
             slot.held = ids.to_vec();
-            (slot.turned, slot.pure, slot.mark) = (turned, 0, None);
+            (slot.turned, slot.pure) = (turned, 0);
         }
     }
 
@@ -212,6 +221,7 @@ impl Core {
         let Some(s) = self.live.iter_mut().find(|s| s.id == id) else { return };
         let Stage::Unplaced(place) = s.stage else { return };
         s.filled = kept;
+        s.parts = self.slots.parts(place, kept);
         // One that has its first token has all of its prompt, or computes the rest without choosing again.
         let chosen = s.ids.len() > s.prompt;
         let turned = self.slots.turned(s.prompt);
@@ -221,7 +231,6 @@ impl Core {
             slot.held.extend_from_slice(&s.ids[..kept]);
             slot.turned = turned;
             slot.pure = if place.keep == kept { slot.pure } else { 0 };
-            slot.mark = slot.mark.filter(|&at| at <= kept);
         }
     }
 
@@ -245,21 +254,14 @@ impl Core {
         let pure = self.slots.get_mut(from).map_or(0, |s| s.pure);
         for s in self.live.iter_mut().filter(|s| s.stage == (Stage::Waits { on: id })) {
             let place = if self.fork {
-                Place { slot: s.slot, from: Some(from), keep: prompt }
+                Place { slot: s.slot, from: Some(from), keep: prompt, equal: prompt }
             } else {
-                Place { slot: s.slot, from: None, keep: 0 }
+                Place { slot: s.slot, ..Place::default() }
             };
             s.stage = Stage::Unplaced(place);
             if let Some(slot) = self.slots.get_mut(s.slot) {
                 slot.pure = if self.fork { pure } else { 0 };
             }
-        }
-    }
-
-    /// A sequence whose prompt is there can go back to its end.
-    pub(super) fn marked(&mut self, slot: u32, at: usize) {
-        if let Some(slot) = self.slots.get_mut(slot) {
-            slot.mark = Some(at);
         }
     }
 
@@ -318,7 +320,7 @@ impl Core {
         let mut heir = None;
         for s in self.live.iter_mut().filter(|s| s.stage == (Stage::Waits { on: gone })) {
             s.stage = match heir {
-                None => Stage::Unplaced(Place { slot: s.slot, from: None, keep: 0 }),
+                None => Stage::Unplaced(Place { slot: s.slot, ..Place::default() }),
                 Some(on) => Stage::Waits { on },
             };
             heir.get_or_insert(s.id);

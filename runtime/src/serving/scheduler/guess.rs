@@ -18,6 +18,9 @@ impl<M: Model> Inner<'_, M> {
         let Some(of) = live.get(&id).filter(|of| of.guesses > 0) else { return Ok(false) };
         // Of what is still to come, one token needs no guess.
         let most = of.guesses.min(model.guesses()).min(of.left.saturating_sub(1));
+        // Where a chunk ends there is to be a snapshot.
+        let left = core.chunk() - 1 - pos % core.chunk();
+        let most = if model.means().snapshots { most.min(left) } else { most };
         let mut ids = vec![last];
         ids.extend_from_slice(guess(core.text(id), most));
         if ids.len() == 1 {
@@ -49,8 +52,11 @@ impl<M: Model> Inner<'_, M> {
             Ok(()) => {}
         }
         // The token behind the last one that counts is computed by the next call, which replaces what is there.
-        if let Err(e) = model.rewind(slot, pos + chosen.len()) {
+        if let Err(e) = model.take_back(slot, pos, &ids[..chosen.len()]) {
             return self.fail(id, e, sink).map(|()| true);
+        }
+        if (pos + chosen.len()).is_multiple_of(core.chunk()) {
+            model.snapshot(slot);
         }
         if chosen.is_empty() {
             did.alone += 1;

@@ -7,7 +7,8 @@
 //! one round's chunks per token: neither starves. Sequences that end leave their slot at once, and others enter.
 //!
 //! **Equal prefixes are computed once.** A slot keeps its text when its sequence has left. A prompt that begins as what a slot holds
-//! takes that over, or a copy of it ([`Sharing`]). Several sequences after one prompt compute it once. Where answers are decoded with
+//! takes that over, or a copy of it ([`Sharing`]). States into which tokens are folded go back to snapshots alone: these are made where a
+//! call with a prompt ends, where a chunk of an answer does, and where a prompt parts from what a slot holds. Several sequences after one prompt compute it once. Where answers are decoded with
 //! fewer experts, only whole chunks of prompts are shared, which all experts have computed.
 //!
 //! **What company changes.** Kernels for several rows sum in another order than those for one, so an answer may differ from that of a run by itself
@@ -91,6 +92,8 @@ pub struct Counters {
     pub shared_tokens: u64,
     /// Sequences whose prompt was, in part.
     pub shared_sequences: u64,
+    /// Tokens of prompts that were in a slot and were computed again all the same: what lies between a snapshot and where they part.
+    pub reread_tokens: u64,
     /// Tokens that were chosen.
     pub tokens: u64,
     /// Steps of decoding, and the rows of all of them.
@@ -280,14 +283,20 @@ impl<'j, M: Model> Inner<'j, M> {
     fn step(&mut self, sink: &mut Sink<'_>) -> Result<Step> {
         self.expire(sink);
         let start = Instant::now();
-        let done = match self.core.next() {
+        let Self { model, core, .. } = self;
+        let next = core.next(&|slot, most| model.resumes(slot, most));
+        let done = match next {
             Action::Idle => Done::Idle,
             Action::Place { id, place } => {
                 match self.model.place(place.slot, place.from, place.keep) {
                     Ok(kept) => {
                         self.counters.shared_tokens += kept as u64;
                         self.counters.shared_sequences += u64::from(kept > 0);
+                        self.counters.reread_tokens += place.equal.saturating_sub(kept) as u64;
                         self.core.placed(id, kept);
+                        if kept > 0 {
+                            self.model.snapshot(place.slot);
+                        }
                         if let Some(live) = self.live.get_mut(&id) {
                             live.deadline = live.limit.and_then(|limit| start.checked_add(limit));
                         }
@@ -335,12 +344,7 @@ impl<'j, M: Model> Inner<'j, M> {
         match model.prompt(slot, range.start, ids, whole, want, &mut choice) {
             Ok(()) => {
                 self.counters.prompt_tokens += range.len() as u64;
-                // Only behind the last chunk a token is chosen.
-                if let Some(at) =
-                    Some(slot).filter(|_| !choose.is_empty()).and_then(|slot| self.model.mark(slot))
-                {
-                    self.core.marked(slot, at);
-                }
+                self.model.snapshot(slot);
                 self.core.prompted(id, range);
                 chosen.into_iter().try_for_each(|(id, choice)| self.book(id, choice, sink))
             }
@@ -391,7 +395,13 @@ impl<'j, M: Model> Inner<'j, M> {
         self.core.decoded(rows.iter().map(|row| row.0));
         for ((row, choice), failed) in rows.iter().zip(chosen).zip(failed) {
             match (choice, failed) {
-                (Some(choice), _) => self.book(row.0, choice, sink)?,
+                (Some(choice), _) => {
+                    let (_, slot, pos, _) = *row;
+                    if (pos + 1).is_multiple_of(self.core.chunk()) {
+                        self.model.snapshot(slot);
+                    }
+                    self.book(row.0, choice, sink)?;
+                }
                 (None, failed) => self.fail(row.0, failed.unwrap_or(Error::NotFinite), sink)?,
             }
         }

@@ -7,7 +7,6 @@ use crate::exec::engine::{self, Engine, Want};
 use crate::kv::states;
 use crate::serving::big_little::Decoder;
 use moec_ir::EntryKind;
-use moec_ir::plan::StateKind;
 
 /// Computes tokens in slots.
 pub(super) trait Model {
@@ -18,8 +17,11 @@ pub(super) trait Model {
     /// where its states cannot go back so far.
     fn place(&mut self, slot: u32, from: Option<u32>, keep: usize) -> Result<usize>;
 
-    /// Has a slot go back to where it is now, if its states need that and can, and gives the position.
-    fn mark(&mut self, slot: u32) -> Option<usize>;
+    /// The furthest position of a slot up to `most` at which a sequence can go on: to which the slot goes back, and from which it is copied.
+    fn resumes(&self, slot: u32, most: usize) -> usize;
+
+    /// Has a slot go back to where it is now, if its states need that and can.
+    fn snapshot(&mut self, slot: u32);
 
     /// Appends a chunk of a prompt of `whole` tokens; `sink` gets the logits behind it, if they are wanted.
     fn prompt(
@@ -39,7 +41,8 @@ pub(super) trait Model {
     /// Tokens that [`Model::extend`] takes behind the first one at most.
     fn guesses(&self) -> usize;
 
-    /// Appends several tokens to a sequence in one call; `sink` gets the index and the logits of each, in order.
+    /// Appends several tokens to a sequence in one call, of which some may be taken back; `sink` gets the index and the logits of each, in
+    /// order.
     fn extend(
         &mut self,
         slot: u32,
@@ -48,8 +51,8 @@ pub(super) trait Model {
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<()>;
 
-    /// Has a slot hold its first tokens alone.
-    fn rewind(&mut self, slot: u32, len: usize) -> Result<()>;
+    /// Takes back what [`Model::extend`] has appended at `pos`, but for its first tokens, `ids`.
+    fn take_back(&mut self, slot: u32, pos: usize, ids: &[u32]) -> Result<()>;
 }
 
 /// An engine, and what decodes its tokens.
@@ -76,10 +79,8 @@ fn means(program: &Program, exact: bool, reduced: bool) -> Means {
         Sharing::All
     };
     let fork = states::check_fork(program).is_ok();
-    let caches = |s: &moec_ir::plan::StateBuf| matches!(s.kind, StateKind::Cache | StateKind::Ring { .. });
-    let rewind = program.states.iter().all(caches);
-    let marks = !rewind && states::check_snapshots(program).is_ok();
-    Means { sharing, chunk, turn: engine::turn(program), fork, rewind, marks }
+    let snapshots = program.states.iter().any(|s| s.kind.needs_snapshots());
+    Means { sharing, chunk, turn: engine::turn(program), fork, snapshots }
 }
 
 impl Model for Served<'_, '_> {
@@ -90,8 +91,11 @@ impl Model for Served<'_, '_> {
 
     fn place(&mut self, slot: u32, from: Option<u32>, keep: usize) -> Result<usize> {
         if keep > 0 {
-            let forked = from.map_or(Ok(()), |from| self.engine.fork(from, slot));
-            match forked.and_then(|()| self.engine.rewind(slot, keep)) {
+            let done = match from {
+                Some(from) => self.engine.fork(from, slot, keep),
+                None => self.engine.rewind(slot, keep),
+            };
+            match done {
                 Ok(()) => return Ok(keep),
                 Err(Error::State { .. } | Error::Gap { .. }) => {}
                 Err(e) => return Err(e),
@@ -101,9 +105,13 @@ impl Model for Served<'_, '_> {
         Ok(0)
     }
 
-    fn mark(&mut self, slot: u32) -> Option<usize> {
-        // One that cannot be made is one that cannot be used.
-        self.means().marks.then(|| self.engine.snapshot(slot).ok()).flatten()
+    fn resumes(&self, slot: u32, most: usize) -> usize {
+        self.engine.resumes(slot, most)
+    }
+
+    fn snapshot(&mut self, slot: u32) {
+        // One that cannot be made is one that nobody asks for.
+        drop(self.engine.snapshot(slot));
     }
 
     fn prompt(
@@ -141,13 +149,21 @@ impl Model for Served<'_, '_> {
         ids: &[u32],
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<()> {
+        self.engine.keep(slot, pos)?;
         self.engine.extend(slot, pos, ids, &mut |i, logits| {
             sink(i, logits);
             Ok(())
         })
     }
 
-    fn rewind(&mut self, slot: u32, len: usize) -> Result<()> {
-        self.engine.rewind(slot, len)
+    fn take_back(&mut self, slot: u32, pos: usize, ids: &[u32]) -> Result<()> {
+        match self.engine.rewind(slot, pos + ids.len()) {
+            // What folds tokens goes back to where they begin, and takes in again those that count.
+            Err(Error::State { .. }) => {
+                self.engine.rewind(slot, pos)?;
+                if ids.is_empty() { Ok(()) } else { self.engine.extend(slot, pos, ids, &mut |_, _| Ok(())) }
+            }
+            done => done,
+        }
     }
 }

@@ -27,20 +27,23 @@ pub(super) struct Means {
     pub(super) turn: Option<usize>,
     /// Whether a sequence can be copied from slot to slot.
     pub(super) fork: bool,
-    /// Whether it can go back to any of its tokens; else only what goes on from a slot's end shares it, or from its mark.
-    pub(super) rewind: bool,
-    /// Whether a sequence that cannot goes back to the end of its prompt, where a mark is made.
-    pub(super) marks: bool,
+    /// Whether a sequence goes back to snapshots alone.
+    pub(super) snapshots: bool,
 }
 
+/// The furthest position of a slot up to another one at which a sequence can go on, as [`crate::Engine::resumes`] gives it.
+pub(super) type Resumes<'r> = dyn Fn(u32, usize) -> usize + 'r;
+
 /// Where a sequence begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) slot: u32,
     /// The slot whose sequence is copied first.
     pub(super) from: Option<u32>,
     /// Tokens that are there already; at 0 the slot is emptied.
     pub(super) keep: usize,
+    /// Tokens that some slot holds and that may be shared: more than `keep` where there is no snapshot of them.
+    pub(super) equal: usize,
 }
 
 /// What a slot holds.
@@ -54,8 +57,6 @@ pub(super) struct Slot {
     pub(super) turned: bool,
     /// How many of them, from the first on, came in whole chunks of a prompt.
     pub(super) pure: usize,
-    /// Where it can go back to, if nowhere else. A copy has no mark.
-    pub(super) mark: Option<usize>,
     /// When it was last taken or left; 0: never.
     used: u64,
 }
@@ -95,33 +96,28 @@ impl Slots {
     ///
     /// The longest shared prefix counts. A slot that holds it and more is cut back only if a copy into the least recently used
     /// free slot would lose more tokens than that.
-    pub(super) fn take(&mut self, owner: Id, prompt: &[u32]) -> Option<Place> {
+    pub(super) fn take(&mut self, owner: Id, prompt: &[u32], resumes: &Resumes<'_>) -> Option<Place> {
         let free = |i: &usize| self.all[*i].owner.is_none();
         let victim = (0..self.all.len()).filter(free).min_by_key(|&i| (self.all[i].used, i))?;
         let lost = |i: usize, keep: usize| self.all[i].held.len() - keep;
-        // What a mark gives is had in its own slot alone.
-        let copies = |i: usize, keep: usize| self.means.fork && (self.means.rewind || lost(i, keep) == 0);
-        let usable = |i: usize| {
-            let keep = self.shared(&self.all[i], prompt);
-            if self.all[i].owner.is_none() || copies(i, keep) { keep } else { 0 }
-        };
-        let best = (0..self.all.len())
-            .map(|i| (usable(i), i))
+        let usable = (0..self.all.len()).filter(|i| self.means.fork || free(i));
+        let shared: Vec<_> = usable.map(|i| (self.shared(i, prompt, resumes), i)).collect();
+        let equal = shared.iter().map(|((_, equal), _)| *equal).max().unwrap_or(0);
+        let best = shared
+            .into_iter()
+            .map(|((keep, _), i)| (keep, i))
             .filter(|(keep, _)| *keep > 0)
             // Of equal ones a free slot that loses least, and the first of these.
             .min_by_key(|&(keep, i)| {
                 (std::cmp::Reverse(keep), self.all[i].owner.is_some(), lost(i, keep), i)
             });
         let place = match best {
-            None => Place { slot: victim as u32, from: None, keep: 0 },
+            None => Place { slot: victim as u32, from: None, keep: 0, equal },
             Some((keep, i)) => {
                 let cheaper = || lost(i, keep) <= self.all[victim].held.len() || victim == i;
-                let stays = self.all[i].owner.is_none() && (!copies(i, keep) || cheaper());
-                if stays {
-                    Place { slot: i as u32, from: None, keep }
-                } else {
-                    Place { slot: victim as u32, from: Some(self.first + i as u32), keep }
-                }
+                let stays = self.all[i].owner.is_none() && (!self.means.fork || cheaper());
+                let from = (!stays).then_some(self.first + i as u32);
+                Place { slot: if stays { i } else { victim } as u32, from, keep, equal }
             }
         };
         let pure = match best {
@@ -133,10 +129,15 @@ impl Slots {
         slot.held.clear();
         slot.held.extend_from_slice(&prompt[..place.keep]);
         slot.pure = pure;
-        slot.mark = slot.mark.filter(|&at| place.from.is_none() && at <= place.keep);
         self.clock += 1;
         slot.used = self.clock;
         Some(Place { slot: self.first + place.slot, ..place })
+    }
+
+    /// Where a prompt parts from what a slot holds, if a snapshot there would save the next prompt that parts there an eighth of a chunk.
+    pub(super) fn parts(&self, place: Place, kept: usize) -> Option<usize> {
+        let saves = place.equal.saturating_sub(kept) >= (self.means.chunk / 8).max(1);
+        (self.means.snapshots && self.means.sharing == Sharing::All && saves).then_some(place.equal)
     }
 
     /// A slot is nobody's; what it holds stays until somebody takes it.
@@ -154,31 +155,32 @@ impl Slots {
         if let Some(slot) = self.get_mut(slot) {
             slot.held.clear();
             slot.pure = 0;
-            slot.mark = None;
         }
     }
 
-    /// How many tokens of a prompt a slot's text gives. The last one is always computed, for its logits.
-    fn shared(&self, slot: &Slot, prompt: &[u32]) -> usize {
+    /// How many tokens of a prompt a slot gives, and how many it holds that may be shared. The last one is always computed, for its logits.
+    fn shared(&self, i: usize, prompt: &[u32], resumes: &Resumes<'_>) -> (usize, usize) {
+        let slot = &self.all[i];
         if slot.turned != self.turned(prompt.len()) {
-            return 0;
+            return (0, 0);
         }
         let most = prompt.len().saturating_sub(1);
         let equal = slot.held.iter().zip(prompt).take_while(|(a, b)| a == b).count().min(most);
-        let keep = match self.means.sharing {
-            Sharing::None => 0,
-            Sharing::Chunks => {
-                let chunk = self.means.chunk.max(1);
-                equal.min(slot.pure) / chunk * chunk
-            }
-            Sharing::All => equal,
+        let chunk = self.means.chunk.max(1);
+        let (equal, step) = match self.means.sharing {
+            Sharing::None => (0, 1),
+            Sharing::Chunks => (equal.min(slot.pure) / chunk * chunk, chunk),
+            Sharing::All => (equal, 1),
         };
-        if self.means.rewind || keep == slot.held.len() {
-            return keep;
+        let mut keep = equal;
+        while keep > 0 {
+            let at = resumes(self.first + i as u32, keep);
+            if at.is_multiple_of(step) {
+                return (at, equal);
+            }
+            keep = at / step * step;
         }
-        let whole =
-            |at: usize| self.means.sharing != Sharing::Chunks || at.is_multiple_of(self.means.chunk.max(1));
-        slot.mark.filter(|&at| at <= keep && whole(at)).unwrap_or(0)
+        (0, equal)
     }
 
     /// Slots that hold text of sequences that have left.

@@ -16,9 +16,12 @@ struct Toy {
     slots: Vec<Vec<u32>>,
     sharing: Option<Sharing>,
     fork: bool,
-    rewind: bool,
-    /// Where slots can go back to, if that is what they can.
-    marks: Option<Vec<Option<usize>>>,
+    /// Where slots can go back to; `None`: anywhere.
+    snapshots: Option<Vec<Vec<usize>>>,
+    /// Snapshots that a slot keeps.
+    room: usize,
+    /// Where the last guesses began.
+    kept: Option<(u32, usize)>,
     /// Tokens behind which a prompt is another one: what it holds is `VOCAB` more than its tokens.
     turn: Option<usize>,
     /// A token behind which the model fails.
@@ -71,48 +74,62 @@ impl Toy {
         let slot_holds = &mut self.slots[slot as usize];
         assert!(pos <= slot_holds.len(), "a hole in slot {slot}");
         if pos < slot_holds.len() {
-            assert!(self.rewind, "a slot that cannot go back");
+            let kept = self.kept == Some((slot, pos));
+            assert!(self.snapshots.is_none() || kept, "a slot that cannot go back");
             slot_holds.truncate(pos);
         }
         slot_holds.push(held(id, length, self.turn));
         Ok(())
     }
+
+    /// Whether slots go back to any position.
+    fn rewinds(&self) -> bool {
+        self.snapshots.is_none()
+    }
+}
+
+/// Snapshots of every slot, none so far.
+fn folded() -> Option<Vec<Vec<usize>>> {
+    Some(vec![Vec::new(); SLOTS as usize])
 }
 
 impl Model for Toy {
     fn means(&self) -> Means {
         let sharing = self.sharing.unwrap_or(Sharing::All);
-        let marks = self.marks.is_some();
-        Means { sharing, chunk: CHUNK, turn: self.turn, fork: self.fork, rewind: self.rewind, marks }
+        Means { sharing, chunk: CHUNK, turn: self.turn, fork: self.fork, snapshots: !self.rewinds() }
     }
 
     fn place(&mut self, slot: u32, from: Option<u32>, keep: usize) -> Result<usize> {
-        if let Some(from) = from {
-            assert!(self.fork);
-            self.slots[slot as usize] = self.slots[from as usize].clone();
+        let source = from.unwrap_or(slot);
+        assert!(from.is_none() || self.fork);
+        assert_eq!(self.resumes(source, keep), keep, "slot {source} cannot go on there");
+        self.slots[slot as usize] = self.slots[source as usize][..keep].to_vec();
+        if let Some(snapshots) = &mut self.snapshots {
+            let kept = snapshots[source as usize].iter().copied().filter(|&at| at <= keep);
+            snapshots[slot as usize] = kept.collect();
         }
-        let held = &mut self.slots[slot as usize];
-        let mark = self.marks.as_mut().map(|marks| &mut marks[slot as usize]);
-        if from.is_some() {
-            if let Some(mark) = mark {
-                *mark = None;
-            }
-        } else {
-            let back = mark.as_ref().is_some_and(|mark| **mark == Some(keep));
-            assert!(keep <= held.len() && (keep == 0 || self.rewind || back || keep == held.len()));
-            if let Some(mark) = mark {
-                *mark = mark.filter(|&at| at <= keep);
-            }
-        }
-        assert!(keep <= held.len() && (from.is_none() || keep == 0 || self.rewind || keep == held.len()));
-        held.truncate(keep);
         Ok(keep)
     }
 
-    fn mark(&mut self, slot: u32) -> Option<usize> {
+    fn resumes(&self, slot: u32, most: usize) -> usize {
+        let len = self.slots[slot as usize].len();
+        let most = most.min(len);
+        match &self.snapshots {
+            Some(snapshots) if most < len => {
+                snapshots[slot as usize].iter().copied().filter(|&at| at <= most).max().unwrap_or(0)
+            }
+            _ => most,
+        }
+    }
+
+    fn snapshot(&mut self, slot: u32) {
         let at = self.slots[slot as usize].len();
-        self.marks.as_mut()?[slot as usize] = Some(at);
-        Some(at)
+        if let Some(snapshots) = self.snapshots.as_mut().map(|all| &mut all[slot as usize]) {
+            snapshots.push(at);
+            if snapshots.len() > self.room {
+                snapshots.remove(0);
+            }
+        }
     }
 
     fn prompt(
@@ -149,7 +166,7 @@ impl Model for Toy {
     }
 
     fn guesses(&self) -> usize {
-        if self.rewind { 3 } else { 0 }
+        3
     }
 
     fn extend(
@@ -161,6 +178,7 @@ impl Model for Toy {
     ) -> Result<()> {
         assert!(ids.len() > 1 && ids.len() <= 4);
         self.calls.push((0, ids.len()));
+        self.kept = Some((slot, pos));
         if let Some(&id) = ids.iter().find(|&&id| self.poison == Some(id)) {
             return self.append(slot, pos, id, pos + 1);
         }
@@ -171,9 +189,11 @@ impl Model for Toy {
         Ok(())
     }
 
-    fn rewind(&mut self, slot: u32, len: usize) -> Result<()> {
-        assert!(self.rewind && len <= self.slots[slot as usize].len());
-        self.slots[slot as usize].truncate(len);
+    fn take_back(&mut self, slot: u32, pos: usize, ids: &[u32]) -> Result<()> {
+        assert_eq!(self.kept, Some((slot, pos)));
+        let slot = &mut self.slots[slot as usize];
+        assert_eq!(&slot[pos..pos + ids.len()].iter().map(|id| id % VOCAB as u32).collect::<Vec<_>>(), ids);
+        slot.truncate(pos + ids.len());
         Ok(())
     }
 }
@@ -220,14 +240,14 @@ proptest! {
     fn answers_are_those_of_single_runs(
         all in prop::collection::vec(asked(), 1..14),
         sharing in prop::sample::select(vec![Sharing::None, Sharing::Chunks, Sharing::All]),
-        (fork, rewind, marks) in any::<(bool, bool, bool)>(),
+        (fork, rewind, room) in (any::<bool>(), any::<bool>(), 0..6_usize),
         budget in 0..20usize,
         poison in prop::option::of(0..VOCAB as u32),
         guesses in 0..5usize,
         turn in prop::option::of(0..25usize),
     ) {
-        let marks = (marks && !rewind).then(|| vec![None; SLOTS as usize]);
-        let toy = Toy { sharing: Some(sharing), fork, rewind, marks, turn, poison, ..Toy::default() };
+        let snapshots = if rewind { None } else { folded() };
+        let toy = Toy { sharing: Some(sharing), fork, snapshots, room, turn, poison, ..Toy::default() };
         let mut s = scheduler(toy, budget, usize::MAX);
         let seen: RefCell<BTreeMap<Id, Seen>> = RefCell::default();
         let (mut names, mut cancelled) = (Vec::new(), Vec::new());
@@ -293,8 +313,7 @@ proptest! {
 
 #[test]
 fn prompts_and_decoding_take_turns() {
-    let mut s =
-        scheduler(Toy { fork: true, rewind: true, sharing: Some(Sharing::None), ..Toy::default() }, 4, 9);
+    let mut s = scheduler(Toy { fork: true, sharing: Some(Sharing::None), ..Toy::default() }, 4, 9);
     let mut quiet = |_, _| true;
     let endless = |prompt: &[u32], n| Job { end: Vec::new(), ..job(prompt, 1, n) };
     s.submit(endless(&[1], 20), SLOTS).unwrap();
@@ -312,7 +331,7 @@ fn prompts_and_decoding_take_turns() {
 
 #[test]
 fn equal_prefixes_are_computed_once() {
-    let mut s = scheduler(Toy { fork: true, rewind: true, ..Toy::default() }, 99, 9);
+    let mut s = scheduler(Toy { fork: true, ..Toy::default() }, 99, 9);
     let system = [1, 2, 0, 1, 2, 0, 1, 2, 0, 1];
     for last in 0..3 {
         let prompt: Vec<u32> = system.iter().copied().chain([last]).collect();
@@ -321,7 +340,7 @@ fn equal_prefixes_are_computed_once() {
     }
     assert_eq!((s.counters.prompt_tokens, s.counters.shared_tokens), (11 + 1 + 1, 20));
     // Turns of a conversation: the answer of the first one is not computed again, but for its last token.
-    let mut s = scheduler(Toy { fork: true, rewind: true, ..Toy::default() }, 99, 9);
+    let mut s = scheduler(Toy { fork: true, ..Toy::default() }, 99, 9);
     let mut turn = system.to_vec();
     for expected in [0, 13] {
         let before = s.counters.shared_tokens;
@@ -331,18 +350,33 @@ fn equal_prefixes_are_computed_once() {
         turn.extend(alone(&turn, 4, 7, None));
         turn.push(2);
     }
-    // States that cannot go back to any token go back to the end of the last prompt, or else begin anew.
-    for (marks, expected) in [(Some(vec![None; SLOTS as usize]), 10), (None, 0)] {
-        let mut s = scheduler(Toy { fork: true, marks, ..Toy::default() }, 99, 9);
-        for prompt in [&system[..], &[&system[..], &[9, 9]].concat()] {
-            s.submit(job(prompt, 1, 4), SLOTS).unwrap();
-            while s.step(&mut |_, _| true).unwrap().done != Done::Idle {}
-        }
-        assert_eq!(s.counters.shared_tokens, expected);
+    // States that fold tokens go back to a snapshot: of a chunk, where a prompt has ended, where one has parted from another.
+    let asked = |s: &mut Inner<'_, Toy>, prompt: &[u32]| {
+        let before = s.counters;
+        s.submit(job(prompt, 1, 4), SLOTS).unwrap();
+        while s.step(&mut |_, _| true).unwrap().done != Done::Idle {}
+        let now = s.counters;
+        let read = now.prompt_tokens - before.prompt_tokens;
+        (read, now.shared_tokens - before.shared_tokens, now.reread_tokens - before.reread_tokens)
+    };
+    for (room, expected) in [
+        (9, [(10, 0, 0), (2, 10, 0), (4, 8, 1), (3, 9, 0), (3, 4, 2)]),
+        (0, [(10, 0, 0), (12, 0, 10), (12, 0, 9), (12, 0, 9), (7, 0, 6)]),
+    ] {
+        let mut s = scheduler(Toy { fork: true, snapshots: folded(), room, ..Toy::default() }, 99, 9);
+        let edited = |to: usize, id: u32| [&system[..to], &[id, 5, 5][..]].concat();
+        let prompts = [
+            system.to_vec(),
+            [&system[..], &[9, 9]].concat(),
+            edited(9, 3),
+            edited(9, 4),
+            [&system[..6], &[8]].concat(),
+        ];
+        let found = prompts.map(|prompt| asked(&mut s, &prompt));
+        assert_eq!(found, expected);
     }
     // Several after one prompt: once, whatever they share.
-    let mut s =
-        scheduler(Toy { fork: true, rewind: true, sharing: Some(Sharing::None), ..Toy::default() }, 99, 9);
+    let mut s = scheduler(Toy { fork: true, sharing: Some(Sharing::None), ..Toy::default() }, 99, 9);
     s.submit(job(&system, 3, 5), SLOTS).unwrap();
     while s.step(&mut |_, _| true).unwrap().done != Done::Idle {}
     assert_eq!(s.counters.prompt_tokens, 10);
@@ -350,7 +384,7 @@ fn equal_prefixes_are_computed_once() {
 
 #[test]
 fn what_is_too_much_is_refused() {
-    let mut s = scheduler(Toy { fork: true, rewind: true, ..Toy::default() }, 4, 2);
+    let mut s = scheduler(Toy { fork: true, ..Toy::default() }, 4, 2);
     for _ in 0..3 {
         s.submit(job(&[1], 1, 4), SLOTS).unwrap();
         s.step(&mut |_, _| true).unwrap();
@@ -364,7 +398,7 @@ fn what_is_too_much_is_refused() {
 
 #[test]
 fn time_ends_a_sequence() {
-    let mut s = scheduler(Toy { fork: true, rewind: true, ..Toy::default() }, 4, 2);
+    let mut s = scheduler(Toy { fork: true, ..Toy::default() }, 4, 2);
     s.submit(Job { limit: Some(Duration::ZERO), ..job(&[1], 1, 30) }, SLOTS).unwrap();
     let mut end = None;
     while s
@@ -382,7 +416,7 @@ fn time_ends_a_sequence() {
 /// All slots are taken; a sequence without time left waits for one, and ends only when it has got it.
 #[test]
 fn time_without_a_slot_does_not_count() {
-    let mut s = scheduler(Toy { fork: true, rewind: true, ..Toy::default() }, 4, 9);
+    let mut s = scheduler(Toy { fork: true, ..Toy::default() }, 4, 9);
     let running = s.submit(Job { end: Vec::new(), ..job(&[1], 3, 20) }, SLOTS).unwrap();
     while s.core.live() < 3 {
         s.step(&mut |_, _| true).unwrap();
@@ -408,7 +442,7 @@ fn time_without_a_slot_does_not_count() {
 /// and the large one is whole in the end.
 #[test]
 fn a_request_of_many_sequences_holds_up_nobody() {
-    let mut s = scheduler(Toy { fork: true, rewind: true, ..Toy::default() }, 4, 9);
+    let mut s = scheduler(Toy { fork: true, ..Toy::default() }, 4, 9);
     let endless = |prompt: &[u32], many, n| Job { end: Vec::new(), ..job(prompt, many, n) };
     let long = s.submit(endless(&[1], 1, 39), SLOTS).unwrap()[0];
     s.step(&mut |_, _| true).unwrap();

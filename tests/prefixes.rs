@@ -1,0 +1,470 @@
+//! States that fold tokens (Qwen3-Next's, Kimi Linear's, Granite 4's): prefixes of prompts are taken over from snapshots, by clients of a
+//! server, in conversations, and from files, and tokens are those of a run that reads all of it.
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use crate::support;
+
+use moec_bundle::read::Bundle;
+use moec_runtime::serving::scheduler::{Counters, Event, Job, Scheduler, Setting};
+use moec_runtime::{Decoder, Engine, Options, Program, Request, Sampler, Sampling, Want, generate};
+use moec_testing::http::{get, post};
+use moec_testing::server::Server;
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+use std::fs;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::Stdio;
+use support::{Setup, built, checkpoint, expected, list, moec, ok};
+use tempfile::TempDir;
+
+const CONTEXT: usize = 256;
+const CHUNK: usize = 16;
+const VOCAB: u32 = 320;
+/// Models that fold tokens: by the delta rule with one decay for each head and with one for each channel, and by state spaces.
+const HYBRIDS: [&str; 3] = ["qwen3_next", "kimi_linear", "granitemoehybrid"];
+
+/// What conversations are written as: a word for each role, and what is said.
+const TEMPLATE: &str = "{% for m in messages %}{{ {'system': 'w1', 'user': 'w2', 'assistant': 'w3'}[m.role] }} {{ m.content | trim }} \
+                        {% endfor %}{% if add_generation_prompt %}w3{% endif %}";
+
+/// A tiny checkpoint with the words `w0` … `w319`, compiled.
+struct Case {
+    folder: TempDir,
+}
+
+impl Case {
+    fn new(family: &str, batch: &[usize]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let source = folder.path().join("hf");
+        fs::create_dir(&source).unwrap();
+        for file in fs::read_dir(checkpoint(family)).unwrap() {
+            let file = file.unwrap().path();
+            fs::copy(&file, source.join(file.file_name().unwrap())).unwrap();
+        }
+        let vocab: serde_json::Map<_, _> = (0..VOCAB).map(|i| (format!("w{i}"), i.into())).collect();
+        let tokenizer = json!({
+            "version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "WhitespaceSplit"},
+            "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "w0"},
+        });
+        fs::write(source.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+        fs::write(folder.path().join("words.jinja"), TEMPLATE).unwrap();
+        let setup = Setup { format: "f32", chunk: CHUNK, batch, context: CONTEXT };
+        let case = Self { folder };
+        built(&setup.write(&source, case.folder.path()), &["--target", "native"], &case.bundle());
+        case
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn bundle(&self) -> PathBuf {
+        self.path("b")
+    }
+
+    /// Tokens from a snapshot to the next, however full the slots are, as `info` says.
+    fn distance(&self) -> usize {
+        let info = json_of(moec().arg("run").arg(self.bundle()).args(["info", "--json"]));
+        let memory = &info["memory"];
+        assert!(0 < memory["snapshot_bytes"].as_u64().unwrap());
+        assert!(memory["snapshot_bytes"].as_u64() < memory["kv_bytes"].as_u64());
+        memory["snapshot_distance"].as_u64().unwrap() as usize
+    }
+
+    fn with_engine<T>(
+        &self,
+        change: impl FnOnce(&mut moec_ir::plan::Plan),
+        body: impl FnOnce(&mut Engine<'_>) -> T,
+    ) -> T {
+        let bundle = Bundle::open(&self.bundle()).unwrap();
+        let unit = bundle.unit().unwrap();
+        let mut plan = bundle.plan.clone();
+        change(&mut plan);
+        let program = Program::new(plan, &|s| unit.resolve(s)).unwrap();
+        let options = Options { threads: Some(1), ..Options::default() };
+        body(&mut Engine::open(&program, &bundle.folder, options).unwrap())
+    }
+}
+
+fn json_of(command: &mut std::process::Command) -> Value {
+    serde_json::from_slice(&ok(command).stdout).unwrap()
+}
+
+/// Words that nobody else has.
+fn words(n: usize, seed: u32) -> Vec<u32> {
+    (0..n as u32).map(|i| 10 + (i * i * 7 + i * 31 + seed * 97 + seed * seed * 13) % (VOCAB - 10)).collect()
+}
+
+fn text(ids: &[u32]) -> String {
+    ids.iter().fold(String::new(), |mut out, id| {
+        write!(out, "{}w{id}", if out.is_empty() { "" } else { " " }).unwrap();
+        out
+    })
+}
+
+fn ids(text: &str) -> Vec<u32> {
+    text.split_whitespace().map(|word| word.strip_prefix('w').unwrap().parse().unwrap()).collect()
+}
+
+/// What a run gives that reads all of its prompt.
+fn cold(engine: &mut Engine<'_>, prompt: &[u32], n: usize) -> Vec<u32> {
+    let request = Request { slot: 0, prompt, n, end: &[] };
+    let mut sampler = Sampler::new(Sampling::default());
+    generate(engine, &request, &mut Decoder::full(), &mut sampler, &mut |_| Ok(())).unwrap().ids
+}
+
+/// Largest difference between logits of the same tokens whose sums were made in another order; they are about 1.
+const ORDER: f32 = 1e-4;
+
+/// A prompt read in chunks, from a snapshot, or from a copy of one: the logits have the same bits. Pieces that end elsewhere sum in another
+/// order.
+#[test]
+fn chunks_and_snapshots_give_the_same_bits() {
+    for family in HYBRIDS.into_iter().chain(["lfm2_moe"]) {
+        let case = Case::new(family, &[1, 2]);
+        let prompt = &expected(&checkpoint(family)).ids[..45];
+        case.with_engine(
+            |_| {},
+            |engine| {
+                let read = |engine: &mut Engine<'_>, slot: u32, ends: &[usize]| {
+                    let mut last = Vec::new();
+                    for &end in ends {
+                        let start = engine.len(slot);
+                        let sink = &mut |_: usize, logits: &[f32]| -> moec_runtime::Result<()> {
+                            last = logits.to_vec();
+                            Ok(())
+                        };
+                        engine.prefill(slot, start, &prompt[start..end], Want::Last, sink).unwrap();
+                        engine.snapshot(slot).unwrap();
+                    }
+                    last
+                };
+                let whole = read(engine, 0, &[45]);
+                for ends in [&[16, 32, 45][..], &[16, 45], &[32, 45], &[7, 16, 45], &[1, 31, 45], &[23, 45]] {
+                    let chunks = ends.iter().all(|&end| end % CHUNK == 0 || end == 45);
+                    let same = |made: &[f32]| {
+                        made.len() == whole.len()
+                            && made.iter().zip(&whole).all(|(a, b)| {
+                                if chunks { a.to_bits() == b.to_bits() } else { (a - b).abs() < ORDER }
+                            })
+                    };
+                    engine.reset(1).unwrap();
+                    assert!(same(&read(engine, 1, ends)), "{family}, {ends:?}");
+                    for &from in &ends[..ends.len() - 1] {
+                        engine.fork(1, 0, from).unwrap();
+                        assert!(same(&read(engine, 0, &[45])), "{family}, a copy of {from} of {ends:?}");
+                    }
+                    engine.rewind(1, ends[0]).unwrap();
+                    assert!(same(&read(engine, 1, &[45])), "{family}, back to {}", ends[0]);
+                }
+            },
+        );
+    }
+}
+
+/// What a scheduler makes of prompts that come one after the other: tokens, how likely each was, and tokens of the prompt that were shared.
+fn served(
+    engine: &mut Engine<'_>,
+    setting: &Setting,
+    prompts: &[Vec<u32>],
+    n: usize,
+) -> (Vec<(usize, Vec<(u32, u64)>)>, Counters) {
+    let mut decoder = Decoder::full();
+    let mut scheduler = Scheduler::new(engine, &mut decoder, setting).unwrap();
+    let mut made = Vec::new();
+    for prompt in prompts {
+        let how = Sampling { log_probabilities: Some(0), ..Sampling::default() };
+        let job = Job {
+            prompt: prompt.clone(),
+            choosers: vec![Box::new(Sampler::new(how))],
+            n,
+            end: Vec::new(),
+            limit: None,
+            guesses: 0,
+        };
+        scheduler.submit(job).unwrap();
+        let mut one = (0, Vec::new());
+        let mut hear = |_: u64, event: Event| {
+            match event {
+                Event::Began { shared } => one.0 = shared,
+                Event::Token { id, log_probabilities } => {
+                    one.1.push((id, log_probabilities.unwrap().chosen.to_bits()))
+                }
+                Event::Ended(_) => {}
+            }
+            true
+        };
+        scheduler.run(&mut hear, &mut |_| true).unwrap();
+        made.push(one);
+    }
+    (made, scheduler.counters())
+}
+
+/// Whatever lies in the slots, and however little room there is for snapshots: answers to prompts are those of a run that shares nothing, with
+/// `exact` to the bit. With the plan's own room nothing is read again beyond the distance.
+#[test]
+fn what_is_shared_changes_no_answer_whatever_is_evicted() {
+    use moec_runtime::serving::scheduler::Sharing;
+    for family in HYBRIDS {
+        let case = Case::new(family, &[1, 2]);
+        let distance = case.distance();
+        // Beginnings of one another, edits in them, and others in between, so that slots and snapshots are taken away. An answer of one
+        // token leaves nothing that was decoded.
+        let base = words(200, 1);
+        let edits = [
+            (90, 20),
+            (64, 5),
+            (150, 3),
+            (33, 60),
+            (150, 30),
+            (12, 9),
+            (199, 1),
+            (90, 20),
+            (120, 80),
+            (47, 2),
+        ];
+        let prompts: Vec<Vec<u32>> = (0..)
+            .zip(edits)
+            .flat_map(|(i, (same, own))| {
+                let edited = [&base[..same], &words(own, 50 + i)[..]].concat();
+                [base[..20 * (i as usize + 1)].to_vec(), edited]
+            })
+            .collect();
+        let none = Setting { sharing: Some(Sharing::None), ..Setting::default() };
+        let (alone, _) = case.with_engine(|_| {}, |engine| served(engine, &none, &prompts, 1));
+        for room in [None, Some(0), Some(1), Some(3)] {
+            let few = |plan: &mut moec_ir::plan::Plan| {
+                let folded = plan.states.iter_mut().filter(|s| s.kind.needs_snapshots());
+                folded.for_each(|s| s.snapshots = room.unwrap_or(s.snapshots));
+            };
+            for exact in [false, true] {
+                let setting = Setting { exact, ..Setting::default() };
+                let (made, did) = case.with_engine(few, |engine| served(engine, &setting, &prompts, 1));
+                for ((i, one), alone) in made.iter().enumerate().zip(&alone) {
+                    let same = one.1.len() == alone.1.len()
+                        && one.1.iter().zip(&alone.1).all(|(a, b)| {
+                            let off = (f64::from_bits(a.1) - f64::from_bits(b.1)).abs();
+                            a.0 == b.0 && if exact { a.1 == b.1 } else { off < f64::from(ORDER) }
+                        });
+                    assert!(same, "{family}, prompt {i}, room {room:?}, exact {exact}, {} shared", one.0);
+                }
+                let read: usize = prompts.iter().zip(&made).map(|(prompt, one)| prompt.len() - one.0).sum();
+                assert_eq!(did.prompt_tokens, read as u64);
+                if room.is_none() {
+                    assert!(did.shared_tokens > did.prompt_tokens, "{family}: {did:?}");
+                    let most = (prompts.len() * distance) as u64;
+                    assert!(did.reread_tokens < most, "{family}: {did:?}");
+                }
+                if room == Some(0) && !exact {
+                    assert!(did.reread_tokens > 0, "{family}: {did:?}");
+                }
+            }
+        }
+    }
+}
+
+/// A reply of the server: its words, and tokens of the prompt that it had already.
+fn ask(server: &Server, prompt: &[u32], n: usize) -> (Vec<u32>, usize) {
+    let body = json!({"prompt": prompt, "max_tokens": n, "temperature": 0, "ignore_eos": true});
+    let reply = post(server.address(), "/v1/completions", body).ask().unwrap();
+    let reply: Value = serde_json::from_str(&reply.body).unwrap();
+    let usage = &reply["usage"];
+    assert_eq!(usage["prompt_tokens"], prompt.len(), "{reply}");
+    let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    (ids(reply["choices"][0]["text"].as_str().unwrap()), cached as usize)
+}
+
+/// A figure of `/metrics`.
+fn metric(server: &Server, name: &str) -> u64 {
+    let text = get(server.address(), "/metrics").ask().unwrap().body;
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap().parse().unwrap()
+}
+
+/// Sixteen clients begin alike, edit what they have asked, and go on behind the answer: of none more than the distance is read again, and
+/// every answer is that of a run by itself.
+#[test]
+fn clients_of_a_server_share_a_prompt_and_edit_their_own() {
+    const CLIENTS: u32 = 16;
+    let system = words(101, 3);
+    for (family, options) in [("qwen3_next", &[][..]), ("kimi_linear", &["--exact"])] {
+        let case = Case::new(family, &[1, 4, 16]);
+        let exact = !options.is_empty();
+        let distance = case.distance();
+        let most = |equal: usize| if exact { equal / CHUNK * CHUNK } else { equal }.saturating_sub(distance);
+        let mut command = moec();
+        command.arg("run").arg(case.bundle()).args(["serve", "--port", "0", "--threads", "1"]).args(options);
+        let server = Server::start(&mut command).unwrap();
+        let (_, nothing) = ask(&server, &[&system[..], &[7]].concat(), 2);
+        assert_eq!(nothing, 0);
+        let before =
+            (metric(&server, "moec_prompt_tokens_total"), metric(&server, "moec_shared_tokens_total"));
+        let client = |i: u32| {
+            let mut seen = Vec::new();
+            let asked = [&system[..], &words(20, 100 + i)].concat();
+            let edited = [&asked[..112], &words(12, 200 + i)].concat();
+            for (prompt, equal) in [(&asked, 101), (&edited, 112)] {
+                let (answer, cached) = ask(&server, prompt, 12);
+                seen.push((prompt.clone(), answer, cached, equal));
+            }
+            let answered = [&edited[..], &seen[1].1].concat();
+            let next = [&answered[..], &words(9, 300 + i)].concat();
+            // Of answers nothing is shared where all is to be exact.
+            let equal = if exact { edited.len() } else { answered.len() - 1 };
+            let (answer, cached) = ask(&server, &next, 12);
+            seen.push((next, answer, cached, equal));
+            seen
+        };
+        let seen: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..CLIENTS).map(|i| scope.spawn(move || client(i))).collect();
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        case.with_engine(
+            |_| {},
+            |engine| {
+                for (prompt, answer, cached, equal) in &seen {
+                    assert!(*cached >= most(*equal), "{family}: {cached} of {equal}");
+                    assert_eq!(
+                        *answer,
+                        cold(engine, prompt, 12),
+                        "{family}, {} tokens, {cached} cached",
+                        prompt.len()
+                    );
+                }
+            },
+        );
+        let (read, shared) = seen.iter().fold((0, 0), |(read, shared), (prompt, _, cached, _)| {
+            (read + prompt.len() - cached, shared + cached)
+        });
+        let counted =
+            (metric(&server, "moec_prompt_tokens_total"), metric(&server, "moec_shared_tokens_total"));
+        assert_eq!((counted.0 - before.0, counted.1 - before.1), (read as u64, shared as u64));
+        assert!(metric(&server, "moec_reread_tokens_total") < u64::from(3 * CLIENTS) * distance as u64);
+        assert!(read * 3 < shared, "{read} tokens were read, {shared} shared");
+    }
+}
+
+/// What `chat` answers to lines, an object for each.
+fn chat(case: &Case, options: &[&str], lines: &[String]) -> Vec<Value> {
+    let mut command = moec();
+    command.arg("run").arg(case.bundle()).args([
+        "chat",
+        "--json",
+        "-n",
+        "12",
+        "--temperature",
+        "0",
+        "--threads",
+        "1",
+    ]);
+    command.arg("--template").arg(case.path("words.jinja")).args(options);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all((lines.join("\n") + "\n").as_bytes()).unwrap();
+    let done = child.wait_with_output().unwrap();
+    assert!(done.status.success());
+    String::from_utf8(done.stdout).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// A turn that is answered anew, one whose answer a text has stopped, and one behind it.
+#[test]
+fn conversations_go_back_to_snapshots() {
+    for family in HYBRIDS {
+        let case = Case::new(family, &[1, 2]);
+        let distance = case.distance();
+        let (system, lines) = (text(&words(60, 5)), [words(15, 6), words(18, 7)].map(|ids| text(&ids)));
+        let said = |of: &Value| ids(of["text"].as_str().unwrap());
+        let plain = chat(&case, &["--system", &system], &lines[..1]);
+        // The answer ends in front of its fifth word.
+        let stop = format!("w{}", said(&plain[0])[4]);
+        let again = [lines[0].clone(), "/regenerate".to_owned(), lines[1].clone()];
+        for options in [&["--system", &system][..], &["--system", &system, "--stop", &stop]] {
+            let turns = chat(&case, options, &again);
+            let first = format!("w1 {system} w2 {} w3", lines[0]);
+            let prompts = [
+                first.clone(),
+                first.clone(),
+                format!("{first} {} w2 {} w3", text(&said(&turns[1])), lines[1]),
+            ]
+            .map(|p| ids(&p));
+            // What each prompt has in common with the conversation before it.
+            let same = |a: &[u32], b: &[u32]| a.iter().zip(b).take_while(|(a, b)| a == b).count();
+            let made = |i: usize| -> Vec<u32> {
+                let of: Vec<u32> = serde_json::from_value(turns[i]["ids"].clone()).unwrap();
+                [&prompts[i][..], &of[..of.len() - 1]].concat()
+            };
+            let equal = [0, prompts[1].len() - 1, same(&made(1), &prompts[2])];
+            case.with_engine(
+                |_| {},
+                |engine| {
+                    for (i, turn) in turns.iter().enumerate() {
+                        let number = |key: &str| turn[key].as_u64().unwrap() as usize;
+                        assert_eq!(number("prompt_tokens"), prompts[i].len());
+                        assert!(
+                            number("kept_tokens") >= equal[i].saturating_sub(distance),
+                            "{family}, turn {i}: {turn}"
+                        );
+                        assert_eq!(number("prefilled_tokens"), prompts[i].len() - number("kept_tokens"));
+                        let whole = cold(engine, &prompts[i], 12);
+                        let ids: Vec<u32> = serde_json::from_value(turn["ids"].clone()).unwrap();
+                        assert!(
+                            !ids.is_empty() && whole.starts_with(&ids),
+                            "{family}, turn {i}: {turn}, {whole:?}"
+                        );
+                    }
+                },
+            );
+        }
+    }
+}
+
+/// A saved prompt holds its snapshots: one that parts from it inside goes on from the last before that. Guesses are taken back.
+#[test]
+fn saved_prompts_and_guesses_go_back_to_snapshots() {
+    for family in HYBRIDS {
+        let case = Case::new(family, &[1, 4]);
+        let distance = case.distance();
+        let run = |prompt: &[u32], more: &[&str]| {
+            let mut run = moec();
+            run.arg("run").arg(case.bundle()).args([
+                "generate",
+                "--ids",
+                &list(prompt),
+                "-n",
+                "20",
+                "--json",
+                "--threads",
+                "1",
+            ]);
+            json_of(run.args(more))
+        };
+        let base = words(120, 8);
+        let saved = case.path("base.kv");
+        let saved = saved.to_str().unwrap();
+        run(&base, &["--save-prompt", saved]);
+        for (same, own) in [(120, 10), (119, 1), (100, 30), (70, 4), (40, 0)] {
+            let prompt = [&base[..same], &words(own, 9)].concat();
+            let done = run(&prompt, &["--load-prompt", saved]);
+            let equal = same.min(prompt.len() - 1);
+            let loaded = done["loaded_tokens"].as_u64().unwrap() as usize;
+            assert!(loaded <= equal && loaded + distance > equal, "{family}: {loaded} of {equal}");
+            assert_eq!(done["prefilled_tokens"], prompt.len() - loaded);
+            assert_eq!(done["ids"], run(&prompt, &[])["ids"], "{family}, {same} shared");
+        }
+        // A text that quotes how it goes on.
+        let quotes = |engine: &mut Engine<'_>| {
+            (1..100).find_map(|seed| {
+                let ends = words(32, seed);
+                let quoted = cold(engine, &ends, 4);
+                let prompt = [&ends[31..], &quoted[..], &ends[..]].concat();
+                cold(engine, &prompt, 1).starts_with(&quoted[..1]).then_some(prompt)
+            })
+        };
+        let prompt = case.with_engine(|_| {}, quotes).unwrap();
+        let plain = run(&prompt, &[]);
+        let guessed = run(&prompt, &["--speculate", "3"]);
+        assert_eq!(guessed["ids"], plain["ids"], "{family}");
+        assert!(guessed["speculation"]["calls_with_guesses"].as_u64().unwrap() > 0, "{guessed}");
+    }
+}
