@@ -164,13 +164,16 @@ fn chunks_and_snapshots_give_the_same_bits() {
     }
 }
 
+/// Tokens of a prompt that were shared, and the answer: ids, and the bits of how likely each was.
+type Answer = (usize, Vec<(u32, u64)>);
+
 /// What a scheduler makes of prompts that come one after the other: tokens, how likely each was, and tokens of the prompt that were shared.
 fn served(
     engine: &mut Engine<'_>,
     setting: &Setting,
     prompts: &[Vec<u32>],
     n: usize,
-) -> (Vec<(usize, Vec<(u32, u64)>)>, Counters) {
+) -> (Vec<Answer>, Counters) {
     let mut decoder = Decoder::full();
     let mut scheduler = Scheduler::new(engine, &mut decoder, setting).unwrap();
     let mut made = Vec::new();
@@ -190,7 +193,7 @@ fn served(
             match event {
                 Event::Began { shared } => one.0 = shared,
                 Event::Token { id, log_probabilities } => {
-                    one.1.push((id, log_probabilities.unwrap().chosen.to_bits()))
+                    one.1.push((id, log_probabilities.unwrap().chosen.to_bits()));
                 }
                 Event::Ended(_) => {}
             }

@@ -119,7 +119,8 @@ fn config(args: &Args, config: &Config) -> Result<()> {
         0 => String::new(),
         saved => format!(", {} less for sliding windows", human::bytes(saved)),
     };
-    let (context, chunk) = (shapes.max_context as u32, shapes.prefill_chunk as u32);
+    let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    let (context, chunk) = (narrow(shapes.max_context), narrow(shapes.prefill_chunk));
     let snapshots = snapshots(facts.folded_bytes(), cache / slots.max(1), context, chunk);
     let of_snapshots = facts.folded_bytes() * u64::from(snapshots) * slots;
     let more = match of_snapshots {

@@ -73,7 +73,7 @@ fn states(
         of.map(|s| s.slot_bytes().unwrap_or(u64::MAX)).fold(0, u64::saturating_add)
     };
     let prefill = module.entries.iter().map(|e| e.kind).filter(|k| k.is_prefill());
-    let chunk = int(prefill.map(|k| k.rows()).max().unwrap_or(1))?;
+    let chunk = int(prefill.map(moec_ir::EntryKind::rows).max().unwrap_or(1))?;
     let snapshots = moec_ir::state::snapshots(bytes(true), bytes(false), model.max_context, chunk);
     states.iter_mut().filter(|s| s.kind.needs_snapshots()).for_each(|s| s.snapshots = snapshots);
     Ok(states)

@@ -89,8 +89,8 @@ impl Toy {
 }
 
 /// Snapshots of every slot, none so far.
-fn folded() -> Option<Vec<Vec<usize>>> {
-    Some(vec![Vec::new(); SLOTS as usize])
+fn folded() -> Vec<Vec<usize>> {
+    vec![Vec::new(); SLOTS as usize]
 }
 
 impl Model for Toy {
@@ -246,7 +246,7 @@ proptest! {
         guesses in 0..5usize,
         turn in prop::option::of(0..25usize),
     ) {
-        let snapshots = if rewind { None } else { folded() };
+        let snapshots = (!rewind).then(folded);
         let toy = Toy { sharing: Some(sharing), fork, snapshots, room, turn, poison, ..Toy::default() };
         let mut s = scheduler(toy, budget, usize::MAX);
         let seen: RefCell<BTreeMap<Id, Seen>> = RefCell::default();
@@ -363,7 +363,7 @@ fn equal_prefixes_are_computed_once() {
         (9, [(10, 0, 0), (2, 10, 0), (4, 8, 1), (3, 9, 0), (3, 4, 2)]),
         (0, [(10, 0, 0), (12, 0, 10), (12, 0, 9), (12, 0, 9), (7, 0, 6)]),
     ] {
-        let mut s = scheduler(Toy { fork: true, snapshots: folded(), room, ..Toy::default() }, 99, 9);
+        let mut s = scheduler(Toy { fork: true, snapshots: Some(folded()), room, ..Toy::default() }, 99, 9);
         let edited = |to: usize, id: u32| [&system[..to], &[id, 5, 5][..]].concat();
         let prompts = [
             system.to_vec(),
