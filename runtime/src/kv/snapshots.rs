@@ -10,7 +10,7 @@
 /// A copy of what a slot has folded its first tokens into.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Snapshot {
-    /// Tokens that it is behind.
+    /// Number of tokens before it.
     pos: usize,
     /// Where it lies: an index below the pool's size.
     place: u32,
@@ -84,7 +84,7 @@ impl Pool {
         }
     }
 
-    /// A slot no longer holds what is behind its first `pos` tokens.
+    /// Drops a slot's snapshots after its first `pos` tokens.
     pub(super) fn cut(&mut self, slot: u32, pos: usize) {
         for snapshot in self.all.iter_mut().filter(|s| s.pos > pos) {
             snapshot.slots.retain(|&s| s != slot);
@@ -178,7 +178,7 @@ mod tests {
     #[derive(Default)]
     struct Naive {
         slots: Vec<Vec<u32>>,
-        /// What each place holds: the tokens that it is behind.
+        /// What each place holds: the tokens before it.
         places: BTreeMap<u32, Vec<u32>>,
         next: u32,
     }

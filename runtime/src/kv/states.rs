@@ -18,7 +18,7 @@ struct Folded {
     at: usize,
     /// Bytes of a slot, and of a snapshot.
     slot: usize,
-    /// Bytes of all slots, behind which snapshots lie.
+    /// Bytes of all slots; snapshots follow them.
     live: usize,
 }
 
