@@ -23,7 +23,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
-use support::{Setup, fails, ferris, ferris_relu, moec, ok};
+use support::{Setup, cache, fails, ferris, ferris_relu, moec, ok};
 
 #[test]
 fn two_texts_are_what_their_profiles_merge_to() {
@@ -258,11 +258,7 @@ fn caches_are_compared_on_a_recorded_router() {
     let toml = Setup { format: "bf16", chunk: 64, batch: &[1], context: 512 }.write(&ferris(), folder.path());
     let out = folder.path().join("ferris.trace");
     let mut command = moec();
-    command
-        .env("MOEC_CACHE", folder.path().join("cache"))
-        .env("MOEC_THREADS", "1")
-        .arg("calibrate")
-        .arg(&toml);
+    command.env("MOEC_CACHE", cache(folder.path())).env("MOEC_THREADS", "1").arg("calibrate").arg(&toml);
     command.arg("--text").arg(ferris().join("eval/calibration.txt")).args(["--tokens", "2048", "--quiet"]);
     ok(command.arg("-o").arg(&out));
     let found = json(moec().arg("inspect").arg(&out).args(["--cache", "25%,50%,75%"]));
@@ -299,11 +295,7 @@ fn neurons_of_a_trained_model_are_mostly_zero() {
     let toml = setup.write(&ferris_relu(), folder.path());
     let out = folder.path().join("relu.trace");
     let mut command = moec();
-    command
-        .env("MOEC_CACHE", folder.path().join("cache"))
-        .env("MOEC_THREADS", "1")
-        .arg("calibrate")
-        .arg(&toml);
+    command.env("MOEC_CACHE", cache(folder.path())).env("MOEC_THREADS", "1").arg("calibrate").arg(&toml);
     command.arg("--text").arg(ferris().join("eval/text.txt")).args(["--tokens", "4096", "--quiet"]);
     ok(command.arg("-o").arg(&out));
     let reference = fs::read_to_string(ferris_relu().join("reference_metrics.json")).unwrap();

@@ -50,6 +50,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{Setup, checkpoint, coreml, expected, fails, list, logits_file, moec, ok, tree};
+use support::{Setup, cache, checkpoint, coreml, expected, fails, list, logits_file, moec, ok, tree};
 use tempfile::TempDir;
 use weights::{Matrix, Weights};

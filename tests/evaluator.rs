@@ -13,7 +13,7 @@ use moec_measure::verify::{BOUND, Report, verify};
 use moec_pipeline::{Compilation, Inputs, Stops};
 use moec_targets::target;
 use std::path::Path;
-use support::{FAMILIES, FOLDED, Setup, checkpoint, distance, expected, fails, ferris, moec, ok};
+use support::{FAMILIES, FOLDED, Setup, cache, checkpoint, distance, expected, fails, ferris, moec, ok};
 
 /// Largest relative error of any value anywhere in a model, evaluator against compiled code.
 const CHAINED: f64 = 2e-5;
@@ -177,7 +177,7 @@ fn rounded_by_importance(format: &str) {
     std::fs::write(&toml, std::fs::read_to_string(&toml).unwrap() + &calibrate).unwrap();
     let bundle = folder.path().join("b");
     let mut build = moec();
-    build.env("MOEC_CACHE", folder.path().join("cache"));
+    build.env("MOEC_CACHE", cache(folder.path()));
     ok(build.arg("build").arg(&toml).args(["--no-run", "--quiet", "-o"]).arg(&bundle));
     ok(moec().arg("verify").arg(&bundle));
     ok(moec().arg("verify").arg(&bundle).arg("--source").arg(ferris()));

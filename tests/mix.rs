@@ -10,7 +10,7 @@ use crate::support;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
-use support::{fails, ferris, moec, ok};
+use support::{cache, calibration, fails, ferris, moec, ok, recorded};
 use tempfile::TempDir;
 
 /// A model of ferris with a profile of a few thousand tokens.
@@ -21,11 +21,7 @@ struct Case {
 impl Case {
     fn new() -> Self {
         let case = Self { folder: tempfile::tempdir().unwrap() };
-        let toml = case.toml("");
-        let mut command = moec();
-        command.env("MOEC_CACHE", case.path("cache")).arg("calibrate").arg(toml).arg("--quiet");
-        command.arg("--text").arg(ferris().join("eval/calibration.txt")).args(["--tokens", "8192", "-o"]);
-        ok(command.arg(case.path("t.trace")));
+        recorded(&case.toml(""), &["--text", &calibration(), "--tokens", "8192"], &case.path("t.trace"));
         case
     }
 
@@ -46,7 +42,7 @@ impl Case {
 
     fn build(&self, weights: &str, name: &str) -> std::process::Command {
         let mut command = moec();
-        command.env("MOEC_CACHE", self.path("cache")).arg("build").arg(self.toml(weights));
+        command.env("MOEC_CACHE", cache(self.folder.path())).arg("build").arg(self.toml(weights));
         command.args(["--no-run", "-o"]).arg(self.path(name));
         command
     }
@@ -56,7 +52,7 @@ impl Case {
     }
 
     fn json(&self, command: &mut std::process::Command) -> Value {
-        let said = ok(command.arg("--json").env("MOEC_CACHE", self.path("cache"))).stdout;
+        let said = ok(command.arg("--json").env("MOEC_CACHE", cache(self.folder.path()))).stdout;
         serde_json::from_slice(&said).unwrap()
     }
 }
@@ -80,7 +76,7 @@ fn feedback_is_nearer_to_the_model() {
         eval.arg("--text").arg(ferris().join("eval/text.txt")).args(["--windows", "12"]);
         let explained = case.json(moec().arg("explain").arg(case.path("out.moec")));
         assert_eq!(explained["rounding"], rounding);
-        ok(moec().env("MOEC_CACHE", case.path("cache")).arg("verify").arg(case.path("out.moec")));
+        ok(moec().env("MOEC_CACHE", cache(case.folder.path())).arg("verify").arg(case.path("out.moec")));
         case.json(&mut eval)["divergence"].as_f64().unwrap()
     };
     for class in ["attention", "embeddings"] {

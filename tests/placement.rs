@@ -34,7 +34,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{GRAPHS, Setup, checkpoint, coreml, fails, ferris, moec, ok};
+use support::{GRAPHS, Setup, cache, checkpoint, coreml, fails, ferris, moec, ok, recorded};
 
 const CHUNK: u32 = 64;
 
@@ -550,14 +550,17 @@ impl Calibrated {
 
     fn moec(&self, verb: &str) -> Command {
         let mut command = moec();
-        command.env("MOEC_CACHE", self.path("cache")).env("MOEC_THREADS", "1").arg(verb).arg("--quiet");
+        command
+            .env("MOEC_CACHE", cache(self.folder.path()))
+            .env("MOEC_THREADS", "1")
+            .arg(verb)
+            .arg("--quiet");
         command
     }
 
     fn calibrate(&self, text: &str, out: &str) {
-        let mut command = self.moec("calibrate");
-        command.arg(&self.toml).arg("--text").arg(ferris().join("eval").join(text));
-        ok(command.args(["--tokens", "2048", "--window", "256", "-o"]).arg(self.path(out)));
+        let text = ferris().join("eval").join(text).display().to_string();
+        recorded(&self.toml, &["--text", &text, "--tokens", "2048", "--window", "256"], &self.path(out));
     }
 
     /// Builds for a target; the rest are further arguments.

@@ -12,23 +12,20 @@ use moec_profile::Profile;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::{fs, iter};
-use support::{checkpoint, fails, ferris, ferris_relu, moec, ok, root};
+use support::{calibration, checkpoint, fails, ferris, ferris_relu, moec, ok, recorded, root};
 
 /// Tokens that calibration reads, and windows that perplexity is measured on.
 const CALIBRATED: &str = "8192";
 const WINDOWS: &str = "12";
 
-/// What ferris-relu's experts see, recorded once for all tests.
+/// What ferris-relu's experts see.
 fn profile() -> &'static Path {
     static PLACE: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, path) = PLACE.get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();
         let toml = write(&ferris_relu(), folder.path(), "bf16", "");
         let out = folder.path().join("ferris-relu.profile");
-        let mut command = moec();
-        command.env("MOEC_CACHE", folder.path().join("cache")).arg("calibrate").arg(&toml);
-        command.arg("--text").arg(ferris().join("eval/calibration.txt")).args(["--tokens", CALIBRATED]);
-        ok(command.arg("--quiet").arg("-o").arg(&out));
+        recorded(&toml, &["--text", &calibration(), "--tokens", CALIBRATED], &out);
         (folder, out)
     });
     path

@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{Setup, checkpoint, expected, fails, ferris, moec, ok};
+use support::{Setup, cache, calibration, checkpoint, expected, fails, ferris, moec, ok, recorded};
 
 const PHONE: &str = "snapdragon-8-gen-3";
 
@@ -55,9 +55,8 @@ impl Case {
         let setup = Setup { format: "f16", chunk, batch: &[1], context: 256 };
         let toml = setup.write(&ferris().with_file_name(model), folder.path());
         let case = Self { folder, toml };
-        let mut command = case.moec("calibrate");
-        command.arg(&case.toml).arg("--text").arg(ferris().join("eval/calibration.txt"));
-        ok(command.args(["--tokens", "1024", "--window", "256", "-o"]).arg(case.path("a.trace")));
+        let args = ["--text", &calibration(), "--tokens", "1024", "--window", "256"];
+        recorded(&case.toml, &args, &case.path("a.trace"));
         let text = fs::read_to_string(&case.toml).unwrap();
         let keys = "[calibrate]\nprofile = \"a.trace\"\n[placement]\nexperts = \"npu\"\n";
         fs::write(&case.toml, text + keys + more).unwrap();
@@ -70,7 +69,11 @@ impl Case {
 
     fn moec(&self, verb: &str) -> Command {
         let mut command = moec();
-        command.env("MOEC_CACHE", self.path("cache")).env("MOEC_THREADS", "1").arg(verb).arg("--quiet");
+        command
+            .env("MOEC_CACHE", cache(self.folder.path()))
+            .env("MOEC_THREADS", "1")
+            .arg(verb)
+            .arg("--quiet");
         command
     }
 
@@ -151,7 +154,7 @@ impl Tiny {
 
     fn moec(&self, verb: &str) -> Command {
         let mut command = moec();
-        command.env("MOEC_CACHE", self.folder.path().join("cache")).env("MOEC_THREADS", "1");
+        command.env("MOEC_CACHE", cache(self.folder.path())).env("MOEC_THREADS", "1");
         command.envs(self.tools.iter().map(|(name, value)| (name, value))).arg(verb).arg("--quiet");
         command
     }

@@ -38,7 +38,7 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use support::{FAMILIES, PACKAGED, Setup, checkpoint, coreml, moec, ok};
+use support::{FAMILIES, PACKAGED, Setup, cache, checkpoint, coreml, moec, ok};
 
 /// A prompt is one chunk.
 const TOKENS: usize = 48;
@@ -358,7 +358,7 @@ fn measure(family: &str, seed: u64, times: usize, found: &[(&'static str, PathBu
     fs::write(&toml, format!("{text}[calibrate]\nprofile = \"p.trace\"\n{ON_NPU}")).unwrap();
     let out = folder.path().join("out.moec");
     let mut build = moec();
-    build.env("MOEC_CACHE", folder.path().join("cache")).envs(found.clone()).arg("build").arg(&toml);
+    build.env("MOEC_CACHE", cache(folder.path())).envs(found.clone()).arg("build").arg(&toml);
     ok(build.args(["--quiet", "--no-run", "--target", "m2-ultra", "-o"]).arg(&out));
 
     let bundle = Bundle::open(&out).unwrap();

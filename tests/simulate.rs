@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
-use support::{Setup, checkpoint, fails, ferris, moec, ok};
+use support::{Setup, cache, calibration, checkpoint, fails, ferris, moec, ok, recorded};
 
 fn stdout(command: &mut Command) -> String {
     String::from_utf8(ok(command).stdout).unwrap()
@@ -26,9 +26,8 @@ impl Case {
         let case = Self { folder: tempfile::tempdir().unwrap() };
         let setup = Setup { format: "f16", chunk: 64, batch: &[1], context: 256 };
         let toml = setup.write(&ferris(), case.folder.path());
-        let mut command = case.moec("calibrate");
-        command.arg(&toml).arg("--text").arg(ferris().join("eval/calibration.txt"));
-        ok(command.args(["--tokens", "2048", "--window", "256", "-o"]).arg(case.path("a.trace")));
+        let args = ["--text", &calibration(), "--tokens", "2048", "--window", "256"];
+        recorded(&toml, &args, &case.path("a.trace"));
         let text = fs::read_to_string(&toml).unwrap();
         fs::write(&toml, text + "[calibrate]\nprofile = \"a.trace\"\n[placement]\nattention = \"cpu\"\n")
             .unwrap();
@@ -42,7 +41,11 @@ impl Case {
 
     fn moec(&self, verb: &str) -> Command {
         let mut command = moec();
-        command.env("MOEC_CACHE", self.path("cache")).env("MOEC_THREADS", "1").arg(verb).arg("--quiet");
+        command
+            .env("MOEC_CACHE", cache(self.folder.path()))
+            .env("MOEC_THREADS", "1")
+            .arg(verb)
+            .arg("--quiet");
         command
     }
 
@@ -180,12 +183,11 @@ fn experts_on_flash_are_simulated_by_the_runtime() {
     let toml = setup.write(&ferris(), folder.path());
     let run = |verb: &str| {
         let mut command = moec();
-        command.env("MOEC_CACHE", path("cache")).env("MOEC_THREADS", "2").arg(verb).arg("--quiet");
+        command.env("MOEC_CACHE", cache(folder.path())).env("MOEC_THREADS", "2").arg(verb).arg("--quiet");
         command
     };
-    let mut command = run("calibrate");
-    command.arg(&toml).arg("--text").arg(ferris().join("eval/calibration.txt"));
-    ok(command.args(["--tokens", "1024", "--window", "128", "-o"]).arg(path("a.trace")));
+    let args = ["--text", &calibration(), "--tokens", "1024", "--window", "128"];
+    recorded(&toml, &args, &path("a.trace"));
     let text = fs::read_to_string(&toml).unwrap();
     let build = |name: &str, budget: &str| {
         let memory = format!("[memory]\nbudget = \"{budget}\"\nthreads = 2\npolicy = \"lfu bypass=1\"\n");
@@ -267,16 +269,10 @@ fn relu_on_a_phone(folder: &std::path::Path) -> PathBuf {
     let setup = Setup { format: "f16", chunk: 64, batch: &[1], context: 256 };
     let toml = setup.write(&source, folder);
     let run = |command: &mut Command| {
-        ok(command.env("MOEC_CACHE", folder.join("cache")).env("MOEC_THREADS", "1").arg("--quiet"));
+        ok(command.env("MOEC_CACHE", cache(folder)).env("MOEC_THREADS", "1").arg("--quiet"));
     };
-    let text = ferris().join("eval/calibration.txt");
-    run(moec()
-        .arg("calibrate")
-        .arg(&toml)
-        .arg("--text")
-        .arg(text)
-        .args(["--tokens", "2048", "--window", "256", "-o"])
-        .arg(folder.join("a.trace")));
+    let args = ["--text", &calibration(), "--tokens", "2048", "--window", "256"];
+    recorded(&toml, &args, &folder.join("a.trace"));
     let text = fs::read_to_string(&toml).unwrap();
     let more = "[calibrate]\nprofile = \"a.trace\"\n[placement]\nattention = \"cpu\"\nexperts = \"cpu\"\n";
     fs::write(&toml, text + more).unwrap();

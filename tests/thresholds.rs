@@ -13,7 +13,7 @@ use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{checkpoint, fails, ferris, moec, ok, root};
+use support::{cache, calibration, checkpoint, fails, ferris, moec, ok, recorded, root};
 use tempfile::TempDir;
 
 /// A model of ferris with a profile of a few thousand tokens.
@@ -26,16 +26,14 @@ struct Case {
 impl Case {
     fn new(tokens: usize, shapes: &'static str) -> Self {
         let case = Self { folder: tempfile::tempdir().unwrap(), shapes };
-        let toml = case.toml(&ferris(), "");
-        let mut command = case.moec("calibrate");
-        command.arg(toml).arg("--quiet").arg("--text").arg(ferris().join("eval/calibration.txt"));
-        ok(command.args(["--tokens", &tokens.to_string(), "-o"]).arg(case.path("t.trace")));
+        let args = ["--text", &calibration(), "--tokens", &tokens.to_string()];
+        recorded(&case.toml(&ferris(), ""), &args, &case.path("t.trace"));
         case
     }
 
     fn moec(&self, verb: &str) -> Command {
         let mut command = moec();
-        command.env("MOEC_CACHE", self.path("cache")).arg(verb);
+        command.env("MOEC_CACHE", cache(self.folder.path())).arg(verb);
         command
     }
 

@@ -1,7 +1,7 @@
 //! Builds that round weights by a profile.
 
 use super::case::{Case, ids, json};
-use crate::support::{self, moec, ok};
+use crate::support::{self, cache, moec, ok};
 use moec_base::progress::Progress;
 use moec_config::Config;
 use moec_import::ImportOptions;
@@ -22,7 +22,7 @@ fn a_build_rounds_with_its_profile() {
     let build = |calibrate: &str| {
         fs::write(&case.toml, format!("{toml}[calibrate]\n{calibrate}\n")).unwrap();
         let mut command = moec();
-        command.env("MOEC_CACHE", case.path("cache")).env("MOEC_THREADS", "1");
+        command.env("MOEC_CACHE", cache(case.folder.path())).env("MOEC_THREADS", "1");
         command.arg("build").arg(&case.toml).args(["--no-run", "-o"]).arg(case.path("out.moec"));
         let said = String::from_utf8(ok(&mut command).stderr).unwrap();
         (support::tree(&case.path("out.moec")), said)

@@ -82,7 +82,11 @@ impl Case {
 
     pub(crate) fn build(&self, target: &str, out: &str) -> Command {
         let mut command = moec();
-        command.env("MOEC_CACHE", self.path("cache")).env("MOEC_THREADS", "1").arg("build").arg(&self.toml);
+        command
+            .env("MOEC_CACHE", cache(self.folder.path()))
+            .env("MOEC_THREADS", "1")
+            .arg("build")
+            .arg(&self.toml);
         command.args(["--quiet", "--no-run", "--target", target, "-o"]).arg(self.path(out));
         command
     }

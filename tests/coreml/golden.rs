@@ -129,7 +129,7 @@ fn emulated(family: &str, case: &Case) {
     let out = case.path("logits.safetensors");
     let run = || {
         let mut command = moec();
-        command.env("MOEC_CACHE", case.path("cache")).arg("--quiet").args(["run", "--emulate"]);
+        command.env("MOEC_CACHE", cache(case.folder.path())).arg("--quiet").args(["run", "--emulate"]);
         command.arg(case.path("out.moec"));
         command
     };

@@ -90,7 +90,7 @@ fn a_vocabulary_over_the_limit_becomes_several_packages_with_the_same_logits() {
     let logits = |bundle: &str| {
         let out = case.path(&format!("{bundle}.safetensors"));
         let mut run = moec();
-        run.env("MOEC_CACHE", case.path("cache"))
+        run.env("MOEC_CACHE", cache(case.folder.path()))
             .arg("--quiet")
             .args(["run", "--emulate"])
             .arg(case.path(bundle));

@@ -32,7 +32,7 @@ fn stored(case: &Case, bundle: &str, ids: &[u32]) -> (u64, Vec<f32>) {
 fn logits(case: &Case, bundle: &str, ids: &[u32]) -> Vec<f32> {
     let out = case.path(&format!("{bundle}.safetensors"));
     let mut run = moec();
-    run.env("MOEC_CACHE", case.path("cache"))
+    run.env("MOEC_CACHE", cache(case.folder.path()))
         .arg("--quiet")
         .args(["run", "--emulate"])
         .arg(case.path(bundle));
@@ -120,7 +120,7 @@ fn caches_written_at_fixed_places_hold_what_a_product_writes() {
         // Decoding goes on from what prompts have written.
         let said = |bundle: &str| {
             let mut run = moec();
-            run.env("MOEC_CACHE", case.path("cache"))
+            run.env("MOEC_CACHE", cache(case.folder.path()))
                 .arg("--quiet")
                 .args(["run", "--emulate"])
                 .arg(case.path(bundle));

@@ -11,24 +11,59 @@ use std::path::{Path, PathBuf};
 /// Equal files of a model that lies in the tree are built once for every moec, by whoever asks first, in cargo's folder for what tests
 /// leave. Tests of building itself have no use for this.
 pub fn built(toml: &Path, args: &[&str], bundle: &Path) {
-    let build = |toml: &Path, bundle: &Path| {
-        ok(moec().arg("build").arg(toml).args(args).args(["--no-run", "--quiet", "-o"]).arg(bundle));
+    shared("build", toml, &[args, &["--no-run"]].concat(), bundle);
+}
+
+/// Puts the profile that `moec calibrate TOML ARGS` records with one thread at `profile`, recorded once as [`built`] builds once.
+pub fn recorded(toml: &Path, args: &[&str], profile: &Path) {
+    shared("calibrate", toml, args, profile);
+}
+
+/// Puts what a subcommand makes of a `model.toml` at `to`. It is made once for equal files whose model lies in the tree.
+fn shared(verb: &str, toml: &Path, args: &[&str], to: &Path) {
+    let make = |toml: &Path, to: &Path| {
+        let mut command = moec();
+        if verb == "calibrate" {
+            // What is kept is that of the first, and a run by itself has no use for what others recorded.
+            let folder = to.parent().expect("a folder");
+            command.env("MOEC_THREADS", "1").env("MOEC_CACHE", cache(folder));
+        }
+        ok(command.arg(verb).arg(toml).args(args).args(["--quiet", "-o"]).arg(to));
     };
     let text = fs::read_to_string(toml).expect("model.toml is there");
     // What a test has made itself is its own.
     if text.contains(&*std::env::temp_dir().to_string_lossy()) {
-        return build(toml, bundle);
+        return make(toml, to);
     }
-    let folder = all().join(format!("{:016x}", hash(&(&text, args, stamps(&root().join("golden"))))));
+    let folder = all().join(format!("{:016x}", hash(&(verb, &text, args, stamps(&root().join("golden"))))));
     fs::create_dir_all(&folder).expect("the folder is made");
-    // Freed by its end, however a test ends. A bundle is there whole or not at all.
+    // Freed by its end, however a test ends. A bundle or profile is there whole or not at all.
     let lock = File::create(folder.join("lock")).expect("a lock is made");
     lock.lock().expect("a file can be locked");
-    if !folder.join("b").exists() {
+    let made = folder.join("made");
+    if !made.exists() {
         fs::write(folder.join("model.toml"), text).expect("model.toml is written");
-        build(&folder.join("model.toml"), &folder.join("b"));
+        make(&folder.join("model.toml"), &made);
     }
-    copy(&folder.join("b"), bundle);
+    if made.is_dir() {
+        copy(&made, to);
+    } else {
+        fs::copy(&made, to).expect("a file is copied");
+    }
+}
+
+/// A cache folder below `folder` that has nothing of others but the object code of kernels, which all share: what is found is what
+/// LLVM would write.
+pub fn cache(folder: &Path) -> PathBuf {
+    let cache = folder.join("cache");
+    if !cache.exists() {
+        let objects = moec_base::cache_dir::path().expect("there is a cache folder").join("objects");
+        for folder in [&objects, &cache] {
+            fs::create_dir_all(folder).expect("a folder is made");
+        }
+        std::os::unix::fs::symlink(objects, cache.join("objects")).expect("a link is made");
+    }
+    cache
 }
 
 /// The folder of what this moec has built. That of another, which is gone, goes, too.

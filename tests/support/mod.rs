@@ -14,7 +14,7 @@ pub mod group;
 #[cfg(target_os = "linux")]
 pub mod pty;
 
-pub use built::built;
+pub use built::{built, cache, recorded};
 pub use moec_testing::checkpoints::{FAMILIES, FOLDED, GRAPHS, MIXTURES, PACKAGED};
 use moec_testing::{AVX2, AVX512, COREML, SAPPHIRE_RAPIDS};
 use safetensors::{Dtype, SafeTensors};
@@ -50,14 +50,21 @@ pub fn ferris_relu() -> PathBuf {
     root().join("golden/models/ferris-relu")
 }
 
+/// Path of the text that [`ferris`] is calibrated with.
+pub fn calibration() -> String {
+    ferris().join("eval/calibration.txt").display().to_string()
+}
+
 /// The binary under test, without progress, colours or the user's settings.
 pub fn moec() -> Command {
     clean(Command::new(env!("CARGO_BIN_EXE_moec")))
 }
 
-/// Any binary in the same environment.
+/// Any binary in the same environment. Runtimes that cargo compiles for bundles are optimised less than those that users get: that takes
+/// half of the time, and changes no number.
 pub fn clean(mut command: Command) -> Command {
     command.env("MOEC_NO_PROGRESS", "1").env("NO_COLOR", "1").env_remove("MOEC_THREADS");
+    command.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1");
     command
 }
 

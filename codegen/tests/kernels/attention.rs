@@ -1,8 +1,8 @@
 //! Attention: grouped heads, windows, sinks, latent values, padding rows, formats of the cache, parts.
 
 use crate::cache::{Cache, FORMATS};
-use crate::harness::{Case, Expect, Operand, Rng, able, check, check_on, random, run, strided};
-use crate::machines::{machines, wanted};
+use crate::harness::{Case, Expect, Operand, Rng, able, check, check_on, is_dealt, random, run, strided};
+use crate::machines::machines;
 use moec_codegen::jit::Loaded;
 use moec_codegen::{Compute, KernelSpec, compile};
 use moec_ir::op::AttentionDesc;
@@ -169,11 +169,11 @@ fn arithmetics() -> Vec<(Format, Compute)> {
 
 /// As [`check`], for pairs of kernels.
 fn check_chains(chains: &[Chain]) {
-    for (number, machine) in machines().iter().enumerate() {
+    let machines = machines();
+    for machine in &machines {
         let isa = machine.isa();
         let mut then = Vec::new();
-        let chains =
-            (0..).zip(chains).filter(|(i, c)| wanted(&c.first.spec, *i, number) && able(&isa, &c.first.spec));
+        let chains = (0..).zip(chains).filter(|(i, c)| is_dealt(&c.first.spec, *i, machine, &machines, able));
         for (_, chain) in chains {
             let case = &chain.first;
             let object =

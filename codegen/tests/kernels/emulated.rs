@@ -1,8 +1,7 @@
 //! AArch64 kernels, linked with a small driver and run by an emulator.
 
-use crate::harness::{Case, able, active, bytes, check_case, items, matrices};
-use crate::machines::wanted;
-use moec_codegen::{ByteDot, Compute, KernelSpec, Machine, compile};
+use crate::harness::{Case, able, active, bytes, check_case, is_dealt, items, matrices};
+use moec_codegen::{ByteDot, Compute, Isa, KernelSpec, Machine, compile};
 use moec_testing::AARCH64;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -34,12 +33,14 @@ pub(crate) fn check(cases: &[Case]) {
     if !AARCH64.here() {
         return;
     }
-    for (number, machine) in machines().iter().enumerate() {
-        let isa = machine.isa();
-        // The rest is the same as on the others.
-        let bytes_only = isa.bytes == ByteDot::Sdot;
-        let multiplies = |c: &Case| able(&isa, &c.spec) && (!bytes_only || multiplies_bytes(&c.spec));
-        let dealt = cases.iter().enumerate().filter(|(i, c)| wanted(&c.spec, *i, number) && multiplies(c));
+    let machines = machines();
+    // Of the machine that multiplies bytes a row at a time, the rest is the same as of the others.
+    let multiplies = |isa: &Isa, spec: &KernelSpec| {
+        able(isa, spec) && (isa.bytes != ByteDot::Sdot || multiplies_bytes(spec))
+    };
+    for machine in &machines {
+        let dealt =
+            cases.iter().enumerate().filter(|(i, c)| is_dealt(&c.spec, *i, machine, &machines, multiplies));
         let cases: Vec<&Case> = dealt.map(|(_, case)| case).collect();
         if !cases.is_empty() {
             check_on(machine, &cases);

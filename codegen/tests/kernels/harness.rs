@@ -145,13 +145,25 @@ pub(crate) fn able(isa: &Isa, spec: &KernelSpec) -> bool {
     }
 }
 
+/// Whether a case of that number is checked on one of some machines, which can multiply so by `able`.
+pub(crate) fn is_dealt(
+    spec: &KernelSpec,
+    case: usize,
+    machine: &Machine,
+    machines: &[Machine],
+    able: impl Fn(&Isa, &KernelSpec) -> bool,
+) -> bool {
+    let able: Vec<&Machine> = machines.iter().filter(|m| able(&m.isa(), spec)).collect();
+    let place = able.iter().position(|m| ptr::eq(*m, machine));
+    place.is_some_and(|place| wanted(spec, case, (place, able.len())))
+}
+
 /// Checks the cases on every machine that this host runs, as far as they can multiply so.
 pub(crate) fn check(cases: &[Case]) {
     crate::threads::check(cases);
-    for (number, machine) in machines().iter().enumerate() {
-        let isa = machine.isa();
-        let dealt =
-            cases.iter().enumerate().filter(|(i, c)| wanted(&c.spec, *i, number) && able(&isa, &c.spec));
+    let machines = machines();
+    for machine in &machines {
+        let dealt = cases.iter().enumerate().filter(|(i, c)| is_dealt(&c.spec, *i, machine, &machines, able));
         let cases: Vec<Case> = dealt.map(|(_, case)| case.clone()).collect();
         check_on(machine, &cases);
     }
@@ -162,16 +174,14 @@ pub(crate) fn check(cases: &[Case]) {
 /// Checks that every schedule gives the bits of the usual one, on every machine that this host runs. A
 /// schedule that a machine has no kernels of is passed over, but some must be left.
 pub(crate) fn same_bits(cases: &[(Case, Vec<Schedule>)]) {
-    for (number, machine) in machines().iter().enumerate() {
+    let machines = machines();
+    for machine in &machines {
         let isa = machine.isa();
         let mut specs = Vec::new();
         let mut pairs = Vec::new();
-        let cases: Vec<_> = (0..)
-            .zip(cases)
-            .filter(|(i, (c, _))| wanted(&c.spec, *i, number))
-            .map(|(_, case)| case)
-            .collect();
-        for (case, schedules) in cases.iter().filter(|(c, _)| able(&isa, &c.spec)) {
+        let dealt = (0..).zip(cases).filter(|(i, (c, _))| is_dealt(&c.spec, *i, machine, &machines, able));
+        let cases: Vec<_> = dealt.map(|(_, case)| case).collect();
+        for (case, schedules) in &cases {
             specs.push(case.spec.clone());
             for schedule in schedules.iter().filter(|s| s.fits(&isa)) {
                 let other = Case { spec: case.spec.with_schedule(*schedule), ..case.clone() };

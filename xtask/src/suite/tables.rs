@@ -51,9 +51,12 @@ pub(super) const SLOW: &[(&str, &str, &str)] = &[
 
 /// Programs that try a part of their combinations unless `MOEC_ALL` is set: program, what it leaves out.
 pub(super) const IN_PART: &[(&str, &str)] = &[
-    ("moec-codegen/kernels", "half of the pairs of a kernel and a machine"),
+    ("moec-codegen/kernels", "three quarters of the pairs of a kernel and a machine"),
+    ("moec-cpu/amx", "half of the pairs of a kernel and a machine with tiles"),
+    ("moec-codegen/object", "every second machine that has a part of the others' instructions"),
+    ("moec-codegen/simt", "two of three generations of each kernel in NVIDIA's assembler"),
     ("qnn", "every second family on the emulator of Hexagon"),
-    ("aarch64", "every second pair of formats against x86"),
+    ("aarch64", "every second family in each format, and every second pair of formats against x86"),
 ];
 
 /// Programs beside those from end to end whose tests are started one by one, and why.
