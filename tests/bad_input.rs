@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
-use support::{Setup, checkpoint, clean, fails, ferris, finish, moec, ok, tree};
+use support::{Setup, checkpoint, clean, copy_checkpoint, fails, ferris, finish, moec, ok, tree};
 use tempfile::TempDir;
 
 /// A folder with a copy of a checkpoint and a `model.toml` for it.
@@ -30,13 +30,7 @@ impl Case {
     fn of(original: &Path) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let source = folder.path().join("hf");
-        fs::create_dir(&source).unwrap();
-        for file in fs::read_dir(original).unwrap() {
-            let file = file.unwrap().path();
-            if file.is_file() {
-                fs::copy(&file, source.join(file.file_name().unwrap())).unwrap();
-            }
-        }
+        copy_checkpoint(original, &source);
         let toml =
             Setup { format: "bf16", chunk: 16, batch: &[1], context: 64 }.write(&source, folder.path());
         Self { folder, source, toml }

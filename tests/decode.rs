@@ -14,16 +14,14 @@ use moec_base::progress::Progress;
 use moec_bundle::read::Bundle;
 use moec_measure::verify::verify;
 use moec_runtime::kv::saved::{Saved, save};
-use moec_runtime::serving::scheduler::{Event, Job, Scheduler, Setting};
-use moec_runtime::{
-    BestOf, Decoder, Engine, Fallbacks, Options, Program, Sampler, Sampling, Want, best_of, generate,
-};
+use moec_runtime::serving::scheduler::Setting;
+use moec_runtime::{BestOf, Decoder, Engine, Fallbacks, Sampler, Sampling, Want, best_of, generate};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Mutex;
 use support::{
-    FOLDED, MIXTURES, Setup, built, checkpoint, distance, expected, fails, ferris, list, moec, ok,
+    FOLDED, MIXTURES, Setup, built, checkpoint, configured, copy_checkpoint, distance, expected, fails,
+    ferris, json_of, list, moec, ok, served, with_engine,
 };
 
 const BATCHES: [usize; 3] = [1, 2, 4];
@@ -43,14 +41,6 @@ fn compiled_by(source: &Path, format: &str, folder: &Path, by: impl FnOnce(Strin
 }
 
 const BIG_LITTLE: &str = "[decode]\nbig_little = true\n";
-
-fn with_engine<T>(bundle: &Bundle, body: impl FnOnce(&mut Engine<'_>) -> T) -> T {
-    let unit = bundle.unit().unwrap();
-    let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).unwrap();
-    // Results do not depend on their number.
-    let options = Options { threads: Some(1), ..Options::default() };
-    body(&mut Engine::open(&program, &bundle.folder, options).unwrap())
-}
 
 /// Storage of the KV cache that is tried: every one of the two kinds of attention and of the trained model.
 fn caches(model: &str) -> &'static [&'static str] {
@@ -73,21 +63,6 @@ fn with_experts(source: &Path, experts: u64, folder: &Path) {
         let key = CHOSEN.into_iter().find(|key| config[key].is_u64()).unwrap();
         config[key] = json!(experts);
     });
-}
-
-/// The same checkpoint, configured otherwise.
-fn configured(source: &Path, folder: &Path, change: impl FnOnce(&mut Value)) {
-    std::fs::create_dir_all(folder).unwrap();
-    for file in std::fs::read_dir(source).unwrap() {
-        let file = file.unwrap().path();
-        if file.is_file() {
-            std::fs::copy(&file, folder.join(file.file_name().unwrap())).unwrap();
-        }
-    }
-    let text = std::fs::read_to_string(source.join("config.json")).unwrap();
-    let mut config: Value = serde_json::from_str(&text).unwrap();
-    change(&mut config);
-    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
 }
 
 type Step<'a> = &'a mut dyn FnMut(&mut Engine<'_>, &[(u32, usize, u32)]) -> Vec<f32>;
@@ -366,7 +341,7 @@ fn no_numbers_are_left_in_a_slot() {
     const BAD: u32 = 317;
     let folder = tempfile::tempdir().unwrap();
     let source = folder.path().join("bad");
-    configured(&checkpoint("mixtral"), &source, |_| {});
+    copy_checkpoint(&checkpoint("mixtral"), &source);
     spoil(&source, "model.embed_tokens.weight", BAD as usize);
     let allowed = |text: String| text.replace("[model]\n", "[model]\nallow_nonfinite = true\n");
     let bundle = compiled_by(&source, "bf16", folder.path(), allowed);
@@ -423,34 +398,9 @@ fn a_prompt_turns_as_a_whole() {
     let ids = expected(&golden).ids;
     let greedy = |engine: &mut Engine<'_>, prompt: &[u32], slots: std::ops::Range<u32>| {
         let setting = Setting { slots, ..Setting::default() };
-        let mut decoder = Decoder::full();
-        let mut scheduler = Scheduler::new(engine, &mut decoder, &setting).unwrap();
-        let mut made = Vec::new();
         // A shorter prompt twice, and a longer one that begins so, twice.
-        let first = prompt[..24].to_vec();
-        for prompt in [first.clone(), first, prompt.to_vec(), prompt.to_vec()] {
-            let job = Job {
-                prompt,
-                choosers: vec![Box::new(Sampler::new(Sampling::default()))],
-                n: 12,
-                end: Vec::new(),
-                limit: None,
-                guesses: 0,
-            };
-            scheduler.submit(job).unwrap();
-            let mut one = (0, Vec::new());
-            let mut hear = |_: u64, event: Event| {
-                match event {
-                    Event::Began { shared } => one.0 = shared,
-                    Event::Token { id, .. } => one.1.push(id),
-                    Event::Ended(_) => {}
-                }
-                true
-            };
-            scheduler.run(&mut hear, &mut |_| true).unwrap();
-            made.push(one);
-        }
-        made
+        let prompts = [&prompt[..24], &prompt[..24], prompt, prompt].map(<[u32]>::to_vec);
+        served(engine, &setting, &prompts, (1, 12))
     };
     with_engine(&bundle, |engine| {
         let prompt = &ids[..40];
@@ -466,9 +416,9 @@ fn a_prompt_turns_as_a_whole() {
         assert_eq!((saved.shared_with(&ids[..32]), saved.shared_with(&ids[..33])), (24, 0));
         for slots in [0..1, 0..4] {
             let made = greedy(engine, prompt, slots);
-            let shared: Vec<usize> = made.iter().map(|one| one.0).collect();
+            let shared: Vec<usize> = made.iter().map(|one| one.shared).collect();
             assert_eq!(shared, [0, 23, 0, 39]);
-            for (prompt, (_, ids)) in [&prompt[..24], &prompt[..24], prompt, prompt].into_iter().zip(&made) {
+            for (prompt, one) in [&prompt[..24], &prompt[..24], prompt, prompt].into_iter().zip(&made) {
                 engine.reset(0).unwrap();
                 let mut next = Vec::new();
                 let best =
@@ -483,7 +433,7 @@ fn a_prompt_turns_as_a_whole() {
                     let row = (0, prompt.len() + next.len() - 1, next[next.len() - 1] as u32);
                     next.extend(best(&full(engine, &[row])));
                 }
-                assert_eq!(&next.iter().map(|&id| id as u32).collect::<Vec<_>>(), ids);
+                assert_eq!(next.iter().map(|&id| id as u32).collect::<Vec<_>>(), one.ids);
             }
         }
     });
@@ -554,14 +504,6 @@ fn folded_states_go_on_alone_together_and_from_a_file() {
 /// them, and what a slot holds is gone on with only where a snapshot allows it.
 #[test]
 fn folded_states_are_served_without_a_wrong_token() {
-    let job = |prompt: &[u32]| Job {
-        prompt: prompt.to_vec(),
-        choosers: vec![Box::new(Sampler::new(Sampling::default()))],
-        n: 10,
-        end: Vec::new(),
-        limit: None,
-        guesses: 0,
-    };
     for (family, more) in FOLDED.into_iter().zip(["", BIG_LITTLE]) {
         let folder = tempfile::tempdir().unwrap();
         let source = checkpoint(family);
@@ -578,27 +520,11 @@ fn folded_states_are_served_without_a_wrong_token() {
                 generate(engine, &request, &mut Decoder::full(), &mut sampler, &mut |_| Ok(())).unwrap().ids
             });
             for together in [1, 2, 4] {
-                let mut decoder = Decoder::full();
-                let mut scheduler = Scheduler::new(engine, &mut decoder, &Setting::default()).unwrap();
-                let (mut numbers, mut made) = (Vec::new(), BTreeMap::<u64, (usize, Vec<u32>)>::new());
-                for prompts in prompts.chunks(together) {
-                    for prompt in prompts {
-                        numbers.extend(scheduler.submit(job(prompt)).unwrap());
-                    }
-                    let mut hear = |job: u64, event: Event| {
-                        match event {
-                            Event::Began { shared } => made.entry(job).or_default().0 = shared,
-                            Event::Token { id, .. } => made.entry(job).or_default().1.push(id),
-                            Event::Ended(_) => {}
-                        }
-                        true
-                    };
-                    scheduler.run(&mut hear, &mut |_| true).unwrap();
+                let made = served(engine, &Setting::default(), &prompts, (together, 10));
+                for (one, alone) in made.iter().zip(&alone) {
+                    assert_eq!(one.ids, *alone, "{family}, {together} at once, {} tokens shared", one.shared);
                 }
-                let shared: Vec<usize> = numbers.iter().map(|job| made[job].0).collect();
-                for ((job, alone), shared) in numbers.iter().zip(&alone).zip(&shared) {
-                    assert_eq!(made[job].1, *alone, "{family}, {together} at once, {shared} tokens shared");
-                }
+                let shared: Vec<usize> = made.iter().map(|one| one.shared).collect();
                 // A chunk has 20 tokens, and the first prompt ends at 25.
                 let expected = [[0, 20, 25, 20], [0, 0, 25, 20], [0; 4]][together / 2];
                 assert_eq!(shared, expected, "{family}, {together} at once");
@@ -635,11 +561,6 @@ fn sequences_that_end_leave_the_batch() {
     });
 }
 
-fn json_of(command: &mut std::process::Command) -> Value {
-    serde_json::from_slice(&ok(command).stdout).expect("one JSON object")
-}
-
-/// `moec build`, `run` and `eval`, as a user meets them.
 #[test]
 fn through_the_command_line() {
     let folder = tempfile::tempdir().unwrap();

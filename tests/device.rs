@@ -6,12 +6,12 @@ use crate::support;
 use moec_bundle::manifest::{Manifest, entry};
 use moec_bundle::read::Bundle;
 use moec_device::Device;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{Setup, checkpoint, coreml, expected, fails, list, logits_file, moec, ok};
+use support::{Setup, cache, checkpoint, coreml, expected, fails, list, logits_file, moec, ok, with_words};
 use tempfile::TempDir;
 
 /// A tiny checkpoint with a tokenizer, the words `w0` … `w319`, and a text.
@@ -24,17 +24,7 @@ impl Case {
     fn new(family: &str, more: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let source = folder.path().join("hf");
-        fs::create_dir(&source).unwrap();
-        for file in fs::read_dir(checkpoint(family)).unwrap() {
-            let file = file.unwrap().path();
-            fs::copy(&file, source.join(file.file_name().unwrap())).unwrap();
-        }
-        let vocab: serde_json::Map<_, _> = (0..320).map(|i| (format!("w{i}"), i.into())).collect();
-        let tokenizer = json!({
-            "version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "WhitespaceSplit"},
-            "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "w0"},
-        });
-        fs::write(source.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+        with_words(family, &source);
         let words: Vec<String> = (0..400_u64).map(|i| format!("w{}", i * i * 7 % 320)).collect();
         fs::write(folder.path().join("text.txt"), words.join(" ")).unwrap();
         let setup = Setup { format: "bf16", chunk: 16, batch: &[1], context: 64 };
@@ -50,7 +40,7 @@ impl Case {
 
     fn moec(&self) -> Command {
         let mut command = moec();
-        command.env("MOEC_CACHE", self.path("cache")).env("MOEC_THREADS", "1").arg("--quiet");
+        command.env("MOEC_CACHE", cache(self.folder.path())).env("MOEC_THREADS", "1").arg("--quiet");
         command
     }
 

@@ -5,7 +5,7 @@ use crate::support;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use support::{Setup, checkpoint, distance, expected, fails, list, logits_file, moec, ok};
+use support::{Setup, checkpoint, copy_checkpoint, distance, expected, fails, list, logits_file, moec, ok};
 
 /// Tokens that are generated.
 const TOKENS: usize = 16;
@@ -13,10 +13,7 @@ const TOKENS: usize = 16;
 /// A copy of a golden checkpoint whose experts have ReLU in their gates.
 fn with_relu(family: &str, folder: &Path) -> PathBuf {
     let (from, to) = (checkpoint(family), folder.join(family));
-    fs::create_dir(&to).unwrap();
-    for file in fs::read_dir(&from).unwrap().flatten() {
-        fs::copy(file.path(), to.join(file.file_name())).unwrap();
-    }
+    copy_checkpoint(&from, &to);
     let config = fs::read_to_string(from.join("config.json")).unwrap();
     let relu = config.replace("\"hidden_act\": \"silu\"", "\"hidden_act\": \"relu\"");
     assert_ne!(relu, config, "{family} names its activation otherwise");

@@ -4,16 +4,12 @@
 use crate::support;
 
 use std::path::Path;
-use support::{Setup, checkpoint, moec, ok, tree};
+use support::{Setup, checkpoint, copy_checkpoint, moec, ok, tree};
 
 /// Builds in a folder of its own, with a cache that may be another's.
 fn build(folder: &Path, cache: &Path, more: &[&str]) -> Vec<(String, Vec<u8>)> {
     let source = folder.join("checkpoint");
-    std::fs::create_dir(&source).unwrap();
-    for file in std::fs::read_dir(checkpoint("deepseek_v3")).unwrap() {
-        let file = file.unwrap().path();
-        std::fs::copy(&file, source.join(file.file_name().unwrap())).unwrap();
-    }
+    copy_checkpoint(&checkpoint("deepseek_v3"), &source);
     let toml = Setup { format: "bf16", chunk: 16, batch: &[1, 2], context: 64 }.write(&source, folder);
     let bundle = folder.join("model.moec");
     let mut build = moec();

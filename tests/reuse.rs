@@ -6,7 +6,7 @@ use crate::support;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
-use support::{Setup, checkpoint, moec, ok, tree};
+use support::{Setup, checkpoint, copy_checkpoint, moec, ok, tree};
 use tempfile::TempDir;
 
 /// A copy of a tiny checkpoint, and a cache of its own.
@@ -15,11 +15,7 @@ struct Case(TempDir);
 impl Case {
     fn new(family: &str) -> Self {
         let case = Self(tempfile::tempdir().unwrap());
-        fs::create_dir(case.path("hf")).unwrap();
-        for file in fs::read_dir(checkpoint(family)).unwrap() {
-            let file = file.unwrap().path();
-            fs::copy(&file, case.path("hf").join(file.file_name().unwrap())).unwrap();
-        }
+        copy_checkpoint(&checkpoint(family), &case.path("hf"));
         case
     }
 

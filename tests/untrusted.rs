@@ -13,7 +13,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
-use support::{Setup, clean, fails, ferris, moec, ok};
+use support::{Setup, clean, copy_checkpoint, fails, ferris, moec, ok};
 use tempfile::TempDir;
 use wait_timeout::ChildExt as _;
 
@@ -27,13 +27,7 @@ impl Case {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let source = folder.path().join("hf");
-        fs::create_dir(&source).unwrap();
-        for file in fs::read_dir(ferris()).unwrap() {
-            let file = file.unwrap().path();
-            if file.is_file() {
-                fs::copy(&file, source.join(file.file_name().unwrap())).unwrap();
-            }
-        }
+        copy_checkpoint(&ferris(), &source);
         Setup { format: "bf16", chunk: 16, batch: &[1], context: 64 }.write(&source, folder.path());
         fs::write(folder.path().join("text.txt"), "once upon a time").unwrap();
         let device = ok(moec().args(["targets", "x86-64-v3"])).stdout;

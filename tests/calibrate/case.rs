@@ -1,7 +1,7 @@
 //! A checkpoint that can be calibrated, and what is read to it.
 
 use super::wide::Wide;
-use crate::support::{Setup, checkpoint, moec, ok};
+use crate::support::{Setup, add_words, cache, checkpoint, copy_checkpoint, moec, ok};
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::fs;
@@ -30,19 +30,9 @@ impl Case {
         fs::create_dir(&source).unwrap();
         match wide {
             Some(wide) => wide.write(&checkpoint(family), &source),
-            None => {
-                for file in fs::read_dir(checkpoint(family)).unwrap() {
-                    let file = file.unwrap().path();
-                    fs::copy(&file, source.join(file.file_name().unwrap())).unwrap();
-                }
-            }
+            None => copy_checkpoint(&checkpoint(family), &source),
         }
-        let vocab: serde_json::Map<_, _> = (0..VOCAB).map(|i| (format!("w{i}"), i.into())).collect();
-        let tokenizer = serde_json::json!({
-            "version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "WhitespaceSplit"},
-            "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "w0"},
-        });
-        fs::write(source.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+        add_words(&source);
         let toml =
             Setup { format: "bf16", chunk: CHUNK, batch: &[1], context: 64 }.write(&source, folder.path());
         Self { folder, toml }
@@ -72,7 +62,7 @@ impl Case {
     pub(crate) fn calibrate(&self) -> Command {
         let mut command = moec();
         command.env("MOEC_THREADS", "1");
-        command.env("MOEC_CACHE", self.path("cache")).arg("calibrate").arg(&self.toml).arg("--quiet");
+        command.env("MOEC_CACHE", cache(self.folder.path())).arg("calibrate").arg(&self.toml).arg("--quiet");
         command
     }
 

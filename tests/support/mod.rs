@@ -11,13 +11,17 @@
 mod built;
 #[cfg(target_os = "linux")]
 pub mod group;
+mod models;
 #[cfg(target_os = "linux")]
 pub mod pty;
+mod serving;
 
 pub use built::{built, cache, recorded};
+pub use models::{WORDS, add_words, configured, copy_checkpoint, with_words};
 pub use moec_testing::checkpoints::{FAMILIES, FOLDED, GRAPHS, MIXTURES, PACKAGED};
 use moec_testing::{AVX2, AVX512, COREML, SAPPHIRE_RAPIDS};
 use safetensors::{Dtype, SafeTensors};
+pub use serving::{Answer, served, with_engine, with_plan};
 use std::fmt::Write;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -202,6 +206,11 @@ fn floats(tensors: &SafeTensors<'_>, name: &str) -> Vec<f32> {
     let t = tensors.tensor(name).expect("the tensor is there");
     assert_eq!(t.dtype(), Dtype::F32);
     t.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("four bytes"))).collect()
+}
+
+/// What a command that must succeed says on its standard output: one JSON value.
+pub fn json_of(command: &mut Command) -> serde_json::Value {
+    serde_json::from_slice(&ok(command).stdout).expect("one JSON value")
 }
 
 /// `1,2,3`
