@@ -146,7 +146,7 @@ fn chunks_and_snapshots_give_the_same_bits() {
 }
 
 /// Whatever lies in the slots, and however little room there is for snapshots: answers to prompts are those of a run that shares nothing, with
-/// `exact` to the bit. With the plan's own room nothing is read again beyond the distance.
+/// `exact` to the bit. With the plan's own room less than the distance is read again of each.
 #[test]
 fn what_is_shared_changes_no_answer_whatever_is_evicted() {
     for family in HYBRIDS {
@@ -194,10 +194,11 @@ fn what_is_shared_changes_no_answer_whatever_is_evicted() {
                         "{family}, prompt {i}, room {room:?}, exact {exact}, {} shared",
                         one.shared
                     );
+                    if room.is_none() {
+                        assert!(one.reread < distance as u64, "{family}, prompt {i}, exact {exact}: {one:?}");
+                    }
                 }
                 if room.is_none() {
-                    let reread: u64 = made.iter().map(|one| one.reread).sum();
-                    assert!(reread < (prompts.len() * distance) as u64, "{family}: {reread}");
                     let shared: usize = made.iter().map(|one| one.shared).sum();
                     let all: usize = prompts.iter().map(Vec::len).sum();
                     assert!(2 * shared > all, "{family}: {shared} of {all}");
