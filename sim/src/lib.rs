@@ -6,6 +6,7 @@
 //!
 //! * [`least_read()`]: the bound of a run that was recorded.
 //! * [`cache`]: replays of recorded routing, Belady's bound, the choice of a policy, synthetic routing.
+//! * [`draw_experts`]: how many tokens of a step choose each expert, drawn by shares.
 //! * [`resident`]: which experts stay under two budgets, the host's memory and the GPU's.
 //! * [`neurons`]: layouts of neurons on flash, a pipeline without barriers, shares of hot neurons, synthetic activations
 //!   (PowerInfer-2).
@@ -17,6 +18,7 @@
 
 mod bound;
 pub mod cache;
+mod draw;
 pub mod flash;
 pub mod neuron_store;
 pub mod neurons;
@@ -24,3 +26,4 @@ pub mod paging;
 pub mod resident;
 
 pub use bound::least_read;
+pub use draw::draw_experts;

@@ -5,6 +5,7 @@
 //! room for others. In both each token then draws its experts by these shares, none twice. All is repeatable.
 
 use crate::random::Random;
+use moec_sim::draw_experts;
 
 /// Part of the experts and of their tokens that are hot, and warm; the others are cold. §3.1: more than 70 % of the
 /// experts have 8 % of the tokens, 20 to 40 % up to 70 %.
@@ -113,14 +114,14 @@ impl Shares {
                 }
                 let now = wandered(base, off, *drift);
                 let mut loads = vec![0; now.len()];
-                choose(random, &now, k, batch, &mut loads);
+                draw_experts(&mut || random.unit(), &now, k, batch, &mut loads);
                 loads
             }
             Self::Recorded(domains) => {
                 let mut loads = vec![0; domains.first().map_or(0, Vec::len)];
                 for (d, shares) in domains.iter().enumerate() {
                     let tokens = sequences.iter().filter(|&&s| s == d).count();
-                    choose(random, shares, k, tokens, &mut loads);
+                    draw_experts(&mut || random.unit(), shares, k, tokens, &mut loads);
                 }
                 loads
             }
@@ -171,29 +172,4 @@ fn wandered(base: &[f64], off: &[f64], drift: f64) -> Vec<f64> {
         now[who] = base[what];
     }
     now
-}
-
-/// Each token chooses its experts, none twice.
-fn choose(random: &mut Random, shares: &[f64], k: usize, tokens: usize, loads: &mut [u32]) {
-    let mut sums = Vec::with_capacity(shares.len());
-    let mut sum = 0.0;
-    for share in shares {
-        sum += share;
-        sums.push(sum);
-    }
-    let mut last = vec![usize::MAX; shares.len()];
-    // Experts without a share are never drawn.
-    let k = k.min(shares.iter().filter(|s| **s > 0.0).count());
-    for token in 0..tokens {
-        let mut left = k;
-        while left > 0 {
-            let x = random.unit() * sum;
-            let e = sums.partition_point(|&s| s <= x).min(shares.len() - 1);
-            if last[e] != token {
-                last[e] = token;
-                loads[e] += 1;
-                left -= 1;
-            }
-        }
-    }
 }

@@ -5,6 +5,7 @@ use crate::schedule::scheduled::{Layout, Place};
 use crate::schedule::sums::assignment::Assignment;
 use crate::schedule::sums::prices::Prices;
 use crate::schedule::{Costs, NearCosts, Table};
+use moec_sim::draw_experts;
 
 pub(super) const ALL: Units = Units::ALL;
 
@@ -94,26 +95,8 @@ pub(super) fn popularity(random: &mut Random, experts: usize) -> Vec<f64> {
 
 /// Loads of a step: each token draws its experts by their shares, none twice.
 pub(super) fn loads(random: &mut Random, shares: &[f64], k: usize, batch: usize) -> Vec<u32> {
-    let mut sums = Vec::new();
-    let mut sum = 0.0;
-    for share in shares {
-        sum += share;
-        sums.push(sum);
-    }
     let mut loads = vec![0; shares.len()];
-    let mut last = vec![usize::MAX; shares.len()];
-    for token in 0..batch {
-        let mut left = k.min(shares.len());
-        while left > 0 {
-            let x = random.unit() * sum;
-            let e = sums.partition_point(|&s| s <= x).min(shares.len() - 1);
-            if last[e] != token {
-                last[e] = token;
-                loads[e] += 1;
-                left -= 1;
-            }
-        }
-    }
+    draw_experts(&mut || random.unit(), shares, k, batch, &mut loads);
     loads
 }
 
