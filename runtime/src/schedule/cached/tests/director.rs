@@ -6,7 +6,6 @@ use crate::schedule::cached::director::{Director, Setup};
 use crate::schedule::decision::{Bring, Transfer};
 use moec_ir::op::Score;
 use std::collections::BTreeMap;
-use std::time::Instant;
 
 const LAYERS: usize = 6;
 const EXPERTS: usize = 16;
@@ -159,37 +158,4 @@ fn what_cannot_be_is_refused() {
     assert!(no_expert(refused(&|s| s.cached[7].expert = EXPERTS as u16)));
     let mut director = Director::new(setup([LAYERS, EXPERTS, K], "lru", [Solver::Best; 2], 8)).expect("one");
     assert!(director.divide(LAYERS, &[1], false, &|_| true).is_err());
-}
-
-#[test]
-#[ignore = "it measures"]
-fn time_of_a_decision() {
-    // Qwen2-57B's layers with a quarter of the experts in frames, and what an expert of it takes on docs/hybrimoe.md's machine.
-    let mut setup = setup([28, 64, 8], "mrs alpha=0.9 depth=2 bypass=1", [Solver::Best; 2], 28 * 16);
-    setup.costs = costs([40.0, 0.7], [895.0, 706.0], 0.0, 1042.0);
-    setup.window_us = 600.0;
-    let mut director = Director::new(setup).expect("a director");
-    let mut random = SplitMix64(9);
-    let mut times = [Vec::new(), Vec::new()];
-    for _ in 0..50 {
-        for layer in 0..28 {
-            let loads = loads(&mut random, 64, 8);
-            let scores: Vec<_> = (0..4.min(28 - layer)).map(|_| logits(&mut random, 64)).collect();
-            let start = Instant::now();
-            director.divide(layer, &loads, false, &|_| true).expect("a division");
-            times[0].push(start.elapsed().as_secs_f64() * 1e6);
-            let start = Instant::now();
-            director.foresee(scores.len(), &|i| &scores[i], &|_| true).expect("a plan");
-            times[1].push(start.elapsed().as_secs_f64() * 1e6);
-        }
-    }
-    let layer = director.counts().makespan_us / (50.0 * 28.0) + 600.0;
-    let [divide, foresee] = times.map(|mut t| {
-        t.sort_by(f64::total_cmp);
-        t[t.len() / 2]
-    });
-    println!(
-        "dividing {divide:.1} us, looking ahead {foresee:.1} us, {:.2} % of a layer of {layer:.0} us",
-        (divide + foresee) / layer * 100.0
-    );
 }

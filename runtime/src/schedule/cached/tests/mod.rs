@@ -4,7 +4,6 @@ mod director;
 mod optimum;
 mod prefetch;
 mod schedules;
-mod timing;
 
 use super::prefetch::*;
 use crate::schedule::timelines::*;

@@ -1,6 +1,6 @@
 //! The equations, with numbers worked out by hand.
 
-use super::workload::{MODELS, costs};
+use super::drawn::{MODELS, costs};
 use crate::schedule::scheduled::*;
 use crate::schedule::*;
 
@@ -101,7 +101,7 @@ fn a_step_is_added_up_as_equations_5_to_7_say() {
 #[test]
 fn the_average_is_that_of_equation_8() {
     let system = TRIMOE;
-    let mut scheduler = Scheduler::new(super::policies::setup(system, &MODELS[1])).expect("a sound setup");
+    let mut scheduler = Scheduler::new(super::drawn::setup(system, &MODELS[1])).expect("a sound setup");
     let mut loads = vec![0; 128];
     for (load, average) in [(10, 3.0), (0, 2.1), (20, 7.47)] {
         loads[5] = load;
@@ -114,7 +114,7 @@ fn the_average_is_that_of_equation_8() {
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    let sound = super::policies::setup(KLOTSKI, &MODELS[0]);
+    let sound = super::drawn::setup(KLOTSKI, &MODELS[0]);
     let mut scheduler = Scheduler::new(sound.clone()).expect("a sound setup");
     assert_eq!(scheduler.dispatch(4, &[0; 160]).err(), Some(ScheduleError::Layer { layer: 4, layers: 4 }));
     assert_eq!(scheduler.step(0, &[0; 7]).err(), Some(ScheduleError::Loads { found: 7, experts: 160 }));

@@ -1,7 +1,6 @@
 //! Migration and the systems that are compared with, in cases small enough to follow.
 
-use super::policies::{Drift, setup};
-use super::workload::{MODELS, costs};
+use super::drawn::{Drift, MODELS, costs, setup};
 use crate::schedule::scheduled::*;
 use crate::schedule::*;
 

@@ -1,9 +1,12 @@
 //! Tests of the schedules.
 
+mod drawn;
 mod equations;
 mod migration;
 mod optimum;
 mod policies;
 mod properties;
-mod timing;
 mod workload;
+
+use super::{Scheduler, Setup, Window};
+use crate::schedule::{Costs, NearCosts, System, Table};

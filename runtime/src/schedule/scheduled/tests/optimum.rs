@@ -1,6 +1,7 @@
 //! How far from the least makespan.
 
-use super::workload::{ALL, MODELS, costs, small};
+use super::drawn::{MODELS, costs};
+use super::workload::{ALL, small};
 use crate::schedule::scheduled::{Layout, Place, Unit};
 use crate::schedule::sums::assignment::Assignment;
 use crate::schedule::sums::exact::Exact;

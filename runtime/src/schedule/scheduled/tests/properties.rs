@@ -1,6 +1,7 @@
 //! What holds of every schedule.
 
-use super::workload::{ALL, Random, assignment};
+use super::drawn::Random;
+use super::workload::{ALL, assignment};
 use crate::schedule::scheduled::*;
 use crate::schedule::sums::assignment::{Assignment, UNITS};
 use crate::schedule::sums::bound::bound;
