@@ -16,7 +16,7 @@ use moec_ir::types::GROUP;
 use moec_ir::{Axis, Coded, Format};
 
 /// A layout: a weight is `(code − zero point) · scale`, the scale times a factor, each of them from a tensor of its own.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Layout {
     /// Name in the Graph.
     pub name: &'static str,
@@ -43,7 +43,7 @@ pub struct Layout {
 }
 
 /// How codes lie in the words of a tensor: code `i` of a word is at bit `bits · order[i]` of it.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Packing {
     /// Suffix of the tensor: appended to the weight's name, or in place of `.weight`, if it begins with a dot.
     pub suffix: &'static str,
@@ -58,7 +58,7 @@ pub struct Packing {
 }
 
 /// A factor on scales.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Factor {
     /// Suffix of its tensor.
     pub suffix: &'static str,
@@ -220,16 +220,7 @@ static GPTQ: Layout = Layout {
 };
 
 /// GPTQ, `checkpoint_format` `gptq_v2`, whose zero points are what they are.
-static GPTQ_V2: Layout = Layout {
-    name: "gptq_v2",
-    title: "GPTQ INT",
-    transposed: true,
-    codes: Packing { axis: Axis::Rows, ..Packing::of(".qweight", "I32") },
-    scales: (&[".scales"], SCALES),
-    zeros: Some(Packing::of(".qzeros", "I32")),
-    groups: Some(".g_idx"),
-    ..PLAIN
-};
+static GPTQ_V2: Layout = Layout { name: "gptq_v2", zeros: Some(Packing::of(".qzeros", "I32")), ..GPTQ };
 
 /// Every layout that is read.
 pub static LAYOUTS: [&Layout; 10] =
