@@ -1,0 +1,154 @@
+//! Slots, queues, connections and ends.
+
+use crate::clients::COMPLETIONS;
+use crate::common::*;
+use crate::server::{
+    POST, Said as _, ask, complete, connect, long, metric, settled, terminate, with_program, with_server,
+};
+use moec_runtime::Program;
+use moec_testing::http::{Incoming, Reply, get, post, raw};
+use serde_json::json;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+/// Of slots whose full caches would take terabytes, those are opened whose caches fit.
+pub(crate) fn slots_are_as_many_as_memory_is_free_for() {
+    let said = |program: &Program| {
+        let mut slots = 0;
+        let (status, said) = with_program(program, &[], &[], |at| {
+            slots = metric(at, "moec_slots");
+            assert_eq!(
+                complete(at, &json!({"prompt": [1, 2], "max_tokens": 3, "temperature": 0})).status,
+                200
+            );
+        });
+        assert_eq!(status, 0);
+        (slots, said)
+    };
+    let (slots, why) = said(&program(&ENTRIES));
+    assert!(
+        slots == 3 && why.contains("3 sequences at a time (the largest `decode_batch`"),
+        "{slots}: {why}"
+    );
+    // Others do not say how much is free.
+    if !cfg!(target_os = "linux") {
+        return;
+    }
+    const MANY: u32 = 1 << 16;
+    let mut plan = plan(&ENTRIES);
+    plan.model.slots = MANY;
+    for state in &mut plan.states {
+        (state.shape[0], state.shape[1]) = (MANY, MANY);
+    }
+    let (slots, why) = said(&Program::new(plan, &resolve).unwrap());
+    assert!((1..u64::from(MANY)).contains(&slots), "{slots}");
+    let words = format!("{slots} sequences at a time (of the {MANY} that the bundle has slots for");
+    assert!(why.contains(&words), "{why}");
+}
+
+pub(crate) fn who_goes_away_frees_the_slot(at: &str) {
+    for _ in 0..10 {
+        post(at, COMPLETIONS, long()).leave(Duration::from_millis(1)).unwrap();
+    }
+    settled(at);
+    assert_eq!(complete(at, &json!({"prompt": "a", "max_tokens": 1})).status, 200);
+}
+
+pub(crate) fn too_many_are_sent_away(at: &str) {
+    let before = metric(at, "moec_refused_total");
+    let incoming: Vec<_> = std::thread::scope(|scope| {
+        let clients: Vec<_> =
+            (0..24).map(|_| scope.spawn(|| post(at, COMPLETIONS, long()).send().unwrap())).collect();
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
+    });
+    let mut sent_away = 0;
+    for Incoming { status, headers, .. } in incoming {
+        let away = status == 429;
+        assert!(away || status == 200, "{headers}");
+        assert!(!away || headers.contains("retry-after: 1"), "{headers}");
+        sent_away += usize::from(away);
+    }
+    assert!(sent_away > 0, "all of 24 were taken in");
+    assert_eq!(metric(at, "moec_refused_total") - before, sent_away as u64);
+    settled(at);
+}
+
+/// A client that does not send all of its request holds up the end; another signal does not wait for it.
+pub(crate) fn a_second_signal_ends_what_waits() {
+    let (mut held, mut since) = (None, Instant::now());
+    let status = with_server(&[], |at| {
+        let mut stream = TcpStream::connect(at).unwrap();
+        write!(stream, "{POST}\r\nContent-Length: 100\r\n\r\n{{").unwrap();
+        held = Some(stream);
+        assert_eq!(ask(get(at, "/health")).status, 200);
+        terminate();
+        std::thread::sleep(Duration::from_millis(300));
+        since = Instant::now();
+    });
+    assert!(since.elapsed() < Duration::from_secs(10), "it took {:?}", since.elapsed());
+    assert_ne!(status, 0, "it ended before the second signal");
+    drop(held);
+}
+
+/// Neither one that says nothing, as browsers open ahead, nor one that stays open behind an answer.
+pub(crate) fn connections_without_a_request_do_not_hold_up_the_end() {
+    let (mut held, mut since) = (Vec::new(), Instant::now());
+    let status = with_server(&[], |at| {
+        held.push(TcpStream::connect(at).unwrap());
+        let mut kept = TcpStream::connect(at).unwrap();
+        write!(kept, "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+        let mut begin = [0; 12];
+        kept.read_exact(&mut begin).unwrap();
+        assert_eq!(&begin, b"HTTP/1.1 200");
+        held.push(kept);
+        since = Instant::now();
+    });
+    assert_eq!(status, 0);
+    assert!(since.elapsed() < Duration::from_secs(10), "it took {:?}", since.elapsed());
+    drop(held);
+}
+
+/// Three of an address, four in all, and each for as long as its client takes part.
+pub(crate) fn connections_have_limits(at: &str) {
+    let answered = |from: &str| -> Option<Reply> {
+        raw(connect(at, from), "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").ok()
+    };
+    let status = |from: &str| answered(from).map_or(0, |reply| reply.status);
+    let soon = |what: &str, mut holds: Box<dyn FnMut() -> bool + '_>| {
+        let start = Instant::now();
+        while !holds() {
+            assert!(start.elapsed() < Duration::from_secs(30), "{what}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    // A body that does not come.
+    let late = format!("{POST}\r\nContent-Length: 9\r\n\r\n{{");
+    assert_eq!(raw(connect(at, "127.0.0.1"), &late).unwrap().status, 408);
+    soon("a client that is late stays", Box::new(|| status("127.0.0.1") == 200));
+    // Nothing, a part of a head, and an answer behind which nothing is asked.
+    let mut held: Vec<TcpStream> = (0..3).map(|_| connect(at, "127.0.0.1")).collect();
+    write!(held[1], "GET /health HTT").unwrap();
+    write!(held[2], "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let refused = answered("127.0.0.1").unwrap();
+    assert_eq!(
+        (refused.status, refused.json()["error"]["code"].as_str()),
+        (429, Some("too_many_connections"))
+    );
+    assert!(refused.headers.contains("retry-after: 1") && refused.body.contains("3 connections open"));
+    let mut other = connect(at, "127.0.0.2");
+    write!(other, "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut begin = [0; 12];
+    other.read_exact(&mut begin).unwrap();
+    assert_eq!(&begin, b"HTTP/1.1 200");
+    held.push(other);
+    assert_eq!(status("127.0.0.3"), 503);
+    soon("connections without a request stay", Box::new(|| status("127.0.0.1") == 200));
+    drop(held);
+    // One that asks and never reads.
+    let mut stream = connect(at, "127.0.0.1");
+    stream.set_nonblocking(true).unwrap();
+    let asks = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(100);
+    let closed = || stream.write(asks.as_bytes()).is_err_and(|e| e.kind() != std::io::ErrorKind::WouldBlock);
+    soon("a client that never reads stays", Box::new(closed));
+}
