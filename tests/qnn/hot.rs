@@ -143,7 +143,9 @@ fn networks_of_small_batches_are_held_against_the_spread_of_all_rows() {
 /// both are added, has steps in between.
 fn divided(bundle: &Path) -> Vec<usize> {
     let bundle = Bundle::open(bundle).unwrap();
-    let (plan, shares) = (&bundle.plan, bundle.decisions().unwrap().hot);
+    let decisions = bundle.decisions().unwrap().decisions;
+    let shares: Vec<HotShare> = decisions.iter().filter_map(HotShare::of).collect();
+    let plan = &bundle.plan;
     let mut layers = Vec::new();
     for entry in &plan.entries {
         let steps = entry.steps.iter().enumerate().filter_map(|(i, step)| match step.code {

@@ -8,7 +8,6 @@
 
 use crate::decisions::Decision;
 use crate::{cluster, page};
-use moec_base::human;
 use moec_device::Memory;
 use moec_ir::bundle::{Bundle, PARTS};
 use moec_ir::{EntryKind, Format, Module, Op, WeightId};

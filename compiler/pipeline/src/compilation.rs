@@ -11,6 +11,7 @@ use moec_ir::placement::Placement;
 use moec_ir::plan::Plan;
 use moec_ir::{Module, WeightId};
 use moec_passes::decisions::{Decision, Decisions};
+use moec_passes::hot::HotShare;
 use moec_passes::home::Homes;
 use moec_passes::offload::Statics;
 use moec_passes::trained::Trained;

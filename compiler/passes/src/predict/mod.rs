@@ -147,6 +147,7 @@ impl Layer {
                     ("taken_share", t.predicted),
                     ("token_bytes", self.bytes(t).round()),
                     ("held_bytes", held as f64),
+                    ("standard_errors_below", t.kappa),
                 ],
             )
         })
