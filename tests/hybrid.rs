@@ -277,9 +277,13 @@ fn a_budget_of_the_other_memory_holds_or_is_refused() {
         let frames = part.plan.schedule.as_ref().unwrap().frames;
         assert!(part.plan.peak(1, 1).unwrap() <= budget && frames < experts, "{frames} frames");
         compute(&part, threads(1), &[1, 2, 3]);
+        let decisions = part.decisions().unwrap().decisions;
+        let each = decisions.iter().find(|d| d.pass == "fill").and_then(|d| d.figure("frame_bytes")).unwrap();
+        let each = moec_base::human::bytes(each as u64);
         let said = ok(moec().arg("explain").arg(&part.folder));
         let said = String::from_utf8(said.stdout).unwrap();
-        assert!(said.contains(&format!("frames: {frames} of {experts} experts in `vram`")), "{said}");
+        let figures = format!("experts {experts}, frame {each}, frames {frames}, limit ");
+        assert!(said.contains("frames of experts in `vram`") && said.contains(&figures), "{said}");
     }
     let refused = |more: &str, target: &str| {
         let toml = folder.path().join("refused.toml");

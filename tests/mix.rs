@@ -116,10 +116,12 @@ fn a_size_is_kept_and_said() {
     let left: Vec<_> = fs::read_dir(case.path("cache")).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(left.iter().all(|n| !n.to_string_lossy().starts_with("scratch")), "{left:?}");
     assert!((4 << 20..=5 << 20).contains(&took), "{took} bytes");
-    let mix = &case.json(moec().arg("explain").arg(case.path("out.moec")))["mix"];
-    assert_eq!(mix["size"], 5 << 20);
-    let formats: Vec<&str> =
-        mix["weights"].as_array().unwrap().iter().map(|w| w["format"].as_str().unwrap()).collect();
+    let explained = case.json(moec().arg("explain").arg(case.path("out.moec")));
+    let decisions = explained["decisions"].as_array().unwrap();
+    let all = decisions.iter().find(|d| d["subject"] == "formats of weights").unwrap();
+    assert_eq!(all["figures"]["allowed_bytes"], f64::from(5 << 20));
+    let each = decisions.iter().filter(|d| d["subject"] == "format of a weight");
+    let formats: Vec<&str> = each.map(|d| d["chosen"].as_str().unwrap()).collect();
     assert!(formats.contains(&"q4") && formats.contains(&"q8"), "{formats:?}");
     let shown = String::from_utf8(ok(moec().arg("explain").arg(case.path("out.moec"))).stdout).unwrap();
     assert!(shown.contains("for 5.0 MiB"), "{shown}");

@@ -306,16 +306,22 @@ fn attention_lives_where_a_request_ends_first() {
             assert_eq!(attention.map(|o| o.unit).collect::<Vec<_>>(), [unit; 3], "{more}");
             let decision = c.placed.attention.clone().unwrap();
             assert_eq!(decision.chosen, p.unit(unit), "{more}");
-            assert_eq!(decision.chosen, decision.homes[0].unit);
-            assert!(decision.homes[0].ms < decision.homes[1].ms, "{decision:?}");
+            let [first, second] = decision.alternatives.as_slice() else { panic!("{decision:?}") };
+            assert_eq!(decision.chosen, first.what);
+            assert!(first.figures["request_ms"] < second.figures["request_ms"], "{decision:?}");
             homes.push(decision);
         })
         .unwrap();
     }
-    let requests: Vec<_> = homes.iter().map(|d| (d.prompt, d.generate)).collect();
-    assert_eq!(requests, [(4088, 8), (3584, 512), (4096, 0)], "the context holds 4096 tokens");
+    // The context holds 4096 tokens.
+    for (d, (prompt, generated)) in homes.iter().zip([(4088, 8), (3584, 512), (4096, 0)]) {
+        assert_eq!(d.reason, format!("a request of {prompt} tokens with {generated} generated, simulated"));
+    }
     // A long answer costs more there, whatever the prompt.
-    let ms = |i: usize, unit: &str| homes[i].homes.iter().find(|h| h.unit == unit).unwrap().ms;
+    let ms = |i: usize, unit: &str| {
+        let on = homes[i].alternatives.iter().find(|h| h.what == unit).unwrap();
+        on.figures["request_ms"]
+    };
     assert!(ms(1, "npu") > ms(0, "npu"), "{homes:?}");
     // It is decided where it is left open, and nowhere else.
     for more in ["[placement]\nattention = \"npu\"\n", "[placement]\nattention = \"cpu\"\n"] {

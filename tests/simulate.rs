@@ -333,7 +333,7 @@ fn a_phone_decodes_by_hot_and_cold_neurons() {
 
     // What was decided is told, for batches of one to four sequences.
     let told = stdout(moec().arg("explain").arg(&bundle));
-    assert!(told.contains("hot neurons by batch"), "{told}");
+    assert!((1..=4).all(|n| told.contains(&format!("hot neurons of batches of {n}"))), "{told}");
     let (code, said) = fails(&mut simulate(&["--batch", "5"]));
     assert!(code == 2 && said.contains("nothing of hot neurons for 5 sequences"), "{said}");
     let (code, said) = fails(&mut simulate(&["--prompt", "64"]));

@@ -108,10 +108,16 @@ fn half_of_the_neurons_are_skipped_and_that_is_said() {
         ok(case.moec("verify").arg(case.path(name)).arg("--quiet"));
     }
 
-    let cost = &case.json("explain", "neurons.moec", &[])["thresholds"]["cost"];
-    let (rise, same) = (number(&cost["increase"]), number(&cost["same_choice"]));
-    assert!(rise > 0.0 && rise < 0.2 && same > 0.7 && number(&cost["divergence"]) > 0.0, "{cost}");
-    assert!(case.shown("explain", "neurons.moec").contains("an approximation: 50 % of the neurons"));
+    let found = decided(&case.json("explain", "neurons.moec", &[]));
+    let cost = taken(&found);
+    let (rise, same) = (number(&cost["perplexity_increase_share"]), number(&cost["same_choice_share"]));
+    assert!(rise > 0.0 && rise < 0.2 && same > 0.7 && number(&cost["divergence_nats"]) > 0.0, "{cost}");
+    let said = case.shown("explain", "neurons.moec");
+    assert!(
+        said.contains("50 % of the neurons of experts count as 0: an approximation: perplexity"),
+        "{said}"
+    );
+    assert!(said.contains("threshold of |silu(gate)|"), "{said}");
     assert!(case.shown("inspect", "neurons.moec").contains("an approximation"));
     let info = ok(case.moec("run").arg(case.path("neurons.moec")).arg("info")).stdout;
     assert!(String::from_utf8(info).unwrap().contains("50.0 % of the neurons of experts count as 0"));
@@ -124,20 +130,29 @@ fn half_of_the_neurons_are_skipped_and_that_is_said() {
     assert!(off.abs() < 0.02 * lost && number(&neurons["same_choice"]) > 0.99, "{neurons}, {whole}");
 }
 
+/// What `explain` says of the share of neurons that count as 0.
+fn decided(explained: &Value) -> Value {
+    let all = explained["decisions"].as_array().unwrap();
+    all.iter().find(|d| d["subject"] == "neurons of experts").unwrap().clone()
+}
+
+/// The figures of the alternative that was taken.
+fn taken(decision: &Value) -> &Value {
+    let all = decision["alternatives"].as_array().unwrap();
+    &all.iter().find(|a| a["what"] == decision["chosen"]).unwrap()["figures"]
+}
+
 #[test]
 fn a_limit_is_kept_by_the_largest_share() {
     let case = Case::new(8192, "max_context = 512\nprefill_chunk = 64");
     let wanted = format!("threshold = \"auto\"\n{}max_perplexity_increase = \"2%\"\n", quality(&case));
     ok(&mut case.build(&wanted, "auto.moec"));
-    let found = &case.json("explain", "auto.moec", &[])["thresholds"];
-    let tried: Vec<(f64, f64)> = found["tried"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|t| (number(&t["share"]), number(&t["increase"])))
-        .collect();
-    let share = number(&found["share"]);
-    assert!(share >= 0.1 && number(&found["cost"]["increase"]) <= 0.02, "{found}");
+    let found = decided(&case.json("explain", "auto.moec", &[]));
+    let tried = found["alternatives"].as_array().unwrap().iter().map(|t| &t["figures"]);
+    let tried: Vec<(f64, f64)> =
+        tried.map(|t| (number(&t["zeros_share"]), number(&t["perplexity_increase_share"]))).collect();
+    let share = number(&found["figures"]["zeros_share"]);
+    assert!(share >= 0.1 && number(&taken(&found)["perplexity_increase_share"]) <= 0.02, "{found}");
     // One percent more was too much, or the end.
     let next = tried.iter().find(|(s, _)| (s - share - 0.01).abs() < 1e-9);
     assert!(next.is_some_and(|(_, rise)| *rise > 0.02), "{found}");

@@ -8,6 +8,7 @@ use moec_bundle::read::Bundle;
 use moec_ir::EntryKind;
 use moec_ir::plan::{Builtin, Code};
 use moec_measure::twin::Twin;
+use moec_passes::hot::HotShare;
 use moec_runtime::CheckLevel;
 use moec_runtime::Want;
 use serde_json::Value;
@@ -31,15 +32,14 @@ fn relu() -> Case {
 fn hot_neurons_by_batch_become_networks_that_share_weights_and_verify() {
     let case = relu();
     case.build(PHONE, "a.moec");
-    let decisions = fs::read(case.path("a.moec/decisions.json")).unwrap();
-    let decisions: Value = serde_json::from_slice(&decisions).unwrap();
-    let shares = decisions["hot"].as_array().unwrap();
-    let of = |layer: u64, batch: u64| {
-        let found = shares.iter().find(|s| s["layer"] == layer && s["batch"] == batch).unwrap();
-        assert_eq!(found["networks"], true, "{found}");
-        found["hot"].as_u64().unwrap()
+    let decisions = Bundle::open(&case.path("a.moec")).unwrap().decisions().unwrap().decisions;
+    let shares: Vec<HotShare> = decisions.iter().filter_map(HotShare::of).collect();
+    let of = |layer: u64, batch: u32| {
+        let found = shares.iter().find(|s| u64::from(s.layer) == layer && s.batch == batch).unwrap();
+        assert!(found.networks, "{found:?}");
+        found.hot
     };
-    assert!(shares.iter().all(|s| s["batch"] != 2 || s.get("networks").is_none()), "{decisions}");
+    assert!(shares.iter().all(|s| s.batch != 2 || !s.networks), "{shares:?}");
     for layer in 0..LAYERS {
         let [one, four] = [1, 4].map(|batch| of(layer, batch));
         assert!(one > 0 && one < four, "{one} and {four} hot neurons in layer {layer}");
@@ -87,7 +87,7 @@ fn hot_neurons_by_batch_become_networks_that_share_weights_and_verify() {
     assert!(bytes(hot, "codes") > 0 && bytes(hot, "codes") < bytes(hot, "prompt_bytes"), "{hot}");
     let explained = ok(case.moec("explain").arg(case.path("a.moec"))).stdout;
     let explained = String::from_utf8(explained).unwrap();
-    assert!(explained.contains("decoding computes them in networks, beside the processor"), "{explained}");
+    assert!(explained.contains("in networks, beside the processor, which takes the others"), "{explained}");
     assert!(explained.contains("hot neurons: asked for by `placement.hot`"), "{explained}");
     let inspected = String::from_utf8(ok(case.moec("inspect").arg(case.path("a.moec"))).stdout).unwrap();
     assert!(inspected.contains("held twice"), "{inspected}");
@@ -143,7 +143,9 @@ fn networks_of_small_batches_are_held_against_the_spread_of_all_rows() {
 /// both are added, has steps in between.
 fn divided(bundle: &Path) -> Vec<usize> {
     let bundle = Bundle::open(bundle).unwrap();
-    let (plan, shares) = (&bundle.plan, bundle.decisions().unwrap().hot);
+    let decisions = bundle.decisions().unwrap().decisions;
+    let shares: Vec<HotShare> = decisions.iter().filter_map(HotShare::of).collect();
+    let plan = &bundle.plan;
     let mut layers = Vec::new();
     for entry in &plan.entries {
         let steps = entry.steps.iter().enumerate().filter_map(|(i, step)| match step.code {

@@ -12,6 +12,7 @@ mod archives;
 mod bench_build;
 mod big_little;
 mod coreml;
+mod crates;
 mod cross;
 mod cuda;
 mod debian;
@@ -95,6 +96,7 @@ const COMMANDS: &[Command] = &[
         apple::run,
     ),
     ("docs", "write the generated pages of docs/", docs::run),
+    ("crates", "draw the crates of the workspace and their arrows, in ARCHITECTURE.md", crates::run),
     ("deny", "check licences, sources and advisories of all crates with cargo-deny", deny::run),
     ("notices", "write the licences of what is linked into `run`, which bundles carry", notices::run),
     (

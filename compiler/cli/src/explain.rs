@@ -1,7 +1,7 @@
 //! `moec explain`: why a bundle is what it is.
 #![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
 
-use super::{output, paging, phone, placement, predictors};
+use super::{decided, output, paging, placement};
 use moec_base::{Error, Result, human};
 use moec_bundle::read::Bundle;
 use moec_config::Rounding;
@@ -9,7 +9,7 @@ use moec_cpu::Bound;
 use moec_device::GraphForm;
 use moec_ir::plan::{Code, ExpertTable, Placement, StateBuf, StateKind};
 use moec_ir::{Format, Graph, Module, Node, Op, Operand, WeightClass};
-use moec_passes::decisions::{By, Decision, Decisions, MixDecision, ThresholdDecision, shown};
+use moec_passes::decisions::{By, Decisions, KernelDecision, shown};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -135,7 +135,7 @@ pub fn run(args: &Args) -> Result<()> {
         }
     }
     let uses = uses(&bundle, &module, args.layer);
-    let kernels: Vec<(&Decision, &Use)> =
+    let kernels: Vec<(&KernelDecision, &Use)> =
         decisions.kernels.iter().filter_map(|d| Some((d, uses.get(&(d.entry.clone(), d.kernel))?))).collect();
     let weights = weights(&bundle, &module, args.layer);
     let states: Vec<&StateBuf> =
@@ -147,18 +147,14 @@ pub fn run(args: &Args) -> Result<()> {
     let placed = placement::shown(placement, args.layer, args.expert);
     let mut head = head(args, &bundle, &decisions, &kernels, &weights, &states);
     head.extend(bundle.plan.paging.iter().flat_map(paging::rows));
-    head.extend(decisions.on_flash.as_ref().map(|d| vec!["experts on flash".to_owned(), d.shown()]));
     let mut text = output::table(&head);
-    text += &decisions.cache.as_ref().map(paging::replays).unwrap_or_default();
+    if args.expert.is_none() {
+        text += &decided::shown(&decisions.decisions, args.layer);
+    }
     if args.layer.is_none() && args.expert.is_none() {
-        text += &decisions.attention.as_ref().map(placement::attention).unwrap_or_default();
-        text += &phone::shares(&decisions.hot);
         text += &forms.iter().map(|(unit, form)| placement::graphs(unit, form)).collect::<String>();
     }
-    if args.expert.is_none() {
-        text += &predictors::shown(&decisions, args.layer);
-    }
-    text += &placement::schedule(&bundle.plan, decisions.frames.as_ref());
+    text += &placement::schedule(&bundle.plan);
     text += &placed;
     if args.expert.is_some() {
         if placed.is_empty() {
@@ -265,7 +261,7 @@ fn head(
     args: &Args,
     bundle: &Bundle,
     decisions: &Decisions,
-    kernels: &[(&Decision, &Use)],
+    kernels: &[(&KernelDecision, &Use)],
     weights: &BTreeMap<(&'static str, Format), Share>,
     states: &[&StateBuf],
 ) -> Vec<Vec<String>> {
@@ -280,8 +276,6 @@ fn head(
     rows.extend(weights.iter().map(|((class, format), share)| {
         row("weights", format!("{class}: {}", stored(*format, share.numbers, share.bytes)))
     }));
-    rows.extend(decisions.mix.as_ref().map(|m| row("mix", mixed(m))));
-    rows.extend(decisions.thresholds.as_ref().map(|t| row("thresholds", silenced(t))));
     rows.extend(cache(states).map(|(format, bits, bytes)| {
         row("KV cache", format!("{format}, {bits:.2} bits per number, {bytes} bytes per token"))
     }));
@@ -312,7 +306,7 @@ fn head(
 }
 
 /// A kernel in words.
-fn paragraph(d: &Decision, at: &Use, threads: Option<usize>) -> String {
+fn paragraph(d: &KernelDecision, at: &Use, threads: Option<usize>) -> String {
     let mut out = String::new();
     let load = &d.load;
     let matrices = if load.matrices == 1 { String::new() } else { format!("{} × ", load.matrices) };
@@ -365,35 +359,6 @@ fn paragraph(d: &Decision, at: &Use, threads: Option<usize>) -> String {
     out
 }
 
-/// What was chosen for a size, in words.
-pub(super) fn mixed(mix: &MixDecision) -> String {
-    let wanted =
-        mix.size.map_or("as small as quality allows".to_owned(), |b| format!("for {}", human::bytes(b)));
-    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    mix.weights.iter().for_each(|w| *counts.entry(&w.format).or_default() += w.weights.len());
-    let counts: Vec<_> = counts.iter().map(|(format, n)| format!("{n} weights in {format}")).collect();
-    let (bytes, percent) = (human::bytes(mix.bytes), 100.0 * mix.increase);
-    format!("{wanted}: {}; {bytes}, perplexity {percent:+.3} % as measured", counts.join(", "))
-}
-
-/// Which neurons count as 0, and what that costs, in words.
-pub(super) fn silenced(t: &ThresholdDecision) -> String {
-    let least = t.layers.iter().map(|l| l.1).fold(f32::INFINITY, f32::min);
-    let most = t.layers.iter().map(|l| l.1).fold(0.0, f32::max);
-    let cost = t.cost.as_ref().map_or("its cost was not measured, for want of text".to_owned(), |c| {
-        format!(
-            "perplexity {:+.3} %, divergence {:.4} nats, {:.1} % of next tokens the same, as measured",
-            100.0 * c.increase,
-            c.divergence,
-            100.0 * c.same_choice
-        )
-    });
-    format!(
-        "an approximation: {:.0} % of the neurons of experts count as 0, where |silu(gate)| is below {least:.4} to {most:.4} by layer; {cost}",
-        100.0 * t.share
-    )
-}
-
 /// How weights were rounded, in words.
 pub(super) fn rounding(decisions: &Decisions) -> &'static str {
     match decisions.rounding {
@@ -408,12 +373,12 @@ fn report(
     args: &Args,
     bundle: &Bundle,
     decisions: &Decisions,
-    kernels: &[(&Decision, &Use)],
+    kernels: &[(&KernelDecision, &Use)],
     weights: &BTreeMap<(&'static str, Format), Share>,
     states: &[&StateBuf],
     forms: &BTreeMap<String, GraphForm>,
 ) -> Value {
-    let symbol = |d: &Decision| bundle.plan.kernels.get(d.kernel as usize).map(|k| k.symbol.clone());
+    let symbol = |d: &KernelDecision| bundle.plan.kernels.get(d.kernel as usize).map(|k| k.symbol.clone());
     json!({
         "bundle": args.bundle,
         "layer": args.layer,
@@ -421,8 +386,8 @@ fn report(
         "cpu": bundle.plan.target.cpu,
         "activations": decisions.activations,
         "rounding": decisions.rounding.name(),
-        "mix": decisions.mix,
-        "thresholds": decisions.thresholds,
+        "decisions": decisions.decisions.iter()
+            .filter(|d| args.layer.is_none() || d.layer.is_none() || d.layer == args.layer).collect::<Vec<_>>(),
         "figures": decisions.figures,
         "threads": decisions.threads,
         "weights": weights.iter().map(|((class, format), share)| json!({
@@ -438,14 +403,10 @@ fn report(
             "distance": bundle.plan.snapshot_distance(),
         },
         "sliding_windows": windows(states).map(|(rows, bytes)| json!({"rows": rows, "bytes": bytes})),
-        "on_flash": decisions.on_flash,
-        "attention": decisions.attention,
-        "predictors": decisions.predictors,
-        "predictors_increase": decisions.predictors_increase,
         "graphs": forms,
         "placement": placement_json(&bundle.plan.placement, args),
-        "schedule": placement::schedule_json(&bundle.plan, decisions.frames.as_ref()),
-        "paging": bundle.plan.paging.as_ref().map(|p| paging::value(p, decisions.cache.as_ref())),
+        "schedule": placement::schedule_json(&bundle.plan),
+        "paging": bundle.plan.paging.as_ref().map(paging::value),
         "kernels": kernels.iter().map(|(d, at)| {
             let mut value = json!(d);
             if let Value::Object(map) = &mut value {

@@ -4,45 +4,14 @@
 use super::output;
 use moec_base::human;
 use moec_device::Device;
-use moec_passes::decisions::HotShare;
+use moec_passes::hot::HotShare;
 use moec_simulate::phone::Simulated;
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
 
 /// Parts of neurons that are hot, the mean over layers.
-pub(super) fn share<'a>(of: impl Iterator<Item = &'a HotShare>) -> f64 {
+fn share<'a>(of: impl Iterator<Item = &'a HotShare>) -> f64 {
     let (hot, all) = of.fold((0_u64, 0_u64), |(h, n), s| (h + u64::from(s.hot), n + u64::from(s.neurons)));
     if all == 0 { 0.0 } else { hot as f64 / all as f64 }
-}
-
-/// Hot neurons by batch, for `moec explain`; empty where none were decided.
-pub(super) fn shares(all: &[HotShare]) -> String {
-    let batches: BTreeSet<u32> = all.iter().map(|h| h.batch).collect();
-    if batches.is_empty() {
-        return String::new();
-    }
-    let mut rows =
-        vec![["sequences", "hot neurons", "a layer", "on the processor alone"].map(str::to_owned).to_vec()];
-    for batch in batches {
-        let own = || all.iter().filter(move |h| h.batch == batch);
-        let n = own().count().max(1) as f64;
-        let mean = |us: fn(&HotShare) -> f64| format!("{:.1} µs", own().map(us).sum::<f64>() / n);
-        rows.push(vec![
-            batch.to_string(),
-            format!("{:.1} %", share(own()) * 100.0),
-            mean(|h| h.us),
-            mean(|h| h.cold_us),
-        ]);
-    }
-    let built = if all.iter().any(|h| h.networks) {
-        "decoding computes them in networks, beside the processor, which takes the others; `moec inspect` has their bytes\n"
-    } else {
-        ""
-    };
-    format!(
-        "\nhot neurons by batch, as the device's tables have it; times of attention and experts, layers on average\n{}{built}",
-        output::table(&rows)
-    )
 }
 
 /// Microseconds that each row of the timeline works.

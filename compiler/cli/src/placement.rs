@@ -2,11 +2,9 @@
 #![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
 
 use super::output;
-use moec_base::human;
 use moec_device::GraphForm;
 use moec_ir::placement::{ExpertTable, Placement};
 use moec_ir::plan::{Plan, Schedule};
-use moec_passes::decisions::{AttentionDecision, FramesDecision};
 use moec_passes::home::ASSIGNED;
 use moec_runtime::schedule::dispatch::plan;
 use moec_runtime::schedule::scheduled::Layout;
@@ -30,18 +28,6 @@ pub(super) fn shown(placement: &Placement, layer: Option<u32>, expert: Option<u3
     }
     for table in placement.experts.iter().filter(|t| layer.is_none_or(|l| l == t.layer)) {
         text += &layer_text(placement, table, expert);
-    }
-    text
-}
-
-/// The costs that decided where attention lives, in words.
-pub(super) fn attention(decision: &AttentionDecision) -> String {
-    let AttentionDecision { prompt, generate, chosen, homes } = decision;
-    let mut text =
-        format!("\nattention: a request of {prompt} tokens with {generate} generated, simulated\n");
-    for home in homes {
-        let mark = if home.unit == *chosen { "  ← chosen" } else { "" };
-        let _ = writeln!(text, "  on {}: {}{mark}", home.unit, home.shown());
     }
     text
 }
@@ -118,7 +104,7 @@ fn costs(plan: &Plan, schedule: &Schedule) -> Vec<(String, Vec<f64>)> {
 }
 
 /// How experts are assigned while the plan runs.
-pub(super) fn schedule(plan: &Plan, frames: Option<&FramesDecision>) -> String {
+pub(super) fn schedule(plan: &Plan) -> String {
     let Some(s) = &plan.schedule else { return String::new() };
     let mut head = vec!["  µs of one expert, by its rows".to_owned()];
     head.extend(ROWS.iter().map(ToString::to_string));
@@ -128,22 +114,11 @@ pub(super) fn schedule(plan: &Plan, frames: Option<&FramesDecision>) -> String {
         row.extend(us.iter().map(|us| format!("{us:.2}")));
         rows.push(row);
     }
-    if let Some((hybrid, f)) = s.hybrid.as_ref().zip(frames) {
-        let limit = f.limit.map_or_else(String::new, |bytes| format!(" within {}", human::bytes(bytes)));
+    if let Some(hybrid) = &s.hybrid {
         let [prompt, token] = &hybrid.divides;
         return format!(
-            "\nexperts are divided in every step by `{}`: {}\n  frames: {} of {} experts in `{}`{limit}, {} each; {} of them stay for good\n  \
-             keeps: {}; {}\n  divides: prompts by `{prompt}`, tokens by `{token}`; {} layers are looked at ahead; {:.2} µs lie between the \
-             experts of two layers; the layers say who begins in a frame\n{}",
-            f.system,
-            f.says,
-            f.frames,
-            f.experts,
-            f.memory,
-            human::bytes(f.each),
-            f.pinned,
-            f.keeps,
-            f.why,
+            "\nexperts are divided in every step: prompts by `{prompt}`, tokens by `{token}`; {} layers are looked at ahead; {:.2} µs lie \
+             between the experts of two layers; the layers say who begins in a frame\n{}",
             hybrid.ahead,
             s.window_us,
             output::table(&rows)
@@ -166,13 +141,13 @@ pub(super) fn schedule(plan: &Plan, frames: Option<&FramesDecision>) -> String {
 }
 
 /// The same as JSON; null where experts have homes.
-pub(super) fn schedule_json(plan: &Plan, frames: Option<&FramesDecision>) -> Value {
+pub(super) fn schedule_json(plan: &Plan) -> Value {
     let Some(s) = &plan.schedule else { return Value::Null };
     let costs: Vec<Value> =
         costs(plan, s).into_iter().map(|(unit, us)| json!({"unit": unit, "us": us})).collect();
     json!({
         "refine": s.refine.name(), "moves": s.moves, "window_us": s.window_us, "frames": s.frames,
-        "modules": s.modules, "rows": ROWS, "costs": costs, "shared_frames": frames,
+        "modules": s.modules, "rows": ROWS, "costs": costs,
     })
 }
 

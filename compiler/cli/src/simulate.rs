@@ -9,6 +9,7 @@ use moec_costs::run::Outcome;
 use moec_costs::timeline::Timeline;
 use moec_device::Device;
 use moec_family::StreamStep;
+use moec_passes::hot::HotShare;
 use moec_profile::Profile;
 use moec_simulate::assigned::{self, assigned};
 use moec_simulate::bundle::{BUNDLE, Request, Simulated, simulate};
@@ -74,7 +75,7 @@ pub fn run(args: &Args) -> Result<()> {
         Some(name) => moec_targets::device(name)?,
     };
     let profile = args.trace.as_deref().map(Profile::read).transpose()?;
-    let hot = bundle.decisions()?.hot;
+    let hot: Vec<HotShare> = bundle.decisions()?.decisions.iter().filter_map(HotShare::of).collect();
     let by_neurons = !hot.is_empty() && profile.as_ref().is_some_and(|p| !p.neurons.is_empty());
     if bundle.plan.schedule.as_ref().is_some_and(|s| s.hybrid.is_some()) {
         return Err(Error::limit("experts that come and go over a graphics processor's frames are not simulated here")

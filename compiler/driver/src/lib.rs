@@ -16,7 +16,7 @@ use moec_ir::plan::Plan;
 use moec_measure::quality::Measured;
 use moec_measure::tuner::Tuner;
 use moec_measure::{calibrate, mix, thresholds};
-use moec_passes::decisions::MixDecision;
+use moec_passes::decisions::Decision;
 use moec_passes::tune::KernelTimer;
 use moec_passes::{frames, tier};
 use moec_pipeline::{Compilation, Compiled, Inputs, QualityProbe, Stops, first_token};
@@ -89,7 +89,7 @@ pub fn build(
     let probe = probe(&inputs, progress)?;
     inputs.quality = probe.as_ref().map(|p| p as &dyn QualityProbe);
     let mix = mixed(&mut inputs, progress)?;
-    let spent = mix.as_ref().map_or(0.0, |m| m.increase);
+    let spent = mix.first().and_then(|of| of.figure(mix::INCREASE)).unwrap_or(0.0);
     let (chosen, thresholds) = thresholds::choose(&inputs, spent, progress)?.unzip();
     inputs.thresholds = chosen.unwrap_or_default();
 
@@ -111,8 +111,8 @@ pub fn build(
     let importance = weighed.map(|w| &w.importance);
     compiled.decisions.rounding = importance.map_or(Rounding::Nearest, Importance::rounding);
     compiled.decisions.expert_use = used.unwrap_or_default();
-    compiled.decisions.mix = mix;
-    compiled.decisions.thresholds = thresholds;
+    let before = mix.into_iter().chain(thresholds.into_iter().flatten());
+    compiled.decisions.decisions.splice(..0, before);
     check_size(&compiled, config.weights.size)?;
     moec_base::interrupt::check()?;
     let entry = profile.as_ref().map(|profile| calibrate::entry(&config, profile)).transpose()?;
@@ -234,17 +234,17 @@ fn probe<'a>(inputs: &Inputs<'a>, progress: &'a Progress) -> Result<Option<Measu
 ///
 /// # Errors
 /// A size that no choice of formats has, or static graphs, which have formats of their own.
-fn mixed(inputs: &mut Inputs<'_>, progress: &Progress) -> Result<Option<MixDecision>> {
+fn mixed(inputs: &mut Inputs<'_>, progress: &Progress) -> Result<Vec<Decision>> {
     match inputs.config.weights.size {
-        Size::Any => Ok(None),
+        Size::Any => Ok(Vec::new()),
         Size::Auto | Size::Most(_) if inputs.units.is_some() => {
             Err(Error::limit("`size` under `[weights]` and static graphs do not go together yet")
                 .hint("leave it out, or build for a target of the processor alone"))
         }
         Size::Auto | Size::Most(_) => {
-            let (formats, decision) = mix::choose(inputs, progress)?;
+            let (formats, decisions) = mix::choose(inputs, progress)?;
             inputs.formats = formats;
-            Ok(Some(decision))
+            Ok(decisions)
         }
     }
 }

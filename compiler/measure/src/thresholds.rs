@@ -14,7 +14,7 @@ use moec_base::progress::Progress;
 use moec_config::Threshold;
 use moec_ir::Module;
 use moec_ir::plan::ModelInfo;
-use moec_passes::decisions::{ThresholdCost, ThresholdDecision};
+use moec_passes::decisions::Decision;
 use moec_passes::threshold::{Thresholds, threshold};
 use moec_pipeline::{Compilation, Inputs, Stops};
 use moec_profile::{Gates, Profile};
@@ -39,7 +39,7 @@ pub fn choose(
     c: &Inputs<'_>,
     spent: f64,
     progress: &Progress,
-) -> Result<Option<(Thresholds, ThresholdDecision)>> {
+) -> Result<Option<(Thresholds, Vec<Decision>)>> {
     let wanted = c.config.experts.threshold;
     if wanted == Threshold::Off {
         return Ok(None);
@@ -58,12 +58,12 @@ pub fn choose(
     let limit = c.config.quality.max_perplexity_increase;
     let measured = Measured::new(c.config, c.checkpoint()?, profile, c.spec()?, progress)?;
     let bench = measured.as_ref().map(|m| Bench::new(c, m, progress)).transpose()?;
-    let mut tried: Vec<ThresholdCost> = Vec::new();
-    let mut cost = |share: f64, bench: &Bench<'_>| -> Result<ThresholdCost> {
+    let mut tried: Vec<Cost> = Vec::new();
+    let mut cost = |share: f64, bench: &Bench<'_>| -> Result<Cost> {
         let cost = bench.cost(share, &at(gates, share))?;
         let (percent, rise) = (100.0 * share, 100.0 * cost.increase);
         progress.stage("Measured", &format!("{percent:.0} % of neurons at 0: perplexity {rise:+.3} %"));
-        tried.push(cost.clone());
+        tried.push(cost);
         Ok(cost)
     };
     let (share, chosen) = match wanted {
@@ -97,8 +97,61 @@ pub fn choose(
         return Ok(None);
     }
     let thresholds = at(gates, share);
-    let layers = thresholds.by_layer.iter().map(|(&layer, &t)| (layer, t)).collect();
-    Ok(Some((thresholds, ThresholdDecision { share, limit, cost: chosen, tried, layers })))
+    let decisions = decisions(&thresholds, share, limit, chosen, &tried);
+    Ok(Some((thresholds, decisions)))
+}
+
+/// For `decisions.json`: the share with all that were tried, and every layer's threshold.
+fn decisions(
+    thresholds: &Thresholds,
+    share: f64,
+    limit: Option<f64>,
+    chosen: Option<Cost>,
+    tried: &[Cost],
+) -> Vec<Decision> {
+    const PASS: &str = "threshold";
+    let name = |share: f64| format!("{:.0} % of the neurons of experts count as 0", 100.0 * share);
+    let why = match chosen {
+        None => "an approximation; its cost was not measured, for want of text".to_owned(),
+        Some(c) => format!(
+            "an approximation: perplexity {:+.3} %, divergence {:.4} nats, {:.1} % of next tokens the same, as measured",
+            100.0 * c.increase,
+            c.divergence,
+            100.0 * c.same_choice
+        ),
+    };
+    let mut all = Decision::new(PASS, "neurons of experts", name(share), why).with(&[("zeros_share", share)]);
+    all.figures.extend(limit.map(|limit| ("allowed_perplexity_increase_share".to_owned(), limit)));
+    let all = tried.iter().fold(all, |all, c| {
+        all.or(
+            name(c.share),
+            &[
+                ("zeros_share", c.share),
+                ("perplexity_increase_share", c.increase),
+                ("divergence_nats", c.divergence),
+                ("same_choice_share", c.same_choice),
+            ],
+        )
+    });
+    let layer = |(&layer, &t): (&u32, &f32)| {
+        Decision::new(PASS, "threshold of |silu(gate)|", "below it is 0", "all layers lose the same share")
+            .in_layer(layer)
+            .with(&[("threshold", t.into())])
+    };
+    std::iter::once(all).chain(thresholds.by_layer.iter().map(layer)).collect()
+}
+
+/// What thresholds cost on text, beside the model without.
+#[derive(Clone, Copy, Debug)]
+struct Cost {
+    /// Share of the neurons that were to be 0.
+    share: f64,
+    /// By how much perplexity rose, as a share, two standard errors included.
+    increase: f64,
+    /// Mean Kullback-Leibler divergence, in nats per token.
+    divergence: f64,
+    /// Share of tokens after which the most probable next one is the same.
+    same_choice: f64,
 }
 
 /// The gates that the profile knows.
@@ -142,7 +195,7 @@ impl<'a> Bench<'a> {
     }
 
     /// What thresholds cost. A share of 0 costs nothing.
-    fn cost(&self, share: f64, thresholds: &Thresholds) -> Result<ThresholdCost> {
+    fn cost(&self, share: f64, thresholds: &Thresholds) -> Result<Cost> {
         let mut module = self.module.clone();
         threshold(&mut module, thresholds);
         let changed = self.measured.unbounded(Some(&self.exact), &module, &self.model)?;
@@ -169,7 +222,7 @@ impl<'a> Bench<'a> {
         })?;
         bar.finish();
         let of = tokens.max(1) as f64;
-        Ok(ThresholdCost {
+        Ok(Cost {
             share,
             increase: cautious(&rises).exp_m1(),
             divergence: divergence / of,

@@ -13,7 +13,7 @@
 use super::home::{Homes, expert_rows, expert_tables, regroup, size, takes_experts};
 use super::page::routers;
 use super::place::{alike, curve, window_us, without_costs};
-use crate::decisions::FramesDecision;
+use crate::decisions::Decision;
 use moec_base::error::{Error, Result};
 use moec_config::Home;
 use moec_costs::units::{Free, UnitList};
@@ -185,11 +185,7 @@ pub struct Wanted<'a> {
 ///
 /// # Errors
 /// Fewer frames than layers.
-pub fn fill(
-    plan: &mut Plan,
-    wanted: Wanted<'_>,
-    profile: Option<&Profile>,
-) -> Result<Option<FramesDecision>> {
+pub fn fill(plan: &mut Plan, wanted: Wanted<'_>, profile: Option<&Profile>) -> Result<Option<Decision>> {
     let Some(room) = Room::of(plan, wanted)? else { return Ok(None) };
     let trace = profile.filter(|p| !p.routes.is_empty()).map(|p| p.routes.trace(&p.layers)).transpose();
     let trace = trace.map_err(|e| Error::bug("a profile that was checked").because(e))?;
@@ -222,17 +218,18 @@ pub fn fill(
         }
         layer.cached = own;
     }
-    Ok(Some(FramesDecision {
-        system: wanted.system.name.to_owned(),
-        says: wanted.system.says.to_owned(),
-        memory: plan.memories.get(memory as usize).map_or_else(String::new, |m| m.name.clone()),
-        limit: room.limit,
-        each: room.each,
-        frames: frames as u64,
-        experts: room.experts as u64,
-        pinned: kept.pinned.len() as u64,
-        keeps: kept.keeps,
-        why: kept.why,
+    let memory = plan.memories.get(memory as usize).map_or("", |m| &m.name);
+    let system = format!("`{}`: {}; keeps `{}`", wanted.system.name, wanted.system.says, kept.keeps);
+    let decision =
+        Decision::new("fill", &format!("frames of experts in `{memory}`"), system, kept.why).with(&[
+            ("frames", frames as f64),
+            ("frame_bytes", room.each as f64),
+            ("experts", room.experts as f64),
+            ("pinned", kept.pinned.len() as f64),
+        ]);
+    Ok(Some(match room.limit {
+        Some(limit) => decision.with(&[("limit_bytes", limit as f64)]),
+        None => decision,
     }))
 }
 

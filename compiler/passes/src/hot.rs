@@ -5,7 +5,7 @@
 //! of each the hot neurons are a dense product of the unit, and of the others the processor takes those that are active, which a
 //! predictor without error or cost is taken to name. Units are timed by their tables of matrix products, launches included.
 
-use crate::decisions::HotShare;
+use crate::decisions::Decision;
 use moec_base::error::{Error, Result};
 use moec_costs::units::Units;
 use moec_cpu::FLASH;
@@ -18,6 +18,7 @@ use moec_runtime::offload::neurons::Activations;
 use moec_sim::neurons::plan::{Tables, hot_share, time_of};
 use moec_sim::neurons::synthetic::Independent;
 use moec_sim::neurons::{NeuronError, Recorded};
+use serde::Serialize;
 use std::collections::BTreeSet;
 
 /// Neurons of a cluster (§4.1.2), fewer where an expert has few.
@@ -161,6 +162,57 @@ pub fn held(layers: &[Experts], experts: &Experts, room: f64) -> usize {
     (share * experts.inter as f64) as usize
 }
 
+/// The hot neurons of a layer at a batch size.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct HotShare {
+    /// Layer.
+    pub layer: u32,
+    /// Sequences that are decoded together.
+    pub batch: u32,
+    /// Hot neurons of each expert: the first ones by activity.
+    pub hot: u32,
+    /// Neurons of an expert.
+    pub neurons: u32,
+    /// Microseconds that attention and experts are expected to take.
+    pub us: f64,
+    /// The same without hot neurons: the processor alone.
+    pub cold_us: f64,
+    /// Whether the bundle has networks of them.
+    pub networks: bool,
+}
+
+/// What decisions about hot neurons begin with.
+const SUBJECT: &str = "hot neurons of batches of ";
+const NETWORKS: &str = "in networks, beside the processor, which takes the others";
+const TABLES: &str = "none are built";
+
+impl HotShare {
+    /// For `decisions.json`.
+    pub fn decision(&self) -> Decision {
+        let chosen = if self.networks { NETWORKS } else { TABLES };
+        let reason = if self.networks {
+            "asked for by `placement.hot`"
+        } else {
+            "`placement.hot` does not ask for them"
+        };
+        Decision::new("cluster", &format!("{SUBJECT}{}", self.batch), chosen, reason)
+            .in_layer(self.layer)
+            .with(&[("neurons", self.neurons.into()), ("hot", self.hot.into())])
+            .or("with hot neurons", &[("layer_us", self.us)])
+            .or("the processor alone", &[("layer_us", self.cold_us)])
+    }
+
+    /// What such a decision says.
+    pub fn of(d: &Decision) -> Option<Self> {
+        let batch = d.subject.strip_prefix(SUBJECT)?.parse().ok()?;
+        let count = |name: &str| d.figure(name).map(|n| n as u32);
+        let us = |at: usize| d.alternatives.get(at)?.figures.get("layer_us").copied();
+        let networks = d.chosen == NETWORKS;
+        let (hot, neurons) = (count("hot")?, count("neurons")?);
+        Some(Self { layer: d.layer?, batch, hot, neurons, us: us(0)?, cold_us: us(1)?, networks })
+    }
+}
+
 /// The hot neurons of every layer whose gates were seen to leave zeros, for batches of 1 to as many tokens as were counted.
 ///
 /// `room` is what memory has for experts, in bytes. Where it is too little and the device file has no rate of flash, none. `asked`: networks
@@ -246,9 +298,9 @@ pub fn networks(
 }
 
 /// The layers whose hot neurons a bundle has networks of, by its decisions.
-pub fn layers(shares: &[HotShare]) -> Vec<HotLayer> {
+pub fn layers(decisions: &[Decision]) -> Vec<HotLayer> {
     let mut all: Vec<HotLayer> = Vec::new();
-    for share in shares.iter().filter(|s| s.networks) {
+    for share in decisions.iter().filter_map(HotShare::of).filter(|s| s.networks) {
         let batch = HotBatch { batch: share.batch, neurons: share.hot };
         match all.iter_mut().find(|layer| layer.layer == share.layer) {
             Some(layer) => layer.batches.push(batch),

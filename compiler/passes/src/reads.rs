@@ -6,9 +6,8 @@
 //! slower: bytes of neurons count as many times as the device's table says of their block, or as a disk was measured
 //! (`READ`).
 
-use crate::decisions::FlashDecision;
+use crate::decisions::Decision;
 use crate::{cluster, page};
-use moec_base::human;
 use moec_device::Memory;
 use moec_ir::bundle::{Bundle, PARTS};
 use moec_ir::{EntryKind, Format, Module, Op, WeightId};
@@ -51,29 +50,34 @@ struct Expected {
 }
 
 /// Decides for a module whose experts stay on flash, before they are turned. `None`: there is nothing to decide, since not all
-/// experts have gates that leave zeros, or calibration has not seen them.
+/// experts have gates that leave zeros, or calibration has not seen them. Whether neurons are read one by one, with gates in memory; else
+/// whole experts are.
 pub fn decide(
     module: &Module,
     profile: &Profile,
     budget: u64,
     flash: Option<&Memory>,
-) -> Option<FlashDecision> {
+) -> Option<(bool, Decision)> {
     let (layers, weights) = layers(module, profile)?;
     let beside = beside(module, &weights);
     let found = expected(&layers, budget as f64 - beside);
     let bundle = layers.first()?.bundle;
     let times = times_slower(flash, (bundle.rest_pitch() * bundle.read_together()) as u64);
     let by_neurons = found.neurons.is_some_and(|bytes| bytes * times < found.experts);
-    let bytes = |x: f64| human::bytes(x.round() as u64);
     let why = match found.neurons {
         None => "gates would leave too little of the budget for what they wake".to_owned(),
-        Some(neurons) => format!(
-            "a token is expected to read {} of neurons and {} of whole experts; bytes of small reads count {times:.1} times",
-            bytes(neurons),
-            bytes(found.experts),
-        ),
+        Some(_) => {
+            format!("what a token is expected to read, where bytes of small reads count {times:.1} times")
+        }
     };
-    Some(FlashDecision { by_neurons, why, experts: found.experts, neurons: found.neurons, times })
+    let [whole, neurons] = ["whole", "by neurons"];
+    let mut decision =
+        Decision::new("cluster", "experts on flash", if by_neurons { neurons } else { whole }, why)
+            .or(whole, &[("token_bytes", found.experts.round())]);
+    if let Some(bytes) = found.neurons {
+        decision = decision.or(neurons, &[("token_bytes", bytes.round())]);
+    }
+    Some((by_neurons, decision))
 }
 
 /// Layers with routed experts, and the weights of all experts; `None` unless neurons of all of them can be read and were seen.

@@ -17,7 +17,7 @@
 
 use super::parts;
 use super::tier::predict;
-use crate::decisions::{AttentionDecision, HomeCost};
+use crate::decisions::Decision;
 use moec_base::error::{Error, Result};
 use moec_config::Mix;
 use moec_costs::request::Request;
@@ -50,7 +50,7 @@ pub fn reside(
     module: &Module,
     units: &Units<'_>,
     wanted: Wanted,
-) -> Result<Option<AttentionDecision>> {
+) -> Result<Option<Decision>> {
     for (table, layer) in placement.experts.iter_mut().zip(&loads.layers) {
         reside_layer(table, layer, units, wanted.experts);
     }
@@ -73,17 +73,20 @@ pub fn reside(
     let request = Request::new(module, units, loads, wanted.mix, context)?;
     let cost = |placement: &Placement, unit: &str| {
         let outcome = request.run(placement);
-        let (ms, mj_per_token) = (outcome.timeline.wall_us * 1e-3, outcome.joules_per_token() * 1e3);
-        HomeCost { unit: unit.to_owned(), ms, mj_per_token }
+        (unit.to_owned(), outcome.timeline.wall_us * 1e-3, outcome.joules_per_token() * 1e3)
     };
     let mut homes = vec![cost(placement, &units.npu.name), cost(&here, &units.cpu.name)];
-    homes.sort_by(|a, b| a.ms.total_cmp(&b.ms).then(a.mj_per_token.total_cmp(&b.mj_per_token)));
-    let chosen = homes.first().map_or_else(String::new, |h| h.unit.clone());
+    homes.sort_by(|a, b| a.1.total_cmp(&b.1).then(a.2.total_cmp(&b.2)));
+    let chosen = homes.first().map_or_else(String::new, |h| h.0.clone());
     if chosen == units.cpu.name {
         placement.ops = here.ops;
     }
     let Mix { prompt, generate } = request.mix;
-    Ok(Some(AttentionDecision { prompt, generate, chosen, homes }))
+    let why = format!("a request of {prompt} tokens with {generate} generated, simulated");
+    let decision = Decision::new("reside", "attention and its KV cache", chosen, why);
+    let or =
+        |d: Decision, (unit, ms, mj): (String, f64, f64)| d.or(unit, &[("request_ms", ms), ("token_mj", mj)]);
+    Ok(Some(homes.into_iter().fold(decision, or)))
 }
 
 /// Checks that what `attention` of `[placement]` wants on the unit can be graphs there: known before loads are.

@@ -4,7 +4,9 @@
 //! model of the target, or by the clock where the build was asked to tune. Entry points that call one kernel with
 //! different numbers of rows may get different schedules of it.
 
-use crate::decisions::{By, Decision, DecisionLoad, Decisions, Figure, Measured, Predicted, VERSION, pieces};
+use crate::decisions::{
+    By, DecisionLoad, Decisions, Figure, KernelDecision, Measured, Predicted, VERSION, pieces,
+};
 use moec_base::error::{Error, Result};
 use moec_cpu::{CpuTarget, KernelSpec, Schedule};
 use moec_ir::EntryKind;
@@ -106,7 +108,7 @@ pub fn tune(
             });
             let step = &mut entry.steps[at];
             (step.code, step.grid) = (Code::Kernel(id), target.grid(&spec));
-            let known = decisions[first..].iter().any(|d: &Decision| (d.kernel, d.rows) == (id, rows));
+            let known = decisions[first..].iter().any(|d: &KernelDecision| (d.kernel, d.rows) == (id, rows));
             if let Some(job) = job.filter(|_| !known) {
                 decisions.push(decision(target, &spec, id, &kind, rows, &found[job])?);
             }
@@ -117,12 +119,7 @@ pub fn tune(
     plan.scratch_bytes = scratch.unwrap_or(0);
     *kernels = chosen;
     Ok(Decisions {
-        frames: None,
-        on_flash: None,
-        hot: Vec::new(),
-        predictors: Vec::new(),
-        predictors_increase: None,
-        attention: None,
+        decisions: Vec::new(),
         expert_use: Vec::new(),
         version: VERSION,
         activations: target.activations().name().to_owned(),
@@ -130,9 +127,6 @@ pub fn tune(
         threads: timer.map(|t| t.threads()),
         figures: figures(target),
         kernels: decisions,
-        mix: None,
-        thresholds: None,
-        cache: None,
     })
 }
 
@@ -167,11 +161,11 @@ fn decision(
     entry: &str,
     rows: usize,
     found: &Found,
-) -> Result<Decision> {
+) -> Result<KernelDecision> {
     let none = || Error::bug("a matrix without an estimate");
     let (load, e) = target.load(spec, rows).zip(target.estimate(spec, rows)).ok_or_else(none)?;
     let (format, compute) = spec.weight_format().zip(spec.compute()).ok_or_else(none)?;
-    Ok(Decision {
+    Ok(KernelDecision {
         kernel,
         kind: spec.kind().to_owned(),
         entry: entry.to_owned(),

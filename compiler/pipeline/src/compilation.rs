@@ -10,7 +10,8 @@ use moec_import::Checkpoint;
 use moec_ir::placement::Placement;
 use moec_ir::plan::Plan;
 use moec_ir::{Module, WeightId};
-use moec_passes::decisions::{AttentionDecision, Decisions, FlashDecision, HotShare, PredictorDecision};
+use moec_passes::decisions::{Decision, Decisions};
+use moec_passes::hot::HotShare;
 use moec_passes::home::Homes;
 use moec_passes::offload::Statics;
 use moec_passes::trained::Trained;
@@ -46,8 +47,8 @@ pub struct Placed {
     /// What lives on which unit, where graphs are static. Where they are not, but somebody has given a placement, experts
     /// keep its capacities, and are all computed on the processor.
     pub placement: Option<Placement>,
-    /// What a request costs with attention on either unit, where `reside` decided that.
-    pub attention: Option<AttentionDecision>,
+    /// Where attention lives and why, where `reside` decided that by what a request costs.
+    pub attention: Option<Decision>,
     /// What static graphs compute, from `offload` on.
     pub statics: Statics,
     /// Where the rest lives, from `home` on.
@@ -61,12 +62,8 @@ pub struct Neurons {
     pub shares: Vec<HotShare>,
     /// Those that become networks, with the neurons of each expert, the hottest first, where the user asks for it.
     pub networks: Vec<(HotLayer, Vec<Vec<u32>>)>,
-    /// How experts on flash are read, where there was a choice.
-    pub on_flash: Option<FlashDecision>,
-    /// Predictors, where they were asked for.
-    pub predictors: Vec<PredictorDecision>,
-    /// What they cost in quality, where that was measured.
-    pub predictors_increase: Option<f64>,
+    /// How experts on flash are read, and which predictors are taken.
+    pub decisions: Vec<Decision>,
     /// Numbers that were computed for weights of their own.
     pub trained: Trained,
 }

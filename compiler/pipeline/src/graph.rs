@@ -84,10 +84,10 @@ pub(super) fn cluster(
     } else {
         let memory = &given.config.memory;
         let own = memory.policy.is_none() && memory.pin == Pin::Auto && skip == Skip::Auto;
-        if let Some((budget, profile)) = memory.budget.zip(given.profile).filter(|_| own) {
-            neurons.on_flash = reads::decide(module, profile, budget, given.target.flash());
-        }
-        let by_neurons = neurons.on_flash.as_ref().is_some_and(|d| d.by_neurons);
+        let asked = memory.budget.zip(given.profile).filter(|_| own);
+        let decided = asked.and_then(|(budget, p)| reads::decide(module, p, budget, given.target.flash()));
+        let by_neurons = decided.as_ref().is_some_and(|(by_neurons, _)| *by_neurons);
+        neurons.decisions.extend(decided.map(|(_, decision)| decision));
         let skip = if by_neurons { Skip::On } else { skip };
         let seen: &dyn cluster::Activity = match given.profile {
             Some(profile) => profile,

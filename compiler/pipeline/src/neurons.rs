@@ -34,10 +34,14 @@ fn predict(given: &Inputs<'_>, module: &mut Module, neurons: &mut Neurons) -> Re
     if layers.is_empty() && wanted.is_asked_for() {
         return Err(predict::nothing_to_predict(wanted));
     }
-    if wanted == Predict::Auto && layers.iter().any(Layer::is_on) {
-        neurons.predictors_increase = allow_predictors(given, module, &mut layers)?;
-    }
-    neurons.predictors = layers.iter().map(Layer::decision).collect();
+    let increase = match wanted {
+        Predict::Auto if layers.iter().any(Layer::is_on) => allow_predictors(given, module, &mut layers)?,
+        _ => None,
+    };
+    neurons.decisions.extend(layers.iter().map(|layer| match increase {
+        Some(increase) => layer.decision().with(&[("perplexity_increase_share", increase)]),
+        None => layer.decision(),
+    }));
     predict::apply(module, &layers, &mut neurons.trained, |rows| rows <= moec_ir::FEW_ROWS);
     Ok(())
 }

@@ -3,7 +3,9 @@
 use super::{Inputs, Neurons, Placed, Planned};
 use moec_base::error::{Error, Result};
 use moec_ir::{Module, Op};
+use moec_passes::decisions::Decision;
 use moec_passes::home::Homes;
+use moec_passes::hot::HotShare;
 use moec_passes::tune::{self, KernelTimer};
 use moec_passes::{frames, fuse, layout, page};
 
@@ -49,11 +51,10 @@ pub(super) fn tune(
     planned: &mut Planned,
 ) -> Result<()> {
     let mut decisions = tune::tune(&mut planned.plan, &mut planned.kernels, given.target, timer)?;
-    decisions.attention.clone_from(&placed.attention);
-    decisions.hot.clone_from(&neurons.shares);
-    decisions.on_flash.clone_from(&neurons.on_flash);
-    decisions.predictors.clone_from(&neurons.predictors);
-    decisions.predictors_increase = neurons.predictors_increase;
+    let hot = neurons.shares.iter().map(HotShare::decision);
+    decisions
+        .decisions
+        .extend(placed.attention.iter().cloned().chain(hot).chain(neurons.decisions.iter().cloned()));
     planned.decisions = Some(decisions);
     Ok(())
 }
@@ -76,7 +77,7 @@ pub(super) fn page(given: &Inputs<'_>, planned: &mut Planned) -> Result<()> {
     };
     let paged = page::page(&mut planned.plan, wanted, given.profile)?;
     if let Some(decisions) = &mut planned.decisions {
-        decisions.cache = paged.choice.as_ref().map(moec_passes::decisions::CacheDecision::of);
+        decisions.decisions.extend(paged.choice.as_ref().map(Decision::of_cache));
     }
     Ok(())
 }
@@ -93,7 +94,7 @@ pub(super) fn fill(given: &Inputs<'_>, homes: &Homes, planned: &mut Planned) -> 
     };
     let filled = frames::fill(&mut planned.plan, wanted, given.profile)?;
     if let Some(decisions) = &mut planned.decisions {
-        decisions.frames = filled;
+        decisions.decisions.extend(filled);
     }
     Ok(())
 }

@@ -14,7 +14,7 @@ use moec_bundle::read::Bundle;
 use moec_costs::timeline::{Span, Task, Timeline, What};
 use moec_costs::units::Units;
 use moec_device::Unit;
-use moec_passes::decisions::HotShare;
+use moec_passes::hot::HotShare;
 use moec_passes::hot::{Experts, available, held};
 use moec_profile::NeuronCounts;
 use moec_runtime::offload::neurons::{Part, Regions, Segmented, Shape};

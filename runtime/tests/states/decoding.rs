@@ -8,22 +8,23 @@ use moec_runtime::{Decoder, Engine, Fallbacks, Request, Sampler, Sampling, best_
 /// Guesses that do not count are taken back: the state goes to where they begin, and takes in again what counts.
 #[test]
 fn guesses_of_folded_states_leave_the_tokens_of_a_plain_run() {
-    with_toy(2, |engine| {
-        let (mut kept, mut guessed) = (0, 0);
-        for seed in 0..20 {
-            let prompt: Vec<u32> = [sequence(6, seed), sequence(6, seed)].concat();
-            let request = Request { slot: seed as u32 % 3, prompt: &prompt, n: 40, end: &[] };
-            let [plain, by_guesses] = [0, 1].map(|guesses| {
-                let mut sampler = Sampler::new(Sampling::default());
-                let by = (&mut Decoder::full(), &mut sampler);
-                let way = Way { guesses, ..Way::default() };
-                generate_by(engine, &request, way, by, &mut |_| Ok(())).unwrap()
-            });
-            assert_eq!(by_guesses.0.ids, plain.0.ids);
-            (kept, guessed) = (kept + by_guesses.1.kept, guessed + by_guesses.1.guessed);
-        }
-        assert!(0 < kept && kept < guessed, "{kept} of {guessed}");
-    });
+    let (dir, program) = (common::bundle(), toy_with("head_of_few", 2));
+    let mut engine = common::open(&program, dir.path(), 2);
+    let (mut kept, mut guessed) = (0, 0);
+    for seed in 0..20 {
+        let prompt = sequence(12, seed);
+        let request = Request { slot: seed as u32 % 3, prompt: &prompt, n: 40, end: &[] };
+        let [plain, by_guesses] = [0, 1].map(|guesses| {
+            let mut sampler = Sampler::new(Sampling::default());
+            let by = (&mut Decoder::full(), &mut sampler);
+            let way = Way { guesses, ..Way::default() };
+            generate_by(&mut engine, &request, way, by, &mut |_| Ok(())).unwrap()
+        });
+        assert_eq!(by_guesses.0.ids, plain.0.ids);
+        (kept, guessed) = (kept + by_guesses.1.kept, guessed + by_guesses.1.guessed);
+    }
+    // Enough of either that chance does not decide.
+    assert!(kept >= 20 && guessed - kept >= 20, "{kept} of {guessed}");
 }
 
 #[test]

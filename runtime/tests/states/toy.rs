@@ -16,6 +16,8 @@ pub(crate) const WIDTH: usize = 3;
 /// Positions that attention over the ring sees, and that the ring holds.
 pub(crate) const WINDOW: usize = 5;
 pub(crate) const RING: usize = 22;
+/// Tokens that the head of few chooses among: not 0, which leaves the sum of ids as it is, and so would follow itself for good.
+const OFTEN: std::ops::RangeInclusive<usize> = 1..=3;
 /// γ of big-little decoding, at which some tokens are kept and some are not.
 pub(crate) const GAMMA: f32 = 0.5;
 
@@ -133,8 +135,14 @@ pub(crate) unsafe extern "C" fn slide<const LITTLE: bool>(
     }
 }
 
-/// `[h, rows, logits]`, item = output row.
-pub(crate) unsafe extern "C" fn head(a: *const *mut u8, _n: i64, begin: i64, end: i64, _: *mut u8) {
+/// `[h, rows, logits]`, item = output row. `FEW`: tokens of [`OFTEN`] alone are chosen, so that text repeats itself.
+pub(crate) unsafe extern "C" fn head<const FEW: bool>(
+    a: *const *mut u8,
+    _n: i64,
+    begin: i64,
+    end: i64,
+    _: *mut u8,
+) {
     let a = Args(a);
     for r in begin as usize..end as usize {
         // SAFETY: as above.
@@ -142,7 +150,7 @@ pub(crate) unsafe extern "C" fn head(a: *const *mut u8, _n: i64, begin: i64, end
             let row = a.get::<i32>(1, r) as usize * (C + 1);
             let h = std::array::from_fn(|c| a.get::<f32>(0, row + c));
             for (v, z) in logits(h, a.get::<f32>(0, row + C) as usize).into_iter().enumerate() {
-                a.set(2, r * STRIDE + v, z);
+                a.set(2, r * STRIDE + v, if FEW && !OFTEN.contains(&v) { -1.0 } else { z });
             }
         }
     }
@@ -154,7 +162,8 @@ pub(crate) fn resolve(symbol: &str) -> Option<KernelFn> {
         "little_advance" => advance::<true>,
         "slide" => slide::<false>,
         "little_slide" => slide::<true>,
-        "head" => head,
+        "head" => head::<false>,
+        "head_of_few" => head::<true>,
         _ => return None,
     })
 }
@@ -200,12 +209,17 @@ pub(crate) fn entry(kind: EntryKind, out_rows: u32, states: u32) -> Entry {
 
 /// The toy, with room for so many snapshots for each slot.
 pub(crate) fn toy(snapshots: u32) -> Program {
+    toy_with("head", snapshots)
+}
+
+/// The toy with this head.
+pub(crate) fn toy_with(head: &str, snapshots: u32) -> Program {
     let states = vec![
         state("layers.0.s", [SLOTS, 1, R, C], StateKind::Recurrent, snapshots),
         state("layers.0.conv", [SLOTS, 1, WIDTH - 1, C], StateKind::Convolution, snapshots),
         state("layers.1.k", [SLOTS, 1, CTX, 1], StateKind::Cache, 0),
     ];
-    program(states, ["advance", "little_advance", "head"])
+    program(states, ["advance", "little_advance", head])
 }
 
 /// The toy with a ring alone.

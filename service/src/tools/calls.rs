@@ -8,27 +8,54 @@ pub(super) fn json(text: &str, _: &[Value]) -> Result<Vec<ToolCall>, String> {
     Ok(vec![as_written(text, call(&parse(text)?)?)])
 }
 
-/// A list of such objects, or `name[ARGS]{…}` one after the other, or `name[CALL_ID]id[ARGS]{…}` (Mistral).
-pub(super) fn list(text: &str, _: &[Value]) -> Result<Vec<ToolCall>, String> {
-    if text.contains("[ARGS]") {
-        return text.split("[TOOL_CALLS]").map(str::trim).filter(|t| !t.is_empty()).map(named).collect();
+/// `name[ARGS]{…}`, or `name[CALL_ID]id[ARGS]{…}` (Mistral). Elements of its lists of calls are taken while they come
+/// ([`element`]): what is left of a list here has no end.
+pub(super) fn named(text: &str, _: &[Value]) -> Result<Vec<ToolCall>, String> {
+    if text.starts_with('[') {
+        return Err("the list of calls is no JSON, or has no end".to_owned());
     }
-    // What a model says behind the list is no part of it.
-    let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
-    let value = values.next().ok_or("there is no call")?.map_err(|e| e.to_string())?;
-    value.as_array().ok_or("the calls are no list")?.iter().map(listed).collect()
+    let (head, arguments) =
+        text.split_once("[ARGS]").ok_or("the calls are no list, and a call has no `[ARGS]`")?;
+    let (name, id) = named_head(head);
+    Ok(vec![ToolCall { name: name.to_owned(), arguments: object(arguments)?, id }])
 }
 
-/// As [`call`], with its id.
-fn listed(value: &Value) -> Result<ToolCall, String> {
-    let id = value.get("id").and_then(Value::as_str).and_then(of_nine);
-    Ok(ToolCall { id, ..call(value)? })
-}
-
-fn named(text: &str) -> Result<ToolCall, String> {
-    let (head, arguments) = text.split_once("[ARGS]").ok_or("a call has no `[ARGS]`")?;
+/// Name and id of a call before its `[ARGS]`.
+fn named_head(head: &str) -> (&str, Option<String>) {
     let (name, id) = head.split_once("[CALL_ID]").unwrap_or((head, ""));
-    Ok(ToolCall { name: name.trim().to_owned(), arguments: object(arguments)?, id: of_nine(id.trim()) })
+    (name.trim(), of_nine(id.trim()))
+}
+
+/// What stands first in what is left of a list of calls (Mistral's earlier form), whose `[` is there.
+pub(super) enum Element {
+    /// Nothing that is whole.
+    Open,
+    /// An element: the call that it is, or why it is none.
+    Whole(Result<ToolCall, String>),
+    /// The end of the list.
+    End,
+}
+
+/// The first element of such a list, and how many bytes it takes, with the `[` or `,` before it.
+pub(super) fn element(list: &str) -> (Element, usize) {
+    let first = first_of(list);
+    let before = list.len() - first.len();
+    if first.starts_with(']') {
+        return (Element::End, before + 1);
+    }
+    let mut values = serde_json::Deserializer::from_str(first).into_iter::<Value>();
+    let Some(Ok(value)) = values.next() else { return (Element::Open, 0) };
+    let text = &first[..values.byte_offset()];
+    let id = value.get("id").and_then(Value::as_str).and_then(of_nine);
+    let call = call(&value).map(|call| ToolCall { id, ..as_written(text, call) });
+    (Element::Whole(call), before + text.len())
+}
+
+/// What follows the `[` of a list, and the comma where an element has been taken.
+fn first_of(list: &str) -> &str {
+    let inside = list.trim_start();
+    let inside = inside.strip_prefix('[').unwrap_or(inside).trim_start();
+    inside.strip_prefix(',').unwrap_or(inside).trim_start()
 }
 
 /// An id of nine letters and digits: Mistral's templates take no other.
@@ -151,8 +178,8 @@ pub(super) fn arguments(name: String, text: String) -> Event {
 /// byte, or, where a family writes keys and values, an object without its end.
 pub(super) fn begun(text: &str, read: Read, tools: &[Value]) -> Option<ToolCall> {
     let text = text.trim();
-    if text.starts_with('{') {
-        return begun_json(text);
+    if text.starts_with(['{', '[']) {
+        return begun_json(first_of(text));
     }
     let of = |name: &str, arguments: &str| ToolCall {
         name: name.trim().to_owned(),
@@ -160,8 +187,8 @@ pub(super) fn begun(text: &str, read: Read, tools: &[Value]) -> Option<ToolCall>
         id: None,
     };
     if let Some((head, arguments)) = text.split_once("[ARGS]") {
-        let name = head.split("[CALL_ID]").next().unwrap_or(head);
-        return (!arguments.contains("[TOOL_CALLS]")).then(|| of(name, arguments));
+        let (name, id) = named_head(head);
+        return Some(ToolCall { id, ..of(name, arguments) });
     }
     if let Some((name, rest)) = text.split_once("<｜tool▁sep｜>") {
         return match rest.split_once("```json") {

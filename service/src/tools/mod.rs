@@ -56,7 +56,8 @@ enum Kind {
     Header,
 }
 
-/// A mark that begins something, and the one that ends it; empty: the end of the text.
+/// A mark that begins something, and the one that ends it; empty: the end of the text. One mark for both: each ends what was begun
+/// before it, and so does the end of the text.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     open: &'static str,
@@ -129,7 +130,7 @@ pub const SYNTAXES: &[Syntax] = &[
     Syntax {
         name: "Mistral",
         marks: &["[TOOL_CALLS]"],
-        spans: &[span("[TOOL_CALLS]", "", Kind::Calls(calls::list, true))],
+        spans: &[span("[TOOL_CALLS]", "[TOOL_CALLS]", Kind::Calls(calls::named, true))],
     },
     Syntax { name: "thoughts alone", marks: &["</think>"], spans: &[THINK] },
     Syntax { name: "text alone", marks: &[], spans: &[] },
@@ -290,8 +291,7 @@ impl Parser {
             &self.held[..self.held.len() - mark]
         };
         let ToolCall { name, arguments, id } = match &self.state {
-            // Where calls end with the text, there may be several.
-            State::In(Kind::Calls(read, false), closes) => calls::begun(certain(closes), *read, &self.tools)?,
+            State::In(Kind::Calls(read, _), closes) => calls::begun(certain(closes), *read, &self.tools)?,
             State::Arguments(name) => {
                 let arguments = certain(&ENDS).trim_start().to_owned();
                 ToolCall { name: name.clone(), arguments, id: None }
@@ -339,6 +339,23 @@ impl Parser {
                 self.state = if header { State::In(Kind::Header, &[MESSAGE]) } else { State::Content };
                 true
             }
+            State::In(Kind::Calls(_, true), closes) if self.held.trim_start().starts_with('[') => {
+                let (element, bytes) = calls::element(&self.held);
+                match element {
+                    calls::Element::Open => return false,
+                    calls::Element::Whole(call) => {
+                        let text = self.held[..bytes].to_owned();
+                        self.held.replace_range(..bytes, "[");
+                        self.called(call.map(|call| vec![call]), text, events);
+                    }
+                    // What a model says behind the list is no part of it.
+                    calls::Element::End => {
+                        self.held.drain(..bytes);
+                        self.state = State::In(Kind::Nothing, closes);
+                    }
+                }
+                true
+            }
             State::In(kind, closes) => {
                 let found = closes.iter().filter(|c| !c.is_empty());
                 let found = found.filter_map(|c| Some((self.held.find(c)?, c.len()))).min();
@@ -349,8 +366,12 @@ impl Parser {
                     }
                     return false;
                 };
+                let next = self.spans().find(|span| self.held[at..].starts_with(span.open));
                 let text = self.take(at, len);
                 self.state = State::Content;
+                if let Some(span) = next {
+                    self.enter(span);
+                }
                 match kind {
                     Kind::Reasoning => {
                         self.say(text, true, events);
@@ -406,8 +427,13 @@ impl Parser {
     }
 
     fn calls(&mut self, read: Read, text: String, events: &mut Vec<Event>) {
+        self.called(read(text.trim(), &self.tools), text, events);
+    }
+
+    /// Gives the calls that a text is, or says why it is none.
+    fn called(&mut self, calls: Result<Vec<ToolCall>, String>, text: String, events: &mut Vec<Event>) {
         self.fresh = true;
-        match read(text.trim(), &self.tools) {
+        match calls {
             Ok(calls) => events.extend(calls.into_iter().map(|call| Event::Call(self.once(call)))),
             Err(why) => events.push(Event::Broken { text, why }),
         }

@@ -65,7 +65,7 @@ fn qwen() {
 fn mistral() {
     let list =
         "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"a\": [1]}}, {\"name\": \"g\", \"arguments\": {}}]";
-    check("Mistral", "", list, &[call("f", r#"{"a":[1]}"#), call("g", "{}")]);
+    check("Mistral", "", list, &[call("f", r#"{"a": [1]}"#), call("g", "{}")]);
     check(
         "Mistral",
         "",
@@ -265,6 +265,8 @@ fn calls_are_known_while_their_arguments_come() {
             1,
         ),
         ("gpt-oss", r#"<|channel|>commentary to=functions.f<|message|>{"a": "b c"}<|call|>"#, None, 9),
+        ("Mistral", r#"[TOOL_CALLS]f[CALL_ID]a1b2c3d4e[ARGS]{"a": "b c"}"#, Some("a1b2c3d4e"), 9),
+        ("Mistral", r#"[TOOL_CALLS] [{"name": "f", "arguments": {"a": "b [c] "}}] Then"#, None, 9),
     ] {
         let mut parser = Parser::new(SYNTAXES.iter().find(|s| s.name == name).unwrap(), "");
         let (mut begun, mut events) = (Vec::new(), Vec::new());
@@ -282,13 +284,28 @@ fn calls_are_known_while_their_arguments_come() {
             assert!(fits && whole.arguments.starts_with(&call.arguments), "{name}: {call:?} of {whole:?}");
         }
     }
-    // A text that holds an object, and what Mistral may follow by other calls, come whole.
-    for (name, text) in
-        [("Qwen", r#"<tool_call>{"name": "f", "arguments": "{\"a"#), ("Mistral", r#"[TOOL_CALLS]f[ARGS]{"a"#)]
-    {
-        let mut parser = Parser::new(SYNTAXES.iter().find(|s| s.name == name).unwrap(), "");
-        parser.push(text);
-        assert_eq!(parser.begun(), None, "{name}");
+    // A text that holds an object comes whole.
+    let mut parser = Parser::new(SYNTAXES.iter().find(|s| s.name == "Qwen").unwrap(), "");
+    parser.push(r#"<tool_call>{"name": "f", "arguments": "{\"a"#);
+    assert_eq!(parser.begun(), None);
+}
+
+#[test]
+fn calls_of_mistral_are_given_before_the_next_has_come() {
+    let calls = [call("f", r#"{"a": 1}"#), call("g", "{}")];
+    for text in [
+        r#"[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}"#,
+        r#"[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}} , {"name": "g", "arguments": {}}] and text"#,
+    ] {
+        let mut parser = Parser::new(SYNTAXES.iter().find(|s| s.name == "Mistral").unwrap(), "");
+        let (mut events, mut first) = (Vec::new(), None);
+        for (at, c) in text.char_indices() {
+            events.extend(parser.push(&c.to_string()));
+            first = first.or((!events.is_empty()).then_some(at));
+        }
+        events.extend(parser.finish());
+        assert_eq!(events, calls, "{text}");
+        assert!(first.unwrap() < text.rfind('g').unwrap(), "{text}");
     }
 }
 
@@ -299,7 +316,8 @@ fn calls_that_are_cut_have_the_arguments_that_have_come() {
         ("Qwen", r#"<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_"#, call("f", r#"{"a": 1}"#)),
         ("Qwen", r#"<tool_call>{"name": "f", "argu"#, call("f", "")),
         ("Mistral", r#"[TOOL_CALLS]f[ARGS]{"a"#, call("f", r#"{"a"#)),
-        ("Mistral", r#"[TOOL_CALLS]f[CALL_ID]a1b2c3d4e[ARGS]{"a"#, call("f", r#"{"a"#)),
+        ("Mistral", r#"[TOOL_CALLS]f[CALL_ID]a1b2c3d4e[ARGS]{"a"#, called("a1b2c3d4e", "f", r#"{"a"#)),
+        ("Mistral", r#"[TOOL_CALLS] [{"name": "f", "arguments": {"a"#, call("f", r#"{"a"#)),
         ("DeepSeek", r#"<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a"#, call("f", r#"{"a"#)),
         ("DeepSeek", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{", call("f", "{")),
         (

@@ -1,7 +1,7 @@
 //! What a bundle is, gathered for people: `moec report` draws it, `moec compare` puts two beside each other.
 #![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
 
-use crate::{explain, paging};
+use crate::{decided, explain, paging};
 use moec_base::paths::is_inside;
 use moec_base::{Result, human};
 use moec_bundle::read::Bundle;
@@ -344,14 +344,8 @@ fn decided(plan: &Plan, decisions: &Decisions, bundle: &Bundle) -> Vec<(String, 
     if let Some(p) = &bundle.manifest.profile {
         add("profile", format!("of `{}`", p.name));
     }
-    for (name, what) in [
-        ("mix of formats", decisions.mix.as_ref().map(explain::mixed)),
-        ("thresholds", decisions.thresholds.as_ref().map(explain::silenced)),
-        ("on flash", decisions.on_flash.as_ref().map(moec_passes::decisions::FlashDecision::shown)),
-    ] {
-        if let Some(what) = what {
-            add(name, what);
-        }
+    for (name, what) in decided::lines(&decisions.decisions) {
+        add(&name, what);
     }
     for row in plan.paging.iter().flat_map(paging::rows) {
         if let [name, what] = row.as_slice() {
@@ -362,19 +356,6 @@ fn decided(plan: &Plan, decisions: &Decisions, bundle: &Bundle) -> Vec<(String, 
         add(
             "big-little",
             format!("{} experts per token first, all below a probability of {}", b.experts, b.gamma()),
-        );
-    }
-    if let Some(a) = &decisions.attention {
-        let homes: Vec<String> = a.homes.iter().map(|h| format!("on {} {}", h.unit, h.shown())).collect();
-        add(
-            "attention",
-            format!(
-                "on {}; simulated for {} tokens and {} generated: {}",
-                a.chosen,
-                a.prompt,
-                a.generate,
-                homes.join(", ")
-            ),
         );
     }
     if let Some(s) = &plan.schedule {

@@ -21,7 +21,7 @@ use moec_base::progress::Progress;
 use moec_config::{Config, Size};
 use moec_cpu::{WeightImportance as _, Weighting, gains};
 use moec_ir::{Format, Module, Op, Operand, Source, Weight, WeightClass, WeightId};
-use moec_passes::decisions::{MixDecision, MixedWeight};
+use moec_passes::decisions::Decision;
 use moec_passes::format::Formats;
 use moec_pipeline::Inputs;
 use moec_profile::{Importance, Profile};
@@ -55,12 +55,31 @@ impl Group {
     }
 }
 
+/// Who decides, in `decisions.json`.
+const PASS: &str = "size";
+/// The figure of the first decision that says by how much perplexity rose, as a share, two standard errors included.
+pub const INCREASE: &str = "perplexity_increase_share";
+
+/// What formats of single weights come to.
+fn mixed(size: Option<u64>, limit: Option<f64>, bytes: u64, increase: f64) -> Decision {
+    let chosen = match size {
+        Some(size) => format!("one for each weight, for {}", human::bytes(size)),
+        None => "one for each weight, as small as quality allows".to_owned(),
+    };
+    let why = format!("perplexity {:+.3} % as measured", 100.0 * increase);
+    let mut decision = Decision::new(PASS, "formats of weights", chosen, why)
+        .with(&[("weights_bytes", bytes as f64), (INCREASE, increase)]);
+    decision.figures.extend(size.map(|size| ("allowed_bytes".to_owned(), size as f64)));
+    decision.figures.extend(limit.map(|limit| ("allowed_perplexity_increase_share".to_owned(), limit)));
+    decision
+}
+
 /// The formats for `size` under `[weights]`, and why.
 ///
 /// # Errors
 /// No profile or no text to choose by; a size that no choice has, or a limit of quality that none of that size keeps; what
 /// keeps a model from being built and run.
-pub fn choose(c: &Inputs<'_>, progress: &Progress) -> Result<(Formats, MixDecision)> {
+pub fn choose(c: &Inputs<'_>, progress: &Progress) -> Result<(Formats, Vec<Decision>)> {
     let config = c.config;
     let needs = |what: &str| Error::input(format!("`size` under `[weights]` needs {what}"));
     let profile = profile(c, progress)?.ok_or_else(|| {
@@ -113,14 +132,14 @@ pub fn choose(c: &Inputs<'_>, progress: &Progress) -> Result<(Formats, MixDecisi
             continue;
         }
         if limit.is_none_or(|limit| increase <= limit) {
-            let weights = groups.iter().zip(items.iter().zip(&chosen)).map(|(g, (item, &at))| MixedWeight {
+            let each = groups.iter().zip(items.iter().zip(&chosen)).map(|(g, (item, &at))| Decision {
                 weights: g.names.clone(),
-                format: g.errors[at].0.name().to_owned(),
-                loss: item.options[at].loss,
+                ..Decision::new(PASS, "format of a weight", g.errors[at].0.name(), "least loss for its bytes")
+                    .with(&[("loss_nats", item.options[at].loss)])
             });
             let size = (most < u64::MAX).then_some(most);
-            let decision = MixDecision { size, limit, bytes, increase, weights: weights.collect() };
-            return Ok((formats, decision));
+            let all = mixed(size, limit, bytes, increase);
+            return Ok((formats, std::iter::once(all).chain(each).collect()));
         }
         let Some(aim) = &mut target else {
             return Err(Error::limit(format!(

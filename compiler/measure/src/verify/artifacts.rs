@@ -69,7 +69,7 @@ fn hot_layers(bundle: &Bundle) -> Result<Vec<HotLayer>> {
     if !bundle.manifest.files.contains_key(DECISIONS) {
         return Ok(Vec::new());
     }
-    Ok(hot::layers(&bundle.decisions()?.hot))
+    Ok(hot::layers(&bundle.decisions()?.decisions))
 }
 
 /// Executes the streams of every unit that has some.

@@ -16,7 +16,7 @@ pub mod low_rank;
 mod product;
 mod train;
 
-use crate::decisions::{PredictorDecision, TriedPredictor};
+use crate::decisions::Decision;
 use crate::trained::Trained;
 use moec_base::error::{Error, Result};
 use moec_config::{ExpertsConfig, Predict};
@@ -117,26 +117,40 @@ impl Layer {
     }
 
     /// For `decisions.json`.
-    pub fn decision(&self) -> PredictorDecision {
+    pub fn decision(&self) -> Decision {
         let Self { shape, trained, .. } = self;
-        let shown = |tried: &Tried| TriedPredictor {
-            kind: name(tried.kind),
-            errors: tried.kappa,
-            recall: tried.recall,
-            predicted: tried.predicted,
-            bytes: self.bytes(tried).round() as u64,
-            held: (shape.experts * shape.held(tried.kind)) as u64,
-        };
         let chosen = self.chosen.and_then(|at| trained.tried.get(at));
-        PredictorDecision {
-            layer: self.number,
-            chosen: chosen.map_or_else(|| "off".to_owned(), |t| name(t.kind)),
-            why: self.why.clone(),
-            awake: trained.awake,
-            rows: trained.rows,
-            exact_bytes: shape.exact(trained.awake).round() as u64,
-            tried: trained.tried.iter().map(shown).collect(),
-        }
+        let chosen = chosen.map_or_else(|| OFF.to_owned(), |t| name(t.kind));
+        let exact = shape.exact(trained.awake).round();
+        let decision = Decision::new("cluster", "predictors of neurons", chosen, &*self.why)
+            .in_layer(self.number)
+            .with(&[
+                ("awake_share", trained.awake),
+                ("rows_fitted", trained.rows[0] as f64),
+                ("rows_counted", trained.rows[1] as f64),
+            ])
+            .or(
+                OFF,
+                &[
+                    ("found_share", 1.0),
+                    ("taken_share", trained.awake),
+                    ("token_bytes", exact),
+                    ("held_bytes", 0.0),
+                ],
+            );
+        trained.tried.iter().fold(decision, |d, t| {
+            let held = shape.experts * shape.held(t.kind);
+            d.or(
+                name(t.kind),
+                &[
+                    ("found_share", t.recall),
+                    ("taken_share", t.predicted),
+                    ("token_bytes", self.bytes(t).round()),
+                    ("held_bytes", held as f64),
+                    ("standard_errors_below", t.kappa),
+                ],
+            )
+        })
     }
 
     /// Whether a predictor is taken.
@@ -199,6 +213,9 @@ impl Layer {
         Some((tried.kind.predictor, ids.take(tried.kind.predictor.weights()).collect()))
     }
 }
+
+/// No predictor: gates, or sketches of them, say who is awake.
+const OFF: &str = "off";
 
 /// `low-rank 32` or `coarse`.
 fn name(kind: Kind) -> String {
