@@ -1,7 +1,7 @@
 //! Draft tokens, big-little decoding and best-of-N where tokens are taken back.
 
 use crate::common::{self, SLOTS, V};
-use crate::toy::{GAMMA, Taken, fill, full, reference, said, sequence, toy, with_toy};
+use crate::toy::{GAMMA, Taken, fill, full, reference, said, sequence, toy, toy_with, with_toy};
 use moec_runtime::serving::generate::{Way, generate_by};
 use moec_runtime::{Decoder, Engine, Fallbacks, Request, Sampler, Sampling, best_of, generate};
 
