@@ -58,7 +58,7 @@ const fn late(name: &'static str) -> Checkpoint {
 }
 
 /// Every folder of `golden/hf`.
-pub const CHECKPOINTS: [Checkpoint; 38] = [
+pub const CHECKPOINTS: [Checkpoint; 39] = [
     row("deepseek_v2", &[]),
     row("deepseek_v3", &[]),
     row("glm4_moe", &[]),
@@ -116,6 +116,7 @@ pub const CHECKPOINTS: [Checkpoint; 38] = [
     late("mellum"),
     late("mimo_v2_flash"),
     late("minimax_m2"),
+    late("nemotron_h"),
     late("solar_open"),
     row("bamboo", &[DENSE, KNOWN_GRAPHS, ONE_SPELLING, NO_GGUF]),
     Checkpoint {

@@ -350,7 +350,7 @@ operators! { ($)
         /// of `added`, what attention gave them; of equal ones the lowest (NPUMoE, §3.2 and §4.1).
         Admit(desc: AdmitDesc),
         /// `x[T, H], dispatch, @gate_up[E, 2I, H], @down[E, H, I], @gate_up_bias[E, 2I]?, @down_bias[E, H]?
-        /// → f32[T·k, H]`, one row per (token, expert) slot, in dispatch order.
+        /// → f32[T·k, H]`, one row per (token, expert) slot, in dispatch order. Experts without a gate have `@gate_up[E, I, H]`.
         ExpertFfn {
             /// How gate and up join.
             glu: Glu,

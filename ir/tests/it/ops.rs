@@ -469,6 +469,15 @@ fn experts_run_busiest_first() {
     let y = run(&ffn(true), &[&x, &table, &gate_up, &down, &gate_up_bias, &down_bias]).remove(0);
     close(y.as_f32(), &[30.5, 100.5, 210.5, 40.5, 300.5, 60.5]);
 
+    // Without a gate: expert e gives relu(x · (e + 1))², times 10.
+    let up = tensor(&[4, 1, 1], &[1., 2., 3., 4.]);
+    let ffn = |bias| Op::ExpertFfn { glu: Glu::Ungated(Activation::Relu2), bias, fixed: false };
+    let y = run(&ffn(false), &[&x, &table, &up, &down]).remove(0);
+    close(y.as_f32(), &[40., 160., 360., 90., 810., 40.]);
+    let up_bias = tensor(&[4, 1], &[-1.; 4]);
+    let y = run(&ffn(true), &[&x, &table, &up, &down, &up_bias, &down_bias]).remove(0);
+    close(y.as_f32(), &[10.5, 90.5, 250.5, 40.5, 640.5, 10.5]);
+
     // A table that counts two rows: the third is padding.
     let mut short = table.clone();
     if let Data::I32(t) = &mut short.data {

@@ -91,6 +91,7 @@ fn activation() -> impl Strategy<Value = Activation> {
 fn glu() -> impl Strategy<Value = Glu> {
     prop_oneof![
         activation().prop_map(Glu::Gated),
+        activation().prop_map(Glu::Ungated),
         Just(Glu::DRelu),
         float().prop_map(|threshold| Glu::FatRelu { threshold }),
         float().prop_map(|threshold| Glu::Cats { threshold }),

@@ -333,11 +333,11 @@ impl CpuTarget {
         let (x, x_ld) = node.value(0)?;
         let (table, _) = node.value(1)?;
         let (gate_up, format) = node.weight(2)?;
-        let &[experts, two_inter, hidden] = gate_up else {
+        let &[experts, both, hidden] = gate_up else {
             return Err(Unsupported("expert matrices need three axes".into()));
         };
         let (_, down_format) = node.weight(3)?;
-        let inter = two_inter / 2;
+        let inter = both / glu.projections();
         let rows = x.rows();
         let slots = node.out()?.rows();
         let k = slots / rows.max(1);

@@ -27,6 +27,7 @@ mod mellum;
 mod mimo_v2_flash;
 mod minimax_m2;
 mod mixtral;
+mod nemotron_h;
 mod olmoe;
 mod phimoe;
 mod prosparse;
@@ -59,7 +60,7 @@ pub struct Family {
 }
 
 /// Every supported family.
-pub const FAMILIES: [&Family; 36] = [
+pub const FAMILIES: [&Family; 37] = [
     &mixtral::FAMILY,
     &qwen2_moe::FAMILY,
     &qwen3_moe::FAMILY,
@@ -86,6 +87,7 @@ pub const FAMILIES: [&Family; 36] = [
     &granitemoehybrid::FAMILY,
     &kimi_linear::FAMILY,
     &bailing_hybrid::FAMILY,
+    &nemotron_h::FAMILY,
     &olmoe::FAMILY,
     &deepseek_v2::FAMILY,
     &deepseek_v3::FAMILY,
