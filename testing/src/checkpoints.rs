@@ -58,7 +58,7 @@ const fn late(name: &'static str) -> Checkpoint {
 }
 
 /// Every folder of `golden/hf`.
-pub const CHECKPOINTS: [Checkpoint; 39] = [
+pub const CHECKPOINTS: [Checkpoint; 40] = [
     row("deepseek_v2", &[]),
     row("deepseek_v3", &[]),
     row("glm4_moe", &[]),
@@ -110,6 +110,7 @@ pub const CHECKPOINTS: [Checkpoint; 39] = [
     late("granitemoeshared"),
     late("hunyuan_v1_moe"),
     late("hy_v3"),
+    late("jamba"),
     late("kimi_linear"),
     late("laguna"),
     late("lfm2_moe"),

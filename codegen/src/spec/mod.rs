@@ -14,7 +14,7 @@ use moec_ir::op::{Activation, AttentionDesc, DispatchLayout, Glu, RopeStyle, Rou
 use moec_ir::types::{Format, GROUP};
 use schedule::Schedule;
 
-pub use crate::kernels::recurrence::{CausalConv, DeltaRule, Recurrence};
+pub use crate::kernels::recurrence::{CausalConv, DeltaRule, Recurrence, SelectiveScan};
 pub(crate) use facts::panels;
 pub(crate) use symbol::Symbol;
 

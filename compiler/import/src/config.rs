@@ -320,3 +320,20 @@ fn of_python(text: &[u8]) -> Vec<u8> {
     }
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_only_python_writes_count_as_absent() {
+        let text = br#"{"a": NaN, "b": [0.5, -Infinity, Infinity], "c": "NaN \" Infinity", "d": "\\", "e": NaN}"#;
+        let config = Config::parse("config.json", text).unwrap();
+        assert_eq!(config.value("b").unwrap().to_string(), "[0.5,null,null]");
+        assert_eq!(config.opt_text("c").unwrap(), Some("NaN \" Infinity"));
+        assert!(!config.has("a") && !config.has("e"));
+        for bad in [&b"{\"a\": Infinit}"[..], b"{\"a\": NaNNaN}", b"{\"a", b"{\"\\"] {
+            assert!(Config::parse("config.json", bad).is_err());
+        }
+    }
+}

@@ -194,6 +194,8 @@ fn op() -> impl Strategy<Value = Op> {
         attention().prop_map(Op::Attention),
         (prop::option::of(activation()), any::<bool>()).prop_map(|(act, bias)| Op::CausalConv { act, bias }),
         (small(), small()).prop_map(|(key_heads, heads)| Op::DeltaRule { key_heads, heads }),
+        (small(), small()).prop_map(|(groups, heads)| Op::Ssd { groups, heads }),
+        Just(Op::SelectiveScan),
         router_desc().prop_map(Op::Router),
         float().prop_map(|factor| Op::Scale { factor }),
         (float(), float()).prop_map(|(lo, hi)| Op::Clamp { lo, hi }),

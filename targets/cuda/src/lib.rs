@@ -201,3 +201,21 @@ impl Threads for Cuda {
         Ok(KernelsRead { kernels: artifact.kernels.iter().flatten().count(), unverified })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use moec_ir::Activation;
+
+    #[test]
+    fn operators_that_update_a_state_are_not_taken() {
+        let updating = [
+            Op::CausalConv { act: None, bias: true },
+            Op::DeltaRule { key_heads: 1, heads: 2 },
+            Op::Ssd { groups: 1, heads: 2 },
+            Op::SelectiveScan,
+        ];
+        assert!(updating.iter().all(|op| op.effect() == Effect::Updates && !Cuda.takes(op)));
+        assert!([Op::CacheWrite, Op::Act(Activation::Relu2)].iter().all(|op| Cuda.takes(op)));
+    }
+}

@@ -34,11 +34,9 @@ const KINDS: [[&str; 2]; 4] = [["linear_attention", "M"], ["full_attention", "*"
 
 /// The name of what each layer is.
 fn kinds(b: &Base<'_>) -> Result<Vec<&'static str>> {
-    let pattern = b.config.opt_text(PATTERN)?.map(|text| text.chars().map(String::from).collect());
-    let (key, by) = if pattern.is_some() { (PATTERN, 1) } else { (LAYERS, 0) };
-    let said: Vec<String> = match pattern {
-        Some(letters) => letters,
-        None => b.config.opt_texts(LAYERS)?.unwrap_or_default(),
+    let (key, by, said): (_, _, Vec<String>) = match b.config.opt_text(PATTERN)? {
+        Some(letters) => (PATTERN, 1, letters.chars().map(String::from).collect()),
+        None => (LAYERS, 0, b.config.opt_texts(LAYERS)?.unwrap_or_default()),
     };
     if said.len() < b.layers {
         let (name, n) = (b.config.name(key), said.len());

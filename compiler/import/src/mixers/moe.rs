@@ -115,9 +115,8 @@ impl Mix for Moe {
         let dispatch =
             l.g.one(Op::Dispatch { experts: self.router.experts, partial: false }, &[ids.into()])?;
         let e = &self.experts;
-        const CLASS: WeightClass = WeightClass::Attention;
         let rows = match &self.latent {
-            Some([first, _]) => l.linear(&format!("{at}.moe.latent"), CLASS, first, x)?,
+            Some([first, _]) => l.linear(&format!("{at}.moe.latent"), WeightClass::Attention, first, x)?,
             None => x,
         };
         let gate_up = l.weight(&format!("{at}.moe.gate_up"), WeightClass::Experts, &e.gate_up)?;
@@ -130,7 +129,7 @@ impl Mix for Moe {
         let y = l.g.one(Op::ExpertFfn { glu: e.glu, bias: e.bias.is_some(), fixed: false }, &inputs)?;
         let mut y = l.g.one(Op::Combine { partial: false }, &[y.into(), dispatch.into(), weights.into()])?;
         if let Some([_, last]) = &self.latent {
-            y = l.linear(&format!("{at}.moe.out"), CLASS, last, y)?;
+            y = l.linear(&format!("{at}.moe.out"), WeightClass::Attention, last, y)?;
         }
         let Some(shared) = &self.shared else { return Ok(y) };
         let mut h = shared.mlp.of_rows(l, &format!("{at}.shared"), x)?;

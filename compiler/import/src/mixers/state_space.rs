@@ -179,6 +179,6 @@ impl Base<'_> {
 }
 
 /// A range of an axis.
-fn cut(of: &WeightExpr, axis: Axis, start: usize, len: usize) -> WeightExpr {
+pub(super) fn cut(of: &WeightExpr, axis: Axis, start: usize, len: usize) -> WeightExpr {
     WeightExpr::Slice { axis, start, step: 1, len, of: Box::new(of.clone()) }
 }

@@ -280,6 +280,58 @@ fn layers_of_the_delta_rule_that_do_not_fit() {
 }
 
 #[test]
+fn layers_of_mamba_that_do_not_fit() {
+    let short = json!(["linear_attention", "sliding_attention"]);
+    let mut said = vec![
+        set("nemotron_h", "layers_block_type", short),
+        set("nemotron_h", "hybrid_override_pattern", "MEX"),
+        set("nemotron_h", "hybrid_override_pattern", "MXMMMMMM"),
+        set("nemotron_h", "num_hidden_layers", 8),
+        cut("nemotron_h", "layers_block_type"),
+        set("nemotron_h", "mlp_hidden_act", "xielu"),
+        set("nemotron_h", "mlp_hidden_act", "silu"),
+        set("nemotron_h", "mamba_hidden_act", "relu"),
+        set("nemotron_h", "time_step_limit", json!([0.001, 0.1])),
+        set("nemotron_h", "conv_kernel", 1),
+        set("nemotron_h", "ssm_state_size", 8),
+        set("nemotron_h", "moe_latent_size", 32),
+        set("nemotron_h", "moe_shared_expert_intermediate_size", 71),
+        cut("nemotron_h", "moe_shared_expert_intermediate_size"),
+        set("nemotron_h", "use_bias", true),
+        set("jamba", "attn_layer_offset", 4),
+        set("jamba", "attn_layer_offset", 1),
+        set("jamba", "expert_layer_period", 1),
+        set("jamba", "mamba_dt_rank", "some"),
+        set("jamba", "mamba_dt_rank", 5),
+        set("jamba", "mamba_d_state", 8),
+        set("jamba", "mamba_d_conv", 3),
+        set("jamba", "mamba_expand", 4),
+        cut("jamba", "mamba_d_state"),
+    ];
+    for (family, at, names) in [
+        ("nemotron_h", "backbone.layers.4.mixer", &["A_log", "D", "dt_bias", "conv1d.bias", "norm.weight"][..]),
+        ("nemotron_h", "backbone.layers.3.mixer", &["experts.7.up_proj.weight", "gate.e_score_correction_bias"]),
+        (
+            "jamba",
+            "model.layers.1.mamba",
+            &["A_log", "D", "conv1d.bias", "x_proj.weight", "dt_proj.bias", "b_layernorm.weight"],
+        ),
+    ] {
+        for name in names {
+            let mut folder = Folder::golden(family);
+            folder.take(&format!("{at}.{name}"));
+            said.push(refusal(folder.write().path()));
+        }
+    }
+    let mut folder = Folder::golden("jamba");
+    folder.tensors.insert("model.layers.1.mamba.A_log".into(), Tensor::f32(&[128], &[0.0; 128]));
+    said.push(refusal(folder.write().path()));
+    // Jamba's rank may follow from its width.
+    said.push(set("jamba", "mamba_dt_rank", "auto"));
+    insta::assert_snapshot!(said.join("\n"));
+}
+
+#[test]
 fn routing_that_does_not_fit() {
     insta::assert_snapshot!(set("olmoe", "num_experts_per_tok", 9), @"Input: `num_experts_per_tok` in `config.json` is 9, more than `num_experts`, which is 8");
     insta::assert_snapshot!(set("deepseek_v3", "n_group", 3), @"Input: `n_group` 3 and `topk_group` 1 in `config.json` do not fit `n_routed_experts` 8 and `num_experts_per_tok` 2");
@@ -360,6 +412,8 @@ fn nonsense_in_any_key_does_not_panic() {
         "deepseek_v3",
         "glm4_moe",
         "gpt_oss",
+        "jamba",
+        "nemotron_h",
         "phimoe",
         "qwen2_moe",
         "qwen3_next",

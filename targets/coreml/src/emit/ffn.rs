@@ -91,7 +91,7 @@ fn join(b: &mut FunctionBuilder, glu: Glu, g: ValueId, u: ValueId) -> Result<Val
         }
         Glu::FatRelu { .. } => return Err(EmitError::Join("FATReLU")),
         Glu::Cats { .. } => return Err(EmitError::Join("SiLU with a threshold")),
-        Glu::Ungated(_) => return Err(EmitError::Join("a network without a gate")),
+        Glu::Ungated(_) => return Err(EmitError::NoGate),
         Glu::Clamped { alpha, limit } => {
             let g = b.scalar(OpKind::Minimum, g, limit)?;
             let u = b.clip(u, -limit, limit)?;

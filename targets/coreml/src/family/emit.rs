@@ -100,7 +100,7 @@ fn group(emit: &Emit<'_>, table: &ExpertTable, group: usize, raw: &Path) -> Resu
     let (experts, members) = found.ok_or_else(|| Error::bug(format!("`{name}` has no experts")))?;
     if !experts.glu.is_gated() {
         return Err(Error::limit(format!("`{name}` cannot be a graph"))
-            .because("its experts have no gate")
+            .because(crate::emit::EmitError::NoGate)
             .hint("set `experts = \"cpu\"` under `[placement]`"));
     }
     let capacities = sizes(table, group).into_iter().map(|n| n as usize).collect();

@@ -76,6 +76,9 @@ fn what_no_operator_computes_is_refused_by_name() {
     assert!(cats.unwrap_err().to_string().contains("the step of a threshold"));
     let fat = ffn(Form::Exact, Glu::FatRelu { threshold: 0.1 }, 16, &[16], 1).graph("b1", 1, 1);
     assert!(fat.unwrap_err().to_string().contains("the step of FATReLU"));
+    let ungated = Glu::Ungated(Activation::Relu2);
+    let ungated = ffn(Form::Exact, ungated, 16, &[16], 1).graph("b1", 1, 1);
+    assert!(ungated.unwrap_err().to_string().contains("a network without a gate"));
 }
 
 #[test]
