@@ -139,7 +139,11 @@ impl Half {
         // Gate and up read the rows of tokens, down those of slots. Past the end the last one is repeated, and not stored.
         let row_at = |slot: I<'k>| {
             let slot = slot.min(p.end - 1);
-            let row = if self.glu.is_some() { p.dispatch.words(self.layout.token()).words(slot).load_int() } else { slot };
+            let row = if self.glu.is_some() {
+                p.dispatch.words(self.layout.token()).words(slot).load_int()
+            } else {
+                slot
+            };
             p.x.words(row * self.ld)
         };
         let weight = |column: I<'k>, part: I<'k>| {

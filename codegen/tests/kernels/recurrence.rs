@@ -275,8 +275,12 @@ fn part(case: &Case, at: usize, n: usize) -> Case {
 /// What a prompt leaves and gives does not depend on how it is cut into chunks.
 #[test]
 fn chunks_give_the_same_bits() {
-    let cases: Vec<Case> =
-        conv_cases().into_iter().chain(delta_cases()).chain(scan_cases()).filter(|case| case.n == 12).collect();
+    let cases: Vec<Case> = conv_cases()
+        .into_iter()
+        .chain(delta_cases())
+        .chain(scan_cases())
+        .filter(|case| case.n == 12)
+        .collect();
     for machine in machines() {
         let isa = machine.isa();
         let specs: Vec<_> = cases.iter().map(|case| case.spec.clone()).collect();

@@ -327,7 +327,8 @@ mod tests {
 
     #[test]
     fn numbers_that_only_python_writes_count_as_absent() {
-        let text = br#"{"a": NaN, "b": [0.5, -Infinity, Infinity], "c": "NaN \" Infinity", "d": "\\", "e": NaN}"#;
+        let text =
+            br#"{"a": NaN, "b": [0.5, -Infinity, Infinity], "c": "NaN \" Infinity", "d": "\\", "e": NaN}"#;
         let config = Config::parse("config.json", text).unwrap();
         assert_eq!(config.value("b").unwrap().to_string(), "[0.5,null,null]");
         assert_eq!(config.opt_text("c").unwrap(), Some("NaN \" Infinity"));

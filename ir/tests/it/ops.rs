@@ -459,10 +459,9 @@ fn sparse_mixer_is_that_of_phi_moe() {
 fn a_network_without_a_gate_joins_nothing() {
     let (x, both) = (tensor(&[1, 2], &[1., 2.]), tensor(&[4, 2], &[1.; 8]));
     let ungated = Glu::Ungated(Activation::Relu2);
-    for (op, inputs) in [
-        (Op::Glu(ungated), [&x, &x]),
-        (Op::LinearGlu { glu: ungated, bias: false }, [&x, &both]),
-    ] {
+    for (op, inputs) in
+        [(Op::Glu(ungated), [&x, &x]), (Op::LinearGlu { glu: ungated, bias: false }, [&x, &both])]
+    {
         let error = op.infer(&inputs.map(|t| &t.ty)).unwrap_err().to_string();
         assert!(error.contains("a network without a gate joins nothing"), "{error}");
     }

@@ -30,7 +30,8 @@ const NAMES: MoeNames = MoeNames {
 /// Published configurations say what each layer is by a letter.
 const PATTERN: &str = "hybrid_override_pattern";
 /// What a layer is: its name, and its letter.
-const KINDS: [[&str; 2]; 4] = [["linear_attention", "M"], ["full_attention", "*"], ["moe", "E"], ["mlp", "-"]];
+const KINDS: [[&str; 2]; 4] =
+    [["linear_attention", "M"], ["full_attention", "*"], ["moe", "E"], ["mlp", "-"]];
 
 /// The name of what each layer is.
 fn kinds(b: &Base<'_>) -> Result<Vec<&'static str>> {

@@ -86,8 +86,7 @@ impl Mix for SelectiveScan {
         let step = l.g.one(Op::Softplus, &[step.into()])?;
         let rate = l.weight(&format!("{at}.rate"), WeightClass::Exact, &self.rate)?;
         let state = l.state(&format!("{at}.s"), StateKind::Recurrent, [1, self.state, self.channels]);
-        let operands =
-            [state.into(), c.into(), b.into(), u.into(), step.into(), rate.into(), pos, slot];
+        let operands = [state.into(), c.into(), b.into(), u.into(), step.into(), rate.into(), pos, slot];
         let y = l.g.one(Op::SelectiveScan, &operands)?;
         let skip = l.weight(&format!("{at}.skip"), WeightClass::Exact, &self.skip)?;
         let skipped = l.g.one(Op::ScaleCols, &[u.into(), skip.into()])?;

@@ -309,8 +309,16 @@ fn layers_of_mamba_that_do_not_fit() {
         cut("jamba", "mamba_d_state"),
     ];
     for (family, at, names) in [
-        ("nemotron_h", "backbone.layers.4.mixer", &["A_log", "D", "dt_bias", "conv1d.bias", "norm.weight"][..]),
-        ("nemotron_h", "backbone.layers.3.mixer", &["experts.7.up_proj.weight", "gate.e_score_correction_bias"]),
+        (
+            "nemotron_h",
+            "backbone.layers.4.mixer",
+            &["A_log", "D", "dt_bias", "conv1d.bias", "norm.weight"][..],
+        ),
+        (
+            "nemotron_h",
+            "backbone.layers.3.mixer",
+            &["experts.7.up_proj.weight", "gate.e_score_correction_bias"],
+        ),
         (
             "jamba",
             "model.layers.1.mamba",
