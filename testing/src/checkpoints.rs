@@ -43,7 +43,7 @@ const GGUF_UNREAD: (List, &str) = (List::Gguf, "the importer does not read its a
 
 /// Of families whose parts are those of others: what those show with every unit and form holds for these, too.
 const fn late(name: &'static str) -> Checkpoint {
-    const ALIKE: &str = "its mixers and operators are those of checkpoints on the list";
+    const ALIKE: &str = "its mixers and operators are those of checkpoints on the list, or the CPU's";
     row(
         name,
         &[
