@@ -43,7 +43,7 @@ const GGUF_UNREAD: (List, &str) = (List::Gguf, "the importer does not read its a
 
 /// Of families whose parts are those of others: what those show with every unit and form holds for these, too.
 const fn late(name: &'static str) -> Checkpoint {
-    const ALIKE: &str = "its mixers and operators are those of checkpoints on the list";
+    const ALIKE: &str = "its mixers and operators are those of checkpoints on the list, or the CPU's";
     row(
         name,
         &[
@@ -58,7 +58,7 @@ const fn late(name: &'static str) -> Checkpoint {
 }
 
 /// Every folder of `golden/hf`.
-pub const CHECKPOINTS: [Checkpoint; 38] = [
+pub const CHECKPOINTS: [Checkpoint; 40] = [
     row("deepseek_v2", &[]),
     row("deepseek_v3", &[]),
     row("glm4_moe", &[]),
@@ -110,12 +110,14 @@ pub const CHECKPOINTS: [Checkpoint; 38] = [
     late("granitemoeshared"),
     late("hunyuan_v1_moe"),
     late("hy_v3"),
+    late("jamba"),
     late("kimi_linear"),
     late("laguna"),
     late("lfm2_moe"),
     late("mellum"),
     late("mimo_v2_flash"),
     late("minimax_m2"),
+    late("nemotron_h"),
     late("solar_open"),
     row("bamboo", &[DENSE, KNOWN_GRAPHS, ONE_SPELLING, NO_GGUF]),
     Checkpoint {

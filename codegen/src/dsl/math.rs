@@ -136,6 +136,10 @@ impl<'k> F<'k> {
             }
             Activation::Relu => self.max(k.f(0.0)),
             Activation::Sigmoid => self.sigmoid(),
+            Activation::Relu2 => {
+                let x = self.max(k.f(0.0));
+                x * x
+            }
         }
     }
 
@@ -156,6 +160,7 @@ impl<'k> F<'k> {
                 let u = up.max(k.f(-limit)).min(k.f(limit));
                 (u + 1.0) * g * (g * alpha).sigmoid()
             }
+            Glu::Ungated(act) => up.activate(act),
         }
     }
 }

@@ -35,14 +35,15 @@ pub(super) fn gate_up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     let bias = bias.then(|| k.arg(3));
     let rests = (order == WeightOrder::Apart).then(|| k.arg(3));
     let out = k.arg(3 + usize::from(bias.or(rests).is_some()));
-    let tiles = panels(&k.isa, 2 * inter, true);
+    let (both, gated) = (glu.projections() * inter, glu.is_gated());
+    let tiles = panels(&k.isa, both, gated);
     let bytes = panel_bytes(&k.isa, hidden, format);
     let tokens = dispatch.words(layout.token());
     let lies = |slot| x.words(tokens.words(slot).load_int() * x_ld);
     let (products, _) = scratch_bytes(&k.isa, hidden, format, compute, order, schedule);
     let gathered = k.scratch().bytes(products);
     let written = gathered.bytes(gathered_bytes(&k.isa, layout.rows, hidden, compute));
-    let stored = Matrix { outputs: (2 * inter, true), depth: hidden, format, compute, schedule };
+    let stored = Matrix { outputs: (both, gated), depth: hidden, format, compute, schedule };
     let panel = |e: &Expert<'k>, p: I<'k>, rows: PanelRows<'_, 'k>, columns: &Columns<'k>| {
         let matrix = weights.load_address(e.id);
         let panel = by_panels(stored.panel(k, matrix, p), order, written, |sketch, to| {
@@ -53,11 +54,11 @@ pub(super) fn gate_up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         });
         let next = if order == WeightOrder::Panels { rows.next } else { Some(written) };
         multiply(k, &panel, &PanelRows { next, ..rows }, None, &|slot, sums| {
-            let bias = bias.map(|b| columns.bias(k, b.words(e.id * (2 * inter))));
+            let bias = bias.map(|b| columns.bias(k, b.words(e.id * both)));
             columns.store_as(result.form, sums, bias, None, out.words(slot * result.ld));
         });
     };
-    let columns = |p| Columns::of(k, p, 2 * inter, Some(glu));
+    let columns = |p| Columns::of(k, p, both, Some(glu));
     if !on_tiles(&k.isa, compute) {
         // Rows are read where they lie: gathering them first costs more than their addresses do.
         return k.expert_tiles(tiles, |active, p| {

@@ -164,7 +164,7 @@ pub(super) fn widened<'k>(k: &'k Kb<'k>, from: P<'k>, odd: usize) -> [F<'k>; 2] 
 pub(crate) struct Columns<'k> {
     first: I<'k>,
     /// Rows of the weight up to the up projection, with a gated epilogue.
-    gates: usize,
+    gates: Option<usize>,
     glu: Option<Glu>,
     lanes: usize,
     spans: Vec<Span<'k>>,
@@ -175,7 +175,8 @@ pub(crate) struct Columns<'k> {
 impl<'k> Columns<'k> {
     /// Those of panel `p` of a weight with `n` rows.
     pub(crate) fn of(k: &'k Kb<'k>, p: I<'k>, n: usize, glu: Option<Glu>) -> Self {
-        let (width, count) = if glu.is_some() { (k.isa.nr / 2, n / 2) } else { (k.isa.nr, n) };
+        let gates = glu.filter(|glu| glu.is_gated()).map(|_| n / 2);
+        let (width, count) = gates.map_or((k.isa.nr, n), |gates| (k.isa.nr / 2, gates));
         let first = p * width;
         let spans = |count: usize| {
             let span = |at: usize| {
@@ -185,7 +186,7 @@ impl<'k> Columns<'k> {
             (0..width).step_by(k.lanes()).map(span).collect()
         };
         let (spans, pairs) = (spans(count), spans(count.next_multiple_of(2)));
-        Self { first, gates: n / 2, glu, lanes: k.lanes(), spans, pairs }
+        Self { first, gates, glu, lanes: k.lanes(), spans, pairs }
     }
 
     /// Where the results of a panel go: `out` is where those of row 0 begin.
@@ -206,7 +207,7 @@ impl<'k> Columns<'k> {
     /// The bias of the two accumulators, in the weight's natural order.
     pub(crate) fn bias(&self, k: &'k Kb<'k>, bias: P<'k>) -> [F<'k>; 2] {
         let at = bias.words(self.first);
-        let second = if self.glu.is_some() { self.gates } else { k.lanes() };
+        let second = self.gates.unwrap_or(k.lanes());
         let span = |i: usize| self.spans.get(i).or(self.spans.first()).copied().unwrap_or(Span::Full);
         [at.load_vec(span(0)), at.words(second).load_vec(span(1))]
     }
@@ -236,6 +237,7 @@ impl<'k> Columns<'k> {
             None => sums,
         };
         let values = match self.glu {
+            Some(Glu::Ungated(act)) => vec![a.activate(act), b.activate(act)],
             Some(glu) => vec![a.glu(b, glu)],
             None => vec![a, b],
         };

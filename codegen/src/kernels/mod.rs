@@ -86,6 +86,7 @@ pub(crate) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
 
 /// What is wrong with formats that have a scale for each column of a panel.
 const BY_CHANNEL: &str = "rows by themselves in a format of panels alone";
+const NO_GATE: &str = "two projections, of which none is a gate";
 const NO_NEURONS: &str = "neurons in a format that does not hold them";
 const NO_SKETCH: &str = "a sketch that is no smaller than the gate, or does not bound it";
 
@@ -127,6 +128,7 @@ pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
             vec![
                 (*k > 0 && *n > 0 && *groups > 0, "an extent is zero"),
                 (glu.is_none() || n % 2 == 0, "a gated weight has an odd number of rows"),
+                (glu.is_none_or(moec_ir::op::Glu::is_gated), NO_GATE),
                 (glu.is_none() || residual_ld.is_none(), "gate and residual exclude each other"),
                 (*x_ld >= packed_words(*k, *compute) * groups && *out_ld >= out * groups, "rows overlap"),
                 can_multiply(isa, *format, *compute),
@@ -207,7 +209,12 @@ pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
                 MapOp::MulHeads { heads, .. } => *heads > 0 && cols.is_multiple_of((*heads).max(1)),
                 _ => true,
             };
-            vec![(a_ld >= cols && out_ld >= cols, "rows overlap"), (whole, "heads of unequal width")]
+            let joins = !matches!(op, MapOp::Glu { glu, .. } if !glu.is_gated());
+            vec![
+                (a_ld >= cols && out_ld >= cols, "rows overlap"),
+                (whole, "heads of unequal width"),
+                (joins, NO_GATE),
+            ]
         }
         KernelSpec::Recurrence(of) => of.kernel().rules(isa),
     };

@@ -23,6 +23,7 @@ struct Half {
     compute: Compute,
     /// Row distance of what is multiplied, in words.
     ld: usize,
+    /// Of the first half.
     glu: Option<Glu>,
     bias: bool,
     out: RowForm,
@@ -82,6 +83,10 @@ impl Half {
         }
     }
 
+    fn is_gated(&self) -> bool {
+        self.glu.is_some_and(Glu::is_gated)
+    }
+
     fn way(&self) -> Option<Way> {
         Way::of(self.rows, self.format, self.compute, self.depth, self.ld)
     }
@@ -90,7 +95,7 @@ impl Half {
 pub(super) fn launch(spec: &KernelSpec) -> Option<Launch> {
     let half = Half::of(spec)?;
     let way = half.way()?;
-    let [rows, columns] = way.extents(half.columns, half.glu.is_some());
+    let [rows, columns] = way.extents(half.columns, half.is_gated());
     let [block, shared] = way.block();
     // An expert has a token at most once.
     let parts = if matches!(way, Way::Few { .. }) { Extent::fixed(1) } else { Extent::rows(rows) };
@@ -109,7 +114,7 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     k.when(active.lt(dispatch.load_int()), || {
         let e = expert(dispatch, half.layout, active);
         let matrix = weights.load_address(e.id);
-        let width = half.columns * (1 + usize::from(half.glu.is_some()));
+        let width = half.columns * half.glu.map_or(1, Glu::projections);
         let bias = bias.map(|b| b.words(e.id * width));
         half.columns_of(k, way, &Place { x, dispatch, matrix, bias, out, first: e.first, end: e.end });
     });
@@ -128,13 +133,17 @@ struct Place<'k> {
 
 impl Half {
     fn columns_of<'k>(&self, k: &'k Kb<'k>, way: Way, p: &Place<'k>) {
-        let gated = self.glu.is_some();
+        let gated = self.is_gated();
         let [rows, columns] = way.extents(self.columns, gated);
         let (first_column, last_column) = (k.block_index(0) * columns, k.i(self.columns as i64 - 1));
         // Gate and up read the rows of tokens, down those of slots. Past the end the last one is repeated, and not stored.
         let row_at = |slot: I<'k>| {
             let slot = slot.min(p.end - 1);
-            let row = if gated { p.dispatch.words(self.layout.token()).words(slot).load_int() } else { slot };
+            let row = if self.glu.is_some() {
+                p.dispatch.words(self.layout.token()).words(slot).load_int()
+            } else {
+                slot
+            };
             p.x.words(row * self.ld)
         };
         let weight = |column: I<'k>, part: I<'k>| {
@@ -146,6 +155,7 @@ impl Half {
             k.when(slot.lt(p.end).and(column.lt(last_column + 1)), || {
                 let biased = |sum: F<'k>, c: I<'k>| p.bias.map_or(sum, |b| sum + b.words(c).load());
                 let value = match (self.glu, up) {
+                    (Some(Glu::Ungated(act)), _) => biased(sum, column).activate(act),
                     (Some(glu), Some(up)) => biased(sum, column).glu(biased(up, column + self.columns), glu),
                     _ => biased(sum, column),
                 };

@@ -21,8 +21,9 @@ impl KernelSpec {
             }
             Self::Attention { desc, rows, splits, .. } => tiles(*rows, desc.kv_heads * splits),
             Self::AttentionMerge { heads, .. } => tiles(1, *heads),
-            Self::ExpertGateUp { inter, .. } => {
-                Grid::Experts { table: 1, tiles: panels(isa, 2 * inter, true) as u32 }
+            Self::ExpertGateUp { inter, glu, .. } => {
+                let tiles = panels(isa, glu.projections() * inter, glu.is_gated());
+                Grid::Experts { table: 1, tiles: tiles as u32 }
             }
             Self::ExpertDown { hidden, .. } => {
                 Grid::Experts { table: 1, tiles: panels(isa, *hidden, false) as u32 }
@@ -66,6 +67,7 @@ impl KernelSpec {
             Self::NeuronUpAt { .. }
             | Self::NeuronDownAt { .. }
             | Self::ExpertDown { order: WeightOrder::Apart, .. } => Some(Layout::Rests),
+            Self::ExpertGateUp { glu, .. } if !glu.is_gated() => Some(Layout::Panels { nr }),
             Self::Linear { glu: Some(_), .. } | Self::ExpertGateUp { .. } => Some(Layout::GluPanels { nr }),
             Self::Embed { panels: true, .. } | Self::Linear { glu: None, .. } | Self::ExpertDown { .. } => {
                 Some(Layout::Panels { nr })

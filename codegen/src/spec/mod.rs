@@ -14,7 +14,7 @@ use moec_ir::op::{Activation, AttentionDesc, DispatchLayout, Glu, RopeStyle, Rou
 use moec_ir::types::{Format, GROUP};
 use schedule::Schedule;
 
-pub use crate::kernels::recurrence::{CausalConv, DeltaRule, Recurrence};
+pub use crate::kernels::recurrence::{CausalConv, DeltaRule, Recurrence, SelectiveScan};
 pub(crate) use facts::panels;
 pub(crate) use symbol::Symbol;
 
@@ -361,7 +361,7 @@ pub enum KernelSpec {
         /// Row distance of the logits.
         logits_ld: usize,
     },
-    /// `[x, dispatch i32, w (addresses [E] of GluPanels), bias? f32 [E, 2I], h out [slots, I]]`: the gathered rows
+    /// `[x, dispatch i32, w (addresses [E] of GluPanels, of Panels without a gate), bias? f32 [E, 2I], h out [slots, I]]`: the gathered rows
     /// of each active expert through gate and up. With [`WeightOrder::Apart`] the `E` addresses are those of gates, and
     /// `E·I` addresses of up and down stand behind them; [`KernelSpec::ExpertDown`] has these alone.
     ExpertGateUp {

@@ -245,6 +245,7 @@ impl Symbol {
             Glu::Clamped { alpha, limit } => {
                 self.word("glu").word("clamped").float("alpha", alpha).float("limit", limit)
             }
+            Glu::Ungated(act) => self.word("ungated").word(act.name()),
         }
     }
 

@@ -57,7 +57,8 @@ pub(crate) fn gate_up_cases(rng: &mut Rng) -> Vec<Case> {
         for product in PRODUCTS {
             let layout = DispatchLayout { rows, k, experts };
             let extents = (rng.pick(&[80, 56, 24, 17]), rng.pick(&[5, 16, 17, 48]));
-            let g = if i % 2 == 0 { Glu::Gated(Activation::Silu) } else { Glu::DRelu };
+            let relu2 = Glu::Ungated(Activation::Relu2);
+            let g = [Glu::Gated(Activation::Silu), relu2, relu2, Glu::DRelu][i];
             cases.push(gate_up_case(rng, (layout, n), product, extents, g, i < 2));
         }
     }
@@ -78,22 +79,24 @@ pub(crate) fn gate_up_case(
     let of_slot = experts_of_slots(layout, &table);
     let x_ld = hidden + 3;
     let x = random(rng, n, hidden, x_ld);
-    let w = rng.floats(experts * 2 * inter * hidden);
-    let held = stored(format, compute, [2 * inter, hidden], &w);
+    let both = g.projections() * inter;
+    let w = rng.floats(experts * both * hidden);
+    let held = stored(format, compute, [both, hidden], &w);
     let (rows_operand, row_words, x) = rows_as(compute, &x, [1, hidden, x_ld]);
-    let bias = biased.then(|| rng.floats(experts * 2 * inter));
+    let bias = biased.then(|| rng.floats(experts * both));
     let expected = strided(rows * k, inter, inter, |slot, c| {
         let Some(&e) = of_slot.get(slot) else { return 0.0 };
         let row = &x[table[layout.token() + slot] as usize * x_ld..][..hidden];
         let dot = |j: usize| {
-            let w = &held[(e * 2 * inter + j) * hidden..][..hidden];
+            let w = &held[(e * both + j) * hidden..][..hidden];
             let sum: f32 = row.iter().zip(w).map(|(a, b)| a * b).sum();
-            sum + bias.as_ref().map_or(0.0, |b| b[e * 2 * inter + j])
+            sum + bias.as_ref().map_or(0.0, |b| b[e * both + j])
         };
-        glu(g, dot(c), dot(inter + c))
+        // Without a gate the rows of up are the first.
+        glu(g, dot(c), dot(both - inter + c))
     });
     let mut operands =
-        vec![rows_operand, Operand::Ints(table), Operand::Weight(format, [experts, 2 * inter, hidden], w)];
+        vec![rows_operand, Operand::Ints(table), Operand::Weight(format, [experts, both, hidden], w)];
     let with_bias = bias.is_some();
     operands.extend(bias.map(Operand::Floats));
     let at = operands.len();

@@ -30,6 +30,7 @@ pub(crate) fn activation(act: Activation, x: f32) -> f32 {
         }
         Activation::Relu => x.max(0.0),
         Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+        Activation::Relu2 => x.max(0.0) * x.max(0.0),
     };
     y as f32
 }
@@ -47,5 +48,6 @@ pub(crate) fn glu(g: Glu, gate: f32, up: f32) -> f32 {
             let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
             (up + 1.0) * gate * activation(Activation::Sigmoid, alpha * gate)
         }
+        Glu::Ungated(act) => activation(act, up),
     }
 }

@@ -4,7 +4,7 @@ use crate::harness::{Case, Expect, Operand, Rng, check, random, run, strided};
 use crate::machines::machines;
 use crate::simple::activation;
 use moec_codegen::jit::Loaded;
-use moec_codegen::{CausalConv, DeltaRule, KernelSpec, Recurrence, compile};
+use moec_codegen::{CausalConv, DeltaRule, KernelSpec, Recurrence, SelectiveScan, compile};
 use moec_ir::op::Activation;
 
 /// Sequences of the states.
@@ -194,6 +194,59 @@ fn delta_rules() {
     check(&delta_cases());
 }
 
+fn scan_case(rng: &mut Rng, n: usize, channels: usize, kept: usize) -> Case {
+    let widths = [kept, kept, channels, channels];
+    let ld = widths.map(|width| width + rng.below(4));
+    let out_ld = channels + rng.below(4);
+    let state = rng.floats(SLOTS * kept * channels);
+    let mut operand =
+        |at: usize, of: &dyn Fn(f32) -> f32| strided(n, widths[at], ld[at], |_, _| of(rng.float()));
+    let (c, b, x) = (operand(0, &|x| x), operand(1, &|x| x), operand(2, &|x| 2.0 * x));
+    let dt = operand(3, &|x| x.abs());
+    let rate: Vec<f32> = rng.floats(kept * channels).iter().map(|x| -8.0 * x.abs()).collect();
+    let mut after: Vec<f64> = state.iter().map(|&x| f64::from(x)).collect();
+    let mut want = vec![0.0; n * channels];
+    for (r, slot) in rows(n) {
+        let at = |of: &[f32], i: usize, c: usize| f64::from(of[r * ld[i] + c]);
+        for j in 0..channels {
+            for i in 0..kept {
+                let s = &mut after[(slot * kept + i) * channels + j];
+                let step = at(&dt, 3, j);
+                *s = (f64::from(rate[i * channels + j]) * step).exp() * *s
+                    + at(&b, 1, i) * step * at(&x, 2, j);
+                want[r * channels + j] += at(&c, 0, i) * *s;
+            }
+        }
+    }
+    let spec = SelectiveScan { rows: POS.len(), channels, state: kept, ld, out_ld };
+    let floats = [c, b, x, dt, rate].map(Operand::Floats);
+    let out = Operand::Floats(strided(n, channels, out_ld, |_, _| 5.0));
+    let first = [Operand::States([kept, channels], state)];
+    Case {
+        spec: KernelSpec::Recurrence(Recurrence::SelectiveScan(spec)),
+        n,
+        operands: first.into_iter().chain(floats).chain(places(n)).chain([out]).collect(),
+        expect: vec![
+            (0, Expect::States([kept, channels], after.iter().map(|&x| x as f32).collect(), 1e-5)),
+            (8, Expect::Floats(expected(n, channels, out_ld, &want), 1e-5)),
+        ],
+    }
+}
+
+fn scan_cases() -> Vec<Case> {
+    let mut rng = Rng::new(83);
+    let shapes = [(1, 2), (8, 16), (24, 16), (33, 6), (63, 10), (64, 16), (130, 2), (200, 64)];
+    let whole: Vec<Case> =
+        shapes.into_iter().map(|(channels, kept)| scan_case(&mut rng, 12, channels, kept)).collect();
+    let few = [1, 5, 0].map(|n| scan_case(&mut rng, n, 40, 16));
+    whole.into_iter().chain(few).collect()
+}
+
+#[test]
+fn selective_scans() {
+    check(&scan_cases());
+}
+
 /// Rows `at .. at + n` of an operand whose rows are the call's; weights and states are left as they are.
 fn part(case: &Case, at: usize, n: usize) -> Case {
     let cut = |operand: &mut Operand, ld: usize| match operand {
@@ -208,6 +261,9 @@ fn part(case: &Case, at: usize, n: usize) -> Case {
         KernelSpec::Recurrence(Recurrence::DeltaRule(of)) => {
             (1..).zip(of.ld).chain([(last, of.out_ld)]).collect()
         }
+        KernelSpec::Recurrence(Recurrence::SelectiveScan(of)) => {
+            (1..).zip(of.ld).chain([(last, of.out_ld)]).collect()
+        }
         other => panic!("{other:?}"),
     };
     for (i, ld) in by_row.into_iter().chain([(last - 2, 1), (last - 1, 1)]) {
@@ -219,8 +275,12 @@ fn part(case: &Case, at: usize, n: usize) -> Case {
 /// What a prompt leaves and gives does not depend on how it is cut into chunks.
 #[test]
 fn chunks_give_the_same_bits() {
-    let cases: Vec<Case> =
-        conv_cases().into_iter().chain(delta_cases()).filter(|case| case.n == 12).collect();
+    let cases: Vec<Case> = conv_cases()
+        .into_iter()
+        .chain(delta_cases())
+        .chain(scan_cases())
+        .filter(|case| case.n == 12)
+        .collect();
     for machine in machines() {
         let isa = machine.isa();
         let specs: Vec<_> = cases.iter().map(|case| case.spec.clone()).collect();

@@ -75,6 +75,10 @@ fn tensor_cores_multiply_what_plain_loops_do() {
         let layout = DispatchLayout { rows: 150, k: 2, experts: 3 };
         let (product, silu) = ((format, compute), Glu::Gated(Activation::Silu));
         cases.push(experts::gate_up_case(&mut rng, (layout, 140), product, (64, 70), silu, true));
+        if format == Format::Bf16 {
+            let relu2 = Glu::Ungated(Activation::Relu2);
+            cases.push(experts::gate_up_case(&mut rng, (layout, 140), product, (64, 70), relu2, true));
+        }
         cases.push(experts::down_case(&mut rng, (layout, 140), product, (140, 64), true));
     }
     for case in cases {

@@ -21,6 +21,8 @@ pub struct Base<'a> {
     pub tensors: Tensors<'a>,
     /// Channels of the residual stream.
     pub hidden: Dim,
+    /// Channels of the rows that routed experts read, where those are projected first.
+    pub latent: Option<Dim>,
     /// Number of layers.
     pub layers: usize,
     /// Query heads.
@@ -74,7 +76,11 @@ impl<'a> Base<'a> {
             config,
             tensors: Tensors::new(config, checkpoint)?,
             hidden: config.size(&["hidden_size"])?.into(),
-            layers: config.size(&["num_hidden_layers", "num_layers"])?.n,
+            latent: None,
+            layers: match config.opt_texts(LAYERS)?.filter(|kinds| !kinds.is_empty()) {
+                Some(kinds) if !config.has("num_hidden_layers") => kinds.len(),
+                _ => config.size(&["num_hidden_layers", "num_layers"])?.n,
+            },
             heads,
             kv_heads,
             eps: eps(config)?,
@@ -426,6 +432,9 @@ fn eps(config: &Config) -> Result<f32> {
     Ok(config.positive(key)? as f32)
 }
 
+/// Key of a list of what each layer is, which also says how many there are.
+pub const LAYERS: &str = "layers_block_type";
+
 /// Norms of a layer before its two blocks, as most families call them.
 pub const PRE_NORMS: [&str; 2] = ["input_layernorm", "post_attention_layernorm"];
 
@@ -467,6 +476,19 @@ pub fn only_act(config: &Config, known: &[&'static str]) -> Result<&'static str>
     known.iter().find(|k| **k == name).copied().ok_or_else(|| config.unsupported(KEY, name, known))
 }
 
+/// Refuses a key that names another activation than SiLU.
+///
+/// # Errors
+/// Another name, and a value that is none.
+pub fn only_silu(config: &Config, key: &str) -> Result<()> {
+    match config.opt_text(key)? {
+        Some(other) if !["silu", "swish"].contains(&other) => {
+            Err(config.unsupported(key, other, &["silu", "swish"]))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The activation that `hidden_act` names.
 fn activation(config: &Config) -> Result<Activation> {
     activation_of(config, "hidden_act", "silu")
@@ -477,7 +499,7 @@ fn activation(config: &Config) -> Result<Activation> {
 /// # Errors
 /// Another one, by name.
 pub fn activation_of(config: &Config, key: &str, usual: &str) -> Result<Activation> {
-    const KNOWN: [(&str, Activation); 7] = [
+    const KNOWN: [(&str, Activation); 8] = [
         ("silu", Activation::Silu),
         ("swish", Activation::Silu),
         ("gelu", Activation::Gelu),
@@ -485,6 +507,7 @@ pub fn activation_of(config: &Config, key: &str, usual: &str) -> Result<Activati
         ("gelu_pytorch_tanh", Activation::GeluTanh),
         ("relu", Activation::Relu),
         ("sigmoid", Activation::Sigmoid),
+        ("relu2", Activation::Relu2),
     ];
     let name = config.opt_text(key)?.unwrap_or(usual);
     match KNOWN.iter().find(|(known, _)| *known == name) {

@@ -33,7 +33,8 @@ impl Config {
     /// # Errors
     /// It is not a JSON object.
     pub fn parse(file: &str, text: &[u8]) -> Result<Self> {
-        match serde_json::from_slice(text) {
+        let parsed = serde_json::from_slice(text);
+        match parsed.or_else(|e| serde_json::from_slice(&of_python(text)).map_err(|_| e)) {
             Ok(Value::Object(map)) => Ok(Self { file: file.to_owned(), path: String::new(), map }),
             Ok(_) => Err(Error::input(format!("`{file}` is not a JSON object")).hint(DAMAGED)),
             Err(e) => Err(Error::input(format!("`{file}` is not valid JSON")).because(e).hint(DAMAGED)),
@@ -299,5 +300,41 @@ impl Config {
     /// Whether there are no keys.
     pub fn is_empty(&self) -> bool {
         self.map.is_empty()
+    }
+}
+
+/// A text with `null` in place of the numbers that Python's `json` writes and JSON has not: infinities and NaN.
+fn of_python(text: &[u8]) -> Vec<u8> {
+    const NUMBERS: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
+    let (mut out, mut rest, mut quoted) = (Vec::with_capacity(text.len()), text, false);
+    while let [first, tail @ ..] = rest {
+        let number = NUMBERS.iter().find(|number| !quoted && rest.starts_with(number));
+        let taken = match (number, first, tail) {
+            (Some(number), ..) => number.len(),
+            (None, b'\\', [_, ..]) if quoted => 2,
+            _ => 1,
+        };
+        quoted ^= *first == b'"';
+        out.extend_from_slice(if number.is_some() { b"null" } else { &rest[..taken] });
+        rest = &rest[taken..];
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_only_python_writes_count_as_absent() {
+        let text =
+            br#"{"a": NaN, "b": [0.5, -Infinity, Infinity], "c": "NaN \" Infinity", "d": "\\", "e": NaN}"#;
+        let config = Config::parse("config.json", text).unwrap();
+        assert_eq!(config.value("b").unwrap().to_string(), "[0.5,null,null]");
+        assert_eq!(config.opt_text("c").unwrap(), Some("NaN \" Infinity"));
+        assert!(!config.has("a") && !config.has("e"));
+        for bad in [&b"{\"a\": Infinit}"[..], b"{\"a\": NaNNaN}", b"{\"a", b"{\"\\"] {
+            assert!(Config::parse("config.json", bad).is_err());
+        }
     }
 }

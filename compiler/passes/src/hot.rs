@@ -81,9 +81,11 @@ impl Experts {
         let layers: BTreeSet<u32> = graph.nodes.iter().filter_map(|n| n.scope.layer).collect();
         let experts = layers.into_iter().filter_map(|layer| {
             // A layer may have its hot neurons by themselves: prompts take whole experts.
-            let weight = module.weight(LayerExperts::of(module, layer)?.gate_up);
-            let (count, inter, hidden) = (weight.lead(), weight.rows() / 2, weight.cols());
-            let bytes = (3 * hidden) as f64 * weight.format.bits() / 8.0;
+            let experts = LayerExperts::of(module, layer)?;
+            let weight = module.weight(experts.gate_up);
+            let projections = experts.glu.projections();
+            let (count, inter, hidden) = (weight.lead(), weight.rows() / projections, weight.cols());
+            let bytes = ((projections + 1) * hidden) as f64 * weight.format.bits() / 8.0;
             Some(Self {
                 layer,
                 count,

@@ -17,6 +17,8 @@ words! {
         Relu = "relu",
         /// `1 / (1 + e^-x)`
         Sigmoid = "sigmoid",
+        /// `max(x, 0)²` (Primer, arXiv 2109.08668, section 4.2).
+        Relu2 = "relu2",
     }
 }
 
@@ -33,6 +35,7 @@ impl Activation {
             }
             Self::Relu => x.max(0.0),
             Self::Sigmoid => sigmoid(x),
+            Self::Relu2 => x.max(0.0) * x.max(0.0),
         };
         y as f32
     }

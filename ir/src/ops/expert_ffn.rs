@@ -15,12 +15,12 @@ impl Operator for ExpertFfn {
     fn infer(&self, o: &Operands<'_>) -> Inferred {
         let [t, h] = o.matrix(0, "x")?;
         let [words] = o.shape(1, "dispatch", DType::I32)?;
-        let [e, two_i, gh] = o.shape(2, "gate_up", DType::F32)?;
+        let [e, rows, gh] = o.shape(2, "gate_up", DType::F32)?;
         o.require(gh == h, || format!("x has {h} channels, gate_up takes {gh}"))?;
-        let i = o.part(two_i, 2, "halves")?;
+        let i = o.part(rows, self.glu.projections(), "halves")?;
         o.exact(3, "down", &f32(&[e, h, i]))?;
         if self.bias {
-            o.exact(4, "gate_up_bias", &f32(&[e, two_i]))?;
+            o.exact(4, "gate_up_bias", &f32(&[e, rows]))?;
             o.exact(5, "down_bias", &f32(&[e, h]))?;
         }
         Ok(vec![f32(&[slots_for(o, words, t, e)?, h])])

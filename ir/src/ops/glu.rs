@@ -29,9 +29,21 @@ pub enum Glu {
         /// Clamp of both inputs.
         limit: f32,
     },
+    /// `act(u)`: a network without a gate. Its first matrix is the up projection alone.
+    Ungated(Activation),
 }
 
 impl Glu {
+    /// Projections that the first matrix of an expert has one after the other: gate and up, or up alone.
+    pub const fn projections(self) -> usize {
+        if self.is_gated() { 2 } else { 1 }
+    }
+
+    /// Whether there is a gate.
+    pub const fn is_gated(self) -> bool {
+        !matches!(self, Self::Ungated(_))
+    }
+
     /// Whether the gate alone makes the result exactly 0 for some of its values, so that up and down of such a neuron need not be
     /// read: what [`Op::NeuronFfn`] takes (PowerInfer-2, §2.2).
     pub const fn skips(self) -> bool {
@@ -43,7 +55,12 @@ impl Glu {
         matches!(self, Self::Gated(Activation::Relu) | Self::DRelu | Self::FatRelu { .. })
     }
 
-    /// Joins gate and up.
+    /// Refuses a network without a gate where there are two projections to join.
+    pub(super) fn require_gate(self, o: &Operands<'_>) -> Result<(), TypeError> {
+        o.require(self.is_gated(), || "a network without a gate joins nothing".to_owned())
+    }
+
+    /// Joins gate and up; without a gate, `g` is not looked at.
     pub(super) fn at(self, g: f32, u: f32) -> f32 {
         match self {
             Self::Gated(act) => act.at(g) * u,
@@ -58,19 +75,23 @@ impl Glu {
                 let u = f64::from(u.max(-limit).min(limit));
                 ((u + 1.0) * g * sigmoid(f64::from(alpha) * g)) as f32
             }
+            Self::Ungated(act) => act.at(u),
         }
     }
 
-    /// Gate and up of one row, joined: `w` has the rows of the gate, then those of up.
+    /// Gate and up of one row, joined: `w` has the rows of the gate, if there is one, then those of up.
     pub(super) fn of_row(self, x: &[f32], w: &[f32], bias: Option<&[f32]>) -> Vec<f32> {
         let both = matvec(x, w, bias);
+        if !self.is_gated() {
+            return both.into_iter().map(|u| self.at(0.0, u)).collect();
+        }
         let (gate, up) = both.split_at(both.len() / 2);
         gate.iter().zip(up).map(|(&g, &u)| self.at(g, u)).collect()
     }
 }
 
 impl Word for Glu {
-    const WHAT: &'static str = "an activation, `drelu`, `fatrelu`, `cats` or `clamped`";
+    const WHAT: &'static str = "an activation, `drelu`, `fatrelu`, `cats`, `clamped` or `ungated`";
 
     fn word(&self, w: &mut Writer) {
         match self {
@@ -79,6 +100,7 @@ impl Word for Glu {
             Self::FatRelu { threshold } => w.put("threshold", threshold).word("fatrelu"),
             Self::Cats { threshold } => w.put("threshold", threshold).word("cats"),
             Self::Clamped { alpha, limit } => w.put("alpha", alpha).put("limit", limit).word("clamped"),
+            Self::Ungated(act) => w.put("act", act).word("ungated"),
         }
     }
 
@@ -88,6 +110,7 @@ impl Word for Glu {
             "fatrelu" => Self::FatRelu { threshold: r.get("threshold")? },
             "cats" => Self::Cats { threshold: r.get("threshold")? },
             "clamped" => Self::Clamped { alpha: r.get("alpha")?, limit: r.get("limit")? },
+            "ungated" => Self::Ungated(r.get("act")?),
             _ => return Ok(Activation::of(word, r)?.map(Self::Gated)),
         }))
     }
@@ -108,6 +131,7 @@ impl Operator for Glu {
     const OPERANDS: &'static [Kind] = &[V, V];
 
     fn infer(&self, o: &Operands<'_>) -> Inferred {
+        self.require_gate(o)?;
         let gate = o.rows(0, "a")?.ty();
         o.exact(1, "b", &gate)?;
         Ok(vec![gate])

@@ -41,6 +41,7 @@ impl Operator for LinearGlu {
     }
 
     fn infer(&self, o: &Operands<'_>) -> Inferred {
+        self.glu.require_gate(o)?;
         let [t, n] = rows(o, self.bias)?;
         Ok(vec![f32(&[t, o.part(n, 2, "halves")?])])
     }

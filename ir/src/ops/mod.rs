@@ -141,6 +141,7 @@ mod rms_norm;
 mod rope;
 mod rope_angles;
 mod router;
+mod selective_scan;
 mod slice;
 mod softmax;
 
@@ -326,6 +327,11 @@ operators! { ($)
             /// Heads, a multiple.
             heads: usize,
         },
+        /// `$state[slots, 1, N, C], c[T, N], b[T, N], x[T, C], dt[T, C], @rate[N, C], pos i32[T], slot i32[T] → f32[T, C]`: a
+        /// selective state space (Gu and Dao, *Mamba*, section 3.2). Row by row of a sequence, on the state S, zeros where it
+        /// begins: `S ← exp(dt · rate) · S + b · (dt · x)`, where `dt` and `x` are of the column and `b` is of the row, and the
+        /// result is `cᵀ S`.
+        SelectiveScan,
         /// `logits[T, E], @select_bias[E]? → i32[T, k], f32[T, k]`
         Router(desc: RouterDesc),
         /// `ids i32[T, k] → i32[dispatch_words(T, k, experts)]`: token rows grouped by expert, see
@@ -350,7 +356,7 @@ operators! { ($)
         /// of `added`, what attention gave them; of equal ones the lowest (NPUMoE, §3.2 and §4.1).
         Admit(desc: AdmitDesc),
         /// `x[T, H], dispatch, @gate_up[E, 2I, H], @down[E, H, I], @gate_up_bias[E, 2I]?, @down_bias[E, H]?
-        /// → f32[T·k, H]`, one row per (token, expert) slot, in dispatch order.
+        /// → f32[T·k, H]`, one row per (token, expert) slot, in dispatch order. Experts without a gate have `@gate_up[E, I, H]`.
         ExpertFfn {
             /// How gate and up join.
             glu: Glu,

@@ -184,7 +184,7 @@ fn nan_attribute(op: &Op) -> bool {
     let glu_nan = |glu: &Glu| match glu {
         Glu::Clamped { alpha, limit } => alpha.is_nan() || limit.is_nan(),
         Glu::FatRelu { threshold } | Glu::Cats { threshold } => threshold.is_nan(),
-        Glu::Gated(_) | Glu::DRelu => false,
+        Glu::Gated(_) | Glu::DRelu | Glu::Ungated(_) => false,
     };
     match op {
         Op::RmsNorm { eps, .. } | Op::LayerNorm { eps } => eps.is_nan(),

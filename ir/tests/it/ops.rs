@@ -276,6 +276,21 @@ fn delta_rules_correct_what_the_state_says() {
 }
 
 #[test]
+fn selective_scans_decay_number_by_number() {
+    // Two channels that keep two numbers each.
+    let half = 0.5_f32.ln();
+    let mut state = tensor(&[1, 1, 2, 2], &[1., 2., 3., 4.]);
+    let (c, b) = (tensor(&[2, 2], &[9., 9., 1., 10.]), tensor(&[2, 2], &[9., 9., 1., 2.]));
+    let (x, dt) = (tensor(&[2, 2], &[9., 9., 2., 3.]), tensor(&[2, 2], &[9., 9., 1., 0.5]));
+    let rate = tensor(&[2, 2], &[0., 2. * half, half, 0.]);
+    let (pos, slot) = (ints(&[-1, 6]), ints(&[0, 0]));
+    let y = update(&Op::SelectiveScan, &mut state, &[&c, &b, &x, &dt, &rate, &pos, &slot]);
+    // One number of each channel is halved; the row adds 2 · b to the first channel, and 1.5 · b to the second.
+    close(state.as_f32(), &[3., 2.5, 5.5, 7.]);
+    close(&y, &[0., 0., 58., 72.5]);
+}
+
+#[test]
 fn a_row_of_no_slot_is_refused() {
     let (mut state, x, w) =
         (tensor(&[1, 1, 1, 1], &[0.]), tensor(&[1, 1], &[1.]), tensor(&[2, 1], &[1., 1.]));
@@ -441,6 +456,19 @@ fn sparse_mixer_is_that_of_phi_moe() {
 }
 
 #[test]
+fn a_network_without_a_gate_joins_nothing() {
+    let (x, both) = (tensor(&[1, 2], &[1., 2.]), tensor(&[4, 2], &[1.; 8]));
+    let ungated = Glu::Ungated(Activation::Relu2);
+    for (op, inputs) in
+        [(Op::Glu(ungated), [&x, &x]), (Op::LinearGlu { glu: ungated, bias: false }, [&x, &both])]
+    {
+        let error = op.infer(&inputs.map(|t| &t.ty)).unwrap_err().to_string();
+        assert!(error.contains("a network without a gate joins nothing"), "{error}");
+    }
+    check(&Op::Act(Activation::Relu2), &[&tensor(&[1, 3], &[-2., 0., 3.])], &[0., 0., 9.]);
+}
+
+#[test]
 fn experts_run_busiest_first() {
     // Rows choose (2, 1), (1, 0), (1, 2) of four experts.
     let ids = Tensor::i32([3, 2], vec![2, 1, 1, 0, 1, 2]);
@@ -468,6 +496,15 @@ fn experts_run_busiest_first() {
     let down_bias = tensor(&[4, 1], &[0.5; 4]);
     let y = run(&ffn(true), &[&x, &table, &gate_up, &down, &gate_up_bias, &down_bias]).remove(0);
     close(y.as_f32(), &[30.5, 100.5, 210.5, 40.5, 300.5, 60.5]);
+
+    // Without a gate: expert e gives relu(x · (e + 1))², times 10.
+    let up = tensor(&[4, 1, 1], &[1., 2., 3., 4.]);
+    let ffn = |bias| Op::ExpertFfn { glu: Glu::Ungated(Activation::Relu2), bias, fixed: false };
+    let y = run(&ffn(false), &[&x, &table, &up, &down]).remove(0);
+    close(y.as_f32(), &[40., 160., 360., 90., 810., 40.]);
+    let up_bias = tensor(&[4, 1], &[-1.; 4]);
+    let y = run(&ffn(true), &[&x, &table, &up, &down, &up_bias, &down_bias]).remove(0);
+    close(y.as_f32(), &[10.5, 90.5, 250.5, 40.5, 640.5, 10.5]);
 
     // A table that counts two rows: the third is padding.
     let mut short = table.clone();

@@ -160,6 +160,37 @@ fn operators_that_update_states_are_checked() {
 }
 
 #[test]
+fn selective_scans_are_checked() {
+    let built = |shape: [usize; 4], kind: StateKind, change: fn(&mut Vec<Operand>)| {
+        let mut m = Module::default();
+        let mut b = GraphBuilder::new(&mut m, EntryKind::Prefill(4), 1);
+        let table = b.weight(weight("embed", leaf("embed", &[3, 4]))).unwrap();
+        let rate = b.weight(weight("rate", leaf("rate", &[2, 4]))).unwrap();
+        let x = b.one(Op::Embed, &[Graph::IDS.into(), table.into()]).unwrap();
+        let half = b.one(Op::Slice { heads: 1, start: 0, len: 2 }, &[x.into()]).unwrap();
+        let [x, half, pos, slot] = [x, half, Graph::POS, Graph::SLOT].map(Operand::from);
+        let s = state(&mut b, "s", shape, kind);
+        let mut operands = vec![s, half, half, x, x, rate.into(), pos, slot];
+        change(&mut operands);
+        b.one(Op::SelectiveScan, &operands).map(|_| ()).map_err(|e| e.to_string())
+    };
+    let (fits, kept) = ([2, 1, 2, 4], StateKind::Recurrent);
+    assert_eq!(built(fits, kept, |_| {}), Ok(()));
+    for (message, error) in [
+        ("which is cache, expected recurrent", built(fits, StateKind::Cache, |_| {})),
+        ("the state has 2 heads, expected 1", built([2, 2, 2, 4], kept, |_| {})),
+        ("c is f32[4, 2], expected f32[4, 3]", built([2, 1, 3, 4], kept, |_| {})),
+        ("b is f32[4, 4], expected f32[4, 2]", built(fits, kept, |o| o[2] = o[3])),
+        ("dt is f32[4, 2], expected f32[4, 4]", built(fits, kept, |o| o[4] = o[1])),
+        ("expected a weight", built(fits, kept, |o| o[5] = o[3])),
+        ("rate is f32[2, 4], expected f32[2, 5]", built([2, 1, 2, 5], kept, |_| {})),
+    ] {
+        let error = error.unwrap_err();
+        assert!(error.contains(message), "{error}, not: {message}");
+    }
+}
+
+#[test]
 fn row_spaces_do_not_mix() {
     // In a decode entry both spaces can have the same number of rows.
     let build = |tail: fn(&mut GraphBuilder<'_>, ValueId) -> ValueId| {

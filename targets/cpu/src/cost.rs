@@ -223,9 +223,9 @@ impl CpuTarget {
             KernelSpec::Linear { k, n: outputs, groups, .. } => {
                 Load { matrices: groups, rows: n.max(1), k, n: outputs }
             }
-            KernelSpec::ExpertGateUp { layout, hidden, inter, .. } => {
+            KernelSpec::ExpertGateUp { layout, hidden, inter, glu, .. } => {
                 let (matrices, rows) = of_experts(n, layout.k, layout.experts);
-                Load { matrices, rows, k: hidden, n: 2 * inter }
+                Load { matrices, rows, k: hidden, n: glu.projections() * inter }
             }
             KernelSpec::ExpertDown { layout, inter, hidden, .. } => {
                 let (matrices, rows) = of_experts(n, layout.k, layout.experts);

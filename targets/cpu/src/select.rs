@@ -5,8 +5,8 @@ use crate::attend::CacheView;
 use crate::{CpuTarget, KernelSpec};
 use moec_codegen::pack::feedback::gains;
 use moec_codegen::{
-    CausalConv, Compute, DeltaRule, MapOp, NormKind, Recurrence, Rotation, RowForm, Schedule, WeightOrder,
-    apart, packed_words,
+    CausalConv, Compute, DeltaRule, MapOp, NormKind, Recurrence, Rotation, RowForm, Schedule, SelectiveScan,
+    WeightOrder, apart, packed_words,
 };
 use moec_ir::op::{DispatchLayout, LongSwitch};
 use moec_ir::plan::{Builtin, Layout};
@@ -122,6 +122,14 @@ impl NodeView<'_> {
             _ => Err(Unsupported(format!("operand {i} is no state"))),
         }
     }
+    /// Row distances of the values after the state.
+    fn row_distances<const N: usize>(&self) -> Result<[usize; N]> {
+        let mut ld = [0; N];
+        for (ld, i) in ld.iter_mut().zip(1..) {
+            *ld = self.value(i)?.1;
+        }
+        Ok(ld)
+    }
     /// Whether the second operand is one column for all.
     fn broadcasts(&self) -> Result<bool> {
         Ok(self.value(1)?.0.cols() == 1 && self.out()?.cols() != 1)
@@ -197,12 +205,15 @@ impl CpuTarget {
                     return Err(Unsupported("a state needs four axes".into()));
                 };
                 let by_channel = node.value(4)?.0.cols() != heads;
-                let mut ld = [0; 5];
-                for (ld, i) in ld.iter_mut().zip(1..) {
-                    *ld = node.value(i)?.1;
-                }
+                let ld = node.row_distances()?;
                 let rule = DeltaRule { rows, key_heads, heads, key, value, corrects, by_channel, ld, out_ld };
                 s.kernel(KernelSpec::Recurrence(Recurrence::DeltaRule(rule)), inputs(8), 1);
+            }
+            Op::SelectiveScan => {
+                let (c, channels) = (node.value(1)?.0, node.out()?.cols());
+                let (rows, state, ld) = (c.rows(), c.cols(), node.row_distances()?);
+                let scan = SelectiveScan { rows, channels, state, ld, out_ld: channels };
+                s.kernel(KernelSpec::Recurrence(Recurrence::SelectiveScan(scan)), inputs(8), 1);
             }
             Op::Attention(desc) => self.attention(&mut s, node, desc)?,
             Op::Router(desc) => {
@@ -333,11 +344,11 @@ impl CpuTarget {
         let (x, x_ld) = node.value(0)?;
         let (table, _) = node.value(1)?;
         let (gate_up, format) = node.weight(2)?;
-        let &[experts, two_inter, hidden] = gate_up else {
+        let &[experts, both, hidden] = gate_up else {
             return Err(Unsupported("expert matrices need three axes".into()));
         };
         let (_, down_format) = node.weight(3)?;
-        let inter = two_inter / 2;
+        let inter = both / glu.projections();
         let rows = x.rows();
         let slots = node.out()?.rows();
         let k = slots / rows.max(1);

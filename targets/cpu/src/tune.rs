@@ -310,11 +310,12 @@ impl CpuTarget {
                 let weights = (1, bytes_of(*outputs, *k)?);
                 Some(Probe { spec: part, rows, operands, weights, matrices: 0, active: 0 })
             }
-            KernelSpec::ExpertGateUp { layout, hidden: k, inter, bias, x_ld, out, .. } => {
+            KernelSpec::ExpertGateUp { layout, hidden: k, inter, glu, bias, x_ld, out, .. } => {
                 let (k, x_ld, bias, out) = (*k, *x_ld, *bias, *out);
-                let outputs = columns(2 * *inter, bytes_of(2 * *inter, k)?);
+                let both = glu.projections() * *inter;
+                let outputs = columns(both, bytes_of(both, k)?);
                 let bytes = bytes_of(outputs, k)?;
-                *inter = outputs / 2;
+                *inter = outputs / glu.projections();
                 let experts = (share(seconds, bytes) as usize).clamp(1, matrices);
                 let slots = experts * rows;
                 *layout = DispatchLayout { rows: slots, k: 1, experts };

@@ -22,6 +22,7 @@ use moec_device::{Device, Unit as DeviceUnit, UnitKind};
 use moec_family::error::{Error, Result};
 use moec_family::{Assembled, Bench, Family, Flaw, KernelsRead, Runner, RunnerCrate, Threads, Tools};
 use moec_ir::Op;
+use moec_ir::op::Effect;
 use moec_ir::plan::Plan;
 use moec_runtime::bundle::BundleReader;
 use moec_runtime::exec::beside::Executor;
@@ -97,7 +98,7 @@ impl Family for Cuda {
     }
 
     /// What there are kernels of threads for. Angles that hang on the length of a prompt are the processor's, as are neurons one by
-    /// one, and what folds tokens together.
+    /// one, and what updates a state.
     fn takes(&self, op: &Op) -> bool {
         !matches!(
             op,
@@ -108,9 +109,7 @@ impl Family for Cuda {
                 | Op::Conv1x1 { .. }
                 | Op::ToNchw
                 | Op::FromNchw
-                | Op::CausalConv { .. }
-                | Op::DeltaRule { .. }
-        )
+        ) && op.effect() != Effect::Updates
     }
 
     fn bench(&self) -> Option<Result<Box<dyn Bench>>> {
@@ -200,5 +199,23 @@ impl Threads for Cuda {
             format!("`{path}`, which {by} has made, is not held against its text: {why}")
         });
         Ok(KernelsRead { kernels: artifact.kernels.iter().flatten().count(), unverified })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use moec_ir::Activation;
+
+    #[test]
+    fn operators_that_update_a_state_are_not_taken() {
+        let updating = [
+            Op::CausalConv { act: None, bias: true },
+            Op::DeltaRule { key_heads: 1, heads: 2 },
+            Op::Ssd { groups: 1, heads: 2 },
+            Op::SelectiveScan,
+        ];
+        assert!(updating.iter().all(|op| op.effect() == Effect::Updates && !Cuda.takes(op)));
+        assert!([Op::CacheWrite, Op::Act(Activation::Relu2)].iter().all(|op| Cuda.takes(op)));
     }
 }

@@ -112,6 +112,7 @@ fn joined(glu: Glu, g: f32, u: f32) -> f32 {
             let swish = g * logistic(f64::from(alpha) * g);
             swish as f32 * (u + 1.0)
         }
+        Glu::Ungated(kind) => activated(kind, f64::from(u)) as f32,
     }
 }
 
@@ -133,6 +134,7 @@ fn activated(kind: Activation, x: f64) -> f64 {
         Activation::Relu if x > 0.0 => x,
         Activation::Relu => 0.0,
         Activation::Sigmoid => logistic(x),
+        Activation::Relu2 => x.max(0.0) * x.max(0.0),
     }
 }
 

@@ -5,20 +5,24 @@ use moec_ndp_isa as isa;
 /// How gate and up join; `None` where no instruction joins them so.
 pub const fn glu(glu: moec_ir::Glu) -> Option<isa::Glu> {
     match glu {
-        moec_ir::Glu::Gated(act) => Some(isa::Glu::Gated(activation(act))),
+        moec_ir::Glu::Gated(act) => match activation(act) {
+            Some(act) => Some(isa::Glu::Gated(act)),
+            None => None,
+        },
         moec_ir::Glu::DRelu => Some(isa::Glu::DRelu),
         moec_ir::Glu::Clamped { alpha, limit } => Some(isa::Glu::Clamped { alpha, limit }),
-        moec_ir::Glu::FatRelu { .. } | moec_ir::Glu::Cats { .. } => None,
+        moec_ir::Glu::FatRelu { .. } | moec_ir::Glu::Cats { .. } | moec_ir::Glu::Ungated(_) => None,
     }
 }
 
-/// A function of the activation unit.
-pub const fn activation(act: moec_ir::Activation) -> isa::Activation {
-    match act {
+/// A function of the activation unit; `None` where it has none such.
+pub const fn activation(act: moec_ir::Activation) -> Option<isa::Activation> {
+    Some(match act {
         moec_ir::Activation::Silu => isa::Activation::Silu,
         moec_ir::Activation::Gelu => isa::Activation::Gelu,
         moec_ir::Activation::GeluTanh => isa::Activation::GeluTanh,
         moec_ir::Activation::Relu => isa::Activation::Relu,
         moec_ir::Activation::Sigmoid => isa::Activation::Sigmoid,
-    }
+        moec_ir::Activation::Relu2 => return None,
+    })
 }

@@ -13,7 +13,7 @@ use crate::spec::Symbol;
 use moec_ir::plan::{CacheOrder, Grid, Results};
 
 /// Vectors of a panel.
-const VECTORS: usize = 2;
+pub(super) const VECTORS: usize = 2;
 /// Rows of the state that are summed apart, to hide the latency of additions.
 const SUMS: usize = 4;
 
@@ -41,7 +41,7 @@ pub struct DeltaRule {
 }
 
 /// Columns of a panel.
-fn columns(isa: &Isa) -> usize {
+pub(super) fn columns(isa: &Isa) -> usize {
     VECTORS * isa.lanes
 }
 
@@ -174,24 +174,25 @@ impl<'k> Decay<'k> {
 
 /// A panel of a head's state: its rows one after the other, [`VECTORS`] vectors each.
 #[derive(Clone, Copy)]
-struct Panel<'k> {
-    k: &'k Kb<'k>,
-    at: P<'k>,
-    width: usize,
-    key: usize,
+pub(super) struct Panel<'k> {
+    pub(super) k: &'k Kb<'k>,
+    pub(super) at: P<'k>,
+    pub(super) width: usize,
+    /// Its rows.
+    pub(super) key: usize,
 }
 
 impl<'k> Panel<'k> {
-    fn place(self, row: I<'k>, vector: usize) -> P<'k> {
+    pub(super) fn place(self, row: I<'k>, vector: usize) -> P<'k> {
         self.at.words(row * self.width).words(vector * self.k.lanes())
     }
 
-    fn row(self, row: I<'k>, vector: usize) -> F<'k> {
+    pub(super) fn row(self, row: I<'k>, vector: usize) -> F<'k> {
         self.place(row, vector).load_vec(Span::Full)
     }
 
     /// For every vector the sum of what `add(row, vector, sum so far)` adds of all rows.
-    fn sums(self, add: impl Fn(I<'k>, usize, F<'k>) -> F<'k>) -> Vec<F<'k>> {
+    pub(super) fn sums(self, add: impl Fn(I<'k>, usize, F<'k>) -> F<'k>) -> Vec<F<'k>> {
         let k = self.k;
         let each = |from: I<'k>, sums: &[F<'k>], rows: usize| -> Vec<F<'k>> {
             let mut sums = sums.to_vec();

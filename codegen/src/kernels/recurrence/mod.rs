@@ -3,9 +3,11 @@
 
 mod conv;
 mod delta;
+mod scan;
 
 pub use conv::CausalConv;
 pub use delta::{DeltaRule, delta_order};
+pub use scan::SelectiveScan;
 
 use super::Kernel;
 use crate::dsl::{I, Kb, P};
@@ -17,6 +19,8 @@ pub enum Recurrence {
     CausalConv(CausalConv),
     /// The gated delta rule.
     DeltaRule(DeltaRule),
+    /// A selective state space.
+    SelectiveScan(SelectiveScan),
 }
 
 impl Recurrence {
@@ -25,6 +29,7 @@ impl Recurrence {
         match self {
             Self::CausalConv(kernel) => kernel,
             Self::DeltaRule(kernel) => kernel,
+            Self::SelectiveScan(kernel) => kernel,
         }
     }
 }

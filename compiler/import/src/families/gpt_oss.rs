@@ -59,6 +59,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
             router_reads: RouterInput::Experts,
             logits: b.router(&format!("{at}.mlp.router"), &experts, true)?,
             select_bias: None,
+            latent: None,
             experts: b.experts(&format!("{at}.mlp.experts"), PROJ, Fused::InOut, &experts, &inner, glu)?,
             shared: None,
             share: 1.0,

@@ -47,5 +47,5 @@ pub(super) fn shared(b: &Base<'_>, layer: usize) -> Result<Option<Shared>> {
         bias: None,
     };
     let down = b.tensors.projection(&format!("{at}.output_linear"), &b.hidden, &inner, false)?;
-    Ok(Some(Shared { mlp: Mlp { gate: half(0), up: half(inner.n), down, glu: b.glu }, gate: None }))
+    Ok(Some(Shared { mlp: Mlp { gate: Some(half(0)), up: half(inner.n), down, glu: b.glu }, gate: None }))
 }

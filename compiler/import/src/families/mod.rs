@@ -20,6 +20,7 @@ mod granitemoehybrid;
 mod granitemoeshared;
 mod hunyuan_v1_moe;
 mod hy_v3;
+mod jamba;
 mod kimi_linear;
 mod laguna;
 mod lfm2_moe;
@@ -27,6 +28,7 @@ mod mellum;
 mod mimo_v2_flash;
 mod minimax_m2;
 mod mixtral;
+mod nemotron_h;
 mod olmoe;
 mod phimoe;
 mod prosparse;
@@ -59,7 +61,7 @@ pub struct Family {
 }
 
 /// Every supported family.
-pub const FAMILIES: [&Family; 36] = [
+pub const FAMILIES: [&Family; 38] = [
     &mixtral::FAMILY,
     &qwen2_moe::FAMILY,
     &qwen3_moe::FAMILY,
@@ -86,6 +88,8 @@ pub const FAMILIES: [&Family; 36] = [
     &granitemoehybrid::FAMILY,
     &kimi_linear::FAMILY,
     &bailing_hybrid::FAMILY,
+    &nemotron_h::FAMILY,
+    &jamba::FAMILY,
     &olmoe::FAMILY,
     &deepseek_v2::FAMILY,
     &deepseek_v3::FAMILY,

@@ -1,4 +1,4 @@
-//! A gated feed-forward network that every token takes.
+//! A feed-forward network that every token takes, gated or not.
 
 use super::parts::{PROJ, Parts};
 use super::{Mix, Mixer};
@@ -7,13 +7,14 @@ use crate::lower::{Built, Lowering, Rows};
 use crate::spec::Projection;
 use crate::tensors::Dim;
 use moec_base::error::Result;
+use moec_ir::infer::TypeError;
 use moec_ir::{Glu, Op, Part, ValueId, WeightClass, WeightExpr};
 
-/// A gated feed-forward network, `down(glu(gate(x), up(x)))`.
+/// A feed-forward network, `down(glu(gate(x), up(x)))`, or `down(act(up(x)))`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mlp {
-    /// `[inner, hidden]`.
-    pub gate: Projection,
+    /// `[inner, hidden]`; `None` where [`glu`](Self::glu) has no gate.
+    pub gate: Option<Projection>,
     /// `[inner, hidden]`.
     pub up: Projection,
     /// `[hidden, inner]`.
@@ -26,14 +27,16 @@ impl Mlp {
     /// Its nodes, for the rows `x`; `at` is the prefix of its weights.
     pub(super) fn of_rows<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, x: ValueId) -> Built {
         const CLASS: WeightClass = WeightClass::Attention;
-        let gate = l.linear(&format!("{at}.gate"), CLASS, &self.gate, x)?;
-        let up = l.linear(&format!("{at}.up"), CLASS, &self.up, x)?;
-        let h = match self.glu {
-            Glu::Gated(activation) => {
+        let gate = self.gate.as_ref().map(|gate| l.linear(&format!("{at}.gate"), CLASS, gate, x));
+        let (gate, up) = (gate.transpose()?, l.linear(&format!("{at}.up"), CLASS, &self.up, x)?);
+        let h = match (self.glu, gate) {
+            (Glu::Ungated(activation), None) => l.g.one(Op::Act(activation), &[up.into()])?,
+            (Glu::Gated(activation), Some(gate)) => {
                 let gate = l.g.one(Op::Act(activation), &[gate.into()])?;
                 l.g.one(Op::Mul, &[gate.into(), up.into()])?
             }
-            glu => l.g.one(Op::Glu(glu), &[gate.into(), up.into()])?,
+            (glu, Some(gate)) => l.g.one(Op::Glu(glu), &[gate.into(), up.into()])?,
+            (_, None) => return Err(TypeError::new(at, "a gated network without a gate")),
         };
         l.linear(&format!("{at}.down"), CLASS, &self.down, h)
     }
@@ -45,7 +48,7 @@ impl Mix for Mlp {
     }
 
     fn weights(&self) -> Vec<(WeightClass, &WeightExpr)> {
-        super::projections([&self.gate, &self.up, &self.down]).collect()
+        super::projections(self.gate.iter().chain([&self.up, &self.down])).collect()
     }
 
     fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> Built {
@@ -54,7 +57,7 @@ impl Mix for Mlp {
 }
 
 impl Base<'_> {
-    /// A gated network of `gate_proj`, `up_proj` and `down_proj`.
+    /// A network of `gate_proj`, where it has a gate, `up_proj` and `down_proj`.
     ///
     /// # Errors
     /// Tensors that do not fit the config.
@@ -62,14 +65,15 @@ impl Base<'_> {
         self.mlp_of(at, PROJ, inner, bias)
     }
 
-    /// A gated network of these parts.
+    /// A network of these parts.
     ///
     /// # Errors
     /// Tensors that do not fit the config.
     pub fn mlp_of(&self, at: &str, parts: Parts, inner: &Dim, bias: bool) -> Result<Mlp> {
         let part =
             |name: &str, out, input| self.tensors.projection(&format!("{at}.{name}"), out, input, bias);
-        let (gate, up) = (part(parts.gate, inner, &self.hidden)?, part(parts.up, inner, &self.hidden)?);
+        let gate = self.glu.is_gated().then(|| part(parts.gate, inner, &self.hidden)).transpose()?;
+        let up = part(parts.up, inner, &self.hidden)?;
         Ok(Mlp { gate, up, down: part(parts.down, &self.hidden, inner)?, glu: self.glu })
     }
 

@@ -8,6 +8,7 @@ mod mlp;
 mod moe;
 mod normed;
 mod parts;
+mod selective_scan;
 mod short_conv;
 mod state_space;
 
@@ -21,6 +22,7 @@ pub use moe::{
 };
 
 pub use normed::Normed;
+pub use selective_scan::{ScanSizes, SelectiveScan};
 pub use short_conv::ShortConv;
 pub use state_space::{StateSpace, StateSpaceSizes};
 
@@ -75,6 +77,8 @@ pub enum Mixer {
     GatedDelta(Box<GatedDelta>),
     /// A state space of scalar decay.
     StateSpace(Box<StateSpace>),
+    /// A selective state space.
+    SelectiveScan(Box<SelectiveScan>),
     /// A short convolution between two gates.
     ShortConv(Box<ShortConv>),
     /// One network for every token.
@@ -102,6 +106,7 @@ impl Mixer {
             Self::Mla(m) => &**m,
             Self::GatedDelta(m) => &**m,
             Self::StateSpace(m) => &**m,
+            Self::SelectiveScan(m) => &**m,
             Self::ShortConv(m) => &**m,
             Self::Dense(m) => &**m,
             Self::Moe(m) => &**m,
@@ -125,6 +130,7 @@ boxed!(
     Gqa(Gqa),
     Mla(Mla),
     GatedDelta(GatedDelta),
+    SelectiveScan(SelectiveScan),
     ShortConv(ShortConv),
     Dense(Mlp),
     Moe(Moe),

@@ -25,6 +25,9 @@ pub struct Moe {
     pub router_reads: RouterInput,
     /// Bias on the choice of experts, `[experts]`.
     pub select_bias: Option<WeightExpr>,
+    /// What the rows that the experts read are projected by, and the sum of what they give: `[latent, hidden]` and
+    /// `[hidden, latent]`.
+    pub latent: Option<[Projection; 2]>,
     /// The experts.
     pub experts: ExpertWeights,
     /// Expert for every token, added to the routed ones.
@@ -54,11 +57,11 @@ pub enum RouterInput {
 pub struct ExpertWeights {
     /// Channels between gate-up and down.
     pub inner: usize,
-    /// `[experts, 2·inner, hidden]`: gate, then up.
+    /// `[experts, 2·inner, hidden]`: gate, then up; `[experts, inner, hidden]` without a gate.
     pub gate_up: WeightExpr,
     /// `[experts, hidden, inner]`.
     pub down: WeightExpr,
-    /// `[experts, 2·inner]` and `[experts, hidden]`.
+    /// `[experts, 2·inner]` or `[experts, inner]`, and `[experts, hidden]`.
     pub bias: Option<(WeightExpr, WeightExpr)>,
     /// How gate and up join.
     pub glu: Glu,
@@ -85,7 +88,8 @@ impl Mix for Moe {
         let shared = self.shared.iter().flat_map(|s| s.mlp.weights());
         let gate = self.shared.iter().flat_map(|s| &s.gate);
         let exact = e.bias.iter().flat_map(|(a, b)| [a, b]).chain(router).chain(gate);
-        experts.into_iter().chain(super::exact(exact)).chain(shared).collect()
+        let latent = super::projections(self.latent.iter().flatten());
+        experts.into_iter().chain(latent).chain(super::exact(exact)).chain(shared).collect()
     }
 
     fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> Built {
@@ -111,15 +115,22 @@ impl Mix for Moe {
         let dispatch =
             l.g.one(Op::Dispatch { experts: self.router.experts, partial: false }, &[ids.into()])?;
         let e = &self.experts;
+        let rows = match &self.latent {
+            Some([first, _]) => l.linear(&format!("{at}.moe.latent"), WeightClass::Attention, first, x)?,
+            None => x,
+        };
         let gate_up = l.weight(&format!("{at}.moe.gate_up"), WeightClass::Experts, &e.gate_up)?;
         let down = l.weight(&format!("{at}.moe.down"), WeightClass::Experts, &e.down)?;
-        let mut inputs: Vec<Operand> = vec![x.into(), dispatch.into(), gate_up.into(), down.into()];
+        let mut inputs: Vec<Operand> = vec![rows.into(), dispatch.into(), gate_up.into(), down.into()];
         if let Some((gate_up, down)) = &e.bias {
             inputs.push(l.weight(&format!("{at}.moe.gate_up.bias"), WeightClass::Exact, gate_up)?.into());
             inputs.push(l.weight(&format!("{at}.moe.down.bias"), WeightClass::Exact, down)?.into());
         }
         let y = l.g.one(Op::ExpertFfn { glu: e.glu, bias: e.bias.is_some(), fixed: false }, &inputs)?;
-        let y = l.g.one(Op::Combine { partial: false }, &[y.into(), dispatch.into(), weights.into()])?;
+        let mut y = l.g.one(Op::Combine { partial: false }, &[y.into(), dispatch.into(), weights.into()])?;
+        if let Some([_, last]) = &self.latent {
+            y = l.linear(&format!("{at}.moe.out"), WeightClass::Attention, last, y)?;
+        }
         let Some(shared) = &self.shared else { return Ok(y) };
         let mut h = shared.mlp.of_rows(l, &format!("{at}.shared"), x)?;
         if let Some(gate) = &shared.gate {
@@ -358,7 +369,16 @@ impl Base<'_> {
     ) -> Result<Moe> {
         let logits = self.router(gate, experts, false)?;
         let router_reads = RouterInput::Experts;
-        Ok(Moe { router, logits, router_reads, select_bias: None, experts: read, shared: None, share: 1.0 })
+        Ok(Moe {
+            router,
+            logits,
+            router_reads,
+            select_bias: None,
+            latent: None,
+            experts: read,
+            shared: None,
+            share: 1.0,
+        })
     }
 
     /// Checks groups of experts, of which the router keeps the best; `None` where all are kept.
@@ -391,6 +411,9 @@ impl Base<'_> {
         inner: &Dim,
         glu: Glu,
     ) -> Result<ExpertWeights> {
+        if !glu.is_gated() {
+            return self.one_by_one(at, parts, experts, inner, glu);
+        }
         let (t, hidden) = (&self.tensors, &self.hidden);
         let [gate_up, down] = parts.stacks.map(|name| format!("{at}.{name}"));
         let both = inner.twice();
@@ -428,22 +451,23 @@ impl Base<'_> {
         inner: &Dim,
         glu: Glu,
     ) -> Result<ExpertWeights> {
-        let (t, hidden) = (&self.tensors, &self.hidden);
-        let biased = t.has(&format!("{at}.0.{}.bias", parts.gate));
+        let (t, hidden) = (&self.tensors, self.latent.as_ref().unwrap_or(&self.hidden));
+        let first = if glu.is_gated() { parts.gate } else { parts.up };
+        let biased = t.has(&format!("{at}.0.{first}.bias"));
         let (mut gate_ups, mut downs) = (Vec::new(), Vec::new());
         let (mut gate_up_biases, mut down_biases) = (Vec::new(), Vec::new());
         for e in 0..experts.n {
             let part = |name: &str, out: &Dim, input: &Dim| {
                 t.projection(&format!("{at}.{e}.{name}"), out, input, biased)
             };
-            let (gate, up) = (part(parts.gate, inner, hidden)?, part(parts.up, inner, hidden)?);
-            let down = part(parts.down, hidden, inner)?;
-            gate_ups.push(WeightExpr::Concat { axis: Axis::Rows, of: vec![gate.weight, up.weight] });
+            let gate = glu.is_gated().then(|| part(parts.gate, inner, hidden)).transpose()?;
+            let (up, down) = (part(parts.up, inner, hidden)?, part(parts.down, hidden, inner)?);
+            let (weights, biases): (Vec<_>, Vec<_>) =
+                gate.into_iter().chain([up]).map(|p| (p.weight, p.bias)).unzip();
+            gate_ups.push(joined(Axis::Rows, weights));
             downs.push(down.weight);
-            if let (Some(gate), Some(up), Some(down)) = (gate.bias, up.bias, down.bias) {
-                gate_up_biases.push(WeightExpr::Concat { axis: Axis::Cols, of: vec![gate, up] });
-                down_biases.push(down);
-            }
+            gate_up_biases.push(joined(Axis::Cols, biases.into_iter().flatten().collect()));
+            down_biases.extend(down.bias);
         }
         let (gate_up, down) = (WeightExpr::Stack(gate_ups), WeightExpr::Stack(downs));
         let bias = biased.then_some((WeightExpr::Stack(gate_up_biases), WeightExpr::Stack(down_biases)));
@@ -496,6 +520,14 @@ impl Base<'_> {
             None
         };
         Ok(ExpertWeights { inner: inner.n, gate_up, down, bias, glu })
+    }
+}
+
+/// Weights one after the other along an axis.
+fn joined(axis: Axis, mut of: Vec<WeightExpr>) -> WeightExpr {
+    match of.pop() {
+        Some(alone) if of.is_empty() => alone,
+        last => WeightExpr::Concat { axis, of: of.into_iter().chain(last).collect() },
     }
 }
 

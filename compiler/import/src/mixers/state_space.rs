@@ -130,6 +130,14 @@ impl Base<'_> {
     /// # Errors
     /// Tensors that do not fit the config.
     pub fn state_space(&self, at: &str, sizes: &StateSpaceSizes) -> Result<StateSpace> {
+        const LIMIT: &str = "time_step_limit";
+        if let Some(limit) = self.config.value(LIMIT) {
+            // An infinity is no number of JSON.
+            let bounds = limit.as_array().map(Vec::as_slice);
+            if !matches!(bounds, Some([low, high]) if low.as_f64() == Some(0.0) && !high.is_number()) {
+                return Err(self.config.unsupported(LIMIT, limit.to_string(), &["from 0 to infinity"]));
+            }
+        }
         let (t, hidden) = (&self.tensors, &self.hidden);
         let StateSpaceSizes { heads, dim, groups, state, taps, conv_bias, bias } = sizes;
         let name = |name: &str| format!("{at}.{name}");
@@ -171,6 +179,6 @@ impl Base<'_> {
 }
 
 /// A range of an axis.
-fn cut(of: &WeightExpr, axis: Axis, start: usize, len: usize) -> WeightExpr {
+pub(super) fn cut(of: &WeightExpr, axis: Axis, start: usize, len: usize) -> WeightExpr {
     WeightExpr::Slice { axis, start, step: 1, len, of: Box::new(of.clone()) }
 }

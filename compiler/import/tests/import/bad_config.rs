@@ -45,13 +45,13 @@ fn no_config() {
 fn unknown_architecture() {
     insta::assert_snapshot!(set("olmoe", "architectures", json!(["GemmaForCausalLM"])), @r#"
     Limit: `architectures` in `config.json` is "GemmaForCausalLM", which is not supported
-      hint: supported: MixtralForCausalLM, Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, Qwen3NextForCausalLM, Qwen3_5MoeForCausalLM, Qwen3_5MoeForConditionalGeneration, AfmoeForCausalLM, Cohere2MoeForCausalLM, Dots1ForCausalLM, Ernie4_5_MoeForCausalLM, ExaoneMoeForCausalLM, FlexOlmoForCausalLM, Glm4MoeLiteForCausalLM, GraniteMoeForCausalLM, GraniteMoeSharedForCausalLM, HunYuanMoEV1ForCausalLM, HYV3ForCausalLM, LagunaForCausalLM, Lfm2MoeForCausalLM, MellumForCausalLM, MiMoV2FlashForCausalLM, MiniMaxM2ForCausalLM, SolarOpenForCausalLM, Gemma4ForCausalLM, Gemma4ForConditionalGeneration, GraniteMoeHybridForCausalLM, KimiLinearForCausalLM, BailingHybridForCausalLM, BailingMoeV3ForCausalLM, OlmoeForCausalLM, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Glm4MoeForCausalLM, PhimoeForCausalLM, PhiMoEForCausalLM, GptOssForCausalLM, SmallThinkerForCausalLM, SmallthinkerForCausalLM, TurboSparseMixtralForCausalLM, BambooForCausalLM, SparseLlamaForCausalLM
+      hint: supported: MixtralForCausalLM, Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, Qwen3NextForCausalLM, Qwen3_5MoeForCausalLM, Qwen3_5MoeForConditionalGeneration, AfmoeForCausalLM, Cohere2MoeForCausalLM, Dots1ForCausalLM, Ernie4_5_MoeForCausalLM, ExaoneMoeForCausalLM, FlexOlmoForCausalLM, Glm4MoeLiteForCausalLM, GraniteMoeForCausalLM, GraniteMoeSharedForCausalLM, HunYuanMoEV1ForCausalLM, HYV3ForCausalLM, LagunaForCausalLM, Lfm2MoeForCausalLM, MellumForCausalLM, MiMoV2FlashForCausalLM, MiniMaxM2ForCausalLM, SolarOpenForCausalLM, Gemma4ForCausalLM, Gemma4ForConditionalGeneration, GraniteMoeHybridForCausalLM, KimiLinearForCausalLM, BailingHybridForCausalLM, BailingMoeV3ForCausalLM, NemotronHForCausalLM, JambaForCausalLM, OlmoeForCausalLM, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Glm4MoeForCausalLM, PhimoeForCausalLM, PhiMoEForCausalLM, GptOssForCausalLM, SmallThinkerForCausalLM, SmallthinkerForCausalLM, TurboSparseMixtralForCausalLM, BambooForCausalLM, SparseLlamaForCausalLM
     "#);
     let mut folder = Folder::golden("olmoe").set("model_type", "gemma");
     folder.cut("architectures");
     insta::assert_snapshot!(refusal(folder.write().path()), @r#"
     Limit: `model_type` in `config.json` is "gemma", which is not supported
-      hint: supported: mixtral, qwen2_moe, qwen3_moe, qwen3_next, qwen3_5_moe, afmoe, cohere2_moe, dots1, ernie4_5_moe, exaone_moe, flex_olmo, glm4_moe_lite, granitemoe, granitemoeshared, hunyuan_v1_moe, hy_v3, laguna, lfm2_moe, mellum, mimo_v2_flash, minimax_m2, solar_open, gemma4, granitemoehybrid, kimi_linear, bailing_hybrid, olmoe, deepseek_v2, deepseek_v3, glm4_moe, phimoe, gpt_oss, smallthinker, turbosparsemixtral, bamboo, sparsellama
+      hint: supported: mixtral, qwen2_moe, qwen3_moe, qwen3_next, qwen3_5_moe, afmoe, cohere2_moe, dots1, ernie4_5_moe, exaone_moe, flex_olmo, glm4_moe_lite, granitemoe, granitemoeshared, hunyuan_v1_moe, hy_v3, laguna, lfm2_moe, mellum, mimo_v2_flash, minimax_m2, solar_open, gemma4, granitemoehybrid, kimi_linear, bailing_hybrid, nemotron_h, jamba, olmoe, deepseek_v2, deepseek_v3, glm4_moe, phimoe, gpt_oss, smallthinker, turbosparsemixtral, bamboo, sparsellama
     "#);
 }
 
@@ -95,7 +95,7 @@ fn values_of_the_wrong_kind() {
 fn kinds_that_are_not_supported() {
     insta::assert_snapshot!(set("olmoe", "hidden_act", "xielu"), @r#"
     Limit: `hidden_act` in `config.json` is "xielu", which is not supported
-      hint: supported: silu, swish, gelu, gelu_new, gelu_pytorch_tanh, relu, sigmoid
+      hint: supported: silu, swish, gelu, gelu_new, gelu_pytorch_tanh, relu, sigmoid, relu2
     "#);
     insta::assert_snapshot!(set("deepseek_v2", "topk_method", "noaux_tc"), @r#"
     Limit: `topk_method` in `config.json` is "noaux_tc", which is not supported
@@ -280,6 +280,66 @@ fn layers_of_the_delta_rule_that_do_not_fit() {
 }
 
 #[test]
+fn layers_of_mamba_that_do_not_fit() {
+    let short = json!(["linear_attention", "sliding_attention"]);
+    let mut said = vec![
+        set("nemotron_h", "layers_block_type", short),
+        set("nemotron_h", "hybrid_override_pattern", "MEX"),
+        set("nemotron_h", "hybrid_override_pattern", "MXMMMMMM"),
+        set("nemotron_h", "num_hidden_layers", 8),
+        cut("nemotron_h", "layers_block_type"),
+        set("nemotron_h", "mlp_hidden_act", "xielu"),
+        set("nemotron_h", "mlp_hidden_act", "silu"),
+        set("nemotron_h", "mamba_hidden_act", "relu"),
+        set("nemotron_h", "time_step_limit", json!([0.001, 0.1])),
+        set("nemotron_h", "conv_kernel", 1),
+        set("nemotron_h", "ssm_state_size", 8),
+        set("nemotron_h", "moe_latent_size", 32),
+        set("nemotron_h", "moe_shared_expert_intermediate_size", 71),
+        cut("nemotron_h", "moe_shared_expert_intermediate_size"),
+        set("nemotron_h", "use_bias", true),
+        set("jamba", "attn_layer_offset", 4),
+        set("jamba", "attn_layer_offset", 1),
+        set("jamba", "expert_layer_period", 1),
+        set("jamba", "mamba_dt_rank", "some"),
+        set("jamba", "mamba_dt_rank", 5),
+        set("jamba", "mamba_d_state", 8),
+        set("jamba", "mamba_d_conv", 3),
+        set("jamba", "mamba_expand", 4),
+        cut("jamba", "mamba_d_state"),
+    ];
+    for (family, at, names) in [
+        (
+            "nemotron_h",
+            "backbone.layers.4.mixer",
+            &["A_log", "D", "dt_bias", "conv1d.bias", "norm.weight"][..],
+        ),
+        (
+            "nemotron_h",
+            "backbone.layers.3.mixer",
+            &["experts.7.up_proj.weight", "gate.e_score_correction_bias"],
+        ),
+        (
+            "jamba",
+            "model.layers.1.mamba",
+            &["A_log", "D", "conv1d.bias", "x_proj.weight", "dt_proj.bias", "b_layernorm.weight"],
+        ),
+    ] {
+        for name in names {
+            let mut folder = Folder::golden(family);
+            folder.take(&format!("{at}.{name}"));
+            said.push(refusal(folder.write().path()));
+        }
+    }
+    let mut folder = Folder::golden("jamba");
+    folder.tensors.insert("model.layers.1.mamba.A_log".into(), Tensor::f32(&[128], &[0.0; 128]));
+    said.push(refusal(folder.write().path()));
+    // Jamba's rank may follow from its width.
+    said.push(set("jamba", "mamba_dt_rank", "auto"));
+    insta::assert_snapshot!(said.join("\n"));
+}
+
+#[test]
 fn routing_that_does_not_fit() {
     insta::assert_snapshot!(set("olmoe", "num_experts_per_tok", 9), @"Input: `num_experts_per_tok` in `config.json` is 9, more than `num_experts`, which is 8");
     insta::assert_snapshot!(set("deepseek_v3", "n_group", 3), @"Input: `n_group` 3 and `topk_group` 1 in `config.json` do not fit `n_routed_experts` 8 and `num_experts_per_tok` 2");
@@ -360,6 +420,8 @@ fn nonsense_in_any_key_does_not_panic() {
         "deepseek_v3",
         "glm4_moe",
         "gpt_oss",
+        "jamba",
+        "nemotron_h",
         "phimoe",
         "qwen2_moe",
         "qwen3_next",

@@ -81,7 +81,7 @@ fn attention() -> Mixer {
 
 fn dense() -> Mixer {
     let [gate, up] = ["gate", "up"].map(|name| projection(name, INNER, HIDDEN));
-    Mlp { gate, up, down: projection("down", HIDDEN, INNER), glu: SILU }.into()
+    Mlp { gate: Some(gate), up, down: projection("down", HIDDEN, INNER), glu: SILU }.into()
 }
 
 fn moe(router_reads: RouterInput) -> Mixer {
@@ -99,6 +99,7 @@ fn moe(router_reads: RouterInput) -> Mixer {
         logits: projection("router", EXPERTS, HIDDEN),
         router_reads,
         select_bias: None,
+        latent: None,
         experts: ExpertWeights {
             inner: INNER,
             gate_up: leaf("gate_up", &[EXPERTS, 2 * INNER, HIDDEN]),

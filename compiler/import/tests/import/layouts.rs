@@ -410,3 +410,33 @@ fn parameters_in_all_and_active() {
     let idle = 2 * 6 * (3 * 48 * 64 + 2 * 48 + 64);
     assert_eq!((gpt_oss.params, gpt_oss.active_params), (count("gpt_oss"), count("gpt_oss") - idle));
 }
+
+/// Experts that read rows of twice as many channels, the second half of which means nothing.
+#[test]
+fn experts_between_two_projections() {
+    let mut folder = Folder::golden("nemotron_h").set("moe_latent_size", 128);
+    let matrix = |[rows, cols]: [usize; 2], at: &dyn Fn(usize, usize) -> f32| {
+        let numbers: Vec<f32> = (0..rows * cols).map(|i| at(i / cols, i % cols)).collect();
+        Tensor::f32(&[rows, cols], &numbers)
+    };
+    for at in [1, 3, 6].map(|layer| format!("backbone.layers.{layer}.mixer")) {
+        let one = |row, column, one| if row == column { one } else { 0.0 };
+        let first = matrix([128, 64], &|r, c| one(r, c, 2.0));
+        let last = matrix([64, 128], &|r, c| one(r, c, 1.0));
+        folder.tensors.insert(format!("{at}.fc1_latent_proj.weight"), first);
+        folder.tensors.insert(format!("{at}.fc2_latent_proj.weight"), last);
+        for at in (0..8).map(|e| format!("{at}.experts.{e}")) {
+            let [up, down] =
+                ["up", "down"].map(|part| folder.take(&format!("{at}.{part}_proj.weight")).numbers());
+            let up = matrix([48, 128], &|r, c| if c < 64 { up[r * 64 + c] / 2.0 } else { 7.0 });
+            let down = matrix([128, 48], &|r, c| if r < 64 { down[r * 48 + c] } else { 7.0 });
+            folder.tensors.insert(format!("{at}.up_proj.weight"), up);
+            folder.tensors.insert(format!("{at}.down_proj.weight"), down);
+        }
+    }
+    let dir = folder.write();
+    assert_eq!(spec(dir.path()).warnings, Vec::<String>::new());
+    check("nemotron_h", dir.path());
+    folder.take("backbone.layers.3.mixer.fc2_latent_proj.weight");
+    assert!(refusal(folder.write().path()).contains("`backbone.layers.3.mixer.fc2_latent_proj.weight`"));
+}

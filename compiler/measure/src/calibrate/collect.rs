@@ -688,6 +688,7 @@ fn gate_of(graph: &Graph, node: &Node) -> Option<Glu> {
             Op::Act(activation) => Some(Glu::Gated(activation)),
             _ => None,
         }),
+        Op::Act(activation) => Some(Glu::Ungated(activation)),
         _ => None,
     }
 }

@@ -17,6 +17,7 @@ pub(super) fn activation() -> impl Strategy<Value = Activation> {
 pub(super) fn glu() -> impl Strategy<Value = Glu> {
     prop_oneof![
         activation().prop_map(Glu::Gated),
+        activation().prop_map(Glu::Ungated),
         Just(Glu::DRelu),
         float().prop_map(|threshold| Glu::FatRelu { threshold }),
         float().prop_map(|threshold| Glu::Cats { threshold }),
@@ -119,6 +120,8 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         attention().prop_map(Op::Attention),
         (prop::option::of(activation()), any::<bool>()).prop_map(|(act, bias)| Op::CausalConv { act, bias }),
         (small(), small()).prop_map(|(key_heads, heads)| Op::DeltaRule { key_heads, heads }),
+        (small(), small()).prop_map(|(groups, heads)| Op::Ssd { groups, heads }),
+        Just(Op::SelectiveScan),
         router_desc().prop_map(Op::Router),
         float().prop_map(|factor| Op::Scale { factor }),
         (float(), float()).prop_map(|(lo, hi)| Op::Clamp { lo, hi }),

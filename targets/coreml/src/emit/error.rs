@@ -55,6 +55,9 @@ pub enum EmitError {
     /// No operator of the unit joins gate and up so.
     #[error("gate and up join by {0}, which no operator of the unit computes")]
     Join(&'static str),
+    /// A network that joins nothing.
+    #[error("a network without a gate is not written as a graph")]
+    NoGate,
     /// Numbers that do not go together.
     #[error("graph `{graph}`: {what}")]
     Description {

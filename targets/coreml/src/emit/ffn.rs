@@ -91,6 +91,7 @@ fn join(b: &mut FunctionBuilder, glu: Glu, g: ValueId, u: ValueId) -> Result<Val
         }
         Glu::FatRelu { .. } => return Err(EmitError::Join("FATReLU")),
         Glu::Cats { .. } => return Err(EmitError::Join("SiLU with a threshold")),
+        Glu::Ungated(_) => return Err(EmitError::NoGate),
         Glu::Clamped { alpha, limit } => {
             let g = b.scalar(OpKind::Minimum, g, limit)?;
             let u = b.clip(u, -limit, limit)?;
@@ -108,6 +109,10 @@ fn activate(b: &mut FunctionBuilder, act: Activation, x: ValueId) -> Result<Valu
         Activation::Silu => b.unary(OpKind::Silu, x)?,
         Activation::Sigmoid => b.unary(OpKind::Sigmoid, x)?,
         Activation::Relu => b.unary(OpKind::Relu, x)?,
+        Activation::Relu2 => {
+            let x = b.unary(OpKind::Relu, x)?;
+            b.binary(OpKind::Mul, x, x)?
+        }
         Activation::Gelu => b.gelu(x, Mode::Exact)?,
         Activation::GeluTanh => b.gelu(x, Mode::TanhApproximation)?,
     })

@@ -98,6 +98,11 @@ fn group(emit: &Emit<'_>, table: &ExpertTable, group: usize, raw: &Path) -> Resu
     let name = table.group_name(group);
     let found = LayerExperts::of(emit.module, table.layer).zip(table.groups.get(group));
     let (experts, members) = found.ok_or_else(|| Error::bug(format!("`{name}` has no experts")))?;
+    if !experts.glu.is_gated() {
+        return Err(Error::limit(format!("`{name}` cannot be a graph"))
+            .because(crate::emit::EmitError::NoGate)
+            .hint("set `experts = \"cpu\"` under `[placement]`"));
+    }
     let capacities = sizes(table, group).into_iter().map(|n| n as usize).collect();
     let mut file = RawFile::create(raw, &format!("{name}.f16"), "experts")?;
     let [gate_up, down] = [experts.gate_up, experts.down].map(|id| emit.module.weight(id));

@@ -97,6 +97,13 @@ fn a_shared_expert_is_gated_by_a_number_per_row() {
 }
 
 #[test]
+fn experts_without_a_gate_are_refused() {
+    let group = Store::default().group(1, Glu::Ungated(Activation::Relu2), false);
+    let error = group.emit(&ane()).unwrap_err().to_string();
+    assert!(error.contains("a network without a gate"), "{error}");
+}
+
+#[test]
 fn a_group_over_the_limit_is_refused_with_what_fits() {
     let group = Store::default().swiglu(8);
     // Per expert three matrices of 32 × 48, each with 64 bytes of description; 64 for the file.

@@ -40,6 +40,10 @@ pub(super) fn join(
             name,
             "no operator of a network has the step of a threshold: its experts stay on the processor",
         )),
+        Glu::Ungated(_) => Err(NetworkError::whole(
+            name,
+            "a network without a gate joins nothing: its experts stay on the processor",
+        )),
         Glu::Clamped { alpha, limit } => {
             let [most, least, one, slope] =
                 [("limit", limit), ("floor", -limit), ("one", 1.0), ("alpha", alpha)]
@@ -62,6 +66,10 @@ fn activate(b: &mut NetworkBuilder, name: &str, act: Activation, x: TensorId) ->
     match act {
         Activation::Relu => b.op(name, Op::Relu, &[x]),
         Activation::Sigmoid => b.op(name, Op::Sigmoid, &[x]),
+        Activation::Relu2 => {
+            let x = b.op(&at("relu"), Op::Relu, &[x])?;
+            b.op(name, Op::Multiply, &[x, x])
+        }
         Activation::Gelu => b.op(name, Op::Gelu, &[x]),
         Activation::Silu => {
             let share = b.op(&at("share"), Op::Sigmoid, &[x])?;

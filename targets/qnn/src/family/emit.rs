@@ -43,6 +43,9 @@ fn artifact(emit: &Emit<'_>, table: &ExpertTable, group: usize, folder: &Path) -
         let error = Error::limit(format!("`{name}` cannot be a network")).because(e);
         error.hint("set `experts = \"cpu\"` under `[placement]`")
     };
+    if !experts.glu.is_gated() {
+        return Err(cannot(&"its experts have no gate"));
+    }
     let mut file = WeightFile::create(folder)?;
     let made = members.experts.iter().map(|&e| expert(emit, &experts, e, &mut file));
     let made = Group { experts: made.collect::<Result<_>>()? };

@@ -50,6 +50,9 @@ pub(super) fn can(module: &Module, layer: u32) -> std::result::Result<(), String
         Some(LayerExperts { glu: Glu::FatRelu { .. }, .. }) => {
             Err("no operator of a network has the step of FATReLU".into())
         }
+        Some(LayerExperts { glu: Glu::Ungated(_), .. }) => {
+            Err("its experts have no gate, which says which neurons are active".into())
+        }
         Some(LayerExperts { biases: Some(_), .. }) => {
             Err("its experts have biases, which belong to no neuron".into())
         }

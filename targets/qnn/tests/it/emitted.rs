@@ -28,6 +28,7 @@ fn plain(glu: Glu, x: &[f32], hidden: usize, clusters: &[usize], seed: u64) -> V
             let sigmoid = |x: f32| 1.0 / (1.0 + (-x).exp());
             let h = match glu {
                 Glu::Gated(Activation::Relu) => g.max(0.0) * u,
+                Glu::Gated(Activation::Relu2) => g.max(0.0).powi(2) * u,
                 Glu::Gated(Activation::Silu) => g * sigmoid(g) * u,
                 Glu::Gated(Activation::Sigmoid) => sigmoid(g) * u,
                 Glu::Gated(Activation::Gelu | Activation::GeluTanh) => {
@@ -44,6 +45,7 @@ fn plain(glu: Glu, x: &[f32], hidden: usize, clusters: &[usize], seed: u64) -> V
                     let (g, u) = (g.min(limit), u.clamp(-limit, limit));
                     (u + 1.0) * g * sigmoid(alpha * g)
                 }
+                Glu::Ungated(_) => panic!("a network without a gate is refused"),
             };
             for (r, y) in y.iter_mut().enumerate() {
                 *y += h * wd[r * n + i];
@@ -74,6 +76,9 @@ fn what_no_operator_computes_is_refused_by_name() {
     assert!(cats.unwrap_err().to_string().contains("the step of a threshold"));
     let fat = ffn(Form::Exact, Glu::FatRelu { threshold: 0.1 }, 16, &[16], 1).graph("b1", 1, 1);
     assert!(fat.unwrap_err().to_string().contains("the step of FATReLU"));
+    let ungated = Glu::Ungated(Activation::Relu2);
+    let ungated = ffn(Form::Exact, ungated, 16, &[16], 1).graph("b1", 1, 1);
+    assert!(ungated.unwrap_err().to_string().contains("a network without a gate"));
 }
 
 #[test]
