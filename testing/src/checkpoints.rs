@@ -58,7 +58,7 @@ const fn late(name: &'static str) -> Checkpoint {
 }
 
 /// Every folder of `golden/hf`.
-pub const CHECKPOINTS: [Checkpoint; 38] = [
+pub const CHECKPOINTS: [Checkpoint; 41] = [
     row("deepseek_v2", &[]),
     row("deepseek_v3", &[]),
     row("glm4_moe", &[]),
@@ -113,10 +113,13 @@ pub const CHECKPOINTS: [Checkpoint; 38] = [
     late("kimi_linear"),
     late("laguna"),
     late("lfm2_moe"),
+    late("llama4"),
     late("mellum"),
     late("mimo_v2_flash"),
     late("minimax_m2"),
+    late("mistral4"),
     late("solar_open"),
+    late("step3p7"),
     row("bamboo", &[DENSE, KNOWN_GRAPHS, ONE_SPELLING, NO_GGUF]),
     Checkpoint {
         family: "sparsellama",

@@ -207,6 +207,7 @@ impl KernelSpec {
                 MapOp::Add { .. }
                 | MapOp::Mul { .. }
                 | MapOp::MulHeads { .. }
+                | MapOp::ScaleByPosition { .. }
                 | MapOp::Glu { .. }
                 | MapOp::ScaleCols => 3,
             },

@@ -22,6 +22,11 @@ pub enum Glu {
         /// Magnitudes below it become 0.
         threshold: f32,
     },
+    /// `min(silu(g), limit) · clamp(u, ±limit)`: a SwiGLU whose factors are bounded after the activation (Step-3.5).
+    Limited {
+        /// Bound of both factors.
+        limit: f32,
+    },
     /// gpt-oss: `g' = min(g, limit)`, `u' = clamp(u, ±limit)`, `(u' + 1) · g' · sigmoid(alpha · g')`.
     Clamped {
         /// Slope inside the sigmoid.
@@ -53,6 +58,7 @@ impl Glu {
                 let g = Activation::Silu.at(g);
                 (if g.abs() < threshold { 0.0 } else { g }) * u
             }
+            Self::Limited { limit } => Activation::Silu.at(g).min(limit) * u.max(-limit).min(limit),
             Self::Clamped { alpha, limit } => {
                 let g = f64::from(g.min(limit));
                 let u = f64::from(u.max(-limit).min(limit));
@@ -70,7 +76,7 @@ impl Glu {
 }
 
 impl Word for Glu {
-    const WHAT: &'static str = "an activation, `drelu`, `fatrelu`, `cats` or `clamped`";
+    const WHAT: &'static str = "an activation, `drelu`, `fatrelu`, `cats`, `limited` or `clamped`";
 
     fn word(&self, w: &mut Writer) {
         match self {
@@ -78,6 +84,7 @@ impl Word for Glu {
             Self::DRelu => w.word("drelu"),
             Self::FatRelu { threshold } => w.put("threshold", threshold).word("fatrelu"),
             Self::Cats { threshold } => w.put("threshold", threshold).word("cats"),
+            Self::Limited { limit } => w.put("limit", limit).word("limited"),
             Self::Clamped { alpha, limit } => w.put("alpha", alpha).put("limit", limit).word("clamped"),
         }
     }
@@ -87,6 +94,7 @@ impl Word for Glu {
             "drelu" => Self::DRelu,
             "fatrelu" => Self::FatRelu { threshold: r.get("threshold")? },
             "cats" => Self::Cats { threshold: r.get("threshold")? },
+            "limited" => Self::Limited { limit: r.get("limit")? },
             "clamped" => Self::Clamped { alpha: r.get("alpha")?, limit: r.get("limit")? },
             _ => return Ok(Activation::of(word, r)?.map(Self::Gated)),
         }))

@@ -8,7 +8,7 @@ pub const fn glu(glu: moec_ir::Glu) -> Option<isa::Glu> {
         moec_ir::Glu::Gated(act) => Some(isa::Glu::Gated(activation(act))),
         moec_ir::Glu::DRelu => Some(isa::Glu::DRelu),
         moec_ir::Glu::Clamped { alpha, limit } => Some(isa::Glu::Clamped { alpha, limit }),
-        moec_ir::Glu::FatRelu { .. } | moec_ir::Glu::Cats { .. } => None,
+        moec_ir::Glu::FatRelu { .. } | moec_ir::Glu::Cats { .. } | moec_ir::Glu::Limited { .. } => None,
     }
 }
 

@@ -23,9 +23,11 @@ mod hy_v3;
 mod kimi_linear;
 mod laguna;
 mod lfm2_moe;
+mod llama4;
 mod mellum;
 mod mimo_v2_flash;
 mod minimax_m2;
+mod mistral4;
 mod mixtral;
 mod olmoe;
 mod phimoe;
@@ -36,6 +38,7 @@ mod qwen3_moe;
 mod qwen3_next;
 mod smallthinker;
 mod solar_open;
+mod step3p7;
 mod turbosparse_mixtral;
 
 use super::checkpoint::Checkpoint;
@@ -59,7 +62,7 @@ pub struct Family {
 }
 
 /// Every supported family.
-pub const FAMILIES: [&Family; 36] = [
+pub const FAMILIES: [&Family; 39] = [
     &mixtral::FAMILY,
     &qwen2_moe::FAMILY,
     &qwen3_moe::FAMILY,
@@ -82,6 +85,9 @@ pub const FAMILIES: [&Family; 36] = [
     &mimo_v2_flash::FAMILY,
     &minimax_m2::FAMILY,
     &solar_open::FAMILY,
+    &mistral4::FAMILY,
+    &llama4::FAMILY,
+    &step3p7::FAMILY,
     &gemma4::FAMILY,
     &granitemoehybrid::FAMILY,
     &kimi_linear::FAMILY,
