@@ -146,6 +146,7 @@ fn attention() -> AttentionDesc {
         v_dim: 16,
         scale: 0.25,
         window: None,
+        chunked: false,
         sinks: false,
         v_from_k: false,
     }
@@ -208,6 +209,7 @@ fn specs() -> Vec<KernelSpec> {
         normed_rope(RopeStyle::Half, 0, 24, heads_norm(48, true)),
         attend(attention()),
         attend(AttentionDesc { window: Some(4), ..attention() }),
+        attend(AttentionDesc { window: Some(4), chunked: true, ..attention() }),
         attend(AttentionDesc { sinks: true, ..attention() }),
         attend(AttentionDesc { v_from_k: true, ..attention() }),
         attend(AttentionDesc { scale: 0.5, ..attention() }),
@@ -305,6 +307,7 @@ fn specs() -> Vec<KernelSpec> {
         Glu::FatRelu { threshold: 0.1 },
         Glu::Cats { threshold: 0.01 },
         Glu::Cats { threshold: 0.1 },
+        Glu::Limited { limit: 0.1 },
         Glu::Clamped { alpha: 1.702, limit: 7.0 },
         Glu::Clamped { alpha: 1.702, limit: -7.0 },
         Glu::Clamped { alpha: 17.02, limit: 7.0 },
@@ -326,6 +329,10 @@ fn specs() -> Vec<KernelSpec> {
         MapOp::Scale { factor: 1.0 },
         MapOp::Scale { factor: 10.0 },
         MapOp::Clamp { lo: -1.0, hi: 1.0 },
+        MapOp::ScaleByPosition { beta: 0.1, every: 8, offset: 0 },
+        MapOp::ScaleByPosition { beta: 0.1, every: 8, offset: 1 },
+        MapOp::ScaleByPosition { beta: 0.1, every: 9, offset: 0 },
+        MapOp::ScaleByPosition { beta: 0.2, every: 8, offset: 0 },
         MapOp::Clamp { lo: 1.0, hi: 1.0 },
     ];
     all.extend(maps.map(map));

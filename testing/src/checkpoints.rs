@@ -58,7 +58,7 @@ const fn late(name: &'static str) -> Checkpoint {
 }
 
 /// Every folder of `golden/hf`.
-pub const CHECKPOINTS: [Checkpoint; 40] = [
+pub const CHECKPOINTS: [Checkpoint; 43] = [
     row("deepseek_v2", &[]),
     row("deepseek_v3", &[]),
     row("glm4_moe", &[]),
@@ -114,11 +114,14 @@ pub const CHECKPOINTS: [Checkpoint; 40] = [
     late("kimi_linear"),
     late("laguna"),
     late("lfm2_moe"),
+    late("llama4"),
     late("mellum"),
     late("mimo_v2_flash"),
     late("minimax_m2"),
+    late("mistral4"),
     late("nemotron_h"),
     late("solar_open"),
+    late("step3p7"),
     row("bamboo", &[DENSE, KNOWN_GRAPHS, ONE_SPELLING, NO_GGUF]),
     Checkpoint {
         family: "sparsellama",

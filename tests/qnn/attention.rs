@@ -92,13 +92,17 @@ fn attention_that_networks_cannot_compute_is_refused_by_name() {
 /// What no profile can change is said before one is asked for.
 #[test]
 fn attention_is_refused_without_a_profile_too() {
-    let folder = tempfile::tempdir().unwrap();
-    let setup = Setup { format: "f16", chunk: 16, batch: &[1], context: 64 };
-    let toml = setup.write(&checkpoint("deepseek_v2"), folder.path());
-    let text = fs::read_to_string(&toml).unwrap();
-    fs::write(&toml, text + "[placement]\nattention = \"npu\"\nexperts = \"cpu\"\n").unwrap();
-    let (code, said) = fails(moec().arg("build").arg(&toml).args(["--target", PHONE]));
-    assert!(code == 1 && said.contains("it is latent attention") && !said.contains("profile"), "{said}");
+    for (model, why) in
+        [("deepseek_v2", "it is latent attention"), ("llama4", "its window is cut into chunks")]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let setup = Setup { format: "f16", chunk: 16, batch: &[1], context: 64 };
+        let toml = setup.write(&checkpoint(model), folder.path());
+        let text = fs::read_to_string(&toml).unwrap();
+        fs::write(&toml, text + "[placement]\nattention = \"npu\"\nexperts = \"cpu\"\n").unwrap();
+        let (code, said) = fails(moec().arg("build").arg(&toml).args(["--target", PHONE]));
+        assert!(code == 1 && said.contains(why) && !said.contains("profile"), "{said}");
+    }
 }
 
 /// A network in the place of another is named, before its rows are counted.

@@ -112,6 +112,7 @@ fn others(all: &mut Vec<(String, KernelSpec)>) {
         v_dim,
         scale: 0.1,
         window: None,
+        chunked: false,
         sinks: false,
         v_from_k,
     };

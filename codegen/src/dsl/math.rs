@@ -104,6 +104,15 @@ impl<'k> F<'k> {
         self.at_least(0.0) + (-self.abs()).exp().ln_1p()
     }
 
+    /// `ln(x)` for `x ≥ 1`, to 2 units in the last place.
+    pub(crate) fn ln_above_one(self) -> F<'k> {
+        let bits = self.bits();
+        let exponent = (bits.shr(23) - 127).to_float();
+        // What is left of x is in 1 .. 2.
+        let rest = ((bits & ((1 << 23) - 1)) + (127 << 23)).as_float();
+        exponent.fma(self.k.f(LN2_HI), exponent.fma(self.k.f(LN2_LO), (rest - 1.0).ln_1p()))
+    }
+
     /// `1 / (1 + e^-x)`
     pub(crate) fn sigmoid(self) -> F<'k> {
         let k = self.k;
@@ -154,6 +163,9 @@ impl<'k> F<'k> {
             Glu::Cats { threshold } => {
                 let g = self.activate(Activation::Silu);
                 g.abs().lt(k.f(threshold)).pick(k.f(0.0), g) * up
+            }
+            Glu::Limited { limit } => {
+                self.activate(Activation::Silu).at_most(limit) * up.at_least(-limit).at_most(limit)
             }
             Glu::Clamped { alpha, limit } => {
                 let g = self.min(k.f(limit));

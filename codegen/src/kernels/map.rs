@@ -1,6 +1,6 @@
 //! Element-wise functions of one or two operands, as a table.
 
-use crate::dsl::{F, Kb};
+use crate::dsl::{F, Kb, P};
 use crate::spec::{KernelSpec, MapOp, ROWS};
 
 /// Where the second operand of a [`MapOp`] comes from.
@@ -15,6 +15,18 @@ enum Second {
     Heads(usize, usize),
     /// One number per channel.
     Channels,
+    /// A factor by the position of a row: [`by_position`].
+    Position(f32, usize, usize),
+}
+
+/// The factor of [`MapOp::ScaleByPosition`] for the row whose position is at `pos`.
+pub(crate) fn by_position<'k>(
+    k: &'k Kb<'k>,
+    pos: P<'k>,
+    (beta, every, offset): (f32, usize, usize),
+) -> F<'k> {
+    let steps = (pos.load_int().max(k.i(0)) + offset).div(k.i(every as i64)).narrow().to_float();
+    (steps + 1.0).ln_above_one().fma(k.f(beta), k.f(1.0))
 }
 
 fn second(op: MapOp) -> Second {
@@ -29,6 +41,7 @@ fn second(op: MapOp) -> Second {
         MapOp::MulHeads { heads, b_ld } => Second::Heads(heads, b_ld),
         MapOp::Glu { b_ld, .. } => Second::Row(b_ld),
         MapOp::ScaleCols => Second::Channels,
+        MapOp::ScaleByPosition { beta, every, offset } => Second::Position(beta, every, offset),
         MapOp::Scale { .. }
         | MapOp::SoftCap { .. }
         | MapOp::Clamp { .. }
@@ -40,7 +53,9 @@ fn second(op: MapOp) -> Second {
 fn apply<'k>(op: MapOp, a: F<'k>, b: F<'k>) -> F<'k> {
     match op {
         MapOp::Add { .. } => a + b,
-        MapOp::Mul { .. } | MapOp::MulHeads { .. } | MapOp::ScaleCols => a * b,
+        MapOp::Mul { .. } | MapOp::MulHeads { .. } | MapOp::ScaleCols | MapOp::ScaleByPosition { .. } => {
+            a * b
+        }
         MapOp::Glu { glu, .. } => a.glu(b, glu),
         MapOp::Scale { factor } => a * factor,
         // tanh(x) = 2 sigmoid(2x) − 1
@@ -74,6 +89,9 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         let (b, column) = match second {
             Second::Row(ld) => (b.words(row * ld), None),
             Second::Column(ld) => (b, Some(b.words(row * ld).load().splat())),
+            Second::Position(beta, every, offset) => {
+                (b, Some(by_position(k, b.words(row), (beta, every, offset)).splat()))
+            }
             Second::None | Second::Channels | Second::Heads(..) => (b, None),
         };
         k.columns(cols, |c, span| {

@@ -8,7 +8,7 @@ pub(crate) mod cache;
 mod combine;
 pub(crate) mod expert;
 mod linear;
-mod map;
+pub(crate) mod map;
 mod micro;
 pub(crate) mod multiply;
 pub(crate) mod neuron;
@@ -206,13 +206,17 @@ pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
         KernelSpec::Combine { hidden, out_ld, .. } => vec![(out_ld >= hidden, "rows overlap")],
         KernelSpec::Map { op, cols, a_ld, out_ld } => {
             let whole = match op {
+                // Positions are 32 bits, and so is their sum with the offset.
+                MapOp::ScaleByPosition { every, offset, .. } => {
+                    (1..1 << 31).contains(every) && *offset < 1 << 31
+                }
                 MapOp::MulHeads { heads, .. } => *heads > 0 && cols.is_multiple_of((*heads).max(1)),
                 _ => true,
             };
             let joins = !matches!(op, MapOp::Glu { glu, .. } if !glu.is_gated());
             vec![
                 (a_ld >= cols && out_ld >= cols, "rows overlap"),
-                (whole, "heads of unequal width"),
+                (whole, "heads of unequal width, or positions out of range"),
                 (joins, NO_GATE),
             ]
         }

@@ -7,6 +7,7 @@
 
 use super::launch::{Extent, Launch};
 use crate::dsl::{F, Halves, I, Kb, P, WARP};
+use crate::kernels::attention::first;
 use crate::spec::KernelSpec;
 use moec_ir::op::AttentionDesc;
 use moec_ir::state::CacheHead;
@@ -200,7 +201,7 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
 fn range<'k>(k: &'k Kb<'k>, s: &Shape<'_>, pos: I<'k>, part: I<'k>) -> [I<'k>; 2] {
     let pos = if s.d.window.is_some() { pos } else { pos.min(k.i(s.ctx as i64 - 1)) };
     let end = (pos + 1).max(k.i(0));
-    let first = s.d.window.map_or(k.i(0), |w| (end - w.min(s.ctx)).max(k.i(0)));
+    let first = first(k, s.d, s.ctx, end);
     if s.splits == 1 {
         return [first, end];
     }

@@ -2,6 +2,7 @@
 
 use super::launch::{Extent, Launch};
 use crate::dsl::{I, Kb};
+use crate::kernels::map::by_position;
 use crate::spec::{KernelSpec, MapOp};
 
 pub(super) const THREADS: usize = 256;
@@ -41,6 +42,9 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
             MapOp::ScaleCols => x * b(0, row, c),
             MapOp::Scale { factor } => x * factor,
             MapOp::Clamp { lo, hi } => x.at_least(lo).at_most(hi),
+            MapOp::ScaleByPosition { beta, every, offset } => {
+                x * by_position(k, k.arg(1).words(row), (beta, every, offset))
+            }
             MapOp::Act(act) => x.activate(act),
             MapOp::Softplus => x.softplus(),
         };

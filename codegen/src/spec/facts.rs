@@ -209,6 +209,7 @@ impl KernelSpec {
                 MapOp::Add { .. }
                 | MapOp::Mul { .. }
                 | MapOp::MulHeads { .. }
+                | MapOp::ScaleByPosition { .. }
                 | MapOp::Glu { .. }
                 | MapOp::ScaleCols => 3,
             },

@@ -169,6 +169,15 @@ pub enum MapOp {
         /// What no result reaches.
         cap: f32,
     },
+    /// `a · (1 + beta · ln(1 + ⌊(b + offset) / every⌋))` with one position `b`, i32, per row; 0 where it is negative.
+    ScaleByPosition {
+        /// Slope over the logarithm.
+        beta: f32,
+        /// Positions that share a factor.
+        every: usize,
+        /// Added to the position.
+        offset: usize,
+    },
     /// `act(a)`
     Act(Activation),
     /// `ln(1 + e^a)`

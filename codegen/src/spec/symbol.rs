@@ -71,7 +71,7 @@ impl KernelSpec {
             Self::Attention { desc, cache, compute, ctx, rows, splits, q_ld, out_ld } => {
                 s.word("attention").num("h", desc.heads).num("kv", desc.kv_heads).num("d", desc.qk_dim);
                 s.num("v", desc.v_dim).float("s", desc.scale).option("w", desc.window);
-                s.flag("sinks", desc.sinks).flag("latent", desc.v_from_k);
+                s.flag("chunked", desc.chunked).flag("sinks", desc.sinks).flag("latent", desc.v_from_k);
                 s.word(cache.name()).word(compute.name()).num("p", isa.nr).num("r", *rows).num("n", *splits);
                 s.num("q", *q_ld).num("o", *out_ld).num("ctx", *ctx);
             }
@@ -242,6 +242,7 @@ impl Symbol {
             Glu::DRelu => self.word("glu").word("drelu"),
             Glu::FatRelu { threshold } => self.word("glu").word("fatrelu").float("at", threshold),
             Glu::Cats { threshold } => self.word("glu").word("cats").float("at", threshold),
+            Glu::Limited { limit } => self.word("glu").word("limited").float("at", limit),
             Glu::Clamped { alpha, limit } => {
                 self.word("glu").word("clamped").float("alpha", alpha).float("limit", limit)
             }
@@ -263,6 +264,9 @@ impl Symbol {
             MapOp::ScaleCols => self.word("scale_cols"),
             MapOp::Scale { factor } => self.word("scale").float("by", factor),
             MapOp::Clamp { lo, hi } => self.word("clamp").float("lo", lo).float("hi", hi),
+            MapOp::ScaleByPosition { beta, every, offset } => {
+                self.word("by_position").float("beta", beta).num("every", every).num("from", offset)
+            }
             MapOp::Act(act) => self.word("act").word(act.name()),
             MapOp::Softplus => self.word("softplus"),
         };

@@ -78,7 +78,10 @@ impl Problem {
         for (t, &(pos, slot)) in self.s.rows.iter().enumerate().filter(|(_, row)| row.0 >= 0) {
             for h in 0..d.heads {
                 let base = (slot as usize * d.kv_heads + h / (d.heads / d.kv_heads)) * ctx;
-                let first = d.window.map_or(0, |w| (pos as usize + 1).saturating_sub(w));
+                let first = match d.window {
+                    Some(w) if d.chunked => pos as usize / w * w,
+                    window => window.map_or(0, |w| (pos as usize + 1).saturating_sub(w)),
+                };
                 let query = &self.q[t * self.q_ld() + h * d.qk_dim..][..d.qk_dim];
                 let scores: Vec<f64> = (first..=pos as usize)
                     .map(|p| {
@@ -154,7 +157,17 @@ impl Problem {
 }
 
 fn desc(heads: usize, kv_heads: usize, qk_dim: usize, v_dim: usize) -> AttentionDesc {
-    AttentionDesc { heads, kv_heads, qk_dim, v_dim, scale: 0.7, window: None, sinks: false, v_from_k: false }
+    AttentionDesc {
+        heads,
+        kv_heads,
+        qk_dim,
+        v_dim,
+        scale: 0.7,
+        window: None,
+        chunked: false,
+        sinks: false,
+        v_from_k: false,
+    }
 }
 
 fn prefill(start: i32, len: i32) -> Vec<(i32, i32)> {
@@ -348,7 +361,8 @@ fn windows_go_round_in_a_ring() {
     let windows = [(1, false), (7, true), (150, true), (196, false), (129, true)];
     for ((window, sinks), (cache, compute)) in windows.into_iter().zip(arithmetics().into_iter().cycle()) {
         let few = vec![(699, 0), (-3, 0), (2, 1), (511, 2)];
-        let desc = AttentionDesc { window: Some(window), sinks, ..desc(8, 2, 32, 24) };
+        let desc =
+            AttentionDesc { window: Some(window), chunked: window % 3 == 0, sinks, ..desc(8, 2, 32, 24) };
         // As many rows as window and chunk need, and no more: 196 + 60 is 256.
         for (rows, tile) in
             [(prefill(500, 60), 24), (prefill(230, 60), 5), (prefill(0, 60), 24), (few.clone(), 1)]

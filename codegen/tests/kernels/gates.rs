@@ -44,6 +44,7 @@ pub(crate) fn glu(g: Glu, gate: f32, up: f32) -> f32 {
             let gate = activation(Activation::Silu, gate);
             (if gate.abs() < threshold { 0.0 } else { gate }) * up
         }
+        Glu::Limited { limit } => activation(Activation::Silu, gate).min(limit) * up.clamp(-limit, limit),
         Glu::Clamped { alpha, limit } => {
             let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
             (up + 1.0) * gate * activation(Activation::Sigmoid, alpha * gate)

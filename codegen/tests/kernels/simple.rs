@@ -90,6 +90,7 @@ fn map_case(rng: &mut Rng, op: MapOp, cols: usize, values: impl Fn(&mut Rng) -> 
         MapOp::ScaleCols => (rng.floats(cols), 0),
         _ => (Vec::new(), 0),
     };
+    let positions: Vec<i32> = (0..n).map(|r| [-1, 0, 7, 8, 9_999_999, 31][r % 6] + (r / 6) as i32).collect();
     let expected = strided(n, cols, out_ld, |r, c| {
         let x = a[r * a_ld + c];
         match op {
@@ -102,12 +103,19 @@ fn map_case(rng: &mut Rng, op: MapOp, cols: usize, values: impl Fn(&mut Rng) -> 
             MapOp::MulHeads { heads, b_ld } => x * b[r * b_ld + c / (cols / heads)],
             MapOp::SoftCap { cap } => (f64::from(cap) * f64::from(x / cap).tanh()) as f32,
             MapOp::Act(act) => activation(act, x),
+            MapOp::ScaleByPosition { beta, every, offset } => {
+                let steps = (positions[r].max(0) as usize + offset) / every;
+                (f64::from(x) * (1.0 + f64::from(beta) * (steps as f64).ln_1p())) as f32
+            }
             MapOp::Softplus => (x.max(0.0) as f64 + (-f64::from(x.abs())).exp().ln_1p()) as f32,
         }
     });
     let mut operands = vec![Operand::Floats(a)];
     if !b.is_empty() {
         operands.push(Operand::Floats(b));
+    }
+    if let MapOp::ScaleByPosition { .. } = op {
+        operands.push(Operand::Ints(positions));
     }
     let at = operands.len();
     operands.push(Operand::Floats(strided(n, cols, out_ld, |_, _| 0.0)));
@@ -134,6 +142,9 @@ fn element_wise() {
             MapOp::Clamp { lo: -0.25, hi: 0.5 },
             MapOp::MulHeads { heads: if cols % 3 == 0 { 3 } else { 1 }, b_ld: 5 },
             MapOp::SoftCap { cap: 3.0 },
+            MapOp::ScaleByPosition { beta: 0.3, every: 8, offset: cols % 2 },
+            MapOp::ScaleByPosition { beta: 0.1, every: 1, offset: 0 },
+            MapOp::Glu { glu: Glu::Limited { limit: 0.6 }, b_ld },
             MapOp::Glu { glu: Glu::Clamped { alpha: 1.702, limit: 0.8 }, b_ld },
             MapOp::Glu { glu: Glu::Gated(Activation::Silu), b_ld },
         ];

@@ -62,7 +62,7 @@ impl<'a> Base<'a> {
     /// Keys that are missing or wrong, and quantisations that are not supported.
     pub fn joined_by(glu: Glu, config: &'a Config, checkpoint: &'a Checkpoint) -> Result<Self> {
         let heads = config.size(&["num_attention_heads"])?;
-        let kv_heads = config.opt_size(&["num_key_value_heads"])?.unwrap_or(heads);
+        let kv_heads = config.opt_size(&["num_key_value_heads", "num_attention_groups"])?.unwrap_or(heads);
         if !heads.n.is_multiple_of(kv_heads.n) {
             return Err(Error::input(format!(
                 "{} is {}, not a multiple of `{}`, which is {}",
@@ -291,9 +291,10 @@ impl<'a> Base<'a> {
             .unwrap_or_else(|| format!("{}.{}", self.root, EMBEDDINGS[0]));
         let embed = t.take(&named, &table)?;
         let tied = config.flag_or("tie_word_embeddings", self.tied)?;
-        let head = t.take_if(!tied, "lm_head.weight", &table)?;
+        let named = HEADS.into_iter().find(|name| t.has(name)).unwrap_or(HEADS[0]);
+        let head = t.take_if(!tied, named, &table)?;
         if tied {
-            t.skip("lm_head.weight");
+            t.skip(named);
         }
         let head_bias = t.take_if(head_bias, "lm_head.bias", &[&self.vocab])?;
         let params = t.parameters();
@@ -359,7 +360,7 @@ impl<'a> Base<'a> {
     /// A warning about the part of a model that sees.
     fn vision(&self) -> Option<String> {
         let rest = self.tensors.rest();
-        match rest.iter().filter(|name| name.starts_with(VISION)).count() {
+        match rest.iter().filter(|name| sees(name)).count() {
             0 => None,
             n => Some(format!(
                 "the model also sees: {n} tensors of its vision are not used, it reads text alone"
@@ -374,7 +375,8 @@ impl<'a> Base<'a> {
             let layers = name.strip_prefix(self.root).and_then(|rest| rest.strip_prefix(".layers."));
             let layer = layers.and_then(|rest| rest.split('.').next()?.parse().ok());
             layer.is_some_and(|l: usize| l >= self.layers)
-                || AHEAD_OR_VISION.iter().any(|prefix| name.starts_with(prefix))
+                || name.starts_with(AHEAD)
+                || sees(name)
                 || is_of_activations(name)
                 || name.ends_with(".rotary_emb.inv_freq")
                 || name.contains(PREDICTOR)
@@ -407,10 +409,19 @@ fn is_of_activations(name: &str) -> bool {
 /// What the names of tensors begin with, of models of text and of models of more than text.
 const ROOTS: [&str; 4] = ["model", "model.language_model", "language_model.model", "backbone"];
 
-/// Tensors of the part of a model that sees.
-const VISION: &str = "model.visual.";
-/// Tensors that no text needs, token by token.
-const AHEAD_OR_VISION: [&str; 2] = ["mtp.", VISION];
+/// What the head is called, of models of text and of models of more than text.
+const HEADS: [&str; 2] = ["lm_head.weight", "language_model.lm_head.weight"];
+
+/// What the names of tensors begin with that predict several tokens at once.
+const AHEAD: &str = "mtp.";
+
+/// Whether a tensor is of the part of a model that sees.
+fn sees(name: &str) -> bool {
+    const PARTS: [&str; 5] =
+        ["visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "vit_large_projector."];
+    let name = name.strip_prefix("model.").unwrap_or(name);
+    PARTS.iter().any(|part| name.starts_with(part))
+}
 
 /// What the embedding table is called below the root.
 const EMBEDDINGS: [&str; 3] = ["embed_tokens.weight", "word_embeddings.weight", "embeddings.weight"];

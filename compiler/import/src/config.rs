@@ -51,6 +51,12 @@ impl Config {
         self.map.get(key).is_some_and(|v| !v.is_null())
     }
 
+    /// The same with another value of a key.
+    pub fn with(mut self, key: &str, value: Value) -> Self {
+        self.map.insert(key.to_owned(), value);
+        self
+    }
+
     fn find<'k>(&self, keys: &[&'k str]) -> Option<(&'k str, &Value)> {
         keys.iter().find_map(|&k| self.map.get(k).filter(|v| !v.is_null()).map(|v| (k, v)))
     }

@@ -212,7 +212,7 @@ impl<'a> Lowering<'a, '_> {
     /// Parts that do not fit each other, as of all that follow.
     pub fn norm(&mut self, name: &str, norm: &Norm, x: ValueId) -> Built {
         match norm {
-            Norm::Rms { eps, weight } => self.rms(name, *eps, 1, weight, x),
+            Norm::Rms { eps, weight } => self.rms(name, *eps, 1, Some(weight), x),
             Norm::Layer { eps, weight, bias } => {
                 let weight = self.weight(name, WeightClass::Exact, weight)?;
                 let bias = self.weight(&format!("{name}.bias"), WeightClass::Exact, bias)?;
@@ -225,9 +225,19 @@ impl<'a> Lowering<'a, '_> {
     ///
     /// # Errors
     /// As [`Self::norm`].
-    pub fn rms(&mut self, name: &str, eps: f32, groups: usize, weight: &WeightExpr, x: ValueId) -> Built {
-        let weight = self.weight(name, WeightClass::Exact, weight)?;
-        self.g.one(Op::RmsNorm { eps, groups, weight: true }, &[x.into(), weight.into()])
+    pub fn rms(
+        &mut self,
+        name: &str,
+        eps: f32,
+        groups: usize,
+        weight: Option<&WeightExpr>,
+        x: ValueId,
+    ) -> Built {
+        let mut inputs = vec![x.into()];
+        if let Some(weight) = weight {
+            inputs.push(self.weight(name, WeightClass::Exact, weight)?.into());
+        }
+        self.g.one(Op::RmsNorm { eps, groups, weight: weight.is_some() }, &inputs)
     }
 
     /// A linear map.

@@ -7,6 +7,7 @@
 use super::config::Config;
 use super::spec::{LongRope, Rope};
 use moec_base::error::{Error, Result};
+use serde_json::{Map, Value};
 use std::f64::consts::PI;
 
 /// What a family assumes where the config is silent.
@@ -246,6 +247,40 @@ pub fn read(config: &Config, head_dim: usize, defaults: Defaults) -> Result<Rope
     } else {
         Err(Error::input(format!("the rotary frequencies of `config.json` are not finite ({:?})", p.kind)))
     }
+}
+
+/// Rotations that the config spells layer by layer, as those of the two kinds of layers. The scaling is that of layers that see all.
+///
+/// # Errors
+/// Values of the wrong kind, and layers of one kind that are not rotated alike.
+pub fn by_kind(config: Config) -> Result<Config> {
+    const LISTS: [&str; 2] = ["rope_theta", "partial_rotary_factors"];
+    if !LISTS.iter().any(|key| config.value(key).is_some_and(Value::is_array)) {
+        return Ok(config);
+    }
+    let types = config.opt_texts("layer_types")?.unwrap_or_default();
+    let mut kinds = Map::new();
+    for kind in ["full_attention", "sliding_attention"] {
+        let mut section = match config.value("rope_scaling").and_then(Value::as_object) {
+            Some(scaling) if kind == "full_attention" => scaling.clone(),
+            _ => Map::new(),
+        };
+        for (key, to) in LISTS.into_iter().zip(["rope_theta", "partial_rotary_factor"]) {
+            let list = config.opt_numbers(key)?.unwrap_or_default();
+            let mut numbers = types.iter().zip(list).filter(|(of, _)| *of == kind).map(|(_, number)| number);
+            let Some(first) = numbers.next() else { continue };
+            if numbers.any(|other| other != first) {
+                return Err(Error::limit(format!(
+                    "{} differs among layers of `{kind}`, which is not supported",
+                    config.name(key)
+                )));
+            }
+            section.insert(to.to_owned(), Value::from(first));
+        }
+        kinds.insert(kind.to_owned(), Value::Object(section));
+    }
+    let plain = config.with("rope_theta", Value::Null).with("rope_scaling", Value::Null);
+    Ok(plain.with("rope_parameters", Value::Object(kinds)))
 }
 
 /// The factor on the softmax scale that goes with a scaled rotation in DeepSeek's models: `mscale²`.

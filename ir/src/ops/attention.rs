@@ -20,6 +20,9 @@ attributes! {
         pub scale: f32,
         /// Sliding window in tokens, the query's own included.
         pub window: Option<usize>,
+        /// Whether the window does not slide: positions are cut into chunks of `window` tokens, and a row sees those of its own chunk
+        /// (Llama 4).
+        pub chunked: bool,
         /// One extra softmax column per head that is dropped after normalisation (gpt-oss).
         pub sinks: bool,
         /// Values are the first `v_dim` channels of the keys (latent attention); no `v` operand.
@@ -47,6 +50,7 @@ impl Operator for AttentionDesc {
             format!("{} query heads over {} key-value heads", d.heads, d.kv_heads)
         })?;
         o.require(d.window != Some(0), || "a window of 0 tokens".to_owned())?;
+        o.require(!d.chunked || d.window.is_some(), || "chunks without a window".to_owned())?;
         let [t, width] = o.matrix(0, "q")?;
         let want = o.mul(d.heads, d.qk_dim)?;
         o.require(width == want, || format!("q has {width} channels, expected {want}"))?;
@@ -90,7 +94,11 @@ impl Operator for AttentionDesc {
             let held = if d.window.is_some_and(|w| w <= ctx) { usize::MAX } else { ctx };
             let last = a.index("position", pos[t], held)?;
             let slot = a.index("slot", slot[t], slots)?;
-            let first = d.window.map_or(0, |w| (last + 1).saturating_sub(w));
+            let first = match d.window {
+                Some(chunk) if d.chunked => last / chunk * chunk,
+                Some(window) => (last + 1).saturating_sub(window),
+                None => 0,
+            };
             for (h, query) in row.chunks_exact(d.qk_dim).enumerate() {
                 let kv_head = h / (d.heads / d.kv_heads);
                 let scores: Vec<f64> = (first..=last)

@@ -22,6 +22,11 @@ pub enum Glu {
         /// Magnitudes below it become 0.
         threshold: f32,
     },
+    /// `min(silu(g), limit) · clamp(u, ±limit)`: a SwiGLU whose factors are bounded after the activation (Step-3.5).
+    Limited {
+        /// Bound of both factors.
+        limit: f32,
+    },
     /// gpt-oss: `g' = min(g, limit)`, `u' = clamp(u, ±limit)`, `(u' + 1) · g' · sigmoid(alpha · g')`.
     Clamped {
         /// Slope inside the sigmoid.
@@ -70,6 +75,7 @@ impl Glu {
                 let g = Activation::Silu.at(g);
                 (if g.abs() < threshold { 0.0 } else { g }) * u
             }
+            Self::Limited { limit } => Activation::Silu.at(g).min(limit) * u.max(-limit).min(limit),
             Self::Clamped { alpha, limit } => {
                 let g = f64::from(g.min(limit));
                 let u = f64::from(u.max(-limit).min(limit));
@@ -91,7 +97,7 @@ impl Glu {
 }
 
 impl Word for Glu {
-    const WHAT: &'static str = "an activation, `drelu`, `fatrelu`, `cats`, `clamped` or `ungated`";
+    const WHAT: &'static str = "an activation, `drelu`, `fatrelu`, `cats`, `limited`, `clamped` or `ungated`";
 
     fn word(&self, w: &mut Writer) {
         match self {
@@ -99,6 +105,7 @@ impl Word for Glu {
             Self::DRelu => w.word("drelu"),
             Self::FatRelu { threshold } => w.put("threshold", threshold).word("fatrelu"),
             Self::Cats { threshold } => w.put("threshold", threshold).word("cats"),
+            Self::Limited { limit } => w.put("limit", limit).word("limited"),
             Self::Clamped { alpha, limit } => w.put("alpha", alpha).put("limit", limit).word("clamped"),
             Self::Ungated(act) => w.put("act", act).word("ungated"),
         }
@@ -109,6 +116,7 @@ impl Word for Glu {
             "drelu" => Self::DRelu,
             "fatrelu" => Self::FatRelu { threshold: r.get("threshold")? },
             "cats" => Self::Cats { threshold: r.get("threshold")? },
+            "limited" => Self::Limited { limit: r.get("limit")? },
             "clamped" => Self::Clamped { alpha: r.get("alpha")?, limit: r.get("limit")? },
             "ungated" => Self::Ungated(r.get("act")?),
             _ => return Ok(Activation::of(word, r)?.map(Self::Gated)),

@@ -141,6 +141,7 @@ mod rms_norm;
 mod rope;
 mod rope_angles;
 mod router;
+mod scale_by_position;
 mod selective_scan;
 mod slice;
 mod softmax;
@@ -293,8 +294,8 @@ operators! { ($)
         CacheWrite,
         /// `q[T, heads·qk_dim], k(state), v(state)?, pos i32[T], slot i32[T], @sinks[heads]? → f32[T, heads·v_dim]`
         ///
-        /// Row `t` attends to positions `0 ..= pos[t]` of its slot, the last `window` of them if set. Position `p` is row
-        /// `p mod ctx` of the state.
+        /// Row `t` attends to positions `0 ..= pos[t]` of its slot, the last `window` of them if set, or those of its chunk. Position
+        /// `p` is row `p mod ctx` of the state.
         Attention(desc: AttentionDesc),
         /// `$state[slots, 1, K − 1, C], x[T, C], @w[K, C], @bias[C]?, pos i32[T], slot i32[T] → f32[T, C]`: each channel's own
         /// convolution over the row and the K − 1 rows of its sequence before it, `Σⱼ w[j, c] · x[t − K + 1 + j, c] + bias[c]`;
@@ -407,6 +408,16 @@ operators! { ($)
         },
         /// `x[T, C], @w[C] → x · w`, per channel.
         ScaleCols,
+        /// `x[T, C], pos i32[T] → x · (1 + beta · ln(1 + ⌊(pos + offset) / every⌋))`: the temperature of long contexts, on queries
+        /// (Llama 4). Padding rows are of position 0.
+        ScaleByPosition {
+            /// Slope over the logarithm.
+            beta: f32,
+            /// Positions that share a factor.
+            every: usize,
+            /// Added to the position.
+            offset: usize,
+        },
         /// `x → min(max(x, lo), hi)`
         Clamp {
             /// Lower bound.

@@ -81,7 +81,7 @@ fn silent(glu: Glu, gate: f32) -> bool {
         Glu::Gated(Activation::Relu) | Glu::DRelu => gate <= 0.0,
         Glu::FatRelu { threshold } => gate < threshold,
         Glu::Cats { threshold } => Activation::Silu.at(gate).abs() < threshold,
-        Glu::Gated(_) | Glu::Clamped { .. } | Glu::Ungated(_) => false,
+        Glu::Gated(_) | Glu::Limited { .. } | Glu::Clamped { .. } | Glu::Ungated(_) => false,
     }
 }
 

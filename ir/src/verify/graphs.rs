@@ -183,7 +183,7 @@ fn check_row_spaces(module: &Module, graph: &Graph) -> Result<(), VerifyError> {
 fn nan_attribute(op: &Op) -> bool {
     let glu_nan = |glu: &Glu| match glu {
         Glu::Clamped { alpha, limit } => alpha.is_nan() || limit.is_nan(),
-        Glu::FatRelu { threshold } | Glu::Cats { threshold } => threshold.is_nan(),
+        Glu::FatRelu { threshold: x } | Glu::Cats { threshold: x } | Glu::Limited { limit: x } => x.is_nan(),
         Glu::Gated(_) | Glu::DRelu | Glu::Ungated(_) => false,
     };
     match op {
@@ -200,6 +200,7 @@ fn nan_attribute(op: &Op) -> bool {
         }
         Op::Scale { factor } => factor.is_nan(),
         Op::SoftCap { cap } => cap.is_nan(),
+        Op::ScaleByPosition { beta, .. } => beta.is_nan(),
         Op::Clamp { lo, hi } => lo.is_nan() || hi.is_nan(),
         _ => false,
     }

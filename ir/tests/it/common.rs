@@ -121,6 +121,7 @@ pub(crate) fn entry(module: &mut Module, kind: EntryKind, out_rows: usize) {
         v_dim: 4,
         scale: 0.5,
         window: Some(6),
+        chunked: false,
         sinks: false,
         v_from_k: false,
     });

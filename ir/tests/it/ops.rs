@@ -161,8 +161,25 @@ fn element_by_element() {
     let sigmoid = |x: f32| 1. / (1. + (-x).exp());
     let (g, u) = (tensor(&[1, 2], &[9., -8.]), tensor(&[1, 2], &[-9., 0.5]));
     check(&clamped, &[&g, &u], &[-6. * 7. * sigmoid(1.702 * 7.), 1.5 * -8. * sigmoid(1.702 * -8.)]);
+    let (limited, silu) = (Op::Glu(Glu::Limited { limit: 0.5 }), |x: f32| x * sigmoid(x));
+    let (g, u) = (tensor(&[1, 4], &[2., 0.25, -3., 0.25]), tensor(&[1, 4], &[0.25, -2., 2., 0.125]));
+    let want = [0.5 * 0.25, silu(0.25) * -0.5, silu(-3.) * 0.5, silu(0.25) * 0.125];
+    check(&limited, &[&g, &u], &want);
     check(&Op::Softmax, &[&tensor(&[1, 2], &[1000., 1000. + 3_f32.ln()])], &[0.25, 0.75]);
     check(&Op::Softplus, &[&tensor(&[1, 4], &[0., 1., 100., -100.])], &[2_f32.ln(), 1.313_261_7, 100., 0.]);
+}
+
+#[test]
+fn rows_are_scaled_by_their_positions() {
+    let x = tensor(&[5, 2], &[1., -2., 1., -2., 1., -2., 1., -2., 1., -2.]);
+    let pos = ints(&[0, 7, 8, 23, -1]);
+    let by = |beta, every, offset| Op::ScaleByPosition { beta, every, offset };
+    let factor = |steps: f32| 1. + 0.5 * (1. + steps).ln();
+    let want = |steps: [f32; 5]| steps.iter().flat_map(|&s| [factor(s), -2. * factor(s)]).collect::<Vec<_>>();
+    check(&by(0.5, 8, 0), &[&x, &pos], &want([0., 0., 1., 2., 0.]));
+    check(&by(0.5, 8, 1), &[&x, &pos], &want([0., 1., 1., 3., 0.]));
+    let refused = op(&by(0.5, 0, 0), vec![Arg::Tensor(&x), Arg::Tensor(&pos)]).unwrap_err();
+    assert!(refused.to_string().contains("every 0 positions"), "{refused}");
 }
 
 #[test]
@@ -309,6 +326,7 @@ fn attention() -> AttentionDesc {
         v_dim: 1,
         scale: 1.,
         window: None,
+        chunked: false,
         sinks: false,
         v_from_k: false,
     }
@@ -326,6 +344,13 @@ fn attention_weighs_the_past() {
     check(&Op::Attention(d.clone()), &[&q, &k, &v, &pos, &slot], &[521. / 8., 111. / 3., 0., 0.]);
     let window = AttentionDesc { window: Some(2), ..d.clone() };
     check(&Op::Attention(window), &[&q, &k, &v, &pos, &slot], &[520. / 7., 55., 0., 0.]);
+    // Of a chunk of two, position 2 is the first; of one of three, the last.
+    let chunk = |n| AttentionDesc { window: Some(n), chunked: true, ..d.clone() };
+    check(&Op::Attention(chunk(2)), &[&q, &k, &v, &pos, &slot], &[100., 100., 0., 0.]);
+    check(&Op::Attention(chunk(3)), &[&q, &k, &v, &pos, &slot], &[521. / 8., 37., 0., 0.]);
+    let endless = Op::Attention(AttentionDesc { chunked: true, ..d.clone() });
+    let inputs = [&q, &k, &v, &pos, &slot].map(|t| Arg::Tensor(t)).into();
+    assert!(op(&endless, inputs).unwrap_err().to_string().contains("chunks without a window"));
     let sinks = AttentionDesc { sinks: true, ..d.clone() };
     let sink = tensor(&[2], &[ln(2.), ln(97.)]);
     check(&Op::Attention(sinks), &[&q, &k, &v, &pos, &slot, &sink], &[52.1, 1.11, 0., 0.]);
@@ -553,6 +578,7 @@ fn neurons_are_experts_in_another_order() {
         Glu::DRelu,
         Glu::FatRelu { threshold: 0.25 },
         Glu::Cats { threshold: 0.25 },
+        Glu::Limited { limit: 0.5 },
     ];
     for glu in gates {
         let dense = Op::ExpertFfn { glu, bias: false, fixed: false };

@@ -150,6 +150,7 @@ fn operators_that_update_states_are_checked() {
         v_dim: 1,
         scale: 1.0,
         window: None,
+        chunked: false,
         sinks: false,
         v_from_k: false,
     });

@@ -141,7 +141,7 @@ mod tests {
 
     fn desc(heads: usize, kv_heads: usize, qk_dim: usize, v_dim: usize, v_from_k: bool) -> AttentionDesc {
         let (window, sinks) = (None, false);
-        AttentionDesc { heads, kv_heads, qk_dim, v_dim, scale: 1.0, window, sinks, v_from_k }
+        AttentionDesc { heads, kv_heads, qk_dim, v_dim, scale: 1.0, window, chunked: false, sinks, v_from_k }
     }
 
     #[test]

@@ -260,6 +260,9 @@ impl CpuTarget {
             &Op::Glu(glu) => s.map(node, MapOp::Glu { glu, b_ld: node.value(1)?.1 })?,
             &Op::Scale { factor } => s.map(node, MapOp::Scale { factor })?,
             Op::ScaleCols => s.map(node, MapOp::ScaleCols)?,
+            &Op::ScaleByPosition { beta, every, offset } => {
+                s.map(node, MapOp::ScaleByPosition { beta, every, offset })?;
+            }
             &Op::Clamp { lo, hi } => s.map(node, MapOp::Clamp { lo, hi })?,
             &Op::Act(kind) => s.map(node, MapOp::Act(kind))?,
             Op::Softplus => s.map(node, MapOp::Softplus)?,

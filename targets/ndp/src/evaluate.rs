@@ -106,6 +106,9 @@ fn joined(glu: Glu, g: f32, u: f32) -> f32 {
             let g = activated(Activation::Silu, f64::from(g)) as f32;
             (if g.abs() < threshold { 0.0 } else { g }) * u
         }
+        Glu::Limited { limit } => {
+            (activated(Activation::Silu, f64::from(g)) as f32).min(limit) * u.max(-limit).min(limit)
+        }
         Glu::Clamped { alpha, limit } => {
             let g = f64::from(if g <= limit || g.is_nan() { g } else { limit });
             let u = if u.is_nan() { u } else { u.clamp(-limit, limit) };

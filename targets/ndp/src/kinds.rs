@@ -11,7 +11,10 @@ pub const fn glu(glu: moec_ir::Glu) -> Option<isa::Glu> {
         },
         moec_ir::Glu::DRelu => Some(isa::Glu::DRelu),
         moec_ir::Glu::Clamped { alpha, limit } => Some(isa::Glu::Clamped { alpha, limit }),
-        moec_ir::Glu::FatRelu { .. } | moec_ir::Glu::Cats { .. } | moec_ir::Glu::Ungated(_) => None,
+        moec_ir::Glu::FatRelu { .. }
+        | moec_ir::Glu::Cats { .. }
+        | moec_ir::Glu::Limited { .. }
+        | moec_ir::Glu::Ungated(_) => None,
     }
 }
 

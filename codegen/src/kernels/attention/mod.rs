@@ -107,7 +107,7 @@ pub(crate) fn rules(spec: &KernelSpec) -> Vec<(bool, &'static str)> {
         (!d.v_from_k || d.v_dim <= d.qk_dim, "values wider than the keys that they are part of"),
         (s.q_ld >= d.heads * d.qk_dim && s.out_ld >= out, "rows overlap"),
         (s.ctx > 0 && d.qk_dim > 0 && d.v_dim > 0 && s.rows > 0 && s.splits > 0, "an extent is zero"),
-        (d.window != Some(0), "an empty window"),
+        (d.window != Some(0) && (d.window.is_some() || !d.chunked), "an empty window, or chunks without one"),
         (d.scale > 0.0, "a factor that does not keep the order of scores"),
         (matches!(s.cache, Format::F32 | Format::Bf16 | Format::Q8), "a cache of another format"),
         (
@@ -251,6 +251,18 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     }
 }
 
+/// The first token that a row sees whose last is before `end`.
+pub(crate) fn first<'k>(k: &'k Kb<'k>, d: &AttentionDesc, ctx: usize, end: I<'k>) -> I<'k> {
+    match d.window {
+        Some(w) if d.chunked => {
+            let last = (end - 1).max(k.i(0));
+            last - last.rem(k.i(w as i64))
+        }
+        Some(w) => (end - w.min(ctx)).max(k.i(0)),
+        None => k.i(0),
+    }
+}
+
 impl<'k> Kernel<'_, 'k> {
     fn slot_of(&self, row: I<'k>) -> I<'k> {
         self.slot.words(row).load_int()
@@ -266,10 +278,7 @@ impl<'k> Kernel<'_, 'k> {
         let pos = self.pos.words(row).load_int();
         let pos = if self.s.d.window.is_some() { pos } else { pos.min(k.i(ctx as i64 - 1)) };
         let end = (pos + 1).max(k.i(0));
-        let first = match self.s.d.window {
-            Some(w) => (end - w.min(ctx)).max(k.i(0)),
-            None => k.i(0),
-        };
+        let first = first(k, self.s.d, ctx, end);
         if self.s.splits == 1 {
             return [first, end];
         }

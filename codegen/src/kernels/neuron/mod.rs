@@ -129,7 +129,7 @@ fn silent<'k>(k: &'k Kb<'k>, gate: F<'k>, glu: Glu) -> I<'k> {
         Glu::FatRelu { threshold } => gate.lt(k.f(threshold)),
         // As it joins up, to the bit.
         Glu::Cats { threshold } => gate.activate(Activation::Silu).abs().lt(k.f(threshold)),
-        Glu::Gated(_) | Glu::Clamped { .. } | Glu::Ungated(_) => {
+        Glu::Gated(_) | Glu::Limited { .. } | Glu::Clamped { .. } | Glu::Ungated(_) => {
             k.fail("a gate that makes no neuron 0");
             k.f(0.0).lt(k.f(0.0))
         }

@@ -57,6 +57,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         let moe = Moe {
             router,
             router_reads: RouterInput::Experts,
+            weighs_input: false,
             logits: b.router(&format!("{at}.mlp.router"), &experts, true)?,
             select_bias: None,
             latent: None,

@@ -24,9 +24,11 @@ mod jamba;
 mod kimi_linear;
 mod laguna;
 mod lfm2_moe;
+mod llama4;
 mod mellum;
 mod mimo_v2_flash;
 mod minimax_m2;
+mod mistral4;
 mod mixtral;
 mod nemotron_h;
 mod olmoe;
@@ -38,6 +40,7 @@ mod qwen3_moe;
 mod qwen3_next;
 mod smallthinker;
 mod solar_open;
+mod step3p7;
 mod turbosparse_mixtral;
 
 use super::checkpoint::Checkpoint;
@@ -61,7 +64,7 @@ pub struct Family {
 }
 
 /// Every supported family.
-pub const FAMILIES: [&Family; 38] = [
+pub const FAMILIES: [&Family; 41] = [
     &mixtral::FAMILY,
     &qwen2_moe::FAMILY,
     &qwen3_moe::FAMILY,
@@ -84,6 +87,9 @@ pub const FAMILIES: [&Family; 38] = [
     &mimo_v2_flash::FAMILY,
     &minimax_m2::FAMILY,
     &solar_open::FAMILY,
+    &mistral4::FAMILY,
+    &llama4::FAMILY,
+    &step3p7::FAMILY,
     &gemma4::FAMILY,
     &granitemoehybrid::FAMILY,
     &kimi_linear::FAMILY,

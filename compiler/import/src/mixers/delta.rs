@@ -133,7 +133,7 @@ impl Mix for GatedDelta {
         let [pos, slot] = places;
         let operands = [state.into(), q.into(), k.into(), v.into(), decay.into(), beta.into(), pos, slot];
         let y = l.g.one(op, &operands)?;
-        let y = l.rms(&format!("{at}.o_norm"), self.norm.0, self.heads, &self.norm.1, y)?;
+        let y = l.rms(&format!("{at}.o_norm"), self.norm.0, self.heads, Some(&self.norm.1), y)?;
         let gate = path(l, &format!("{at}.gate"), WeightClass::Attention, &self.gate, x)?;
         let gate = l.g.one(Op::Act(self.gate_by), &[gate.into()])?;
         let y = l.g.one(Op::Mul, &[y.into(), gate.into()])?;

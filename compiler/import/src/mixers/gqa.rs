@@ -47,10 +47,36 @@ pub struct Gqa {
     pub style: RopeStyle,
     /// Sliding window in tokens.
     pub window: Option<usize>,
+    /// Whether the window does not slide: rows see their own chunk of so many tokens.
+    pub chunked: bool,
+    /// Factor on queries that grows with their positions.
+    pub temperature: Option<Temperature>,
     /// Extra softmax column of each head, `[heads]`.
     pub sinks: Option<WeightExpr>,
     /// Factor on the scores.
     pub scale: f32,
+}
+
+/// The factor `1 + beta · ln(1 + ⌊(position + offset) / every⌋)` on queries.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Temperature {
+    /// Slope over the logarithm.
+    pub beta: f32,
+    /// Positions that share a factor.
+    pub every: usize,
+    /// Added to the position.
+    pub offset: usize,
+}
+
+impl Temperature {
+    /// The queries `q` times the factors of their rows.
+    ///
+    /// # Errors
+    /// Parts that do not fit each other.
+    pub(super) fn lower(self, l: &mut Lowering<'_, '_>, q: ValueId) -> Built {
+        let Self { beta, every, offset } = self;
+        l.g.one(Op::ScaleByPosition { beta, every, offset }, &[q.into(), Graph::POS.into()])
+    }
 }
 
 /// What the result of attention is multiplied by.
@@ -105,10 +131,8 @@ pub struct QkNorm {
     pub eps: f32,
     /// Whether they come after the rotation.
     pub rotated: bool,
-    /// Weight for the query.
-    pub q: WeightExpr,
-    /// Weight for the key.
-    pub k: WeightExpr,
+    /// Weights for query and key; `None`: all are 1.
+    pub weights: Option<[WeightExpr; 2]>,
 }
 
 impl Mix for Gqa {
@@ -119,7 +143,7 @@ impl Mix for Gqa {
     fn weights(&self) -> Vec<(WeightClass, &WeightExpr)> {
         let gate = self.gate.iter().map(|gate| &gate.of);
         let matrices = [&self.q, &self.k, &self.o].into_iter().chain(&self.v).chain(gate);
-        let exact = self.qk_norm.iter().flat_map(|n| [&n.q, &n.k]).chain(&self.sinks);
+        let exact = self.qk_norm.iter().flat_map(|n| n.weights.iter().flatten()).chain(&self.sinks);
         super::projections(matrices).chain(super::exact(exact)).collect()
     }
 
@@ -147,9 +171,10 @@ impl Mix for Gqa {
         let norms = |l: &mut Lowering<'a, '_>, [q, k]: [ValueId; 2], rotated: bool| -> Built<[ValueId; 2]> {
             let Some(n) = self.qk_norm.as_ref().filter(|n| n.rotated == rotated) else { return Ok([q, k]) };
             let groups = |heads: usize| if n.per_head { heads } else { 1 };
+            let [of_q, of_k] = n.weights.as_ref().map_or([None; 2], |w| w.each_ref().map(Some));
             Ok([
-                l.rms(&format!("{at}.attn.q_norm"), n.eps, groups(self.heads), &n.q, q)?,
-                l.rms(&format!("{at}.attn.k_norm"), n.eps, groups(self.kv_heads), &n.k, k)?,
+                l.rms(&format!("{at}.attn.q_norm"), n.eps, groups(self.heads), of_q, q)?,
+                l.rms(&format!("{at}.attn.k_norm"), n.eps, groups(self.kv_heads), of_k, k)?,
             ])
         };
         [q, k] = norms(l, [q, k], false)?;
@@ -165,6 +190,9 @@ impl Mix for Gqa {
             k = l.g.one(rotate(self.kv_heads), &[k.into(), angles.into()])?;
         }
         [q, k] = norms(l, [q, k], true)?;
+        if let Some(temperature) = self.temperature {
+            q = temperature.lower(l, q)?;
+        }
         // A window as long as the context hides nothing.
         let window = self.window.filter(|&w| w < l.shapes.max_context);
         let keys = l.cache(&format!("{at}.k"), [self.kv_heads, self.head_dim], window, k)?;
@@ -176,6 +204,7 @@ impl Mix for Gqa {
             v_dim: self.v_dim,
             scale: self.scale,
             window,
+            chunked: self.chunked && window.is_some(),
             sinks: self.sinks.is_some(),
             v_from_k: false,
         };
@@ -198,6 +227,8 @@ pub enum QkNormKind {
     PerHead,
     /// All channels together.
     Full,
+    /// Each head apart, without weights.
+    Plain,
 }
 
 /// How a family gates the result of attention.
@@ -253,6 +284,10 @@ pub struct GqaOptions {
     pub clip: Option<f32>,
     /// Sliding window in tokens.
     pub window: Option<usize>,
+    /// Whether the window does not slide: rows see their own chunk of so many tokens.
+    pub chunked: bool,
+    /// Factor on queries that grows with their positions.
+    pub temperature: Option<Temperature>,
     /// Name of the extra softmax column of each head.
     pub sinks: Option<&'static str>,
     /// What holds of the rotation where the config is silent; `None` where query and key are not rotated.
@@ -283,6 +318,8 @@ impl Default for GqaOptions {
             norm_rotated: false,
             clip: None,
             window: None,
+            chunked: false,
+            temperature: None,
             sinks: None,
             rope: Some(rope::Defaults::default()),
             style: RopeStyle::Half,
@@ -317,18 +354,21 @@ impl Base<'_> {
         };
         let v_dim = of_layer(options.v_dim, head_dim.clone());
         let (wide, narrow) = (heads.times(&head_dim), kv_heads.times(&head_dim));
-        let norm = |name: &str, full: &Dim, kind: QkNormKind| {
-            let width = if kind == QkNormKind::PerHead { &head_dim } else { full };
-            self.norm_weight(&format!("{at}.{name}.weight"), width)
+        let norm = |name: &str, width: &Dim| self.norm_weight(&format!("{at}.{name}.weight"), width);
+        let norms = |[q, k]: [&Dim; 2]| -> Result<_> {
+            Ok(Some([norm(options.norms[0], q)?, norm(options.norms[1], k)?]))
         };
         let qk_norm = match options.qk_norm {
             None => None,
             Some(kind) => Some(QkNorm {
-                per_head: kind == QkNormKind::PerHead,
+                per_head: kind != QkNormKind::Full,
                 eps: self.eps,
                 rotated: options.norm_rotated,
-                q: norm(options.norms[0], &wide, kind)?,
-                k: norm(options.norms[1], &narrow, kind)?,
+                weights: match kind {
+                    QkNormKind::PerHead => norms([&head_dim; 2])?,
+                    QkNormKind::Full => norms([&wide, &narrow])?,
+                    QkNormKind::Plain => None,
+                },
             }),
         };
         let in_query = options.gate == Some(Gated::InQuery);
@@ -371,6 +411,8 @@ impl Base<'_> {
             rope: options.rope.map(|defaults| rope::read(self.config, head_dim.n, defaults)).transpose()?,
             style: options.style,
             window: options.window,
+            chunked: options.chunked,
+            temperature: options.temperature,
             sinks,
             scale: options.scale.unwrap_or_else(|| (head_dim.n as f64).powf(-0.5) as f32),
         })

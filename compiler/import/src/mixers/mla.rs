@@ -1,13 +1,13 @@
 //! Multi-head latent attention of DeepSeek (arXiv 2405.04434, section 2.1), in its absorbed form.
 #![expect(clippy::cast_possible_truncation, reason = "models compute with their factors in f32")]
 
-use super::{Gating, Kept, Mix, OutputGate};
+use super::{Gating, Kept, Mix, OutputGate, Temperature};
 use crate::common::Base;
 use crate::lower::{Built, Lowering, Rows};
 use crate::rope;
 use crate::spec::{Norm, Projection, Rope};
 use crate::tensors::Dim;
-use moec_base::error::Result;
+use moec_base::error::{Error, Result};
 use moec_ir::op::AttentionDesc;
 use moec_ir::{Axis, Graph, Op, Part, RopeStyle, ValueId, WeightClass, WeightExpr};
 
@@ -50,6 +50,8 @@ pub struct Mla {
     pub style: RopeStyle,
     /// Factor on the scores.
     pub scale: f32,
+    /// Factor on queries that grows with their positions.
+    pub temperature: Option<Temperature>,
 }
 
 impl Mix for Mla {
@@ -99,7 +101,10 @@ impl Mix for Mla {
             None => Ok(x),
         };
         let rotated = rotate(l, self.heads, rotated)?;
-        let q = l.g.one(Op::Concat { heads: self.heads }, &[plain.into(), rotated.into()])?;
+        let mut q = l.g.one(Op::Concat { heads: self.heads }, &[plain.into(), rotated.into()])?;
+        if let Some(temperature) = self.temperature {
+            q = temperature.lower(l, q)?;
+        }
 
         let kv = l.linear(&format!("{at}.attn.kv_down"), CLASS, &self.kv_down, x)?;
         let latent = l.g.one(slice(1, 0, self.latent), &[kv.into()])?;
@@ -116,6 +121,7 @@ impl Mix for Mla {
             v_dim: self.latent,
             scale: self.scale,
             window: None,
+            chunked: false,
             sinks: false,
             v_from_k: true,
         };
@@ -143,12 +149,24 @@ pub struct MlaOptions {
     pub rotated: bool,
     /// Which channels the rotation pairs.
     pub style: RopeStyle,
+    /// Whether `partial_rotary_factor` is the share that is rotated of a whole head.
+    pub partial_of_head: bool,
+    /// Factor on queries that grows with their positions.
+    pub temperature: Option<Temperature>,
 }
 
 impl MlaOptions {
     /// As DeepSeek has it, with a rotation of this style.
     pub fn of(style: RopeStyle) -> Self {
-        Self { at: "self_attn", out: "o_proj", gate: None, rotated: true, style }
+        Self {
+            at: "self_attn",
+            out: "o_proj",
+            gate: None,
+            rotated: true,
+            style,
+            partial_of_head: false,
+            temperature: None,
+        }
     }
 }
 
@@ -186,7 +204,18 @@ impl Base<'_> {
         let (k_up, v_up) = self.expansions(&at, [&heads, &nope, &value, &latent])?;
         let scale = ((nope.n + rotated.n) as f64).powf(-0.5);
         let defaults = rope::Defaults::default();
-        let rope = options.rotated.then(|| rope::read(c, rotated.n, defaults));
+        let (head, partial) = match nope.n + rotated.n {
+            head if options.partial_of_head => (head, rotated.n as f64 / head as f64),
+            _ => (rotated.n, 1.0),
+        };
+        let rope = options.rotated.then(|| rope::read(c, head, rope::Defaults { partial, ..defaults }));
+        let rope = rope.transpose()?;
+        if let Some(channels) = rope.as_ref().map(|r| 2 * r.inv_freq.len()).filter(|&n| n != rotated.n) {
+            return Err(Error::input(format!(
+                "`partial_rotary_factor` in `config.json` rotates {channels} channels of {head}, and {} is {}",
+                rotated.why, rotated.n
+            )));
+        }
         let gate = match options.gate {
             None => None,
             Some(name) => Some(OutputGate {
@@ -213,10 +242,11 @@ impl Base<'_> {
             k_up,
             v_up,
             o: t.projection(&format!("{at}.{}", options.out), hidden, &heads.times(&value), bias)?,
-            rope: rope.transpose()?,
+            rope,
             gate,
             style: options.style,
             scale: (scale * rope::softmax_factor(c, defaults)?) as f32,
+            temperature: options.temperature,
         })
     }
 

@@ -13,7 +13,7 @@ mod short_conv;
 mod state_space;
 
 pub use delta::{GatedDelta, KdaSizes};
-pub use gqa::{Gated, Gating, Gqa, GqaOptions, OutputGate, QkNorm, QkNormKind};
+pub use gqa::{Gated, Gating, Gqa, GqaOptions, OutputGate, QkNorm, QkNormKind, Temperature};
 pub use mla::{Mla, MlaOptions};
 pub use mlp::Mlp;
 pub use moe::{

@@ -23,6 +23,8 @@ pub struct Moe {
     pub logits: Projection,
     /// Rows that the logits are computed from.
     pub router_reads: RouterInput,
+    /// Whether the weight of a token's one expert multiplies what that reads, in place of what it gives.
+    pub weighs_input: bool,
     /// Bias on the choice of experts, `[experts]`.
     pub select_bias: Option<WeightExpr>,
     /// What the rows that the experts read are projected by, and the sum of what they give: `[latent, hidden]` and
@@ -112,12 +114,18 @@ impl Mix for Moe {
         let [ids, weights] = routed[..] else {
             return Err(TypeError::new("router", "does not give ids and weights"));
         };
+        let [read, weights] = if self.weighs_input {
+            let read = l.g.one(Op::Mul, &[x.into(), weights.into()])?;
+            [read, l.g.one(Op::Clamp { lo: 1.0, hi: 1.0 }, &[weights.into()])?]
+        } else {
+            [x, weights]
+        };
         let dispatch =
             l.g.one(Op::Dispatch { experts: self.router.experts, partial: false }, &[ids.into()])?;
         let e = &self.experts;
         let rows = match &self.latent {
-            Some([first, _]) => l.linear(&format!("{at}.moe.latent"), WeightClass::Attention, first, x)?,
-            None => x,
+            Some([first, _]) => l.linear(&format!("{at}.moe.latent"), WeightClass::Attention, first, read)?,
+            None => read,
         };
         let gate_up = l.weight(&format!("{at}.moe.gate_up"), WeightClass::Experts, &e.gate_up)?;
         let down = l.weight(&format!("{at}.moe.down"), WeightClass::Experts, &e.down)?;
@@ -234,7 +242,7 @@ pub struct Mixture {
 /// Keys of the number of experts that every token takes.
 const SHARED: [&str; 3] = ["n_shared_experts", "num_shared_experts", "moe_num_shared_experts"];
 /// Keys of the experts per token.
-const CHOSEN: [&str; 4] = ["num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k"];
+const CHOSEN: [&str; 5] = ["num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k"];
 
 impl Mixture {
     /// That of DeepSeek-V3 (arXiv 2412.19437, section 2.1): sigmoid scores, a selection bias that balances load without an
@@ -368,11 +376,11 @@ impl Base<'_> {
         read: ExpertWeights,
     ) -> Result<Moe> {
         let logits = self.router(gate, experts, false)?;
-        let router_reads = RouterInput::Experts;
         Ok(Moe {
             router,
             logits,
-            router_reads,
+            router_reads: RouterInput::Experts,
+            weighs_input: false,
             select_bias: None,
             latent: None,
             experts: read,
@@ -398,7 +406,7 @@ impl Base<'_> {
         Ok((keep < n).then_some(groups))
     }
 
-    /// Reads the routed experts below `at`: fused into one tensor, as MXFP4 blocks, or one by one.
+    /// Reads the routed experts below `at`: fused into one tensor, as MXFP4 blocks, each part stacked, or one by one.
     ///
     /// # Errors
     /// Tensors that do not fit the config.
@@ -437,6 +445,14 @@ impl Base<'_> {
             } else {
                 [t.take(&gate_up, &[experts, &both, hidden])?, t.take(&down, &[experts, hidden, inner])?]
             };
+            return self.assemble(at, matrices, experts, inner, glu);
+        }
+        let stacked = format!("{at}.{}.weight", parts.gate);
+        if t.has(&stacked) {
+            let part =
+                |name: &str, out, input| t.take(&format!("{at}.{name}.weight"), &[experts, out, input]);
+            let of = vec![part(parts.gate, inner, hidden)?, part(parts.up, inner, hidden)?];
+            let matrices = [WeightExpr::Concat { axis: Axis::Rows, of }, part(parts.down, hidden, inner)?];
             return self.assemble(at, matrices, experts, inner, glu);
         }
         self.one_by_one(at, parts, experts, inner, glu)

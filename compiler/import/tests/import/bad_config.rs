@@ -45,13 +45,13 @@ fn no_config() {
 fn unknown_architecture() {
     insta::assert_snapshot!(set("olmoe", "architectures", json!(["GemmaForCausalLM"])), @r#"
     Limit: `architectures` in `config.json` is "GemmaForCausalLM", which is not supported
-      hint: supported: MixtralForCausalLM, Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, Qwen3NextForCausalLM, Qwen3_5MoeForCausalLM, Qwen3_5MoeForConditionalGeneration, AfmoeForCausalLM, Cohere2MoeForCausalLM, Dots1ForCausalLM, Ernie4_5_MoeForCausalLM, ExaoneMoeForCausalLM, FlexOlmoForCausalLM, Glm4MoeLiteForCausalLM, GraniteMoeForCausalLM, GraniteMoeSharedForCausalLM, HunYuanMoEV1ForCausalLM, HYV3ForCausalLM, LagunaForCausalLM, Lfm2MoeForCausalLM, MellumForCausalLM, MiMoV2FlashForCausalLM, MiniMaxM2ForCausalLM, SolarOpenForCausalLM, Gemma4ForCausalLM, Gemma4ForConditionalGeneration, GraniteMoeHybridForCausalLM, KimiLinearForCausalLM, BailingHybridForCausalLM, BailingMoeV3ForCausalLM, NemotronHForCausalLM, JambaForCausalLM, OlmoeForCausalLM, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Glm4MoeForCausalLM, PhimoeForCausalLM, PhiMoEForCausalLM, GptOssForCausalLM, SmallThinkerForCausalLM, SmallthinkerForCausalLM, TurboSparseMixtralForCausalLM, BambooForCausalLM, SparseLlamaForCausalLM
+      hint: supported: MixtralForCausalLM, Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, Qwen3NextForCausalLM, Qwen3_5MoeForCausalLM, Qwen3_5MoeForConditionalGeneration, AfmoeForCausalLM, Cohere2MoeForCausalLM, Dots1ForCausalLM, Ernie4_5_MoeForCausalLM, ExaoneMoeForCausalLM, FlexOlmoForCausalLM, Glm4MoeLiteForCausalLM, GraniteMoeForCausalLM, GraniteMoeSharedForCausalLM, HunYuanMoEV1ForCausalLM, HYV3ForCausalLM, LagunaForCausalLM, Lfm2MoeForCausalLM, MellumForCausalLM, MiMoV2FlashForCausalLM, MiniMaxM2ForCausalLM, SolarOpenForCausalLM, Mistral4ForCausalLM, Mistral3ForConditionalGeneration, Llama4ForCausalLM, Llama4ForConditionalGeneration, Step3p7ForConditionalGeneration, Step3p5ForCausalLM, Gemma4ForCausalLM, Gemma4ForConditionalGeneration, GraniteMoeHybridForCausalLM, KimiLinearForCausalLM, BailingHybridForCausalLM, BailingMoeV3ForCausalLM, NemotronHForCausalLM, JambaForCausalLM, OlmoeForCausalLM, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Glm4MoeForCausalLM, PhimoeForCausalLM, PhiMoEForCausalLM, GptOssForCausalLM, SmallThinkerForCausalLM, SmallthinkerForCausalLM, TurboSparseMixtralForCausalLM, BambooForCausalLM, SparseLlamaForCausalLM
     "#);
     let mut folder = Folder::golden("olmoe").set("model_type", "gemma");
     folder.cut("architectures");
     insta::assert_snapshot!(refusal(folder.write().path()), @r#"
     Limit: `model_type` in `config.json` is "gemma", which is not supported
-      hint: supported: mixtral, qwen2_moe, qwen3_moe, qwen3_next, qwen3_5_moe, afmoe, cohere2_moe, dots1, ernie4_5_moe, exaone_moe, flex_olmo, glm4_moe_lite, granitemoe, granitemoeshared, hunyuan_v1_moe, hy_v3, laguna, lfm2_moe, mellum, mimo_v2_flash, minimax_m2, solar_open, gemma4, granitemoehybrid, kimi_linear, bailing_hybrid, nemotron_h, jamba, olmoe, deepseek_v2, deepseek_v3, glm4_moe, phimoe, gpt_oss, smallthinker, turbosparsemixtral, bamboo, sparsellama
+      hint: supported: mixtral, qwen2_moe, qwen3_moe, qwen3_next, qwen3_5_moe, afmoe, cohere2_moe, dots1, ernie4_5_moe, exaone_moe, flex_olmo, glm4_moe_lite, granitemoe, granitemoeshared, hunyuan_v1_moe, hy_v3, laguna, lfm2_moe, mellum, mimo_v2_flash, minimax_m2, solar_open, mistral4, llama4, step3p7, gemma4, granitemoehybrid, kimi_linear, bailing_hybrid, nemotron_h, jamba, olmoe, deepseek_v2, deepseek_v3, glm4_moe, phimoe, gpt_oss, smallthinker, turbosparsemixtral, bamboo, sparsellama
     "#);
 }
 
@@ -340,6 +340,47 @@ fn layers_of_mamba_that_do_not_fit() {
 }
 
 #[test]
+fn keys_of_mistral4_llama4_and_step3p7_that_are_refused() {
+    let text = |key: &str, value: Value| {
+        let mut folder = Folder::golden("step3p7");
+        folder.config["text_config"][key] = value;
+        refusal(folder.write().path())
+    };
+    let rope = |key: &str, value: Value| {
+        let mut folder = Folder::golden("mistral4");
+        folder.config["rope_parameters"][key] = value;
+        refusal(folder.write().path())
+    };
+    let theta = json!([5e6, 1e4, 2e4, 5e6]);
+    let said = [
+        set("mistral4", "model_type", "mistral"),
+        set("mistral4", "n_group", 3),
+        set("mistral4", "num_experts_per_tok", 9),
+        rope("partial_rotary_factor", json!(0.5)),
+        rope("original_max_position_embeddings", Value::Null),
+        set("llama4", "num_experts_per_tok", 2),
+        set("llama4", "no_rope_layers", json!([1, 0])),
+        set("llama4", "layer_types", json!(vec!["sliding_attention"; 4])),
+        set("llama4", "floor_scale", 0),
+        set("llama4", "attention_chunk_size", 0),
+        set("llama4", "attn_temperature_tuning", "on"),
+        set("llama4", "intermediate_size_mlp", 95),
+        set("llama4", "use_qk_norm", 1),
+        text("hidden_act", json!("gelu")),
+        text("swiglu_limits", json!([0, 0])),
+        text("swiglu_limits_shared", json!([0, 0, -1, 0.5])),
+        text("moe_router_activation", json!("softmax")),
+        text("use_moe_router_bias", json!(false)),
+        text("use_rope_layers", json!([0, 1, 1, 1])),
+        text("moe_layers_enum", json!("1,x")),
+        text("num_sliding_attention_heads", json!(5)),
+        text("share_expert_dim", Value::Null),
+        text("rope_theta", theta),
+    ];
+    insta::assert_snapshot!(said.join("\n"));
+}
+
+#[test]
 fn routing_that_does_not_fit() {
     insta::assert_snapshot!(set("olmoe", "num_experts_per_tok", 9), @"Input: `num_experts_per_tok` in `config.json` is 9, more than `num_experts`, which is 8");
     insta::assert_snapshot!(set("deepseek_v3", "n_group", 3), @"Input: `n_group` 3 and `topk_group` 1 in `config.json` do not fit `n_routed_experts` 8 and `num_experts_per_tok` 2");
@@ -421,17 +462,24 @@ fn nonsense_in_any_key_does_not_panic() {
         "glm4_moe",
         "gpt_oss",
         "jamba",
+        "llama4",
+        "mistral4",
         "nemotron_h",
         "phimoe",
         "qwen2_moe",
         "qwen3_next",
         "smallthinker_21b",
+        "step3p7",
         "turbosparse_mixtral",
         "bamboo",
         "prosparse",
     ];
     for family in families {
-        let folder = Folder::golden(family);
+        let mut folder = Folder::golden(family);
+        if let Some(text) = folder.cut("text_config") {
+            folder.config = text;
+            folder = folder.set("architectures", json!(["Step3p5ForCausalLM"]));
+        }
         let dir = folder.write();
         for key in folder.config.as_object().unwrap().keys() {
             for value in [

@@ -73,6 +73,8 @@ fn attention() -> Mixer {
         rope: None,
         style: RopeStyle::Half,
         window: None,
+        chunked: false,
+        temperature: None,
         sinks: None,
         scale: 0.5,
     }
@@ -98,6 +100,7 @@ fn moe(router_reads: RouterInput) -> Mixer {
         },
         logits: projection("router", EXPERTS, HIDDEN),
         router_reads,
+        weighs_input: false,
         select_bias: None,
         latent: None,
         experts: ExpertWeights {

@@ -1,9 +1,10 @@
 //! The logits of every golden checkpoint.
 
-use super::support::{distance, expected, golden, logits, shapes, spec};
+use super::support::{Folder, Tensor, distance, expected, golden, logits, shapes, spec};
 use moec_import::lower::lower;
 use moec_testing::checkpoints::{CHECKPOINTS, Checkpoint, FOLDED, List};
 use std::collections::BTreeSet;
+use std::fs;
 
 /// Imports, lowers, verifies and evaluates; the prompt is not a multiple of the chunk.
 fn check(path: &str, tokens: usize, chunk: usize) {
@@ -33,10 +34,36 @@ fn published_configurations() {
         let dir = golden("hf").join(of.name);
         let (ids, _) = expected(&dir);
         let folder = tempfile::tempdir().unwrap();
-        std::fs::copy(dir.join("published.json"), folder.path().join("config.json")).unwrap();
-        std::fs::copy(dir.join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
+        fs::copy(dir.join("published.json"), folder.path().join("config.json")).unwrap();
+        fs::copy(dir.join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
         let as_published = logits(folder.path(), &ids[..20], 16);
         assert_eq!(as_published, logits(&dir, &ids[..20], 16), "{}", of.name);
+    }
+}
+
+/// Names as published beside a part that sees, whose tensors are skipped and named.
+#[test]
+fn text_parts_of_models_that_see() {
+    for (family, seen) in [
+        ("mistral4", "vision_tower.patch_conv.weight"),
+        ("llama4", "multi_modal_projector.linear_1.weight"),
+        ("step3p7", "vit_large_projector.weight"),
+    ] {
+        let dir = golden("hf").join(family);
+        let (ids, _) = expected(&dir);
+        let mut folder = Folder::golden(family);
+        let text = fs::read(dir.join("published.json")).unwrap();
+        folder.config = serde_json::from_slice(&text).unwrap();
+        // Step's text part keeps the names that it has by itself.
+        if family != "step3p7" {
+            let names = std::mem::take(&mut folder.tensors).into_iter();
+            folder.tensors = names.map(|(name, t)| (format!("language_model.{name}"), t)).collect();
+        }
+        folder.tensors.insert(seen.into(), Tensor::f32(&[1], &[1.0]));
+        let published = folder.write();
+        let said = spec(published.path()).warnings.join("\n");
+        assert_eq!(said, "the model also sees: 1 tensors of its vision are not used, it reads text alone");
+        assert_eq!(logits(published.path(), &ids[..20], 16), logits(&dir, &ids[..20], 16), "{family}");
     }
 }
 
@@ -47,7 +74,7 @@ fn ferris() {
 
 #[test]
 fn every_checkpoint_and_every_family_is_in_the_table() {
-    let folders = std::fs::read_dir(golden("hf")).unwrap().map(|entry| entry.unwrap().path());
+    let folders = fs::read_dir(golden("hf")).unwrap().map(|entry| entry.unwrap().path());
     let folders: BTreeSet<_> = folders.filter(|path| path.join("config.json").exists()).collect();
     let rows: BTreeSet<_> = CHECKPOINTS.iter().map(|of| golden("hf").join(of.name)).collect();
     assert_eq!(folders, rows);

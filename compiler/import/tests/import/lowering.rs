@@ -87,6 +87,32 @@ fn a_layer_of_latent_attention() {
     assert_eq!(states.len(), 3);
 }
 
+/// Llama 4: layers that are rotated see chunks, of which a context as long as one has no more; others scale queries by position.
+#[test]
+fn layers_of_chunks_and_layers_without_rotation() {
+    let spec = spec(&golden("hf/llama4"));
+    let module = |context| module(&spec, &shapes(context, 8));
+    let names = |layer, part| {
+        let (module, scope) = (module(64), Scope::in_layer(layer, part));
+        let nodes = module.entries[0].nodes.iter().filter(|n| n.scope == scope);
+        nodes.map(|n| n.op.name()).collect::<Vec<_>>().join(" ")
+    };
+    insta::assert_snapshot!(names(2, Part::ATTN), @"rms_norm linear linear linear rope rope rms_norm rms_norm cache_write cache_write attention linear add");
+    insta::assert_snapshot!(names(3, Part::ATTN), @"rms_norm linear linear linear scale_by_position cache_write cache_write attention linear add");
+    insta::assert_snapshot!(names(3, Part::FFN), @"rms_norm linear router mul clamp dispatch expert_ffn combine linear linear silu mul linear add add");
+    let chunks = |context| {
+        let module = module(context);
+        let of = ops(&module, "attention").map(|op| match op {
+            Op::Attention(d) => (d.window, d.chunked),
+            _ => (None, false),
+        });
+        of.collect::<Vec<_>>()
+    };
+    let (chunk, all) = ((Some(16), true), (None, false));
+    assert_eq!(chunks(64), [chunk, chunk, chunk, all]);
+    assert_eq!(chunks(16), [all; 4]);
+}
+
 #[test]
 fn a_mixture_behind_a_gate() {
     let module = module(&spec(&golden("hf/qwen2_moe")), &shapes(64, 16));
@@ -135,17 +161,19 @@ fn a_window_keeps_a_ring_where_the_context_is_longer() {
 
 #[test]
 fn a_ring_computes_what_a_cache_computes() {
-    let dir = golden("hf/gpt_oss");
-    let (checkpoint, spec) = moec_import::open(&dir, &ImportOptions::default()).unwrap();
-    let ids: Vec<u32> = (0..400).map(|i| (i * 37 + i / 7) % 320).collect();
-    let logits = |rings: bool| {
-        let module = module(&spec, &Shapes { rings: rings.then_some(128), ..shapes(512, 32) });
-        assert_eq!(module.states.iter().any(|s| s.kind != StateKind::Cache), rings);
-        let mut evaluator = Evaluator::new(&module, &checkpoint);
-        let all = evaluator.logits_from(0, 1, 0, &ids).unwrap();
-        all.as_f32()[390 * 320..].to_vec()
-    };
-    assert_eq!(logits(true), logits(false));
+    for family in ["gpt_oss", "llama4"] {
+        let dir = golden("hf").join(family);
+        let (checkpoint, spec) = moec_import::open(&dir, &ImportOptions::default()).unwrap();
+        let ids: Vec<u32> = (0..400).map(|i| (i * 37 + i / 7) % 320).collect();
+        let logits = |rings: bool| {
+            let module = module(&spec, &Shapes { rings: rings.then_some(128), ..shapes(512, 32) });
+            assert_eq!(module.states.iter().any(|s| s.kind != StateKind::Cache), rings);
+            let mut evaluator = Evaluator::new(&module, &checkpoint);
+            let all = evaluator.logits_from(0, 1, 0, &ids).unwrap();
+            all.as_f32()[390 * 320..].to_vec()
+        };
+        assert_eq!(logits(true), logits(false), "{family}");
+    }
 }
 
 #[test]

@@ -21,6 +21,7 @@ pub(super) fn glu() -> impl Strategy<Value = Glu> {
         Just(Glu::DRelu),
         float().prop_map(|threshold| Glu::FatRelu { threshold }),
         float().prop_map(|threshold| Glu::Cats { threshold }),
+        float().prop_map(|limit| Glu::Limited { limit }),
         (float(), float()).prop_map(|(alpha, limit)| Glu::Clamped { alpha, limit }),
     ]
 }
@@ -58,14 +59,15 @@ pub(super) fn router_desc() -> impl Strategy<Value = RouterDesc> {
 }
 
 pub(super) fn attention() -> impl Strategy<Value = AttentionDesc> {
-    (small(), small(), small(), small(), float(), prop::option::of(small()), any::<[bool; 2]>()).prop_map(
-        |(heads, kv_heads, qk_dim, v_dim, scale, window, [sinks, v_from_k])| AttentionDesc {
+    (small(), small(), small(), small(), float(), prop::option::of(small()), any::<[bool; 3]>()).prop_map(
+        |(heads, kv_heads, qk_dim, v_dim, scale, window, [chunked, sinks, v_from_k])| AttentionDesc {
             heads,
             kv_heads,
             qk_dim,
             v_dim,
             scale,
             window,
+            chunked,
             sinks,
             v_from_k,
         },
@@ -125,6 +127,11 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         router_desc().prop_map(Op::Router),
         float().prop_map(|factor| Op::Scale { factor }),
         (float(), float()).prop_map(|(lo, hi)| Op::Clamp { lo, hi }),
+        (float(), small(), small()).prop_map(|(beta, every, offset)| Op::ScaleByPosition {
+            beta,
+            every,
+            offset
+        }),
     ]
 }
 

@@ -92,6 +92,11 @@ fn join(b: &mut FunctionBuilder, glu: Glu, g: ValueId, u: ValueId) -> Result<Val
         Glu::FatRelu { .. } => return Err(EmitError::Join("FATReLU")),
         Glu::Cats { .. } => return Err(EmitError::Join("SiLU with a threshold")),
         Glu::Ungated(_) => return Err(EmitError::NoGate),
+        Glu::Limited { limit } => {
+            let g = activate(b, Activation::Silu, g)?;
+            let (g, u) = (b.scalar(OpKind::Minimum, g, limit)?, b.clip(u, -limit, limit)?);
+            b.binary(OpKind::Mul, g, u)?
+        }
         Glu::Clamped { alpha, limit } => {
             let g = b.scalar(OpKind::Minimum, g, limit)?;
             let u = b.clip(u, -limit, limit)?;

@@ -85,6 +85,7 @@ impl<'a> Reference<'a> {
             v_dim: a.v_dim,
             scale: a.scale,
             window,
+            chunked: false,
             sinks: a.sinks.is_some(),
             v_from_k: false,
         };

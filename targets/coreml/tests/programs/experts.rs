@@ -43,7 +43,11 @@ fn reference(store: &Store, all: &Networks, e: usize, glu: Glu, rows: &[f32], hi
 #[test]
 fn a_group_gives_each_expert_its_slice_whatever_the_activation_the_biases_and_the_layout() {
     let gates = Activation::ALL.map(Glu::Gated);
-    let glus = gates.into_iter().chain([Glu::DRelu, Glu::Clamped { alpha: 1.702, limit: 0.5 }]);
+    let glus = gates.into_iter().chain([
+        Glu::DRelu,
+        Glu::Limited { limit: 0.25 },
+        Glu::Clamped { alpha: 1.702, limit: 0.5 },
+    ]);
     for glu in glus {
         // The third has room for two experts of 48 channels in a convolution, so that the third stands alone.
         let narrow = Limits { rules: Rules { extent: 96, ..padded().rules }, ..padded() };

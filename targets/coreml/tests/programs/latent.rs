@@ -85,6 +85,7 @@ fn reference(
         v_dim: a.latent,
         scale: a.scale,
         window: None,
+        chunked: false,
         sinks: false,
         v_from_k: true,
     };

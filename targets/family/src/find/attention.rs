@@ -71,6 +71,9 @@ pub fn attention<'a>(walk: &mut Walk<'a>) -> Found<(&'a AttentionDesc, &'a [Oper
         return Err("it has no attention of its own".into());
     };
     let Op::Attention(desc) = &node.op else { return Err("it has no attention of its own".into()) };
+    if desc.chunked {
+        return Err("its window is cut into chunks: that of a graph slides".into());
+    }
     let y = *node.outputs.first().ok_or("attention gives nothing")?;
     walk.node(Operand::Value(y))?;
     Ok((desc, &node.inputs, y))

@@ -127,6 +127,10 @@ fn meaning(glu: Glu, g: f64, u: f64) -> f64 {
             let g = g * sigmoid(g);
             (if g.abs() >= f64::from(threshold) { g } else { 0.0 }) * u
         }
+        Glu::Limited { limit } => {
+            let limit = f64::from(limit);
+            (g * sigmoid(g)).min(limit) * u.clamp(-limit, limit)
+        }
         Glu::Clamped { alpha, limit } => {
             let (alpha, limit) = (f64::from(alpha), f64::from(limit));
             let (g, u) = (g.min(limit), u.clamp(-limit, limit));

@@ -44,6 +44,15 @@ pub(super) fn join(
             name,
             "a network without a gate joins nothing: its experts stay on the processor",
         )),
+        Glu::Limited { limit } => {
+            let [most, least] = [("limit", limit), ("floor", -limit)].map(|(what, x)| b.number(what, x));
+            let (most, least) = (most?, least?);
+            let g = activate(b, &at("act"), Activation::Silu, gate)?;
+            let g = b.op(&at("low"), Op::Minimum, &[g, most])?;
+            let u = b.op(&at("up_low"), Op::Minimum, &[up, most])?;
+            let u = b.op(&at("up_in"), Op::Maximum, &[u, least])?;
+            b.op(&at("h"), Op::Multiply, &[g, u])
+        }
         Glu::Clamped { alpha, limit } => {
             let [most, least, one, slope] =
                 [("limit", limit), ("floor", -limit), ("one", 1.0), ("alpha", alpha)]

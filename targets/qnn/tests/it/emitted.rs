@@ -41,6 +41,7 @@ fn plain(glu: Glu, x: &[f32], hidden: usize, clusters: &[usize], seed: u64) -> V
                     let g = g * sigmoid(g);
                     (if g.abs() >= threshold { g } else { 0.0 }) * u
                 }
+                Glu::Limited { limit } => (g * sigmoid(g)).min(limit) * u.clamp(-limit, limit),
                 Glu::Clamped { alpha, limit } => {
                     let (g, u) = (g.min(limit), u.clamp(-limit, limit));
                     (u + 1.0) * g * sigmoid(alpha * g)
@@ -59,7 +60,7 @@ fn plain(glu: Glu, x: &[f32], hidden: usize, clusters: &[usize], seed: u64) -> V
 fn every_way_to_join_is_the_formula() {
     let clamped = Glu::Clamped { alpha: 1.702, limit: 1.0 };
     let gated = Activation::ALL.map(Glu::Gated);
-    for glu in gated.into_iter().chain([Glu::DRelu, clamped]) {
+    for glu in gated.into_iter().chain([Glu::DRelu, Glu::Limited { limit: 0.25 }, clamped]) {
         let x = numbers(5, 2 * 32);
         let network = ffn(Form::Exact, glu, 32, &[24, 16], 1).graph("b2", 2, 2).unwrap();
         let got = run(&network, std::slice::from_ref(&x)).remove(0);
