@@ -29,6 +29,8 @@ pub(crate) trait Word: Sized {
 pub(crate) struct Writer {
     word: &'static str,
     list: Vec<String>,
+    /// Whether a number of them is NaN.
+    nan: bool,
 }
 
 impl Writer {
@@ -63,6 +65,7 @@ impl Reader<'_, '_> {
 
 impl Attribute for f32 {
     fn put(&self, key: &str, w: &mut Writer) {
+        w.nan |= self.is_nan();
         w.push(key, format_args!("{self:?}"));
     }
     fn get(key: &str, r: &mut Reader<'_, '_>) -> Parsed<Self> {
@@ -117,6 +120,7 @@ impl<T: Word> Attribute for T {
         self.word(&mut of);
         let arguments = if of.list.is_empty() { String::new() } else { format!("({})", of.list.join(", ")) };
         w.push(key, format_args!("{}{arguments}", of.word));
+        w.nan |= of.nan;
     }
     fn get(key: &str, r: &mut Reader<'_, '_>) -> Parsed<Self> {
         let cursor = r.cursor;
@@ -142,6 +146,13 @@ pub(super) fn attributes(op: &Op) -> String {
     let mut w = Writer::default();
     op.write(&mut w);
     if w.list.is_empty() { String::new() } else { format!(" {{{}}}", w.list.join(", ")) }
+}
+
+/// Whether an attribute is NaN, which has no text.
+pub(crate) fn has_nan(op: &Op) -> bool {
+    let mut w = Writer::default();
+    op.write(&mut w);
+    w.nan
 }
 
 impl fmt::Display for Op {

@@ -2,7 +2,7 @@
 
 use super::{VerifyError, require};
 use crate::graph::{Graph, Module, Operand};
-use crate::op::{Effect, Glu, Kind, Op, Renorm, RouterDesc, WeightFrom};
+use crate::op::{Effect, Kind, Op};
 use crate::plan::{RowSpace, StateKind};
 use crate::types::{DType, Type};
 use crate::weights::WeightExpr;
@@ -88,7 +88,7 @@ fn check_entry(module: &Module, graph: &Graph) -> Result<(), VerifyError> {
         require(sized(have), || format!("{} %{v}", graph.kind), || format!("the size of {have} overflows"))?;
     }
     for (i, node) in graph.nodes.iter().enumerate() {
-        require(!nan_attribute(&node.op), || at_node(graph, i), || "an attribute is NaN".into())?;
+        require(!crate::text::ops::has_nan(&node.op), || at_node(graph, i), || "an attribute is NaN".into())?;
     }
     check_states(graph)?;
     check_windows(module, graph)?;
@@ -178,30 +178,4 @@ fn check_row_spaces(module: &Module, graph: &Graph) -> Result<(), VerifyError> {
         require(fits, || at_node(graph, i), || "token rows and output rows mix".into())?;
     }
     Ok(())
-}
-
-fn nan_attribute(op: &Op) -> bool {
-    let glu_nan = |glu: &Glu| match glu {
-        Glu::Clamped { alpha, limit } => alpha.is_nan() || limit.is_nan(),
-        Glu::FatRelu { threshold: x } | Glu::Cats { threshold: x } | Glu::Limited { limit: x } => x.is_nan(),
-        Glu::Gated(_) | Glu::DRelu | Glu::Ungated(_) => false,
-    };
-    match op {
-        Op::RmsNorm { eps, .. } | Op::LayerNorm { eps } => eps.is_nan(),
-        Op::LinearGlu { glu, .. } | Op::ExpertFfn { glu, .. } | Op::NeuronFfn { glu, .. } | Op::Glu(glu) => {
-            glu_nan(glu)
-        }
-        Op::RopeAngles { scale, switch } => scale.is_nan() || switch.is_some_and(|s| s.long_scale.is_nan()),
-        Op::Attention(d) => d.scale.is_nan(),
-        Op::Router(RouterDesc { weight_from, renorm, scale, .. }) => {
-            scale.is_nan()
-                || matches!(weight_from, WeightFrom::SparseMixer { eps } if eps.is_nan())
-                || matches!(renorm, Renorm::Sum { eps: x } | Renorm::Clamp { min: x } if x.is_nan())
-        }
-        Op::Scale { factor } => factor.is_nan(),
-        Op::SoftCap { cap } => cap.is_nan(),
-        Op::ScaleByPosition { beta, .. } => beta.is_nan(),
-        Op::Clamp { lo, hi } => lo.is_nan() || hi.is_nan(),
-        _ => false,
-    }
 }

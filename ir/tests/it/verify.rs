@@ -60,6 +60,11 @@ fn bad_modules_are_refused() {
         let i = find(&m.entries[0], "rms_norm");
         m.entries[0].nodes[i].op = Op::RmsNorm { eps: f32::NAN, groups: 1, weight: true };
     });
+    // Also one inside of a word.
+    refuse("attribute is NaN", |m| {
+        let i = find(&m.entries[0], "rms_norm");
+        m.entries[0].nodes[i].op = Op::Glu(Glu::Limited { limit: f32::NAN });
+    });
     refuse("read the result of the write", |m| {
         let i = find(&m.entries[0], "attention");
         m.entries[0].nodes[i].inputs[1] = Operand::State(StateId(0));

@@ -79,9 +79,9 @@ impl Mix for SelectiveScan {
             l.rms(&format!("{at}.{name}_norm"), *eps, 1, weight, part)
         };
         let [step, b, c] = norms;
-        let step = part("step", step, 0, self.rank)?;
-        let b = part("b", b, self.rank, self.state)?;
-        let c = part("c", c, self.rank + self.state, self.state)?;
+        let step = part("step", Some(step), 0, self.rank)?;
+        let b = part("b", Some(b), self.rank, self.state)?;
+        let c = part("c", Some(c), self.rank + self.state, self.state)?;
         let step = l.linear(&format!("{at}.step"), CLASS, &self.step, step)?;
         let step = l.g.one(Op::Softplus, &[step.into()])?;
         let rate = l.weight(&format!("{at}.rate"), WeightClass::Exact, &self.rate)?;
