@@ -5,7 +5,8 @@ use crate::plans::{placement, plan};
 use moec_ir::op::AttentionDesc;
 use moec_ir::plan::*;
 use moec_ir::{
-    DType, Format, Graph, GraphBuilder, Module, Op, Operand, Part, StateId, Type, ValueId, WeightExpr, verify,
+    DType, Format, Glu, Graph, GraphBuilder, Module, Op, Operand, Part, StateId, Type, ValueId, WeightExpr,
+    verify,
 };
 use moec_ir::{EntryKind, StateDecl, StateKind};
 
