@@ -1,5 +1,7 @@
 //! Nemotron-H and Nemotron 3: a layer is one mixer, of Mamba-2, of attention without rotation, a network, or experts; these have no
 //! gate, and may work on rows of fewer channels.
+//!
+//! Steps of Mamba-2 are as long as they come, as in the published code; transformers keeps those of whole chunks above `time_step_min`.
 
 use super::Family;
 use crate::checkpoint::Checkpoint;
