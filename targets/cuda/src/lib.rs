@@ -110,6 +110,7 @@ impl Family for Cuda {
                 | Op::FromNchw
                 | Op::CausalConv { .. }
                 | Op::DeltaRule { .. }
+                | Op::ZeroExperts { .. }
         )
     }
 
