@@ -127,6 +127,7 @@ impl Block<'_, '_> {
         let router = self.linear("router", x, e, false);
         let desc = moec_ir::RouterDesc {
             experts: e,
+            zero: None,
             k,
             score: moec_ir::op::Score::Softmax,
             select_bias: false,

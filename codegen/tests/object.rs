@@ -128,6 +128,7 @@ fn multiplies(machine: &Machine, spec: &KernelSpec) -> bool {
 fn router() -> RouterDesc {
     RouterDesc {
         experts: 16,
+        zero: None,
         k: 2,
         score: Score::Softmax,
         select_bias: false,
@@ -300,6 +301,10 @@ fn specs() -> Vec<KernelSpec> {
         KernelSpec::Copy { groups: 2, cols: 8, in_group: 12, out_group: 8, in_ld: 24, out_ld: 24 },
         KernelSpec::Softmax { cols: 24, x_ld: 24, out_ld: 24 },
         KernelSpec::GatherRows { cols: 24, x_ld: 24, out_ld: 24 },
+        KernelSpec::ZeroExperts { experts: 8, zero: 4, k: 3 },
+        KernelSpec::ZeroExperts { experts: 8, zero: 5, k: 3 },
+        KernelSpec::ZeroExperts { experts: 9, zero: 4, k: 3 },
+        KernelSpec::ZeroExperts { experts: 8, zero: 4, k: 2 },
     ];
     let glus = [
         Glu::DRelu,

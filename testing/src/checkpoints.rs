@@ -58,7 +58,7 @@ const fn late(name: &'static str) -> Checkpoint {
 }
 
 /// Every folder of `golden/hf`.
-pub const CHECKPOINTS: [Checkpoint; 43] = [
+pub const CHECKPOINTS: [Checkpoint; 44] = [
     row("deepseek_v2", &[]),
     row("deepseek_v3", &[]),
     row("glm4_moe", &[]),
@@ -115,6 +115,7 @@ pub const CHECKPOINTS: [Checkpoint; 43] = [
     late("laguna"),
     late("lfm2_moe"),
     late("llama4"),
+    late("longcat_flash"),
     late("mellum"),
     late("mimo_v2_flash"),
     late("minimax_m2"),

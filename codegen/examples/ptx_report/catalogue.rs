@@ -161,6 +161,7 @@ fn others(all: &mut Vec<(String, KernelSpec)>) {
     ] {
         let desc = RouterDesc {
             experts: 256,
+            zero: None,
             k: 8,
             score,
             select_bias: groups.is_some(),

@@ -62,6 +62,7 @@ pub(crate) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         KernelSpec::Embed { .. } => rows::embed(k, spec),
         KernelSpec::GatherRows { .. } => rows::gather(k, spec),
         KernelSpec::Copy { .. } => rows::copy(k, spec),
+        KernelSpec::ZeroExperts { .. } => rows::zero_experts(k, spec),
         KernelSpec::Norm { .. } => norm::write(k, spec),
         KernelSpec::Quantise { .. } => quantise::write(k, spec),
         KernelSpec::Linear { .. } => linear::write(k, spec),
@@ -98,6 +99,10 @@ pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
         }
         KernelSpec::GatherRows { cols, x_ld, out_ld } | KernelSpec::Softmax { cols, x_ld, out_ld } => {
             vec![(x_ld >= cols && out_ld >= cols, "rows overlap"), (*cols > 0, "no columns")]
+        }
+        KernelSpec::ZeroExperts { experts, zero, k } => {
+            let all = experts.checked_add(*zero).and_then(|n| i32::try_from(n).ok());
+            vec![(*k > 0, "no choices"), (all.is_some(), "more experts than ids")]
         }
         KernelSpec::Copy { groups, cols, in_group, out_group, in_ld, out_ld } => {
             let width = |group: &usize| groups.saturating_sub(1) * group + cols;

@@ -16,7 +16,7 @@ struct Scratch {
 impl Scratch {
     fn of(desc: &RouterDesc, isa: &Isa) -> Self {
         let pad = |n: usize| n.next_multiple_of(isa.lanes);
-        Self { experts: pad(desc.experts), groups: pad(desc.groups.map_or(0, |g| g.n)), k: pad(desc.k) }
+        Self { experts: pad(desc.scores()), groups: pad(desc.groups.map_or(0, |g| g.n)), k: pad(desc.k) }
     }
 }
 
@@ -28,9 +28,9 @@ pub(crate) fn scratch_bytes(desc: &RouterDesc, isa: &Isa) -> usize {
 pub(super) fn rules(d: &RouterDesc, logits_ld: usize) -> Vec<(bool, &'static str)> {
     let groups = d.groups.unwrap_or(Groups { n: 1, keep: 1, score: GroupScore::Max, mask_neg_inf: true });
     vec![
-        (d.k > 0 && d.k <= d.experts, "more experts per token than experts"),
-        (logits_ld >= d.experts, "rows overlap"),
-        (groups.n > 0 && d.experts.is_multiple_of(groups.n.max(1)), "experts that fill no group"),
+        (d.k > 0 && d.k <= d.scores(), "more experts per token than experts"),
+        (logits_ld >= d.scores(), "rows overlap"),
+        (groups.n > 0 && d.scores().is_multiple_of(groups.n.max(1)), "experts that fill no group"),
         (groups.keep > 0 && groups.keep <= groups.n, "more groups kept than there are"),
         (
             !matches!(d.weight_from, WeightFrom::SparseMixer { .. }) || d.k <= 2,
@@ -55,23 +55,23 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     let picked = group_scores.words(s.groups);
     k.rows(ROWS, |row| {
         let logits = logits.words(row * *logits_ld);
-        k.columns(desc.experts, |c, span| {
+        k.columns(desc.scores(), |c, span| {
             z.words(c).store(logits.words(c).load_vec(span).within(span, f32::NEG_INFINITY));
         });
         score(k, desc, z, scores);
-        k.columns(desc.experts, |c, span| {
+        k.columns(desc.scores(), |c, span| {
             let x = scores.words(c).load_vec(Span::Full);
             let x = select_bias.map_or(x, |b| x + b.words(c).load_vec(span));
             // Padding is never chosen, as what was chosen is not chosen again.
             choice.words(c).store(x.within(span, f32::NAN));
         });
         if let Some(groups) = desc.groups {
-            mask_groups(k, desc.experts, groups, choice, group_scores, s.groups);
+            mask_groups(k, desc.scores(), groups, choice, group_scores, s.groups);
         }
         let out = weights.words(row * desc.k);
         let mut chosen: Vec<I<'k>> = Vec::with_capacity(desc.k);
         for j in 0..desc.k {
-            let (id, expert) = take_best(k, choice, desc.experts);
+            let (id, expert) = take_best(k, choice, desc.scores());
             ids.words(row * desc.k).words(j).store_int(id);
             let from = if desc.weight_from == WeightFrom::Score { scores } else { z };
             picked.words(j).store(from.words(expert).load());
@@ -84,7 +84,7 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
 
 /// Scores of all experts; zero in the padding, where that matters.
 fn score<'k>(k: &'k Kb<'k>, d: &RouterDesc, z: P<'k>, scores: P<'k>) {
-    let padded = d.experts.next_multiple_of(k.lanes());
+    let padded = d.scores().next_multiple_of(k.lanes());
     match d.score {
         Score::Softmax => {
             let sum = exponentials(k, z, scores, padded).splat();
@@ -192,7 +192,7 @@ fn weigh<'k>(k: &'k Kb<'k>, d: &RouterDesc, z: P<'k>, chosen: &[I<'k>], picked: 
         WeightFrom::SparseMixer { eps } => {
             let mut removed = None;
             for (j, &expert) in chosen.iter().enumerate() {
-                let weight = sparse_mixer(k, d.experts, z, z.words(expert).load(), removed, eps);
+                let weight = sparse_mixer(k, d.scores(), z, z.words(expert).load(), removed, eps);
                 picked.words(j).store(weight);
                 removed = Some(expert);
             }

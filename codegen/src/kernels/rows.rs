@@ -138,3 +138,21 @@ pub(super) fn copy<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         });
     });
 }
+
+pub(super) fn zero_experts<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
+    let KernelSpec::ZeroExperts { experts, zero, k: choices } = *spec else {
+        return k.fail("not of zero experts");
+    };
+    let [ids, weights, served, sum] = [0, 1, 2, 3].map(|i| k.arg(i));
+    k.rows(ROWS, |row| {
+        let at = row * choices;
+        let total = k.fold(0, choices, 1, &[k.f(0.0)], |choice, total| {
+            let id = ids.words(at + choice).load_int();
+            let is_zero = id.ge(k.i(experts as i64)).and(id.lt(k.i((experts + zero) as i64)));
+            served.words(at + choice).store_int(is_zero.pick_int(k.i(-1), id).narrow());
+            let weight = weights.words(at + choice).load();
+            vec![total[0] + is_zero.pick(weight, k.f(0.0))]
+        });
+        sum.words(row).store(total[0]);
+    });
+}

@@ -226,6 +226,7 @@ fn family(spec: &KernelSpec) -> Option<(Launch, Write)> {
         | KernelSpec::NeuronGate { .. }
         | KernelSpec::NeuronUpAt { .. }
         | KernelSpec::NeuronDownAt { .. }
+        | KernelSpec::ZeroExperts { .. }
         | KernelSpec::Recurrence(_) => return None,
     };
     Some((launch?, write))

@@ -11,14 +11,14 @@ const MOST: usize = 512;
 
 /// Words of shared memory: choices, of experts and of groups.
 fn shared(d: &RouterDesc) -> usize {
-    d.groups.map_or(0, |g| d.experts + g.n)
+    d.groups.map_or(0, |g| d.scores() + g.n)
 }
 
 pub(super) fn launch(spec: &KernelSpec) -> Option<Launch> {
     let KernelSpec::Router { desc, .. } = spec else { return None };
     let grid = [Extent::rows(1), Extent::fixed(1), Extent::fixed(1)];
     let launch = Launch { grid, block: WARP as u32, shared: 4 * shared(desc) as u32 };
-    (desc.experts <= MOST && desc.groups.is_none_or(|g| g.n <= WARP)).then_some(launch)
+    (desc.scores() <= MOST && desc.groups.is_none_or(|g| g.n <= WARP)).then_some(launch)
 }
 
 /// Numbers of experts, one of a lane after the other; what is past the last expert is not there.
@@ -94,7 +94,7 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     let row = k.block_index(0);
     let (ids, weights) = (k.arg(at).words(row * d.k), k.arg(at + 1).words(row * d.k));
     let logits = logits.words(row * *logits_ld);
-    let lanes = Lanes { k, count: d.experts };
+    let lanes = Lanes { k, count: d.scores() };
     let z = lanes.all(f32::NEG_INFINITY, |e| logits.words(e).load());
     let scores: Vec<F<'k>> = match d.score {
         Score::Softmax => lanes.softmax(&z),
@@ -110,7 +110,7 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         })
         .collect();
     if let Some(groups) = d.groups {
-        mask_groups(&lanes, d.experts, groups, &mut choice);
+        mask_groups(&lanes, d.scores(), groups, &mut choice);
     }
     let chosen: Vec<I<'k>> = (0..d.k).map(|_| lanes.take_best(&mut choice)).collect();
     let from = if d.weight_from == WeightFrom::Score { &scores } else { &z };

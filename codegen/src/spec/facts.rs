@@ -45,6 +45,7 @@ impl KernelSpec {
             | Self::Map { .. }
             | Self::Copy { .. }
             | Self::Softmax { .. }
+            | Self::ZeroExperts { .. }
             | Self::GatherRows { .. } => tiles(ROWS, 1),
             Self::Recurrence(of) => of.kernel().grid(isa),
         }
@@ -134,6 +135,7 @@ impl KernelSpec {
             Self::Copy { .. } => "copy",
             Self::Softmax { .. } => "softmax",
             Self::GatherRows { .. } => "gather_rows",
+            Self::ZeroExperts { .. } => "zero_experts",
             Self::Recurrence(of) => of.kernel().kind(),
         }
     }
@@ -154,9 +156,10 @@ impl KernelSpec {
             Self::CacheWrite { .. } => Results::new([0]).unwrap_or_default(),
             Self::NeuronUpAt { .. } => Results::new([3]).unwrap_or_default(),
             Self::Norm { outs, .. } => Results::last(outs.len(), self.args()),
-            Self::Router { .. } | Self::NeuronUp { .. } | Self::NeuronGate { .. } => {
-                Results::last(2, self.args())
-            }
+            Self::Router { .. }
+            | Self::ZeroExperts { .. }
+            | Self::NeuronUp { .. }
+            | Self::NeuronGate { .. } => Results::last(2, self.args()),
             Self::Embed { .. }
             | Self::Quantise { .. }
             | Self::Linear { .. }
@@ -214,6 +217,7 @@ impl KernelSpec {
                 | MapOp::ScaleCols => 3,
             },
             Self::Copy { .. } | Self::Softmax { .. } | Self::Quantise { .. } => 2,
+            Self::ZeroExperts { .. } => 4,
             Self::Recurrence(of) => of.kernel().args(),
         }
     }

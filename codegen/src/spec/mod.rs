@@ -580,6 +580,15 @@ pub enum KernelSpec {
         /// Row distance of `out`.
         out_ld: usize,
     },
+    /// `[ids i32, weights, ids i32, sum]`: choices of the `zero` experts after the first `experts` as −1, and the sum of their weights.
+    ZeroExperts {
+        /// Experts that compute.
+        experts: usize,
+        /// Experts that do not, numbered after them.
+        zero: usize,
+        /// Choices of a row.
+        k: usize,
+    },
     /// Rows that change the state that the next one reads.
     Recurrence(Recurrence),
 }

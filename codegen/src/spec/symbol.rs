@@ -149,6 +149,9 @@ impl KernelSpec {
             Self::GatherRows { cols, x_ld, out_ld } => {
                 s.word("gather_rows").num("c", *cols).num("x", *x_ld).num("o", *out_ld);
             }
+            Self::ZeroExperts { experts, zero, k } => {
+                s.word("zero_experts").num("e", *experts).num("z", *zero).num("k", *k);
+            }
             Self::Recurrence(of) => {
                 let kernel = of.kernel();
                 kernel.name(s.word(kernel.kind()));
@@ -273,7 +276,7 @@ impl Symbol {
     }
 
     fn router(&mut self, d: &RouterDesc, logits_ld: usize) {
-        self.word("router").num("e", d.experts).num("k", d.k);
+        self.word("router").num("e", d.scores()).num("k", d.k);
         self.word(match d.score {
             Score::Softmax => "softmax",
             Score::Sigmoid => "sigmoid",

@@ -9,6 +9,7 @@ use moec_ir::types::Type;
 fn base(experts: usize, k: usize) -> RouterDesc {
     RouterDesc {
         experts,
+        zero: None,
         k,
         score: Score::Softmax,
         select_bias: false,

@@ -4,7 +4,7 @@ pub(crate) use crate::gates::{activation, glu};
 
 use crate::harness::{Case, Expect, Operand, Rng, check, random, strided};
 use moec_codegen::{KernelSpec, MapOp, NormKind, Rotation, RowForm, pack};
-use moec_ir::op::{Activation, Glu, RopeStyle};
+use moec_ir::op::{Activation, Glu, NO_EXPERT, RopeStyle};
 use moec_ir::types::Format;
 
 const COLUMNS: [usize; 8] = [1, 5, 15, 16, 17, 24, 80, 129];
@@ -337,5 +337,37 @@ fn rotations() {
             }
         }
     }
+    check(&cases);
+}
+
+#[test]
+fn experts_that_compute_nothing() {
+    let mut rng = Rng::new(17);
+    let cases: Vec<Case> = [(8, 4, 3, 5), (1, 1, 1, 1), (512, 256, 12, 9)]
+        .into_iter()
+        .map(|(experts, zero, k, n)| {
+            // What a router writes where too few scores are numbers stays, and so does -1.
+            let mut id = || [rng.below(experts + zero) as i32, -1, NO_EXPERT][[0, 0, 0, 1, 2][rng.below(5)]];
+            let ids: Vec<i32> = (0..n * k).map(|_| id()).collect();
+            let is_zero = |id: i32| id >= experts as i32 && id < (experts + zero) as i32;
+            let weights = rng.floats(n * k);
+            let served = ids.iter().map(|&id| if is_zero(id) { -1 } else { id }).collect();
+            let sums = ids.chunks(k).zip(weights.chunks(k)).map(|(ids, weights)| {
+                ids.iter().zip(weights).filter(|(id, _)| is_zero(**id)).map(|(_, w)| w).sum()
+            });
+            let sums = sums.collect();
+            Case {
+                spec: KernelSpec::ZeroExperts { experts, zero, k },
+                n,
+                operands: vec![
+                    Operand::Ints(ids),
+                    Operand::Floats(weights),
+                    Operand::Ints(vec![7; n * k]),
+                    Operand::Floats(vec![3.0; n]),
+                ],
+                expect: vec![(2, Expect::Ints(served)), (3, Expect::Floats(sums, 1e-6))],
+            }
+        })
+        .collect();
     check(&cases);
 }

@@ -86,6 +86,7 @@ pub fn lower(spec: &ModelSpec, shapes: &Shapes) -> Result<Module> {
             kind,
             g: GraphBuilder::new(&mut module, kind, out_rows),
             angles: Vec::new(),
+            read: [None; 2],
         };
         let logits = lowering.model().map_err(bug)?;
         lowering.g.finish(logits).map_err(bug)?;
@@ -109,6 +110,8 @@ pub struct Rows {
     pub block: ValueId,
     /// The residual stream as the layer got it.
     pub layer: ValueId,
+    /// What the last block of the layer before read, but of the first layer.
+    pub before: Option<ValueId>,
 }
 
 /// One entry point of a model on its way to a Graph.
@@ -122,6 +125,8 @@ pub struct Lowering<'a, 'm> {
     pub g: GraphBuilder<'m>,
     /// Angles of each rotation, which layers share.
     angles: Vec<(&'a Rope, ValueId)>,
+    /// What the last block of the layer before read, and what the last block read.
+    read: [Option<ValueId>; 2],
 }
 
 impl<'a> Lowering<'a, '_> {
@@ -169,6 +174,7 @@ impl<'a> Lowering<'a, '_> {
         if let Some(part) = layer.mixers().map(|m| m.of().part()).find(|part| !parts.insert(part.clone())) {
             return Err(TypeError::new(format!("layers.{i}"), format!("two mixers are its `{part}`")));
         }
+        self.read[0] = self.read[1];
         let x = layer.blocks.iter().try_fold(input, |x, block| self.block(i, block, input, x))?;
         let Some(scale) = &layer.scale else { return Ok(x) };
         let scale = self.weight(&format!("layers.{i}.scale"), WeightClass::Exact, scale)?;
@@ -186,7 +192,8 @@ impl<'a> Lowering<'a, '_> {
             Some(norm) => self.norm(&format!("{scope}.norm"), norm, x)?,
             None => x,
         };
-        let rows = Rows { normed: h, block: x, layer: input };
+        let rows = Rows { normed: h, block: x, layer: input, before: self.read[0] };
+        self.read[1] = Some(h);
         let mut sum = self.mixer(i, first, rows)?;
         for mixer in rest {
             let y = self.mixer(i, mixer, rows)?;

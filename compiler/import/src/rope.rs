@@ -185,7 +185,7 @@ impl Params {
         let s = &self.section;
         let factor = s.number("factor")? as f32;
         let (low, high) = (s.number("low_freq_factor")?, s.number("high_freq_factor")?);
-        if low <= 0.0 || high <= low || factor <= 0.0 {
+        if low <= 0.0 || high < low || factor <= 0.0 {
             return Err(Error::input(format!(
                 "{} .. {high} is not a range of factors above 0",
                 s.name("low_freq_factor")
@@ -197,7 +197,8 @@ impl Params {
             let wavelength = (2.0 * PI) as f32 / f;
             if wavelength > longest {
                 f / factor
-            } else if wavelength < shortest {
+            } else if wavelength < shortest || low == high {
+                // Llama 4 has no frequencies between the two.
                 f
             } else {
                 let smooth = (self.original as f32 / wavelength - low as f32) / (high - low) as f32;

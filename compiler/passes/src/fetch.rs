@@ -59,6 +59,13 @@ fn routed(graph: &Graph) -> Result<Vec<Routed>> {
             Some((_, admit)) if matches!(admit.op, Op::Admit(_)) => producer(admit.inputs.first()),
             chosen => chosen,
         };
+        if chosen.is_some_and(|(_, node)| matches!(node.op, Op::ZeroExperts { .. })) {
+            return Err(Error::limit(format!(
+                "`{}` has experts that compute nothing: others stay in RAM",
+                node.scope
+            ))
+            .hint("leave `budget` under `[memory]` out"));
+        }
         let logits = chosen
             .filter(|(_, n)| matches!(n.op, Op::Router(_)))
             .and_then(|(_, router)| producer(router.inputs.first()));

@@ -491,6 +491,10 @@ fn place(placed: &mut Placement, graph: &Graph, node: &Node, free: Free<'_>, why
 pub(super) fn takes_experts(module: &Module, layer: u32, free: Free<'_>) -> Result<()> {
     let nodes = module.entries.iter().flat_map(|g| &g.nodes);
     let of = nodes.filter(|n| n.scope.layer == Some(layer));
+    if of.clone().any(|n| matches!(n.op, Op::ZeroExperts { .. })) {
+        return Err(Error::limit(format!("layer {layer} has experts that compute nothing"))
+            .hint("leave all of its experts on the processor: `experts = \"cpu\"` under `[placement]`"));
+    }
     of.filter(|n| matches!(n.op, Op::ExpertFfn { fixed: false, .. })).try_for_each(|n| runs(free, n))
 }
 

@@ -185,6 +185,12 @@ pub fn offload(module: &mut Module, statics: &Statics, fixed: bool) -> Result<()
                     .because("which rows find room in an expert's graph is decided by what attention gave for them")
                     .hint("set `experts = \"cpu\"` under `[placement]`: the processor takes any number of rows")
             })?;
+            if let Op::Dispatch { partial: true, .. } = graph.nodes[routed.dispatch].op {
+                return Err(Error::limit(format!("layer {} has experts that compute nothing", set.layer))
+                    .hint(
+                        "leave all of its experts on the processor: `experts = \"cpu\"` under `[placement]`",
+                    ));
+            }
             let patch = split(graph, &routed, salient, set, fixed).ok_or_else(other_form)?;
             patch.apply(graph).map_err(|e| Error::bug(e.to_string()))?;
         }

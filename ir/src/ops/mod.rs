@@ -145,6 +145,7 @@ mod scale_by_position;
 mod selective_scan;
 mod slice;
 mod softmax;
+mod zero_experts;
 
 pub use activation::Activation;
 pub use admit::AdmitDesc;
@@ -342,6 +343,14 @@ operators! { ($)
             experts: usize,
             /// Whether an id may be −1: a choice that is not served here, whose slot is −1.
             partial: bool,
+        },
+        /// `ids i32[T, k], weights f32[T, k] → i32[T, k], f32[T, 1]`: choices of the `zero` experts after the first `experts`, which
+        /// give a row back as it is, become −1; the sum of their weights.
+        ZeroExperts {
+            /// Experts that compute.
+            experts: usize,
+            /// Experts that do not, numbered after them.
+            zero: usize,
         },
         /// `dispatch, scores f32[T, E], scores of the next layers f32[T, E'], … → dispatch`: the same table. Where experts stay
         /// on flash, whoever runs the graph has the experts that the table names read, and those of the next layers that its

@@ -163,6 +163,8 @@ attributes! {
     pub struct RouterDesc {
         /// Number of experts.
         pub experts: usize,
+        /// Experts that compute nothing, numbered after the others; `None`: there are none.
+        pub zero: Option<usize>,
         /// Experts per token.
         pub k: usize,
         /// Scores.
@@ -177,6 +179,13 @@ attributes! {
         pub renorm: Renorm,
         /// Factor on the weights, last.
         pub scale: f32,
+    }
+}
+
+impl RouterDesc {
+    /// Logits of a token: one for each expert, those that compute nothing included.
+    pub fn scores(&self) -> usize {
+        self.experts.saturating_add(self.zero.unwrap_or(0))
     }
 }
 
@@ -266,7 +275,7 @@ impl Operator for RouterDesc {
     fn infer(&self, o: &Operands<'_>) -> Inferred {
         let d = self;
         let [t, e] = o.matrix(0, "logits")?;
-        o.require(e == d.experts, || format!("{e} logits for {} experts", d.experts))?;
+        o.require(e == d.scores(), || format!("{e} logits for {} experts", d.scores()))?;
         o.require((1..=e).contains(&d.k), || format!("{} of {e} experts per token", d.k))?;
         if d.select_bias {
             o.exact(1, "select_bias", &f32(&[e]))?;
@@ -290,7 +299,7 @@ impl Operator for RouterDesc {
         let d = self;
         let bias = a.weight(1, d.select_bias)?;
         let (mut ids, mut out) = (Vec::new(), Vec::new());
-        for (row, z) in a.f32(0)?.chunks_exact(d.experts).enumerate() {
+        for (row, z) in a.f32(0)?.chunks_exact(d.scores()).enumerate() {
             let s = scores(z, d.score);
             let mut choice = s.clone();
             for (c, b) in choice.iter_mut().zip(bias.unwrap_or_default()) {
@@ -301,7 +310,7 @@ impl Operator for RouterDesc {
             }
             let chosen = top(&choice, d.k);
             if chosen.len() < d.k {
-                let (numbers, experts, k) = (choice.iter().filter(|c| !c.is_nan()).count(), d.experts, d.k);
+                let (numbers, experts, k) = (choice.iter().filter(|c| !c.is_nan()).count(), d.scores(), d.k);
                 return Err(a.error(format!(
                     "row {row}: of the scores of {experts} experts {numbers} are numbers, the others NaN, and {k} experts are to be chosen"
                 )));

@@ -73,6 +73,7 @@ const EXPERTS: usize = 4;
 pub(crate) fn router(experts: usize, k: usize) -> RouterDesc {
     RouterDesc {
         experts,
+        zero: None,
         k,
         score: Score::Softmax,
         select_bias: false,

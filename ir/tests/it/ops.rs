@@ -183,6 +183,22 @@ fn rows_are_scaled_by_their_positions() {
 }
 
 #[test]
+fn experts_that_compute_nothing_are_chosen_and_not_served() {
+    let ids = Tensor::i32([2, 3], vec![1, 4, 3, 5, 2, -1]);
+    let weights = tensor(&[2, 3], &[0.5, 0.25, 2., 4., 8., 16.]);
+    let out = run(&Op::ZeroExperts { experts: 3, zero: 2 }, &[&ids, &weights]);
+    assert_eq!(out[0].as_i32(), [1, -1, -1, 5, 2, -1]);
+    close(out[1].as_f32(), &[2.25, 0.]);
+    // The router chooses among all of them.
+    let desc = RouterDesc { zero: Some(2), renorm: Renorm::None, ..router(2, 2) };
+    let z = tensor(&[1, 4], &[1_f32, 4., 2., 1.].map(f32::ln));
+    let out = run(&Op::Router(desc.clone()), &[&z]);
+    assert_eq!(out[0].as_i32(), [1, 2]);
+    let refused = op(&Op::Router(RouterDesc { zero: None, ..desc }), vec![Arg::Tensor(&z)]).unwrap_err();
+    assert!(refused.to_string().contains("4 logits for 2 experts"), "{refused}");
+}
+
+#[test]
 fn activations() {
     let x = tensor(&[1, 4], &[-1., 0., 1., 3.]);
     let case = |act, want: [f32; 4]| check(&Op::Act(act), &[&x], &want);

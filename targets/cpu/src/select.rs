@@ -221,6 +221,10 @@ impl CpuTarget {
                 let n = 1 + usize::from(desc.select_bias);
                 s.kernel(KernelSpec::Router { desc: desc.clone(), logits_ld }, inputs(n), 2);
             }
+            &Op::ZeroExperts { experts, zero } => {
+                let k = node.value(0)?.0.cols();
+                s.kernel(KernelSpec::ZeroExperts { experts, zero, k }, inputs(2), 2);
+            }
             &Op::Dispatch { experts, partial } => {
                 let (ids, _) = node.value(0)?;
                 let (rows, k) = two(&ids.shape)?;

@@ -109,6 +109,7 @@ impl Family for Cuda {
                 | Op::Conv1x1 { .. }
                 | Op::ToNchw
                 | Op::FromNchw
+                | Op::ZeroExperts { .. }
         ) && op.effect() != Effect::Updates
     }
 

@@ -58,6 +58,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
             router,
             router_reads: RouterInput::Experts,
             weighs_input: false,
+            reads_before: false,
             logits: b.router(&format!("{at}.mlp.router"), &experts, true)?,
             select_bias: None,
             latent: None,

@@ -25,6 +25,7 @@ mod kimi_linear;
 mod laguna;
 mod lfm2_moe;
 mod llama4;
+mod longcat_flash;
 mod mellum;
 mod mimo_v2_flash;
 mod minimax_m2;
@@ -64,7 +65,7 @@ pub struct Family {
 }
 
 /// Every supported family.
-pub const FAMILIES: [&Family; 41] = [
+pub const FAMILIES: [&Family; 42] = [
     &mixtral::FAMILY,
     &qwen2_moe::FAMILY,
     &qwen3_moe::FAMILY,
@@ -90,6 +91,7 @@ pub const FAMILIES: [&Family; 41] = [
     &mistral4::FAMILY,
     &llama4::FAMILY,
     &step3p7::FAMILY,
+    &longcat_flash::FAMILY,
     &gemma4::FAMILY,
     &granitemoehybrid::FAMILY,
     &kimi_linear::FAMILY,

@@ -52,6 +52,8 @@ pub struct Mla {
     pub scale: f32,
     /// Factor on queries that grows with their positions.
     pub temperature: Option<Temperature>,
+    /// Factors on queries and on the latent.
+    pub factors: [f32; 2],
 }
 
 impl Mix for Mla {
@@ -89,6 +91,7 @@ impl Mix for Mla {
             }
         };
         let q = l.linear(&format!("{at}.attn.q"), CLASS, &self.q, rank)?;
+        let q = l.scaled(self.factors[0], q)?;
         let slice = |heads, start, len| Op::Slice { heads, start, len };
         let plain = l.g.one(slice(self.heads, 0, self.nope), &[q.into()])?;
         let rotated = l.g.one(slice(self.heads, self.nope, self.rotated), &[q.into()])?;
@@ -109,6 +112,7 @@ impl Mix for Mla {
         let kv = l.linear(&format!("{at}.attn.kv_down"), CLASS, &self.kv_down, x)?;
         let latent = l.g.one(slice(1, 0, self.latent), &[kv.into()])?;
         let latent = l.norm(&format!("{at}.attn.kv_norm"), &self.kv_norm, latent)?;
+        let latent = l.scaled(self.factors[1], latent)?;
         let rotated = l.g.one(slice(1, self.latent, self.rotated), &[kv.into()])?;
         let rotated = rotate(l, 1, rotated)?;
         let k = l.g.one(Op::Concat { heads: 1 }, &[latent.into(), rotated.into()])?;
@@ -153,6 +157,8 @@ pub struct MlaOptions {
     pub partial_of_head: bool,
     /// Factor on queries that grows with their positions.
     pub temperature: Option<Temperature>,
+    /// Factors on queries and on the latent.
+    pub factors: [f32; 2],
 }
 
 impl MlaOptions {
@@ -166,6 +172,7 @@ impl MlaOptions {
             style,
             partial_of_head: false,
             temperature: None,
+            factors: [1.0; 2],
         }
     }
 }
@@ -247,6 +254,7 @@ impl Base<'_> {
             style: options.style,
             scale: (scale * rope::softmax_factor(c, defaults)?) as f32,
             temperature: options.temperature,
+            factors: options.factors,
         })
     }
 

@@ -25,6 +25,9 @@ pub struct Moe {
     pub router_reads: RouterInput,
     /// Whether the weight of a token's one expert multiplies what that reads, in place of what it gives.
     pub weighs_input: bool,
+    /// Whether router and experts read the rows that the last block of the layer before read, and the shared expert its own: the
+    /// shortcut of LongCat-Flash (arXiv 2509.01322, section 2.2).
+    pub reads_before: bool,
     /// Bias on the choice of experts, `[experts]`.
     pub select_bias: Option<WeightExpr>,
     /// What the rows that the experts read are projected by, and the sum of what they give: `[latent, hidden]` and
@@ -95,7 +98,11 @@ impl Mix for Moe {
     }
 
     fn lower<'a>(&'a self, l: &mut Lowering<'a, '_>, at: &str, rows: Rows) -> Built {
-        let x = rows.normed;
+        let x = match rows.before {
+            Some(before) if self.reads_before => before,
+            None if self.reads_before => return Err(TypeError::new(at, "no layer is before it")),
+            _ => rows.normed,
+        };
         let routed = match self.router_reads {
             RouterInput::Experts => x,
             RouterInput::Layer => rows.layer,
@@ -114,36 +121,51 @@ impl Mix for Moe {
         let [ids, weights] = routed[..] else {
             return Err(TypeError::new("router", "does not give ids and weights"));
         };
+        let (ids, kept) = match self.router.zero {
+            None => (ids, None),
+            Some(zero) => {
+                let op = Op::ZeroExperts { experts: self.router.experts, zero };
+                match l.g.push(op, &[ids.into(), weights.into()])?[..] {
+                    [served, kept] => (served, Some(kept)),
+                    _ => return Err(TypeError::new("zero_experts", "does not give ids and sums")),
+                }
+            }
+        };
+        let partial = kept.is_some();
         let [read, weights] = if self.weighs_input {
             let read = l.g.one(Op::Mul, &[x.into(), weights.into()])?;
             [read, l.g.one(Op::Clamp { lo: 1.0, hi: 1.0 }, &[weights.into()])?]
         } else {
             [x, weights]
         };
-        let dispatch =
-            l.g.one(Op::Dispatch { experts: self.router.experts, partial: false }, &[ids.into()])?;
+        let dispatch = l.g.one(Op::Dispatch { experts: self.router.experts, partial }, &[ids.into()])?;
         let e = &self.experts;
-        let rows = match &self.latent {
+        let given = match &self.latent {
             Some([first, _]) => l.linear(&format!("{at}.moe.latent"), WeightClass::Attention, first, read)?,
             None => read,
         };
         let gate_up = l.weight(&format!("{at}.moe.gate_up"), WeightClass::Experts, &e.gate_up)?;
         let down = l.weight(&format!("{at}.moe.down"), WeightClass::Experts, &e.down)?;
-        let mut inputs: Vec<Operand> = vec![rows.into(), dispatch.into(), gate_up.into(), down.into()];
+        let mut inputs: Vec<Operand> = vec![given.into(), dispatch.into(), gate_up.into(), down.into()];
         if let Some((gate_up, down)) = &e.bias {
             inputs.push(l.weight(&format!("{at}.moe.gate_up.bias"), WeightClass::Exact, gate_up)?.into());
             inputs.push(l.weight(&format!("{at}.moe.down.bias"), WeightClass::Exact, down)?.into());
         }
         let y = l.g.one(Op::ExpertFfn { glu: e.glu, bias: e.bias.is_some(), fixed: false }, &inputs)?;
-        let mut y = l.g.one(Op::Combine { partial: false }, &[y.into(), dispatch.into(), weights.into()])?;
+        let mut y = l.g.one(Op::Combine { partial }, &[y.into(), dispatch.into(), weights.into()])?;
         if let Some([_, last]) = &self.latent {
             y = l.linear(&format!("{at}.moe.out"), WeightClass::Attention, last, y)?;
         }
+        if let Some(kept) = kept {
+            let kept = l.g.one(Op::Mul, &[x.into(), kept.into()])?;
+            y = l.g.one(Op::Add, &[y.into(), kept.into()])?;
+        }
         let Some(shared) = &self.shared else { return Ok(y) };
-        let mut h = shared.mlp.of_rows(l, &format!("{at}.shared"), x)?;
+        let own = rows.normed;
+        let mut h = shared.mlp.of_rows(l, &format!("{at}.shared"), own)?;
         if let Some(gate) = &shared.gate {
             let gate = l.weight(&format!("{at}.shared.weight"), WeightClass::Exact, gate)?;
-            let gate = l.g.one(Op::Linear { bias: false }, &[x.into(), gate.into()])?;
+            let gate = l.g.one(Op::Linear { bias: false }, &[own.into(), gate.into()])?;
             let gate = l.g.one(Op::Act(Activation::Sigmoid), &[gate.into()])?;
             h = l.g.one(Op::Mul, &[h.into(), gate.into()])?;
         }
@@ -169,7 +191,17 @@ pub fn plain_router(
     weight_from: WeightFrom,
     renorm: Renorm,
 ) -> RouterDesc {
-    RouterDesc { experts, k, score, select_bias: false, groups: None, weight_from, renorm, scale: 1.0 }
+    RouterDesc {
+        experts,
+        zero: None,
+        k,
+        score,
+        select_bias: false,
+        groups: None,
+        weight_from,
+        renorm,
+        scale: 1.0,
+    }
 }
 
 /// Renormalisation by the sum if the config says so, as Qwen and OLMoE have it.
@@ -381,6 +413,7 @@ impl Base<'_> {
             logits,
             router_reads: RouterInput::Experts,
             weighs_input: false,
+            reads_before: false,
             select_bias: None,
             latent: None,
             experts: read,

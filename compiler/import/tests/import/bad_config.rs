@@ -45,13 +45,13 @@ fn no_config() {
 fn unknown_architecture() {
     insta::assert_snapshot!(set("olmoe", "architectures", json!(["GemmaForCausalLM"])), @r#"
     Limit: `architectures` in `config.json` is "GemmaForCausalLM", which is not supported
-      hint: supported: MixtralForCausalLM, Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, Qwen3NextForCausalLM, Qwen3_5MoeForCausalLM, Qwen3_5MoeForConditionalGeneration, AfmoeForCausalLM, Cohere2MoeForCausalLM, Dots1ForCausalLM, Ernie4_5_MoeForCausalLM, ExaoneMoeForCausalLM, FlexOlmoForCausalLM, Glm4MoeLiteForCausalLM, GraniteMoeForCausalLM, GraniteMoeSharedForCausalLM, HunYuanMoEV1ForCausalLM, HYV3ForCausalLM, LagunaForCausalLM, Lfm2MoeForCausalLM, MellumForCausalLM, MiMoV2FlashForCausalLM, MiniMaxM2ForCausalLM, SolarOpenForCausalLM, Mistral4ForCausalLM, Mistral3ForConditionalGeneration, Llama4ForCausalLM, Llama4ForConditionalGeneration, Step3p7ForConditionalGeneration, Step3p5ForCausalLM, Gemma4ForCausalLM, Gemma4ForConditionalGeneration, GraniteMoeHybridForCausalLM, KimiLinearForCausalLM, BailingHybridForCausalLM, BailingMoeV3ForCausalLM, NemotronHForCausalLM, JambaForCausalLM, OlmoeForCausalLM, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Glm4MoeForCausalLM, PhimoeForCausalLM, PhiMoEForCausalLM, GptOssForCausalLM, SmallThinkerForCausalLM, SmallthinkerForCausalLM, TurboSparseMixtralForCausalLM, BambooForCausalLM, SparseLlamaForCausalLM
+      hint: supported: MixtralForCausalLM, Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, Qwen3NextForCausalLM, Qwen3_5MoeForCausalLM, Qwen3_5MoeForConditionalGeneration, AfmoeForCausalLM, Cohere2MoeForCausalLM, Dots1ForCausalLM, Ernie4_5_MoeForCausalLM, ExaoneMoeForCausalLM, FlexOlmoForCausalLM, Glm4MoeLiteForCausalLM, GraniteMoeForCausalLM, GraniteMoeSharedForCausalLM, HunYuanMoEV1ForCausalLM, HYV3ForCausalLM, LagunaForCausalLM, Lfm2MoeForCausalLM, MellumForCausalLM, MiMoV2FlashForCausalLM, MiniMaxM2ForCausalLM, SolarOpenForCausalLM, Mistral4ForCausalLM, Mistral3ForConditionalGeneration, Llama4ForCausalLM, Llama4ForConditionalGeneration, Step3p7ForConditionalGeneration, Step3p5ForCausalLM, LongcatFlashForCausalLM, Gemma4ForCausalLM, Gemma4ForConditionalGeneration, GraniteMoeHybridForCausalLM, KimiLinearForCausalLM, BailingHybridForCausalLM, BailingMoeV3ForCausalLM, NemotronHForCausalLM, JambaForCausalLM, OlmoeForCausalLM, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Glm4MoeForCausalLM, PhimoeForCausalLM, PhiMoEForCausalLM, GptOssForCausalLM, SmallThinkerForCausalLM, SmallthinkerForCausalLM, TurboSparseMixtralForCausalLM, BambooForCausalLM, SparseLlamaForCausalLM
     "#);
     let mut folder = Folder::golden("olmoe").set("model_type", "gemma");
     folder.cut("architectures");
     insta::assert_snapshot!(refusal(folder.write().path()), @r#"
     Limit: `model_type` in `config.json` is "gemma", which is not supported
-      hint: supported: mixtral, qwen2_moe, qwen3_moe, qwen3_next, qwen3_5_moe, afmoe, cohere2_moe, dots1, ernie4_5_moe, exaone_moe, flex_olmo, glm4_moe_lite, granitemoe, granitemoeshared, hunyuan_v1_moe, hy_v3, laguna, lfm2_moe, mellum, mimo_v2_flash, minimax_m2, solar_open, mistral4, llama4, step3p7, gemma4, granitemoehybrid, kimi_linear, bailing_hybrid, nemotron_h, jamba, olmoe, deepseek_v2, deepseek_v3, glm4_moe, phimoe, gpt_oss, smallthinker, turbosparsemixtral, bamboo, sparsellama
+      hint: supported: mixtral, qwen2_moe, qwen3_moe, qwen3_next, qwen3_5_moe, afmoe, cohere2_moe, dots1, ernie4_5_moe, exaone_moe, flex_olmo, glm4_moe_lite, granitemoe, granitemoeshared, hunyuan_v1_moe, hy_v3, laguna, lfm2_moe, mellum, mimo_v2_flash, minimax_m2, solar_open, mistral4, llama4, step3p7, longcat_flash, gemma4, granitemoehybrid, kimi_linear, bailing_hybrid, nemotron_h, jamba, olmoe, deepseek_v2, deepseek_v3, glm4_moe, phimoe, gpt_oss, smallthinker, turbosparsemixtral, bamboo, sparsellama
     "#);
 }
 
@@ -381,6 +381,20 @@ fn keys_of_mistral4_llama4_and_step3p7_that_are_refused() {
 }
 
 #[test]
+fn keys_of_longcat_flash_that_are_refused() {
+    let said = [
+        set("longcat_flash", "zero_expert_type", "drop"),
+        set("longcat_flash", "router_bias", true),
+        set("longcat_flash", "norm_topk_prob", true),
+        set("longcat_flash", "attention_method", "MHA"),
+        set("longcat_flash", "zero_expert_num", 5),
+        set("longcat_flash", "moe_topk", 9),
+        cut("longcat_flash", "ffn_hidden_size"),
+    ];
+    insta::assert_snapshot!(said.join("\n"));
+}
+
+#[test]
 fn routing_that_does_not_fit() {
     insta::assert_snapshot!(set("olmoe", "num_experts_per_tok", 9), @"Input: `num_experts_per_tok` in `config.json` is 9, more than `num_experts`, which is 8");
     insta::assert_snapshot!(set("deepseek_v3", "n_group", 3), @"Input: `n_group` 3 and `topk_group` 1 in `config.json` do not fit `n_routed_experts` 8 and `num_experts_per_tok` 2");
@@ -463,6 +477,7 @@ fn nonsense_in_any_key_does_not_panic() {
         "gpt_oss",
         "jamba",
         "llama4",
+        "longcat_flash",
         "mistral4",
         "nemotron_h",
         "phimoe",

@@ -90,6 +90,7 @@ fn moe(router_reads: RouterInput) -> Mixer {
     Moe {
         router: RouterDesc {
             experts: EXPERTS,
+            zero: None,
             k: 1,
             score: Score::Softmax,
             select_bias: false,
@@ -101,6 +102,7 @@ fn moe(router_reads: RouterInput) -> Mixer {
         logits: projection("router", EXPERTS, HIDDEN),
         router_reads,
         weighs_input: false,
+        reads_before: false,
         select_bias: None,
         latent: None,
         experts: ExpertWeights {

@@ -245,6 +245,9 @@ impl<'a> Collector<'a> {
     }
 
     fn router(&mut self, graph: &Graph, node: &Node, desc: &moec_ir::op::RouterDesc) -> Result<()> {
+        if desc.zero.is_some() {
+            return Err(Error::limit("a model is not calibrated some of whose experts compute nothing"));
+        }
         let at = graph.nodes.iter().position(|n| std::ptr::eq(n, node));
         let last = self.entry.steps.iter().rposition(|s| Some(s.node as usize) == at);
         let last = last.ok_or_else(|| Error::bug("a router without step"))?;

@@ -67,6 +67,7 @@ pub(super) fn choices(graph: &mut Graph) -> Result<ValueId> {
         [Type::f32([rows, 1]), Type::i32([rows, 1]), Type::f32([rows, 1])].map(|ty| patch.value(ty));
     let router = RouterDesc {
         experts: 1,
+        zero: None,
         k: 1,
         score: Score::Softmax,
         select_bias: false,

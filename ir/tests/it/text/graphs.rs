@@ -45,8 +45,10 @@ pub(super) fn router_desc() -> impl Strategy<Value = RouterDesc> {
         float().prop_map(|eps| Renorm::Sum { eps }),
         float().prop_map(|min| Renorm::Clamp { min }),
     ];
-    (small(), score, any::<bool>(), prop::option::of(groups), from, renorm, float()).prop_map(
-        |(k, score, select_bias, groups, weight_from, renorm, scale)| RouterDesc {
+    let ks = (small(), prop::option::of(small()));
+    (ks, score, any::<bool>(), prop::option::of(groups), from, renorm, float()).prop_map(
+        |((k, zero), score, select_bias, groups, weight_from, renorm, scale)| RouterDesc {
+            zero,
             score,
             select_bias,
             groups,
@@ -115,6 +117,7 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         (small(), any::<bool>()).prop_map(|(groups, bias)| Op::Conv1x1 { groups, bias }),
         small().prop_map(|heads| Op::Concat { heads }),
         (small(), any::<bool>()).prop_map(|(experts, partial)| Op::Dispatch { experts, partial }),
+        (small(), small()).prop_map(|(experts, zero)| Op::ZeroExperts { experts, zero }),
         (small(), small()).prop_map(|(layer, scores)| Op::Fetch { layer, scores }),
         (small(), small(), small()).prop_map(|(heads, start, len)| Op::Slice { heads, start, len }),
         (float(), prop::option::of(switch)).prop_map(|(scale, switch)| Op::RopeAngles { scale, switch }),
