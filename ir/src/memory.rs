@@ -46,21 +46,6 @@ pub struct Resident {
     pub matrices: Vec<u32>,
 }
 
-/// Experts of a layer that live on several units.
-///
-/// A `dispatch` of such a layer sorts its table by unit, and writes besides a table of each unit's own experts. Slots are
-/// those of the whole table in all of them, so that the rows of all units stand side by side, and one `combine` adds them
-/// in the order of the router's choices, wherever they were computed.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct ExpertHomes {
-    /// Layer.
-    pub layer: u32,
-    /// Units, ascending.
-    pub units: Vec<u32>,
-    /// Of each expert, the index into `units`.
-    pub experts: Vec<u32>,
-}
-
 /// Two memories between which values are copied, in either direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct MemoryLink {

@@ -6,14 +6,16 @@
 //! Stored as bincode ([`Plan::encode`], [`Plan::decode`]); `plan.txt` is the text form.
 
 use crate::bundle::{Bundle, PARTS};
+pub use crate::experts::{
+    Cached, ExpertCosts, ExpertLayer, ExpertPlacement, ExpertPolicy, Refine, Scheduled, StreamSet,
+};
 use crate::graph::EntryKind;
 pub use crate::launch::{Extent, Launch, ThreadKernel};
-pub use crate::memory::{ExpertHomes, Memory, MemoryLink, Resident, UnitRef};
+pub use crate::memory::{Memory, MemoryLink, Resident, UnitRef};
 pub use crate::op::FETCHED;
 pub use crate::paging::{PagedLayer, Paging};
 pub use crate::placement::{Expected, ExpertGroup, ExpertRow, ExpertTable, OpPlace, Overflow, Placement};
 pub use crate::results::Results;
-pub use crate::schedule::{ExpertTimes, Hybrid, Refine, Schedule, ScheduledLayer, StreamSet};
 use crate::state;
 pub use crate::state::{CacheOrder, StateBuf, StateKind};
 use crate::types::{DType, Format, GROUP};
@@ -49,8 +51,8 @@ pub struct Plan {
     pub segments: Vec<Segment>,
     /// States: the KV cache, and what recurrences keep.
     pub states: Vec<StateBuf>,
-    /// Experts that live on several units, at most one row per layer.
-    pub homes: Vec<ExpertHomes>,
+    /// Units of experts.
+    pub experts: ExpertPlacement,
     /// Experts that streams of commands compute, at most one set per layer and unit.
     pub streams: Vec<StreamSet>,
     /// Kernels of the object code.
@@ -65,12 +67,10 @@ pub struct Plan {
     pub parts: Vec<GraphPart>,
     /// Entry points, prefill first, then decode, then little, each by ascending rows.
     pub entries: Vec<Entry>,
-    /// Where operators and experts run.
+    /// Decisions about operators and experts, with their reasons.
     pub placement: Placement,
     /// Experts that stay on flash, where memory has a budget.
     pub paging: Option<Paging>,
-    /// Experts that are assigned to units while the plan runs.
-    pub schedule: Option<Schedule>,
 }
 
 /// What the runtime must know of the model.
@@ -350,8 +350,8 @@ pub enum Builtin {
         experts: u32,
         /// Whether an id may be −1, which is served elsewhere.
         partial: bool,
-        /// Where experts live on several units.
-        homes: Option<Homes>,
+        /// Where several units compute its experts.
+        candidates: Option<Candidates>,
     },
     /// `[from, to]`, or of slots `[table, from, to]`: elements of four bytes cross a link, from the memory of `from` to that
     /// of `to`. The table lies in memory 0.
@@ -426,11 +426,11 @@ pub enum Builtin {
     },
 }
 
-/// Experts of a `dispatch` that live on several units.
+/// Units of the experts of a `dispatch`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
-pub struct Homes {
-    /// Index into [`Plan::homes`].
-    pub index: u32,
+pub struct Candidates {
+    /// Index into [`ExpertPlacement::layers`].
+    pub layer: u32,
     /// Number of its units, each of which gets a table.
     pub units: u32,
 }
@@ -459,9 +459,9 @@ impl Builtin {
     pub const fn results(self) -> usize {
         match self {
             Self::Launch { .. } => 0,
-            Self::Dispatch { homes: Some(homes), .. } => 1 + homes.units as usize,
+            Self::Dispatch { candidates: Some(candidates), .. } => 1 + candidates.units as usize,
             Self::RopeAngles { .. }
-            | Self::Dispatch { homes: None, .. }
+            | Self::Dispatch { candidates: None, .. }
             | Self::Copy { .. }
             | Self::Experts { .. }
             | Self::Streams { .. }
@@ -760,18 +760,30 @@ impl Plan {
 
     /// Layers whose `fetch` somebody hears, in order: experts, and experts per token. They stay on flash, or lie in frames.
     pub fn asked_layers(&self) -> Vec<(u32, u32)> {
-        let hybrid = self.schedule.as_ref().and_then(|s| s.hybrid.as_ref().map(|h| (s, h.k)));
-        match (&self.paging, hybrid) {
+        match (&self.paging, &self.experts.policy) {
             (Some(paging), _) => paging.layers.iter().map(|l| (l.experts, l.k)).collect(),
-            (None, Some((s, k))) => s.layers.iter().map(|l| (l.modules.len() as u32, k)).collect(),
-            (None, None) => Vec::new(),
+            (None, ExpertPolicy::Cached(cached)) => {
+                self.experts.layers.iter().map(|l| (l.starts.len() as u32, cached.k)).collect()
+            }
+            (None, _) => Vec::new(),
         }
+    }
+
+    /// Experts on flash, by index into [`Paging::layers`], that another memory holds for good, ascending: none asks flash for them.
+    pub fn elsewhere(&self) -> Vec<(u32, u32)> {
+        let mut experts = Vec::new();
+        for (i, paged) in self.paging.iter().flat_map(|p| (0..).zip(&p.layers)) {
+            let of = self.experts.of_layer(Some(paged.layer)).filter(|_| self.experts.policy.is_fixed());
+            let Some((_, of)) = of else { continue };
+            let away = |at: &u32| of.units.get(*at as usize).is_some_and(|&unit| self.memory_of(unit) != 0);
+            experts.extend((0..).zip(&of.starts).filter(|(_, at)| away(at)).map(|(e, _)| (i, e)));
+        }
+        experts
     }
 
     /// Segments that are read to bring their matrices to another memory, and that no step of the processor reads.
     pub fn segments_to_bring(&self) -> BTreeSet<u32> {
-        let layers = self.schedule.iter().filter(|s| s.hybrid.is_some()).flat_map(|s| &s.layers);
-        layers.flat_map(|l| &l.brought).copied().collect()
+        self.experts.layers.iter().flat_map(|l| &l.brought).copied().collect()
     }
 
     /// The stored form.
@@ -793,7 +805,7 @@ impl Plan {
             return Err(bincode::error::DecodeError::Other("bytes after the end of the plan"));
         }
         // What is no number equals nothing, not even itself, and has no text.
-        let finite = plan.placement.is_finite() && plan.schedule.as_ref().is_none_or(Schedule::is_finite);
+        let finite = plan.placement.is_finite() && plan.experts.policy.is_finite();
         if !finite || plan.model.big_little.is_some_and(|b| !b.gamma.is_finite()) {
             return Err(bincode::error::DecodeError::Other("a number that is not finite"));
         }

@@ -144,7 +144,7 @@ pub fn run(args: &Args) -> Result<()> {
     if args.json {
         return output::json(&report(args, &bundle, &decisions, &kernels, &weights, &states, &forms));
     }
-    let placed = placement::shown(placement, args.layer, args.expert);
+    let placed = placement::shown(placement, &bundle.plan.experts, args.layer, args.expert);
     let mut head = head(args, &bundle, &decisions, &kernels, &weights, &states);
     head.extend(bundle.plan.paging.iter().flat_map(paging::rows));
     head.extend(decisions.on_flash.as_ref().map(|d| vec!["experts on flash".to_owned(), d.shown()]));
@@ -158,7 +158,7 @@ pub fn run(args: &Args) -> Result<()> {
     if args.expert.is_none() {
         text += &predictors::shown(&decisions, args.layer);
     }
-    text += &placement::schedule(&bundle.plan, decisions.frames.as_ref());
+    text += &placement::policy(&bundle.plan, decisions.frames.as_ref());
     text += &placed;
     if args.expert.is_some() {
         if placed.is_empty() {
@@ -444,7 +444,7 @@ fn report(
         "predictors_increase": decisions.predictors_increase,
         "graphs": forms,
         "placement": placement_json(&bundle.plan.placement, args),
-        "schedule": placement::schedule_json(&bundle.plan, decisions.frames.as_ref()),
+        "expert_placement": placement::policy_json(&bundle.plan, decisions.frames.as_ref()),
         "paging": bundle.plan.paging.as_ref().map(|p| paging::value(p, decisions.cache.as_ref())),
         "kernels": kernels.iter().map(|(d, at)| {
             let mut value = json!(d);

@@ -60,6 +60,8 @@ macro_rules! words {
     };
 }
 
+pub(crate) use {attributes, words};
+
 /// The struct that is the [`Operator`] of a row: the one that the row names in parentheses, or one of the attributes that it has in
 /// braces, with the variant's name. `declare` is its item, `name` its path, `take` makes it of the variant's fields, and `give`
 /// makes the variant of it.

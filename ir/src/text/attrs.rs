@@ -153,6 +153,17 @@ impl<'t> Attrs<'t> {
         })
     }
 
+    /// As [`Self::list`]; empty where it is absent.
+    pub(super) fn optional_list<T>(
+        &mut self,
+        c: &Cursor<'t>,
+        key: &str,
+        what: &str,
+        item: impl Fn(Value<'t>) -> Option<T>,
+    ) -> Parsed<Vec<T>> {
+        if self.has(key) { self.list(c, key, what, item) } else { Ok(Vec::new()) }
+    }
+
     /// A word with its arguments, read by `read`, which takes all of them.
     pub(super) fn variant<T>(
         &mut self,

@@ -46,7 +46,7 @@ fn op(c: &mut Cursor<'_>) -> Parsed<OpPlace> {
 
 fn table(c: &mut Cursor<'_>) -> Parsed<ExpertTable> {
     let mut table = with_attrs(c, |c, a| {
-        let tiers = a.optional(c, "tiers", "a list of capacities", |v, _| Ok(numbers(v)))?;
+        let tiers = a.optional_list(c, "tiers", "a list of capacities", Value::number)?;
         let expected = a.optional_variant(c, "expected", "`rates(…)`", |word, args| {
             if word != "rates" {
                 return Ok(None);
@@ -57,7 +57,7 @@ fn table(c: &mut Cursor<'_>) -> Parsed<ExpertTable> {
         Ok(ExpertTable {
             layer: a.int(c, "layer")?,
             k: a.int(c, "k")?,
-            tiers: tiers.unwrap_or_default(),
+            tiers,
             expected,
             groups: Vec::new(),
             experts: Vec::new(),
@@ -78,21 +78,13 @@ fn table(c: &mut Cursor<'_>) -> Parsed<ExpertTable> {
 }
 
 fn group<'t>(c: &Cursor<'t>, a: &mut Attrs<'t>) -> Parsed<ExpertGroup> {
-    let costs = |v: Value<'t>, _: &Cursor<'t>| {
-        Ok(match v {
-            Value::List(items) => items.into_iter().map(Value::float).collect(),
-            _ => None,
-        })
-    };
     Ok(ExpertGroup {
         tier: a.int(c, "tier")?,
         unit: a.int(c, "unit")?,
         experts: a.list(c, "experts", "a list of experts", Value::number)?,
-        sizes: a
-            .optional(c, "sizes", "a list of numbers of rows", |v, _| Ok(numbers(v)))?
-            .unwrap_or_default(),
+        sizes: a.optional_list(c, "sizes", "a list of numbers of rows", Value::number)?,
         bytes: a.int(c, "bytes")?,
-        cost_us: a.optional(c, "cost_us", "a list of numbers", costs)?.unwrap_or_default(),
+        cost_us: a.optional_list(c, "cost_us", "a list of numbers", Value::float)?,
         why: a.string(c, "why")?,
     })
 }
@@ -107,11 +99,4 @@ fn row<'t>(c: &Cursor<'t>, a: &mut Attrs<'t>) -> Parsed<ExpertRow> {
         load: a.optional(c, "load", "a number", |v, _| Ok(v.float()))?,
         few: a.flag(c, "few")?,
     })
-}
-
-fn numbers(v: Value<'_>) -> Option<Vec<u32>> {
-    match v {
-        Value::List(items) => items.into_iter().map(Value::number).collect(),
-        _ => None,
-    }
 }

@@ -2,16 +2,17 @@
 
 use super::attrs::{Attrs, Value};
 use super::cursor::{Cursor, Parsed};
+use super::experts;
 use super::items::{index, string, with_attrs};
 use super::launches;
-use super::paging;
+use super::ops::read_braces;
 use super::parse_graph::{dtype, format, kind, state_kind};
 use super::parse_placement::part as placement;
-use super::schedule;
 use super::statics;
 use super::units;
+use crate::experts::ExpertPlacement;
 use crate::plan::{
-    Arg, BigLittle, Buffer, Builtin, CacheOrder, Code, Entry, FileRef, Grid, Homes, KernelRef, Layout,
+    Arg, BigLittle, Buffer, Builtin, CacheOrder, Candidates, Code, Entry, FileRef, Grid, KernelRef, Layout,
     ModelInfo, Place, Placement, Plan, RowSpace, Segment, Span, StateBuf, Step, TargetInfo,
 };
 
@@ -34,7 +35,7 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
         files: Vec::new(),
         segments: Vec::new(),
         states: Vec::new(),
-        homes: Vec::new(),
+        experts: ExpertPlacement::default(),
         streams: Vec::new(),
         kernels: Vec::new(),
         launches: Vec::new(),
@@ -44,7 +45,6 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
         entries: Vec::new(),
         placement: Placement::default(),
         paging: None,
-        schedule: None,
     };
     while !c.at_end() {
         if c.eat_word("unit")? {
@@ -56,12 +56,9 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
         } else if c.eat_word("link")? {
             index(c, plan.links.len())?;
             plan.links.push(units::link(c)?);
-        } else if c.eat_word("homes")? {
-            index(c, plan.homes.len())?;
-            plan.homes.push(units::homes(c)?);
         } else if c.eat_word("streams")? {
             index(c, plan.streams.len())?;
-            plan.streams.push(schedule::streams(c)?);
+            plan.streams.push(read_braces(c)?);
         } else if c.eat_word("file")? {
             index(c, plan.files.len())?;
             plan.files.push(file(c)?);
@@ -90,14 +87,14 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
             index(c, plan.parts.len())?;
             plan.parts.push(statics::part(c)?);
         } else if plan.paging.is_none() && c.eat_word("paging")? {
-            plan.paging = Some(paging::read(c)?);
-        } else if plan.schedule.is_none() && c.eat_word("schedule")? {
-            plan.schedule = Some(schedule::read(c)?);
+            plan.paging = Some(read_braces(c)?);
+        } else if plan.experts == ExpertPlacement::default() && c.eat_word("expert_placement")? {
+            plan.experts = experts::read(c)?;
         } else if c.eat_word("entry")? {
             plan.entries.push(entry(c)?);
         } else if !placement(c, &mut plan.placement)? {
             return c.expected(
-                "`unit`, `memory`, `link`, `file`, `segment`, `state`, `homes`, `streams`, `kernel`, `launch`, `graph`, `set`, `part`, `paging`, `schedule`, `entry`, `placement`, `placed` or `experts`",
+                "`unit`, `memory`, `link`, `file`, `segment`, `state`, `streams`, `kernel`, `launch`, `graph`, `set`, `part`, `paging`, `expert_placement`, `entry`, `placement`, `placed` or `experts`",
             );
         }
     }
@@ -328,11 +325,11 @@ fn code(c: &mut Cursor<'_>) -> Parsed<Code> {
                 k: a.int(c, "k")?,
                 experts: a.int(c, "experts")?,
                 partial: a.flag(c, "partial")?,
-                homes: a.optional_variant(c, "homes", "`homes(…)`", |word, args| {
-                    if word != "homes" {
+                candidates: a.optional_variant(c, "candidates", "`units(…)`", |word, args| {
+                    if word != "units" {
                         return Ok(None);
                     }
-                    Ok(Some(Homes { index: args.int(c, "of")?, units: args.int(c, "units")? }))
+                    Ok(Some(Candidates { layer: args.int(c, "layer")?, units: args.int(c, "count")? }))
                 })?,
             })
         })?

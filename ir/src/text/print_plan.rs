@@ -1,15 +1,15 @@
 //! Printing plans.
 
+use super::experts;
 use super::launches;
 use super::lex::{quote, quoted};
-use super::paging;
+use super::ops::braces;
 use super::print_placement::write_placement;
-use super::schedule;
 use super::statics;
 use super::units;
 use crate::plan::{
-    Arg, BigLittle, Builtin, CacheOrder, Code, Entry, FileRef, Grid, Homes, KernelRef, Layout, Place, Plan,
-    RowSpace, Span, StateKind, Step,
+    Arg, BigLittle, Builtin, CacheOrder, Candidates, Code, Entry, FileRef, Grid, KernelRef, Layout, Place,
+    Plan, RowSpace, Span, StateKind, Step,
 };
 use std::fmt::{self, Write};
 
@@ -76,11 +76,11 @@ impl fmt::Display for Builtin {
                 }
                 f.write_str("}")
             }
-            Self::Dispatch { rows, k, experts, partial, homes } => {
+            Self::Dispatch { rows, k, experts, partial, candidates } => {
                 let partial = if partial { ", partial = true" } else { "" };
                 write!(f, "dispatch {{rows = {rows}, k = {k}, experts = {experts}{partial}")?;
-                if let Some(Homes { index, units }) = homes {
-                    write!(f, ", homes = homes(of = {index}, units = {units})")?;
+                if let Some(Candidates { layer, units }) = candidates {
+                    write!(f, ", candidates = units(layer = {layer}, count = {units})")?;
                 }
                 f.write_str("}")
             }
@@ -258,19 +258,15 @@ impl fmt::Display for Plan {
             }
             writeln!(f)?;
         }
-        units::write_homes(f, self)?;
-        schedule::write_streams(f, self)?;
         for (i, k) in self.kernels.iter().enumerate() {
             let KernelRef { symbol, results } = k;
             writeln!(f, "kernel {i} {} {{results = {results}}}", quote(symbol))?;
         }
         launches::write(f, self)?;
         statics::write(f, self)?;
+        experts::write(f, self)?;
         if let Some(p) = &self.paging {
-            paging::write(f, p)?;
-        }
-        if let Some(s) = &self.schedule {
-            schedule::write(f, s)?;
+            writeln!(f, "paging{}", braces(p))?;
         }
         for entry in &self.entries {
             write_entry(f, self, entry)?;

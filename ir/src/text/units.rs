@@ -1,11 +1,11 @@
-//! Units, memories, links and experts of several units: printing and parsing.
+//! Units, memories and links: printing and parsing.
 
 use super::attrs::Value;
 use super::cursor::{Cursor, Parsed};
 use super::items::with_attrs;
 use super::lex::quote;
 use super::statics::items;
-use crate::plan::{ExpertHomes, Memory, MemoryLink, Plan, Resident, UnitRef};
+use crate::plan::{Memory, MemoryLink, Plan, Resident, UnitRef};
 use std::fmt;
 
 /// Writes the units, memories and links of a plan, a line each.
@@ -26,14 +26,6 @@ pub(super) fn write(f: &mut fmt::Formatter<'_>, plan: &Plan) -> fmt::Result {
     }
     for (i, MemoryLink { from, to }) in plan.links.iter().enumerate() {
         writeln!(f, "link {i} {{from = {from}, to = {to}}}")?;
-    }
-    Ok(())
-}
-
-/// Writes where experts of several units live, a line per layer.
-pub(super) fn write_homes(f: &mut fmt::Formatter<'_>, plan: &Plan) -> fmt::Result {
-    for (i, ExpertHomes { layer, units, experts }) in plan.homes.iter().enumerate() {
-        writeln!(f, "homes {i} {{layer = {layer}, units = {units:?}, experts = {experts:?}}}")?;
     }
     Ok(())
 }
@@ -64,15 +56,4 @@ pub(super) fn memory(c: &mut Cursor<'_>) -> Parsed<Memory> {
 /// Reads a link, behind its index.
 pub(super) fn link(c: &mut Cursor<'_>) -> Parsed<MemoryLink> {
     with_attrs(c, |c, a| Ok(MemoryLink { from: a.int(c, "from")?, to: a.int(c, "to")? }))
-}
-
-/// Reads where the experts of a layer live, behind the index.
-pub(super) fn homes(c: &mut Cursor<'_>) -> Parsed<ExpertHomes> {
-    with_attrs(c, |c, a| {
-        Ok(ExpertHomes {
-            layer: a.int(c, "layer")?,
-            units: a.list(c, "units", "a list of units", Value::number)?,
-            experts: a.list(c, "experts", "a list of indices", Value::number)?,
-        })
-    })
 }

@@ -354,11 +354,10 @@ fn check(program: &Program, set: &StreamSet, bytes: &[usize; 2]) -> Result<(), S
     Ok(())
 }
 
-/// The module of each expert of a layer when the first step begins, where a schedule says so; −1: it lies over all of them.
+/// The module of each expert of a layer when the first step begins, where experts are scheduled; −1: it lies over all of them.
 fn homes(program: &Program, layer: u32) -> Option<Vec<i32>> {
-    let of = |index: u32| program.homes.get(index as usize).is_some_and(|h| h.layer == layer);
-    let found = program.schedule.as_ref()?.layers.iter().find(|l| of(l.homes))?;
-    Some(found.modules.clone())
+    let (_, of) = program.experts.of_layer(Some(layer)).filter(|_| !program.experts.policy.is_fixed())?;
+    Some(of.modules.clone())
 }
 
 /// Whether a stream touches the rows of its expert and its boxes, and moves nothing to other modules.
