@@ -117,7 +117,7 @@ words! {
 attributes! {
     /// Microseconds of one expert, all its matrices. Curves are points `(rows, µs)`, ascending by rows.
     #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
-    pub struct ExpertCosts {
+    pub struct ExpertCosts as "us" {
         /// Computing on the hot unit; empty: there is none.
         pub hot: Vec<(u32, f64)>,
         /// On the processor.
@@ -161,17 +161,6 @@ attributes! {
         pub inner: u32,
         /// Whether both biases are there.
         pub bias: bool,
-    }
-}
-
-impl Word for ExpertCosts {
-    const WHAT: &'static str = "`us(…)`";
-    fn word(&self, w: &mut Writer) {
-        w.word("us");
-        self.write(w);
-    }
-    fn of(word: &str, r: &mut Reader<'_, '_>) -> Parsed<Option<Self>> {
-        if word == "us" { Self::read(word, r) } else { Ok(None) }
     }
 }
 

@@ -48,7 +48,7 @@ attributes! {
     /// Experts of a layer on flash. Both segments lie in one file, each expert's matrices next to each other. Where neurons are
     /// read one by one, up and down alone lie on flash.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-    pub struct PagedLayer {
+    pub struct PagedLayer as "layer" {
         /// Layer.
         pub layer: u32,
         /// Experts.
@@ -61,17 +61,6 @@ attributes! {
         pub down: u32,
         /// How the router's logits become scores.
         pub score: Score,
-    }
-}
-
-impl Word for PagedLayer {
-    const WHAT: &'static str = "`layer(…)`";
-    fn word(&self, w: &mut Writer) {
-        w.word("layer");
-        self.write(w);
-    }
-    fn of(word: &str, r: &mut Reader<'_, '_>) -> Parsed<Option<Self>> {
-        if word == "layer" { Self::read(word, r) } else { Ok(None) }
     }
 }
 

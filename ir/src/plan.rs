@@ -13,11 +13,13 @@ use crate::graph::EntryKind;
 pub use crate::launch::{Extent, Launch, ThreadKernel};
 pub use crate::memory::{Memory, MemoryLink, Resident, UnitRef};
 pub use crate::op::FETCHED;
+use crate::op::{Attributes, attributes};
 pub use crate::paging::{PagedLayer, Paging};
 pub use crate::placement::{Expected, ExpertGroup, ExpertRow, ExpertTable, OpPlace, Overflow, Placement};
 pub use crate::results::Results;
 use crate::state;
 pub use crate::state::{CacheOrder, StateBuf, StateKind};
+use crate::text::ops::{Parsed, Reader, Word, Writer};
 use crate::types::{DType, Format, GROUP};
 use bincode::{Decode, Encode};
 use std::collections::BTreeSet;
@@ -103,13 +105,15 @@ pub struct ModelInfo {
     pub silenced: Option<f32>,
 }
 
-/// Big-little decoding (MoBiLE, §III-A, Algorithm 1).
-#[derive(Clone, Copy, Debug, PartialEq, Encode, Decode)]
-pub struct BigLittle {
-    /// Experts per token of the little entry points.
-    pub experts: u32,
-    /// γ: a token of the little entry point is kept if the largest probability of its softmax exceeds it. In `[0, 1]`.
-    pub gamma: f32,
+attributes! {
+    /// Big-little decoding (MoBiLE, §III-A, Algorithm 1).
+    #[derive(Clone, Copy, Debug, PartialEq, Encode, Decode)]
+    pub struct BigLittle as "little" {
+        /// Experts per token of the little entry points.
+        pub experts: u32,
+        /// γ: a token of the little entry point is kept if the largest probability of its softmax exceeds it. In `[0, 1]`.
+        pub gamma: f32,
+    }
 }
 
 impl BigLittle {
@@ -426,13 +430,15 @@ pub enum Builtin {
     },
 }
 
-/// Units of the experts of a `dispatch`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
-pub struct Candidates {
-    /// Index into [`ExpertPlacement::layers`].
-    pub layer: u32,
-    /// Number of its units, each of which gets a table.
-    pub units: u32,
+attributes! {
+    /// Units of the experts of a `dispatch`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+    pub struct Candidates as "units" {
+        /// Index into [`ExpertPlacement::layers`].
+        pub layer: u32,
+        /// Number of its units, each of which gets a table.
+        pub units: u32,
+    }
 }
 
 /// Rows that a copy moves.
@@ -473,13 +479,15 @@ impl Builtin {
     }
 }
 
-/// A tensor at the boundary of a static graph: f16, dense, the last axis inner.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
-pub struct Port {
-    /// Name in the function's signature.
-    pub name: String,
-    /// Extents.
-    pub shape: [u32; 4],
+attributes! {
+    /// A tensor at the boundary of a static graph: f16, dense, the last axis inner.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+    pub struct Port as "port" {
+        /// Name in the function's signature.
+        pub name: String,
+        /// Extents.
+        pub shape: [u32; 4],
+    }
 }
 
 impl Port {
@@ -494,19 +502,21 @@ impl Port {
     }
 }
 
-/// A static graph: a function of an artifact that a unit beside the processor executes.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
-pub struct GraphDecl {
-    /// Path of the artifact, relative to the bundle.
-    pub package: String,
-    /// Function in it.
-    pub function: String,
-    /// What it takes, in order.
-    pub inputs: Vec<Port>,
-    /// What it gives, in order.
-    pub outputs: Vec<Port>,
-    /// Whether the artifact keeps a state for each sequence slot.
-    pub stateful: bool,
+attributes! {
+    /// A static graph: a function of an artifact that a unit beside the processor executes.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+    pub struct GraphDecl {
+        /// Path of the artifact, relative to the bundle.
+        pub package: String,
+        /// Function in it.
+        pub function: String,
+        /// What it takes, in order.
+        pub inputs: Vec<Port>,
+        /// What it gives, in order.
+        pub outputs: Vec<Port>,
+        /// Whether the artifact keeps a state for each sequence slot.
+        pub stateful: bool,
+    }
 }
 
 impl GraphDecl {
@@ -521,71 +531,81 @@ impl GraphDecl {
     }
 }
 
-/// Experts of one layer that static graphs compute.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
-pub struct ExpertSet {
-    /// Layer.
-    pub layer: u32,
-    /// What happens to rows past an expert's capacity.
-    pub overflow: Overflow,
-    /// Rows that each expert of the layer has room for; 0: no graph has it.
-    pub capacities: Vec<u32>,
-    /// Groups, each one graph of rows `[experts · capacity, hidden, 1, 1]`, the experts one after the other.
-    pub groups: Vec<GraphGroup>,
-    /// Of which neurons, where not of all: one graph for each expert, for calls that decode.
-    pub hot: Option<HotNeurons>,
+attributes! {
+    /// Experts of one layer that static graphs compute.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+    pub struct ExpertSet {
+        /// Layer.
+        pub layer: u32,
+        /// What happens to rows past an expert's capacity.
+        pub overflow: Overflow,
+        /// Rows that each expert of the layer has room for; 0: no graph has it.
+        pub capacities: Vec<u32>,
+        /// Groups, each one graph of rows `[experts · capacity, hidden, 1, 1]`, the experts one after the other.
+        pub groups: Vec<GraphGroup>,
+        /// Of which neurons, where not of all: one graph for each expert, for calls that decode.
+        pub hot: Option<HotNeurons>,
+    }
 }
 
-/// The hot neurons of a layer's experts for a batch (PowerInfer-2, §4.1.3): graphs compute them, kernels the others, and the sums
-/// are added.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
-pub struct HotNeurons {
-    /// Rows of the entry points that they are for, and so the capacity of each expert: no row is past it.
-    pub batch: u32,
-    /// Neurons of each expert.
-    pub neurons: u32,
+attributes! {
+    /// The hot neurons of a layer's experts for a batch (PowerInfer-2, §4.1.3): graphs compute them, kernels the others, and the sums
+    /// are added.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+    pub struct HotNeurons as "hot" {
+        /// Rows of the entry points that they are for, and so the capacity of each expert: no row is past it.
+        pub batch: u32,
+        /// Neurons of each expert.
+        pub neurons: u32,
+    }
 }
 
-/// A part of an entry point that static graphs compute, its experts aside: attention, a dense network, the head. All of
-/// its graphs take the same rows; the channels of their results follow each other in `y`.
-///
-/// A graph has an input `x[T, inputs, 1, 1]` and results `[T, n, 1, 1]`; one of attention has besides `angles[T, R, 1, 1]`
-/// where it rotates, `mask[1, 1, T, C]` and `write[1, 1, C, T]`, with `C` the positions of its state.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
-pub struct GraphPart {
-    /// Indices into [`Plan::graphs`].
-    pub graphs: Vec<u32>,
-    /// Channels of `x`.
-    pub inputs: u32,
-    /// Channels of `y`.
-    pub outputs: u32,
-    /// What attention has besides.
-    pub attention: Option<PartAttention>,
+attributes! {
+    /// A part of an entry point that static graphs compute, its experts aside: attention, a dense network, the head. All of
+    /// its graphs take the same rows; the channels of their results follow each other in `y`.
+    ///
+    /// A graph has an input `x[T, inputs, 1, 1]` and results `[T, n, 1, 1]`; one of attention has besides `angles[T, R, 1, 1]`
+    /// where it rotates, `mask[1, 1, T, C]` and `write[1, 1, C, T]`, with `C` the positions of its state.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+    pub struct GraphPart {
+        /// Indices into [`Plan::graphs`].
+        pub graphs: Vec<u32>,
+        /// Channels of `x`.
+        pub inputs: u32,
+        /// Channels of `y`.
+        pub outputs: u32,
+        /// What attention has besides.
+        pub attention: Option<PartAttention>,
+    }
 }
 
-/// Attention of a [`GraphPart`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
-pub struct PartAttention {
-    /// Channels of `angles`; 0: nothing rotates.
-    pub angles: u32,
-    /// Positions of the state, `C`.
-    pub context: u32,
-    /// Tokens that a row sees, its own included, if not all.
-    pub window: Option<u32>,
-    /// Whether every row is a sequence of its own: each then has a call of its own.
-    pub apart: bool,
+attributes! {
+    /// Attention of a [`GraphPart`].
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+    pub struct PartAttention as "attention" {
+        /// Channels of `angles`; 0: nothing rotates.
+        pub angles: u32,
+        /// Positions of the state, `C`.
+        pub context: u32,
+        /// Tokens that a row sees, its own included, if not all.
+        pub window: Option<u32>,
+        /// Whether every row is a sequence of its own: each then has a call of its own.
+        pub apart: bool,
+    }
 }
 
-/// Experts of one graph. Groups of the same experts, one behind the other, are sizes of one graph, ascending: a call takes
-/// the first that holds its rows.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
-pub struct GraphGroup {
-    /// Index into [`Plan::graphs`].
-    pub graph: u32,
-    /// Rows of each expert.
-    pub capacity: u32,
-    /// Experts in the order of the rows.
-    pub experts: Vec<u32>,
+attributes! {
+    /// Experts of one graph. Groups of the same experts, one behind the other, are sizes of one graph, ascending: a call takes
+    /// the first that holds its rows.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+    pub struct GraphGroup as "group" {
+        /// Index into [`Plan::graphs`].
+        pub graph: u32,
+        /// Rows of each expert.
+        pub capacity: u32,
+        /// Experts in the order of the rows.
+        pub experts: Vec<u32>,
+    }
 }
 
 /// Code of a step.

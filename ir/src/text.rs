@@ -19,7 +19,6 @@ mod parse_plan;
 mod print_graph;
 mod print_placement;
 mod print_plan;
-mod statics;
 mod units;
 
 use crate::graph::Module;

@@ -144,7 +144,8 @@ pub fn run(args: &Args) -> Result<()> {
     if args.json {
         return output::json(&report(args, &bundle, &decisions, &kernels, &weights, &states, &forms));
     }
-    let placed = placement::shown(placement, &bundle.plan.experts, args.layer, args.expert);
+    let units = placement::units(&bundle.plan, args.layer, args.expert);
+    let placed = placement::shown(placement, args.layer, args.expert) + &units;
     let mut head = head(args, &bundle, &decisions, &kernels, &weights, &states);
     head.extend(bundle.plan.paging.iter().flat_map(paging::rows));
     head.extend(decisions.on_flash.as_ref().map(|d| vec!["experts on flash".to_owned(), d.shown()]));

@@ -13,17 +13,9 @@ use serde_json::{Value, json};
 use std::fmt::Write as _;
 
 /// What was decided about where things run, in one layer or in all. Nothing where everything runs on the processor.
-pub(super) fn shown(
-    placement: &Placement,
-    experts: &ExpertPlacement,
-    layer: Option<u32>,
-    expert: Option<u32>,
-) -> String {
-    if placement.is_dynamic() && placement.ops.is_empty() {
-        return String::new();
-    }
+pub(super) fn shown(placement: &Placement, layer: Option<u32>, expert: Option<u32>) -> String {
     let mut text = String::new();
-    if layer.is_none() && expert.is_none() {
+    if !placement.ops.is_empty() && layer.is_none() && expert.is_none() {
         let head = ["entry point", "where", "operator", "nodes", "runs on", "why"];
         let mut rows = vec![head.map(str::to_owned).to_vec()];
         rows.extend(placement.ops.iter().map(|o| {
@@ -32,8 +24,9 @@ pub(super) fn shown(
         }));
         let _ = write!(text, "\noperators\n{}", output::table(&rows));
     }
-    for table in placement.experts.iter().filter(|t| layer.is_none_or(|l| l == t.layer)) {
-        text += &layer_text(placement, experts, table, expert);
+    let wanted = placement.experts.iter().filter(|t| layer.is_none_or(|l| l == t.layer));
+    for table in wanted.filter(|_| !placement.is_dynamic()) {
+        text += &layer_text(placement, table, expert);
     }
     text
 }
@@ -60,15 +53,7 @@ pub(super) fn graphs(unit: &str, form: &GraphForm) -> String {
     format!("\ngraphs of {unit} are written so\n{}", output::table(&rows))
 }
 
-fn layer_text(
-    placement: &Placement,
-    experts: &ExpertPlacement,
-    table: &ExpertTable,
-    expert: Option<u32>,
-) -> String {
-    if placement.is_dynamic() {
-        return units_text(placement, experts, table, expert);
-    }
+fn layer_text(placement: &Placement, table: &ExpertTable, expert: Option<u32>) -> String {
     let tiers: Vec<String> = table.tiers.iter().map(ToString::to_string).collect();
     let mut text = format!("\nlayer {}: capacities {} of {}", table.layer, tiers.join(", "), placement.chunk);
     if let Some(e) = table.expected {
@@ -196,26 +181,27 @@ pub(super) fn policy_json(plan: &Plan, frames: Option<&FramesDecision>) -> Value
     })
 }
 
-/// Which experts of a layer run on which unit or begin there, where none has a capacity.
-fn units_text(
-    placement: &Placement,
-    experts: &ExpertPlacement,
-    table: &ExpertTable,
-    expert: Option<u32>,
-) -> String {
-    let processor =
-        ExpertLayer { units: vec![0], starts: vec![0; table.experts.len()], ..ExpertLayer::default() };
-    let of = experts.of_layer(Some(table.layer)).map_or(&processor, |(_, of)| of);
+/// Which experts of each layer run on which unit, or begin there, where none has a capacity and not all are the processor's.
+pub(super) fn units(plan: &Plan, layer: Option<u32>, expert: Option<u32>) -> String {
+    let (placement, experts) = (&plan.placement, &plan.experts);
+    let divided = placement.is_dynamic() && !placement.ops.is_empty();
     let head = if experts.policy.is_fixed() { "  runs on" } else { "  begins on" };
-    let mut rows = vec![[head, "experts"].map(str::to_owned).to_vec()];
-    for &unit in &of.units {
-        let own = of.on(unit).into_iter().filter(|e| expert.is_none_or(|x| x == *e));
-        let own: Vec<String> = own.map(|e| e.to_string()).collect();
-        if !own.is_empty() {
-            rows.push(vec![format!("  {}", placement.unit(unit)), own.join(",")]);
+    let mut text = String::new();
+    let tables = placement.experts.iter().filter(|t| divided && layer.is_none_or(|l| l == t.layer));
+    for ExpertTable { layer, experts: all, .. } in tables {
+        let processor = ExpertLayer { units: vec![0], starts: vec![0; all.len()], ..ExpertLayer::default() };
+        let of = experts.of_layer(Some(*layer)).map_or(&processor, |(_, of)| of);
+        let mut rows = vec![[head, "experts"].map(str::to_owned).to_vec()];
+        for &unit in &of.units {
+            let own = of.on(unit).into_iter().filter(|e| expert.is_none_or(|x| x == *e));
+            let own: Vec<String> = own.map(|e| e.to_string()).collect();
+            if !own.is_empty() {
+                rows.push(vec![format!("  {}", placement.unit(unit)), own.join(",")]);
+            }
         }
+        let _ = write!(text, "\nlayer {layer}: {} experts\n{}", all.len(), output::table(&rows));
     }
-    format!("\nlayer {}: {} experts\n{}", table.layer, table.experts.len(), output::table(&rows))
+    text
 }
 
 fn expert_text(placement: &Placement, table: &ExpertTable, expert: u32) -> String {
@@ -257,11 +243,10 @@ experts {layer = 3, k = 1, tiers = [32, 16], expected = rates(imbalance = 1.5, o
     fn a_placement_is_told_by_operator_group_and_expert() {
         let p = parse_placement(TEXT).unwrap();
         moec_ir::verify::placement(&p).unwrap();
-        let none = moec_ir::plan::ExpertPlacement::default();
-        insta::assert_snapshot!("placement", shown(&p, &none, None, None));
-        insta::assert_snapshot!("placement_of_a_hot_expert", shown(&p, &none, Some(3), Some(1)));
-        insta::assert_snapshot!("placement_of_a_cold_expert", shown(&p, &none, Some(3), Some(0)));
-        assert_eq!(shown(&p, &none, Some(2), None), "");
-        assert_eq!(shown(&moec_ir::placement::Placement::default(), &none, None, None), "");
+        insta::assert_snapshot!("placement", shown(&p, None, None));
+        insta::assert_snapshot!("placement_of_a_hot_expert", shown(&p, Some(3), Some(1)));
+        insta::assert_snapshot!("placement_of_a_cold_expert", shown(&p, Some(3), Some(0)));
+        assert_eq!(shown(&p, Some(2), None), "");
+        assert_eq!(shown(&moec_ir::placement::Placement::default(), None, None), "");
     }
 }

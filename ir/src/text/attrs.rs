@@ -57,11 +57,6 @@ impl<'t> Attrs<'t> {
         Self::parse(c, '{', '}', MAX_DEPTH)
     }
 
-    /// Whether an attribute is there.
-    pub(super) fn has(&self, key: &str) -> bool {
-        self.list.iter().any(|a| a.key == key)
-    }
-
     /// Takes an attribute out.
     fn take(&mut self, key: &str) -> Option<(Value<'t>, usize)> {
         let i = self.list.iter().position(|a| a.key == key)?;
@@ -151,17 +146,6 @@ impl<'t> Attrs<'t> {
                 _ => None,
             })
         })
-    }
-
-    /// As [`Self::list`]; empty where it is absent.
-    pub(super) fn optional_list<T>(
-        &mut self,
-        c: &Cursor<'t>,
-        key: &str,
-        what: &str,
-        item: impl Fn(Value<'t>) -> Option<T>,
-    ) -> Parsed<Vec<T>> {
-        if self.has(key) { self.list(c, key, what, item) } else { Ok(Vec::new()) }
     }
 
     /// A word with its arguments, read by `read`, which takes all of them.

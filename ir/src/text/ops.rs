@@ -63,15 +63,6 @@ impl Reader<'_, '_> {
     }
 }
 
-impl Attribute for f32 {
-    fn put(&self, key: &str, w: &mut Writer) {
-        w.push(key, format_args!("{self:?}"));
-    }
-    fn get(key: &str, r: &mut Reader<'_, '_>) -> Parsed<Self> {
-        r.attrs.float(r.cursor, key)
-    }
-}
-
 /// A value in a list.
 pub(super) trait Item: Sized {
     /// As it is written.
@@ -82,13 +73,13 @@ pub(super) trait Item: Sized {
 
 /// Numbers, by themselves and in lists.
 macro_rules! numbers {
-    ($($T:ty: $what:literal,)*) => {$(
+    ($($T:ty: $read:ident, $what:literal;)*) => {$(
         impl Item for $T {
             fn text(&self) -> String {
                 format!("{self:?}")
             }
             fn of<'t>(value: Value<'t>, _: &Cursor<'t>) -> Parsed<Option<Self>> {
-                Ok(value.number())
+                Ok(value.$read())
             }
         }
 
@@ -97,7 +88,7 @@ macro_rules! numbers {
                 w.push(key, self.text());
             }
             fn get(key: &str, r: &mut Reader<'_, '_>) -> Parsed<Self> {
-                r.attrs.required(r.cursor, key, $what, |v, _| Ok(v.number()))
+                r.attrs.required(r.cursor, key, $what, Self::of)
             }
         }
 
@@ -108,18 +99,19 @@ macro_rules! numbers {
                 }
             }
             fn get(key: &str, r: &mut Reader<'_, '_>) -> Parsed<Self> {
-                r.attrs.optional(r.cursor, key, $what, |v, _| Ok(v.number()))
+                r.attrs.optional(r.cursor, key, $what, <$T>::of)
             }
         }
     )*};
 }
 
 numbers! {
-    usize: "an integer in range",
-    u32: "an integer in range",
-    i32: "an integer in range",
-    u64: "an integer in range",
-    f64: "a number",
+    usize: number, "an integer in range";
+    u32: number, "an integer in range";
+    i32: number, "an integer in range";
+    u64: number, "an integer in range";
+    f32: float, "a number";
+    f64: number, "a number";
 }
 
 impl Item for String {
@@ -163,12 +155,15 @@ impl Attribute for bool {
     }
 }
 
+/// None is the default.
 impl<T: Item> Attribute for Vec<T> {
     fn put(&self, key: &str, w: &mut Writer) {
-        w.push(key, list(self));
+        if !self.is_empty() {
+            w.push(key, list(self));
+        }
     }
     fn get(key: &str, r: &mut Reader<'_, '_>) -> Parsed<Self> {
-        r.attrs.required(r.cursor, key, &format!("a list of {key}"), items)
+        Ok(r.attrs.optional(r.cursor, key, &format!("a list of {key}"), items)?.unwrap_or_default())
     }
 }
 
@@ -221,7 +216,7 @@ impl<T: Word> Attribute for Option<T> {
 }
 
 /// `[1, 2]`
-fn list(items: &[impl Item]) -> String {
+pub(super) fn list(items: &[impl Item]) -> String {
     format!("[{}]", items.iter().map(Item::text).collect::<Vec<_>>().join(", "))
 }
 
@@ -243,6 +238,11 @@ pub(super) fn braces(of: &impl Attributes) -> String {
     let mut w = Writer::default();
     of.write(&mut w);
     format!(" {{{}}}", w.list.join(", "))
+}
+
+/// Takes an attribute out of those that were read.
+pub(super) fn get<'t, T: Attribute>(cursor: &Cursor<'t>, attrs: &mut Attrs<'t>, key: &str) -> Parsed<T> {
+    T::get(key, &mut Reader { cursor, attrs })
 }
 
 /// Reads what [`braces`] writes.

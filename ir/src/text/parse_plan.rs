@@ -5,15 +5,14 @@ use super::cursor::{Cursor, Parsed};
 use super::experts;
 use super::items::{index, string, with_attrs};
 use super::launches;
-use super::ops::read_braces;
+use super::ops::{get, read_braces};
 use super::parse_graph::{dtype, format, kind, state_kind};
 use super::parse_placement::part as placement;
-use super::statics;
 use super::units;
 use crate::experts::ExpertPlacement;
 use crate::plan::{
-    Arg, BigLittle, Buffer, Builtin, CacheOrder, Candidates, Code, Entry, FileRef, Grid, KernelRef, Layout,
-    ModelInfo, Place, Placement, Plan, RowSpace, Segment, Span, StateBuf, Step, TargetInfo,
+    Arg, Buffer, Builtin, CacheOrder, Code, Entry, FileRef, Grid, KernelRef, Layout, ModelInfo, Place,
+    Placement, Plan, RowSpace, Segment, Span, StateBuf, Step, TargetInfo,
 };
 
 pub(super) fn parse(text: &str) -> Parsed<Plan> {
@@ -55,7 +54,7 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
             plan.memories.push(units::memory(c)?);
         } else if c.eat_word("link")? {
             index(c, plan.links.len())?;
-            plan.links.push(units::link(c)?);
+            plan.links.push(read_braces(c)?);
         } else if c.eat_word("streams")? {
             index(c, plan.streams.len())?;
             plan.streams.push(read_braces(c)?);
@@ -79,13 +78,13 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
             plan.launches.push(launches::read(c)?);
         } else if c.eat_word("graph")? {
             index(c, plan.graphs.len())?;
-            plan.graphs.push(statics::graph(c)?);
+            plan.graphs.push(read_braces(c)?);
         } else if c.eat_word("set")? {
             index(c, plan.sets.len())?;
-            plan.sets.push(statics::set(c)?);
+            plan.sets.push(read_braces(c)?);
         } else if c.eat_word("part")? {
             index(c, plan.parts.len())?;
-            plan.parts.push(statics::part(c)?);
+            plan.parts.push(read_braces(c)?);
         } else if plan.paging.is_none() && c.eat_word("paging")? {
             plan.paging = Some(read_braces(c)?);
         } else if plan.experts == ExpertPlacement::default() && c.eat_word("expert_placement")? {
@@ -116,12 +115,7 @@ fn model(c: &mut Cursor<'_>) -> Parsed<ModelInfo> {
             eos: a.list(c, "eos", "a list of ids", Value::number)?,
             parameters: a.int(c, "parameters")?,
             active_parameters: a.int(c, "active_parameters")?,
-            big_little: a.optional_variant(c, "big_little", "`little(…)`", |word, args| {
-                if word != "little" {
-                    return Ok(None);
-                }
-                Ok(Some(BigLittle { experts: args.int(c, "experts")?, gamma: args.float(c, "gamma")? }))
-            })?,
+            big_little: get(c, a, "big_little")?,
             silenced: a.optional_variant(c, "silenced", "`percent(…)`", |word, args| match word {
                 "percent" => Ok(Some(args.float(c, "of")?)),
                 _ => Ok(None),
@@ -325,12 +319,7 @@ fn code(c: &mut Cursor<'_>) -> Parsed<Code> {
                 k: a.int(c, "k")?,
                 experts: a.int(c, "experts")?,
                 partial: a.flag(c, "partial")?,
-                candidates: a.optional_variant(c, "candidates", "`units(…)`", |word, args| {
-                    if word != "units" {
-                        return Ok(None);
-                    }
-                    Ok(Some(Candidates { layer: args.int(c, "layer")?, units: args.int(c, "count")? }))
-                })?,
+                candidates: get(c, a, "candidates")?,
             })
         })?
     } else if c.eat_word("copy")? {

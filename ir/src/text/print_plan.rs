@@ -3,13 +3,12 @@
 use super::experts;
 use super::launches;
 use super::lex::{quote, quoted};
-use super::ops::braces;
+use super::ops::{Item, braces};
 use super::print_placement::write_placement;
-use super::statics;
 use super::units;
 use crate::plan::{
-    Arg, BigLittle, Builtin, CacheOrder, Candidates, Code, Entry, FileRef, Grid, KernelRef, Layout, Place,
-    Plan, RowSpace, Span, StateKind, Step,
+    Arg, Builtin, CacheOrder, Code, Entry, FileRef, Grid, KernelRef, Layout, Place, Plan, RowSpace, Span,
+    StateKind, Step,
 };
 use std::fmt::{self, Write};
 
@@ -79,8 +78,8 @@ impl fmt::Display for Builtin {
             Self::Dispatch { rows, k, experts, partial, candidates } => {
                 let partial = if partial { ", partial = true" } else { "" };
                 write!(f, "dispatch {{rows = {rows}, k = {k}, experts = {experts}{partial}")?;
-                if let Some(Candidates { layer, units }) = candidates {
-                    write!(f, ", candidates = units(layer = {layer}, count = {units})")?;
+                if let Some(candidates) = candidates {
+                    write!(f, ", candidates = {}", candidates.text())?;
                 }
                 f.write_str("}")
             }
@@ -211,8 +210,8 @@ impl fmt::Display for Plan {
             ", eos = {:?}, parameters = {}, active_parameters = {}",
             m.eos, m.parameters, m.active_parameters
         )?;
-        if let Some(BigLittle { experts, gamma }) = m.big_little {
-            write!(f, ", big_little = little(experts = {experts}, gamma = {gamma:?})")?;
+        if let Some(little) = m.big_little {
+            write!(f, ", big_little = {}", little.text())?;
         }
         if let Some(percent) = m.silenced {
             write!(f, ", silenced = percent(of = {percent:?})")?;
@@ -263,7 +262,15 @@ impl fmt::Display for Plan {
             writeln!(f, "kernel {i} {} {{results = {results}}}", quote(symbol))?;
         }
         launches::write(f, self)?;
-        statics::write(f, self)?;
+        for (i, graph) in self.graphs.iter().enumerate() {
+            writeln!(f, "graph {i}{}", braces(graph))?;
+        }
+        for (i, set) in self.sets.iter().enumerate() {
+            writeln!(f, "set {i}{}", braces(set))?;
+        }
+        for (i, part) in self.parts.iter().enumerate() {
+            writeln!(f, "part {i}{}", braces(part))?;
+        }
         experts::write(f, self)?;
         if let Some(p) = &self.paging {
             writeln!(f, "paging{}", braces(p))?;

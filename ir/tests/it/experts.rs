@@ -14,8 +14,8 @@ unit 0 "cpu" {family = "cpu", memory = 0}
 unit 1 "card" {family = "mirror", memory = 1}
 unit 2 "dimms" {family = "ndp", memory = 2}
 memory 0 "ram" {arena_bytes = 1024}
-memory 1 "vram" {arena_bytes = 0, residents = [segment(of = 0, matrices = [0]), segment(of = 1, matrices = [0])]}
-memory 2 "modules" {arena_bytes = 512, residents = [segment(of = 0, matrices = [0, 1]), segment(of = 1, matrices = [0, 1])]}
+memory 1 "vram" {arena_bytes = 0, residents = [resident(segment = 0, matrices = [0]), resident(segment = 1, matrices = [0])]}
+memory 2 "modules" {arena_bytes = 512, residents = [resident(segment = 0, matrices = [0, 1]), resident(segment = 1, matrices = [0, 1])]}
 link 0 {from = 0, to = 1}
 link 1 {from = 0, to = 2}
 file 0 "w.bin" {bytes = 1024, sha256 = "0000000000000000000000000000000000000000000000000000000000000000"}
@@ -26,7 +26,7 @@ kernel 0 "embed" {results = [1, 2]}
 kernel 1 "head" {results = [1]}
 
 expert_placement scheduled {hot = 1, cold = 2, modules = 4, frames = 1, moves = true, refine = full, costs = us(hot = [[1, 1.0]], processor = [[1, 1.5], [16, 2.0]], cold = [[1, 3.25]], bring_us = 0.1, striped_us = 0.2, localized_us = 0.3, internal_us = 0.4, link_us = 0.5, window_us = 2.5, expert_bytes = 768, row_bytes = 48)} {
-  layer 0 {layer = 0, units = [0, 1, 2], starts = [1, 2], segments = [0, 1], brought = [], modules = [-1, 3]}
+  layer 0 {layer = 0, units = [0, 1, 2], starts = [1, 2], segments = [0, 1], modules = [-1, 3]}
 }
 
 entry prefill[4] {out_rows = 4, logits = 7} {

@@ -13,7 +13,7 @@ target "t" {triple = "t", cpu = "c", features = []}
 unit 0 "cpu" {family = "cpu", memory = 0}
 unit 1 "card" {family = "mirror", memory = 1}
 memory 0 "ram" {arena_bytes = 768}
-memory 1 "vram" {arena_bytes = 256, capacity = 832, residents = [segment(of = 0, matrices = []), segment(of = 1, matrices = [1])]}
+memory 1 "vram" {arena_bytes = 256, capacity = 832, residents = [resident(segment = 0), resident(segment = 1, matrices = [1])]}
 link 0 {from = 0, to = 1}
 file 0 "w.bin" {bytes = 768, sha256 = "0000000000000000000000000000000000000000000000000000000000000000"}
 segment 0 "w" f32[8, 8] rows {file = 0, offset = 0, bytes = 256}
@@ -22,7 +22,7 @@ kernel 0 "embed" {results = [1]}
 kernel 1 "linear" {results = [3]}
 kernel 2 "head" {results = [1]}
 expert_placement fixed {
-  layer 0 {layer = 0, units = [0, 1], starts = [0, 1], segments = [], brought = [], modules = []}
+  layer 0 {layer = 0, units = [0, 1], starts = [0, 1]}
 }
 
 entry prefill[4] {out_rows = 4, logits = 6} {

@@ -121,10 +121,10 @@ impl Processor<'_> {
                     if let Err(expert) = builtin::dispatch(layout, n, partial, of, ids, out) {
                         launch.fail(StepFault::Expert(BadExpert { step: launch.step, expert, experts }));
                     }
-                    for (home, own) in units.iter().enumerate() {
+                    for (unit, own) in units.iter().enumerate() {
                         // SAFETY: as above.
                         let own = unsafe { std::slice::from_raw_parts_mut(own.of::<i32>(), layout.words()) };
-                        builtin::of_home(layout, of.unwrap_or_default(), home as u32, out, own);
+                        builtin::of_unit(layout, of.unwrap_or_default(), unit as u32, out, own);
                     }
                 };
                 let layer = candidates.map(|c| c.layer as usize);
