@@ -153,20 +153,18 @@ fn words(view: &StepView<'_>, arg: Option<&Arg>) -> Vec<[u8; 4]> {
 
 /// Has a director hear what a run hears.
 fn follow(director: &mut Director, plan: &Plan, view: &StepView<'_>, prompt: bool, on_gpu: &mut u64) {
-    let schedule = plan.schedule.as_ref().unwrap();
     let args = &view.step().args;
     match view.step().code {
-        Code::Builtin(Builtin::Dispatch { k, experts, homes: Some(homes), .. }) => {
-            let layer = schedule.layers.iter().position(|l| l.homes == homes.index).unwrap();
+        Code::Builtin(Builtin::Dispatch { k, experts, candidates: Some(candidates), .. }) => {
             let mut loads = vec![0; experts as usize];
             for id in words(view, args.first()).iter().take(view.n() * k as usize) {
                 loads[i32::from_le_bytes(*id) as usize] += 1;
             }
-            let division = director.divide(layer, &loads, prompt, &|_| true).unwrap();
+            let division = director.divide(candidates.layer as usize, &loads, prompt, &|_| true).unwrap();
             *on_gpu += division.units.iter().filter(|unit| **unit == Unit::Gpu).count() as u64;
         }
         Code::Builtin(Builtin::Fetch { .. }) => {
-            let experts = schedule.layers[0].modules.len();
+            let experts = plan.experts.layers[0].starts.len();
             let scores: Vec<Vec<f32>> = args[..args.len() - 1]
                 .iter()
                 .map(|arg| {
@@ -198,9 +196,9 @@ fn a_simulation_decides_what_the_run_decides() {
             threads(2),
         )
         .unwrap();
-        let schedule = bundle.plan.schedule.as_ref().unwrap();
+        let placed = &bundle.plan.experts;
         let mut director =
-            Director::new(of_plan::director(schedule, schedule.hybrid.as_ref().unwrap()).unwrap()).unwrap();
+            Director::new(of_plan::director(placed, placed.policy.cached().unwrap()).unwrap()).unwrap();
         let row = |pos: usize| Row { slot: 0, pos, id: 3 + pos as u32 * 29 % 400 };
         let (prefill, decode) =
             (engine.entry(EntryKind::Prefill(20)).unwrap(), engine.entry(EntryKind::Decode(1)).unwrap());
@@ -266,15 +264,15 @@ fn a_budget_of_the_other_memory_holds_or_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let source = checkpoint("olmoe");
     let whole = build(&source, folder.path(), "whole", "[placement]\npolicy = \"moec\"\n");
-    let schedule = whole.plan.schedule.as_ref().unwrap();
-    let experts = schedule.layers.iter().map(|l| l.modules.len() as u32).sum::<u32>();
-    assert_eq!(schedule.frames, experts, "all of them find room");
+    let frames = |plan: &Plan| plan.experts.policy.cached().unwrap().frames;
+    let experts = whole.plan.experts.layers.iter().map(|l| l.starts.len() as u32).sum::<u32>();
+    assert_eq!(frames(&whole.plan), experts, "all of them find room");
     let peak = whole.plan.peak(1, 1).unwrap();
     for less in [1, peak / 4] {
         let budget = peak - less;
         let more = format!("[placement]\npolicy = \"moec\"\n[memory]\ndevice_budget = \"{budget} B\"\n");
         let part = build(&source, folder.path(), "part", &more);
-        let frames = part.plan.schedule.as_ref().unwrap().frames;
+        let frames = frames(&part.plan);
         assert!(part.plan.peak(1, 1).unwrap() <= budget && frames < experts, "{frames} frames");
         compute(&part, threads(1), &[1, 2, 3]);
         let decisions = part.decisions().unwrap().decisions;

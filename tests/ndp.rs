@@ -87,10 +87,11 @@ fn command_streams_of_experts_without_a_dimm_are_labelled() {
     fs::write(&toml, text).unwrap();
     built(&toml, &["--target", "h100-spr-ndp"], &folder.path().join("b"));
     let bundle = Bundle::open(&folder.path().join("b")).unwrap();
-    let schedule = bundle.plan.schedule.as_ref().unwrap();
-    assert!(!bundle.plan.streams.is_empty() && schedule.layers.iter().any(|l| !l.cached.is_empty()));
+    let placed = &bundle.plan.experts;
+    let hot = placed.policy.hot().unwrap();
+    assert!(!bundle.plan.streams.is_empty() && placed.layers.iter().any(|l| !l.on(hot).is_empty()));
     let mut places = BTreeSet::new();
-    for (layer, set) in schedule.layers.iter().zip(&bundle.plan.streams) {
+    for (layer, set) in placed.layers.iter().zip(&bundle.plan.streams) {
         let out = ok(moec().arg("inspect").arg(bundle.folder.join(&set.artifact))).stdout;
         let text = format!("\n{}", String::from_utf8(out).unwrap());
         let streams: Vec<&str> = text.split("\nstream ").skip(1).collect();
@@ -189,7 +190,7 @@ fn a_share_of_the_experts_lives_in_modules() {
     let source = checkpoint("mixtral");
     let want = expected(&source);
     let bundle = build(&source, folder.path(), "half", "spr-ndp", "experts = \"dimms:50%\"\n");
-    assert!(bundle.plan.schedule.is_none() && !bundle.plan.streams.is_empty());
+    assert!(bundle.plan.experts.policy.is_fixed() && !bundle.plan.streams.is_empty());
     let got = compute(&bundle, &want.ids, 24, 2);
     assert_eq!(got.ids, want.greedy[16..]);
     assert!(got.assigned.is_none());

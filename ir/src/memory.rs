@@ -3,6 +3,8 @@
 //! A plan names its units and its memories. Memory 0 is the processor's; every buffer, state and weight that a unit touches
 //! lies in the unit's own. What crosses from one memory to another does so by a [`Copy`](crate::plan::Builtin::Copy) step.
 
+use crate::op::{Attributes, attributes};
+use crate::text::ops::{Parsed, Reader, Word, Writer};
 use bincode::{Decode, Encode};
 
 /// A unit that executes steps. Unit 0 is the processor that runs the program.
@@ -37,35 +39,24 @@ pub struct Memory {
     pub residents: Vec<Resident>,
 }
 
-/// Matrices of a segment that a memory holds.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct Resident {
-    /// Index into [`crate::plan::Plan::segments`].
-    pub segment: u32,
-    /// Its matrices (experts), ascending; empty: the whole segment in one piece.
-    pub matrices: Vec<u32>,
+attributes! {
+    /// Matrices of a segment that a memory holds.
+    #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+    pub struct Resident as "resident" {
+        /// Index into [`crate::plan::Plan::segments`].
+        pub segment: u32,
+        /// Its matrices (experts), ascending; empty: the whole segment in one piece.
+        pub matrices: Vec<u32>,
+    }
 }
 
-/// Experts of a layer that live on several units.
-///
-/// A `dispatch` of such a layer sorts its table by unit, and writes besides a table of each unit's own experts. Slots are
-/// those of the whole table in all of them, so that the rows of all units stand side by side, and one `combine` adds them
-/// in the order of the router's choices, wherever they were computed.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct ExpertHomes {
-    /// Layer.
-    pub layer: u32,
-    /// Units, ascending.
-    pub units: Vec<u32>,
-    /// Of each expert, the index into `units`.
-    pub experts: Vec<u32>,
-}
-
-/// Two memories between which values are copied, in either direction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct MemoryLink {
-    /// One.
-    pub from: u32,
-    /// The other, the larger index.
-    pub to: u32,
+attributes! {
+    /// Two memories between which values are copied, in either direction.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+    pub struct MemoryLink {
+        /// One.
+        pub from: u32,
+        /// The other, the larger index.
+        pub to: u32,
+    }
 }

@@ -1,62 +1,67 @@
 //! Experts that stay on flash, and the memory that the others leave them.
 
-use crate::op::Score;
+use crate::op::{Attributes, Score, attributes};
+use crate::text::ops::{Parsed, Reader, Word, Writer};
 use bincode::{Decode, Encode};
 
-/// What a run holds in memory when its experts do not all fit.
-///
-/// Everything else is resident: the sum of `resident`, `process` and all frames is the peak, and at most `budget`.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct Paging {
-    /// Bytes that a run may take, the kernel's page cache included.
-    pub budget: u64,
-    /// Threads that the sum is for: each has scratch of its own.
-    pub threads: u32,
-    /// Bytes of weights outside of experts, activations, scratch and KV cache.
-    pub resident: u64,
-    /// Bytes left for the process itself: code, heap, stacks, tokenizer.
-    pub process: u64,
-    /// Bytes of a frame: the largest expert, its matrices at multiples of a block.
-    pub frame_bytes: u64,
-    /// Frames that hold experts from one token to the next.
-    pub frames: u32,
-    /// Frames through which experts pass that the cache does not keep, at least 2.
-    pub spare: u32,
-    /// Most bytes of one read: a multiple of 4096, at most 512 KiB.
-    pub block_bytes: u32,
-    /// Policy of the cache with its parameters, as the runtime reads it (`lru`, `mrs alpha=0.1 depth=2 bypass=1`).
-    pub policy: String,
-    /// Experts `(layer, expert)` that are read at the start and never go, the hottest first: fewer than there are frames. Under
-    /// a smaller budget the first of them stay.
-    pub pinned: Vec<(u32, u32)>,
-    /// Experts `(layer, expert)` that live in other memories, ascending: nobody asks flash for them.
-    pub elsewhere: Vec<(u32, u32)>,
-    /// Neurons that a frame holds up and down of; 0: a frame holds a whole expert. Where it is not 0, gates are resident,
-    /// nothing is pinned, and neither checksums nor uses are known.
-    pub neurons: u32,
-    /// Layers with routed experts, in order.
-    pub layers: Vec<PagedLayer>,
-    /// CRC-32C of every matrix, `[layer][expert][gate and up, down]`.
-    pub checksums: Vec<u32>,
-    /// How often recorded routing used each expert, `[layer][expert]`: what a cache begins with, and believes until it has seen
-    /// more itself. Empty where nothing was recorded.
-    pub uses: Vec<u32>,
+attributes! {
+    /// What a run holds in memory when its experts do not all fit.
+    ///
+    /// Everything else is resident: the sum of `resident`, `process` and all frames is the peak, and at most `budget`.
+    #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+    pub struct Paging {
+        /// Bytes that a run may take, the kernel's page cache included.
+        pub budget: u64,
+        /// Threads that the sum is for: each has scratch of its own.
+        pub threads: u32,
+        /// Bytes of weights outside of experts, activations, scratch and KV cache.
+        pub resident: u64,
+        /// Bytes left for the process itself: code, heap, stacks, tokenizer.
+        pub process: u64,
+        /// Bytes of a frame: the largest expert, its matrices at multiples of a block.
+        pub frame_bytes: u64,
+        /// Frames that hold experts from one token to the next.
+        pub frames: u32,
+        /// Frames through which experts pass that the cache does not keep, at least 2.
+        pub spare: u32,
+        /// Most bytes of one read: a multiple of 4096, at most 512 KiB.
+        pub block_bytes: u32,
+        /// Policy of the cache with its parameters, as the runtime reads it (`lru`, `mrs alpha=0.1 depth=2 bypass=1`).
+        pub policy: String,
+        /// Experts `(layer, expert)` that are read at the start and never go, the hottest first: fewer than there are frames. Under
+        /// a smaller budget the first of them stay.
+        pub pinned: Vec<(u32, u32)>,
+        /// Neurons that a frame holds up and down of; 0: a frame holds a whole expert. Where it is not 0, gates are resident,
+        /// nothing is pinned, and neither checksums nor uses are known.
+        pub neurons: u32,
+        /// Layers with routed experts, in order.
+        pub layers: Vec<PagedLayer>,
+        /// CRC-32C of every matrix, `[layer][expert][gate and up, down]`.
+        pub checksums: Vec<u32>,
+        /// How often recorded routing used each expert, `[layer][expert]`: what a cache begins with, and believes until it has seen
+        /// more itself. Empty where nothing was recorded.
+        pub uses: Vec<u32>,
+    }
 }
 
-/// Experts of a layer on flash. Both segments lie in one file, each expert's matrices next to each other. Where neurons are
-/// read one by one, up and down alone lie on flash.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct PagedLayer {
-    /// Experts.
-    pub experts: u32,
-    /// Experts per token.
-    pub k: u32,
-    /// Segment of the gate and up matrices; of gates by themselves, which are resident, where neurons are read one by one.
-    pub gate_up: u32,
-    /// Segment of the down matrices; of up and down by neurons, where these are read one by one.
-    pub down: u32,
-    /// How the router's logits become scores.
-    pub score: Score,
+attributes! {
+    /// Experts of a layer on flash. Both segments lie in one file, each expert's matrices next to each other. Where neurons are
+    /// read one by one, up and down alone lie on flash.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+    pub struct PagedLayer as "layer" {
+        /// Layer.
+        pub layer: u32,
+        /// Experts.
+        pub experts: u32,
+        /// Experts per token.
+        pub k: u32,
+        /// Segment of the gate and up matrices; of gates by themselves, which are resident, where neurons are read one by one.
+        pub gate_up: u32,
+        /// Segment of the down matrices; of up and down by neurons, where these are read one by one.
+        pub down: u32,
+        /// How the router's logits become scores.
+        pub score: Score,
+    }
 }
 
 impl Paging {

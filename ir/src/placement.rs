@@ -5,7 +5,9 @@
 //! (NPUMoE, §4.1 to §4.3), each group and operator with the reason.
 
 use crate::graph::EntryKind;
+use crate::op::{Attributes, attributes, words};
 use crate::scope::{AnyLayer, Scope};
+use crate::text::ops::{Parsed, Reader, Word, Writer};
 use bincode::{Decode, Encode};
 use std::fmt;
 
@@ -29,28 +31,19 @@ pub struct Placement {
     pub experts: Vec<ExpertTable>,
 }
 
-/// What happens to the tokens that an expert has no room for (NPUMoE, §3.2).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Encode, Decode)]
-pub enum Overflow {
-    /// Those of the lowest saliency, the L2 norm of the attention output, lose this expert's part.
-    #[default]
-    Prune,
-    /// They run on the fallback unit with the same weights: nothing is lost.
-    Spill,
+words! {
+    /// What happens to the tokens that an expert has no room for (NPUMoE, §3.2).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Encode, Decode)]
+    pub enum Overflow, "`prune` or `spill`" {
+        /// Those of the lowest saliency, the L2 norm of the attention output, lose this expert's part.
+        #[default]
+        Prune = "prune",
+        /// They run on the fallback unit with the same weights: nothing is lost.
+        Spill = "spill",
+    }
 }
 
 impl Overflow {
-    /// Every policy, in the order that messages list them.
-    pub const ALL: [Self; 2] = [Self::Prune, Self::Spill];
-
-    /// Name in the text form and in `model.toml`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Prune => "prune",
-            Self::Spill => "spill",
-        }
-    }
-
     /// The one of that name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|o| o.name() == name)
@@ -97,35 +90,39 @@ pub struct ExpertTable {
     pub experts: Vec<ExpertRow>,
 }
 
-/// What the profile predicts for a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Encode, Decode)]
-pub struct Expected {
-    /// Load of the busiest expert over the mean load, r (NPUMoE, §4.1).
-    pub imbalance: f32,
-    /// Share of the routed (token, expert) pairs that find no room: dropped or spilled, as the policy says.
-    pub overflow: f32,
-    /// Share of the rows of executed graphs that are padding.
-    pub padding: f32,
+attributes! {
+    /// What the profile predicts for a layer.
+    #[derive(Clone, Copy, Debug, PartialEq, Encode, Decode)]
+    pub struct Expected as "rates" {
+        /// Load of the busiest expert over the mean load, r (NPUMoE, §4.1).
+        pub imbalance: f32,
+        /// Share of the routed (token, expert) pairs that find no room: dropped or spilled, as the policy says.
+        pub overflow: f32,
+        /// Share of the rows of executed graphs that are padding.
+        pub padding: f32,
+    }
 }
 
-/// Experts of one tier that one static graph holds.
-#[derive(Clone, Debug, PartialEq, Encode, Decode)]
-pub struct ExpertGroup {
-    /// Index into [`ExpertTable::tiers`].
-    pub tier: u32,
-    /// Index of the unit that runs it.
-    pub unit: u32,
-    /// Its experts, in the order of the graph's slices.
-    pub experts: Vec<u32>,
-    /// Rows per expert that the graph has a function for, ascending; the last is the capacity of its tier. They share the
-    /// weights, and a call takes the smallest that holds its tokens. Empty: the capacity alone.
-    pub sizes: Vec<u32>,
-    /// Bytes of the graph's weights.
-    pub bytes: u64,
-    /// Expected microseconds per call on each unit, launch and waiting included; empty: not known yet.
-    pub cost_us: Vec<f32>,
-    /// Why it runs there.
-    pub why: String,
+attributes! {
+    /// Experts of one tier that one static graph holds.
+    #[derive(Clone, Debug, PartialEq, Encode, Decode)]
+    pub struct ExpertGroup {
+        /// Index into [`ExpertTable::tiers`].
+        pub tier: u32,
+        /// Index of the unit that runs it.
+        pub unit: u32,
+        /// Its experts, in the order of the graph's slices.
+        pub experts: Vec<u32>,
+        /// Rows per expert that the graph has a function for, ascending; the last is the capacity of its tier. They share the
+        /// weights, and a call takes the smallest that holds its tokens. Empty: the capacity alone.
+        pub sizes: Vec<u32>,
+        /// Bytes of the graph's weights.
+        pub bytes: u64,
+        /// Expected microseconds per call on each unit, launch and waiting included; empty: not known yet.
+        pub cost_us: Vec<f32>,
+        /// Why it runs there.
+        pub why: String,
+    }
 }
 
 impl ExpertGroup {
@@ -135,23 +132,25 @@ impl ExpertGroup {
     }
 }
 
-/// Decisions about one expert.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Encode, Decode)]
-pub struct ExpertRow {
-    /// Most tokens per call that it takes; 0: no limit (dynamic shapes).
-    pub capacity: u32,
-    /// Group that it is fused into.
-    pub group: u32,
-    /// Unit that runs it.
-    pub unit: u32,
-    /// Index into [`ExpertTable::tiers`].
-    pub tier: Option<u32>,
-    /// Unit that runs the tokens that are past its capacity; none: they are pruned.
-    pub fallback: Option<u32>,
-    /// Mean tokens per call that the profile saw.
-    pub load: Option<f32>,
-    /// Whether the profile saw too few tokens to judge it.
-    pub few: bool,
+attributes! {
+    /// Decisions about one expert.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Encode, Decode)]
+    pub struct ExpertRow {
+        /// Most tokens per call that it takes; 0: no limit (dynamic shapes).
+        pub capacity: u32,
+        /// Group that it is fused into.
+        pub group: u32,
+        /// Unit that runs it.
+        pub unit: u32,
+        /// Index into [`ExpertTable::tiers`].
+        pub tier: Option<u32>,
+        /// Unit that runs the tokens that are past its capacity; none: they are pruned.
+        pub fallback: Option<u32>,
+        /// Mean tokens per call that the profile saw.
+        pub load: Option<f32>,
+        /// Whether the profile saw too few tokens to judge it.
+        pub few: bool,
+    }
 }
 
 impl Placement {

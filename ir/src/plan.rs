@@ -6,16 +6,20 @@
 //! Stored as bincode ([`Plan::encode`], [`Plan::decode`]); `plan.txt` is the text form.
 
 use crate::bundle::{Bundle, PARTS};
+pub use crate::experts::{
+    Cached, ExpertCosts, ExpertLayer, ExpertPlacement, ExpertPolicy, Refine, Scheduled, StreamSet,
+};
 use crate::graph::EntryKind;
 pub use crate::launch::{Extent, Launch, ThreadKernel};
-pub use crate::memory::{ExpertHomes, Memory, MemoryLink, Resident, UnitRef};
+pub use crate::memory::{Memory, MemoryLink, Resident, UnitRef};
 pub use crate::op::FETCHED;
+use crate::op::{Attributes, attributes};
 pub use crate::paging::{PagedLayer, Paging};
 pub use crate::placement::{Expected, ExpertGroup, ExpertRow, ExpertTable, OpPlace, Overflow, Placement};
 pub use crate::results::Results;
-pub use crate::schedule::{ExpertTimes, Hybrid, Refine, Schedule, ScheduledLayer, StreamSet};
 use crate::state;
 pub use crate::state::{CacheOrder, StateBuf, StateKind};
+use crate::text::ops::{Parsed, Reader, Word, Writer};
 use crate::types::{DType, Format, GROUP};
 use bincode::{Decode, Encode};
 use std::collections::BTreeSet;
@@ -49,8 +53,8 @@ pub struct Plan {
     pub segments: Vec<Segment>,
     /// States: the KV cache, and what recurrences keep.
     pub states: Vec<StateBuf>,
-    /// Experts that live on several units, at most one row per layer.
-    pub homes: Vec<ExpertHomes>,
+    /// Units of experts.
+    pub experts: ExpertPlacement,
     /// Experts that streams of commands compute, at most one set per layer and unit.
     pub streams: Vec<StreamSet>,
     /// Kernels of the object code.
@@ -65,12 +69,10 @@ pub struct Plan {
     pub parts: Vec<GraphPart>,
     /// Entry points, prefill first, then decode, then little, each by ascending rows.
     pub entries: Vec<Entry>,
-    /// Where operators and experts run.
+    /// Decisions about operators and experts, with their reasons.
     pub placement: Placement,
     /// Experts that stay on flash, where memory has a budget.
     pub paging: Option<Paging>,
-    /// Experts that are assigned to units while the plan runs.
-    pub schedule: Option<Schedule>,
 }
 
 /// What the runtime must know of the model.
@@ -103,13 +105,15 @@ pub struct ModelInfo {
     pub silenced: Option<f32>,
 }
 
-/// Big-little decoding (MoBiLE, §III-A, Algorithm 1).
-#[derive(Clone, Copy, Debug, PartialEq, Encode, Decode)]
-pub struct BigLittle {
-    /// Experts per token of the little entry points.
-    pub experts: u32,
-    /// γ: a token of the little entry point is kept if the largest probability of its softmax exceeds it. In `[0, 1]`.
-    pub gamma: f32,
+attributes! {
+    /// Big-little decoding (MoBiLE, §III-A, Algorithm 1).
+    #[derive(Clone, Copy, Debug, PartialEq, Encode, Decode)]
+    pub struct BigLittle as "little" {
+        /// Experts per token of the little entry points.
+        pub experts: u32,
+        /// γ: a token of the little entry point is kept if the largest probability of its softmax exceeds it. In `[0, 1]`.
+        pub gamma: f32,
+    }
 }
 
 impl BigLittle {
@@ -350,8 +354,8 @@ pub enum Builtin {
         experts: u32,
         /// Whether an id may be −1, which is served elsewhere.
         partial: bool,
-        /// Where experts live on several units.
-        homes: Option<Homes>,
+        /// Where several units compute its experts.
+        candidates: Option<Candidates>,
     },
     /// `[from, to]`, or of slots `[table, from, to]`: elements of four bytes cross a link, from the memory of `from` to that
     /// of `to`. The table lies in memory 0.
@@ -426,13 +430,15 @@ pub enum Builtin {
     },
 }
 
-/// Experts of a `dispatch` that live on several units.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
-pub struct Homes {
-    /// Index into [`Plan::homes`].
-    pub index: u32,
-    /// Number of its units, each of which gets a table.
-    pub units: u32,
+attributes! {
+    /// Units of the experts of a `dispatch`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+    pub struct Candidates as "units" {
+        /// Index into [`ExpertPlacement::layers`].
+        pub layer: u32,
+        /// Number of its units, each of which gets a table.
+        pub units: u32,
+    }
 }
 
 /// Rows that a copy moves.
@@ -459,9 +465,9 @@ impl Builtin {
     pub const fn results(self) -> usize {
         match self {
             Self::Launch { .. } => 0,
-            Self::Dispatch { homes: Some(homes), .. } => 1 + homes.units as usize,
+            Self::Dispatch { candidates: Some(candidates), .. } => 1 + candidates.units as usize,
             Self::RopeAngles { .. }
-            | Self::Dispatch { homes: None, .. }
+            | Self::Dispatch { candidates: None, .. }
             | Self::Copy { .. }
             | Self::Experts { .. }
             | Self::Streams { .. }
@@ -473,13 +479,15 @@ impl Builtin {
     }
 }
 
-/// A tensor at the boundary of a static graph: f16, dense, the last axis inner.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
-pub struct Port {
-    /// Name in the function's signature.
-    pub name: String,
-    /// Extents.
-    pub shape: [u32; 4],
+attributes! {
+    /// A tensor at the boundary of a static graph: f16, dense, the last axis inner.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+    pub struct Port as "port" {
+        /// Name in the function's signature.
+        pub name: String,
+        /// Extents.
+        pub shape: [u32; 4],
+    }
 }
 
 impl Port {
@@ -494,19 +502,21 @@ impl Port {
     }
 }
 
-/// A static graph: a function of an artifact that a unit beside the processor executes.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
-pub struct GraphDecl {
-    /// Path of the artifact, relative to the bundle.
-    pub package: String,
-    /// Function in it.
-    pub function: String,
-    /// What it takes, in order.
-    pub inputs: Vec<Port>,
-    /// What it gives, in order.
-    pub outputs: Vec<Port>,
-    /// Whether the artifact keeps a state for each sequence slot.
-    pub stateful: bool,
+attributes! {
+    /// A static graph: a function of an artifact that a unit beside the processor executes.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+    pub struct GraphDecl {
+        /// Path of the artifact, relative to the bundle.
+        pub package: String,
+        /// Function in it.
+        pub function: String,
+        /// What it takes, in order.
+        pub inputs: Vec<Port>,
+        /// What it gives, in order.
+        pub outputs: Vec<Port>,
+        /// Whether the artifact keeps a state for each sequence slot.
+        pub stateful: bool,
+    }
 }
 
 impl GraphDecl {
@@ -521,71 +531,81 @@ impl GraphDecl {
     }
 }
 
-/// Experts of one layer that static graphs compute.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
-pub struct ExpertSet {
-    /// Layer.
-    pub layer: u32,
-    /// What happens to rows past an expert's capacity.
-    pub overflow: Overflow,
-    /// Rows that each expert of the layer has room for; 0: no graph has it.
-    pub capacities: Vec<u32>,
-    /// Groups, each one graph of rows `[experts · capacity, hidden, 1, 1]`, the experts one after the other.
-    pub groups: Vec<GraphGroup>,
-    /// Of which neurons, where not of all: one graph for each expert, for calls that decode.
-    pub hot: Option<HotNeurons>,
+attributes! {
+    /// Experts of one layer that static graphs compute.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+    pub struct ExpertSet {
+        /// Layer.
+        pub layer: u32,
+        /// What happens to rows past an expert's capacity.
+        pub overflow: Overflow,
+        /// Rows that each expert of the layer has room for; 0: no graph has it.
+        pub capacities: Vec<u32>,
+        /// Groups, each one graph of rows `[experts · capacity, hidden, 1, 1]`, the experts one after the other.
+        pub groups: Vec<GraphGroup>,
+        /// Of which neurons, where not of all: one graph for each expert, for calls that decode.
+        pub hot: Option<HotNeurons>,
+    }
 }
 
-/// The hot neurons of a layer's experts for a batch (PowerInfer-2, §4.1.3): graphs compute them, kernels the others, and the sums
-/// are added.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
-pub struct HotNeurons {
-    /// Rows of the entry points that they are for, and so the capacity of each expert: no row is past it.
-    pub batch: u32,
-    /// Neurons of each expert.
-    pub neurons: u32,
+attributes! {
+    /// The hot neurons of a layer's experts for a batch (PowerInfer-2, §4.1.3): graphs compute them, kernels the others, and the sums
+    /// are added.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+    pub struct HotNeurons as "hot" {
+        /// Rows of the entry points that they are for, and so the capacity of each expert: no row is past it.
+        pub batch: u32,
+        /// Neurons of each expert.
+        pub neurons: u32,
+    }
 }
 
-/// A part of an entry point that static graphs compute, its experts aside: attention, a dense network, the head. All of
-/// its graphs take the same rows; the channels of their results follow each other in `y`.
-///
-/// A graph has an input `x[T, inputs, 1, 1]` and results `[T, n, 1, 1]`; one of attention has besides `angles[T, R, 1, 1]`
-/// where it rotates, `mask[1, 1, T, C]` and `write[1, 1, C, T]`, with `C` the positions of its state.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
-pub struct GraphPart {
-    /// Indices into [`Plan::graphs`].
-    pub graphs: Vec<u32>,
-    /// Channels of `x`.
-    pub inputs: u32,
-    /// Channels of `y`.
-    pub outputs: u32,
-    /// What attention has besides.
-    pub attention: Option<PartAttention>,
+attributes! {
+    /// A part of an entry point that static graphs compute, its experts aside: attention, a dense network, the head. All of
+    /// its graphs take the same rows; the channels of their results follow each other in `y`.
+    ///
+    /// A graph has an input `x[T, inputs, 1, 1]` and results `[T, n, 1, 1]`; one of attention has besides `angles[T, R, 1, 1]`
+    /// where it rotates, `mask[1, 1, T, C]` and `write[1, 1, C, T]`, with `C` the positions of its state.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+    pub struct GraphPart {
+        /// Indices into [`Plan::graphs`].
+        pub graphs: Vec<u32>,
+        /// Channels of `x`.
+        pub inputs: u32,
+        /// Channels of `y`.
+        pub outputs: u32,
+        /// What attention has besides.
+        pub attention: Option<PartAttention>,
+    }
 }
 
-/// Attention of a [`GraphPart`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
-pub struct PartAttention {
-    /// Channels of `angles`; 0: nothing rotates.
-    pub angles: u32,
-    /// Positions of the state, `C`.
-    pub context: u32,
-    /// Tokens that a row sees, its own included, if not all.
-    pub window: Option<u32>,
-    /// Whether every row is a sequence of its own: each then has a call of its own.
-    pub apart: bool,
+attributes! {
+    /// Attention of a [`GraphPart`].
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+    pub struct PartAttention as "attention" {
+        /// Channels of `angles`; 0: nothing rotates.
+        pub angles: u32,
+        /// Positions of the state, `C`.
+        pub context: u32,
+        /// Tokens that a row sees, its own included, if not all.
+        pub window: Option<u32>,
+        /// Whether every row is a sequence of its own: each then has a call of its own.
+        pub apart: bool,
+    }
 }
 
-/// Experts of one graph. Groups of the same experts, one behind the other, are sizes of one graph, ascending: a call takes
-/// the first that holds its rows.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
-pub struct GraphGroup {
-    /// Index into [`Plan::graphs`].
-    pub graph: u32,
-    /// Rows of each expert.
-    pub capacity: u32,
-    /// Experts in the order of the rows.
-    pub experts: Vec<u32>,
+attributes! {
+    /// Experts of one graph. Groups of the same experts, one behind the other, are sizes of one graph, ascending: a call takes
+    /// the first that holds its rows.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+    pub struct GraphGroup as "group" {
+        /// Index into [`Plan::graphs`].
+        pub graph: u32,
+        /// Rows of each expert.
+        pub capacity: u32,
+        /// Experts in the order of the rows.
+        pub experts: Vec<u32>,
+    }
 }
 
 /// Code of a step.
@@ -760,18 +780,30 @@ impl Plan {
 
     /// Layers whose `fetch` somebody hears, in order: experts, and experts per token. They stay on flash, or lie in frames.
     pub fn asked_layers(&self) -> Vec<(u32, u32)> {
-        let hybrid = self.schedule.as_ref().and_then(|s| s.hybrid.as_ref().map(|h| (s, h.k)));
-        match (&self.paging, hybrid) {
+        match (&self.paging, &self.experts.policy) {
             (Some(paging), _) => paging.layers.iter().map(|l| (l.experts, l.k)).collect(),
-            (None, Some((s, k))) => s.layers.iter().map(|l| (l.modules.len() as u32, k)).collect(),
-            (None, None) => Vec::new(),
+            (None, ExpertPolicy::Cached(cached)) => {
+                self.experts.layers.iter().map(|l| (l.starts.len() as u32, cached.k)).collect()
+            }
+            (None, _) => Vec::new(),
         }
+    }
+
+    /// Experts on flash, by index into [`Paging::layers`], that another memory holds for good, ascending: none asks flash for them.
+    pub fn elsewhere(&self) -> Vec<(u32, u32)> {
+        let mut experts = Vec::new();
+        for (i, paged) in self.paging.iter().flat_map(|p| (0..).zip(&p.layers)) {
+            let of = self.experts.of_layer(Some(paged.layer)).filter(|_| self.experts.policy.is_fixed());
+            let Some((_, of)) = of else { continue };
+            let away = |at: &u32| of.units.get(*at as usize).is_some_and(|&unit| self.memory_of(unit) != 0);
+            experts.extend((0..).zip(&of.starts).filter(|(_, at)| away(at)).map(|(e, _)| (i, e)));
+        }
+        experts
     }
 
     /// Segments that are read to bring their matrices to another memory, and that no step of the processor reads.
     pub fn segments_to_bring(&self) -> BTreeSet<u32> {
-        let layers = self.schedule.iter().filter(|s| s.hybrid.is_some()).flat_map(|s| &s.layers);
-        layers.flat_map(|l| &l.brought).copied().collect()
+        self.experts.layers.iter().flat_map(|l| &l.brought).copied().collect()
     }
 
     /// The stored form.
@@ -793,7 +825,7 @@ impl Plan {
             return Err(bincode::error::DecodeError::Other("bytes after the end of the plan"));
         }
         // What is no number equals nothing, not even itself, and has no text.
-        let finite = plan.placement.is_finite() && plan.schedule.as_ref().is_none_or(Schedule::is_finite);
+        let finite = plan.placement.is_finite() && plan.experts.policy.is_finite();
         if !finite || plan.model.big_little.is_some_and(|b| !b.gamma.is_finite()) {
             return Err(bincode::error::DecodeError::Other("a number that is not finite"));
         }

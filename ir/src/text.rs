@@ -7,20 +7,18 @@
 
 mod attrs;
 mod cursor;
+mod experts;
 mod expr;
 mod items;
 mod launches;
 mod lex;
 pub(crate) mod ops;
-mod paging;
 mod parse_graph;
 mod parse_placement;
 mod parse_plan;
 mod print_graph;
 mod print_placement;
 mod print_plan;
-mod schedule;
-mod statics;
 mod units;
 
 use crate::graph::Module;

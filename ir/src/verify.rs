@@ -55,15 +55,17 @@
 //!     memory 0 serves all of its units', and others hold them as residents. A copy alone reads or writes elsewhere, over a
 //!     link. Residents are in ascending order, and their matrices exist.
 //! 15. What a memory holds at once, [`Plan::peak`](crate::plan::Plan::peak), is no more than its capacity, where it has one.
-//! 16. Experts that live on several units have exactly one home each, and each unit of a `dispatch` gets a table of its own.
+//! 16. Layers with experts on several units are in ascending order, every expert starts on one of these, and each unit of a
+//!     `dispatch` gets a table of its own.
 //! 17. What stays on flash fits the budget with its frames; the matrices of an expert are neighbours in one file, at
 //!     multiples of a block, and every matrix has a checksum.
 //!
-//! # Streams and schedules
+//! # Streams and policies for experts
 //!
 //! 1. Streams are of units beside the processor, one set of a layer for each, and steps run those of their own unit.
-//! 2. Who may be given an expert holds its matrices: the hot unit those that are cached, the cold one all.
-//! 3. Modules and cached experts are in range; curves ascend; every time is finite and not negative.
+//! 2. A unit that may be given an expert holds its matrices: the hot unit those that start there, the cold one all.
+//! 3. Modules and frames are in range; curves ascend; every time is finite and not negative. Nothing moves where units are fixed.
+//! 4. Layers that share a cache have experts of the same sizes, and each begins with one in a frame.
 //!
 //! # Kernels of threads
 //!
@@ -84,6 +86,7 @@
 //! 6. What spills has somewhere to go: a fallback other than its own unit. What is pruned has none.
 //! 7. Rates lie in 0 ..= 1; loads, costs and imbalances are finite and not negative.
 
+mod experts;
 mod graphs;
 mod launches;
 mod memories;
@@ -91,7 +94,6 @@ mod order;
 mod paging;
 mod placements;
 mod plans;
-mod schedule;
 mod statics;
 
 use crate::graph::Module;

@@ -130,8 +130,9 @@ fn plans_that_would_leave_their_memory() {
     step("blocks of nothing", 0, &|s| s.grid = Grid::Tiles { rows: 0, tiles: 1 });
     step("table nowhere", 5, &|s| s.grid = Grid::Experts { table: 4, tiles: 1 });
     step("table in a file", 5, &|s| s.grid = Grid::Experts { table: 2, tiles: 1 });
-    let dispatch =
-        |rows, k, experts| Code::Builtin(Builtin::Dispatch { rows, k, experts, partial: false, homes: None });
+    let dispatch = |rows, k, experts| {
+        Code::Builtin(Builtin::Dispatch { rows, k, experts, partial: false, candidates: None })
+    };
     step("too many experts", 4, &|s| s.code = dispatch(4, 2, 7));
     step("too few rows", 4, &|s| s.code = dispatch(3, 2, 6));
     step("too many choices", 4, &|s| s.code = dispatch(4, u32::MAX, 6));

@@ -24,6 +24,8 @@ use std::time::Duration;
 pub struct Scene<'a> {
     /// Experts, frames and policy of the plan.
     pub paging: &'a plan::Paging,
+    /// Experts that another memory holds for good.
+    pub elsewhere: &'a [(u32, u32)],
     /// Bytes of the two matrices of an expert, by layer.
     pub matrices: &'a [[u64; 2]],
     /// Layers ahead whose experts are read before they are asked for.
@@ -79,9 +81,9 @@ pub fn simulate<'a>(
     asks: impl IntoIterator<Item = &'a Ask>,
     on: &mut dyn FnMut(Did, Duration, Duration),
 ) -> Result<SimulatedRun> {
-    let Scene { paging, matrices, ahead, preload, journal } = scene;
+    let Scene { paging, elsewhere, matrices, ahead, preload, journal } = scene;
     let bytes: Vec<u64> = matrices.iter().map(|&m| expert_bytes(m)).collect();
-    let decider = Decider::new(paging, How { bytes: &bytes, ahead, preload })?;
+    let decider = Decider::new(paging, How { bytes: &bytes, elsewhere, ahead, preload })?;
     let count = paging.frames.saturating_add(paging.spare);
     let buffers = Buffers::new(&[Class { bytes: paging.frame_bytes, count }])?;
     let options = Options { block_bytes: paging.block_bytes, ..Options::default() };

@@ -136,6 +136,7 @@ fn a_run_and_its_simulation_decide_the_same() {
         let simulated = journal();
         let scene = Scene {
             paging: &planned,
+            elsewhere: &[],
             matrices: &matrices,
             ahead: case.ahead,
             preload: true,
@@ -183,7 +184,7 @@ fn what_was_decided_follows_from_what_was_heard() {
         let (journal, planned, _) = live(&bundle, case, None);
         let decisions = journal.decisions();
         assert!(decisions.iter().any(|d| matches!(d, Decision::Load { .. })));
-        let how = How { bytes: &bytes, ahead: case.ahead, preload: true };
+        let how = How { bytes: &bytes, elsewhere: &[], ahead: case.ahead, preload: true };
         assert!(journal.again(&planned, how).unwrap() == decisions, "{case:?}");
     }
 }

@@ -108,15 +108,12 @@ fn write_threads(c: &Compiled<'_>, root: &Path, progress: &Progress, emitted: &m
     Ok(())
 }
 
-/// The module of each expert of a set: where the schedule has it, or one after the other.
+/// The module of each expert of a set: where it starts if experts are scheduled, else one after the other.
 fn modules(c: &Compiled<'_>, set: &StreamSet) -> Vec<i32> {
-    let scheduled = c.homes.schedule.iter().flat_map(|s| &s.layers);
-    let of = scheduled
-        .into_iter()
-        .find(|l| c.homes.experts.get(l.homes as usize).is_some_and(|h| h.layer == set.layer));
+    let of = c.homes.experts.of_layer(Some(set.layer)).filter(|(_, l)| !l.modules.is_empty());
     let count = c.list.free(set.unit).and_then(|f| f.unit.dimms.as_ref()).map_or(1, |d| d.count.max(1));
     let in_turn = || (0..set.experts).map(|e| (e % count) as i32).collect();
-    of.map_or_else(in_turn, |l| l.modules.clone())
+    of.map_or_else(in_turn, |(_, l)| l.modules.clone())
 }
 
 fn write_graphs(

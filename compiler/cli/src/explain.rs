@@ -144,7 +144,8 @@ pub fn run(args: &Args) -> Result<()> {
     if args.json {
         return output::json(&report(args, &bundle, &decisions, &kernels, &weights, &states, &forms));
     }
-    let placed = placement::shown(placement, args.layer, args.expert);
+    let units = placement::units(&bundle.plan, args.layer, args.expert);
+    let placed = placement::shown(placement, args.layer, args.expert) + &units;
     let mut head = head(args, &bundle, &decisions, &kernels, &weights, &states);
     head.extend(bundle.plan.paging.iter().flat_map(paging::rows));
     let mut text = output::table(&head);
@@ -154,7 +155,7 @@ pub fn run(args: &Args) -> Result<()> {
     if args.layer.is_none() && args.expert.is_none() {
         text += &forms.iter().map(|(unit, form)| placement::graphs(unit, form)).collect::<String>();
     }
-    text += &placement::schedule(&bundle.plan);
+    text += &placement::policy(&bundle.plan);
     text += &placed;
     if args.expert.is_some() {
         if placed.is_empty() {
@@ -405,7 +406,7 @@ fn report(
         "sliding_windows": windows(states).map(|(rows, bytes)| json!({"rows": rows, "bytes": bytes})),
         "graphs": forms,
         "placement": placement_json(&bundle.plan.placement, args),
-        "schedule": placement::schedule_json(&bundle.plan),
+        "expert_placement": placement::policy_json(&bundle.plan),
         "paging": bundle.plan.paging.as_ref().map(paging::value),
         "kernels": kernels.iter().map(|(d, at)| {
             let mut value = json!(d);

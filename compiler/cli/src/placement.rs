@@ -4,8 +4,7 @@
 use super::output;
 use moec_device::GraphForm;
 use moec_ir::placement::{ExpertTable, Placement};
-use moec_ir::plan::{Plan, Schedule};
-use moec_passes::home::ASSIGNED;
+use moec_ir::plan::{ExpertLayer, ExpertPlacement, ExpertPolicy, Plan};
 use moec_runtime::schedule::dispatch::plan;
 use moec_runtime::schedule::scheduled::Layout;
 use serde_json::{Value, json};
@@ -13,11 +12,8 @@ use std::fmt::Write as _;
 
 /// What was decided about where things run, in one layer or in all. Nothing where everything runs on the processor.
 pub(super) fn shown(placement: &Placement, layer: Option<u32>, expert: Option<u32>) -> String {
-    if placement.is_dynamic() && placement.ops.is_empty() {
-        return String::new();
-    }
     let mut text = String::new();
-    if layer.is_none() && expert.is_none() {
+    if !placement.ops.is_empty() && layer.is_none() && expert.is_none() {
         let head = ["entry point", "where", "operator", "nodes", "runs on", "why"];
         let mut rows = vec![head.map(str::to_owned).to_vec()];
         rows.extend(placement.ops.iter().map(|o| {
@@ -26,7 +22,8 @@ pub(super) fn shown(placement: &Placement, layer: Option<u32>, expert: Option<u3
         }));
         let _ = write!(text, "\noperators\n{}", output::table(&rows));
     }
-    for table in placement.experts.iter().filter(|t| layer.is_none_or(|l| l == t.layer)) {
+    let wanted = placement.experts.iter().filter(|t| layer.is_none_or(|l| l == t.layer));
+    for table in wanted.filter(|_| !placement.is_dynamic()) {
         text += &layer_text(placement, table, expert);
     }
     text
@@ -43,9 +40,6 @@ pub(super) fn graphs(unit: &str, form: &GraphForm) -> String {
 }
 
 fn layer_text(placement: &Placement, table: &ExpertTable, expert: Option<u32>) -> String {
-    if placement.is_dynamic() {
-        return homes_text(placement, table, expert);
-    }
     let tiers: Vec<String> = table.tiers.iter().map(ToString::to_string).collect();
     let mut text = format!("\nlayer {}: capacities {} of {}", table.layer, tiers.join(", "), placement.chunk);
     if let Some(e) = table.expected {
@@ -84,88 +78,105 @@ fn layer_text(placement: &Placement, table: &ExpertTable, expert: Option<u32>) -
 /// Rows that costs are shown for.
 const ROWS: [u32; 6] = [1, 4, 16, 64, 256, 1024];
 
-/// What an expert costs on each unit, where experts are assigned in every step; by name, microseconds of [`ROWS`].
-fn costs(plan: &Plan, schedule: &Schedule) -> Vec<(String, Vec<f64>)> {
-    let experts = schedule.layers.first().map_or(0, |l| l.modules.len());
-    let Ok(setup) = plan::setup(schedule, experts) else { return Vec::new() };
-    let name = |unit: Option<u32>| plan.units.get(unit.unwrap_or(0) as usize).map_or("", |u| &u.name);
+/// What an expert costs on each unit, where its unit is not fixed; by name, microseconds of [`ROWS`].
+fn costs(plan: &Plan) -> Vec<(String, Vec<f64>)> {
+    let policy = &plan.experts.policy;
+    let Some(Ok(c)) = policy.costs().map(plan::costs) else { return Vec::new() };
+    let name = |unit: u32| plan.units.get(unit as usize).map_or("", |u| &u.name);
     let of = |f: &dyn Fn(f64) -> f64| ROWS.iter().map(|&n| f(f64::from(n))).collect::<Vec<_>>();
-    let (c, striped) = (&setup.costs, Layout::Striped);
+    let striped = Layout::Striped;
     let mut rows = Vec::new();
-    if schedule.hot.is_some() {
-        rows.push((format!("{}, held there", name(schedule.hot)), of(&|n| c.t_gpu_hit(n))));
-        rows.push((format!("{}, brought there", name(schedule.hot)), of(&|n| c.t_gpu_miss(n, striped))));
+    if let Some(hot) = policy.hot().map(name) {
+        rows.push((format!("{hot}, held there"), of(&|n| c.t_gpu_hit(n))));
+        rows.push((format!("{hot}, brought there"), of(&|n| c.t_gpu_miss(n, striped))));
     }
-    rows.push((name(None).to_owned(), of(&|n| c.t_cpu(n, striped))));
-    if schedule.cold.is_some() {
-        rows.push((format!("a module of {}", name(schedule.cold)), of(&|n| c.t_near(n))));
-    }
+    rows.push((name(0).to_owned(), of(&|n| c.t_cpu(n, striped))));
+    rows.extend(policy.cold().map(|cold| (format!("a module of {}", name(cold)), of(&|n| c.t_near(n)))));
     rows
 }
 
-/// How experts are assigned while the plan runs.
-pub(super) fn schedule(plan: &Plan) -> String {
-    let Some(s) = &plan.schedule else { return String::new() };
+/// How the units of experts are chosen while the plan runs; nothing where they are fixed.
+pub(super) fn policy(plan: &Plan) -> String {
+    let how = match &plan.experts.policy {
+        ExpertPolicy::Fixed => return String::new(),
+        ExpertPolicy::Cached(c) => {
+            let [prompt, token] = &c.divides;
+            format!(
+                "divided in every step: prompts by `{prompt}`, tokens by `{token}`; {} layers are looked at ahead; {:.2} µs lie between the \
+                 experts of two layers; the layers say who begins in a frame",
+                c.ahead, c.costs.window_us
+            )
+        }
+        ExpertPolicy::Scheduled(s) => {
+            let frames = match s.hot.and_then(|u| plan.units.get(u as usize)) {
+                Some(unit) => format!("`{}` holds {} experts of a layer", unit.name, s.frames),
+                None => "no unit holds hot ones".to_owned(),
+            };
+            let moves = if s.moves {
+                format!("they move between steps, within {:.2} µs per layer", s.costs.window_us)
+            } else {
+                "they stay where they are".to_owned()
+            };
+            let refine = s.refine.name();
+            format!(
+                "assigned to units in every step, refined by `{refine}`; {frames}; {moves}; the layers say where they begin"
+            )
+        }
+    };
     let mut head = vec!["  µs of one expert, by its rows".to_owned()];
     head.extend(ROWS.iter().map(ToString::to_string));
     let mut rows = vec![head];
-    for (name, us) in costs(plan, s) {
+    for (name, us) in costs(plan) {
         let mut row = vec![format!("  {name}")];
         row.extend(us.iter().map(|us| format!("{us:.2}")));
         rows.push(row);
     }
-    if let Some(hybrid) = &s.hybrid {
-        let [prompt, token] = &hybrid.divides;
-        return format!(
-            "\nexperts are divided in every step: prompts by `{prompt}`, tokens by `{token}`; {} layers are looked at ahead; {:.2} µs lie \
-             between the experts of two layers; the layers say who begins in a frame\n{}",
-            hybrid.ahead,
-            s.window_us,
-            output::table(&rows)
-        );
-    }
-    let frames = match s.hot.and_then(|u| plan.units.get(u as usize)) {
-        Some(unit) => format!("`{}` holds {} experts of a layer", unit.name, s.frames),
-        None => "no unit holds hot ones".to_owned(),
-    };
-    let moves = if s.moves {
-        format!("they move between steps, within {:.2} µs per layer", s.window_us)
-    } else {
-        "they stay where they are".to_owned()
-    };
-    format!(
-        "\nexperts are assigned to units in every step, refined by `{}`; {frames}; {moves}; the layers say where they begin\n{}",
-        s.refine.name(),
-        output::table(&rows)
-    )
+    format!("\nexperts are {how}\n{}", output::table(&rows))
 }
 
-/// The same as JSON; null where experts have homes.
-pub(super) fn schedule_json(plan: &Plan) -> Value {
-    let Some(s) = &plan.schedule else { return Value::Null };
-    let costs: Vec<Value> =
-        costs(plan, s).into_iter().map(|(unit, us)| json!({"unit": unit, "us": us})).collect();
+/// The same as JSON, with the units of each layer; null where all experts are the processor's, or static graphs'.
+pub(super) fn policy_json(plan: &Plan) -> Value {
+    let ExpertPlacement { layers, policy } = &plan.experts;
+    let (name, parameters) = match policy {
+        ExpertPolicy::Fixed if layers.is_empty() => return Value::Null,
+        ExpertPolicy::Fixed => ("fixed", Value::Null),
+        ExpertPolicy::Scheduled(s) => (
+            "scheduled",
+            json!({"refine": s.refine.name(), "moves": s.moves, "modules": s.modules, "frames": s.frames}),
+        ),
+        ExpertPolicy::Cached(c) => {
+            ("cached", json!({"divides": c.divides, "keeps": c.keeps, "ahead": c.ahead, "frames": c.frames}))
+        }
+    };
+    let layer = |l: &ExpertLayer| json!({"layer": l.layer, "units": l.units, "starts": l.starts});
+    let cost = |(unit, us): (String, Vec<f64>)| json!({"unit": unit, "us": us});
     json!({
-        "refine": s.refine.name(), "moves": s.moves, "window_us": s.window_us, "frames": s.frames,
-        "modules": s.modules, "rows": ROWS, "costs": costs,
+        "policy": name, "parameters": parameters, "layers": layers.iter().map(layer).collect::<Vec<_>>(),
+        "window_us": policy.costs().map(|c| c.window_us), "rows": ROWS,
+        "costs": costs(plan).into_iter().map(cost).collect::<Vec<_>>(),
     })
 }
 
-/// Which experts of a layer live on which unit, where none has a capacity.
-fn homes_text(placement: &Placement, table: &ExpertTable, expert: Option<u32>) -> String {
-    let mut text = format!("\nlayer {}: {} experts\n", table.layer, table.experts.len());
-    let assigned = placement.ops.iter().any(|o| o.why == ASSIGNED);
-    let head = if assigned { "  begins on" } else { "  runs on" };
-    let mut rows = vec![[head, "experts"].map(str::to_owned).to_vec()];
-    for unit in 0..placement.units.len() as u32 {
-        let own =
-            (0_u32..).zip(&table.experts).filter(|(e, r)| r.unit == unit && expert.is_none_or(|x| x == *e));
-        let own: Vec<String> = own.map(|(e, _)| e.to_string()).collect();
-        if !own.is_empty() {
-            rows.push(vec![format!("  {}", placement.unit(unit)), own.join(",")]);
+/// Which experts of each layer run on which unit, or begin there, where none has a capacity and not all are the processor's.
+pub(super) fn units(plan: &Plan, layer: Option<u32>, expert: Option<u32>) -> String {
+    let (placement, experts) = (&plan.placement, &plan.experts);
+    let divided = placement.is_dynamic() && !placement.ops.is_empty();
+    let head = if experts.policy.is_fixed() { "  runs on" } else { "  begins on" };
+    let mut text = String::new();
+    let tables = placement.experts.iter().filter(|t| divided && layer.is_none_or(|l| l == t.layer));
+    for ExpertTable { layer, experts: all, .. } in tables {
+        let processor = ExpertLayer { units: vec![0], starts: vec![0; all.len()], ..ExpertLayer::default() };
+        let of = experts.of_layer(Some(*layer)).map_or(&processor, |(_, of)| of);
+        let mut rows = vec![[head, "experts"].map(str::to_owned).to_vec()];
+        for &unit in &of.units {
+            let own = of.on(unit).into_iter().filter(|e| expert.is_none_or(|x| x == *e));
+            let own: Vec<String> = own.map(|e| e.to_string()).collect();
+            if !own.is_empty() {
+                rows.push(vec![format!("  {}", placement.unit(unit)), own.join(",")]);
+            }
         }
+        let _ = write!(text, "\nlayer {layer}: {} experts\n{}", all.len(), output::table(&rows));
     }
-    text += &output::table(&rows);
     text
 }
 

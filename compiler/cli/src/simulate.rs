@@ -9,6 +9,7 @@ use moec_costs::run::Outcome;
 use moec_costs::timeline::Timeline;
 use moec_device::Device;
 use moec_family::StreamStep;
+use moec_ir::plan::ExpertPolicy;
 use moec_passes::hot::HotShare;
 use moec_profile::Profile;
 use moec_simulate::assigned::{self, assigned};
@@ -77,12 +78,13 @@ pub fn run(args: &Args) -> Result<()> {
     let profile = args.trace.as_deref().map(Profile::read).transpose()?;
     let hot: Vec<HotShare> = bundle.decisions()?.decisions.iter().filter_map(HotShare::of).collect();
     let by_neurons = !hot.is_empty() && profile.as_ref().is_some_and(|p| !p.neurons.is_empty());
-    if bundle.plan.schedule.as_ref().is_some_and(|s| s.hybrid.is_some()) {
+    let policy = &bundle.plan.experts.policy;
+    if policy.cached().is_some() {
         return Err(Error::limit("experts that come and go over a graphics processor's frames are not simulated here")
             .because("`moec simulate` has no model of all three: the processor, the graphics processor and the link")
             .hint("`run generate --json` says what a run expects of them (`expected_s`); `docs/hybrimoe.md` compares systems on one machine"));
     }
-    unused(args, bundle.plan.schedule.is_some(), by_neurons)?;
+    unused(args, policy.cold().is_some(), by_neurons)?;
     let request =
         Request { device: &device, profile: profile.as_ref(), prompt: args.prompt, decode: args.decode };
     if let Some(paging) = bundle.plan.paging.as_ref().filter(|_| bundle.plan.placement.is_dynamic()) {
@@ -93,7 +95,7 @@ pub fn run(args: &Args) -> Result<()> {
         }
         return from_flash(&device, &paged(&bundle, paging, &request)?, args);
     }
-    if let Some(schedule) = &bundle.plan.schedule {
+    if let ExpertPolicy::Scheduled(schedule) = policy {
         return from_modules(&device, &assigned(&bundle, schedule, &request, args.batch)?, args);
     }
     if by_neurons {

@@ -10,7 +10,7 @@
 //! there. Who begins in a frame, what stays there for good and which policy keeps the rest is chosen by replays of recorded routing
 //! ([`mod@moec_sim::resident`]).
 
-use super::home::{Homes, expert_rows, expert_tables, regroup, size, takes_experts};
+use super::home::{Homes, expert_rows, expert_tables, settle, size, takes_experts};
 use super::page::routers;
 use super::place::{alike, curve, window_us, without_costs};
 use crate::decisions::Decision;
@@ -19,7 +19,7 @@ use moec_config::Home;
 use moec_costs::units::{Free, UnitList};
 use moec_ir::Module;
 use moec_ir::placement::Placement;
-use moec_ir::plan::{ExpertHomes, ExpertTimes, Hybrid, Plan, Refine, Schedule, ScheduledLayer};
+use moec_ir::plan::{Cached, ExpertCosts, ExpertLayer, ExpertPolicy, Plan};
 use moec_profile::Profile;
 use moec_runtime::offload::cache::{Key, Setting, Trace};
 use moec_runtime::schedule::{Keeps, MOEC, System};
@@ -68,7 +68,7 @@ pub fn check(list: &UnitList<'_>, wanted: &moec_config::Homes) -> Result<()> {
     silent.map_or(Ok(()), |unit| Err(without_costs(list.device, unit)))
 }
 
-/// Gives every layer of experts two units and a schedule; [`fill`] says who begins in a frame.
+/// Gives every layer of experts two units that share frames; [`fill`] says which experts begin in one.
 ///
 /// # Errors
 /// A device without such a unit, or one that does not say what experts cost; layers that differ.
@@ -113,59 +113,36 @@ pub fn frames(
         None => placement.insert(Placement::dynamic(expert_tables(module)?)),
     };
     placed.units = device.units.iter().map(|u| u.name.clone()).collect();
-    let mut layers = Vec::new();
     for &layer in &experts {
         // One of each layer, until it is known how many there are.
-        let begins = (0..most).map(|e| u32::from(e == 0)).collect();
-        layers.push(ScheduledLayer {
-            homes: homes.experts.len() as u32,
-            segments: Vec::new(),
-            brought: Vec::new(),
-            modules: vec![-1; most as usize],
-            cached: vec![0],
-        });
-        homes.experts.push(ExpertHomes { layer, units: units.clone(), experts: begins });
-        settle(placed, layer, hot.index, &[0]);
+        let starts = (0..most).map(|e| u32::from(e == 0)).collect();
+        let of = ExpertLayer { layer, units: units.clone(), starts, ..ExpertLayer::default() };
+        settle(placed, &of);
+        homes.experts.layers.push(of);
     }
-    homes.schedule = Some(Schedule {
-        hot: Some(hot.index),
-        cold: None,
-        modules: 0,
-        frames: layers.len() as u32,
-        moves: true,
-        refine: Refine::None,
-        hybrid: Some(Hybrid {
-            divides: [system.prefill.name().to_owned(), system.decode.name().to_owned()],
-            keeps: Setting::lru().to_string(),
-            ahead: system.foresees.gates() as u32,
-            // A step launches one kernel for all experts of a layer, and their rows cross the link twice.
-            first_us: [hot.unit.launch_us() + way(0.0) + back, processor.launch_us(), way(0.0)],
-            k,
-            score,
-            pinned: Vec::new(),
-        }),
-        window_us: window_us(module, device, list.free(homes.attention))?,
-        expert_bytes: size.bytes,
-        row_bytes: 8 * size.hidden as u64,
-        times: ExpertTimes {
+    homes.experts.policy = ExpertPolicy::Cached(Cached {
+        hot: hot.index,
+        frames: experts.len() as u32,
+        divides: [system.prefill.name().to_owned(), system.decode.name().to_owned()],
+        keeps: Setting::lru().to_string(),
+        ahead: system.foresees.gates() as u32,
+        // A step launches one kernel for all experts of a layer, and their rows cross the link twice.
+        first_us: [hot.unit.launch_us() + way(0.0) + back, processor.launch_us(), way(0.0)],
+        k,
+        score,
+        pinned: Vec::new(),
+        costs: ExpertCosts {
             hot: times(hot.unit)?,
             processor: times(processor)?,
             bring_us: way(size.bytes as f64) - way(0.0),
-            ..ExpertTimes::default()
+            window_us: window_us(module, device, list.free(homes.attention))?,
+            expert_bytes: size.bytes,
+            row_bytes: 8 * size.hidden as u64,
+            ..ExpertCosts::default()
         },
-        layers,
     });
     expert_rows(module, placed, homes);
     Ok(())
-}
-
-/// Says of a layer whose experts begin on a unit.
-fn settle(placed: &mut Placement, layer: u32, unit: u32, begin: &[u32]) {
-    let Some(table) = placed.experts.iter_mut().find(|t| t.layer == layer) else { return };
-    for (expert, row) in (0..).zip(&mut table.experts) {
-        row.unit = if begin.contains(&expert) { unit } else { 0 };
-    }
-    regroup(table);
 }
 
 /// What the user promises and asks for.
@@ -191,32 +168,21 @@ pub fn fill(plan: &mut Plan, wanted: Wanted<'_>, profile: Option<&Profile>) -> R
     let trace = trace.map_err(|e| Error::bug("a profile that was checked").because(e))?;
     let kept = kept(plan, wanted, &room, trace.as_ref())?;
     let Room { frames, memory, unit, .. } = room;
-    let Some(schedule) = &mut plan.schedule else { return Ok(None) };
-    schedule.frames = frames as u32;
-    let mut cached: Vec<Vec<u32>> = vec![Vec::new(); schedule.layers.len()];
-    for key in &kept.begin {
-        if let Some(layer) = cached.get_mut(usize::from(key.layer)) {
-            layer.push(key.expert.into());
+    let ExpertPolicy::Cached(cached) = &mut plan.experts.policy else { return Ok(None) };
+    cached.frames = frames as u32;
+    cached.keeps.clone_from(&kept.keeps);
+    cached.pinned = kept.pinned.iter().map(|k| (k.layer.into(), k.expert.into())).collect();
+    cached.pinned.sort_unstable();
+    for (index, layer) in (0..).zip(&mut plan.experts.layers) {
+        let at = layer.units.iter().position(|&u| u == unit).unwrap_or(0) as u32;
+        for (expert, start) in (0..).zip(&mut layer.starts) {
+            *start = if kept.begin.contains(&Key { layer: index, expert }) { at } else { 0 };
         }
-    }
-    if let Some(hybrid) = &mut schedule.hybrid {
-        hybrid.keeps.clone_from(&kept.keeps);
-        hybrid.pinned = kept.pinned.iter().map(|k| (k.layer.into(), k.expert.into())).collect();
-        hybrid.pinned.sort_unstable();
-    }
-    for (layer, mut own) in schedule.layers.iter_mut().zip(cached) {
-        own.sort_unstable();
-        let homes = plan.homes.get_mut(layer.homes as usize).ok_or_else(|| Error::bug("no homes"))?;
-        let at = homes.units.iter().position(|&u| u == unit).unwrap_or(0) as u32;
-        for (expert, home) in (0..).zip(&mut homes.experts) {
-            *home = if own.contains(&expert) { at } else { 0 };
-        }
-        settle(&mut plan.placement, homes.layer, unit, &own);
+        settle(&mut plan.placement, layer);
         if let Some(of) = plan.memories.get_mut(memory as usize) {
             let moved = of.residents.iter_mut().filter(|r| layer.to_bring().contains(&r.segment));
-            moved.for_each(|r| r.matrices.clone_from(&own));
+            moved.for_each(|r| r.matrices = layer.on(unit));
         }
-        layer.cached = own;
     }
     let memory = plan.memories.get(memory as usize).map_or("", |m| &m.name);
     let system = format!("`{}`: {}; keeps `{}`", wanted.system.name, wanted.system.says, kept.keeps);
@@ -249,10 +215,11 @@ struct Room {
 
 impl Room {
     fn of(plan: &Plan, wanted: Wanted<'_>) -> Result<Option<Self>> {
-        let Some((s, unit)) = plan.schedule.as_ref().and_then(|s| Some((s, s.hot?))) else { return Ok(None) };
+        let Some(unit) = plan.experts.policy.cached().map(|c| c.hot) else { return Ok(None) };
         let memory = plan.memory_of(unit);
         let decl = plan.memories.get(memory as usize).ok_or_else(|| Error::bug("frames of no memory"))?;
-        let first = s.layers.first().ok_or_else(|| Error::bug("a schedule without layers"))?;
+        let layers = &plan.experts.layers;
+        let first = layers.first().ok_or_else(|| Error::bug("a cache of frames without layers"))?;
         let piece = |&segment: &u32| {
             let resident = decl.residents.iter().find(|r| r.segment == segment)?;
             resident.piece_bytes(plan.segments.get(segment as usize)?)
@@ -260,8 +227,8 @@ impl Room {
         let each: Option<u64> = first.to_bring().iter().map(piece).sum();
         let peak = each.and_then(|each| Some((each, plan.peak(memory, 1)?)));
         let (each, peak) = peak.ok_or_else(|| Error::limit("experts past what a memory can hold"))?;
-        let layers = s.layers.len();
-        let experts = layers * first.modules.len();
+        let layers = layers.len();
+        let experts = layers * first.starts.len();
         let fixed = peak.saturating_sub(each * layers as u64);
         let limit = decl.capacity;
         let fit = limit.map_or(u64::MAX, |limit| limit.saturating_sub(fixed) / each.max(1));
@@ -364,7 +331,7 @@ fn kept(plan: &Plan, wanted: Wanted<'_>, room: &Room, trace: Option<&Trace>) -> 
 /// What uses cost, of one row each.
 fn prices(plan: &Plan, wanted: Wanted<'_>) -> Prices {
     let first = |points: &[(u32, f64)]| points.first().map_or(0.0, |p| p.1);
-    let times = plan.schedule.as_ref().map(|s| &s.times);
+    let times = plan.experts.policy.costs();
     Prices {
         gpu: times.map_or(0.0, |t| first(&t.hot)),
         host: times.map_or(0.0, |t| first(&t.processor)),

@@ -23,14 +23,16 @@ use moec_config::Home;
 use moec_costs::units::{Free, UnitList};
 use moec_family::Streams;
 use moec_ir::placement::{ExpertGroup, ExpertRow, OpPlace, Placement};
-use moec_ir::plan::{Arg, Code, ExpertHomes, ExpertTable, Memory, MemoryLink, Plan, Schedule, UnitRef};
+use moec_ir::plan::{
+    Arg, Code, ExpertLayer, ExpertPlacement, ExpertPolicy, ExpertTable, Memory, MemoryLink, Plan, UnitRef,
+};
 use moec_ir::{Graph, Module, Node, Op, Operand, Part, ValueId, Weight, WeightId};
 use moec_profile::loads::Loads;
 use moec_runtime::schedule::Keeps;
 use moec_targets::families;
 use std::collections::BTreeMap;
 
-/// Why a unit runs experts of a schedule.
+/// Why a unit runs experts whose unit is not fixed.
 pub const ASSIGNED: &str = "assigned anew in every step";
 
 /// Where nodes and experts live that are no static graphs.
@@ -46,10 +48,8 @@ pub struct Homes {
     pub attention: u32,
     /// Unit of what is neither attention nor experts.
     pub rest: u32,
-    /// Layers with experts beside the processor.
-    pub experts: Vec<ExpertHomes>,
-    /// How experts are assigned while the plan runs, where they are; its layers have no segments before `layout`.
-    pub schedule: Option<Schedule>,
+    /// Units of experts; no layer has segments before `layout`.
+    pub experts: ExpertPlacement,
 }
 
 impl Default for Homes {
@@ -62,8 +62,7 @@ impl Default for Homes {
             links: Vec::new(),
             attention: 0,
             rest: 0,
-            experts: Vec::new(),
-            schedule: None,
+            experts: ExpertPlacement::default(),
         }
     }
 }
@@ -90,15 +89,13 @@ impl Homes {
             links: plan.links.clone(),
             attention: attention.unwrap_or(0),
             rest: rest.unwrap_or(0),
-            experts: plan.homes.clone(),
-            schedule: plan.schedule.clone(),
+            experts: plan.experts.clone(),
         }
     }
 
     /// Whether the scores of routers decide who is brought into frames.
     pub fn hears_scores(&self) -> bool {
-        let hybrid = self.schedule.as_ref().and_then(|s| s.hybrid.as_ref());
-        hybrid.is_some_and(|h| h.ahead > 0)
+        self.experts.policy.cached().is_some_and(|c| c.ahead > 0)
     }
 
     /// The memory of a unit.
@@ -106,7 +103,7 @@ impl Homes {
         self.units.get(unit as usize).map_or(0, |u| u.memory)
     }
 
-    /// The unit of a node that is no static graph. Experts are those of [`Homes::of_layer`].
+    /// The unit of a node that is no static graph. Experts are those of [`ExpertPlacement::of_layer`].
     pub fn of_node(&self, node: &Node) -> u32 {
         match node.op {
             Op::ExpertFfn { .. } | Op::NeuronFfn { .. } | Op::Fetch { .. } | Op::Admit(_) => 0,
@@ -120,10 +117,8 @@ impl Homes {
 
     /// The unit that has all experts of a layer for good, where the rest of the layer is there, too.
     pub fn whole(&self, layer: Option<u32>) -> Option<u32> {
-        let (index, of) = self.of_layer(layer)?;
-        let assigned = self.schedule.iter().flat_map(|s| &s.layers).any(|l| l.homes == index);
-        match of.units[..] {
-            [unit] if unit != 0 && unit == self.rest && !assigned => Some(unit),
+        match self.experts.of_layer(layer)?.1.units[..] {
+            [unit] if unit != 0 && unit == self.rest => Some(unit),
             _ => None,
         }
     }
@@ -134,31 +129,21 @@ impl Homes {
         family.is_some_and(|f| f.takes(op))
     }
 
-    /// Where the experts of a layer live, with the index, if any lives beside the processor.
-    pub fn of_layer(&self, layer: Option<u32>) -> Option<(u32, &ExpertHomes)> {
-        let at = self.experts.iter().position(|h| Some(h.layer) == layer)?;
-        Some((at as u32, &self.experts[at]))
-    }
-
     /// The streams of a unit, where it computes experts by them.
     pub fn streams(&self, unit: u32) -> Option<&'static dyn Streams> {
         families::streams(&self.units.get(unit as usize)?.family)
     }
 
-    /// Experts of a layer that live in a memory, ascending.
+    /// Experts of a layer whose matrices are in a memory beside the processor's, ascending: those that start on its unit, or all where
+    /// memory modules compute.
     pub fn experts_of(&self, layer: u32, memory: u32) -> Vec<u32> {
-        let Some((index, of)) = self.of_layer(Some(layer)) else { return Vec::new() };
-        let scheduled = self.schedule.iter().flat_map(|s| s.layers.iter().map(move |l| (s, l)));
-        if let Some((schedule, layer)) = scheduled.into_iter().find(|(_, l)| l.homes == index) {
-            // Whom the hot unit computes it holds; the modules hold all.
-            return match [schedule.hot, schedule.cold].map(|u| u.is_some_and(|u| self.memory(u) == memory)) {
-                [true, _] => layer.cached.clone(),
-                [_, true] => (0..of.experts.len() as u32).collect(),
-                _ => Vec::new(),
-            };
+        let Some((_, of)) = self.experts.of_layer(Some(layer)) else { return Vec::new() };
+        let cold = self.experts.policy.cold();
+        match of.units.iter().find(|&&u| self.memory(u) == memory) {
+            Some(&unit) if Some(unit) == cold => (0..of.starts.len() as u32).collect(),
+            Some(&unit) => of.on(unit),
+            None => Vec::new(),
         }
-        let there = |home: u32| of.units.get(home as usize).is_some_and(|&u| self.memory(u) == memory);
-        (0..).zip(&of.experts).filter(|(_, home)| there(**home)).map(|(e, _)| e).collect()
     }
 
     /// Whether experts read a table that are no static graphs.
@@ -347,14 +332,23 @@ fn take(placed: &mut Placement, layer: usize, chosen: &[(u32, u32)], homes: &mut
     units.extend(table.experts.iter().any(|row| !free(row.unit)).then_some(0));
     units.sort_unstable();
     units.dedup();
-    let home = |unit: u32| units.iter().position(|&u| u == unit).unwrap_or(0) as u32;
-    let experts = table.experts.iter().map(|row| home(row.unit)).collect();
-    homes.experts.push(ExpertHomes { layer: table.layer, units, experts });
+    let start = |unit: u32| units.iter().position(|&u| u == unit).unwrap_or(0) as u32;
+    let starts = table.experts.iter().map(|row| start(row.unit)).collect();
+    homes.experts.layers.push(ExpertLayer { layer: table.layer, units, starts, ..ExpertLayer::default() });
+}
+
+/// Says where the experts of a layer start.
+pub(super) fn settle(placed: &mut Placement, of: &ExpertLayer) {
+    let Some(table) = placed.experts.iter_mut().find(|t| t.layer == of.layer) else { return };
+    for (row, &at) in table.experts.iter_mut().zip(&of.starts) {
+        row.unit = of.units.get(at as usize).copied().unwrap_or(0);
+    }
+    regroup(table);
 }
 
 /// Groups of static graphs keep their experts and their numbers, by which their artifacts are named; of the processor's, the
 /// experts that have moved become groups of their own, behind all others.
-pub(super) fn regroup(table: &mut ExpertTable) {
+fn regroup(table: &mut ExpertTable) {
     for index in 0..table.groups.len() {
         let unit = |e: &u32| table.experts.get(*e as usize).map_or(0, |row| row.unit);
         let group = &table.groups[index];
@@ -502,12 +496,12 @@ pub(super) fn takes_experts(module: &Module, layer: u32, free: Free<'_>) -> Resu
 pub(super) fn expert_rows(module: &Module, placed: &mut Placement, homes: &Homes) {
     for graph in &module.entries {
         for node in graph.nodes.iter().filter(|n| matches!(n.op, Op::ExpertFfn { fixed: false, .. })) {
-            let Some((_, of)) = homes.of_layer(node.scope.layer) else { continue };
+            let Some((_, of)) = homes.experts.of_layer(node.scope.layer) else { continue };
             for &unit in &of.units {
-                let why = match (&homes.schedule, unit) {
-                    (Some(_), _) => ASSIGNED,
-                    (None, 0) => "experts that stay",
-                    (None, _) => "experts that live there",
+                let why = match (&homes.experts.policy, unit) {
+                    (ExpertPolicy::Fixed, 0) => "experts that stay",
+                    (ExpertPolicy::Fixed, _) => "experts that live there",
+                    _ => ASSIGNED,
                 };
                 list(
                     placed,

@@ -56,7 +56,7 @@ fn fits(plan: &Plan, index: u32) -> Result<()> {
         human::bytes(states),
         human::bytes(memory.arena_bytes)
     ))
-    .hint(match plan.schedule.as_ref().filter(|s| s.hybrid.is_some() && s.hot.map(|u| plan.memory_of(u)) == Some(index)) {
+    .hint(match plan.experts.policy.cached().filter(|c| plan.memory_of(c.hot) == index) {
         Some(_) => "each layer begins with one expert there, and that is the least: raise `device_budget` under `[memory]`, or build with a shorter `max_context`",
         None => "place less there (`experts = \"NAME:50%\"` under `[placement]`), or build with a shorter `max_context`",
     }))

@@ -42,15 +42,13 @@ const TOKENIZER: u64 = 28;
 
 /// Lays the experts of `layers` out for reading: each is one piece of the file, gate and up before down, at multiples of
 /// [`BLOCK`] (PowerInfer-2, §4.4: what is read together lies together; gated experts of today's models use all of their
-/// neurons, so that the piece is the expert). Sets offset and pitch of their segments; gives the layers and the size of the
-/// file.
+/// neurons, so that the piece is the expert). Sets offset and pitch of their segments; gives the size of the file.
 ///
 /// # Errors
 /// Experts past what a file can hold.
-pub fn lay_out(segments: &mut [Segment], layers: &[FlashLayer]) -> Result<(Vec<PagedLayer>, u64)> {
+pub fn lay_out(segments: &mut [Segment], layers: &[PagedLayer]) -> Result<u64> {
     let too_large = || Error::limit("the experts are past what one file can hold");
     let mut end = 0_u64;
-    let mut paged = Vec::new();
     for l in layers {
         let bytes = |segments: &[Segment], s: u32| {
             let segment = segments.get(s as usize).filter(|s| s.shape.len() == 3);
@@ -64,28 +62,11 @@ pub fn lay_out(segments: &mut [Segment], layers: &[FlashLayer]) -> Result<(Vec<P
             let segment = &mut segments[s as usize];
             (segment.offset, segment.pitch) = (offset, pitch);
         }
-        let FlashLayer { experts, k, gate_up, down, score } = *l;
-        paged.push(PagedLayer { experts, k, gate_up, down, score });
-        let all = pitch.checked_mul(u64::from(experts)).ok_or_else(too_large)?;
+        let all = pitch.checked_mul(u64::from(l.experts)).ok_or_else(too_large)?;
         end = end.checked_add(all).ok_or_else(too_large)?;
     }
     let last = layers.last().and_then(|l| segments.get(l.down as usize)).and_then(Segment::end);
-    Ok((paged, last.unwrap_or(0)))
-}
-
-/// Experts of a layer, with the segments that hold them.
-#[derive(Clone, Copy, Debug)]
-pub struct FlashLayer {
-    /// Experts.
-    pub experts: u32,
-    /// Experts per token.
-    pub k: u32,
-    /// Segment of gate and up.
-    pub gate_up: u32,
-    /// Segment of down.
-    pub down: u32,
-    /// Scores of the router.
-    pub score: moec_ir::op::Score,
+    Ok(last.unwrap_or(0))
 }
 
 /// Routers of a graph in order: experts, experts per token, scores.
@@ -122,7 +103,6 @@ pub fn unlimited(layers: Vec<PagedLayer>, frame_bytes: u64) -> Paging {
         block_bytes: LARGEST_BLOCK,
         policy: Setting::lru().to_string(),
         pinned: Vec::new(),
-        elsewhere: Vec::new(),
         neurons: 0,
         layers,
         checksums,
@@ -135,13 +115,10 @@ pub fn unlimited(layers: Vec<PagedLayer>, frame_bytes: u64) -> Paging {
 ///
 /// # Errors
 /// Neurons past what a file can hold, or of layers that lie differently.
-pub fn lay_out_neurons(
-    segments: &mut [Segment],
-    layers: &[FlashLayer],
-) -> Result<(Vec<PagedLayer>, u64, Frame)> {
+pub fn lay_out_neurons(segments: &mut [Segment], layers: &[PagedLayer]) -> Result<(u64, Frame)> {
     let too_large = || Error::limit("the experts are past what one file can hold");
     let mut end = 0;
-    let (mut paged, mut frame): (Vec<PagedLayer>, Option<Frame>) = (Vec::new(), None);
+    let mut frame: Option<Frame> = None;
     // Gates first: they are resident.
     for l in layers {
         let gate = segments.get_mut(l.gate_up as usize).ok_or_else(|| Error::bug("gates of no segment"))?;
@@ -167,11 +144,9 @@ pub fn lay_out_neurons(
         rests.offset = end.checked_next_multiple_of(BLOCK).ok_or_else(too_large)?;
         rests.pitch = bytes.checked_next_multiple_of(read.max(BLOCK)).ok_or_else(too_large)?;
         end = rests.end().ok_or_else(too_large)?;
-        let FlashLayer { experts, k, gate_up, down, score } = *l;
-        paged.push(PagedLayer { experts, k, gate_up, down, score });
     }
     let frame = frame.ok_or_else(|| Error::bug("neurons of no layer"))?;
-    Ok((paged, end, frame))
+    Ok((end, frame))
 }
 
 /// What a frame of neurons holds.
@@ -240,8 +215,8 @@ pub fn page(plan: &mut Plan, wanted: Wanted<'_>, profile: Option<&Profile>) -> R
     if plan.paging.as_ref().is_some_and(Paging::by_neurons) {
         return page_neurons(plan, wanted, &sums);
     }
+    let elsewhere = plan.elsewhere();
     let Some(paging) = &mut plan.paging else { return Ok(Paged { choice: None }) };
-    let elsewhere = &paging.elsewhere;
     let experts: u32 = paging.layers.iter().map(|l| l.experts).sum::<u32>() - elsewhere.len() as u32;
     let lives_elsewhere = |layer: u32, expert: u32| elsewhere.binary_search(&(layer, expert)).is_ok();
     let fixed = sums.resident().saturating_add(sums.process);

@@ -7,14 +7,14 @@
 //!
 //! An expert that the user has given a home stays there: then [`home`](super::home) has placed it.
 
-use super::home::{Homes, expert_rows, expert_tables, regroup};
+use super::home::{Homes, expert_rows, expert_tables, settle};
 use moec_base::error::{Error, Result};
 use moec_config::Home;
 use moec_costs::units::{Free, UnitList};
 use moec_device::{Device, Unit};
 use moec_family::{StreamCosts, StreamExpert, Streams};
 use moec_ir::placement::Placement;
-use moec_ir::plan::{ExpertHomes, ExpertTimes, Schedule, ScheduledLayer};
+use moec_ir::plan::{ExpertCosts, ExpertLayer, ExpertPolicy, Scheduled};
 use moec_ir::{Module, Op, Operand};
 use moec_profile::loads::Loads;
 use moec_runtime::schedule::ScheduleError;
@@ -58,7 +58,7 @@ pub fn place(
     let hot = hot.filter(|f| f.unit.is_legal("expert_ffn") && f.family.takes(&ffn(expert)));
     let costs = costs(streams, device, cold, &expert)?;
     let size = Size::of(&expert);
-    let times = times(device, hot, &costs, &size)?;
+    let mut times = times(device, hot, &costs, &size)?;
     let placed = match placement {
         Some(placed) => placed,
         None => placement.insert(Placement::dynamic(expert_tables(module)?)),
@@ -66,41 +66,32 @@ pub fn place(
     placed.units = device.units.iter().map(|u| u.name.clone()).collect();
     let most = placed.experts.first().map_or(0, |t| t.experts.len());
     let frames = hot.map_or(0, |hot| frames(device, hot, &size, layers.len(), most, config.placement.cached));
-    let mut schedule = Schedule {
-        // A unit that holds no expert runs none: it would bring every one.
+    // A unit that holds no expert runs none: it would bring every one.
+    if frames == 0 {
+        times.hot.clear();
+    }
+    let schedule = Scheduled {
         hot: hot.filter(|_| frames > 0).map(|f| f.index),
-        cold: Some(cold.index),
+        cold: cold.index,
         modules: costs.modules,
         frames,
         moves: config.placement.moves && costs.link_us.is_some(),
         refine: config.placement.refine,
-        hybrid: None,
-        window_us: window_us(module, device, hot)?,
-        expert_bytes: size.bytes as u64,
-        // In bf16 there, in f32 back.
-        row_bytes: 6 * u64::from(expert.hidden),
-        times,
-        layers: Vec::new(),
+        costs: ExpertCosts {
+            window_us: window_us(module, device, hot)?,
+            expert_bytes: size.bytes as u64,
+            // In bf16 there, in f32 back.
+            row_bytes: 6 * u64::from(expert.hidden),
+            ..times
+        },
     };
-    if schedule.hot.is_none() {
-        schedule.times.hot.clear();
-    }
     // All layers at once: what begins the first step is what the scheduler itself would choose.
-    schedule.layers = layers
-        .iter()
-        .map(|_| ScheduledLayer {
-            homes: 0,
-            segments: vec![],
-            brought: vec![],
-            modules: vec![],
-            cached: vec![],
-        })
-        .collect();
     let limit = |e: ScheduleError| {
         Error::limit(format!("the experts of this model cannot be assigned on `{}`", device.name)).because(e)
     };
-    let mut scheduler = Scheduler::new(plan::setup(&schedule, most).map_err(limit)?).map_err(limit)?;
-    let mut units: Vec<u32> = [Some(0), schedule.hot, schedule.cold].into_iter().flatten().collect();
+    let mut scheduler =
+        Scheduler::new(plan::setup(&schedule, layers.len(), most).map_err(limit)?).map_err(limit)?;
+    let mut units: Vec<u32> = [Some(0), schedule.hot, Some(schedule.cold)].into_iter().flatten().collect();
     units.sort_unstable();
     // Steps that decode are what experts move between.
     let decodes = module.entries.iter().filter(|g| !g.kind.is_prefill());
@@ -112,28 +103,22 @@ pub fn place(
         }
         let places = scheduler.placement(index).map_or(&[][..], |p| p.places());
         let at = |unit: Option<u32>| units.iter().position(|&u| Some(u) == unit).unwrap_or(0) as u32;
-        let home = |p: &Place| match (p.cached, p.layout.memory()) {
+        let start = |p: &Place| match (p.cached, p.layout.memory()) {
             (true, _) => at(schedule.hot),
-            (_, Some(_)) => at(schedule.cold),
+            (_, Some(_)) => at(Some(schedule.cold)),
             _ => at(Some(0)),
         };
-        let of = ExpertHomes { layer, units: units.clone(), experts: places.iter().map(home).collect() };
-        schedule.layers[index] = ScheduledLayer {
-            homes: homes.experts.len() as u32,
-            segments: Vec::new(),
-            brought: Vec::new(),
+        let of = ExpertLayer {
+            layer,
+            units: units.clone(),
+            starts: places.iter().map(start).collect(),
             modules: places.iter().map(|p| p.layout.memory().map_or(-1, i32::from)).collect(),
-            cached: (0..).zip(places).filter(|(_, p)| p.cached).map(|(e, _)| e).collect(),
+            ..ExpertLayer::default()
         };
-        if let Some(table) = placed.experts.iter_mut().find(|t| t.layer == layer) {
-            for (row, &home) in table.experts.iter_mut().zip(&of.experts) {
-                row.unit = of.units[home as usize];
-            }
-            regroup(table);
-        }
-        homes.experts.push(of);
+        settle(placed, &of);
+        homes.experts.layers.push(of);
     }
-    homes.schedule = Some(schedule);
+    homes.experts.policy = ExpertPolicy::Scheduled(schedule);
     expert_rows(module, placed, homes);
     Ok(())
 }
@@ -255,7 +240,7 @@ pub fn without_costs(device: &Device, unit: &Unit) -> Error {
 }
 
 /// What an expert costs on every unit.
-fn times(device: &Device, hot: Option<Free<'_>>, cold: &StreamCosts, size: &Size) -> Result<ExpertTimes> {
+fn times(device: &Device, hot: Option<Free<'_>>, cold: &StreamCosts, size: &Size) -> Result<ExpertCosts> {
     let curve = |unit: &Unit| {
         let points = curve(device, unit, size.weights).ok_or_else(|| without_costs(device, unit))?;
         Ok::<_, Error>(points.into_iter().map(|(rows, us)| (rows, us + unit.launch_us())).collect::<Vec<_>>())
@@ -264,7 +249,7 @@ fn times(device: &Device, hot: Option<Free<'_>>, cold: &StreamCosts, size: &Size
     let bring = hot.and_then(|hot| {
         device.transfer_us(device.processor_memory()?, device.memory_of(hot.unit)?, size.bytes)
     });
-    Ok(ExpertTimes {
+    Ok(ExpertCosts {
         hot: hot.map(|hot| curve(hot.unit)).transpose()?.unwrap_or_default(),
         processor: curve(processor)?,
         cold: cold.rows.clone(),
@@ -273,6 +258,7 @@ fn times(device: &Device, hot: Option<Free<'_>>, cold: &StreamCosts, size: &Size
         localized_us: cold.host_us[1],
         internal_us: cold.internal_us,
         link_us: cold.link_us.unwrap_or(0.0),
+        ..ExpertCosts::default()
     })
 }
 

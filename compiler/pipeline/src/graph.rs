@@ -138,6 +138,6 @@ pub(super) fn fetch(given: &Inputs<'_>, module: &mut Module, homes: &Homes) -> R
         return Ok(());
     }
     let paged = given.config.memory.budget.map_or(0, |_| given.config.memory.prefetch);
-    let frames = homes.schedule.iter().filter_map(|s| s.hybrid.as_ref()).map(|h| h.ahead as usize).max();
-    fetch::fetch(module, paged.max(frames.unwrap_or(0)))
+    let frames = homes.experts.policy.cached().map_or(0, |c| c.ahead as usize);
+    fetch::fetch(module, paged.max(frames))
 }

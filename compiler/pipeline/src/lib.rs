@@ -89,7 +89,7 @@ impl When {
             Self::Asks => given.config.memory.budget.is_some() || placed.homes.hears_scores(),
             Self::Beside => !given.list.free.is_empty() || given.config.memory.device_budget.is_some(),
             Self::Assigned => given.list.modules || given.config.placement.policy.is_some(),
-            Self::Frames => placed.homes.schedule.as_ref().is_some_and(|s| s.hybrid.is_some()),
+            Self::Frames => placed.homes.experts.policy.cached().is_some(),
             Self::Memories => placed.homes.memories.len() > 1,
             Self::Thresholds => !given.thresholds.by_layer.is_empty(),
             Self::NotAsLowered => !given.as_lowered,

@@ -19,7 +19,7 @@ pub(super) fn layout(given: &Inputs<'_>, module: &Module, placed: &Placed) -> Re
     // A twin has no budget of its own: its Graph says what asks flash. Frames hear of scores without any.
     let asks_flash = |op: &Op| matches!(op, Op::Fetch { .. } | Op::NeuronFfn { paged: Some(_), .. });
     let asks = || module.entries.iter().flat_map(|e| &e.nodes).any(|n| asks_flash(&n.op));
-    let framed = homes.schedule.as_ref().is_some_and(|s| s.hybrid.is_some());
+    let framed = homes.experts.policy.cached().is_some();
     let paged = given.config.memory.budget.is_some() || (!framed && asks());
     let draft =
         layout::layout(module, given.model_info()?, given.target, cache, &artifacts, statics, homes, paged)?;
@@ -84,7 +84,7 @@ pub(super) fn page(given: &Inputs<'_>, planned: &mut Planned) -> Result<()> {
 
 pub(super) fn fill(given: &Inputs<'_>, homes: &Homes, planned: &mut Planned) -> Result<()> {
     let Some(system) = given.config.placement.policy else { return Ok(()) };
-    let bytes = homes.schedule.as_ref().map_or(0, |s| s.expert_bytes);
+    let bytes = homes.experts.policy.costs().map_or(0, |c| c.expert_bytes);
     let rate = given.target.flash().and_then(|m| m.bandwidth.last()).map(|b| b.gb_per_s);
     let wanted = frames::Wanted {
         system,

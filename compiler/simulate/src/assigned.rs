@@ -6,7 +6,7 @@ use super::paged::routing;
 use moec_base::error::{Error, Result};
 use moec_bundle::read::Bundle;
 use moec_family::{StreamRun, StreamScene};
-use moec_ir::plan::Schedule;
+use moec_ir::plan::Scheduled;
 use moec_runtime::offload::cache::Trace;
 use moec_targets::families;
 
@@ -34,14 +34,14 @@ pub struct Simulated {
 /// No recorded routing, or that of another model; a device that has not the bundle's units.
 pub fn assigned(
     bundle: &Bundle,
-    schedule: &Schedule,
+    schedule: &Scheduled,
     request: &Request<'_>,
     batch: Option<u32>,
 ) -> Result<Simulated> {
     let (device, plan) = (request.device, &bundle.plan);
     let name = |unit: Option<u32>| unit.and_then(|u| plan.units.get(u as usize)).map(|u| u.name.clone());
     let has = |unit| name(unit).is_none_or(|name| device.units.iter().any(|u| u.name == name));
-    let found = name(schedule.cold)
+    let found = name(Some(schedule.cold))
         .filter(|_| has(schedule.hot))
         .and_then(|name| device.units.iter().find(|u| u.name == name));
     let unit = found.ok_or_else(|| {
@@ -50,15 +50,9 @@ pub fn assigned(
     })?;
     let streams = families::streams(device.family_of(unit))
         .ok_or_else(|| Error::bug("a schedule of a unit without streams"))?;
-    let layers: Vec<(u32, u32)> = schedule
-        .layers
-        .iter()
-        .filter_map(|l| {
-            let homes = plan.homes.get(l.homes as usize)?;
-            let table = plan.placement.experts.iter().find(|t| t.layer == homes.layer)?;
-            Some((homes.experts.len() as u32, table.k))
-        })
-        .collect();
+    let k = |layer: u32| Some(plan.placement.experts.iter().find(|t| t.layer == layer)?.k);
+    let layers = plan.experts.layers.iter();
+    let layers: Vec<(u32, u32)> = layers.filter_map(|l| Some((l.starts.len() as u32, k(l.layer)?))).collect();
     let trace = routing(&layers, request)?;
     let widest = plan.entries.iter().filter(|e| !e.kind.is_prefill()).map(|e| e.kind.rows() as u32).max();
     let chunk = plan.entries.iter().find(|e| e.kind.is_prefill()).map_or(1, |e| e.kind.rows() as u32);
@@ -82,7 +76,9 @@ pub fn assigned(
         let (home, there) = (device.processor_memory()?, device.memory_of(own)?);
         device.links.iter().find(|l| l.from == home && l.to == there).map(moec_device::Link::rate)
     };
-    let scene = StreamScene { schedule, loads: &loads, rows: &steps, link_gb_per_s: link(schedule.hot) };
+    let experts = &plan.experts;
+    let scene =
+        StreamScene { experts, schedule, loads: &loads, rows: &steps, link_gb_per_s: link(schedule.hot) };
     let run = streams
         .simulate(unit, &scene)
         .map_err(|why| Error::limit("the schedule cannot be simulated").because(why))?;

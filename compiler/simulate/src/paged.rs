@@ -68,7 +68,15 @@ pub fn paged(bundle: &Bundle, paging: &Paging, request: &Request<'_>) -> Result<
     }
     let matrices = matrices(plan, paging)?;
     let asks = asks(&trace, &paging.layers, [prompt, chunk, decode]);
-    let scene = Scene { paging, matrices: &matrices, ahead: DEPTH, preload: true, journal: None };
+    let elsewhere = plan.elsewhere();
+    let scene = Scene {
+        paging,
+        elsewhere: &elsewhere,
+        matrices: &matrices,
+        ahead: DEPTH,
+        preload: true,
+        journal: None,
+    };
     let mut names = queues(device);
     let link = names.len();
     names.push(format!("{FLASH} → {}", device.units[costs.unit].name));
@@ -250,7 +258,7 @@ mod tests {
     #[test]
     fn logits_have_the_recorded_scores() {
         for score in [Score::Softmax, Score::Sigmoid, Score::Identity] {
-            let shape = PagedLayer { experts: 6, k: 2, gate_up: 0, down: 1, score };
+            let shape = PagedLayer { layer: 0, experts: 6, k: 2, gate_up: 0, down: 1, score };
             let ranked = [(3, 0.5), (0, 0.25), (5, 0.125), (1, 0.0625)];
             let found = logits(&ranked, &shape);
             let mut ranking = Ranking::new(6, 4);
@@ -262,7 +270,7 @@ mod tests {
 
     #[test]
     fn a_prompt_asks_for_what_its_tokens_chose() {
-        let shape = PagedLayer { experts: 4, k: 1, gate_up: 0, down: 1, score: Score::Softmax };
+        let shape = PagedLayer { layer: 0, experts: 4, k: 1, gate_up: 0, down: 1, score: Score::Softmax };
         let experts = ExpertIndex::uniform(2, CachedLayer { experts: 4, k: 1, bytes: 1 }).unwrap();
         let mut trace = Trace::new(experts, true);
         for token in 0..3_u16 {

@@ -13,8 +13,22 @@
 //! An operator is one row of `operators!` below, with its attributes and their meaning, and one file of this folder with its
 //! `Operator`: name, operands, shape rule, effect on states, meaning. Text forms are derived from the row.
 
-/// A struct of attributes, each written and read under its field's name.
+/// A struct of attributes, each written and read under its field's name. `as "word"`: and a value itself, as a word with arguments.
 macro_rules! attributes {
+    ($(#[$meta:meta])* $vis:vis struct $T:ident as $word:literal { $($body:tt)* }) => {
+        attributes! { $(#[$meta])* $vis struct $T { $($body)* } }
+
+        impl Word for $T {
+            const WHAT: &'static str = concat!("`", $word, "(…)`");
+            fn word(&self, w: &mut Writer) {
+                w.word($word);
+                self.write(w);
+            }
+            fn of(word: &str, r: &mut Reader<'_, '_>) -> Parsed<Option<Self>> {
+                if word == $word { Self::read(word, r) } else { Ok(None) }
+            }
+        }
+    };
     ($(#[$meta:meta])* $vis:vis struct $T:ident { $($(#[$doc:meta])* $field_vis:vis $field:ident: $ty:ty,)* }) => {
         $(#[$meta])*
         $vis struct $T { $($(#[$doc])* $field_vis $field: $ty,)* }
@@ -59,6 +73,8 @@ macro_rules! words {
         }
     };
 }
+
+pub(crate) use {attributes, words};
 
 /// The struct that is the [`Operator`] of a row: the one that the row names in parentheses, or one of the attributes that it has in
 /// braces, with the variant's name. `declare` is its item, `name` its path, `take` makes it of the variant's fields, and `give`

@@ -57,11 +57,6 @@ impl<'t> Attrs<'t> {
         Self::parse(c, '{', '}', MAX_DEPTH)
     }
 
-    /// Whether an attribute is there.
-    pub(super) fn has(&self, key: &str) -> bool {
-        self.list.iter().any(|a| a.key == key)
-    }
-
     /// Takes an attribute out.
     fn take(&mut self, key: &str) -> Option<(Value<'t>, usize)> {
         let i = self.list.iter().position(|a| a.key == key)?;

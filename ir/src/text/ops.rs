@@ -3,7 +3,9 @@
 use super::attrs::{Attrs, Value};
 use super::cursor::Cursor;
 pub(crate) use super::cursor::Parsed;
-use crate::op::Op;
+use super::items::{string, with_attrs};
+use super::lex::quote;
+use crate::op::{Attributes, Op};
 use std::fmt;
 
 /// An attribute `key = value`.
@@ -29,8 +31,6 @@ pub(crate) trait Word: Sized {
 pub(crate) struct Writer {
     word: &'static str,
     list: Vec<String>,
-    /// Whether a number of them is NaN.
-    nan: bool,
 }
 
 impl Writer {
@@ -63,33 +63,83 @@ impl Reader<'_, '_> {
     }
 }
 
-impl Attribute for f32 {
-    fn put(&self, key: &str, w: &mut Writer) {
-        w.nan |= self.is_nan();
-        w.push(key, format_args!("{self:?}"));
-    }
-    fn get(key: &str, r: &mut Reader<'_, '_>) -> Parsed<Self> {
-        r.attrs.float(r.cursor, key)
-    }
+/// A value in a list.
+pub(super) trait Item: Sized {
+    /// As it is written.
+    fn text(&self) -> String;
+    /// Reads it, if it is one.
+    fn of<'t>(value: Value<'t>, c: &Cursor<'t>) -> Parsed<Option<Self>>;
 }
 
-impl Attribute for usize {
-    fn put(&self, key: &str, w: &mut Writer) {
-        w.push(key, self);
-    }
-    fn get(key: &str, r: &mut Reader<'_, '_>) -> Parsed<Self> {
-        r.attrs.int(r.cursor, key)
-    }
-}
-
-impl Attribute for Option<usize> {
-    fn put(&self, key: &str, w: &mut Writer) {
-        if let Some(value) = self {
-            value.put(key, w);
+/// Numbers, by themselves and in lists.
+macro_rules! numbers {
+    ($($T:ty: $read:ident, $what:literal;)*) => {$(
+        impl Item for $T {
+            fn text(&self) -> String {
+                format!("{self:?}")
+            }
+            fn of<'t>(value: Value<'t>, _: &Cursor<'t>) -> Parsed<Option<Self>> {
+                Ok(value.$read())
+            }
         }
+
+        impl Attribute for $T {
+            fn put(&self, key: &str, w: &mut Writer) {
+                w.push(key, self.text());
+            }
+            fn get(key: &str, r: &mut Reader<'_, '_>) -> Parsed<Self> {
+                r.attrs.required(r.cursor, key, $what, Self::of)
+            }
+        }
+
+        impl Attribute for Option<$T> {
+            fn put(&self, key: &str, w: &mut Writer) {
+                if let Some(value) = self {
+                    value.put(key, w);
+                }
+            }
+            fn get(key: &str, r: &mut Reader<'_, '_>) -> Parsed<Self> {
+                r.attrs.optional(r.cursor, key, $what, <$T>::of)
+            }
+        }
+    )*};
+}
+
+numbers! {
+    usize: number, "an integer in range";
+    u32: number, "an integer in range";
+    i32: number, "an integer in range";
+    u64: number, "an integer in range";
+    f32: float, "a number";
+    f64: number, "a number";
+}
+
+impl Item for String {
+    fn text(&self) -> String {
+        quote(self)
+    }
+    fn of<'t>(value: Value<'t>, _: &Cursor<'t>) -> Parsed<Option<Self>> {
+        Ok(string(value))
+    }
+}
+
+impl<A: Item, B: Item> Item for (A, B) {
+    fn text(&self) -> String {
+        format!("[{}, {}]", self.0.text(), self.1.text())
+    }
+    fn of<'t>(value: Value<'t>, c: &Cursor<'t>) -> Parsed<Option<Self>> {
+        let Value::List(two) = value else { return Ok(None) };
+        let Ok([a, b]) = <[Value<'t>; 2]>::try_from(two) else { return Ok(None) };
+        Ok(A::of(a, c)?.zip(B::of(b, c)?))
+    }
+}
+
+impl Attribute for String {
+    fn put(&self, key: &str, w: &mut Writer) {
+        w.push(key, self.text());
     }
     fn get(key: &str, r: &mut Reader<'_, '_>) -> Parsed<Self> {
-        r.attrs.optional_int(r.cursor, key)
+        r.attrs.string(r.cursor, key)
     }
 }
 
@@ -105,26 +155,52 @@ impl Attribute for bool {
     }
 }
 
-impl Attribute for Vec<u32> {
+/// None is the default.
+impl<T: Item> Attribute for Vec<T> {
     fn put(&self, key: &str, w: &mut Writer) {
-        w.push(key, format_args!("{self:?}"));
+        if !self.is_empty() {
+            w.push(key, list(self));
+        }
     }
     fn get(key: &str, r: &mut Reader<'_, '_>) -> Parsed<Self> {
-        r.attrs.list(r.cursor, key, &format!("a list of {key}"), Value::number)
+        Ok(r.attrs.optional(r.cursor, key, &format!("a list of {key}"), items)?.unwrap_or_default())
+    }
+}
+
+impl<T: Item, const N: usize> Attribute for [T; N] {
+    fn put(&self, key: &str, w: &mut Writer) {
+        w.push(key, list(self));
+    }
+    fn get(key: &str, r: &mut Reader<'_, '_>) -> Parsed<Self> {
+        r.attrs.required(r.cursor, key, &format!("{N} of {key}"), |v, c| {
+            Ok(items(v, c)?.and_then(|items| items.try_into().ok()))
+        })
+    }
+}
+
+impl<T: Word> Item for T {
+    fn text(&self) -> String {
+        let mut w = Writer::default();
+        self.word(&mut w);
+        let arguments = if w.list.is_empty() { String::new() } else { format!("({})", w.list.join(", ")) };
+        format!("{}{arguments}", w.word)
+    }
+    fn of<'t>(value: Value<'t>, cursor: &Cursor<'t>) -> Parsed<Option<Self>> {
+        let Value::Word(word, mut attrs) = value else { return Ok(None) };
+        let read = T::of(word, &mut Reader { cursor, attrs: &mut attrs })?;
+        if read.is_some() {
+            attrs.finish(cursor)?;
+        }
+        Ok(read)
     }
 }
 
 impl<T: Word> Attribute for T {
     fn put(&self, key: &str, w: &mut Writer) {
-        let mut of = Writer::default();
-        self.word(&mut of);
-        let arguments = if of.list.is_empty() { String::new() } else { format!("({})", of.list.join(", ")) };
-        w.push(key, format_args!("{}{arguments}", of.word));
-        w.nan |= of.nan;
+        w.push(key, self.text());
     }
     fn get(key: &str, r: &mut Reader<'_, '_>) -> Parsed<Self> {
-        let cursor = r.cursor;
-        r.attrs.variant(cursor, key, T::WHAT, |word, attrs| T::of(word, &mut Reader { cursor, attrs }))
+        r.attrs.required(r.cursor, key, T::WHAT, <T as Item>::of)
     }
 }
 
@@ -135,10 +211,19 @@ impl<T: Word> Attribute for Option<T> {
         }
     }
     fn get(key: &str, r: &mut Reader<'_, '_>) -> Parsed<Self> {
-        let cursor = r.cursor;
-        r.attrs
-            .optional_variant(cursor, key, T::WHAT, |word, attrs| T::of(word, &mut Reader { cursor, attrs }))
+        r.attrs.optional(r.cursor, key, T::WHAT, <T as Item>::of)
     }
+}
+
+/// `[1, 2]`
+pub(super) fn list(items: &[impl Item]) -> String {
+    format!("[{}]", items.iter().map(Item::text).collect::<Vec<_>>().join(", "))
+}
+
+/// Reads what [`list`] writes.
+fn items<'t, T: Item>(value: Value<'t>, c: &Cursor<'t>) -> Parsed<Option<Vec<T>>> {
+    let Value::List(items) = value else { return Ok(None) };
+    items.into_iter().map(|item| T::of(item, c)).collect()
 }
 
 /// The attributes of an operator in braces, or nothing if it has none to show.
@@ -148,11 +233,30 @@ pub(super) fn attributes(op: &Op) -> String {
     if w.list.is_empty() { String::new() } else { format!(" {{{}}}", w.list.join(", ")) }
 }
 
-/// Whether an attribute is NaN, which has no text.
+/// Whether an attribute is NaN, which has no text: nothing else is written so.
 pub(crate) fn has_nan(op: &Op) -> bool {
     let mut w = Writer::default();
     op.write(&mut w);
-    w.nan
+    w.list.iter().any(|attribute| attribute.contains("NaN"))
+}
+
+/// As [`attributes`], of what always has some.
+pub(super) fn braces(of: &impl Attributes) -> String {
+    let mut w = Writer::default();
+    of.write(&mut w);
+    format!(" {{{}}}", w.list.join(", "))
+}
+
+/// Takes an attribute out of those that were read.
+pub(super) fn get<'t, T: Attribute>(cursor: &Cursor<'t>, attrs: &mut Attrs<'t>, key: &str) -> Parsed<T> {
+    T::get(key, &mut Reader { cursor, attrs })
+}
+
+/// Reads what [`braces`] writes.
+pub(super) fn read_braces<T: Attributes>(c: &mut Cursor<'_>) -> Parsed<T> {
+    with_attrs(c, |cursor, attrs| {
+        T::read("", &mut Reader { cursor, attrs })?.map_or_else(|| cursor.expected("attributes"), Ok)
+    })
 }
 
 impl fmt::Display for Op {

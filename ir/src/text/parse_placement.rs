@@ -1,10 +1,10 @@
 //! Parsing placements.
 
-use super::attrs::{Attrs, Value};
 use super::cursor::{Cursor, Parsed};
-use super::items::{index, string, with_attrs};
+use super::items::{index, with_attrs};
+use super::ops::{get, read_braces};
 use super::parse_graph::{kind, scope};
-use crate::placement::{Expected, ExpertGroup, ExpertRow, ExpertTable, OpPlace, Overflow, Placement};
+use crate::placement::{ExpertTable, OpPlace, Placement};
 
 pub(super) fn parse(text: &str) -> Parsed<Placement> {
     let mut cursor = Cursor::new(text)?;
@@ -21,11 +21,8 @@ pub(super) fn parse(text: &str) -> Parsed<Placement> {
 /// Reads the next part of a placement, if one stands here.
 pub(super) fn part(c: &mut Cursor<'_>, into: &mut Placement) -> Parsed<bool> {
     if c.eat_word("placement")? {
-        (into.chunk, into.overflow, into.units) = with_attrs(c, |c, a| {
-            let overflow =
-                a.variant(c, "overflow", "`prune` or `spill`", |word, _| Ok(Overflow::parse(word)))?;
-            Ok((a.int(c, "chunk")?, overflow, a.list(c, "units", "a list of strings", string)?))
-        })?;
+        (into.chunk, into.overflow, into.units) =
+            with_attrs(c, |c, a| Ok((get(c, a, "chunk")?, get(c, a, "overflow")?, get(c, a, "units")?)))?;
     } else if c.eat_word("placed")? {
         into.ops.push(op(c)?);
     } else if c.eat_word("experts")? {
@@ -39,26 +36,18 @@ pub(super) fn part(c: &mut Cursor<'_>, into: &mut Placement) -> Parsed<bool> {
 fn op(c: &mut Cursor<'_>) -> Parsed<OpPlace> {
     let (entry, scope, op) = (kind(c)?, scope(c, Cursor::string)?, c.string("an operator")?);
     with_attrs(c, |c, a| {
-        let (unit, nodes) = (a.int(c, "unit")?, a.int(c, "nodes")?);
-        Ok(OpPlace { entry, scope, op, unit, nodes, why: a.string(c, "why")? })
+        let (unit, nodes, why) = (get(c, a, "unit")?, get(c, a, "nodes")?, get(c, a, "why")?);
+        Ok(OpPlace { entry, scope, op, unit, nodes, why })
     })
 }
 
 fn table(c: &mut Cursor<'_>) -> Parsed<ExpertTable> {
     let mut table = with_attrs(c, |c, a| {
-        let tiers = a.optional(c, "tiers", "a list of capacities", |v, _| Ok(numbers(v)))?;
-        let expected = a.optional_variant(c, "expected", "`rates(…)`", |word, args| {
-            if word != "rates" {
-                return Ok(None);
-            }
-            let (imbalance, overflow) = (args.float(c, "imbalance")?, args.float(c, "overflow")?);
-            Ok(Some(Expected { imbalance, overflow, padding: args.float(c, "padding")? }))
-        })?;
         Ok(ExpertTable {
-            layer: a.int(c, "layer")?,
-            k: a.int(c, "k")?,
-            tiers: tiers.unwrap_or_default(),
-            expected,
+            layer: get(c, a, "layer")?,
+            k: get(c, a, "k")?,
+            tiers: get(c, a, "tiers")?,
+            expected: get(c, a, "expected")?,
             groups: Vec::new(),
             experts: Vec::new(),
         })
@@ -67,51 +56,12 @@ fn table(c: &mut Cursor<'_>) -> Parsed<ExpertTable> {
     while !c.eat('}')? {
         if c.eat_word("group")? {
             index(c, table.groups.len())?;
-            table.groups.push(with_attrs(c, group)?);
+            table.groups.push(read_braces(c)?);
         } else {
             c.keyword("expert")?;
             index(c, table.experts.len())?;
-            table.experts.push(with_attrs(c, row)?);
+            table.experts.push(read_braces(c)?);
         }
     }
     Ok(table)
-}
-
-fn group<'t>(c: &Cursor<'t>, a: &mut Attrs<'t>) -> Parsed<ExpertGroup> {
-    let costs = |v: Value<'t>, _: &Cursor<'t>| {
-        Ok(match v {
-            Value::List(items) => items.into_iter().map(Value::float).collect(),
-            _ => None,
-        })
-    };
-    Ok(ExpertGroup {
-        tier: a.int(c, "tier")?,
-        unit: a.int(c, "unit")?,
-        experts: a.list(c, "experts", "a list of experts", Value::number)?,
-        sizes: a
-            .optional(c, "sizes", "a list of numbers of rows", |v, _| Ok(numbers(v)))?
-            .unwrap_or_default(),
-        bytes: a.int(c, "bytes")?,
-        cost_us: a.optional(c, "cost_us", "a list of numbers", costs)?.unwrap_or_default(),
-        why: a.string(c, "why")?,
-    })
-}
-
-fn row<'t>(c: &Cursor<'t>, a: &mut Attrs<'t>) -> Parsed<ExpertRow> {
-    Ok(ExpertRow {
-        capacity: a.int(c, "capacity")?,
-        group: a.int(c, "group")?,
-        unit: a.int(c, "unit")?,
-        tier: a.optional_int(c, "tier")?,
-        fallback: a.optional_int(c, "fallback")?,
-        load: a.optional(c, "load", "a number", |v, _| Ok(v.float()))?,
-        few: a.flag(c, "few")?,
-    })
-}
-
-fn numbers(v: Value<'_>) -> Option<Vec<u32>> {
-    match v {
-        Value::List(items) => items.into_iter().map(Value::number).collect(),
-        _ => None,
-    }
 }

@@ -2,17 +2,17 @@
 
 use super::attrs::{Attrs, Value};
 use super::cursor::{Cursor, Parsed};
+use super::experts;
 use super::items::{index, string, with_attrs};
 use super::launches;
-use super::paging;
+use super::ops::{get, read_braces};
 use super::parse_graph::{dtype, format, kind, state_kind};
 use super::parse_placement::part as placement;
-use super::schedule;
-use super::statics;
 use super::units;
+use crate::experts::ExpertPlacement;
 use crate::plan::{
-    Arg, BigLittle, Buffer, Builtin, CacheOrder, Code, Entry, FileRef, Grid, Homes, KernelRef, Layout,
-    ModelInfo, Place, Placement, Plan, RowSpace, Segment, Span, StateBuf, Step, TargetInfo,
+    Arg, Buffer, Builtin, CacheOrder, Code, Entry, FileRef, Grid, KernelRef, Layout, ModelInfo, Place,
+    Placement, Plan, RowSpace, Segment, Span, StateBuf, Step, TargetInfo,
 };
 
 pub(super) fn parse(text: &str) -> Parsed<Plan> {
@@ -34,7 +34,7 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
         files: Vec::new(),
         segments: Vec::new(),
         states: Vec::new(),
-        homes: Vec::new(),
+        experts: ExpertPlacement::default(),
         streams: Vec::new(),
         kernels: Vec::new(),
         launches: Vec::new(),
@@ -44,7 +44,6 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
         entries: Vec::new(),
         placement: Placement::default(),
         paging: None,
-        schedule: None,
     };
     while !c.at_end() {
         if c.eat_word("unit")? {
@@ -55,13 +54,10 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
             plan.memories.push(units::memory(c)?);
         } else if c.eat_word("link")? {
             index(c, plan.links.len())?;
-            plan.links.push(units::link(c)?);
-        } else if c.eat_word("homes")? {
-            index(c, plan.homes.len())?;
-            plan.homes.push(units::homes(c)?);
+            plan.links.push(read_braces(c)?);
         } else if c.eat_word("streams")? {
             index(c, plan.streams.len())?;
-            plan.streams.push(schedule::streams(c)?);
+            plan.streams.push(read_braces(c)?);
         } else if c.eat_word("file")? {
             index(c, plan.files.len())?;
             plan.files.push(file(c)?);
@@ -82,22 +78,22 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
             plan.launches.push(launches::read(c)?);
         } else if c.eat_word("graph")? {
             index(c, plan.graphs.len())?;
-            plan.graphs.push(statics::graph(c)?);
+            plan.graphs.push(read_braces(c)?);
         } else if c.eat_word("set")? {
             index(c, plan.sets.len())?;
-            plan.sets.push(statics::set(c)?);
+            plan.sets.push(read_braces(c)?);
         } else if c.eat_word("part")? {
             index(c, plan.parts.len())?;
-            plan.parts.push(statics::part(c)?);
+            plan.parts.push(read_braces(c)?);
         } else if plan.paging.is_none() && c.eat_word("paging")? {
-            plan.paging = Some(paging::read(c)?);
-        } else if plan.schedule.is_none() && c.eat_word("schedule")? {
-            plan.schedule = Some(schedule::read(c)?);
+            plan.paging = Some(read_braces(c)?);
+        } else if plan.experts == ExpertPlacement::default() && c.eat_word("expert_placement")? {
+            plan.experts = experts::read(c)?;
         } else if c.eat_word("entry")? {
             plan.entries.push(entry(c)?);
         } else if !placement(c, &mut plan.placement)? {
             return c.expected(
-                "`unit`, `memory`, `link`, `file`, `segment`, `state`, `homes`, `streams`, `kernel`, `launch`, `graph`, `set`, `part`, `paging`, `schedule`, `entry`, `placement`, `placed` or `experts`",
+                "`unit`, `memory`, `link`, `file`, `segment`, `state`, `streams`, `kernel`, `launch`, `graph`, `set`, `part`, `paging`, `expert_placement`, `entry`, `placement`, `placed` or `experts`",
             );
         }
     }
@@ -119,12 +115,7 @@ fn model(c: &mut Cursor<'_>) -> Parsed<ModelInfo> {
             eos: a.list(c, "eos", "a list of ids", Value::number)?,
             parameters: a.int(c, "parameters")?,
             active_parameters: a.int(c, "active_parameters")?,
-            big_little: a.optional_variant(c, "big_little", "`little(…)`", |word, args| {
-                if word != "little" {
-                    return Ok(None);
-                }
-                Ok(Some(BigLittle { experts: args.int(c, "experts")?, gamma: args.float(c, "gamma")? }))
-            })?,
+            big_little: get(c, a, "big_little")?,
             silenced: a.optional_variant(c, "silenced", "`percent(…)`", |word, args| match word {
                 "percent" => Ok(Some(args.float(c, "of")?)),
                 _ => Ok(None),
@@ -328,12 +319,7 @@ fn code(c: &mut Cursor<'_>) -> Parsed<Code> {
                 k: a.int(c, "k")?,
                 experts: a.int(c, "experts")?,
                 partial: a.flag(c, "partial")?,
-                homes: a.optional_variant(c, "homes", "`homes(…)`", |word, args| {
-                    if word != "homes" {
-                        return Ok(None);
-                    }
-                    Ok(Some(Homes { index: args.int(c, "of")?, units: args.int(c, "units")? }))
-                })?,
+                candidates: get(c, a, "candidates")?,
             })
         })?
     } else if c.eat_word("copy")? {

@@ -1,7 +1,8 @@
 //! Printing placements.
 
 use super::lex::{quote, quoted};
-use crate::placement::{ExpertGroup, ExpertRow, ExpertTable, OpPlace, Overflow, Placement};
+use super::ops::{Item, braces};
+use crate::placement::{ExpertTable, OpPlace, Overflow, Placement};
 use std::fmt;
 
 impl fmt::Display for Placement {
@@ -24,39 +25,20 @@ pub(super) fn write_placement(f: &mut fmt::Formatter<'_>, p: &Placement) -> fmt:
 }
 
 fn write_table(f: &mut fmt::Formatter<'_>, table: &ExpertTable) -> fmt::Result {
-    write!(f, "\nexperts {{layer = {}, k = {}", table.layer, table.k)?;
-    if !table.tiers.is_empty() {
-        write!(f, ", tiers = {:?}", table.tiers)?;
+    let ExpertTable { layer, k, tiers, expected, groups, experts } = table;
+    write!(f, "\nexperts {{layer = {layer}, k = {k}")?;
+    if !tiers.is_empty() {
+        write!(f, ", tiers = {tiers:?}")?;
     }
-    if let Some(e) = table.expected {
-        let (r, overflow, padding) = (e.imbalance, e.overflow, e.padding);
-        write!(f, ", expected = rates(imbalance = {r:?}, overflow = {overflow:?}, padding = {padding:?})")?;
+    if let Some(rates) = expected {
+        write!(f, ", expected = {}", rates.text())?;
     }
     writeln!(f, "}} {{")?;
-    for (i, group) in table.groups.iter().enumerate() {
-        let ExpertGroup { tier, unit, experts, sizes, bytes, cost_us, why } = group;
-        write!(f, "  group {i} {{tier = {tier}, unit = {unit}, experts = {experts:?}")?;
-        if !sizes.is_empty() {
-            write!(f, ", sizes = {sizes:?}")?;
-        }
-        write!(f, ", bytes = {bytes}")?;
-        if !cost_us.is_empty() {
-            write!(f, ", cost_us = {cost_us:?}")?;
-        }
-        writeln!(f, ", why = {}}}", quote(why))?;
+    for (i, group) in groups.iter().enumerate() {
+        writeln!(f, "  group {i}{}", braces(group))?;
     }
-    for (i, row) in table.experts.iter().enumerate() {
-        let ExpertRow { capacity, group, unit, tier, fallback, load, few } = row;
-        write!(f, "  expert {i} {{capacity = {capacity}, group = {group}, unit = {unit}")?;
-        for (key, value) in [("tier", tier), ("fallback", fallback)] {
-            if let Some(value) = value {
-                write!(f, ", {key} = {value}")?;
-            }
-        }
-        if let Some(load) = load {
-            write!(f, ", load = {load:?}")?;
-        }
-        writeln!(f, "{}}}", if *few { ", few = true" } else { "" })?;
+    for (i, row) in experts.iter().enumerate() {
+        writeln!(f, "  expert {i}{}", braces(row))?;
     }
     writeln!(f, "}}")
 }

@@ -1,15 +1,14 @@
 //! Printing plans.
 
+use super::experts;
 use super::launches;
 use super::lex::{quote, quoted};
-use super::paging;
+use super::ops::{Item, braces};
 use super::print_placement::write_placement;
-use super::schedule;
-use super::statics;
 use super::units;
 use crate::plan::{
-    Arg, BigLittle, Builtin, CacheOrder, Code, Entry, FileRef, Grid, Homes, KernelRef, Layout, Place, Plan,
-    RowSpace, Span, StateKind, Step,
+    Arg, Builtin, CacheOrder, Code, Entry, FileRef, Grid, KernelRef, Layout, Place, Plan, RowSpace, Span,
+    StateKind, Step,
 };
 use std::fmt::{self, Write};
 
@@ -76,11 +75,11 @@ impl fmt::Display for Builtin {
                 }
                 f.write_str("}")
             }
-            Self::Dispatch { rows, k, experts, partial, homes } => {
+            Self::Dispatch { rows, k, experts, partial, candidates } => {
                 let partial = if partial { ", partial = true" } else { "" };
                 write!(f, "dispatch {{rows = {rows}, k = {k}, experts = {experts}{partial}")?;
-                if let Some(Homes { index, units }) = homes {
-                    write!(f, ", homes = homes(of = {index}, units = {units})")?;
+                if let Some(candidates) = candidates {
+                    write!(f, ", candidates = {}", candidates.text())?;
                 }
                 f.write_str("}")
             }
@@ -211,8 +210,8 @@ impl fmt::Display for Plan {
             ", eos = {:?}, parameters = {}, active_parameters = {}",
             m.eos, m.parameters, m.active_parameters
         )?;
-        if let Some(BigLittle { experts, gamma }) = m.big_little {
-            write!(f, ", big_little = little(experts = {experts}, gamma = {gamma:?})")?;
+        if let Some(little) = m.big_little {
+            write!(f, ", big_little = {}", little.text())?;
         }
         if let Some(percent) = m.silenced {
             write!(f, ", silenced = percent(of = {percent:?})")?;
@@ -258,19 +257,23 @@ impl fmt::Display for Plan {
             }
             writeln!(f)?;
         }
-        units::write_homes(f, self)?;
-        schedule::write_streams(f, self)?;
         for (i, k) in self.kernels.iter().enumerate() {
             let KernelRef { symbol, results } = k;
             writeln!(f, "kernel {i} {} {{results = {results}}}", quote(symbol))?;
         }
         launches::write(f, self)?;
-        statics::write(f, self)?;
-        if let Some(p) = &self.paging {
-            paging::write(f, p)?;
+        for (i, graph) in self.graphs.iter().enumerate() {
+            writeln!(f, "graph {i}{}", braces(graph))?;
         }
-        if let Some(s) = &self.schedule {
-            schedule::write(f, s)?;
+        for (i, set) in self.sets.iter().enumerate() {
+            writeln!(f, "set {i}{}", braces(set))?;
+        }
+        for (i, part) in self.parts.iter().enumerate() {
+            writeln!(f, "part {i}{}", braces(part))?;
+        }
+        experts::write(f, self)?;
+        if let Some(p) = &self.paging {
+            writeln!(f, "paging{}", braces(p))?;
         }
         for entry in &self.entries {
             write_entry(f, self, entry)?;

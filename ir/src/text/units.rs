@@ -1,11 +1,10 @@
-//! Units, memories, links and experts of several units: printing and parsing.
+//! Units, memories and links: printing and parsing.
 
-use super::attrs::Value;
 use super::cursor::{Cursor, Parsed};
 use super::items::with_attrs;
 use super::lex::quote;
-use super::statics::items;
-use crate::plan::{ExpertHomes, Memory, MemoryLink, Plan, Resident, UnitRef};
+use super::ops::{braces, get, list};
+use crate::plan::{Memory, Plan, UnitRef};
 use std::fmt;
 
 /// Writes the units, memories and links of a plan, a line each.
@@ -19,21 +18,12 @@ pub(super) fn write(f: &mut fmt::Formatter<'_>, plan: &Plan) -> fmt::Result {
             write!(f, ", capacity = {capacity}")?;
         }
         if !m.residents.is_empty() {
-            let one = |r: &Resident| format!("segment(of = {}, matrices = {:?})", r.segment, r.matrices);
-            write!(f, ", residents = [{}]", m.residents.iter().map(one).collect::<Vec<_>>().join(", "))?;
+            write!(f, ", residents = {}", list(&m.residents))?;
         }
         writeln!(f, "}}")?;
     }
-    for (i, MemoryLink { from, to }) in plan.links.iter().enumerate() {
-        writeln!(f, "link {i} {{from = {from}, to = {to}}}")?;
-    }
-    Ok(())
-}
-
-/// Writes where experts of several units live, a line per layer.
-pub(super) fn write_homes(f: &mut fmt::Formatter<'_>, plan: &Plan) -> fmt::Result {
-    for (i, ExpertHomes { layer, units, experts }) in plan.homes.iter().enumerate() {
-        writeln!(f, "homes {i} {{layer = {layer}, units = {units:?}, experts = {experts:?}}}")?;
+    for (i, link) in plan.links.iter().enumerate() {
+        writeln!(f, "link {i}{}", braces(link))?;
     }
     Ok(())
 }
@@ -49,30 +39,6 @@ pub(super) fn memory(c: &mut Cursor<'_>) -> Parsed<Memory> {
     let name = c.string("a memory name")?;
     with_attrs(c, |c, a| {
         let (arena_bytes, capacity) = (a.int(c, "arena_bytes")?, a.optional_int(c, "capacity")?);
-        let residents = if a.has("residents") {
-            items(c, a, "residents", "segment", |c, a| {
-                let matrices = a.list(c, "matrices", "a list of matrices", Value::number)?;
-                Ok(Resident { segment: a.int(c, "of")?, matrices })
-            })?
-        } else {
-            Vec::new()
-        };
-        Ok(Memory { name, capacity, arena_bytes, residents })
-    })
-}
-
-/// Reads a link, behind its index.
-pub(super) fn link(c: &mut Cursor<'_>) -> Parsed<MemoryLink> {
-    with_attrs(c, |c, a| Ok(MemoryLink { from: a.int(c, "from")?, to: a.int(c, "to")? }))
-}
-
-/// Reads where the experts of a layer live, behind the index.
-pub(super) fn homes(c: &mut Cursor<'_>) -> Parsed<ExpertHomes> {
-    with_attrs(c, |c, a| {
-        Ok(ExpertHomes {
-            layer: a.int(c, "layer")?,
-            units: a.list(c, "units", "a list of units", Value::number)?,
-            experts: a.list(c, "experts", "a list of indices", Value::number)?,
-        })
+        Ok(Memory { name, capacity, arena_bytes, residents: get(c, a, "residents")? })
     })
 }

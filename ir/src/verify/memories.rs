@@ -69,22 +69,6 @@ pub(super) fn check_residents(plan: &Plan) -> Result<(), VerifyError> {
     Ok(())
 }
 
-/// Every expert of a layer on several units has one home.
-pub(super) fn check_homes(plan: &Plan) -> Result<(), VerifyError> {
-    let mut layers = HashSet::new();
-    for (i, h) in plan.homes.iter().enumerate() {
-        let at = || format!("homes[{i}]");
-        require(layers.insert(h.layer), at, || format!("layer {} comes twice", h.layer))?;
-        let known = h.units.iter().all(|&u| (u as usize) < plan.units.len());
-        require(!h.units.is_empty() && known && h.units.is_sorted_by(|a, b| a < b), at, || {
-            format!("units {:?}", h.units)
-        })?;
-        let housed = h.experts.iter().all(|&e| (e as usize) < h.units.len());
-        require(!h.experts.is_empty() && housed, at, || "an expert without a home".into())?;
-    }
-    Ok(())
-}
-
 /// Arguments lie where their units find them, and memories have room for what they hold.
 pub(super) fn check_steps(plan: &Plan) -> Result<(), VerifyError> {
     for (i, entry) in plan.entries.iter().enumerate() {

@@ -13,7 +13,8 @@ const LARGEST: u64 = 512 << 10;
 pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
     let Some(p) = &plan.paging else { return Ok(()) };
     let at = || "paging".to_owned();
-    require(!p.layers.is_empty(), at, || "no layers".into())?;
+    let rising = p.layers.is_sorted_by(|a, b| a.layer < b.layer);
+    require(!p.layers.is_empty() && rising, at, || "no layers, or out of order".into())?;
     require(p.threads > 0 && p.spare >= 2, at, || "too few threads or frames".into())?;
     let whole = if p.by_neurons() { ALIGN } else { BLOCK };
     require(p.frame_bytes > 0 && p.frame_bytes % whole == 0, at, || {
@@ -50,28 +51,22 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
         let fits = expert_bytes(plan, layer).is_some_and(|bytes| bytes <= p.frame_bytes);
         require(fits, at, || "its experts are no neighbours on flash, or larger than a frame".into())?;
     }
-    let at = || "paging.elsewhere".to_owned();
-    for &(layer, expert) in &p.elsewhere {
-        let there = p.layers.get(layer as usize).is_some_and(|l| expert < l.experts);
-        require(there, at, || format!("layer {layer} has no expert {expert}"))?;
-    }
-    require(p.elsewhere.is_sorted_by(|a, b| a < b), at, || "not ascending".into())?;
-    check_pinned(p)
+    check_pinned(plan, p)
 }
 
 /// Pinned experts exist, each once, and leave the policy a frame.
-fn check_pinned(p: &Paging) -> Result<(), VerifyError> {
+fn check_pinned(plan: &Plan, p: &Paging) -> Result<(), VerifyError> {
     let at = || "paging.pinned".to_owned();
     let (pinned, frames) = (p.pinned.len(), p.frames);
     require(pinned == 0 || !p.by_neurons(), at, || "experts are pinned where neurons are read".into())?;
     require(pinned == 0 || (pinned as u64) < u64::from(frames), at, || {
         format!("{pinned} experts in {frames} frames")
     })?;
-    let mut seen = BTreeSet::new();
+    let (elsewhere, mut seen) = (plan.elsewhere(), BTreeSet::new());
     for &(layer, expert) in &p.pinned {
         let there = p.layers.get(layer as usize).is_some_and(|l| expert < l.experts);
         require(there, at, || format!("layer {layer} has no expert {expert}"))?;
-        require(p.elsewhere.binary_search(&(layer, expert)).is_err(), at, || {
+        require(elsewhere.binary_search(&(layer, expert)).is_err(), at, || {
             format!("expert {expert} of layer {layer} lives elsewhere")
         })?;
         require(seen.insert((layer, expert)), at, || format!("expert {expert} of layer {layer} twice"))?;

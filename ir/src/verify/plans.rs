@@ -5,8 +5,8 @@ use crate::bundle::awake_words;
 use crate::graph::EntryKind;
 use crate::op::DispatchLayout;
 use crate::plan::{
-    ALIGN, Arg, Buffer, Builtin, CacheOrder, Code, Entry, Grid, Homes, Layout, PLAN_VERSION, Plan, Results,
-    RowSpace, Segment, Span, StateKind, Step,
+    ALIGN, Arg, Buffer, Builtin, CacheOrder, Candidates, Code, Entry, Grid, Layout, PLAN_VERSION, Plan,
+    Results, RowSpace, Segment, Span, StateKind, Step,
 };
 use crate::types::{DType, Format};
 use std::collections::HashSet;
@@ -26,11 +26,10 @@ pub(super) fn check(plan: &Plan, draft: bool) -> Result<(), VerifyError> {
     check_segments(plan)?;
     check_states(plan)?;
     memories::check_residents(plan)?;
-    memories::check_homes(plan)?;
+    super::experts::check(plan)?;
     check_kernels(plan)?;
     super::statics::check(plan)?;
     super::paging::check(plan)?;
-    super::schedule::check_streams(plan)?;
     super::launches::check(plan)?;
     for (i, entry) in plan.entries.iter().enumerate() {
         let here = format!("entries[{i}]");
@@ -43,7 +42,7 @@ pub(super) fn check(plan: &Plan, draft: bool) -> Result<(), VerifyError> {
         check_entry(plan, entry, &here, draft)?;
     }
     if !draft {
-        super::schedule::check(plan)?;
+        super::experts::check_policy(plan)?;
     }
     check_big_little(plan)?;
     placements::check_in_plan(plan)
@@ -378,17 +377,16 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
                 && holds(*pos, DType::I32, Some(1))
                 && holds(*out, DType::F32, half.checked_mul(2))
         }
-        Builtin::Dispatch { rows: table_rows, k, experts, homes, .. } => {
+        Builtin::Dispatch { rows: table_rows, k, experts, candidates, .. } => {
             let [ids, tables @ ..] = args else {
                 return false;
             };
             let layout =
                 DispatchLayout { rows: table_rows as usize, k: k as usize, experts: experts as usize };
-            let units = homes.map_or(0, |h| h.units as usize);
-            let housed = homes.is_none_or(|Homes { index, .. }| {
-                plan.homes
-                    .get(index as usize)
-                    .is_some_and(|h| h.units.len() == units && h.experts.len() == experts as usize)
+            let units = candidates.map_or(0, |c| c.units as usize);
+            let known = candidates.is_none_or(|Candidates { layer, .. }| {
+                let of = plan.experts.layers.get(layer as usize);
+                of.is_some_and(|l| l.units.len() == units && l.starts.len() == experts as usize)
             });
             // Words of a table are i32, and the choices of all its rows are looked at.
             let slots = table_rows.checked_mul(k).filter(|&n| i32::try_from(n).is_ok());
@@ -405,7 +403,7 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
                 && slots.is_some_and(has_slots)
                 && table_rows >= rows
                 && holds(*ids, DType::I32, Some(k))
-                && housed
+                && known
                 && tables.len() == 1 + units
                 && tables.iter().all(|t| holds_table(entry, t, layout))
         }

@@ -311,7 +311,7 @@ fn experts_on_disk_are_read_after_their_request() {
             layout: Layout::Rows,
         };
         p.segments = vec![segment("gate_up", 0), segment("down", 4096)];
-        let layer = PagedLayer { experts: 2, k: 1, gate_up: 0, down: 1, score: Score::Softmax };
+        let layer = PagedLayer { layer: 0, experts: 2, k: 1, gate_up: 0, down: 1, score: Score::Softmax };
         p.paging = Some(Paging {
             budget: 1 << 20,
             threads: 1,
@@ -323,7 +323,6 @@ fn experts_on_disk_are_read_after_their_request() {
             block_bytes: 4096,
             policy: "lru".into(),
             pinned: vec![],
-            elsewhere: vec![],
             neurons: 0,
             layers: vec![layer],
             checksums: vec![0; 4],

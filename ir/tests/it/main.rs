@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+mod experts;
 mod hazards;
 mod hot;
 mod launches;
@@ -11,7 +12,6 @@ mod memories;
 mod model;
 mod ops;
 mod plans;
-mod schedule;
 mod state;
 mod text;
 mod verify;

@@ -13,15 +13,17 @@ target "t" {triple = "t", cpu = "c", features = []}
 unit 0 "cpu" {family = "cpu", memory = 0}
 unit 1 "card" {family = "mirror", memory = 1}
 memory 0 "ram" {arena_bytes = 768}
-memory 1 "vram" {arena_bytes = 256, capacity = 832, residents = [segment(of = 0, matrices = []), segment(of = 1, matrices = [1])]}
+memory 1 "vram" {arena_bytes = 256, capacity = 832, residents = [resident(segment = 0), resident(segment = 1, matrices = [1])]}
 link 0 {from = 0, to = 1}
 file 0 "w.bin" {bytes = 768, sha256 = "0000000000000000000000000000000000000000000000000000000000000000"}
 segment 0 "w" f32[8, 8] rows {file = 0, offset = 0, bytes = 256}
 segment 1 "e" f32[2, 4, 8] rows {file = 0, offset = 256, bytes = 256}
-homes 0 {layer = 0, units = [0, 1], experts = [0, 1]}
 kernel 0 "embed" {results = [1]}
 kernel 1 "linear" {results = [3]}
 kernel 2 "head" {results = [1]}
+expert_placement fixed {
+  layer 0 {layer = 0, units = [0, 1], starts = [0, 1]}
+}
 
 entry prefill[4] {out_rows = 4, logits = 6} {
   buffer 0 "%0" i32[4, 1] {offset = 0, bytes = 64}
@@ -105,7 +107,7 @@ fn what_a_unit_touches_lies_in_its_memory() {
 }
 
 #[test]
-fn units_memories_and_homes_are_checked() {
+fn units_memories_and_experts_are_checked() {
     refused("memories[1]", "past its capacity", |p| p.memories[1].capacity = Some(767));
     refused("memories[0]", "a store serves", |p| {
         p.memories[0].residents.push(Resident { segment: 0, matrices: vec![] });
@@ -130,7 +132,8 @@ fn units_memories_and_homes_are_checked() {
         p.units = (0..65).map(of).collect();
     });
     refused("links[0]", "1 and 0", |p| (p.links[0].from, p.links[0].to) = (1, 0));
-    refused("homes[0]", "without a home", |p| p.homes[0].experts[0] = 2);
-    refused("homes[0]", "units [1, 0]", |p| p.homes[0].units = vec![1, 0]);
-    refused("homes[1]", "twice", |p| p.homes.push(p.homes[0].clone()));
+    refused("experts.layers[0]", "starts on no unit", |p| p.experts.layers[0].starts[0] = 2);
+    refused("experts.layers[0]", "units [1, 0]", |p| p.experts.layers[0].units = vec![1, 0]);
+    refused("experts.layers[0]", "that move", |p| p.experts.layers[0].segments = vec![1]);
+    refused("experts.layers[1]", "out of order", |p| p.experts.layers.push(p.experts.layers[0].clone()));
 }

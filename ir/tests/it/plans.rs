@@ -40,7 +40,7 @@ pub(crate) fn plan() -> Plan {
     let b = |b| Arg::Buffer(b, 0);
     let rope = Code::Builtin(Builtin::RopeAngles { half: 4, scale: 1_f32.to_bits(), long: None });
     let dispatch =
-        Code::Builtin(Builtin::Dispatch { rows: 4, k: 1, experts: 7, partial: false, homes: None });
+        Code::Builtin(Builtin::Dispatch { rows: 4, k: 1, experts: 7, partial: false, candidates: None });
     let last = Step {
         rows: RowSpace::Outputs,
         grid: Grid::Experts { table: 1, tiles: 2 },
@@ -122,7 +122,7 @@ pub(crate) fn plan() -> Plan {
             kind: StateKind::Cache,
             snapshots: 0,
         }],
-        homes: Vec::new(),
+        experts: ExpertPlacement::default(),
         streams: Vec::new(),
         kernels: vec![
             KernelRef { symbol: "linear_8".into(), results: Results::last(1, 3) },
@@ -146,7 +146,6 @@ pub(crate) fn plan() -> Plan {
         entries: vec![entry],
         placement: placement(),
         paging: None,
-        schedule: None,
         launches: Vec::new(),
     }
 }

@@ -437,12 +437,12 @@ fn bad_entries_are_refused() {
             k: u32::MAX,
             experts: u32::MAX,
             partial: false,
-            homes: None,
+            candidates: None,
         });
     });
     refuse(".steps[2]", "do not fit", |e| {
         e.steps[2].code =
-            Code::Builtin(Builtin::Dispatch { rows: 4, k: 1, experts: 12, partial: false, homes: None });
+            Code::Builtin(Builtin::Dispatch { rows: 4, k: 1, experts: 12, partial: false, candidates: None });
     });
     // A result has a buffer of its own.
     refuse(".steps[2]", "do not fit", |e| e.steps[2].args[0] = Arg::Buffer(6, 64));
@@ -537,7 +537,7 @@ fn a_table_is_no_larger_than_its_choices() {
         let e = &mut plan.entries[0];
         (e.buffers[6].offset, e.buffers[6].bytes) = (1 << 20, 1 << 39);
         e.steps[2].code =
-            Code::Builtin(Builtin::Dispatch { rows, k: 1, experts, partial: false, homes: None });
+            Code::Builtin(Builtin::Dispatch { rows, k: 1, experts, partial: false, candidates: None });
         verify::plan(&plan).map_err(|e| e.message)
     };
     // The buffer of the ids has 64 bytes.

@@ -29,7 +29,7 @@ pub(crate) unsafe fn scores<'a>(
 }
 
 /// Groups the slots (token, choice) of the first `n` rows by expert. Where `partial`, an id of −1 has no slot: the
-/// choice is served elsewhere. Where experts live on several units, `homes` says on which: experts of one stand together.
+/// choice is served elsewhere. Where experts live on several units, `units` says on which: experts of one stand together.
 ///
 /// `ids` is `i32[rows, k]`, `out` is the table that [`DispatchLayout`] describes. Words of `out` that the
 /// layout leaves open (experts and starts past the active ones, tokens and slots past the valid rows) are
@@ -44,7 +44,7 @@ pub fn dispatch(
     layout: DispatchLayout,
     n: usize,
     partial: bool,
-    homes: Option<&[u32]>,
+    units: Option<&[u32]>,
     ids: &[i32],
     out: &mut [i32],
 ) -> Result<(), i32> {
@@ -78,8 +78,8 @@ pub fn dispatch(
     }
     // Ties stay in the order of ids.
     let ranked = &mut out[layout.expert()..layout.expert() + active];
-    let home = |e: i32| homes.and_then(|h| h.get(e as usize)).copied().unwrap_or(0);
-    ranked.sort_unstable_by_key(|&e| (home(e), std::cmp::Reverse(next[e as usize]), e));
+    let unit = |e: i32| units.and_then(|h| h.get(e as usize)).copied().unwrap_or(0);
+    ranked.sort_unstable_by_key(|&e| (unit(e), std::cmp::Reverse(next[e as usize]), e));
     // Counts become the next free slot of each expert.
     let mut start = 0;
     for rank in 0..active {
@@ -99,15 +99,15 @@ pub fn dispatch(
     Ok(())
 }
 
-/// The table of the experts of one home: those of `table`, which [`dispatch`] has sorted by home, with the slots that they have
+/// The table of the experts of one unit: those of `table`, which [`dispatch`] has sorted by unit, with the slots that they have
 /// there.
 ///
 /// # Panics
 /// If a table is shorter than the layout says.
-pub fn of_home(layout: DispatchLayout, homes: &[u32], home: u32, table: &[i32], own: &mut [i32]) {
+pub fn of_unit(layout: DispatchLayout, units: &[u32], unit: u32, table: &[i32], own: &mut [i32]) {
     let active = usize::try_from(table[0]).unwrap_or(0).min(layout.experts);
     let experts = &table[layout.expert()..][..active];
-    let lives = |e: &&i32| usize::try_from(**e).ok().and_then(|e| homes.get(e)) == Some(&home);
+    let lives = |e: &&i32| usize::try_from(**e).ok().and_then(|e| units.get(e)) == Some(&unit);
     let first = experts.iter().position(|e| lives(&e)).unwrap_or(active);
     let count = experts[first..].iter().take_while(lives).count();
     own[..layout.words()].copy_from_slice(&table[..layout.words()]);

@@ -8,14 +8,14 @@ use crate::offload::paging::OnFlash;
 use crate::platform::memory::Addr;
 use crate::schedule::dispatch::Assigner;
 use moec_ir::op::DispatchLayout;
-use moec_ir::plan::{Builtin, ExpertHomes, Homes};
+use moec_ir::plan::{Builtin, ExpertLayer};
 use std::sync::Arc;
 
 /// The processor. Experts on flash and static capacities are properties of its steps: those that read them ask the pager and
 /// the admission.
 #[derive(Default)]
 pub(crate) struct Processor<'p> {
-    homes: &'p [ExpertHomes],
+    layers: &'p [ExpertLayer],
     admission: Admission<'p>,
     /// Who knows when experts on flash are there; none where all weights are in memory.
     pager: Option<OnFlash>,
@@ -31,7 +31,8 @@ impl<'p> Processor<'p> {
         tallies: Arc<Tallies>,
         assigner: Option<Arc<Assigner>>,
     ) -> Self {
-        Self { homes: &program.homes, admission: Admission::new(&program.sets, tallies), pager, assigner }
+        let admission = Admission::new(&program.sets, tallies);
+        Self { layers: &program.experts.layers, admission, pager, assigner }
     }
 }
 
@@ -107,7 +108,7 @@ impl Processor<'_> {
                     builtin::rope_angles(pos, table(freq), f32::from_bits(scale), row);
                 }
             }
-            (Builtin::Dispatch { rows, k, experts, partial, homes }, [ids, out, units @ ..]) => {
+            (Builtin::Dispatch { rows, k, experts, partial, candidates }, [ids, out, units @ ..]) => {
                 let layout = DispatchLayout { rows: rows as usize, k: k as usize, experts: experts as usize };
                 // SAFETY: the verifier has found the ids of all rows and the whole table there, aligned and apart.
                 let (ids, out) = unsafe {
@@ -120,17 +121,15 @@ impl Processor<'_> {
                     if let Err(expert) = builtin::dispatch(layout, n, partial, of, ids, out) {
                         launch.fail(StepFault::Expert(BadExpert { step: launch.step, expert, experts }));
                     }
-                    for (home, own) in units.iter().enumerate() {
+                    for (unit, own) in units.iter().enumerate() {
                         // SAFETY: as above.
                         let own = unsafe { std::slice::from_raw_parts_mut(own.of::<i32>(), layout.words()) };
-                        builtin::of_home(layout, of.unwrap_or_default(), home as u32, out, own);
+                        builtin::of_unit(layout, of.unwrap_or_default(), unit as u32, out, own);
                     }
                 };
-                let homes =
-                    homes.and_then(|Homes { index, .. }| Some((index, self.homes.get(index as usize)?)));
-                let assigner = self.assigner.as_deref();
-                match homes.and_then(|(index, _)| Some((assigner?, assigner?.layer(index)?))) {
-                    Some((assigner, layer)) => {
+                let layer = candidates.map(|c| c.layer as usize);
+                match (self.assigner.as_deref(), layer) {
+                    (Some(assigner), Some(layer)) => {
                         let chosen = &ids[..n.min(layout.rows) * layout.k];
                         let fail = |fault| launch.fail(fault);
                         // SAFETY: of all lanes this one alone comes here. Steps that read experts of this layer wait for
@@ -142,7 +141,7 @@ impl Processor<'_> {
                             assigner.dispatch(layer, chosen, prompt, launch.units, &fail, give);
                         }
                     }
-                    None => divide(homes.map(|(_, h)| h.experts.as_slice())),
+                    _ => divide(layer.and_then(|l| self.layers.get(l)).map(|l| l.starts.as_slice())),
                 }
                 // A call that decodes says no length. Active experts are the table's first word.
                 if let (0, Some(&active)) = (launch.seq_len, out.first()) {
@@ -231,7 +230,7 @@ mod tests {
         let strides = [0; plan::FETCHED];
         for (builtin, known) in [
             (Builtin::RopeAngles { half: 1, scale: 0, long: None }, true),
-            (Builtin::Dispatch { rows: 1, k: 1, experts: 1, partial: false, homes: None }, true),
+            (Builtin::Dispatch { rows: 1, k: 1, experts: 1, partial: false, candidates: None }, true),
             (Builtin::Fetch { layer: 0, rows: 1, k: 1, strides }, true),
             (Builtin::Wake { layer: 0, rows: 1, k: 1 }, true),
             (Builtin::Copy { words: 1, span: plan::Span::Whole }, false),

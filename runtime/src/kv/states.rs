@@ -642,7 +642,7 @@ mod tests {
         let text = r#"plan 16 {scratch_bytes = 0}
             model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 1, slots = 2, eos = [], parameters = 1, active_parameters = 1}
             target "t" {triple = "", cpu = "", features = []}
-            graph 0 "attention.mlpackage" "chunk" {inputs = [], outputs = [], stateful = true}"#;
+            graph 0 {package = "attention.mlpackage", function = "chunk", stateful = true}"#;
         let mut plan = moec_ir::text::parse_plan(text).unwrap();
         let mut states = States::new(&plan, &[], 9).unwrap();
         let e = states.fork(0, 1, 0).unwrap_err();

@@ -247,7 +247,7 @@ fn entry(kind: EntryKind, out_rows: u32) -> Entry {
     let b = |i| Arg::Buffer(i, 0);
     let tiles = |rows, tiles| Grid::Tiles { rows, tiles };
     let dispatch =
-        Builtin::Dispatch { rows: t, k: each as u32, experts: E as u32, partial: false, homes: None };
+        Builtin::Dispatch { rows: t, k: each as u32, experts: E as u32, partial: false, candidates: None };
     let angles = Builtin::RopeAngles { half: 2, scale: 1f32.to_bits(), long: None };
     use RowSpace::{Outputs, Tokens};
     let step = |code, args: Vec<Arg>, rows, grid, barrier, deps: Vec<u32>| Step {
@@ -354,13 +354,12 @@ pub(crate) fn plan(entries: &[(EntryKind, u32)]) -> Plan {
         kernels: KERNELS.map(kernel).to_vec(),
         entries,
         graphs: Vec::new(),
-        homes: Vec::new(),
+        experts: ExpertPlacement::default(),
         streams: Vec::new(),
         sets: Vec::new(),
         parts: Vec::new(),
         placement: Placement::default(),
         paging: None,
-        schedule: None,
         launches: Vec::new(),
     }
 }

@@ -229,7 +229,7 @@ impl CpuTarget {
                 let (ids, _) = node.value(0)?;
                 let (rows, k) = two(&ids.shape)?;
                 let (rows, k, experts) = (int(rows)?, int(k)?, int(experts)?);
-                let work = Work::Builtin(Builtin::Dispatch { rows, k, experts, partial, homes: None });
+                let work = Work::Builtin(Builtin::Dispatch { rows, k, experts, partial, candidates: None });
                 s.launches.push(Launch { work, args: vec![Role::In(0), Role::Out(0)] });
             }
             // What static graphs take part in has no kernel: `layout` gives it a function of the runtime.

@@ -59,7 +59,7 @@ impl ThreadTarget {
     pub fn kernel_of(&self, work: &Work, rows: usize) -> Option<Kernel> {
         match *work {
             Work::Kernel(ref spec) => Some(self.kernel(spec, rows)),
-            Work::Builtin(Builtin::Dispatch { rows, k, experts, homes: None, .. }) => {
+            Work::Builtin(Builtin::Dispatch { rows, k, experts, candidates: None, .. }) => {
                 let [rows, k, experts] = [rows, k, experts].map(|n| n as usize);
                 Some(Kernel::Dispatch(DispatchLayout { rows, k, experts }))
             }

@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::verify::FunctionReport;
 use moec_device::{Device, Unit};
 use moec_ir::eval::Evaluator;
-use moec_ir::plan::{Layout, Plan, Schedule, StreamSet};
+use moec_ir::plan::{ExpertPlacement, Layout, Plan, Scheduled, StreamSet};
 use moec_ir::{Format, Glu, Module};
 use moec_runtime::bundle::BundleReader;
 use serde::Serialize;
@@ -56,8 +56,10 @@ pub struct StreamLayer<'a> {
 /// Steps of a model whose experts are assigned while it runs, to be simulated.
 #[derive(Clone, Copy, Debug)]
 pub struct StreamScene<'a> {
-    /// Who can run what, and what it costs.
-    pub schedule: &'a Schedule,
+    /// Units of experts, and where these start.
+    pub experts: &'a ExpertPlacement,
+    /// The policy of these.
+    pub schedule: &'a Scheduled,
     /// By step, layer and expert: rows.
     pub loads: &'a [Vec<Vec<u32>>],
     /// By step: tokens.

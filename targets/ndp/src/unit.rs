@@ -242,7 +242,7 @@ impl Unit for DimmUnit {
             // How the halves join is the streams' affair.
             let glu = moec_ir::Glu::Gated(moec_ir::Activation::Silu);
             let shape = Shape { hidden: set.hidden, inner: set.inner, glu, bias: set.bias };
-            let homes = homes(program, set.layer);
+            let starts = starts(program, set.layer);
             let machine = match &mut machine {
                 Some(machine) => machine,
                 none => none.insert(Machine {
@@ -259,7 +259,7 @@ impl Unit for DimmUnit {
             let mut commands = Vec::new();
             for (number, placed) in (0..).zip(experts) {
                 let at = Expert { layer: layers, number };
-                let lies = homes.as_ref().and_then(|h| h.get(number as usize).copied());
+                let lies = starts.as_ref().and_then(|h| h.get(number as usize).copied());
                 let home = lies.map_or(Home::Dimm(placed.stream.dimm), |m| {
                     u32::try_from(m).map_or(Home::Striped, Home::Dimm)
                 });
@@ -354,11 +354,10 @@ fn check(program: &Program, set: &StreamSet, bytes: &[usize; 2]) -> Result<(), S
     Ok(())
 }
 
-/// The module of each expert of a layer when the first step begins, where a schedule says so; −1: it lies over all of them.
-fn homes(program: &Program, layer: u32) -> Option<Vec<i32>> {
-    let of = |index: u32| program.homes.get(index as usize).is_some_and(|h| h.layer == layer);
-    let found = program.schedule.as_ref()?.layers.iter().find(|l| of(l.homes))?;
-    Some(found.modules.clone())
+/// The module of each expert of a layer when the first step begins, where experts are scheduled; −1: it lies over all of them.
+fn starts(program: &Program, layer: u32) -> Option<Vec<i32>> {
+    let (_, of) = program.experts.of_layer(Some(layer)).filter(|_| !program.experts.policy.is_fixed())?;
+    Some(of.modules.clone())
 }
 
 /// Whether a stream touches the rows of its expert and its boxes, and moves nothing to other modules.

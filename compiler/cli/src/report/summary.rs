@@ -184,14 +184,14 @@ fn cell(
 fn experts(plan: &Plan, kind: EntryKind, layer: u32) -> Option<Cell> {
     let placement = &plan.placement;
     let table = placement.experts.iter().find(|t| t.layer == layer && !t.groups.is_empty());
-    let homes = plan.homes.iter().find(|h| h.layer == layer);
-    let names: Vec<String> = match (table, homes) {
+    let units = plan.experts.of_layer(Some(layer));
+    let names: Vec<String> = match (table, units) {
         (Some(t), _) if matches!(kind, EntryKind::Prefill(_)) => {
             t.experts.iter().map(|row| placement.unit(row.unit).to_owned()).collect()
         }
-        (_, Some(h)) => {
-            let unit = |&at: &u32| h.units.get(at as usize).and_then(|&u| plan.units.get(u as usize));
-            h.experts.iter().map(|at| unit(at).map_or("?", |u| &u.name).to_owned()).collect()
+        (_, Some((_, of))) => {
+            let unit = |&at: &u32| of.units.get(at as usize).and_then(|&u| plan.units.get(u as usize));
+            of.starts.iter().map(|at| unit(at).map_or("?", |u| &u.name).to_owned()).collect()
         }
         _ => return None,
     };
@@ -358,12 +358,11 @@ fn decided(plan: &Plan, decisions: &Decisions, bundle: &Bundle) -> Vec<(String, 
             format!("{} experts per token first, all below a probability of {}", b.experts, b.gamma()),
         );
     }
-    if let Some(s) = &plan.schedule {
+    let policy = &plan.experts.policy;
+    if !policy.is_fixed() {
         let name = |u: Option<u32>| u.and_then(|u| plan.units.get(u as usize)).map_or("none", |u| &u.name);
-        add(
-            "experts",
-            format!("assigned in every step; hot ones on {}, cold ones on {}", name(s.hot), name(s.cold)),
-        );
+        let (hot, cold) = (name(policy.hot()), name(policy.cold()));
+        add("experts", format!("assigned in every step; hot ones on {hot}, cold ones on {cold}"));
     }
     for op in &plan.placement.ops {
         add(

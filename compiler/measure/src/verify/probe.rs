@@ -340,7 +340,7 @@ impl<'a> Probe<'a> {
                 // The evaluator's own table counts padding rows: there is nothing to chain.
                 let divided = self
                     .steps_of(id)
-                    .any(|s| matches!(s.code, Code::Builtin(Builtin::Dispatch { homes: Some(_), .. })));
+                    .any(|s| matches!(s.code, Code::Builtin(Builtin::Dispatch { candidates: Some(_), .. })));
                 let compared = same_dispatch(self.graph, node, experts, (&got, want), view.n(), divided);
                 local = local.max(compared);
                 self.kept.insert(v, got);

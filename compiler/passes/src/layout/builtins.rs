@@ -6,7 +6,7 @@ use super::int;
 use crate::offload::PartCut;
 use moec_base::error::{Error, Result};
 use moec_ir::op::DispatchLayout;
-use moec_ir::plan::{Arg, Builtin, Code, ExpertHomes, FETCHED, Grid, RowSpace, Step};
+use moec_ir::plan::{Arg, Builtin, Code, FETCHED, Grid, RowSpace, Step};
 use moec_ir::{Graph, Node, Op, Operand, ValueId};
 
 /// A function of the runtime, and the values that it reads and gives.
@@ -108,7 +108,7 @@ pub(super) fn fetched(
     at: usize,
     node: &Node,
     layer: usize,
-    homes: Option<&ExpertHomes>,
+    units: Option<&[u32]>,
     spaces: &[RowSpace],
 ) -> Result<Option<Step>> {
     let value = |operand: &Operand| match operand {
@@ -119,13 +119,13 @@ pub(super) fn fetched(
     let (whole, out) = (value(table)?, node.outputs[0]);
     let mut home = frame.home(whole)?;
     frame.homes[out.0 as usize] = Some(home);
-    if let Some(homes) = homes {
-        for &unit in &homes.units {
+    if let Some(units) = units {
+        for &unit in units {
             if let Some(&own) = frame.tables.get(&(whole, unit)) {
                 frame.tables.insert((out, unit), own);
             }
         }
-        if !homes.units.contains(&0) {
+        if !units.contains(&0) {
             return Ok(None);
         }
         home = frame.tables.get(&(whole, 0)).copied().unwrap_or(home);

@@ -14,8 +14,8 @@ use moec_cpu::{
 };
 use moec_ir::graph::INPUTS;
 use moec_ir::plan::{
-    ALIGN, Arg, Builtin, Code, Entry, ExpertHomes, Layout, Paging, Place, RowSpace, Segment, StateKind, Step,
-    StreamSet, ThreadKernel,
+    ALIGN, Arg, Builtin, Candidates, Code, Entry, ExpertLayer, Layout, PagedLayer, Paging, Place, RowSpace,
+    Segment, StateKind, Step, StreamSet, ThreadKernel,
 };
 use moec_ir::{Format, Graph, Module, Node, Op, Operand, StateId, ValueId, WeightClass, WeightId};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -121,8 +121,9 @@ impl Builder<'_> {
         if routers.len() != self.experts.len() || in_file != 2 * routers.len() {
             return Err(Error::bug("experts on flash that no layer reads"));
         }
-        let layers: Vec<page::FlashLayer> = (routers.into_iter().zip(self.experts.values()))
-            .map(|((experts, k, score), &[gate_up, down])| page::FlashLayer {
+        let layers: Vec<PagedLayer> = (routers.into_iter().zip(&self.experts))
+            .map(|((experts, k, score), (&layer, &[gate_up, down]))| PagedLayer {
+                layer,
                 experts,
                 k,
                 gate_up,
@@ -131,26 +132,15 @@ impl Builder<'_> {
             })
             .collect();
         if by_neurons {
-            let (layers, bytes, frame) = page::lay_out_neurons(&mut self.segments, &layers)?;
+            let (bytes, frame) = page::lay_out_neurons(&mut self.segments, &layers)?;
             self.ends[1] = bytes;
             let unlimited = page::unlimited(layers, frame.bytes);
             let (neurons, frames) = (frame.neurons, frame.least);
             return Ok(Some(Paging { neurons, frames, checksums: Vec::new(), ..unlimited }));
         }
-        let (layers, bytes) = page::lay_out(&mut self.segments, &layers)?;
-        self.ends[1] = bytes;
+        self.ends[1] = page::lay_out(&mut self.segments, &layers)?;
         let frame = page::frame_bytes(&self.segments, &layers);
-        let mut paging = page::unlimited(layers, frame);
-        for (at, layer) in (0..).zip(self.experts.keys()) {
-            let Some((_, of)) = self.homes.of_layer(Some(*layer)) else { continue };
-            let away =
-                |home: u32| of.units.get(home as usize).is_some_and(|&unit| self.homes.memory(unit) != 0);
-            // What lies in a frame is in the processor's memory, too.
-            let framed = self.homes.schedule.is_some();
-            let experts = (0..).zip(&of.experts).filter(|(_, home)| !framed && away(**home));
-            paging.elsewhere.extend(experts.map(|(expert, _)| (at, expert)));
-        }
-        Ok(Some(paging))
+        Ok(Some(page::unlimited(layers, frame)))
     }
 
     pub(super) fn entry(&mut self, graph: &Graph) -> Result<Entry> {
@@ -221,8 +211,8 @@ impl Builder<'_> {
         spaces: &[RowSpace],
     ) -> Result<Vec<Step>> {
         if let Op::Fetch { layer, .. } = node.op {
-            let homes = self.homes.of_layer(node.scope.layer).map(|(_, homes)| homes);
-            return Ok(fetched(frame, at, node, layer, homes, spaces)?.into_iter().collect());
+            let units = self.homes.experts.of_layer(node.scope.layer).map(|(_, of)| of.units.as_slice());
+            return Ok(fetched(frame, at, node, layer, units, spaces)?.into_iter().collect());
         }
         if matches!(node.op, Op::Admit(_) | Op::ExpertFfn { fixed: true, .. }) {
             return self.offloaded(frame, at, node, spaces).map(|step| vec![step]);
@@ -256,7 +246,7 @@ impl Builder<'_> {
         let tied = !self.threads.contains_key(&unit)
             && producer.inputs.iter().any(|i| matches!(i, Operand::Weight(w) if self.matrices.contains(w)));
         let view = NodeView { op: &producer.op, inputs, outputs, residual_ld, apart, tied };
-        let units = match (&node.op, homes.of_layer(node.scope.layer)) {
+        let units = match (&node.op, homes.experts.of_layer(node.scope.layer)) {
             (Op::ExpertFfn { .. }, Some((_, of))) => of.units.clone(),
             _ => vec![unit],
         };
@@ -287,7 +277,8 @@ impl Builder<'_> {
             let name = if *on == unit { name.clone() } else { format!("{name}@{on}") };
             steps.extend(self.launches(frame, &place, selection, *on, &name)?);
         }
-        if let (&Op::Dispatch { .. }, Some((index, of))) = (&node.op, homes.of_layer(node.scope.layer))
+        if let (&Op::Dispatch { .. }, Some((index, of))) =
+            (&node.op, homes.experts.of_layer(node.scope.layer))
             && of.units.len() > 1
             && Homes::divides(graph, node.outputs[0])
         {
@@ -492,13 +483,13 @@ fn divide(
     steps: &mut [Step],
     table: ValueId,
     index: u32,
-    of: &ExpertHomes,
+    of: &ExpertLayer,
 ) -> Result<()> {
     let [step] = steps else { return Err(Error::bug("a `dispatch` of several steps")) };
-    let Code::Builtin(Builtin::Dispatch { homes, .. }) = &mut step.code else {
+    let Code::Builtin(Builtin::Dispatch { candidates, .. }) = &mut step.code else {
         return Err(Error::bug("a `dispatch` that is none"));
     };
-    *homes = Some(moec_ir::plan::Homes { index, units: int(of.units.len())? });
+    *candidates = Some(Candidates { layer: index, units: int(of.units.len())? });
     for &unit in &of.units {
         let own = frame.buffer(format!("%{}@{unit}", table.0), frame.graph.ty(table), 0)?;
         if let Home::Buffer { buffer, .. } = own {

@@ -102,11 +102,12 @@ pub fn layout(
     builder.check_threads()?;
     let paging = if paged { builder.page()? } else { None };
     let states = states(module, &builder, target, &model, cache)?;
-    let mut schedule = homes.schedule.clone();
-    for layer in schedule.iter_mut().flat_map(|s| &mut s.layers) {
-        let of = homes.experts.get(layer.homes as usize).and_then(|h| builder.experts.get(&h.layer));
-        let own = *of.ok_or_else(|| Error::bug("a schedule of a layer without experts"))?;
-        let threads = homes.experts.get(layer.homes as usize).and_then(|h| builder.brought.get(&h.layer));
+    let mut experts = homes.experts.clone();
+    let moves = !experts.policy.is_fixed();
+    for layer in experts.layers.iter_mut().filter(|_| moves) {
+        let of = builder.experts.get(&layer.layer);
+        let own = *of.ok_or_else(|| Error::bug("units of a layer without experts"))?;
+        let threads = builder.brought.get(&layer.layer);
         let mut parts: Vec<(u32, Option<u32>)> =
             (0..).zip(own).map(|(i, s)| (s, threads.map(|t| t[i]))).collect();
         parts.sort_unstable();
@@ -143,7 +144,7 @@ pub fn layout(
             .collect(),
         segments: builder.segments,
         states,
-        homes: homes.experts.clone(),
+        experts,
         streams: builder.streams,
         launches: builder.launches,
         kernels: builder.kernels.iter().map(|k| target.reference(k)).collect(),
@@ -153,7 +154,6 @@ pub fn layout(
         entries,
         placement: Placement::dynamic(expert_tables(module)?),
         paging,
-        schedule,
     };
     let (kernels, thread_kernels) = (builder.kernels, builder.thread_kernels);
     Ok(Draft { plan, kernels, thread_kernels, segment_weights: builder.segment_weights })

@@ -96,15 +96,16 @@ impl Builder<'_> {
                 .because("its weights lie in rows, and those that others read in panels")
                 .hint(hint))
         };
-        let hybrid = self.homes.schedule.as_ref().is_some_and(|s| s.hybrid.is_some());
-        let beside = self.homes.experts.iter().flat_map(|h| &h.units).any(|u| self.threads.contains_key(u));
-        if beside && self.paged && !hybrid {
+        let policy = &self.homes.experts.policy;
+        let mut units = self.homes.experts.layers.iter().flat_map(|l| &l.units);
+        let beside = units.any(|u| self.threads.contains_key(u));
+        if beside && self.paged && policy.cached().is_none() {
             return refused(
                 "experts that stay on flash",
                 "leave out `budget` under `[memory]`, or have experts brought there: `policy` under `[placement]`",
             );
         }
-        if self.homes.schedule.is_some() && !hybrid {
+        if policy.cold().is_some() {
             return refused(
                 "experts that are assigned anew in every step",
                 "take a unit that runs the CPU's kernels",

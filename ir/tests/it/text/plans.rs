@@ -23,10 +23,12 @@ pub(super) fn code() -> impl Strategy<Value = Code> {
         any::<u32>().prop_map(Code::Kernel),
         any::<(u32, u32, Option<(u32, u32)>)>()
             .prop_map(|(half, scale, long)| Code::Builtin(Builtin::RopeAngles { half, scale, long })),
-        any::<([u32; 3], bool, Option<(u32, u32)>)>().prop_map(|([rows, k, experts], partial, homes)| {
-            let homes = homes.map(|(index, units)| Homes { index, units });
-            Code::Builtin(Builtin::Dispatch { rows, k, experts, partial, homes })
-        }),
+        any::<([u32; 3], bool, Option<(u32, u32)>)>().prop_map(
+            |([rows, k, experts], partial, candidates)| {
+                let candidates = candidates.map(|(layer, units)| Candidates { layer, units });
+                Code::Builtin(Builtin::Dispatch { rows, k, experts, partial, candidates })
+            }
+        ),
         (
             any::<u32>(),
             prop_oneof![
@@ -101,9 +103,8 @@ pub(super) fn entry() -> impl Strategy<Value = Entry> {
     )
 }
 
-/// Units, memories, links, and experts of several units.
-pub(super) fn units() -> impl Strategy<Value = (Vec<UnitRef>, Vec<Memory>, Vec<MemoryLink>, Vec<ExpertHomes>)>
-{
+/// Units, memories and links.
+pub(super) fn units() -> impl Strategy<Value = (Vec<UnitRef>, Vec<Memory>, Vec<MemoryLink>)> {
     let unit =
         (text(), text(), any::<u32>()).prop_map(|(name, family, memory)| UnitRef { name, family, memory });
     let resident = any::<(u32, Vec<u32>)>().prop_map(|(segment, matrices)| Resident { segment, matrices });
@@ -111,12 +112,7 @@ pub(super) fn units() -> impl Strategy<Value = (Vec<UnitRef>, Vec<Memory>, Vec<M
         |(name, (capacity, arena_bytes), residents)| Memory { name, capacity, arena_bytes, residents },
     );
     let link = any::<(u32, u32)>().prop_map(|(from, to)| MemoryLink { from, to });
-    let homes = any::<(u32, Vec<u32>, Vec<u32>)>().prop_map(|(layer, units, experts)| ExpertHomes {
-        layer,
-        units,
-        experts,
-    });
-    (list(unit, 0..3), list(memory, 0..3), list(link, 0..3), list(homes, 0..3))
+    (list(unit, 0..3), list(memory, 0..3), list(link, 0..3))
 }
 
 pub(super) fn random_placement() -> impl Strategy<Value = Placement> {
@@ -169,12 +165,14 @@ pub(super) fn random_placement() -> impl Strategy<Value = Placement> {
 
 pub(super) fn random_paging() -> impl Strategy<Value = Paging> {
     let score = prop::sample::select(Score::ALL.to_vec());
-    let layer = (0..4_u32, any::<[u32; 3]>(), score)
-        .prop_map(|(experts, [k, gate_up, down], score)| PagedLayer { experts, k, gate_up, down, score });
+    let layer =
+        (0..4_u32, any::<[u32; 4]>(), score).prop_map(|(experts, [layer, k, gate_up, down], score)| {
+            PagedLayer { layer, experts, k, gate_up, down, score }
+        });
     let layers = prop::collection::vec(layer, 0..4);
-    let pairs = || prop::collection::vec(any::<(u32, u32)>(), 0..3);
-    (any::<[u64; 4]>(), any::<[u32; 5]>(), text(), (pairs(), pairs()), layers).prop_map(
-        |(bytes, [a, b, c, d, block_bytes], policy, (pinned, elsewhere), layers)| {
+    let pinned = prop::collection::vec(any::<(u32, u32)>(), 0..3);
+    (any::<[u64; 4]>(), any::<[u32; 5]>(), text(), pinned, layers).prop_map(
+        |(bytes, [a, b, c, d, block_bytes], policy, pinned, layers)| {
             let matrices: u32 = layers.iter().map(|l| 2 * l.experts).sum();
             let [budget, resident, process, frame_bytes] = bytes;
             let (threads, frames, spare) = (a, b, c);
@@ -191,7 +189,6 @@ pub(super) fn random_paging() -> impl Strategy<Value = Paging> {
                 block_bytes,
                 policy,
                 pinned,
-                elsewhere,
                 neurons: d % 3,
                 layers,
                 checksums,
@@ -271,14 +268,14 @@ pub(super) fn random_plan() -> impl Strategy<Value = Plan> {
         list(graph, 0..3),
         list(set, 0..3),
         list(part, 0..3),
-        (paging, random_schedule()),
+        (paging, random_streams(), random_experts()),
         list(random_launch(), 0..3),
     );
     let lists =
         (list(file, 0..3), list(segment, 0..3), list(state, 0..3), list(entry(), 0..3), random_placement());
     (texts, numbers, lists, statics).prop_map(
         |(
-            (features, (units, memories, links, homes), [family, name, triple, cpu], symbols),
+            (features, (units, memories, links), [family, name, triple, cpu], symbols),
             ((n, bos, eos, long), big_little, silenced),
             lists,
             statics,
@@ -307,7 +304,7 @@ pub(super) fn random_plan() -> impl Strategy<Value = Plan> {
                 files: lists.0,
                 segments: lists.1,
                 states: lists.2,
-                homes,
+                experts: statics.3.2,
                 kernels: symbols
                     .into_iter()
                     .map(|symbol| KernelRef {
@@ -321,8 +318,7 @@ pub(super) fn random_plan() -> impl Strategy<Value = Plan> {
                 entries: lists.3,
                 placement: lists.4,
                 paging: statics.3.0,
-                streams: statics.3.1.0,
-                schedule: statics.3.1.1,
+                streams: statics.3.1,
                 launches: statics.4,
             }
         },
@@ -344,7 +340,7 @@ pub(super) fn random_launch() -> impl Strategy<Value = ThreadKernel> {
     })
 }
 
-pub(super) fn random_schedule() -> impl Strategy<Value = (Vec<StreamSet>, Option<Schedule>)> {
+pub(super) fn random_streams() -> impl Strategy<Value = Vec<StreamSet>> {
     let set = (text(), any::<([u32; 5], bool)>()).prop_map(|(artifact, (n, bias))| StreamSet {
         layer: n[0],
         unit: n[1],
@@ -354,10 +350,14 @@ pub(super) fn random_schedule() -> impl Strategy<Value = (Vec<StreamSet>, Option
         inner: n[4],
         bias,
     });
-    let us = 0.0..1e12_f64;
-    let curve = || list((any::<u32>(), 0.0..1e12_f64), 0..4);
-    let times = (curve(), curve(), curve(), [us.clone(), us.clone(), us.clone(), us.clone(), us.clone()]);
-    let times = times.prop_map(|(hot, processor, cold, n)| ExpertTimes {
+    list(set, 0..3)
+}
+
+pub(super) fn random_experts() -> impl Strategy<Value = ExpertPlacement> {
+    let us = || 0.0..1e12_f64;
+    let curve = || list((any::<u32>(), us()), 0..4);
+    let costs = ([curve(), curve(), curve()], [us(), us(), us(), us(), us(), us()], any::<(u64, u64)>());
+    let costs = costs.prop_map(|([hot, processor, cold], n, (expert_bytes, row_bytes))| ExpertCosts {
         hot,
         processor,
         cold,
@@ -366,43 +366,35 @@ pub(super) fn random_schedule() -> impl Strategy<Value = (Vec<StreamSet>, Option
         localized_us: n[2],
         internal_us: n[3],
         link_us: n[4],
+        window_us: n[5],
+        expert_bytes,
+        row_bytes,
     });
-    let layer =
-        any::<(u32, [Vec<u32>; 3], Vec<i32>)>().prop_map(|(homes, [segments, brought, cached], modules)| {
-            ScheduledLayer { homes, segments, brought, modules, cached }
-        });
-    let first = [us.clone(), us.clone(), us.clone()];
+    let scheduled = (any::<(Option<u32>, [u32; 3], bool)>(), prop::sample::select(Refine::ALL.to_vec()));
     let score = prop::sample::select(Score::ALL.to_vec());
-    let pinned = list(any::<(u32, u32)>(), 0..3);
-    let hybrid = ([text(), text()], text(), any::<[u32; 2]>(), first, score, pinned);
-    let hybrid = hybrid.prop_map(|(divides, keeps, [ahead, k], first_us, score, pinned)| Hybrid {
-        divides,
-        keeps,
-        ahead,
-        first_us,
-        k,
-        score,
-        pinned,
+    let cached = ([text(), text()], text(), any::<[u32; 4]>(), [us(), us(), us()], score);
+    let cached = (cached, list(any::<(u32, u32)>(), 0..3));
+    let policy = (0..3, scheduled, cached, costs).prop_map(|(which, scheduled, cached, costs)| match which {
+        0 => ExpertPolicy::Fixed,
+        1 => {
+            let ((hot, [cold, modules, frames], moves), refine) = scheduled;
+            ExpertPolicy::Scheduled(Scheduled { hot, cold, modules, frames, moves, refine, costs })
+        }
+        _ => {
+            let ((divides, keeps, [hot, frames, ahead, k], first_us, score), pinned) = cached;
+            let cached = Cached { hot, frames, divides, keeps, ahead, first_us, k, score, pinned, costs };
+            ExpertPolicy::Cached(cached)
+        }
     });
-    let hybrid = prop::option::of(hybrid);
-    let refine = prop::sample::select(Refine::ALL.to_vec());
-    let numbers = any::<(Option<u32>, Option<u32>, u32, u32, bool)>();
-    let bytes = any::<(u64, u64)>();
-    let schedule = (numbers, refine, us, times, list(layer, 0..3), bytes, hybrid).prop_map(
-        |((hot, cold, modules, frames, moves), refine, window_us, times, layers, bytes, hybrid)| Schedule {
-            hot,
-            cold,
+    let layer = any::<(u32, [Vec<u32>; 4], Vec<i32>)>().prop_map(
+        |(layer, [units, starts, segments, brought], modules)| ExpertLayer {
+            layer,
+            units,
+            starts,
+            segments,
+            brought,
             modules,
-            frames,
-            moves,
-            refine,
-            hybrid,
-            window_us,
-            expert_bytes: bytes.0,
-            row_bytes: bytes.1,
-            times,
-            layers,
         },
     );
-    (list(set, 0..3), prop::option::of(schedule))
+    (list(layer, 0..3), policy).prop_map(|(layers, policy)| ExpertPlacement { layers, policy })
 }

@@ -159,8 +159,7 @@ impl<'p> Engine<'p> {
             // Experts are copied to the hot unit at any dispatch: by then all must be there.
             store.arrival().map_or(Ok(()), Arrival::wait_all)?;
             assigner.bind(program, &|s| places.matrices(program, 0, s), &|s| {
-                let hot = program.schedule.as_ref().and_then(|s| s.hot)?;
-                places.matrices(program, hot, s)
+                places.matrices(program, program.experts.policy.hot()?, s)
             })?;
         }
         // A link is served by one more thread.

@@ -18,14 +18,14 @@ use crate::exec::unit::{StepFault, Unit, Units};
 use crate::offload::cache::Key;
 use crate::offload::paging::OnFlash;
 use crate::platform::memory::Addr;
-use moec_ir::plan::Segment;
+use moec_ir::plan::{ExpertLayer, ExpertPolicy, Segment, StreamSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 pub(crate) use link::Link;
 use link::{Job, Way};
 
-/// What became of the experts of a schedule since the engine was opened.
+/// What became of experts that are assigned in every step since the engine was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Assigned {
     /// Experts, counted once in each step, that the hot unit, the processor and the modules ran.
@@ -57,9 +57,7 @@ struct Matrices {
 
 /// What is fixed of a layer.
 struct Layer {
-    /// Index of its homes.
-    homes: u32,
-    /// Indices into the units of these, as [`Scheduled`] numbers them: the hot unit, the processor, the cold one.
+    /// Indices into its units, as [`Scheduled`] numbers them: the hot unit, the processor, the cold one.
     places: [u32; 3],
     /// Index of the streams of the cold unit.
     set: Option<u32>,
@@ -148,7 +146,7 @@ impl<'a> Hands<'a> {
 }
 
 fn bad(e: ScheduleError) -> Error {
-    Error::Plan(format!("its schedule: {e}"))
+    Error::Plan(format!("its experts: {e}"))
 }
 
 struct State {
@@ -160,9 +158,9 @@ struct State {
     tickets: Vec<u64>,
     /// Experts that the host's memory has lost; kept for its memory.
     gone: Vec<Key>,
-    /// By expert: rows, and the index of its unit among the homes.
+    /// By expert: rows, and the index of its unit among those of the layer.
     loads: Vec<u32>,
-    homes: Vec<u32>,
+    chosen: Vec<u32>,
     /// Experts of the last layer that others than the processor compute.
     beside: Vec<i32>,
     /// The last job that was told ahead.
@@ -172,7 +170,7 @@ struct State {
     broken: bool,
 }
 
-/// Assigns the experts of a plan with a schedule.
+/// Assigns the experts of a plan whose units are not fixed.
 pub(crate) struct Assigner {
     layers: Vec<Layer>,
     hot: Option<usize>,
@@ -188,42 +186,39 @@ pub(crate) struct Assigner {
 }
 
 impl Assigner {
-    /// For the schedule of a program; `None` where it has none.
+    /// For the experts of a program; `None` where their units are fixed.
     ///
     /// # Errors
-    /// Layers that differ in the number of their experts, times that are none.
+    /// Times that are negative or not finite, a policy that is not known.
     pub(crate) fn new(program: &Program, pager: Option<OnFlash>) -> Result<Option<Arc<Self>>> {
-        let Some(s) = &program.schedule else { return Ok(None) };
-        let experts = s.layers.first().map_or(0, |l| l.modules.len());
-        if s.layers.iter().any(|l| l.modules.len() != experts) {
-            return Err(Error::Plan("its schedule: layers with different numbers of experts".into()));
-        }
-        let mut layers = Vec::new();
-        for layer in &s.layers {
-            let homes = program.homes.get(layer.homes as usize);
-            let homes = homes.ok_or_else(|| Error::Plan("its schedule names no homes".into()))?;
+        let placed = &program.experts;
+        let (hot, cold) = (placed.policy.hot(), placed.policy.cold());
+        let experts = placed.layers.iter().map(|l| l.starts.len()).max().unwrap_or(0);
+        let layer = |layer: &ExpertLayer| {
             let place = |unit: Option<u32>| {
-                let at = unit.and_then(|unit| homes.units.iter().position(|&u| u == unit));
+                let at = unit.and_then(|unit| layer.units.iter().position(|&u| u == unit));
                 at.map_or(0, |at| at as u32)
             };
-            let of = |s: &moec_ir::plan::StreamSet, unit| (s.layer, Some(s.unit)) == (homes.layer, unit);
-            layers.push(Layer {
-                homes: layer.homes,
-                places: [place(s.hot), place(Some(0)), place(s.cold)],
-                set: program.streams.iter().position(|x| of(x, s.cold)).map(|i| i as u32),
+            let of = |s: &StreamSet| (s.layer, Some(s.unit)) == (layer.layer, cold);
+            Layer {
+                places: [place(hot), place(Some(0)), place(cold)],
+                set: program.streams.iter().position(of).map(|i| i as u32),
                 segments: layer.to_bring().to_vec(),
-            });
-        }
-        let needs =
-            (0..if s.hybrid.is_some() { layers.len() } else { 0 }).map(|_| AtomicU64::new(0)).collect();
-        let (core, begins) = if let Some(hybrid) = &s.hybrid {
-            let setup = plan::director(s, hybrid).map_err(bad)?;
-            let begins = setup.cached.clone();
-            (Core::Cached(Box::new(Director::new(setup).map_err(bad)?)), begins)
-        } else {
-            let running = Running::new(plan::scheduler(s, experts).map_err(bad)?, s.moves);
-            let begins = running.begins();
-            (Core::Scheduled(Box::new(running)), begins)
+            }
+        };
+        let layers: Vec<Layer> = placed.layers.iter().map(layer).collect();
+        let (core, begins, brought) = match &placed.policy {
+            ExpertPolicy::Fixed => return Ok(None),
+            ExpertPolicy::Scheduled(s) => {
+                let running = Running::new(plan::scheduler(placed, s).map_err(bad)?, s.moves);
+                let begins = running.begins();
+                (Core::Scheduled(Box::new(running)), begins, 0)
+            }
+            ExpertPolicy::Cached(c) => {
+                let setup = plan::director(placed, c).map_err(bad)?;
+                let begins = setup.cached.clone();
+                (Core::Cached(Box::new(Director::new(setup).map_err(bad)?)), begins, layers.len())
+            }
         };
         let state = State {
             core,
@@ -232,25 +227,25 @@ impl Assigner {
             begins,
             gone: Vec::new(),
             loads: vec![0; experts],
-            homes: vec![0; experts],
+            chosen: vec![0; experts],
             beside: Vec::with_capacity(experts),
             ahead: 0,
             done: Assigned::default(),
             broken: false,
         };
         let link = Arc::new(Link::default());
-        if let (Some(OnFlash::Experts(pager)), Some(_)) = (&pager, &s.hybrid) {
+        if let (Some(OnFlash::Experts(pager)), true) = (&pager, brought > 0) {
             pager.tell(Arc::<Link>::clone(&link));
         }
         Ok(Some(Arc::new(Self {
             layers,
-            hot: s.hot.map(|u| u as usize),
-            cold: s.cold.map(|u| u as usize),
+            hot: hot.map(|u| u as usize),
+            cold: cold.map(|u| u as usize),
             matrices: OnceLock::new(),
             state: Mutex::new(state),
             link,
-            needs,
-            forgets: pager.is_some() && s.layers.iter().any(|l| !l.brought.is_empty()),
+            needs: (0..brought).map(|_| AtomicU64::new(0)).collect(),
+            forgets: pager.is_some() && placed.layers.iter().any(|l| !l.brought.is_empty()),
             pager,
         })))
     }
@@ -275,7 +270,7 @@ impl Assigner {
                 let bytes = program.segments.get(segment as usize).and_then(Segment::matrix_bytes);
                 let found = processor(segment).zip(hot(segment)).zip(bytes);
                 let ((from, to), bytes) = found.ok_or_else(|| {
-                    Error::Plan(format!("segment {segment} is not where its schedule looks"))
+                    Error::Plan(format!("segment {segment} is not where its experts are brought from"))
                 })?;
                 of.push(Matrices { from, to, bytes: bytes as usize });
             }
@@ -285,12 +280,7 @@ impl Assigner {
         Ok(())
     }
 
-    /// The layer of the schedule whose homes have this index.
-    pub(crate) fn layer(&self, homes: u32) -> Option<usize> {
-        self.layers.iter().position(|l| l.homes == homes)
-    }
-
-    /// The layer of the schedule whose experts a step of a unit reads, if they are brought while the plan runs.
+    /// The layer whose experts a step of a unit reads, if they are brought while the plan runs.
     pub(crate) fn brings(&self, unit: usize, segment: u32) -> Option<usize> {
         let hot = self.hot == Some(unit) && !self.needs.is_empty();
         self.layers.iter().position(|l| hot && l.segments.contains(&segment))
@@ -357,7 +347,7 @@ impl Assigner {
     }
 
     /// Assigns the experts that `ids` choose in a step of a layer, and brings weights where they are missed. `give` gets the index
-    /// of each expert's unit among the homes.
+    /// of each expert's unit among those of the layer.
     ///
     /// # Safety
     /// One lane comes here, while no step runs that reads experts of this layer or of the one that comes next; the tables that
@@ -381,7 +371,7 @@ impl Assigner {
             state.broken = true;
             fail(StepFault::Unit(e));
         }
-        give(&state.homes);
+        give(&state.chosen);
     }
 
     /// # Safety
@@ -397,7 +387,7 @@ impl Assigner {
         let hands = self.hands(units);
         // SAFETY: the caller's promise.
         unsafe { self.begin(state, &hands) };
-        let State { core, tickets, frames, loads, homes, beside, done, .. } = state;
+        let State { core, tickets, frames, loads, chosen, beside, done, .. } = state;
         loads.fill(0);
         for &id in ids {
             if let Some(load) = usize::try_from(id).ok().and_then(|e| loads.get_mut(e)) {
@@ -419,10 +409,9 @@ impl Assigner {
         done.makespan_us += decision.makespan_us;
         let places = self.layers[layer].places;
         beside.clear();
-        for (expert, ((home, &unit), &rows)) in (0..).zip(homes.iter_mut().zip(&decision.units).zip(&*loads))
-        {
+        for (expert, ((to, &unit), &rows)) in (0..).zip(chosen.iter_mut().zip(&decision.units).zip(&*loads)) {
             let at = unit as usize;
-            *home = places[at];
+            *to = places[at];
             done.experts[at] += u64::from(rows > 0);
             done.rows[at] += u64::from(rows);
             beside.extend((rows > 0 && unit != Scheduled::Cpu).then_some(expert));

@@ -137,7 +137,7 @@ impl<'e, 'p, 'j> Scheduler<'e, 'p, 'j> {
     pub fn new(engine: &'e mut Engine<'p>, decoder: &'e mut Decoder, setting: &Setting) -> Result<Self> {
         let program = engine.program();
         let model = &program.model;
-        if setting.exact && program.schedule.is_some() {
+        if setting.exact && !program.experts.policy.is_fixed() {
             return Err(Error::NotExact);
         }
         let (context, slots) = (model.max_context as usize, model.slots);

@@ -68,7 +68,7 @@ pub(super) struct Served<'e, 'p> {
 fn means(program: &Program, exact: bool, reduced: bool) -> Means {
     let prefill = |k: EntryKind| matches!(k, EntryKind::Prefill(_)).then(|| k.rows());
     let chunk = program.entries.iter().filter_map(|e| prefill(e.kind)).max().unwrap_or(1);
-    let sharing = if program.schedule.is_some() {
+    let sharing = if !program.experts.policy.is_fixed() {
         // Units round differently, and who computes an expert depends on what came before.
         Sharing::None
     } else if exact || reduced || !program.sets.is_empty() {

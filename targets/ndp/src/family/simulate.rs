@@ -12,9 +12,8 @@ use moec_runtime::schedule::dispatch::plan;
 pub(super) fn simulate(unit: &Unit, scene: &StreamScene<'_>) -> Result<StreamRun, String> {
     let (ours, dimms, timing) = modules(unit).map_err(|flaw| format!("`{}`: {}", flaw.key, flaw.message))?;
     let said = |e: &dyn std::fmt::Display| e.to_string();
-    let s = scene.schedule;
-    let experts = s.layers.first().map_or(0, |l| l.modules.len());
-    let scheduler = plan::scheduler(s, experts).map_err(|e| said(&e))?;
+    let (s, costs) = (scene.schedule, &scene.schedule.costs);
+    let scheduler = plan::scheduler(scene.experts, s).map_err(|e| said(&e))?;
     let rates = Rates::of(&channel(&ours, timing, Options::default()));
     let link_gbs = dimms.link_gb_per_s.as_ref().map_or(1.0, |f| f.value);
     let system = System {
@@ -25,15 +24,15 @@ pub(super) fn simulate(unit: &Unit, scene: &StreamScene<'_>) -> Result<StreamRun
         pcie_gbs: scene.link_gb_per_s.unwrap_or(1.0),
         link_gbs,
         moves_take_time: true,
-        expert_bytes: s.expert_bytes.max(1),
+        expert_bytes: costs.expert_bytes.max(1),
     };
     let mut simulator = Simulator::with(scheduler, system).map_err(|e| said(&e))?;
     simulator.record();
-    let before = Before { calc_us: s.window_us, host_bytes: 0.0 };
+    let before = Before { calc_us: costs.window_us, host_bytes: 0.0 };
     let mut run = StreamRun::default();
     for (loads, &tokens) in scene.loads.iter().zip(scene.rows) {
         // A token's row goes to the processor's side in bf16, and comes back in f32.
-        let bytes = if s.hot.is_some() { s.row_bytes as f64 * f64::from(tokens) / 3.0 } else { 0.0 };
+        let bytes = if s.hot.is_some() { costs.row_bytes as f64 * f64::from(tokens) / 3.0 } else { 0.0 };
         let rows = Rows { to_host: bytes, to_gpu: 2.0 * bytes };
         let report = simulator.step(loads, before, rows).map_err(|e| said(&e))?;
         run.moves += report.layers.iter().map(|l| l.moves as u64).sum::<u64>();
@@ -69,7 +68,7 @@ pub(super) fn simulate(unit: &Unit, scene: &StreamScene<'_>) -> Result<StreamRun
         ("the processor reads weights of one module", rates.localized_gbs, "GB/s", memory),
         ("a byte read by the processor costs a module", rates.striped_weight, "bytes", memory),
         ("a link between modules", link_gbs, "GB/s", "the device file"),
-        ("attention and dense layers, per layer", s.window_us, "µs", "the plan"),
+        ("attention and dense layers, per layer", costs.window_us, "µs", "the plan"),
     ];
     let link = scene.link_gb_per_s;
     constants.extend(link.map(|gbs| ("the link to the hot unit", gbs, "GB/s", "the device file")));

@@ -124,6 +124,8 @@ pub struct Counts {
 pub struct How<'a> {
     /// Bytes of an expert, by layer.
     pub bytes: &'a [u64],
+    /// Experts that another memory holds for good ([`plan::Plan::elsewhere`]).
+    pub elsewhere: &'a [(u32, u32)],
     /// Layers ahead whose experts are read before they are asked for.
     pub ahead: usize,
     /// Whether the cache begins with what recorded routing used most.
@@ -212,7 +214,7 @@ impl Decider {
             parts: vec![0; count],
             frames: vec![Frame::Free; frames as usize],
             free: (0..frames).rev().collect(),
-            elsewhere: paging.elsewhere.iter().filter_map(key).collect(),
+            elsewhere: how.elsewhere.iter().filter_map(key).collect(),
             queues: std::array::from_fn(|_| VecDeque::with_capacity(2 * count)),
             events: Vec::with_capacity(4 * most),
             chosen: Vec::with_capacity(most),

@@ -13,7 +13,7 @@ const POLICIES: [&str; 4] =
     ["lru", "lfu half_life=4 bypass=1", "mrs alpha=0.2 depth=2 bypass=1", "lru per-layer"];
 
 fn plan(frames: u32, spare: u32, policy: &str, pinned: &[(u32, u32)]) -> plan::Paging {
-    let layer = PagedLayer { experts: EXPERTS, k: K, gate_up: 0, down: 0, score: Score::Softmax };
+    let layer = PagedLayer { layer: 0, experts: EXPERTS, k: K, gate_up: 0, down: 0, score: Score::Softmax };
     plan::Paging {
         budget: 0,
         threads: 1,
@@ -25,7 +25,6 @@ fn plan(frames: u32, spare: u32, policy: &str, pinned: &[(u32, u32)]) -> plan::P
         block_bytes: 4096,
         policy: policy.to_owned(),
         pinned: pinned.to_vec(),
-        elsewhere: Vec::new(),
         neurons: 0,
         layers: vec![layer; LAYERS],
         checksums: Vec::new(),
@@ -33,7 +32,7 @@ fn plan(frames: u32, spare: u32, policy: &str, pinned: &[(u32, u32)]) -> plan::P
     }
 }
 
-const HOW: How<'static> = How { bytes: &[8192; LAYERS], ahead: 3, preload: true };
+const HOW: How<'static> = How { bytes: &[8192; LAYERS], elsewhere: &[], ahead: 3, preload: true };
 
 fn key(layer: u16, expert: u16) -> Key {
     Key { layer, expert }

@@ -108,7 +108,9 @@ impl Pager {
             first += experts;
         }
         let bytes: Vec<u64> = places.iter().map(|p| p.bytes).collect();
-        let how = How { bytes: &bytes, ahead: options.ahead, preload: options.preload };
+        let elsewhere = program.elsewhere();
+        let how =
+            How { bytes: &bytes, elsewhere: &elsewhere, ahead: options.ahead, preload: options.preload };
         let decider = Decider::new(paging, how)?;
         let record = options.record.then(|| recorder(&places)).transpose()?;
         let report = Report {

@@ -1,7 +1,7 @@
 //! Plans whose experts are assigned while they run, and streams of commands.
 
 use moec_ir::op::Score;
-use moec_ir::plan::{Arg, Hybrid, Plan, Schedule};
+use moec_ir::plan::{Arg, Cached, ExpertPlacement, ExpertPolicy, Plan, Scheduled};
 use moec_ir::text::parse_plan;
 use moec_ir::verify;
 
@@ -14,20 +14,19 @@ unit 0 "cpu" {family = "cpu", memory = 0}
 unit 1 "card" {family = "mirror", memory = 1}
 unit 2 "dimms" {family = "ndp", memory = 2}
 memory 0 "ram" {arena_bytes = 1024}
-memory 1 "vram" {arena_bytes = 0, residents = [segment(of = 0, matrices = [0]), segment(of = 1, matrices = [0])]}
-memory 2 "modules" {arena_bytes = 512, residents = [segment(of = 0, matrices = [0, 1]), segment(of = 1, matrices = [0, 1])]}
+memory 1 "vram" {arena_bytes = 0, residents = [resident(segment = 0, matrices = [0]), resident(segment = 1, matrices = [0])]}
+memory 2 "modules" {arena_bytes = 512, residents = [resident(segment = 0, matrices = [0, 1]), resident(segment = 1, matrices = [0, 1])]}
 link 0 {from = 0, to = 1}
 link 1 {from = 0, to = 2}
 file 0 "w.bin" {bytes = 1024, sha256 = "0000000000000000000000000000000000000000000000000000000000000000"}
 segment 0 "gate_up" f32[2, 8, 8] rows {file = 0, offset = 0, bytes = 512}
 segment 1 "down" f32[2, 8, 4] rows {file = 0, offset = 512, bytes = 256}
-homes 0 {layer = 0, units = [0, 1, 2], experts = [1, 2]}
-streams 0 "artifacts/dimms/0.bin" {layer = 0, unit = 2, experts = 2, hidden = 8, inner = 4, bias = false}
+streams 0 {layer = 0, unit = 2, artifact = "artifacts/dimms/0.bin", experts = 2, hidden = 8, inner = 4, bias = false}
 kernel 0 "embed" {results = [1, 2]}
 kernel 1 "head" {results = [1]}
 
-schedule {hot = 1, cold = 2, modules = 4, frames = 1, moves = true, refine = full, window_us = 2.5, expert_bytes = 768, row_bytes = 48, bring_us = 0.1, striped_us = 0.2, localized_us = 0.3, internal_us = 0.4, link_us = 0.5, hot_us = [[1, 1.0]], processor_us = [[1, 1.5], [16, 2.0]], cold_us = [[1, 3.25]]} {
-  layer 0 {homes = 0, segments = [0, 1], modules = [-1, 3], cached = [0]}
+expert_placement scheduled {hot = 1, cold = 2, modules = 4, frames = 1, moves = true, refine = full, costs = us(hot = [[1, 1.0]], processor = [[1, 1.5], [16, 2.0]], cold = [[1, 3.25]], bring_us = 0.1, striped_us = 0.2, localized_us = 0.3, internal_us = 0.4, link_us = 0.5, window_us = 2.5, expert_bytes = 768, row_bytes = 48)} {
+  layer 0 {layer = 0, units = [0, 1, 2], starts = [1, 2], segments = [0, 1], modules = [-1, 3]}
 }
 
 entry prefill[4] {out_rows = 4, logits = 7} {
@@ -51,6 +50,11 @@ entry prefill[4] {out_rows = 4, logits = 7} {
 }
 "#;
 
+fn scheduled(plan: &mut Plan) -> &mut Scheduled {
+    let ExpertPolicy::Scheduled(s) = &mut plan.experts.policy else { panic!("they are scheduled") };
+    s
+}
+
 fn refused(at: &str, message: &str, change: impl FnOnce(&mut Plan)) {
     let mut plan = parse_plan(TEXT).unwrap();
     change(&mut plan);
@@ -59,13 +63,13 @@ fn refused(at: &str, message: &str, change: impl FnOnce(&mut Plan)) {
 }
 
 #[test]
-fn a_schedule_is_read_and_accepted() {
+fn scheduled_experts_are_read_and_accepted() {
     let plan = parse_plan(TEXT).unwrap();
     verify::plan(&plan).unwrap();
     assert_eq!(parse_plan(&plan.to_string()).unwrap(), plan);
     assert_eq!(Plan::decode(&plan.encode().unwrap()).unwrap(), plan);
     let mut odd = plan;
-    odd.schedule.as_mut().unwrap().times.link_us = f64::NAN;
+    scheduled(&mut odd).costs.link_us = f64::NAN;
     assert!(Plan::decode(&odd.encode().unwrap()).is_err());
 }
 
@@ -94,50 +98,50 @@ fn streams_belong_to_their_unit() {
 }
 
 #[test]
-fn who_may_be_given_an_expert_holds_it() {
-    let schedule = |p: &mut Plan, f: &dyn Fn(&mut Schedule)| f(p.schedule.as_mut().unwrap());
-    refused("schedule.layers[0]", "unit 1 does not hold", |p| p.memories[1].residents[0].matrices = vec![1]);
-    refused("schedule.layers[0]", "unit 2 does not hold", |p| p.memories[2].residents[1].matrices = vec![1]);
-    refused("schedule.layers[0]", "2 experts in 1 frames", |p| {
-        schedule(p, &|s| s.layers[0].cached = vec![0, 1]);
+fn a_unit_that_may_be_given_an_expert_holds_it() {
+    let layer = |message: &str, change: &dyn Fn(&mut Plan)| refused("experts.layers[0]", message, change);
+    layer("unit 1 does not hold", &|p| p.memories[1].residents[0].matrices = vec![1]);
+    layer("unit 2 does not hold", &|p| p.memories[2].residents[1].matrices = vec![1]);
+    layer("2 experts in 1 frames", &|p| p.experts.layers[0].starts = vec![1, 1]);
+    layer("in no module", &|p| p.experts.layers[0].modules[0] = 4);
+    layer("in no module", &|p| p.experts.layers[0].modules.clear());
+    layer("segments", &|p| p.experts.layers[0].segments = vec![0, 9]);
+    layer("its units", &|p| {
+        (p.experts.layers[0].units, p.experts.layers[0].starts) = (vec![1, 2], vec![0, 1])
     });
-    refused("schedule.layers[0]", "in no module", |p| schedule(p, &|s| s.layers[0].modules[0] = 4));
-    refused("schedule.layers[0]", "out of range", |p| schedule(p, &|s| s.layers[0].homes = 1));
-    refused("schedule.layers[0]", "segments", |p| schedule(p, &|s| s.layers[0].segments = vec![0, 9]));
-    refused("schedule.layers[0]", "its units", |p| {
-        (p.homes[0].units, p.homes[0].experts) = (vec![1, 2], vec![0, 1]);
+    layer("its units", &|p| {
+        (p.experts.layers[0].units, p.experts.layers[0].starts) = (vec![0, 2], vec![0, 1])
     });
-    refused("schedule.layers[0]", "its units", |p| {
-        (p.homes[0].units, p.homes[0].experts) = (vec![0, 2], vec![0, 1]);
-    });
-    refused("schedule.layers[0]", "its streams read segments [0, 1]", |p| {
-        schedule(p, &|s| s.layers[0].segments = vec![0]);
-    });
-    refused("schedule", "out of order", |p| schedule(p, &|s| s.layers.clear()));
-    refused("schedule", "a curve", |p| schedule(p, &|s| s.times.processor.reverse()));
-    refused("schedule", "a curve", |p| schedule(p, &|s| s.times.cold.clear()));
-    refused("schedule", "a time", |p| schedule(p, &|s| s.window_us = -1.0));
-    refused("schedule", "one unit", |p| schedule(p, &|s| s.hot = s.cold));
-    refused("schedule", "modules", |p| schedule(p, &|s| s.modules = 0));
+    layer("its streams read segments [0, 1]", &|p| p.experts.layers[0].segments = vec![0]);
+    let policy = |message: &str, change: &dyn Fn(&mut Scheduled)| {
+        refused("experts.policy", message, |p| change(scheduled(p)));
+    };
+    refused("experts.policy", "no layers", |p| p.experts.layers.clear());
+    policy("a curve", &|s| s.costs.processor.reverse());
+    policy("a curve", &|s| s.costs.cold.clear());
+    policy("a time", &|s| s.costs.window_us = -1.0);
+    policy("one unit", &|s| s.hot = Some(s.cold));
+    policy("modules", &|s| s.modules = 0);
     // Without a card everything is the processor's or the modules'.
     let mut plan = parse_plan(TEXT).unwrap();
-    plan.homes[0].units = vec![0, 2];
-    plan.homes[0].experts = vec![0, 1];
-    let s = plan.schedule.as_mut().unwrap();
+    (plan.experts.layers[0].units, plan.experts.layers[0].starts) = (vec![0, 2], vec![0, 1]);
+    let s = scheduled(&mut plan);
     (s.hot, s.frames) = (None, 0);
-    s.times.hot.clear();
-    s.layers[0].cached.clear();
+    s.costs.hot.clear();
     verify::plan(&plan).unwrap();
 }
 
 /// Frames that all layers share.
 #[test]
-fn shared_frames_are_of_one_unit_and_hold_who_is_pinned() {
-    let framed = |p: &mut Plan, change: &dyn Fn(&mut Schedule, &mut Hybrid)| {
-        let s = p.schedule.as_mut().unwrap();
-        (s.cold, s.modules, s.layers[0].modules) = (None, 0, vec![-1; 2]);
-        s.times.cold.clear();
-        let mut hybrid = Hybrid {
+fn a_cache_is_of_one_unit_and_holds_what_is_pinned() {
+    let framed = |p: &mut Plan, change: &dyn Fn(&mut ExpertPlacement)| {
+        let mut costs = scheduled(p).costs.clone();
+        costs.cold.clear();
+        let layer = &mut p.experts.layers[0];
+        (layer.units, layer.starts, layer.modules) = (vec![0, 1], vec![1, 0], Vec::new());
+        p.experts.policy = ExpertPolicy::Cached(Cached {
+            hot: 1,
+            frames: 1,
             divides: ["cut".into(), "cut".into()],
             keeps: "lru".into(),
             ahead: 3,
@@ -145,32 +149,34 @@ fn shared_frames_are_of_one_unit_and_hold_who_is_pinned() {
             k: 1,
             score: Score::Softmax,
             pinned: vec![(0, 0)],
-        };
-        change(s, &mut hybrid);
-        s.hybrid = Some(hybrid);
+            costs,
+        });
+        change(&mut p.experts);
     };
-    let wrong = |message: &str, change: &dyn Fn(&mut Schedule, &mut Hybrid)| {
-        refused("schedule", message, |p| framed(p, change));
+    let placed = |at: &str, message: &str, change: &dyn Fn(&mut ExpertPlacement)| {
+        refused(at, message, |p| framed(p, change));
     };
-    wrong("beside modules", &|s, _| {
-        (s.cold, s.modules) = (Some(2), 4);
-        s.times.cold = vec![(1, 1.0)];
-    });
-    wrong("0 of 2 experts", &|_, h| h.k = 0);
-    wrong("3 of 2 experts", &|_, h| h.k = 3);
-    wrong("begin without an expert", &|s, _| s.layers[0].cached.clear());
-    wrong("1 experts in 0 frames", &|s, _| s.frames = 0);
-    wrong("a pinned expert", &|_, h| h.pinned = vec![(0, 1)]);
-    wrong("a pinned expert", &|_, h| h.pinned = vec![(1, 0)]);
-    wrong("a time", &|_, h| h.first_us[1] = f64::INFINITY);
-    wrong("matrices of other sizes", &|s, _| {
-        let mut other = s.layers[0].clone();
-        (other.homes, other.segments) = (1, vec![1, 0]);
-        s.layers.push(other);
-        s.frames = 2;
+    let wrong = |message: &str, change: &dyn Fn(&mut Cached)| {
+        placed("experts.policy", message, &|p| match &mut p.policy {
+            ExpertPolicy::Cached(cached) => change(cached),
+            _ => panic!("a cache"),
+        });
+    };
+    wrong("0 of 2 experts", &|c| c.k = 0);
+    wrong("3 of 2 experts", &|c| c.k = 3);
+    wrong("1 experts in 0 frames", &|c| c.frames = 0);
+    wrong("a pinned expert", &|c| c.pinned = vec![(0, 1)]);
+    wrong("a pinned expert", &|c| c.pinned = vec![(1, 0)]);
+    wrong("a time", &|c| c.first_us[1] = f64::INFINITY);
+    placed("experts.policy", "begins without an expert", &|p| p.layers[0].starts = vec![0, 0]);
+    placed("experts.layers[0]", "in no module", &|p| p.layers[0].modules = vec![-1; 2]);
+    placed("experts.policy", "matrices of other sizes", &|p| {
+        let mut other = p.layers[0].clone();
+        (other.layer, other.segments) = (1, vec![1, 0]);
+        p.layers.push(other);
     });
     let mut plan = parse_plan(TEXT).unwrap();
-    framed(&mut plan, &|s, _| s.layers[0].brought = vec![0, 1]);
+    framed(&mut plan, &|p| p.layers[0].brought = vec![0, 1]);
     assert_eq!(parse_plan(&plan.to_string()).unwrap(), plan);
     assert_eq!(Plan::decode(&plan.encode().unwrap()).unwrap(), plan);
     assert_eq!(plan.asked_layers(), [(2, 1)]);

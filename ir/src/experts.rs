@@ -1,0 +1,233 @@
+//! Which unit computes an expert: the units that can, the one where it starts, and how one of them is chosen.
+//!
+//! Experts that several units can run are assigned anew in every step (TriMoE, §4.2 and §4.3; HybriMoE, §IV). The plan says what an
+//! expert costs on each unit and where its weights are before the first step; the runtime decides, from the rows that the router has
+//! given it. An expert with a fixed unit is the case without a decision.
+
+use crate::op::{Attributes, Score, attributes, words};
+use crate::text::ops::{Parsed, Reader, Word, Writer};
+use bincode::{Decode, Encode};
+
+/// Units of experts, of all layers.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+pub struct ExpertPlacement {
+    /// Layers with experts beside the processor, ascending. Experts of the others are the processor's, or static graphs'.
+    pub layers: Vec<ExpertLayer>,
+    /// How a unit is chosen. Layers share it, as they share frames, links and the costs of an expert.
+    pub policy: ExpertPolicy,
+}
+
+attributes! {
+    /// Units of the experts of a layer.
+    ///
+    /// A `dispatch` of such a layer sorts its table by unit, and writes besides a table of each unit's own experts. Slots are
+    /// those of the whole table in all of them, so that the rows of all units stand side by side, and one `combine` adds them
+    /// in the order of the router's choices, wherever they were computed.
+    #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+    pub struct ExpertLayer {
+        /// Layer.
+        pub layer: u32,
+        /// The candidates: units that compute experts of the layer, each in its memory, ascending.
+        pub units: Vec<u32>,
+        /// Of each expert, the index into `units` of the one where it starts.
+        pub starts: Vec<u32>,
+        /// Segments with a matrix for each expert, ascending: what moves when an expert does. Empty where it has a fixed unit.
+        pub segments: Vec<u32>,
+        /// The same matrices as the hot unit reads them, in the order of `segments`; empty: it reads those.
+        pub brought: Vec<u32>,
+        /// Where experts are scheduled, the module of each; −1: it is striped over all of them.
+        pub modules: Vec<i32>,
+    }
+}
+
+/// How the unit of an expert is chosen.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+pub enum ExpertPolicy {
+    /// It is the one where the expert starts.
+    #[default]
+    Fixed,
+    /// In every step, over the host's memories and frames of each layer (TriMoE).
+    Scheduled(Scheduled),
+    /// In every step, between the processor and a cache of frames that all layers share (HybriMoE). All layers are alike.
+    Cached(Cached),
+}
+
+attributes! {
+    /// Parameters of [`ExpertPolicy::Scheduled`].
+    #[derive(Clone, Debug, PartialEq, Encode, Decode)]
+    pub struct Scheduled {
+        /// The unit for hot experts: index into [`crate::plan::Plan::units`]. Its memory holds those that start there.
+        pub hot: Option<u32>,
+        /// The unit for cold experts: memory modules that compute. Its memory holds all.
+        pub cold: u32,
+        /// Modules of that unit.
+        pub modules: u32,
+        /// Experts of a layer that the hot unit's memory has room for.
+        pub frames: u32,
+        /// Whether experts change their places between steps.
+        pub moves: bool,
+        /// How the first assignment is refined.
+        pub refine: Refine,
+        /// What an expert costs.
+        pub costs: ExpertCosts,
+    }
+}
+
+attributes! {
+    /// Parameters of [`ExpertPolicy::Cached`].
+    #[derive(Clone, Debug, PartialEq, Encode, Decode)]
+    pub struct Cached {
+        /// The unit with frames: index into [`crate::plan::Plan::units`]. Its memory holds the experts that start there.
+        pub hot: u32,
+        /// Frames, of all layers together.
+        pub frames: u32,
+        /// How the experts of a prompt, and of tokens that are decoded, are divided: names of the runtime's table of policies.
+        pub divides: [String; 2],
+        /// The policy of the frames with its parameters, as `[memory] policy` has it. Experts in `pinned` never leave.
+        pub keeps: String,
+        /// Layers ahead whose experts are brought while the link is idle.
+        pub ahead: u32,
+        /// Microseconds that the first expert of a layer takes more on the unit, on the processor, and on the link (Figure 3e).
+        pub first_us: [f64; 3],
+        /// Experts per token.
+        pub k: u32,
+        /// How the router's logits become scores.
+        pub score: Score,
+        /// Experts that never leave their frames, by index into [`ExpertPlacement::layers`], ascending.
+        pub pinned: Vec<(u32, u32)>,
+        /// What an expert costs.
+        pub costs: ExpertCosts,
+    }
+}
+
+words! {
+    /// How an assignment is refined.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Encode, Decode)]
+    pub enum Refine, "`none`, `bottleneck` or `full`" {
+        /// Not at all: every expert goes where it costs least.
+        None = "none",
+        /// As the paper writes it (TriMoE, §4.2): the costliest expert of the busiest unit moves.
+        Bottleneck = "bottleneck",
+        /// Further, over plateaus on which that stalls.
+        #[default]
+        Full = "full",
+    }
+}
+
+attributes! {
+    /// Microseconds of one expert, all its matrices. Curves are points `(rows, µs)`, ascending by rows.
+    #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+    pub struct ExpertCosts as "us" {
+        /// Computing on the hot unit; empty: there is none.
+        pub hot: Vec<(u32, f64)>,
+        /// On the processor.
+        pub processor: Vec<(u32, f64)>,
+        /// On one module; empty: there is none.
+        pub cold: Vec<(u32, f64)>,
+        /// Bringing the weights to the hot unit's memory.
+        pub bring_us: f64,
+        /// Reading weights that are striped over all modules from the processor.
+        pub striped_us: f64,
+        /// Reading weights that are in one module from the processor.
+        pub localized_us: f64,
+        /// Reading weights inside of a module.
+        pub internal_us: f64,
+        /// Moving them from one module to another.
+        pub link_us: f64,
+        /// What attention and dense layers leave between the experts of two layers: what moves there is hidden.
+        pub window_us: f64,
+        /// Bytes of the weights.
+        pub expert_bytes: u64,
+        /// Bytes of a row on its way to an expert and back.
+        pub row_bytes: u64,
+    }
+}
+
+attributes! {
+    /// Experts of a layer that streams of commands compute, for as many rows as a call has.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+    pub struct StreamSet {
+        /// Layer.
+        pub layer: u32,
+        /// Index into [`crate::plan::Plan::units`]: who runs them.
+        pub unit: u32,
+        /// Path of the artifact that holds a stream for each expert, relative to the bundle.
+        pub artifact: String,
+        /// Experts of the layer.
+        pub experts: u32,
+        /// Channels of a row.
+        pub hidden: u32,
+        /// Channels between the two halves of an expert.
+        pub inner: u32,
+        /// Whether both biases are there.
+        pub bias: bool,
+    }
+}
+
+impl ExpertPlacement {
+    /// Units of the experts of a layer, with its index.
+    pub fn of_layer(&self, layer: Option<u32>) -> Option<(u32, &ExpertLayer)> {
+        (0..).zip(&self.layers).find(|(_, l)| Some(l.layer) == layer)
+    }
+}
+
+impl ExpertLayer {
+    /// Experts that start on a unit, ascending.
+    pub fn on(&self, unit: u32) -> Vec<u32> {
+        let there = |&at: &u32| self.units.get(at as usize) == Some(&unit);
+        (0..).zip(&self.starts).filter(|(_, at)| there(at)).map(|(e, _)| e).collect()
+    }
+
+    /// Segments whose matrices are brought to the hot unit.
+    pub fn to_bring(&self) -> &[u32] {
+        if self.brought.is_empty() { &self.segments } else { &self.brought }
+    }
+}
+
+impl ExpertPolicy {
+    /// Whether every expert stays where it starts.
+    pub fn is_fixed(&self) -> bool {
+        matches!(self, Self::Fixed)
+    }
+
+    /// The cache of frames, where there is one.
+    pub fn cached(&self) -> Option<&Cached> {
+        if let Self::Cached(cached) = self { Some(cached) } else { None }
+    }
+
+    /// What an expert costs, where that decides.
+    pub fn costs(&self) -> Option<&ExpertCosts> {
+        match self {
+            Self::Fixed => None,
+            Self::Scheduled(s) => Some(&s.costs),
+            Self::Cached(c) => Some(&c.costs),
+        }
+    }
+
+    /// The unit that experts are brought to.
+    pub fn hot(&self) -> Option<u32> {
+        match self {
+            Self::Fixed => None,
+            Self::Scheduled(s) => s.hot,
+            Self::Cached(c) => Some(c.hot),
+        }
+    }
+
+    /// The unit whose memory modules compute.
+    pub fn cold(&self) -> Option<u32> {
+        if let Self::Scheduled(s) = self { Some(s.cold) } else { None }
+    }
+
+    /// Whether every time is finite and none is negative.
+    pub fn is_finite(&self) -> bool {
+        let good = |us: &f64| us.is_finite() && *us >= 0.0;
+        let first = self.cached().iter().all(|c| c.first_us.iter().all(good));
+        first
+            && self.costs().is_none_or(|c| {
+                let single =
+                    [c.bring_us, c.striped_us, c.localized_us, c.internal_us, c.link_us, c.window_us];
+                let curves = [&c.hot, &c.processor, &c.cold].into_iter().flatten();
+                single.iter().chain(curves.map(|(_, us)| us)).all(good)
+            })
+    }
+}
