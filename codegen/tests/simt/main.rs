@@ -9,8 +9,11 @@ mod ptxas;
 use moec_codegen::simt::{Kernel, Sm, compile};
 use moec_codegen::{KernelSpec, MapOp};
 use moec_testing::PTXAS;
-use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+/// PTX by generation and kernel.
+type Made = BTreeMap<(&'static str, String), Arc<str>>;
 
 fn compiled(sm: Sm, kernel: &Kernel) -> String {
     compile(sm, std::slice::from_ref(kernel)).unwrap_or_else(|e| panic!("{kernel:?}: {e}"))
@@ -18,7 +21,7 @@ fn compiled(sm: Sm, kernel: &Kernel) -> String {
 
 /// The PTX of a kernel, compiled once for all tests.
 fn ptx(sm: Sm, kernel: &Kernel) -> Arc<str> {
-    static MADE: LazyLock<Mutex<HashMap<(&str, String), Arc<str>>>> = LazyLock::new(Mutex::default);
+    static MADE: Mutex<Made> = Mutex::new(BTreeMap::new());
     let key = (sm.name(), format!("{kernel:?}"));
     let made = MADE.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get(&key).cloned();
     made.unwrap_or_else(|| {
