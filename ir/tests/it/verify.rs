@@ -190,7 +190,10 @@ fn selective_scans_are_checked() {
         ("b is f32[4, 4], expected f32[4, 2]", built(fits, kept, |o| o[2] = o[3])),
         ("dt is f32[4, 2], expected f32[4, 4]", built(fits, kept, |o| o[4] = o[1])),
         ("expected a weight", built(fits, kept, |o| o[5] = o[3])),
-        ("rate is f32[2, 4], expected f32[2, 5]", built([2, 1, 2, 5], kept, |_| {})),
+        (
+            "rate is f32[3, 4], expected f32[2, 4]",
+            built(fits, kept, |o| o[5] = Operand::Weight(moec_ir::WeightId(0))),
+        ),
     ] {
         let error = error.unwrap_err();
         assert!(error.contains(message), "{error}, not: {message}");
