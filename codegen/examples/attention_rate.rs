@@ -84,7 +84,8 @@ fn measure(machine: &Machine, probe: &Probe) -> Outcome {
     let (window, sinks, v_from_k) = (None, false, false);
     let scale = 1.0 / (DIM as f32).sqrt();
     let (heads, qk_dim, v_dim) = (HEADS, DIM, DIM);
-    let desc = AttentionDesc { heads, kv_heads, qk_dim, v_dim, scale, window, chunked: false, sinks, v_from_k };
+    let desc =
+        AttentionDesc { heads, kv_heads, qk_dim, v_dim, scale, window, chunked: false, sinks, v_from_k };
     let out_ld = if splits > 1 { HEADS * splits * (DIM + 2) } else { HEADS * DIM };
     let spec = KernelSpec::Attention { desc, cache, compute, ctx, rows, splits, q_ld: HEADS * DIM, out_ld };
     let loaded = Loaded::new(&compile(machine, std::slice::from_ref(&spec), &())?)?;

@@ -68,7 +68,8 @@ fn four_loads_for_four_products_and_no_spill() {
 fn both_products_of_attention_are_on_tiles() {
     let (heads, kv_heads, qk_dim, v_dim) = (16, 16, 128, 128);
     let (scale, window, sinks, v_from_k) = (0.1, None, false, false);
-    let desc = AttentionDesc { heads, kv_heads, qk_dim, v_dim, scale, window, chunked: false, sinks, v_from_k };
+    let desc =
+        AttentionDesc { heads, kv_heads, qk_dim, v_dim, scale, window, chunked: false, sinks, v_from_k };
     let (cache, compute, q_ld) = (Format::Bf16, Compute::Bf16, heads * qk_dim);
     let attention = |rows| {
         let desc = desc.clone();
