@@ -59,7 +59,9 @@ fn read(said: &str) -> Arrows {
         }
     }
     let own: BTreeSet<String> = all.keys().cloned().collect();
-    all.values_mut().for_each(|to| to.retain(|name| own.contains(name)));
+    for to in all.values_mut() {
+        to.retain(|name| own.contains(name));
+    }
     all
 }
 

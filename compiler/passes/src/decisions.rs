@@ -134,7 +134,7 @@ impl Decision {
         };
         let reason = match choice.reason {
             Reason::BeatsLru => "gains on LRU on text that it was not chosen on",
-            _ => "nothing gains enough on LRU on text that it was not chosen on",
+            Reason::NothingBeatsLru => "nothing gains enough on LRU on text that it was not chosen on",
         };
         let chosen = name(&choice.chosen.setting, choice.chosen.pinned);
         let mut own = Self::new("page", "cache of experts", chosen, reason).with(&[

@@ -119,7 +119,7 @@ fn meaning(glu: Glu, g: f64, u: f64) -> f64 {
             0.5 * g * (1.0 + y.tanh()) * u
         }
         Glu::Gated(Activation::Relu) => g.max(0.0) * u,
-        Glu::Gated(Activation::Relu2) | Glu::Ungated(_) => panic!("no instruction joins them so"),
+        Glu::Gated(Activation::Relu2) | Glu::Ungated(_) => unreachable!("no instruction joins them so"),
         Glu::Gated(Activation::Sigmoid) => sigmoid(g) * u,
         Glu::DRelu => g.max(0.0) * u.max(0.0),
         Glu::FatRelu { threshold } => (if g >= f64::from(threshold) { g } else { 0.0 }) * u,

@@ -46,7 +46,7 @@ fn plain(glu: Glu, x: &[f32], hidden: usize, clusters: &[usize], seed: u64) -> V
                     let (g, u) = (g.min(limit), u.clamp(-limit, limit));
                     (u + 1.0) * g * sigmoid(alpha * g)
                 }
-                Glu::Ungated(_) => panic!("a network without a gate is refused"),
+                Glu::Ungated(_) => unreachable!("a network without a gate is refused"),
             };
             for (r, y) in y.iter_mut().enumerate() {
                 *y += h * wd[r * n + i];
