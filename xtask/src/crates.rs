@@ -36,7 +36,17 @@ fn parts(page: &str) -> Option<(&str, &str, &str)> {
 /// Dependencies of the crates of the workspace on each other, those of tests and build scripts left out.
 fn arrows() -> Result<Arrows, Failed> {
     let mut tree = cargo("tree", None);
-    tree.args(["--workspace", "--locked", "--edges", "normal", "--depth", "1", "--prefix", "depth", "--no-dedupe"]);
+    tree.args([
+        "--workspace",
+        "--locked",
+        "--edges",
+        "normal",
+        "--depth",
+        "1",
+        "--prefix",
+        "depth",
+        "--no-dedupe",
+    ]);
     let said = output(&mut tree).ok_or_else(|| Failed::new("`cargo tree` says nothing"))?;
     Ok(read(&said))
 }
