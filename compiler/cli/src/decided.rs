@@ -1,8 +1,10 @@
 //! Decisions of a build in words: for each thing that was decided, what was taken, why, and what else there was.
+#![expect(clippy::cast_possible_truncation, reason = "figures for readers")]
 
 use super::output;
 use moec_base::human;
 use moec_passes::decisions::{Decision, Figures};
+use std::fmt::Write as _;
 
 /// Alternatives that a table shows, and those that were taken.
 const SHOWN: usize = 8;
@@ -35,11 +37,11 @@ fn subject(of: &[&Decision]) -> String {
         }
     }
     for same in &verdicts {
-        text += &format!("  {}{}: {}\n", same[0].chosen, wherever(same), same[0].reason);
+        let _ = writeln!(text, "  {}{}: {}", same[0].chosen, wherever(same), same[0].reason);
         let figures = ranges(same.iter().map(|d| &d.figures));
         if !figures.is_empty() {
             let told: Vec<_> = figures.iter().map(|f| format!("{} {}", f.title(), f.told())).collect();
-            text += &format!("    {}\n", told.join(", "));
+            let _ = writeln!(text, "    {}", told.join(", "));
         }
     }
     text + &alternatives(of)
@@ -120,8 +122,10 @@ fn ranges<'a>(of: impl Iterator<Item = &'a Figures>) -> Vec<Range<'a>> {
     all
 }
 
-/// Ends of names that say a unit, and how such a number is written.
-const UNITS: [(&str, fn(f64) -> String); 6] = [
+/// What a name ends in that says a unit, and how such a number is written.
+type UnitName = (&'static str, fn(f64) -> String);
+
+const UNITS: [UnitName; 6] = [
     ("_bytes", |x| human::bytes(x as u64)),
     ("_share", |x| format!("{:.2} %", 100.0 * x)),
     ("_us", |x| format!("{x:.1} µs")),
@@ -131,7 +135,7 @@ const UNITS: [(&str, fn(f64) -> String); 6] = [
 ];
 
 impl Range<'_> {
-    fn unit(&self) -> Option<&'static (&'static str, fn(f64) -> String)> {
+    fn unit(&self) -> Option<&'static UnitName> {
         UNITS.iter().find(|(end, _)| self.name.ends_with(end))
     }
 
