@@ -350,7 +350,7 @@ fn attention_weighs_the_past() {
     check(&Op::Attention(chunk(2)), &[&q, &k, &v, &pos, &slot], &[100., 100., 0., 0.]);
     check(&Op::Attention(chunk(3)), &[&q, &k, &v, &pos, &slot], &[521. / 8., 37., 0., 0.]);
     let endless = Op::Attention(AttentionDesc { chunked: true, ..d.clone() });
-    let inputs = [&q, &k, &v, &pos, &slot].map(|t| Arg::Tensor(t)).into();
+    let inputs = [&q, &k, &v, &pos, &slot].map(Arg::Tensor).into();
     assert!(op(&endless, inputs).unwrap_err().to_string().contains("chunks without a window"));
     let sinks = AttentionDesc { sinks: true, ..d.clone() };
     let sink = tensor(&[2], &[ln(2.), ln(97.)]);
