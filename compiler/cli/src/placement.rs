@@ -1,5 +1,4 @@
 //! A placement in words, for `moec explain`.
-#![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
 
 use super::output;
 use moec_base::human;
