@@ -50,6 +50,7 @@ entry prefill[4] {out_rows = 4, logits = 7} {
 }
 "#;
 
+#[expect(clippy::panic, reason = "a test fails by panicking")]
 fn scheduled(plan: &mut Plan) -> &mut Scheduled {
     let ExpertPolicy::Scheduled(s) = &mut plan.experts.policy else { panic!("they are scheduled") };
     s
@@ -107,10 +108,10 @@ fn a_unit_that_may_be_given_an_expert_holds_it() {
     layer("in no module", &|p| p.experts.layers[0].modules.clear());
     layer("segments", &|p| p.experts.layers[0].segments = vec![0, 9]);
     layer("its units", &|p| {
-        (p.experts.layers[0].units, p.experts.layers[0].starts) = (vec![1, 2], vec![0, 1])
+        (p.experts.layers[0].units, p.experts.layers[0].starts) = (vec![1, 2], vec![0, 1]);
     });
     layer("its units", &|p| {
-        (p.experts.layers[0].units, p.experts.layers[0].starts) = (vec![0, 2], vec![0, 1])
+        (p.experts.layers[0].units, p.experts.layers[0].starts) = (vec![0, 2], vec![0, 1]);
     });
     layer("its streams read segments [0, 1]", &|p| p.experts.layers[0].segments = vec![0]);
     let policy = |message: &str, change: &dyn Fn(&mut Scheduled)| {
