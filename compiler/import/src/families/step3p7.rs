@@ -17,7 +17,7 @@ pub(super) static FAMILY: Family = Family {
     name: "step3p7",
     title: "Step 3.5 and 3.7",
     architectures: &["Step3p7ForConditionalGeneration", "Step3p5ForCausalLM"],
-    examples: &["stepfun-ai/Step-3.5-Flash"],
+    examples: &["stepfun-ai/Step-3.7-Flash"],
     read,
 };
 
