@@ -142,6 +142,11 @@ impl Checkpoint {
         self.container.order(tensor)
     }
 
+    /// Where there are no tensors, what hears which ones are asked for.
+    pub(super) fn asked(&self) -> Option<&containers::asked::Asked> {
+        self.container.asked()
+    }
+
     /// A tensor's stored bytes, row-major.
     pub fn bytes(&self, tensor: &str) -> Option<&[u8]> {
         self.container.bytes(self.get(tensor)?)

@@ -42,6 +42,21 @@ pub fn open(path: &Path, options: &ImportOptions) -> Result<(Checkpoint, ModelSp
     Ok((checkpoint, spec))
 }
 
+/// Names and shapes of the tensors that a checkpoint with this `config.json` has. `there`: ends of names of those whose presence
+/// chooses among spellings, and which are there (`experts.gate_up_proj`: experts are stacked).
+///
+/// # Errors
+/// As [`read`], but for tensors.
+pub fn tensors_of(
+    config: serde_json::Map<String, serde_json::Value>,
+    there: &'static [&'static str],
+) -> Result<Vec<(String, Vec<usize>)>> {
+    let container = containers::asked::Imagined::new(Config::of("config.json", config), there);
+    let checkpoint = Checkpoint::of(Box::new(container), &ImportOptions::default());
+    read(&checkpoint)?;
+    Ok(checkpoint.asked().map_or_else(Vec::new, containers::asked::Asked::all))
+}
+
 /// Reads what a checkpoint computes.
 ///
 /// # Errors

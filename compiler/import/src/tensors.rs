@@ -83,6 +83,9 @@ impl<'a> Tensors<'a> {
 
     /// Whether the checkpoint has a tensor, as plain numbers or quantised.
     pub fn has(&self, name: &str) -> bool {
+        if let Some(asked) = self.checkpoint.asked() {
+            return asked.has(name);
+        }
         self.checkpoint.get(name).is_some() || self.quantised(name).next().is_some()
     }
 
@@ -136,6 +139,11 @@ impl<'a> Tensors<'a> {
     /// # Errors
     /// It is missing, has another shape, or is stored in a way that is not supported.
     pub fn take(&self, name: &str, want: &[&Dim]) -> Result<WeightExpr> {
+        let shape: Vec<usize> = want.iter().map(|d| d.n).collect();
+        if let Some(asked) = self.checkpoint.asked() {
+            asked.add(name, &shape);
+            return Ok(WeightExpr::Leaf(Leaf { tensor: name.to_owned(), shape, encoding: Encoding::Plain }));
+        }
         let mut failed = None;
         for (way, codes) in self.quantised(name).filter(|_| want.len() > 1) {
             match self.take_quantised(way, name, codes, want) {
@@ -159,7 +167,6 @@ impl<'a> Tensors<'a> {
             return Err(Error::input(format!("tensor `{name}` cannot hold rows of {} numbers", cols.n))
                 .because(format!("{title} stores blocks of {block}, and {} sets the rows", cols.why)));
         }
-        let shape: Vec<usize> = want.iter().map(|d| d.n).collect();
         self.count(name, shape.iter().map(|&d| d as u64).product());
         let leaf = Leaf { tensor: name.to_owned(), shape, encoding: Encoding::Plain };
         let leaf = WeightExpr::Leaf(leaf);
@@ -174,6 +181,9 @@ impl<'a> Tensors<'a> {
     /// # Errors
     /// As [`Self::take`].
     pub fn take_squeezed(&self, name: &str, want: &[&Dim]) -> Result<WeightExpr> {
+        if self.checkpoint.asked().is_some() {
+            return self.take(name, want);
+        }
         let stored = self.checkpoint.tensor(name)?.shape.as_slice();
         let sizes: Vec<usize> = want.iter().map(|d| d.n).collect();
         if stored == sizes || squeezed(stored).count() != squeezed(&sizes).count() {

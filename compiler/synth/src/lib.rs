@@ -255,9 +255,16 @@ mod tests {
 
     #[test]
     fn shapes_are_those_of_the_published_models() {
-        for (like, billions, layers) in
-            [(Like::Olmoe, 6.92, 16), (Like::Qwen3_30bA3b, 30.53, 48), (Like::PhiTiny, 3.76, 32)]
-        {
+        for (like, billions, layers) in [
+            (Like::Olmoe, 6.92, 16),
+            (Like::Qwen3_30bA3b, 30.53, 48),
+            (Like::PhiTiny, 3.76, 32),
+            (Like::Qwen3_6_35bA3b, 34.66, 40),
+            (Like::Qwen3Next80bA3b, 79.67, 48),
+            (Like::Glm47Flash, 29.94, 47),
+            (Like::GptOss20b, 20.91, 24),
+            (Like::Nemotron3Nano, 31.58, 52),
+        ] {
             let (config, tensors) = like.describe(Cut::default(), None).unwrap();
             let count: u64 = tensors.iter().map(|t| t.bytes() / 2).sum();
             assert!((count as f64 / 1e9 - billions).abs() < 0.01, "{like:?}: {count}");

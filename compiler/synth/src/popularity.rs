@@ -94,6 +94,11 @@ impl Popularity {
     }
 }
 
+/// The error for a model that cannot have a popularity.
+pub(super) fn refused(why: &str) -> Error {
+    Error::usage(why).hint("`--popularity` works for olmoe and qwen3-30b-a3b")
+}
+
 /// Changes the tensors of a model so that its routers choose in the recorded proportions. `depth` is the number of
 /// layers that the model has when it is not cut. `zeros`: the share of a token's neurons that ReLU leaves at 0; `None`: gates
 /// are SiLU.
@@ -105,8 +110,7 @@ pub(super) fn skew(
     tensors: &mut [Tensor],
 ) -> Result<()> {
     if shape.biases {
-        return Err(Error::usage("this model's norms have biases, which hide what the routers would read")
-            .hint("`--popularity` works for olmoe and qwen3-30b-a3b"));
+        return Err(refused("this model's norms have biases, which hide what the routers would read"));
     }
     let k = shape.config["num_experts_per_tok"].as_u64().unwrap_or(1) as usize;
     let renorm = shape.config["norm_topk_prob"].as_bool().unwrap_or(false);
@@ -313,13 +317,12 @@ mod tests {
             head_dim: 64,
             inner: 32,
             vocab: VOCAB,
-            qk_norm: Some((256, 256)),
-            ..Like::Olmoe.shape()
+            ..Like::Olmoe.shape().unwrap()
         };
-        let mut tensors = shape.tensors();
-        skew(&shape, 16, popularity, zeros, &mut tensors).unwrap();
-        let mut config = shape.into_config(zeros.is_some());
+        let mut config = shape.config(zeros.is_some());
         config["intermediate_size"] = 32.into();
+        let mut tensors = crate::shapes::tensors(&config, &[]).unwrap();
+        skew(&shape, 16, popularity, zeros, &mut tensors).unwrap();
         config["eos_token_id"] = 1.into();
         let dir = tempfile::tempdir().unwrap();
         let source = dir.path().join("hf");

@@ -14,6 +14,21 @@ pub enum Like {
     Qwen3_30bA3b,
     /// Phi-tiny-MoE: 3.8 billion parameters, 32 layers, 16 experts, 2 per token
     PhiTiny,
+    /// Qwen3.6-35B-A3B, which has the shapes of Qwen3.5's: 34.7 billion parameters, 40 layers, 256 experts, 8 per token
+    #[value(name = "qwen3.6-35b-a3b")]
+    Qwen3_6_35bA3b,
+    /// Qwen3-Next-80B-A3B: 79.7 billion parameters, 48 layers, 512 experts, 10 per token
+    #[value(name = "qwen3-next-80b-a3b")]
+    Qwen3Next80bA3b,
+    /// GLM-4.7-Flash: 29.9 billion parameters, 47 layers, 64 experts, 4 per token
+    #[value(name = "glm-4.7-flash")]
+    Glm47Flash,
+    /// gpt-oss-20b: 20.9 billion parameters, 24 layers, 32 experts, 4 per token
+    #[value(name = "gpt-oss-20b")]
+    GptOss20b,
+    /// Nemotron-3-Nano-30B-A3B: 31.6 billion parameters, 52 layers, 128 experts, 6 per token
+    #[value(name = "nemotron-3-nano")]
+    Nemotron3Nano,
 }
 
 /// What is smaller than in the model.
@@ -107,12 +122,8 @@ pub(super) struct Shape {
     pub(super) experts: usize,
     pub(super) inner: usize,
     pub(super) vocab: usize,
-    /// Channels of the norms of query and key.
-    pub(super) qk_norm: Option<(usize, usize)>,
     /// Biases of norms, attention and head.
     pub(super) biases: bool,
-    /// The layer's feed-forward block.
-    pub(super) block: &'static str,
     /// Names of gate, up and down.
     pub(super) names: [&'static str; 3],
     /// The rest of `config.json`.
@@ -120,8 +131,9 @@ pub(super) struct Shape {
 }
 
 impl Like {
-    pub(super) fn shape(self) -> Shape {
-        match self {
+    /// Shapes of models with attention and experts alone, whose routers can be given a popularity.
+    pub(super) fn shape(self) -> Option<Shape> {
+        Some(match self {
             Self::Olmoe => Shape {
                 layers: 16,
                 hidden: 2048,
@@ -131,9 +143,7 @@ impl Like {
                 experts: 64,
                 inner: 1024,
                 vocab: 50304,
-                qk_norm: Some((2048, 2048)),
                 biases: false,
-                block: "mlp",
                 names: ["gate_proj", "up_proj", "down_proj"],
                 config: json!({
                     "architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "clip_qkv": null,
@@ -151,9 +161,7 @@ impl Like {
                 experts: 128,
                 inner: 768,
                 vocab: 151_936,
-                qk_norm: Some((128, 128)),
                 biases: false,
-                block: "mlp",
                 names: ["gate_proj", "up_proj", "down_proj"],
                 config: json!({
                     "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 128,
@@ -174,9 +182,7 @@ impl Like {
                 experts: 16,
                 inner: 448,
                 vocab: 32064,
-                qk_norm: None,
                 biases: true,
-                block: "block_sparse_moe",
                 names: ["w1", "w3", "w2"],
                 config: json!({
                     "architectures": ["PhiMoEForCausalLM"], "model_type": "phimoe", "head_dim": 128,
@@ -186,6 +192,95 @@ impl Like {
                     "rope_theta": 10000.0, "sliding_window": null, "bos_token_id": 1, "eos_token_id": 32000,
                 }),
             },
+            _ => return None,
+        })
+    }
+
+    /// `config.json` of the others, as published, and the ends of names that say how experts are stored. Sizes are the defaults of
+    /// transformers 5.24, which are those of these models, and, of gpt-oss-20b and Nemotron 3, those of their model cards.
+    fn published(self) -> (Value, &'static [&'static str]) {
+        const STACKED: &[&str] = &["experts.gate_up_proj"];
+        let delta = json!({
+            "attention_bias": false, "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048,
+            "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+            "linear_num_value_heads": 32, "linear_value_head_dim": 128, "max_position_embeddings": 262_144,
+            "moe_intermediate_size": 512, "num_attention_heads": 16, "num_key_value_heads": 2,
+            "rms_norm_eps": 1e-6, "shared_expert_intermediate_size": 512, "tie_word_embeddings": false,
+            "rope_parameters": {"partial_rotary_factor": 0.25, "rope_theta": 1e7, "rope_type": "default"},
+        });
+        // Every fourth layer has attention.
+        let of_delta = |layers: usize, more: Value| {
+            let kinds = (1..=layers).map(|l| if l % 4 == 0 { "full_attention" } else { "linear_attention" });
+            let layers = json!({"num_hidden_layers": layers, "layer_types": kinds.collect::<Vec<_>>()});
+            merged([delta.clone(), layers, more])
+        };
+        match self {
+            Self::Qwen3Next80bA3b => {
+                let own = json!({
+                    "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next",
+                    "decoder_sparse_step": 1, "intermediate_size": 5120, "mlp_only_layers": [],
+                    "norm_topk_prob": true, "num_experts": 512, "num_experts_per_tok": 10,
+                    "vocab_size": 151_936,
+                });
+                (of_delta(48, own), &[])
+            }
+            Self::Glm47Flash => {
+                let own = json!({
+                    "architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite",
+                    "attention_bias": false, "first_k_dense_replace": 1, "hidden_act": "silu",
+                    "hidden_size": 2048, "intermediate_size": 10240, "kv_lora_rank": 512,
+                    "max_position_embeddings": 202_752, "moe_intermediate_size": 1536, "n_group": 1,
+                    "n_routed_experts": 64, "n_shared_experts": 1, "norm_topk_prob": true,
+                    "num_attention_heads": 20, "num_experts_per_tok": 4, "num_hidden_layers": 47,
+                    "num_key_value_heads": 20, "q_lora_rank": 768, "qk_nope_head_dim": 192,
+                    "qk_rope_head_dim": 64, "rms_norm_eps": 1e-5, "routed_scaling_factor": 1.8,
+                    "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
+                    "tie_word_embeddings": false, "topk_group": 1, "v_head_dim": 256,
+                    "vocab_size": 154_880,
+                });
+                (own, &[])
+            }
+            Self::GptOss20b => {
+                let kinds = (0..24).map(|l| if l % 2 == 0 { "sliding_attention" } else { "full_attention" });
+                let own = json!({
+                    "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "attention_bias": true,
+                    "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880, "intermediate_size": 2880,
+                    "layer_types": kinds.collect::<Vec<_>>(), "max_position_embeddings": 131_072,
+                    "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24,
+                    "num_key_value_heads": 8, "num_local_experts": 32, "rms_norm_eps": 1e-5,
+                    "rope_parameters": {
+                        "rope_type": "yarn", "rope_theta": 150_000.0, "factor": 32.0, "beta_fast": 32.0,
+                        "beta_slow": 1.0, "original_max_position_embeddings": 4096, "truncate": false,
+                    },
+                    "sliding_window": 128, "swiglu_limit": 7.0, "tie_word_embeddings": false,
+                    "vocab_size": 201_088,
+                });
+                (own, &["experts.gate_up_proj", "experts.gate_up_proj_bias"])
+            }
+            Self::Nemotron3Nano => {
+                let own = json!({
+                    "architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h",
+                    "attention_bias": false, "conv_kernel": 4, "head_dim": 128, "hidden_size": 2688,
+                    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+                    "intermediate_size": 1856, "layer_norm_epsilon": 1e-5, "mamba_head_dim": 64,
+                    "mamba_hidden_act": "silu", "mamba_num_heads": 64, "max_position_embeddings": 262_144,
+                    "mlp_bias": false, "mlp_hidden_act": "relu2", "moe_intermediate_size": 1856,
+                    "moe_shared_expert_intermediate_size": 3712, "n_group": 1, "n_groups": 8,
+                    "n_routed_experts": 128, "n_shared_experts": 1, "norm_topk_prob": true,
+                    "num_attention_heads": 32, "num_experts_per_tok": 6, "num_hidden_layers": 52,
+                    "num_key_value_heads": 2, "routed_scaling_factor": 2.5, "ssm_state_size": 128,
+                    "tie_word_embeddings": false, "topk_group": 1, "use_bias": false, "use_conv_bias": true,
+                    "vocab_size": 131_072,
+                });
+                (own, &[])
+            }
+            _ => {
+                let own = json!({
+                    "architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text",
+                    "num_experts": 256, "num_experts_per_tok": 8, "vocab_size": 248_320,
+                });
+                (of_delta(40, own), STACKED)
+            }
         }
     }
 
@@ -194,21 +289,78 @@ impl Like {
     /// # Errors
     /// A popularity of another number of experts, or a model whose router cannot have one.
     pub(super) fn describe(self, cut: Cut, popular: Option<Popular<'_>>) -> Result<(Value, Vec<Tensor>)> {
-        let mut s = self.shape();
+        let Some(mut s) = self.shape() else {
+            if popular.is_some() {
+                return Err(popularity::refused("this model's layers are not attention and experts alone"));
+            }
+            let (config, there) = self.published();
+            let config = cut_to(config, cut);
+            let tensors = tensors(&config, there)?;
+            return Ok((config, tensors));
+        };
         let depth = s.layers;
         s.layers = cut.layers.unwrap_or(s.layers);
         s.vocab = cut.vocab.unwrap_or(s.vocab);
-        let mut tensors = s.tensors();
-        let Some(Popular { popularity, zeros }) = popular else { return Ok((s.into_config(false), tensors)) };
-        popularity::skew(&s, depth, popularity, zeros, &mut tensors)?;
-        Ok((s.into_config(zeros.is_some()), tensors))
+        let config = s.config(popular.is_some_and(|p| p.zeros.is_some()));
+        let mut tensors = tensors(&config, &[])?;
+        if let Some(Popular { popularity, zeros }) = popular {
+            popularity::skew(&s, depth, popularity, zeros, &mut tensors)?;
+        }
+        Ok((config, tensors))
+    }
+}
+
+/// One object of several, the last counts.
+fn merged(of: [Value; 3]) -> Value {
+    Value::Object(
+        of.into_iter()
+            .filter_map(|v| if let Value::Object(map) = v { Some(map) } else { None })
+            .flatten()
+            .collect(),
+    )
+}
+
+/// A configuration with fewer layers, and a smaller vocabulary.
+fn cut_to(mut config: Value, cut: Cut) -> Value {
+    if let Some(layers) = cut.layers {
+        config["num_hidden_layers"] = json!(layers);
+        for key in ["layer_types", "hybrid_override_pattern"] {
+            match config.get_mut(key) {
+                Some(Value::Array(list)) => list.truncate(layers),
+                Some(Value::String(letters)) => *letters = letters.chars().take(layers).collect(),
+                _ => {}
+            }
+        }
+    }
+    if let Some(vocab) = cut.vocab {
+        config["vocab_size"] = json!(vocab);
+    }
+    config
+}
+
+/// The tensors that the importer asks for, with how each is drawn.
+pub(super) fn tensors(config: &Value, there: &'static [&'static str]) -> Result<Vec<Tensor>> {
+    let map = config.as_object().cloned().unwrap_or_default();
+    let of =
+        |(name, shape): (String, Vec<usize>)| Tensor { draw: draw(&name), name, shape, first: First::Drawn };
+    Ok(moec_import::tensors_of(map, there)?.into_iter().map(of).collect())
+}
+
+/// How the numbers of a tensor are drawn: decays and steps of recurrences as Mamba draws them at first (rates of 1 to 16, steps of 0.001 to 0.1).
+fn draw(name: &str) -> Draw {
+    let short = name.trim_end_matches(".weight").rsplit('.').next().unwrap_or_default();
+    match short {
+        "A_log" => Draw { mean: 1.9, std: 0.5 },
+        "dt_bias" => Draw { mean: -4.6, std: 1.0 },
+        _ if (short.contains("norm") && !name.ends_with(".bias")) || short == "D" => NORM,
+        _ => WEIGHT,
     }
 }
 
 impl Shape {
     /// The whole `config.json`. `relu`: gates are ReLU, and not what they are in the model.
-    pub(super) fn into_config(self, relu: bool) -> Value {
-        let mut config = self.config;
+    pub(super) fn config(&self, relu: bool) -> Value {
+        let mut config = self.config.clone();
         for (key, value) in [
             ("num_hidden_layers", json!(self.layers)),
             ("hidden_size", json!(self.hidden)),
@@ -232,56 +384,5 @@ impl Shape {
             }
         }
         config
-    }
-
-    pub(super) fn tensors(&self) -> Vec<Tensor> {
-        let mut all = Vec::new();
-        let mut put = |name: String, shape: Vec<usize>, draw| {
-            all.push(Tensor { name, shape, draw, first: First::Drawn });
-        };
-        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
-        put("model.embed_tokens.weight".into(), vec![self.vocab, self.hidden], WEIGHT);
-        for l in 0..self.layers {
-            let at = format!("model.layers.{l}");
-            for (name, out, inp) in [
-                ("q_proj", q, self.hidden),
-                ("k_proj", kv, self.hidden),
-                ("v_proj", kv, self.hidden),
-                ("o_proj", self.hidden, q),
-            ] {
-                put(format!("{at}.self_attn.{name}.weight"), vec![out, inp], WEIGHT);
-                if self.biases {
-                    put(format!("{at}.self_attn.{name}.bias"), vec![out], WEIGHT);
-                }
-            }
-            if let Some((q, k)) = self.qk_norm {
-                put(format!("{at}.self_attn.q_norm.weight"), vec![q], NORM);
-                put(format!("{at}.self_attn.k_norm.weight"), vec![k], NORM);
-            }
-            let block = format!("{at}.{}", self.block);
-            put(format!("{block}.gate.weight"), vec![self.experts, self.hidden], WEIGHT);
-            for e in 0..self.experts {
-                let [gate, up, down] = self.names.map(|n| format!("{block}.experts.{e}.{n}.weight"));
-                put(gate, vec![self.inner, self.hidden], WEIGHT);
-                put(up, vec![self.inner, self.hidden], WEIGHT);
-                put(down, vec![self.hidden, self.inner], WEIGHT);
-            }
-            for name in ["input_layernorm", "post_attention_layernorm"] {
-                self.norm(&format!("{at}.{name}"), &mut put);
-            }
-        }
-        self.norm("model.norm", &mut put);
-        put("lm_head.weight".into(), vec![self.vocab, self.hidden], WEIGHT);
-        if self.biases {
-            put("lm_head.bias".into(), vec![self.vocab], WEIGHT);
-        }
-        all
-    }
-
-    fn norm(&self, name: &str, put: &mut impl FnMut(String, Vec<usize>, Draw)) {
-        put(format!("{name}.weight"), vec![self.hidden], NORM);
-        if self.biases {
-            put(format!("{name}.bias"), vec![self.hidden], WEIGHT);
-        }
     }
 }

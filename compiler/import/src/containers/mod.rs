@@ -1,5 +1,6 @@
 //! Containers: the forms in which checkpoints are published, one row and one folder each.
 
+pub(crate) mod asked;
 mod folder;
 mod gguf;
 mod safetensors;
@@ -113,6 +114,11 @@ pub trait Container: fmt::Debug + Send + Sync {
     /// The file that says which tensors there are, for messages: the only one, if nothing else is said.
     fn index(&self) -> &str {
         self.files().first().map_or("", |file| &file.name)
+    }
+
+    /// Where there are no tensors, what hears which ones are asked for.
+    fn asked(&self) -> Option<&asked::Asked> {
+        None
     }
 
     /// Hears that bytes of a tensor, counted from its first, will be read soon.
