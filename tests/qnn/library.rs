@@ -1,6 +1,6 @@
 //! What QNN's library makes of bundles, and what its emulator and onnxruntime compute of them.
 
-use super::{Case, PHONE, Tiny, files, forge};
+use super::{Case, PHONE, Tiny, files};
 use crate::support::{FAMILIES, distance, fails, list, logits_file, moec, ok};
 use moec_testing::{ONNXRUNTIME, QNN};
 use serde_json::{Value, json};
@@ -55,6 +55,32 @@ impl Built {
     fn verify(&self) -> Value {
         let mut command = self.moec("verify");
         serde_json::from_slice(&ok(command.arg(self.case.path("a.moec")).arg("--json")).stdout).unwrap()
+    }
+
+    /// What `moec verify` says of a bundle that is wrong.
+    fn refused(&self) -> String {
+        let (code, said) = fails(self.moec("verify").arg(self.case.path("a.moec")));
+        assert_eq!(code, 1, "{said}");
+        said
+    }
+
+    fn read(&self, file: &str) -> Vec<u8> {
+        fs::read(self.case.path("a.moec").join(file)).unwrap()
+    }
+
+    /// As [`Case::forge`].
+    fn forge(&self, file: &str, bytes: &[u8]) {
+        self.case.forge("a.moec", file, bytes);
+    }
+
+    /// Files of the first artifact that end so, by their paths in the bundle.
+    fn first(&self, end: &str) -> String {
+        let folder = self.case.path("a.moec/artifacts/layers.0.group.0.qnn");
+        let mut names: Vec<String> =
+            folder.read_dir().unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        let name = names.iter().find(|name| name.ends_with(end)).unwrap();
+        format!("artifacts/layers.0.group.0.qnn/{name}")
     }
 }
 
@@ -142,50 +168,41 @@ fn networks_of_every_family_compute_on_the_emulator() {
 /// A bundle's artifacts were changed, their hashes with them: each is refused by its name.
 #[test]
 fn artifacts_that_do_not_fit_are_refused() {
-    let Some(tools) = installed() else { return };
-    let experts = "[experts]\ngroup = 4\nsizes = 1\n[placement]\nexperts = \"npu\"\n";
-    let built = Tiny::with("olmoe", &[1], experts, tools.to_vec());
-    let bundle = built.bundle();
-    let read = |file: &str| fs::read(bundle.join(file)).unwrap();
-    // The first group's file with that end, by its path in the bundle.
-    let first = |end: &str| {
-        let group = "artifacts/layers.0.group.0.qnn";
-        let names = bundle.join(group).read_dir().unwrap();
-        let mut names: Vec<String> = names.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
-        names.sort();
-        format!("{group}/{}", names.iter().find(|name| name.ends_with(end)).unwrap())
-    };
-    let (context, dlc, rows) = (first("context.bin"), first(".dlc"), first("rows.bin"));
-    let device = String::from_utf8(read("device.toml")).unwrap();
+    let Some(built) = Built::new() else { return };
+    let (context, dlc) = (built.first("context.bin"), built.first(".dlc"));
+    let rows = built.first("rows.bin");
+    let device = String::from_utf8(built.read("device.toml")).unwrap();
     let other = device.replace("soc = 57", "soc = 42").replace("arch = 75", "arch = 69");
     assert_ne!(other, device);
-    let loud: Vec<u8> = read(&rows)
+    let loud: Vec<u8> = built
+        .read(&rows)
         .as_chunks::<4>()
         .0
         .iter()
         .flat_map(|b| (f32::from_le_bytes(*b) * 40.0).to_le_bytes())
         .collect();
     let half = |file: &str| {
-        let bytes = read(file);
+        let bytes = built.read(file);
         bytes[..bytes.len() / 2].to_vec()
     };
     let second = context.replace("group.0", "group.1");
     let cases: [(&str, Vec<u8>, &[&str]); 6] = [
         (&context, half(&context), &["layers.0.group.0.qnn", "context.bin", "cannot be read"]),
         (&context, b"no context at all".to_vec(), &["context.bin", "cannot be read"]),
-        (&context, read(&second), &["context.bin", "it has the graphs", "are the networks beside it"]),
+        (&context, built.read(&second), &["context.bin", "it has the graphs", "are the networks beside it"]),
         (&dlc, half(&dlc), &["layers.0.group.0.qnn", ".dlc", "cannot be read"]),
         (&rows, loud, &["saturates", "by QNN's emulator, is off by", "of its spread"]),
         ("device.toml", other.into_bytes(), &["context.bin", "for the chip of number 57, not for"]),
     ];
     for (file, bytes, expected) in cases {
-        let right = read(file);
-        forge(&bundle, file, &bytes);
-        let (code, said) = fails(&mut built.verifying());
-        assert!(code == 1 && expected.iter().all(|words| said.contains(words)), "{file}: {said}");
-        forge(&bundle, file, &right);
+        let right = built.read(file);
+        built.forge(file, &bytes);
+        let said = built.refused();
+        assert!(expected.iter().all(|words| said.contains(words)), "{file}: {said}");
+        built.forge(file, &right);
     }
-    assert_eq!(built.verify()["verdict"], "right");
+    let report = built.verify();
+    assert_eq!(report["verdict"], "right");
 }
 
 /// Without the library, or with half of it, everything else is built and verified, and what is missing is said in a line.
