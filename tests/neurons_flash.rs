@@ -269,11 +269,11 @@ fn auto_takes_neurons_where_calibration_says_that_they_read_less() {
     let device = device.display().to_string();
     let seen = format!("[calibrate]\nprofile = \"{}\"\n", profile.display());
     for (target, budget, calibrated, by_neurons, why) in [
-        (&*device, "30 MiB", true, true, "by neurons: a token is expected to read"),
+        (&*device, "30 MiB", true, true, "by neurons: what a token is expected to read"),
         // Gates alone take 7 MB.
         (&*device, "24 MiB", true, false, "whole: gates would leave too little"),
         // Memory holds all of it.
-        (&*device, "1 GiB", true, false, "whole: a token is expected to read 0 bytes of neurons"),
+        (&*device, "1 GiB", true, false, "whole: what a token is expected to read"),
         (&*device, "30 MiB", false, false, ""),
         // Nobody says how the disk is: small reads are taken to be as slow as on the one that was measured.
         ("native", "30 MiB", true, false, "bytes of small reads count 6.0 times"),
