@@ -211,7 +211,7 @@ const LIMITS: &str = "
 - **Mistral Small 4, Llama 4, Step 3.7** and others that also see are read as models of text: tensors of vision are skipped, and the build says so.
 - **Llama 4:** one expert per token. Attention over chunks and queries that grow with their positions are computed by processors and GPUs; a graph of an
   NPU has neither, and a placement that asks for one is refused by name.
-- **Step 3.5 and 3.7:** no instruction of NDP DIMMs bounds a network after its activation; the experts stay on the processor. Layers that predict several
+- **Step 3.5 and 3.7:** no instruction of memory modules bounds a network after its activation; the experts stay on the processor. Layers that predict several
   tokens at once are skipped.
 - **LongCat-Flash:** a layer of the checkpoint is two here. Some experts compute nothing, so that all of them stay on the processor and in RAM, and
   `moec calibrate` refuses the model.

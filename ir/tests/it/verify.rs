@@ -63,8 +63,9 @@ fn bad_modules_are_refused() {
     });
     // Also one inside of a word.
     refuse("attribute is NaN", |m| {
-        let i = find(&m.entries[0], "rms_norm");
-        m.entries[0].nodes[i].op = Op::Glu(Glu::Limited { limit: f32::NAN });
+        let i = find(&m.entries[0], "expert_ffn");
+        let glu = Glu::Limited { limit: f32::NAN };
+        m.entries[0].nodes[i].op = Op::ExpertFfn { glu, bias: false, fixed: false };
     });
     refuse("read the result of the write", |m| {
         let i = find(&m.entries[0], "attention");
