@@ -352,7 +352,7 @@ fn draw(name: &str) -> Draw {
     match short {
         "A_log" => Draw { mean: 1.9, std: 0.5 },
         "dt_bias" => Draw { mean: -4.6, std: 1.0 },
-        _ if (short.contains("norm") && !name.ends_with(".bias")) || short == "D" => NORM,
+        _ if short.contains("norm") || short == "D" => NORM,
         _ => WEIGHT,
     }
 }
