@@ -142,7 +142,7 @@ impl Checkpoint {
         self.container.order(tensor)
     }
 
-    /// Where there are no tensors, what hears which ones are asked for.
+    /// Where there are no tensors, what records which ones are requested.
     pub(super) fn asked(&self) -> Option<&containers::asked::Asked> {
         self.container.asked()
     }

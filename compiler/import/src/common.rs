@@ -480,7 +480,7 @@ fn idle(moe: &Moe) -> u64 {
 /// Refuses a `hidden_act` that is not among `known`; where it is absent, the first of them is meant. Gives its name.
 ///
 /// # Errors
-/// Another name, and a value that is none.
+/// Another name, and an invalid value.
 pub fn only_act(config: &Config, known: &[&'static str]) -> Result<&'static str> {
     const KEY: &str = "hidden_act";
     let Some(name) = config.opt_text(KEY)? else { return Ok(known.first().copied().unwrap_or_default()) };
@@ -490,7 +490,7 @@ pub fn only_act(config: &Config, known: &[&'static str]) -> Result<&'static str>
 /// Refuses a key that names another activation than SiLU.
 ///
 /// # Errors
-/// Another name, and a value that is none.
+/// Another name, and an invalid value.
 pub fn only_silu(config: &Config, key: &str) -> Result<()> {
     match config.opt_text(key)? {
         Some(other) if !["silu", "swish"].contains(&other) => {

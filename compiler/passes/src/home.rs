@@ -103,7 +103,7 @@ impl Homes {
         self.units.get(unit as usize).map_or(0, |u| u.memory)
     }
 
-    /// The unit of a node that is no static graph. Experts are those of [`ExpertPlacement::of_layer`].
+    /// The unit of a node outside of static graphs. Experts are those of [`ExpertPlacement::of_layer`].
     pub fn of_node(&self, node: &Node) -> u32 {
         match node.op {
             Op::ExpertFfn { .. } | Op::NeuronFfn { .. } | Op::Fetch { .. } | Op::Admit(_) => 0,

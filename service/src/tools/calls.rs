@@ -30,7 +30,7 @@ fn named_head(head: &str) -> (&str, Option<String>) {
 pub(super) enum Element {
     /// Nothing that is whole.
     Open,
-    /// An element: the call that it is, or why it is none.
+    /// An element: the call that it is, or why it is not one.
     Whole(Result<ToolCall, String>),
     /// The end of the list.
     End,

@@ -430,7 +430,7 @@ impl Parser {
         self.called(read(text.trim(), &self.tools), text, events);
     }
 
-    /// Gives the calls that a text is, or says why it is none.
+    /// Gives the calls that a text is, or reports why it is not one.
     fn called(&mut self, calls: Result<Vec<ToolCall>, String>, text: String, events: &mut Vec<Event>) {
         self.fresh = true;
         match calls {

@@ -1,4 +1,4 @@
-//! A checkpoint that is not there: of a configuration alone, it hears which tensors are asked for.
+//! A checkpoint without weights: from a configuration alone, it records which tensors a family requests.
 
 use super::{Container, File, Tensor};
 use crate::config::Config;
@@ -6,12 +6,12 @@ use indexmap::IndexMap;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// What was asked for.
+/// The tensors that were requested.
 #[derive(Debug)]
 pub struct Asked {
     /// Ends of the names of tensors that may be there or not, and are.
     there: &'static [&'static str],
-    /// Names and shapes, in the order in which they were asked for.
+    /// Names and shapes, in the order of the requests.
     tensors: Mutex<IndexMap<String, Vec<usize>>>,
 }
 
@@ -21,13 +21,13 @@ impl Asked {
         self.there.iter().any(|end| name.ends_with(end))
     }
 
-    /// Hears of a tensor.
+    /// Records a tensor.
     pub fn add(&self, name: &str, shape: &[usize]) {
         let mut all = self.tensors.lock().unwrap_or_else(PoisonError::into_inner);
         all.insert(name.to_owned(), shape.to_vec());
     }
 
-    /// Names and shapes, in the order in which they were asked for.
+    /// Names and shapes, in the order of the requests.
     pub fn all(&self) -> Vec<(String, Vec<usize>)> {
         let all = self.tensors.lock().unwrap_or_else(PoisonError::into_inner);
         all.iter().map(|(name, shape)| (name.clone(), shape.clone())).collect()

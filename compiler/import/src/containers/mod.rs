@@ -116,7 +116,7 @@ pub trait Container: fmt::Debug + Send + Sync {
         self.files().first().map_or("", |file| &file.name)
     }
 
-    /// Where there are no tensors, what hears which ones are asked for.
+    /// Where there are no tensors, what records which ones are requested.
     fn asked(&self) -> Option<&asked::Asked> {
         None
     }

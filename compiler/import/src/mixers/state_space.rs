@@ -132,7 +132,7 @@ impl Base<'_> {
     pub fn state_space(&self, at: &str, sizes: &StateSpaceSizes) -> Result<StateSpace> {
         const LIMIT: &str = "time_step_limit";
         if let Some(limit) = self.config.value(LIMIT) {
-            // An infinity is no number of JSON.
+            // JSON has no infinities.
             let bounds = limit.as_array().map(Vec::as_slice);
             if !matches!(bounds, Some([low, high]) if low.as_f64() == Some(0.0) && !high.is_number()) {
                 return Err(self.config.unsupported(LIMIT, limit.to_string(), &["from 0 to infinity"]));

@@ -214,7 +214,7 @@ impl Layer {
     }
 }
 
-/// No predictor: gates, or sketches of them, say who is awake.
+/// No predictor: gates, or sketches of them, tell which neurons are active.
 const OFF: &str = "off";
 
 /// `low-rank 32` or `coarse`.
