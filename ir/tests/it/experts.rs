@@ -1,5 +1,6 @@
 //! Plans whose experts are assigned while they run, and streams of commands.
 
+use crate::plans::{accepted, refused};
 use moec_ir::op::Score;
 use moec_ir::plan::{Arg, Cached, ExpertPlacement, ExpertPolicy, Plan, Scheduled};
 use moec_ir::text::parse_plan;
@@ -56,19 +57,9 @@ fn scheduled(plan: &mut Plan) -> &mut Scheduled {
     s
 }
 
-fn refused(at: &str, message: &str, change: impl FnOnce(&mut Plan)) {
-    let mut plan = parse_plan(TEXT).unwrap();
-    change(&mut plan);
-    let error = verify::plan(&plan).unwrap_err();
-    assert!(error.at.starts_with(at) && error.message.contains(message), "{error}");
-}
-
 #[test]
 fn scheduled_experts_are_read_and_accepted() {
-    let plan = parse_plan(TEXT).unwrap();
-    verify::plan(&plan).unwrap();
-    assert_eq!(parse_plan(&plan.to_string()).unwrap(), plan);
-    assert_eq!(Plan::decode(&plan.encode().unwrap()).unwrap(), plan);
+    let plan = accepted(TEXT);
     let mut odd = plan;
     scheduled(&mut odd).costs.link_us = f64::NAN;
     assert!(Plan::decode(&odd.encode().unwrap()).is_err());
@@ -76,31 +67,32 @@ fn scheduled_experts_are_read_and_accepted() {
 
 #[test]
 fn streams_belong_to_their_unit() {
-    refused("streams[0]", "unit 0", |p| p.streams[0].unit = 0);
-    refused("streams[0]", "the path", |p| p.streams[0].artifact = "../x".into());
-    refused("streams[0]", "experts", |p| p.streams[0].inner = 0);
-    refused("streams[1]", "twice", |p| p.streams.push(p.streams[0].clone()));
-    refused("entries[0].steps[3]", "not its unit's", |p| p.streams[0].unit = 1);
-    refused("entries[0].steps[3]", "arguments", |p| p.streams[0].hidden = 16);
-    refused("entries[0].steps[3]", "arguments", |p| p.streams[0].bias = true);
-    refused("entries[0].steps[3]", "arguments", |p| {
+    refused(TEXT, "streams[0]", "unit 0", |p| p.streams[0].unit = 0);
+    refused(TEXT, "streams[0]", "the path", |p| p.streams[0].artifact = "../x".into());
+    refused(TEXT, "streams[0]", "experts", |p| p.streams[0].inner = 0);
+    refused(TEXT, "streams[1]", "twice", |p| p.streams.push(p.streams[0].clone()));
+    refused(TEXT, "entries[0].steps[3]", "not its unit's", |p| p.streams[0].unit = 1);
+    refused(TEXT, "entries[0].steps[3]", "arguments", |p| p.streams[0].hidden = 16);
+    refused(TEXT, "entries[0].steps[3]", "arguments", |p| p.streams[0].bias = true);
+    refused(TEXT, "entries[0].steps[3]", "arguments", |p| {
         (p.entries[0].buffers[10].rows, p.entries[0].buffers[10].bytes) = (3, 96);
     });
-    refused("entries[0].steps[3]", "arguments", |p| {
+    refused(TEXT, "entries[0].steps[3]", "arguments", |p| {
         (p.entries[0].buffers[8].rows, p.entries[0].buffers[8].bytes) = (16, 64);
         p.entries[0].steps[1].deps.clear();
         p.entries[0].steps[1].code = p.entries[0].steps[2].code;
         p.entries[0].steps[1].args = p.entries[0].steps[2].args.clone();
         p.entries[0].steps[1].deps = vec![0];
     });
-    refused("entries[0].steps[3]", "arguments", |p| {
+    refused(TEXT, "entries[0].steps[3]", "arguments", |p| {
         p.entries[0].steps[3].args[3] = Arg::Matrices(0);
     });
 }
 
 #[test]
 fn a_unit_that_may_be_given_an_expert_holds_it() {
-    let layer = |message: &str, change: &dyn Fn(&mut Plan)| refused("experts.layers[0]", message, change);
+    let layer =
+        |message: &str, change: &dyn Fn(&mut Plan)| refused(TEXT, "experts.layers[0]", message, change);
     layer("unit 1 does not hold", &|p| p.memories[1].residents[0].matrices = vec![1]);
     layer("unit 2 does not hold", &|p| p.memories[2].residents[1].matrices = vec![1]);
     layer("2 experts in 1 frames", &|p| p.experts.layers[0].starts = vec![1, 1]);
@@ -115,9 +107,9 @@ fn a_unit_that_may_be_given_an_expert_holds_it() {
     });
     layer("its streams read segments [0, 1]", &|p| p.experts.layers[0].segments = vec![0]);
     let policy = |message: &str, change: &dyn Fn(&mut Scheduled)| {
-        refused("experts.policy", message, |p| change(scheduled(p)));
+        refused(TEXT, "experts.policy", message, |p| change(scheduled(p)));
     };
-    refused("experts.policy", "no layers", |p| p.experts.layers.clear());
+    refused(TEXT, "experts.policy", "no layers", |p| p.experts.layers.clear());
     policy("a curve", &|s| s.costs.processor.reverse());
     policy("a curve", &|s| s.costs.cold.clear());
     policy("a time", &|s| s.costs.window_us = -1.0);
@@ -155,7 +147,7 @@ fn a_cache_is_of_one_unit_and_holds_what_is_pinned() {
         change(&mut p.experts);
     };
     let placed = |at: &str, message: &str, change: &dyn Fn(&mut ExpertPlacement)| {
-        refused(at, message, |p| framed(p, change));
+        refused(TEXT, at, message, |p| framed(p, change));
     };
     let wrong = |message: &str, change: &dyn Fn(&mut Cached)| {
         placed("experts.policy", message, &|p| match &mut p.policy {

@@ -1,8 +1,8 @@
 //! Plans whose static graphs have the hot neurons of experts.
 
+use crate::plans::{accepted, refused};
 use moec_ir::EntryKind;
-use moec_ir::plan::{Arg, Builtin, Code, HotNeurons, Plan};
-use moec_ir::text::parse_plan;
+use moec_ir::plan::{Arg, Builtin, Code, HotNeurons};
 use moec_ir::verify;
 
 /// Two experts, of which two sequences choose one each: what their graphs give is no logits, but has their form.
@@ -29,20 +29,10 @@ entry decode[2] {out_rows = 2, logits = 6} {
 }
 "#;
 
-fn refused(at: &str, message: &str, change: impl FnOnce(&mut Plan)) {
-    let mut plan = parse_plan(TEXT).unwrap();
-    change(&mut plan);
-    let error = verify::plan(&plan).unwrap_err();
-    assert!(error.at.starts_with(at) && error.message.contains(message), "{error}");
-}
-
 #[test]
 fn hot_neurons_are_read_and_accepted() {
-    let plan = parse_plan(TEXT).unwrap();
-    verify::plan(&plan).unwrap();
+    let plan = accepted(TEXT);
     assert_eq!(plan.sets[0].hot, Some(HotNeurons { batch: 2, neurons: 3 }));
-    assert_eq!(parse_plan(&plan.to_string()).unwrap(), plan);
-    assert_eq!(Plan::decode(&plan.encode().unwrap()).unwrap(), plan);
     // A layer has a set for each batch, and one of whole experts.
     let mut more = plan.clone();
     let mut other = plan.sets[0].clone();
@@ -53,13 +43,15 @@ fn hot_neurons_are_read_and_accepted() {
 
 #[test]
 fn every_expert_has_a_graph_for_all_rows_of_its_batch() {
-    refused("sets[1]", "layer 0 comes twice", |p| p.sets.push(p.sets[0].clone()));
-    refused("sets[0]", "a graph of their own for 1 rows", |p| p.sets[0].hot.as_mut().unwrap().batch = 1);
-    refused("sets[0]", "a graph of their own", |p| p.sets[0].hot.as_mut().unwrap().neurons = 0);
-    refused("sets[0]", "a graph of their own", |p| {
+    refused(TEXT, "sets[1]", "layer 0 comes twice", |p| p.sets.push(p.sets[0].clone()));
+    refused(TEXT, "sets[0]", "a graph of their own for 1 rows", |p| {
+        p.sets[0].hot.as_mut().unwrap().batch = 1;
+    });
+    refused(TEXT, "sets[0]", "a graph of their own", |p| p.sets[0].hot.as_mut().unwrap().neurons = 0);
+    refused(TEXT, "sets[0]", "a graph of their own", |p| {
         p.sets[0].groups.pop();
     });
-    refused("sets[0]", "a graph of their own", |p| {
+    refused(TEXT, "sets[0]", "a graph of their own", |p| {
         p.sets[0].groups[0].experts = vec![0, 1];
         p.sets[0].groups.pop();
         p.graphs[0].inputs[0].shape[0] = 4;
@@ -70,8 +62,8 @@ fn every_expert_has_a_graph_for_all_rows_of_its_batch() {
 #[test]
 fn only_calls_that_decode_the_batch_run_them() {
     let step = "entries[0].steps[1]";
-    refused(step, "do not fit", |p| p.entries[0].kind = EntryKind::Prefill(2));
-    refused(step, "do not fit", |p| {
+    refused(TEXT, step, "do not fit", |p| p.entries[0].kind = EntryKind::Prefill(2));
+    refused(TEXT, step, "do not fit", |p| {
         let Code::Builtin(Builtin::Experts { rows, .. }) = &mut p.entries[0].steps[1].code else { return };
         *rows = 3;
         p.entries[0].buffers[5].bytes = 128;
@@ -79,7 +71,7 @@ fn only_calls_that_decode_the_batch_run_them() {
         p.memories[0].arena_bytes = 1024;
     });
     // Nothing is past a capacity, so nobody admits.
-    refused(step, "do not fit", |p| {
+    refused(TEXT, step, "do not fit", |p| {
         let step = &mut p.entries[0].steps[1];
         step.code = Code::Builtin(Builtin::Admit { set: 0, k: 1, channels: 1 });
         step.args = [0, 4, 1, 2].map(|b| Arg::Buffer(b, 0)).to_vec();

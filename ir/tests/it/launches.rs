@@ -1,6 +1,7 @@
 //! Plans with kernels of threads.
 
-use moec_ir::plan::{Arg, Builtin, Code, Extent, Grid, Plan};
+use crate::plans::{accepted, refused};
+use moec_ir::plan::{Arg, Builtin, Code, Extent, Grid};
 use moec_ir::text::parse_plan;
 use moec_ir::verify;
 
@@ -28,19 +29,9 @@ entry prefill[4] {out_rows = 4, logits = 4} {
 }
 "#;
 
-fn refused(at: &str, message: &str, change: impl FnOnce(&mut Plan)) {
-    let mut plan = parse_plan(TEXT).unwrap();
-    change(&mut plan);
-    let error = verify::plan(&plan).unwrap_err();
-    assert!(error.at.starts_with(at) && error.message.contains(message), "{error}");
-}
-
 #[test]
 fn launches_are_read_and_accepted() {
-    let plan = parse_plan(TEXT).unwrap();
-    verify::plan(&plan).unwrap();
-    assert_eq!(parse_plan(&plan.to_string()).unwrap(), plan);
-    assert_eq!(Plan::decode(&plan.encode().unwrap()).unwrap(), plan);
+    accepted(TEXT);
     let odd = TEXT.replace("rows(per = 2), ", "");
     assert!(parse_plan(&odd).unwrap_err().to_string().contains("three extents"));
     let odd = TEXT.replace("rows(per = 2)", "rows(per = 2, of = 3)");
@@ -49,29 +40,29 @@ fn launches_are_read_and_accepted() {
 
 #[test]
 fn launches_that_cannot_be_are_refused() {
-    refused("launches[0]", "unit 0", |p| p.launches[0].unit = 0);
-    refused("launches[0]", "unit 7", |p| p.launches[0].unit = 7);
-    refused("launches[0]", "the path", |p| p.launches[0].artifact = "../k.ptx".into());
-    refused("launches[0]", "identifier", |p| p.launches[0].symbol = "k k".into());
-    refused("launches[1]", "twice", |p| p.launches.push(p.launches[0].clone()));
-    refused("launches[0]", "of 0 operands", |p| p.launches[0].operands = 0);
+    refused(TEXT, "launches[0]", "unit 0", |p| p.launches[0].unit = 0);
+    refused(TEXT, "launches[0]", "unit 7", |p| p.launches[0].unit = 7);
+    refused(TEXT, "launches[0]", "the path", |p| p.launches[0].artifact = "../k.ptx".into());
+    refused(TEXT, "launches[0]", "identifier", |p| p.launches[0].symbol = "k k".into());
+    refused(TEXT, "launches[1]", "twice", |p| p.launches.push(p.launches[0].clone()));
+    refused(TEXT, "launches[0]", "of 0 operands", |p| p.launches[0].operands = 0);
     for block in [0, 33, 2048] {
-        refused("launches[0]", "threads", |p| p.launches[0].launch.block = block);
+        refused(TEXT, "launches[0]", "threads", |p| p.launches[0].launch.block = block);
     }
-    refused("launches[0]", "shared", |p| p.launches[0].launch.shared = 1 << 20);
-    refused("launches[0]", "the grid", |p| p.launches[0].launch.grid[1] = Extent::Fixed(0));
+    refused(TEXT, "launches[0]", "shared", |p| p.launches[0].launch.shared = 1 << 20);
+    refused(TEXT, "launches[0]", "the grid", |p| p.launches[0].launch.grid[1] = Extent::Fixed(0));
     let step = "entries[0].steps[1]";
-    refused(step, "too many blocks", |p| {
+    refused(TEXT, step, "too many blocks", |p| {
         p.launches[0].launch.grid[1] = Extent::Active { k: 20_000, experts: 70_000 };
     });
-    refused(step, "2 addresses", |p| p.launches[0].operands = 3);
-    refused(step, "out of range", |p| {
+    refused(TEXT, step, "2 addresses", |p| p.launches[0].operands = 3);
+    refused(TEXT, step, "out of range", |p| {
         p.entries[0].steps[1].code = Code::Builtin(Builtin::Launch { kernel: 1 });
     });
-    refused(step, "not in memory 1", |p| p.entries[0].steps[1].args[0] = Arg::Buffer(0, 0));
+    refused(TEXT, step, "not in memory 1", |p| p.entries[0].steps[1].args[0] = Arg::Buffer(0, 0));
     // A copy is one work item, a launch what its kernel says.
     let tiles = Grid::Tiles { rows: 1, tiles: 2 };
-    refused("entries[0].steps[0]", "one work item", |p| p.entries[0].steps[0].grid = tiles);
+    refused(TEXT, "entries[0].steps[0]", "one work item", |p| p.entries[0].steps[0].grid = tiles);
     let mut plan = parse_plan(TEXT).unwrap();
     plan.entries[0].steps[1].grid = tiles;
     verify::plan(&plan).unwrap();

@@ -2,7 +2,8 @@
 
 use moec_ir::plan::*;
 use moec_ir::scope::AnyLayer;
-use moec_ir::{DType, EntryKind, Format, Part, Scope};
+use moec_ir::text::parse_plan;
+use moec_ir::{DType, EntryKind, Format, Part, Scope, verify};
 
 fn buffer(name: &str, offset: u64, dtype: DType, rows: u32, stride: u32) -> Buffer {
     Buffer {
@@ -196,4 +197,23 @@ pub(crate) fn placement() -> Placement {
             ],
         }],
     }
+}
+
+/// The plan of this text, which is accepted, and comes back from its text and from its bytes.
+#[track_caller]
+pub(crate) fn accepted(text: &str) -> Plan {
+    let plan = parse_plan(text).unwrap();
+    verify::plan(&plan).unwrap();
+    assert_eq!(parse_plan(&plan.to_string()).unwrap(), plan);
+    assert_eq!(Plan::decode(&plan.encode().unwrap()).unwrap(), plan);
+    plan
+}
+
+/// Checks that the plan of this text is refused after a change: where, and with which words.
+#[track_caller]
+pub(crate) fn refused(text: &str, at: &str, message: &str, change: impl FnOnce(&mut Plan)) {
+    let mut plan = parse_plan(text).unwrap();
+    change(&mut plan);
+    let error = verify::plan(&plan).unwrap_err();
+    assert!(error.at.starts_with(at) && error.message.contains(message), "{error}");
 }
