@@ -5,7 +5,7 @@
 mod common;
 
 use common::*;
-use moec_runtime::Want;
+use moec_runtime::{Engine, Options, Want};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -32,28 +32,28 @@ static ALLOCATOR: Counted = Counted;
 
 #[test]
 fn decoding_allocates_nothing() {
-    with_engine(&ENTRIES, 2, |engine| {
-        for slot in 0..SLOTS as u32 {
-            engine.prefill(slot, 0, &[1, 2, 3], Want::None, &mut |_, _| Ok(())).unwrap();
-        }
-        // Weights may move once, behind the first prompt.
-        engine.settle().unwrap();
-        let mut rows = 0;
-        let mut step = |at: usize| {
-            let batch: [_; SLOTS] = std::array::from_fn(|slot| (slot as u32, at, 7));
-            engine
-                .decode(&batch, &mut |_, _| {
-                    rows += 1;
-                    Ok(())
-                })
-                .unwrap();
-        };
-        step(3);
-        let before = COUNT.load(Ordering::Relaxed);
-        for at in 4..20 {
-            step(at);
-        }
-        assert_eq!(COUNT.load(Ordering::Relaxed) - before, 0);
-        assert_eq!(rows, 17 * SLOTS);
-    });
+    let (dir, program) = (bundle(), program(&ENTRIES));
+    // Mapped: the threads that copy weights allocate whenever a core is idle, and every thread is counted.
+    let options = Options { threads: Some(2), lazy: true, ..Options::default() };
+    let mut engine = Engine::open(&program, dir.path(), options).unwrap();
+    for slot in 0..SLOTS as u32 {
+        engine.prefill(slot, 0, &[1, 2, 3], Want::None, &mut |_, _| Ok(())).unwrap();
+    }
+    let mut rows = 0;
+    let mut step = |at: usize| {
+        let batch: [_; SLOTS] = std::array::from_fn(|slot| (slot as u32, at, 7));
+        engine
+            .decode(&batch, &mut |_, _| {
+                rows += 1;
+                Ok(())
+            })
+            .unwrap();
+    };
+    step(3);
+    let before = COUNT.load(Ordering::Relaxed);
+    for at in 4..20 {
+        step(at);
+    }
+    assert_eq!(COUNT.load(Ordering::Relaxed) - before, 0);
+    assert_eq!(rows, 17 * SLOTS);
 }
