@@ -5,6 +5,9 @@
 //! checks, lints, debug and release builds share it and nothing is compiled twice; where none of its sources
 //! ([`watch`]) has changed, cargo does not run this at all. It needs no network beyond what moec's own dependencies need.
 //!
+//! Where [`GIVEN`] names such a library, that one is embedded, and nothing is compiled here: `cargo xtask test` and `cargo xtask demo`
+//! make it of what moec itself links, and are done sooner.
+//!
 //! Without the feature `prebuilt`, and for systems other than Linux, nothing is embedded: `run` is then
 //! built by cargo from the bundle's `runner/`.
 
@@ -14,6 +17,9 @@ use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+/// Names the static library of `prebuilt/` that is embedded.
+const GIVEN: &str = "MOEC_PREBUILT";
 
 /// What decides what is built, beside the packages of the library; relative to the workspace.
 const WORKSPACE: &[&str] = &["Cargo.toml", "Cargo.lock"];
@@ -58,6 +64,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 fn main() -> Result<()> {
     println!("cargo::rustc-check-cfg=cfg(prebuilt)");
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-env-changed={GIVEN}");
     let is = |variable: &str, value: &str| env::var(variable).is_ok_and(|v| v == value);
     let wanted = env::var_os("CARGO_FEATURE_PREBUILT").is_some();
     if !wanted || !is("CARGO_CFG_TARGET_OS", "linux") || !is("CARGO_CFG_TARGET_ENV", "gnu") {
@@ -65,8 +72,14 @@ fn main() -> Result<()> {
     }
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../..").canonicalize()?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
-    let library = library(&root, &kept(&out))?;
-    watch(&root, &library.with_extension("d"))?;
+    let library = if let Some(given) = env::var_os(GIVEN) {
+        println!("cargo::rerun-if-changed={}", given.display());
+        PathBuf::from(given)
+    } else {
+        let library = library(&root, &kept(&out))?;
+        watch(&root, &library.with_extension("d"))?;
+        library
+    };
     let object = out.join("prebuilt.o");
     link(&library, &object)?;
     let packed = miniz_oxide::deflate::compress_to_vec(&fs::read(&object)?, EFFORT);

@@ -1,8 +1,10 @@
 //! `cargo xtask demo`: from a fresh clone to generated text.
 
-use crate::setup;
+use crate::{prebuilt, setup};
 use crate::shell::{self, Failed, cargo, program, root, shown, stage};
 
+/// Of `Cargo.toml`: optimised where a demo waits for it.
+const PROFILE: &str = "demo";
 const MODEL: &str = "golden/models/ferris/model.toml";
 const BUNDLE: &str = "target/demo/ferris.moec";
 const PROMPT: &str = "Each value in Rust has";
@@ -15,9 +17,10 @@ pub(crate) fn run() -> Result<(), Failed> {
         std::fs::create_dir_all(folder).map_err(|e| Failed::new(format!("`{}`: {e}", folder.display())))?;
     }
     stage("Building", "moec");
-    shell::run(cargo("build", Some(&llvm)).args(["--release", "--locked", "--package", "moec"]))?;
-    let mut moec = cargo("run", Some(&llvm));
-    moec.args(["--release", "--locked", "--quiet", "--package", "moec", "--", "build", MODEL, "-o", BUNDLE]);
+    prebuilt::share(PROFILE)?;
+    shell::run(cargo("build", Some(&llvm)).args(["--profile", PROFILE, "--locked", "--package", "moec"]))?;
+    let mut moec = program(root().join(shell::target_dir()).join(PROFILE).join("moec"));
+    moec.args(["build", MODEL, "-o", BUNDLE]);
     step(&format!("moec build {MODEL} -o {BUNDLE}"), &mut moec)?;
     let mut generate = program(bundle.join("run"));
     generate.args(["generate", "--prompt", PROMPT, "-n", "64"]);

@@ -29,6 +29,7 @@ mod notices;
 mod padding;
 mod papers;
 mod peers;
+mod prebuilt;
 mod qnn;
 mod quality;
 mod rounding;

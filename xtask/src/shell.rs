@@ -1,6 +1,7 @@
 //! Running other programs, and saying so.
 
 use crate::llvm::Llvm;
+use crate::prebuilt;
 use std::ffi::OsStr;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -66,6 +67,7 @@ pub(crate) fn cargo(verb: &str, llvm: Option<&Llvm>) -> Command {
         command.args(llvm.flags());
         command.envs(llvm.environment());
     }
+    command.envs(prebuilt::environment());
     command
 }
 

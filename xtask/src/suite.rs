@@ -8,7 +8,7 @@ mod usage;
 
 use crate::llvm::Llvm;
 use crate::shell::{self, Failed, cargo, output, program, shown, stage};
-use crate::{apple, cross, setup, tools};
+use crate::{apple, cross, prebuilt, setup, tools};
 use moec_testing::REQUIRE;
 use report::Stages;
 use std::process::Command;
@@ -100,6 +100,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failed> {
     let (usage, mut stages) = (Usage::start(), Stages::default());
     let llvm = stages.timed("setup", setup::run)?;
     let mut skipped = Vec::new();
+    stages.timed("what moec embeds", || prebuilt::share("dev"))?;
     if selection.fast {
         let mut check = cargo("check", Some(&llvm));
         check.args(["--workspace", "--all-targets", "--locked"]);

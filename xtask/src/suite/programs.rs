@@ -3,6 +3,7 @@
 use super::Selection;
 use super::tables::{ALONE, APART, SLOW};
 use crate::llvm::Llvm;
+use crate::prebuilt;
 use crate::shell::{Failed, cargo, output, root, shown, stage};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -51,6 +52,7 @@ impl Program {
         command.current_dir(&self.folder).stdin(Stdio::null());
         command.env("CARGO", std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         command.env("CARGO_MANIFEST_DIR", &self.folder).env("CARGO_PKG_NAME", &self.package);
+        command.envs(prebuilt::environment());
         command
     }
 
