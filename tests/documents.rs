@@ -512,6 +512,46 @@ fn the_architecture_names_what_the_files_have() {
     assert!(rows > 30, "only {rows} rows were found");
 }
 
+/// Rows of the README's table of systems: cells, without the outer bars.
+fn systems(readme: &str) -> Vec<Vec<&str>> {
+    let (_, rest) = readme.split_once("## Five systems").unwrap();
+    let (table, _) = rest.split_once("\n## ").unwrap();
+    let rows = table.lines().filter(|line| line.starts_with("| ") && line.contains("]("));
+    rows.map(|row| row.trim_matches(['|', ' ']).split(" | ").collect()).collect()
+}
+
+#[test]
+fn the_table_of_systems_names_passes_and_results_that_exist() {
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    let passes = sh(&root(), "moec passes").unwrap();
+    let passes: BTreeSet<&str> = passes.lines().filter_map(|l| l.split_whitespace().next()).collect();
+    let rows = systems(&readme);
+    assert_eq!(rows.len(), 5);
+    let mut wrong = Vec::new();
+    for cells in rows {
+        let [system, means, .., result] = cells.as_slice() else { panic!("{cells:?}") };
+        let named = means.split(';').next().filter(|part| part.starts_with("pass")).unwrap_or_default();
+        for pass in named.split('`').skip(1).step_by(2).filter(|pass| !passes.contains(pass)) {
+            wrong.push(format!("{system}: `moec passes` has no `{pass}`"));
+        }
+        let [page] = links(system).try_into().unwrap();
+        let page = fs::read_to_string(root().join(page)).unwrap();
+        let numbers = |text: &str| -> BTreeSet<String> {
+            let parts = text.split(|c: char| !c.is_ascii_digit() && c != '.').map(|n| n.trim_matches('.'));
+            parts.filter(|n| !n.is_empty()).map(str::to_owned).collect()
+        };
+        let stand = numbers(&page);
+        for number in numbers(result).difference(&stand) {
+            wrong.push(format!("{system}: its page has no {number}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let first_screen = readme.lines().take(40).collect::<String>();
+    for paper in ["NPUMoE", "PowerInfer", "HybriMoE", "TriMoE", "MoBiLE"] {
+        assert!(!first_screen.contains(paper), "the first screen of the README names {paper}");
+    }
+}
+
 #[test]
 fn links_and_anchors_are_found() {
     let page = "# A `b` c, d\n[x](y.md#z) `[no](no.md)` ![i](i.svg)\n```text\n# no\n[no](no.md)\n```\n## E-f (g)\n### E-f (g)\n#no\n";
