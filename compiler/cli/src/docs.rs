@@ -83,9 +83,9 @@ fn targets() -> Result<String> {
         "# Targets\n\n`--target` takes one of these names, or the path of a device file of your own (`moec targets NAME`\n\
          prints one to start from). Every target compiles on every machine. A processor that lacks a feature refuses the\n\
          bundle before it starts, and names the feature.\n\n\
-         *Evidence* is what results for a target were found on; `moec targets` prints it beside what this machine runs. *Measured* is silicon;\n\
-         *tested* is natively executed by the tests, without figures of speed; *emulated* is executed by emulators and evaluators on\n\
-         the host, never on the device; *modelled* has a unit that is a model of hardware which nobody sells.\n\n\
+         *Evidence* states how results for a target were obtained; `moec targets` prints it, too. *Measured*: on silicon. *Tested*: executed\n\
+         natively by the tests, without figures of speed. *Emulated*: executed by emulators and evaluators on the host, never on the device.\n\
+         *Modelled*: a compute unit of the target is a model of hardware that is not for sale.\n\n\
          | name | evidence | what | triple | LLVM's name | caches for data | features needed at run time |\n\
          |---|---|---|---|---|---|---|\n",
     );

@@ -41,8 +41,7 @@ pub fn run(args: &Args) -> Result<()> {
     output::data(&output::table(&rows))
 }
 
-/// What results for a built-in device were found on: silicon that was measured, a model of hardware, emulators, or any machine of its kind
-/// that runs the tests.
+/// How results for a built-in device were obtained: measured on silicon, tested natively, emulated, or modelled.
 ///
 /// # Errors
 /// A unit of an unknown family.
@@ -103,7 +102,7 @@ fn describe(device: &Device) -> Result<Value> {
     let mut value = serde_json::to_value(device).unwrap_or_default();
     if let Value::Object(map) = &mut value {
         let here = Here::of(device)?;
-        // A file of the user's own was seen on no machine here.
+        // Nothing is known of a user's own device file.
         if BUILT_IN.iter().any(|(name, _)| *name == device.name) {
             map.insert("evidence".into(), json!(evidence(device)?));
             map.insert("measured".into(), json!(measured(&device.name).collect::<Vec<_>>()));

@@ -99,7 +99,7 @@ pub fn absent(device: &Device) -> Result<Vec<(&str, String)>> {
     Ok(absent)
 }
 
-/// Whether a unit of a device is a model of hardware that nobody sells.
+/// Whether a compute unit of a device is a model of hardware that is not for sale.
 ///
 /// # Errors
 /// A unit of an unknown family.

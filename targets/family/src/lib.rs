@@ -93,7 +93,7 @@ pub trait Family: Sync + std::fmt::Debug {
         false
     }
 
-    /// Whether its units are models of hardware that nobody sells.
+    /// Whether its compute units are models of hardware that is not for sale.
     fn is_modelled(&self) -> bool {
         false
     }
