@@ -487,7 +487,11 @@ fn every_page_is_in_the_book() {
 #[test]
 fn the_architecture_names_what_the_files_have() {
     let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
-    assert!(text.len() <= 20 * 1024, "ARCHITECTURE.md has {} bytes: records go to docs/decisions", text.len());
+    assert!(
+        text.len() <= 20 * 1024,
+        "ARCHITECTURE.md has {} bytes: records go to docs/decisions",
+        text.len()
+    );
     let (_, rest) = text.split_once("## Where is").unwrap();
     let (tables, _) = rest.split_once("## Glossary").unwrap();
     let (mut rows, mut wrong) = (0, Vec::new());
@@ -502,7 +506,8 @@ fn the_architecture_names_what_the_files_have() {
         };
         for file in files {
             let source = fs::read_to_string(root().join(&file)).unwrap_or_default();
-            let words = |line: &str| line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|w| w == name);
+            let words =
+                |line: &str| line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|w| w == name);
             if !source.lines().any(words) {
                 wrong.push(format!("`{file}` has no `{name}`"));
             }
@@ -534,7 +539,7 @@ fn the_table_of_systems_names_passes_and_results_that_exist() {
         for pass in named.split('`').skip(1).step_by(2).filter(|pass| !passes.contains(pass)) {
             wrong.push(format!("{system}: `moec passes` has no `{pass}`"));
         }
-        let [page] = links(system).try_into().unwrap();
+        let [page]: [String; 1] = links(system).try_into().unwrap();
         let page = fs::read_to_string(root().join(page)).unwrap();
         let numbers = |text: &str| -> BTreeSet<String> {
             let parts = text.split(|c: char| !c.is_ascii_digit() && c != '.').map(|n| n.trim_matches('.'));

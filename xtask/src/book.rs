@@ -64,8 +64,8 @@ fn copy() -> Result<(), Failed> {
         files.extend(images.filter_map(|link| target(&page.to_string_lossy(), &link)));
     }
     for file in files.iter().filter(|file| !pages.contains(file)) {
-        let bytes = fs::read(root().join(file))
-            .map_err(|e| Failed::new(format!("`{}`: {e}", file.display())))?;
+        let bytes =
+            fs::read(root().join(file)).map_err(|e| Failed::new(format!("`{}`: {e}", file.display())))?;
         write(&sources.join(file), &bytes)?;
     }
     for (page, text) in pages.iter().zip(&texts) {

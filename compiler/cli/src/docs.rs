@@ -104,7 +104,8 @@ fn targets() -> Result<String> {
         let silicon = measured(name).map(|m| format!("{} on {}, {}", m.what, m.machine, m.when));
         let silicon: Vec<String> = silicon.collect();
         let found = evidence(&d)?;
-        let evidence = if silicon.is_empty() { found.into() } else { format!("{found}: {}", silicon.join("; ")) };
+        let evidence =
+            if silicon.is_empty() { found.into() } else { format!("{found}: {}", silicon.join("; ")) };
         let _ = writeln!(
             out,
             "| `{name}` | {evidence} | {} | `{triple}` | `{cpu}` | {caches} | {features} |",

@@ -17,15 +17,27 @@ pub struct Measured {
 const MEASURED: &[(&str, Measured)] = &[
     (
         "native",
-        Measured { machine: "Intel Xeon with AMX, 2 cores", when: "2026-11", what: "models (docs/benchmarks.md)" },
+        Measured {
+            machine: "Intel Xeon with AMX, 2 cores",
+            when: "2026-11",
+            what: "models (docs/benchmarks.md)",
+        },
     ),
     (
         "native",
-        Measured { machine: "AMD EPYC (Zen 5), 2 cores", when: "2026-11", what: "models (docs/benchmarks.md)" },
+        Measured {
+            machine: "AMD EPYC (Zen 5), 2 cores",
+            when: "2026-11",
+            what: "models (docs/benchmarks.md)",
+        },
     ),
     (
         "sapphire-rapids",
-        Measured { machine: "Intel Xeon with AMX, 1 core", when: "2026-11", what: "peaks of its device file" },
+        Measured {
+            machine: "Intel Xeon with AMX, 1 core",
+            when: "2026-11",
+            what: "peaks of its device file",
+        },
     ),
 ];
 
