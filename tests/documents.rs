@@ -1,4 +1,5 @@
-//! Every command of the README and of `docs/` works as it stands there, and every link of every page leads somewhere.
+//! Every command of the README, of `docs/` and of CONTRIBUTING.md works as written, every link of every page leads somewhere, every page
+//! is in the book, and ARCHITECTURE.md names functions that exist.
 //!
 //! Lines behind `$ ` and command lines in backticks are taken from the pages, names that stand for something are replaced
 //! by files that are there ([`NAMES`], [`ROWS`]), and everything is run in order in one folder. What is not run says why
@@ -70,6 +71,9 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("curl", "asks a server; tests/serve.rs does"),
     ("cargo xtask", "installs, measures or builds for minutes to hours"),
     ("cargo run", "compiles everything once more"),
+    ("cargo check", "compiles everything once more"),
+    ("cargo clippy", "compiles everything once more"),
+    ("cargo fmt", "formats the tree"),
     ("cargo test", "a test of its own"),
     ("cargo install", "compiles everything once more"),
     ("rustup", "installs"),
@@ -129,13 +133,16 @@ fn is_page(name: &Path) -> bool {
     name.extension().is_some_and(|e| e == "md")
 }
 
-/// The README, and the pages of `docs/` in the order in which it links to them: what one builds, a later one uses.
+/// The list of the book's pages.
+const SUMMARY: &str = "SUMMARY.md";
+
+/// The README, the pages of `docs/` in the order in which it links to them (what one builds, a later one uses), and CONTRIBUTING.md.
 fn in_reading_order() -> Vec<PathBuf> {
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
     let docs =
         fs::read_dir(root().join("docs")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
     let mut docs: Vec<_> = docs
-        .filter(|name| is_page(name.as_ref()))
+        .filter(|name| is_page(name.as_ref()) && name != SUMMARY)
         .map(|name| {
             let link = readme.rfind(&format!("](docs/{name})"));
             (link.unwrap_or_else(|| panic!("the README has no link to `docs/{name}`")), name)
@@ -143,7 +150,7 @@ fn in_reading_order() -> Vec<PathBuf> {
         .collect();
     docs.sort();
     let docs = docs.into_iter().map(|(_, name)| root().join("docs").join(name));
-    [root().join("README.md")].into_iter().chain(docs).collect()
+    [root().join("README.md")].into_iter().chain(docs).chain([root().join("CONTRIBUTING.md")]).collect()
 }
 
 /// Whether a line in backticks is a command.
@@ -456,6 +463,98 @@ fn every_link_of_every_page_leads_somewhere() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(followed > 50, "only {followed} links were found in {} pages", pages.len());
+}
+
+/// Targets of the links of a page below the root, as paths from the root on.
+fn linked(page: &str) -> BTreeSet<PathBuf> {
+    let text = fs::read_to_string(root().join(page)).unwrap();
+    let paths = links(&text).into_iter().filter(|link| !link.contains("://"));
+    paths.filter_map(|link| resolved(&Path::new(page).with_file_name(link.split('#').next()?))).collect()
+}
+
+#[test]
+fn every_page_is_in_the_book() {
+    let mut pages = Vec::new();
+    markdown(Path::new("docs"), &mut pages);
+    pages.retain(|page| !page.ends_with(SUMMARY));
+    pages.extend(["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(PathBuf::from));
+    let listed = linked("docs/SUMMARY.md");
+    let missing: Vec<_> = pages.iter().filter(|page| !listed.contains(*page)).collect();
+    assert!(missing.is_empty(), "docs/SUMMARY.md lacks {missing:?}");
+    assert_eq!(listed.len(), pages.len(), "docs/SUMMARY.md lists what is no page of the book");
+}
+
+#[test]
+fn the_architecture_names_what_the_files_have() {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    assert!(
+        text.len() <= 20 * 1024,
+        "ARCHITECTURE.md has {} bytes: records go to docs/decisions",
+        text.len()
+    );
+    let (_, rest) = text.split_once("## Where is").unwrap();
+    let (tables, _) = rest.split_once("## Glossary").unwrap();
+    let (mut rows, mut wrong) = (0, Vec::new());
+    for row in tables.lines().filter(|line| line.starts_with("| ") && line.contains("](")) {
+        rows += 1;
+        let files = links(row);
+        // The names are after the links in one table and before the words in the other: the first code of the last cell.
+        let cell = row.trim_end_matches(" |").rsplit(" | ").next().unwrap();
+        let Some(name) = cell.split('`').nth(1) else {
+            wrong.push(format!("`{row}` names nothing"));
+            continue;
+        };
+        for file in files {
+            let source = fs::read_to_string(root().join(&file)).unwrap_or_default();
+            let words =
+                |line: &str| line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|w| w == name);
+            if !source.lines().any(words) {
+                wrong.push(format!("`{file}` has no `{name}`"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "ARCHITECTURE.md:\n{}", wrong.join("\n"));
+    assert!(rows > 30, "only {rows} rows were found");
+}
+
+/// Rows of the README's table of systems: cells, without the outer bars.
+fn systems(readme: &str) -> Vec<Vec<&str>> {
+    let (_, rest) = readme.split_once("## Five systems").unwrap();
+    let (table, _) = rest.split_once("\n## ").unwrap();
+    let rows = table.lines().filter(|line| line.starts_with("| ") && line.contains("]("));
+    rows.map(|row| row.trim_matches(['|', ' ']).split(" | ").collect()).collect()
+}
+
+#[test]
+fn the_table_of_systems_names_passes_and_results_that_exist() {
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    let passes = sh(&root(), "moec passes").unwrap();
+    let passes: BTreeSet<&str> = passes.lines().filter_map(|l| l.split_whitespace().next()).collect();
+    let rows = systems(&readme);
+    assert_eq!(rows.len(), 5);
+    let mut wrong = Vec::new();
+    for cells in rows {
+        let [system, means, .., result] = cells.as_slice() else { panic!("{cells:?}") };
+        let named = means.split(';').next().filter(|part| part.starts_with("pass")).unwrap_or_default();
+        for pass in named.split('`').skip(1).step_by(2).filter(|pass| !passes.contains(pass)) {
+            wrong.push(format!("{system}: `moec passes` has no `{pass}`"));
+        }
+        let [page]: [String; 1] = links(system).try_into().unwrap();
+        let page = fs::read_to_string(root().join(page)).unwrap();
+        let numbers = |text: &str| -> BTreeSet<String> {
+            let parts = text.split(|c: char| !c.is_ascii_digit() && c != '.').map(|n| n.trim_matches('.'));
+            parts.filter(|n| !n.is_empty()).map(str::to_owned).collect()
+        };
+        let stand = numbers(&page);
+        for number in numbers(result).difference(&stand) {
+            wrong.push(format!("{system}: its page has no {number}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let first_screen = readme.lines().take(40).collect::<String>();
+    for paper in ["NPUMoE", "PowerInfer", "HybriMoE", "TriMoE", "MoBiLE"] {
+        assert!(!first_screen.contains(paper), "the first screen of the README names {paper}");
+    }
 }
 
 #[test]

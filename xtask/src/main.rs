@@ -11,6 +11,7 @@ mod apt;
 mod archives;
 mod bench_build;
 mod big_little;
+mod book;
 mod coreml;
 mod crates;
 mod cross;
@@ -97,6 +98,7 @@ const COMMANDS: &[Command] = &[
         apple::run,
     ),
     ("docs", "write the generated pages of docs/", docs::run),
+    ("book", "build the pages as a book with mdBook, into target/book/html; installs mdBook if it is missing", book::run),
     ("crates", "draw the crates of the workspace and their arrows, in ARCHITECTURE.md", crates::run),
     ("deny", "check licences, sources and advisories of all crates with cargo-deny", deny::run),
     ("notices", "write the licences of what is linked into `run`, which bundles carry", notices::run),

@@ -1,11 +1,11 @@
 //! `moec docs`: the generated pages of `docs/`. Hidden; `cargo xtask docs` calls it.
 
-use super::{Cli, output};
+use super::{Cli, output, targets::evidence};
 use clap::CommandFactory as _;
 use moec_base::error::io_error;
 use moec_base::{Error, Result, human};
 use moec_bundle::toolchain::CROSS;
-use moec_device::{BUILT_IN, Cache, Device};
+use moec_device::{BUILT_IN, Cache, Device, measured};
 use moec_import::FAMILIES;
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -83,8 +83,11 @@ fn targets() -> Result<String> {
         "# Targets\n\n`--target` takes one of these names, or the path of a device file of your own (`moec targets NAME`\n\
          prints one to start from). Every target compiles on every machine. A processor that lacks a feature refuses the\n\
          bundle before it starts, and names the feature.\n\n\
-         | name | what | triple | LLVM's name | caches for data | features needed at run time |\n\
-         |---|---|---|---|---|---|\n",
+         *Evidence* states how results for a target were obtained; `moec targets` prints it, too. *Measured*: on silicon. *Tested*: executed\n\
+         natively by the tests, without figures of speed. *Emulated*: executed by emulators and evaluators on the host, never on the device.\n\
+         *Modelled*: a compute unit of the target is a model of hardware that is not for sale.\n\n\
+         | name | evidence | what | triple | LLVM's name | caches for data | features needed at run time |\n\
+         |---|---|---|---|---|---|---|\n",
     );
     for (name, _) in BUILT_IN {
         let d = Device::find(name).map_err(|e| Error::bug(e.to_string()))?;
@@ -98,8 +101,16 @@ fn targets() -> Result<String> {
             };
             [d.caches.iter().map(cache).collect::<Vec<_>>().join(", "), d.features.join(", ")]
         };
-        let _ =
-            writeln!(out, "| `{name}` | {} | `{triple}` | `{cpu}` | {caches} | {features} |", d.description);
+        let silicon = measured(name).map(|m| format!("{} on {}, {}", m.what, m.machine, m.when));
+        let silicon: Vec<String> = silicon.collect();
+        let found = evidence(&d)?;
+        let evidence =
+            if silicon.is_empty() { found.into() } else { format!("{found}: {}", silicon.join("; ")) };
+        let _ = writeln!(
+            out,
+            "| `{name}` | {evidence} | {} | `{triple}` | `{cpu}` | {caches} | {features} |",
+            d.description
+        );
     }
     static_targets(&mut out)?;
     out.push_str(

@@ -2,7 +2,7 @@
 
 use super::output;
 use moec_base::{Error, Result};
-use moec_device::{BUILT_IN, Device};
+use moec_device::{BUILT_IN, Device, PROCESSORS, measured};
 use moec_targets::device;
 use moec_targets::families;
 use serde_json::{Value, json};
@@ -34,9 +34,29 @@ pub fn run(args: &Args) -> Result<()> {
     if args.json {
         return output::json(&devices.iter().map(describe).collect::<Result<_>>()?);
     }
-    let row = |d: &Device| Ok(vec![d.name.clone(), Here::of(d)?.words(d), d.description.clone()]);
+    let row = |d: &Device| {
+        Ok(vec![d.name.clone(), evidence(d)?.to_owned(), Here::of(d)?.words(d), d.description.clone()])
+    };
     let rows: Vec<_> = devices.iter().map(row).collect::<Result<_>>()?;
     output::data(&output::table(&rows))
+}
+
+/// How results for a built-in device were obtained: measured on silicon, tested natively, emulated, or modelled.
+///
+/// # Errors
+/// A unit of an unknown family.
+pub(super) fn evidence(device: &Device) -> Result<&'static str> {
+    let x86 = device.is_native() || device.triple.starts_with("x86_64");
+    let cpu_alone = device.units.iter().all(|unit| device.family_of(unit) == PROCESSORS);
+    Ok(if measured(&device.name).next().is_some() {
+        "measured"
+    } else if families::modelled(device)? {
+        "modelled"
+    } else if cpu_alone && x86 {
+        "tested"
+    } else {
+        "emulated"
+    })
 }
 
 /// What this machine lacks to run code for a device.
@@ -82,6 +102,11 @@ fn describe(device: &Device) -> Result<Value> {
     let mut value = serde_json::to_value(device).unwrap_or_default();
     if let Value::Object(map) = &mut value {
         let here = Here::of(device)?;
+        // Nothing is known of a user's own device file.
+        if BUILT_IN.iter().any(|(name, _)| *name == device.name) {
+            map.insert("evidence".into(), json!(evidence(device)?));
+            map.insert("measured".into(), json!(measured(&device.name).collect::<Vec<_>>()));
+        }
         map.insert("runs_here".into(), json!(here.runs(device)));
         map.insert("lacks".into(), json!(here.features));
         let unit = |(name, why): &(&str, String)| json!({"name": name, "why": why});

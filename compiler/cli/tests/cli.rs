@@ -249,6 +249,13 @@ fn targets() {
     assert_eq!(list[0]["name"], "native");
     assert_eq!(list[0]["runs_here"], true);
     assert_eq!(list[1]["legal_ops"], "all");
+    let evidence = |name: &str| {
+        let all = list.as_array().unwrap();
+        all.iter().find(|d| d["name"] == name).unwrap()["evidence"].as_str().unwrap().to_owned()
+    };
+    let found = ["native", "x86-64-v4", "neoverse-v2", "m2-ultra", "h100-x86", "spr-ndp"].map(evidence);
+    assert_eq!(found, ["measured", "tested", "emulated", "emulated", "emulated", "modelled"]);
+    assert_eq!(list[0]["measured"][0]["when"], "2026-11");
 }
 
 #[test]

@@ -99,6 +99,14 @@ pub fn absent(device: &Device) -> Result<Vec<(&str, String)>> {
     Ok(absent)
 }
 
+/// Whether a compute unit of a device is a model of hardware that is not for sale.
+///
+/// # Errors
+/// A unit of an unknown family.
+pub fn modelled(device: &Device) -> Result<bool> {
+    device.units.iter().try_fold(false, |any, unit| Ok(any || of(unit, device)?.is_modelled()))
+}
+
 /// A unit of this machine with kernels of threads, opened to be measured, and its family.
 ///
 /// # Errors

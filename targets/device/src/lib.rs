@@ -15,6 +15,7 @@ mod form;
 mod host;
 mod legality;
 mod nearest;
+mod silicon;
 
 pub use cost::MatmulTime;
 pub use error::DeviceError;
@@ -27,6 +28,7 @@ pub use form::{CacheWrite, Choice, Counted, GraphForm, NUMBER_BYTES, StoredForma
 pub use host::{caches as host_caches, tiles};
 pub use legality::Legality;
 pub use nearest::nearest;
+pub use silicon::{Measured, measured};
 
 use serde::{Deserialize, Serialize};
 

@@ -93,6 +93,11 @@ pub trait Family: Sync + std::fmt::Debug {
         false
     }
 
+    /// Whether its compute units are models of hardware that is not for sale.
+    fn is_modelled(&self) -> bool {
+        false
+    }
+
     /// What executes its units on this machine; `None` for the processor, which runs the program.
     fn host(&self, _unit: &str) -> Option<Executor> {
         self.graphs().map(|graphs| Executor::Graphs(graphs.host()))

@@ -30,6 +30,10 @@ impl Family for Mirror {
         NAME
     }
 
+    fn is_modelled(&self) -> bool {
+        true
+    }
+
     fn check(&self, device: &Device, unit: &DeviceUnit) -> Result<(), Flaw> {
         if device.memory_of(unit).is_none() {
             return Err(Flaw::new("unit.memory", "a unit of the family `mirror` has a memory of its own"));

@@ -83,6 +83,10 @@ impl Family for Ndp {
         NAME
     }
 
+    fn is_modelled(&self) -> bool {
+        true
+    }
+
     fn check(&self, device: &Device, unit: &Unit) -> Result<(), Flaw> {
         if unit.kind != moec_device::UnitKind::Ndp {
             return Err(Flaw::new("unit.family", "a unit of the family `ndp` is of kind `ndp`"));
