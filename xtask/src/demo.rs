@@ -1,7 +1,7 @@
 //! `cargo xtask demo`: from a fresh clone to generated text.
 
-use crate::{prebuilt, setup};
 use crate::shell::{self, Failed, cargo, program, root, shown, stage};
+use crate::{prebuilt, setup};
 
 /// Of `Cargo.toml`: optimised where a demo waits for it.
 const PROFILE: &str = "demo";

@@ -98,7 +98,11 @@ const COMMANDS: &[Command] = &[
         apple::run,
     ),
     ("docs", "write the generated pages of docs/", docs::run),
-    ("book", "build the pages as a book with mdBook, into target/book/html; installs mdBook if it is missing", book::run),
+    (
+        "book",
+        "build the pages as a book with mdBook, into target/book/html; installs mdBook if it is missing",
+        book::run,
+    ),
     ("crates", "draw the crates of the workspace and their arrows, in ARCHITECTURE.md", crates::run),
     ("deny", "check licences, sources and advisories of all crates with cargo-deny", deny::run),
     ("notices", "write the licences of what is linked into `run`, which bundles carry", notices::run),
