@@ -17,8 +17,8 @@ pub(crate) fn run() -> Result<(), Failed> {
         std::fs::create_dir_all(folder).map_err(|e| Failed::new(format!("`{}`: {e}", folder.display())))?;
     }
     stage("Building", "moec");
-    prebuilt::share(PROFILE)?;
-    shell::run(cargo("build", Some(&llvm)).args(["--profile", PROFILE, "--locked", "--package", "moec"]))?;
+    prebuilt::share(PROFILE, &llvm)?;
+    shell::run(prebuilt::build(PROFILE, &llvm).args(["--package", "moec"]).args(llvm.flags()))?;
     let mut moec = program(root().join(shell::target_dir()).join(PROFILE).join("moec"));
     moec.args(["build", MODEL, "-o", BUNDLE]);
     step(&format!("moec build {MODEL} -o {BUNDLE}"), &mut moec)?;

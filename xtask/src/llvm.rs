@@ -58,9 +58,14 @@ impl Llvm {
         (headers.is_file() && shared).then_some(Self { major, minor, version, prefix, on_path })
     }
 
+    /// Whether it is not the one that moec asks for by default.
+    pub(crate) fn is_other(&self) -> bool {
+        self.major != VERSIONS[0].0
+    }
+
     /// Features of the package `moec` for this version.
     pub(crate) fn flags(&self) -> Vec<String> {
-        if self.major == VERSIONS[0].0 {
+        if !self.is_other() {
             return Vec::new();
         }
         vec![

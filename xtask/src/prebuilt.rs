@@ -1,7 +1,9 @@
 //! What moec embeds, made of what moec itself links.
 
+use crate::llvm::Llvm;
 use crate::shell::{self, Failed, cargo, root, shown, stage, target_dir};
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::OnceLock;
 
 /// Names it to the build script of `moec-bundle`.
@@ -9,14 +11,26 @@ const GIVEN: &str = "MOEC_PREBUILT";
 
 static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
 
+/// Packages that are built with it: so crates have the features that all of moec asks of them, and serve both.
+const PACKAGES: [&str; 5] = ["moec-prebuilt", "moec-import", "moec-passes", "moec-cpu", "moec-codegen"];
+
+/// A build of them in `profile`.
+pub(crate) fn build(profile: &str, llvm: &Llvm) -> Command {
+    let mut build = cargo("build", None);
+    build.args(["--locked", "--profile", profile]);
+    build.args(PACKAGES.iter().flat_map(|package| ["--package", package]));
+    if llvm.is_other() {
+        build.args(["--no-default-features", "--features", &format!("moec-cpu/llvm{}", llvm.major)]);
+    }
+    build.envs(llvm.environment());
+    build
+}
+
 /// Compiles `prebuilt/` in `profile`, and has every later cargo embed that. By itself the build script would compile the runtime and all that
 /// it needs a second time, as it ships: optimised, and ended by panics.
-pub(crate) fn share(profile: &str) -> Result<(), Failed> {
+pub(crate) fn share(profile: &str, llvm: &Llvm) -> Result<(), Failed> {
     let folder = if profile == "dev" { "debug" } else { profile };
-    // With the importer, crates have the features that all of moec asks of them, and serve both.
-    let packages = ["--package", "moec-prebuilt", "--package", "moec-import"];
-    let mut build = cargo("build", None);
-    build.args(["--locked", "--profile", profile]).args(packages);
+    let mut build = build(profile, llvm);
     stage("Running", &shown(&build));
     shell::run(&mut build)?;
     // A second call finds what the first made.

@@ -100,7 +100,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failed> {
     let (usage, mut stages) = (Usage::start(), Stages::default());
     let llvm = stages.timed("setup", setup::run)?;
     let mut skipped = Vec::new();
-    stages.timed("what moec embeds", || prebuilt::share("dev"))?;
+    stages.timed("what moec embeds", || prebuilt::share("dev", &llvm))?;
     if selection.fast {
         let mut check = cargo("check", Some(&llvm));
         check.args(["--workspace", "--all-targets", "--locked"]);
