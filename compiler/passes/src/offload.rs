@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! ids, weights = router(logits)          ids, weights = router(logits)
-//! table = dispatch(ids)                  stay, rest = admit(ids, attention's output)
+//! table = dispatch(ids)                  stay, rest = limit_capacity(ids, attention's output)
 //! y = expert_ffn(x, table)        →      there = dispatch(stay);  y1 = expert_ffn(x, there) {fixed}
 //! out = combine(y, table, weights)       here = dispatch(rest);   y2 = expert_ffn(x, here)
 //!                                        out = combine(y1, there, weights) + combine(y2, here, weights)
@@ -23,7 +23,7 @@ use super::parts;
 use moec_base::error::{Error, Result};
 use moec_costs::units::Units;
 use moec_family::{Cut, GroupGraph, StaticPart};
-use moec_ir::op::AdmitDesc;
+use moec_ir::op::LimitCapacityDesc;
 use moec_ir::placement::{Overflow, Placement};
 use moec_ir::plan::{ExpertSet, ExpertTable, GraphDecl, GraphGroup, GraphPart, HotNeurons, PartAttention};
 use moec_ir::{EntryKind, Graph, Module, Node, NodeId, Op, Operand, Patch, Scope, ValueId};
@@ -263,8 +263,9 @@ fn split(graph: &Graph, routed: &Routed, salient: Operand, set: &ExpertSet, fixe
     let mut push = |op: Op, inputs: Vec<Operand>, outputs: Vec<ValueId>| {
         patch.add(before, Node { op, inputs, outputs, scope: dispatch.scope.clone() });
     };
-    let desc = AdmitDesc { capacities: set.capacities.clone(), spill: set.overflow == Overflow::Spill };
-    push(Op::Admit(desc), vec![ids, salient, Graph::POS.into()], ids_of.to_vec());
+    let desc =
+        LimitCapacityDesc { capacities: set.capacities.clone(), spill: set.overflow == Overflow::Spill };
+    push(Op::LimitCapacity(desc), vec![ids, salient, Graph::POS.into()], ids_of.to_vec());
     // All tables first: what reads one need not wait for another.
     for (ids, table) in ids_of.into_iter().zip(tables) {
         push(Op::Dispatch { experts, partial: true }, vec![ids.into()], vec![table]);

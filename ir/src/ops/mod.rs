@@ -132,7 +132,6 @@ macro_rules! operators {
 }
 
 mod activation;
-mod admit;
 mod attention;
 mod cache_write;
 mod causal_conv;
@@ -149,6 +148,7 @@ mod gather_rows;
 mod glu;
 mod head_linear;
 mod layer_norm;
+mod limit_capacity;
 mod linear;
 mod math;
 mod nchw;
@@ -164,11 +164,11 @@ mod softmax;
 mod zero_experts;
 
 pub use activation::Activation;
-pub use admit::AdmitDesc;
 pub use attention::AttentionDesc;
 pub use dispatch::{DispatchLayout, NO_EXPERT};
 pub use fetch::FETCHED;
 pub use glu::Glu;
+pub use limit_capacity::LimitCapacityDesc;
 pub use neuron_ffn::Predictor;
 pub use rope::RopeStyle;
 pub use rope_angles::LongSwitch;
@@ -380,7 +380,7 @@ operators! { ($)
         /// `ids i32[T, k], added f32[T, C], pos i32[T] → i32[T, k], i32[T, k]`: which choices find room where capacities are
         /// fixed, and which are served elsewhere; −1 stands for the others. An expert keeps the rows of the highest L2 norm
         /// of `added`, what attention gave them; of equal ones the lowest (NPUMoE, §3.2 and §4.1).
-        Admit(desc: AdmitDesc),
+        LimitCapacity(desc: LimitCapacityDesc),
         /// `x[T, H], dispatch, @gate_up[E, 2I, H], @down[E, H, I], @gate_up_bias[E, 2I]?, @down_bias[E, H]?
         /// → f32[T·k, H]`, one row per (token, expert) slot, in dispatch order. Experts without a gate have `@gate_up[E, I, H]`.
         ExpertFfn {

@@ -234,7 +234,7 @@ impl CpuTarget {
             }
             // What static graphs take part in has no kernel: `layout` gives it a function of the runtime.
             Op::Fetch { .. } => return Err(Unsupported("`fetch` is the store's".into())),
-            Op::Admit(_) | Op::ExpertFfn { fixed: true, .. } => {
+            Op::LimitCapacity(_) | Op::ExpertFfn { fixed: true, .. } => {
                 return Err(Unsupported(format!("`{}` takes part in static graphs", node.op.name())));
             }
             // A processor's kernels take rows: where it decides, `convolve` leaves a linear layer what it is.

@@ -103,7 +103,7 @@ impl Family for Cuda {
         !matches!(
             op,
             Op::Fetch { .. }
-                | Op::Admit(_)
+                | Op::LimitCapacity(_)
                 | Op::RopeAngles { switch: Some(_), .. }
                 | Op::NeuronFfn { .. }
                 | Op::Conv1x1 { .. }

@@ -2,7 +2,9 @@
 
 use super::basics::{float, small, text};
 use crate::common::router;
-use moec_ir::op::{AdmitDesc, AttentionDesc, GroupScore, Groups, LongSwitch, Renorm, Score, WeightFrom};
+use moec_ir::op::{
+    AttentionDesc, GroupScore, Groups, LimitCapacityDesc, LongSwitch, Renorm, Score, WeightFrom,
+};
 use moec_ir::{
     Activation, Coded, DType, Encoding, EntryKind, Format, Glu, Graph, Leaf, Module, Node, Op, Operand,
     Predictor, RopeStyle, RouterDesc, Scope, StateDecl, StateId, StateKind, Type, ValueId, Weight,
@@ -112,7 +114,7 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(glu, paged, predict)| Op::NeuronFfn { glu, paged, predict }),
         any::<bool>().prop_map(|partial| Op::Combine { partial }),
         (proptest::collection::vec(any::<u32>(), 0..5), any::<bool>())
-            .prop_map(|(capacities, spill)| Op::Admit(AdmitDesc { capacities, spill })),
+            .prop_map(|(capacities, spill)| Op::LimitCapacity(LimitCapacityDesc { capacities, spill })),
         small().prop_map(|heads| Op::HeadLinear { heads }),
         (small(), any::<bool>()).prop_map(|(groups, bias)| Op::Conv1x1 { groups, bias }),
         small().prop_map(|heads| Op::Concat { heads }),
