@@ -68,7 +68,7 @@ fn note(names: &mut Vec<String>, name: String) {
 /// nodes that have one of their own.
 fn matrix<'a>(module: &'a Module, graph: &Graph, steps: &[u32], node: &Node) -> Option<&'a str> {
     let multiplies = |op: &Op| {
-        matches!(op, Op::Linear { .. } | Op::LinearGlu { .. } | Op::HeadLinear { .. } | Op::Conv1x1 { .. })
+        matches!(op, Op::Linear { .. } | Op::LinearGlu { .. } | Op::HeadLinear { .. })
     };
     let fused = || {
         let before = node.inputs.iter().filter_map(|i| match i {

@@ -96,7 +96,7 @@ impl Model {
 fn matrix(module: &Module, node: &Node) -> (u64, bool) {
     let is_matrix = matches!(
         node.op,
-        Op::Linear { .. } | Op::LinearGlu { .. } | Op::HeadLinear { .. } | Op::Conv1x1 { .. }
+        Op::Linear { .. } | Op::LinearGlu { .. } | Op::HeadLinear { .. }
     );
     match node.inputs.get(1).filter(|_| is_matrix) {
         Some(Operand::Weight(id)) => {

@@ -4,12 +4,6 @@
 //! channels. `T` is the row count of the entry point. A row whose position is negative is **padding**:
 //! it writes no cache, attends to nothing, and what it computes is never read.
 //!
-//! Convolutions take rows channels-first, as `[N, C, H, W]` with a row for each image and one place in it:
-//! `[rows, channels, 1, 1]` (NPUMoE, §4.2). [`Op::ToNchw`] and [`Op::FromNchw`] go from one form to the other. What works
-//! element by element or on the channels of a row takes both, and gives what it got: [`Op::RmsNorm`], [`Op::Add`],
-//! [`Op::Mul`], [`Op::Scale`], [`Op::ScaleCols`], [`Op::Clamp`], [`Op::Act`], [`Op::Glu`], [`Op::Concat`],
-//! [`Op::Slice`].
-//!
 //! An operator is one row of `operators!` below, with its attributes and their meaning, and one file of this folder with its
 //! `Operator`: name, operands, shape rule, effect on states, meaning. Text forms are derived from the row.
 
@@ -137,7 +131,6 @@ mod cache_write;
 mod causal_conv;
 mod combine;
 mod concat;
-mod conv1x1;
 mod delta_rule;
 mod dispatch;
 mod elementwise;
@@ -151,7 +144,6 @@ mod layer_norm;
 mod limit_capacity;
 mod linear;
 mod math;
-mod nchw;
 mod neuron_ffn;
 mod rms_norm;
 mod rope;
@@ -275,18 +267,6 @@ operators! { ($)
             /// Number of heads.
             heads: usize,
         },
-        /// `x[T, groups·K, 1, 1], @w[groups, N, K], @bias[groups·N]? → f32[T, groups·N, 1, 1]`: a 1×1 convolution; each group
-        /// of channels has its own matrix. One group may have it as `@w[N, K]`.
-        Conv1x1 {
-            /// Groups of channels.
-            groups: usize,
-            /// Whether the bias is there.
-            bias: bool,
-        },
-        /// `x[T, C] → f32[T, C, 1, 1]`: rows become channels-first.
-        ToNchw,
-        /// `x[T, C, 1, 1] → f32[T, C]`
-        FromNchw,
         /// `pos i32[T], @inv_freq[R/2], @inv_freq_long[R/2]? → f32[T, R]`: cosines, then sines, of
         /// `pos · inv_freq` rounded to f32, times `scale`. With `switch`, the long frequencies and their factor
         /// hold for a row whose sequence is longer than `switch.after` tokens. A sequence ends with its row, or
@@ -511,8 +491,8 @@ pub enum Effect {
 }
 
 impl Op {
-    /// Names of the operators that are matrix products of whole rows, in any form: what parts of a model are made of.
-    pub const MATRICES: [&str; 4] = ["attention", "linear", "linear_glu", "conv1x1"];
+    /// Names of the operators that are matrix products of whole rows: what parts of a model are made of.
+    pub const MATRICES: [&str; 3] = ["attention", "linear", "linear_glu"];
 
     /// Mnemonic in the text form.
     pub fn name(&self) -> &'static str {

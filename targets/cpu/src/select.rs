@@ -237,10 +237,6 @@ impl CpuTarget {
             Op::LimitCapacity(_) | Op::ExpertFfn { fixed: true, .. } => {
                 return Err(Unsupported(format!("`{}` takes part in static graphs", node.op.name())));
             }
-            // A processor's kernels take rows: where it decides, `convolve` leaves a linear layer what it is.
-            Op::Conv1x1 { .. } | Op::ToNchw | Op::FromNchw => {
-                return Err(Unsupported(format!("`{}` has no kernel", node.op.name())));
-            }
             &Op::ExpertFfn { glu, bias, fixed: false } => self.expert_ffn(&mut s, node, glu, bias)?,
             &Op::NeuronFfn { glu, paged: None, predict } => self.neuron_ffn(&mut s, node, glu, predict)?,
             &Op::NeuronFfn { glu, paged: Some(layer), .. } => self.neurons_apart(&mut s, node, glu, layer)?,

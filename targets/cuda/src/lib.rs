@@ -106,9 +106,6 @@ impl Family for Cuda {
                 | Op::LimitCapacity(_)
                 | Op::RopeAngles { switch: Some(_), .. }
                 | Op::NeuronFfn { .. }
-                | Op::Conv1x1 { .. }
-                | Op::ToNchw
-                | Op::FromNchw
                 | Op::ZeroExperts { .. }
         ) && op.effect() != Effect::Updates
     }

@@ -87,8 +87,6 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         Op::ScaleCols,
         Op::Softmax,
         Op::GatherRows,
-        Op::ToNchw,
-        Op::FromNchw,
         Op::Softplus,
     ];
     let switch = (small(), float()).prop_map(|(after, long_scale)| LongSwitch { after, long_scale });
@@ -116,7 +114,6 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         (proptest::collection::vec(any::<u32>(), 0..5), any::<bool>())
             .prop_map(|(capacities, spill)| Op::LimitCapacity(LimitCapacityDesc { capacities, spill })),
         small().prop_map(|heads| Op::HeadLinear { heads }),
-        (small(), any::<bool>()).prop_map(|(groups, bias)| Op::Conv1x1 { groups, bias }),
         small().prop_map(|heads| Op::Concat { heads }),
         (small(), any::<bool>()).prop_map(|(experts, partial)| Op::Dispatch { experts, partial }),
         (small(), small()).prop_map(|(experts, zero)| Op::ZeroExperts { experts, zero }),
