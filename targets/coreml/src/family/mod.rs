@@ -72,7 +72,10 @@ impl Family for CoreMl {
             return bad("unit.legality", &format!("the row of `{op}`: {needs}"));
         }
         if let Some(op) = ["to_nchw", "from_nchw"].into_iter().find(|op| !unit.is_legal(op)) {
-            return bad("unit.legality", &format!("an NPU of the family `coreml` needs a legal row of `{op}`"));
+            return bad(
+                "unit.legality",
+                &format!("an NPU of the family `coreml` needs a legal row of `{op}`"),
+            );
         }
         let cpu = device.units.iter().find(|u| u.kind == UnitKind::Cpu);
         if cpu.is_none_or(|u| u.matmul.is_empty()) {
