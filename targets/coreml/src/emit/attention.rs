@@ -194,19 +194,13 @@ impl Attention {
         let k = (("k", &self.k), self.k_norm.as_ref().map(|norm| ("k_norm", norm)), self.kv_heads);
         let [q, k] =
             [q, k].map(|(projection, norm, heads)| self.rows(&mut t, (x, angles), projection, norm, heads));
-        let v = self.projected(&mut t, x, ("v", &self.v), self.kv_heads);
+        let v = projected(&mut t, x, ("v", &self.v), self.kv_heads);
         let v = self.clip(&mut t, v);
         let channels = t.attr(Attr::Channels(self.heads * self.v_dim));
         let y = t.add(Form::Attention([channels, q, k, v].into()));
         let y = t.linear(y, "o", &self.o.weight, self.o.bias.as_ref());
         t.result(y);
         legal(&self.name, &t, Layout::Columns)
-    }
-
-    fn projected(&self, t: &mut Term, x: Id, (name, of): (&str, &Projection), heads: usize) -> Id {
-        let y = t.linear(x, name, &of.weight, of.bias.as_ref());
-        let heads = t.attr(Attr::Heads(heads));
-        t.add(Form::ByHead([heads, y]))
     }
 
     fn clip(&self, t: &mut Term, x: Id) -> Id {
@@ -224,7 +218,7 @@ impl Attention {
         norm: Option<(&'static str, &Norm)>,
         heads: usize,
     ) -> Id {
-        let mut y = self.projected(t, x, projection, heads);
+        let mut y = projected(t, x, projection, heads);
         if let Some((name, norm)) = norm {
             let groups = self.groups(norm, heads).0;
             let attr = t.attr(Attr::Norm(name, norm.clone(), Some(groups)));
@@ -237,6 +231,13 @@ impl Attention {
         }
         y
     }
+}
+
+/// A projection whose channels are those of heads.
+fn projected(t: &mut Term, x: Id, (name, of): (&str, &Projection), heads: usize) -> Id {
+    let y = t.linear(x, name, &of.weight, of.bias.as_ref());
+    let heads = t.attr(Attr::Heads(heads));
+    t.add(Form::ByHead([heads, y]))
 }
 
 /// Attention of a chunk, ahead of its output projection.

@@ -3,6 +3,7 @@
 //! Each node of the term becomes its operators at the place where it is first read. A channels-first value is
 //! `[1, channels, 1, rows]`, or `[1, heads, channels of a head, rows]` where its operator works head by head: the same
 //! numbers in the same order. Where the unit does not pad the last axis, it is `[rows, channels, 1, 1]`, as at the border.
+#![expect(clippy::cast_possible_truncation, reason = "elements of one tensor")]
 
 use super::ffn::join;
 use super::layout::Layout;

@@ -4,6 +4,7 @@
 //! a program. *Channels-first* values are what a convolution takes. Operators on the channels of a row take either form;
 //! linear layers and attention take rows, convolutions take channels-first values. [`Fact::nchw`] says which form a value
 //! has.
+#![expect(clippy::cast_possible_truncation, reason = "nodes of one part")]
 
 use crate::emit::{Norm, Raw, Rope};
 use egg::{Analysis, DidMerge, EGraph, Id, define_language};
