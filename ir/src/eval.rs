@@ -106,14 +106,6 @@ impl<'a> Args<'a> {
         Ok(self.get(i)?.ty.cols())
     }
 
-    /// Channels of a row in either form.
-    pub(crate) fn channels(&self, i: usize) -> Result<usize, EvalError> {
-        match *self.get(i)?.ty.shape.as_slice() {
-            [_, channels, 1, 1] => Ok(channels),
-            _ => self.cols(i),
-        }
-    }
-
     /// An index that must lie in `0 .. end`.
     pub(crate) fn index(&self, what: &str, index: i32, end: usize) -> Result<usize, EvalError> {
         usize::try_from(index)

@@ -62,24 +62,10 @@ impl Operands<'_> {
         self.shape(i, what, DType::F32)
     }
 
-    /// Rows of channels in either form.
+    /// Rows of channels.
     pub(crate) fn rows(&self, i: usize, what: &str) -> Result<RowShape, TypeError> {
-        let ty = self.get(i)?;
-        match (ty.dtype, ty.shape.as_slice()) {
-            (DType::F32, &[rows, channels]) => Ok(RowShape { count: rows, channels, nchw: false }),
-            (DType::F32, &[rows, channels, 1, 1]) => Ok(RowShape { count: rows, channels, nchw: true }),
-            _ => {
-                let wanted = "expected 2 axes of f32, or f32[rows, channels, 1, 1]";
-                Err(self.error(format!("{what} is {ty}, {wanted}")))
-            }
-        }
-    }
-
-    /// Rows of channels, channels-first.
-    pub(crate) fn nchw(&self, i: usize, what: &str) -> Result<RowShape, TypeError> {
-        let ty = self.get(i)?;
-        let rows = self.rows(i, what).ok().filter(|r| r.nchw);
-        rows.ok_or_else(|| self.error(format!("{what} is {ty}, expected f32[rows, channels, 1, 1]")))
+        let [count, channels] = self.matrix(i, what)?;
+        Ok(RowShape { count, channels })
     }
 
     /// Operand `i` must have exactly this type.
@@ -101,18 +87,17 @@ impl Operands<'_> {
     }
 }
 
-/// Rows of channels: `[rows, channels]`, or channels-first, `[rows, channels, 1, 1]`.
+/// Rows of channels: `[rows, channels]`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RowShape {
     pub(crate) count: usize,
     pub(crate) channels: usize,
-    pub(crate) nchw: bool,
 }
 
 impl RowShape {
-    /// As many rows in the same form, of so many channels.
+    /// As many rows of so many channels.
     pub(crate) fn of(self, channels: usize) -> Type {
-        if self.nchw { f32(&[self.count, channels, 1, 1]) } else { f32(&[self.count, channels]) }
+        f32(&[self.count, channels])
     }
 
     pub(crate) fn ty(self) -> Type {

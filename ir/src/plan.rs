@@ -25,7 +25,7 @@ use bincode::{Decode, Encode};
 use std::collections::BTreeSet;
 
 /// Version of the stored form. A runtime refuses any other.
-pub const PLAN_VERSION: u32 = 16;
+pub const PLAN_VERSION: u32 = 17;
 
 /// Alignment of arena buffers, weight segments and states, in bytes: one cache line, one AVX-512 vector.
 pub const ALIGN: u64 = 64;
@@ -365,8 +365,8 @@ pub enum Builtin {
         /// Which rows.
         span: Span,
     },
-    /// `[ids, added, stay, rest]`: which choices find room. See [`crate::Op::Admit`].
-    Admit {
+    /// `[ids, added, stay, rest]`: which choices find room. See [`crate::Op::LimitCapacity`].
+    LimitCapacity {
         /// Index into [`Plan::sets`], which holds the capacities.
         set: u32,
         /// Experts per token.
@@ -474,7 +474,7 @@ impl Builtin {
             | Self::Fetch { .. }
             | Self::Wake { .. }
             | Self::Part { .. } => 1,
-            Self::Admit { .. } => 2,
+            Self::LimitCapacity { .. } => 2,
         }
     }
 }

@@ -147,7 +147,7 @@ fn plans_that_would_leave_their_memory() {
 }
 
 /// A plan whose steps are on a unit beside the CPU.
-const BESIDE: &str = r#"plan 16 {scratch_bytes = 0}
+const BESIDE: &str = r#"plan 17 {scratch_bytes = 0}
 model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "TRIPLE", cpu = "c", features = []}
 unit 0 "cpu" {family = "cpu", memory = 0}

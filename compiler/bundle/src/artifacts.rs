@@ -124,7 +124,6 @@ fn write_graphs(
 ) -> Result<Emitted> {
     let (Some(units), Some(placement)) = (&c.units, &c.placement) else { return Ok(Emitted::default()) };
     let parts = parts::placed(&c.module, placement, units);
-    parts.iter().try_for_each(|part| parts::check_forms(part, &c.module, placement, units))?;
     let groups = parts::groups(placement, units);
     let count = groups.len() + parts.len() + c.hot_neurons.len();
     if count == 0 {

@@ -67,9 +67,7 @@ fn note(names: &mut Vec<String>, name: String) {
 /// product that is added to the residual at once is that of the addition, so the product is sought in front of it; `steps` are the
 /// nodes that have one of their own.
 fn matrix<'a>(module: &'a Module, graph: &Graph, steps: &[u32], node: &Node) -> Option<&'a str> {
-    let multiplies = |op: &Op| {
-        matches!(op, Op::Linear { .. } | Op::LinearGlu { .. } | Op::HeadLinear { .. } | Op::Conv1x1 { .. })
-    };
+    let multiplies = |op: &Op| matches!(op, Op::Linear { .. } | Op::LinearGlu { .. } | Op::HeadLinear { .. });
     let fused = || {
         let before = node.inputs.iter().filter_map(|i| match i {
             Operand::Value(v) => graph.def(*v),

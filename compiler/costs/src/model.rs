@@ -94,10 +94,7 @@ impl Model {
 
 /// Numbers of the matrix that a node multiplies with, and whether they must stay exact (a router's).
 fn matrix(module: &Module, node: &Node) -> (u64, bool) {
-    let is_matrix = matches!(
-        node.op,
-        Op::Linear { .. } | Op::LinearGlu { .. } | Op::HeadLinear { .. } | Op::Conv1x1 { .. }
-    );
+    let is_matrix = matches!(node.op, Op::Linear { .. } | Op::LinearGlu { .. } | Op::HeadLinear { .. });
     match node.inputs.get(1).filter(|_| is_matrix) {
         Some(Operand::Weight(id)) => {
             let weight = module.weight(*id);

@@ -73,7 +73,7 @@ pub fn placed(placement: &Placement, units: &Units<'_>) -> Placed {
     let attention = |o: &OpPlace| o.op == "attention";
     let dense = |o: &OpPlace| {
         let inside = o.scope.layer.is_some() && o.scope.part != Part::ATTN;
-        inside && matches!(o.op.as_str(), "linear" | "linear_glu" | "conv1x1")
+        inside && matches!(o.op.as_str(), "linear" | "linear_glu")
     };
     Placed {
         attention: on(true, &attention),

@@ -57,7 +57,8 @@ pub struct ExpertUse {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Decision {
-    /// The pass that decided (`moec passes` lists them), or what is asked for before passes run: `size` and `threshold` of `model.toml`.
+    /// The pass that decided (`moec passes` lists them), what is asked for before passes run (`size` and `threshold` of
+    /// `model.toml`), or `legalise`: what a backend makes of a graph.
     pub pass: String,
     /// About what. The same thing in several layers, or of several weights, has one subject.
     pub subject: String,

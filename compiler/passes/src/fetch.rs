@@ -56,7 +56,7 @@ fn routed(graph: &Graph) -> Result<Vec<Routed>> {
         // What finds room elsewhere is no choice any more.
         let chosen = producer(node.inputs.first());
         let chosen = match chosen {
-            Some((_, admit)) if matches!(admit.op, Op::Admit(_)) => producer(admit.inputs.first()),
+            Some((_, limit)) if matches!(limit.op, Op::LimitCapacity(_)) => producer(limit.inputs.first()),
             chosen => chosen,
         };
         if chosen.is_some_and(|(_, node)| matches!(node.op, Op::ZeroExperts { .. })) {

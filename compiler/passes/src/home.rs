@@ -106,7 +106,7 @@ impl Homes {
     /// The unit of a node outside of static graphs. Experts are those of [`ExpertPlacement::of_layer`].
     pub fn of_node(&self, node: &Node) -> u32 {
         match node.op {
-            Op::ExpertFfn { .. } | Op::NeuronFfn { .. } | Op::Fetch { .. } | Op::Admit(_) => 0,
+            Op::ExpertFfn { .. } | Op::NeuronFfn { .. } | Op::Fetch { .. } | Op::LimitCapacity(_) => 0,
             Op::Dispatch { .. } | Op::Combine { .. } if self.whole(node.scope.layer).is_none() => 0,
             // Where a unit has no kernel for what the runtime does, the runtime does it.
             Op::Dispatch { .. } | Op::RopeAngles { .. } if !self.takes(self.rest, &node.op) => 0,

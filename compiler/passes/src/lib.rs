@@ -6,7 +6,6 @@
 
 pub mod barriers;
 pub mod cluster;
-pub mod convolve;
 pub mod cross;
 pub mod decisions;
 pub mod divide;

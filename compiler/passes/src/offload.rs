@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! ids, weights = router(logits)          ids, weights = router(logits)
-//! table = dispatch(ids)                  stay, rest = admit(ids, attention's output)
+//! table = dispatch(ids)                  stay, rest = limit_capacity(ids, attention's output)
 //! y = expert_ffn(x, table)        →      there = dispatch(stay);  y1 = expert_ffn(x, there) {fixed}
 //! out = combine(y, table, weights)       here = dispatch(rest);   y2 = expert_ffn(x, here)
 //!                                        out = combine(y1, there, weights) + combine(y2, here, weights)
@@ -19,11 +19,12 @@
 //! Attention, dense networks and the head stay as they are in the Graph; where the placement has them on the unit, `layout`
 //! makes one step of all their nodes.
 
+use super::decisions::Decision;
 use super::parts;
 use moec_base::error::{Error, Result};
 use moec_costs::units::Units;
 use moec_family::{Cut, GroupGraph, StaticPart};
-use moec_ir::op::AdmitDesc;
+use moec_ir::op::LimitCapacityDesc;
 use moec_ir::placement::{Overflow, Placement};
 use moec_ir::plan::{ExpertSet, ExpertTable, GraphDecl, GraphGroup, GraphPart, HotNeurons, PartAttention};
 use moec_ir::{EntryKind, Graph, Module, Node, NodeId, Op, Operand, Patch, Scope, ValueId};
@@ -44,6 +45,29 @@ pub struct Statics {
     pub unit: u32,
 }
 
+/// What legalisation made of the parts that a placement gives to the unit, where its graphs are written in operators of its own.
+pub fn legalised(module: &Module, placement: &Placement, units: &Units<'_>) -> Vec<Decision> {
+    let decision = |part: StaticPart| {
+        let made = part.legalised.iter().map(|(name, count)| format!("{count} {}", name.replace('_', " ")));
+        let made: Vec<_> = made.collect();
+        let figures: Vec<_> = part.legalised.iter().map(|(name, count)| (*name, *count as f64)).collect();
+        let subject = match part.scope.layer {
+            Some(layer) => part.name.replacen(&layer.to_string(), "*", 1),
+            None => part.name,
+        };
+        let reason =
+            "linear layers run as convolutions there, and rows change their layout around chains of these";
+        let decision = Decision::new("legalise", &format!("graph `{subject}`"), made.join(", "), reason);
+        let decision = decision.with(&figures);
+        match part.scope.layer {
+            Some(layer) => decision.in_layer(layer),
+            None => decision,
+        }
+    };
+    let parts = parts::placed(module, placement, units).into_iter();
+    parts.filter(|part| !part.legalised.is_empty()).map(decision).collect()
+}
+
 /// Where a part stands in an entry point.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartCut {
@@ -57,7 +81,7 @@ impl Statics {
     /// Graphs, sets and parts of a placement: what lives on the unit whose graphs are static.
     ///
     /// # Errors
-    /// A part that holds a node in a form that the unit does not run: our bug.
+    /// A part that stands in no entry point: our bug.
     pub fn of(module: &Module, placement: &Placement, units: &Units<'_>) -> Result<Self> {
         let mut statics = Self { unit: units.npu_index(), ..Self::default() };
         statics.experts(module, placement, units);
@@ -119,7 +143,6 @@ impl Statics {
         placement: &Placement,
         units: &Units<'_>,
     ) -> Result<()> {
-        parts::check_forms(part, module, placement, units)?;
         for cut in parts::cuts(part, placement, units) {
             let graph = module.entries.iter().find(|g| g.kind == cut.entry);
             let graph =
@@ -263,8 +286,9 @@ fn split(graph: &Graph, routed: &Routed, salient: Operand, set: &ExpertSet, fixe
     let mut push = |op: Op, inputs: Vec<Operand>, outputs: Vec<ValueId>| {
         patch.add(before, Node { op, inputs, outputs, scope: dispatch.scope.clone() });
     };
-    let desc = AdmitDesc { capacities: set.capacities.clone(), spill: set.overflow == Overflow::Spill };
-    push(Op::Admit(desc), vec![ids, salient, Graph::POS.into()], ids_of.to_vec());
+    let desc =
+        LimitCapacityDesc { capacities: set.capacities.clone(), spill: set.overflow == Overflow::Spill };
+    push(Op::LimitCapacity(desc), vec![ids, salient, Graph::POS.into()], ids_of.to_vec());
     // All tables first: what reads one need not wait for another.
     for (ids, table) in ids_of.into_iter().zip(tables) {
         push(Op::Dispatch { experts, partial: true }, vec![ids.into()], vec![table]);

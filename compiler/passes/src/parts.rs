@@ -1,6 +1,5 @@
 //! Which parts of a model a placement gives to a unit whose graphs are static.
 
-use moec_base::error::{Error, Result};
 use moec_costs::units::Units;
 use moec_family::{Cut, StaticPart};
 use moec_ir::placement::{ExpertTable, Placement};
@@ -43,29 +42,6 @@ pub fn groups<'a>(placement: &'a Placement, units: &Units<'_>) -> Vec<(&'a Exper
         there.map(move |(i, _)| (table, i))
     };
     placement.experts.iter().flat_map(of).collect()
-}
-
-/// Whether all that a placement gives to the unit is in a form that the unit runs.
-///
-/// # Errors
-/// Our bug: a node that was not rewritten.
-pub fn check_forms(
-    part: &StaticPart,
-    module: &Module,
-    placement: &Placement,
-    units: &Units<'_>,
-) -> Result<()> {
-    for cut in cuts(part, placement, units) {
-        let Some(graph) = module.entries.iter().find(|g| g.kind == cut.entry) else { continue };
-        let mut ops = cut.nodes.iter().filter_map(|n| Some(graph.nodes.get(n.0 as usize)?.op.name()));
-        if let Some((op, form)) = ops.find_map(|op| Some((op, units.npu.form(op)?))) {
-            let (part, unit) = (&part.name, &units.npu.name);
-            return Err(Error::bug(format!(
-                "`{op}` of `{part}` is placed on `{unit}`, which runs it as `{form}` alone"
-            )));
-        }
-    }
-    Ok(())
 }
 
 /// Why a region of the placement cannot be graphs: `nodes` of a scope in one entry point.

@@ -51,6 +51,8 @@ pub struct Placed {
     pub attention: Option<Decision>,
     /// What static graphs compute, from `offload` on.
     pub statics: Statics,
+    /// What legalisation made of them.
+    pub legalised: Vec<Decision>,
     /// Where the rest lives, from `home` on.
     pub homes: Homes,
 }
@@ -135,6 +137,7 @@ impl<'a> Compilation<'a> {
             placement: None,
             attention: None,
             statics: Statics::default(),
+            legalised: Vec::new(),
             homes: Homes::at_home(&inputs.list),
         };
         let (neurons, prints) = (Neurons::default(), Prints::Graph);

@@ -10,8 +10,8 @@ use moec_ir::{EntryKind, Module, Op};
 use moec_passes::home::Homes;
 use moec_passes::hot::{self, Experts};
 use moec_passes::offload::Statics;
-use moec_passes::rewrite::{Costs, rules};
-use moec_passes::{cluster, convolve, divide, fetch, format, offload, reads, rewrite};
+use moec_passes::rewrite::Costs;
+use moec_passes::{cluster, divide, fetch, format, offload, reads, rewrite};
 use moec_sim::cache::Pin;
 
 pub(super) fn lower(given: &Inputs<'_>) -> Result<Module> {
@@ -28,15 +28,8 @@ pub(super) fn rewrite(given: &Inputs<'_>, module: &mut Module) -> Result<()> {
     let none: &dyn Fn(&str) -> bool = &|_| false;
     let keep = given.as_lowered.then_some(none);
     let costs = Costs { legal: &|op| target.is_legal(op), launch: target.launch_cost() };
-    let options = rewrite::Options { rules: rules::equations, keep, costs, islands: &[] };
+    let options = rewrite::Options { keep, costs };
     rewrite::rewrite(module, &options).map(|_| ())
-}
-
-pub(super) fn convolve(given: &Inputs<'_>, module: &mut Module, placed: &mut Placed) -> Result<()> {
-    let Some((units, placement)) = given.units.as_ref().zip(placed.placement.as_mut()) else { return Ok(()) };
-    let target = given.target;
-    let costs = Costs { legal: &|op| target.is_legal(op), launch: target.launch_cost() };
-    convolve::convolve(module, placement, units, costs).map(|_| ())
 }
 
 pub(super) fn offload(given: &Inputs<'_>, module: &mut Module, placed: &mut Placed) -> Result<()> {
@@ -47,6 +40,7 @@ pub(super) fn offload(given: &Inputs<'_>, module: &mut Module, placed: &mut Plac
     };
     let statics = Statics::of(module, placement, units)?;
     offload::offload(module, &statics, true)?;
+    placed.legalised = offload::legalised(module, placement, units);
     // Nodes have other numbers now.
     placed.statics = Statics::of(module, placement, units)?;
     Ok(())

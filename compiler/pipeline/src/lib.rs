@@ -176,13 +176,6 @@ pub const PIPELINE: &[Pass] = &[
         why: "what a launch of a whole group costs decides where the group lives",
     },
     Pass {
-        name: "convolve",
-        when: When::Static,
-        prints: Prints::Graph,
-        run: |c| graph::convolve(&c.inputs, &mut c.module, &mut c.placed),
-        why: "where every operator lives is known; what it costs there picks its form, before nodes are cut out of the Graph",
-    },
-    Pass {
         name: "offload",
         when: When::Capacities,
         prints: Prints::Graph,
@@ -322,8 +315,7 @@ impl Compilation<'_> {
     ///
     /// The IR is verified behind every pass, and in front of the first where that is not `lower`. Nothing else runs passes: a
     /// bundle's twin, the measurement of a placement, calibration and filetests are compilations, too, which start where
-    /// their Graph stands. (What two passes share they call: `convolve` is `rewrite` with other rules, and `tier` forms
-    /// groups to know what they cost.)
+    /// their Graph stands. (What two passes share they call: `tier` forms groups to know what they cost.)
     ///
     /// # Errors
     /// A name that is no pass, a pass that fails, or a verifier that objects, naming the pass.

@@ -18,9 +18,6 @@ impl Operator for Concat {
             o.require(x.count == first.count, || {
                 format!("operand {i} has {} rows, expected {}", x.count, first.count)
             })?;
-            o.require(x.nchw == first.nchw, || {
-                format!("operand {i} is {}, in another form than operand 0", x.ty())
-            })?;
             o.part(x.channels, self.heads, "heads")?;
             width = width.checked_add(x.channels).ok_or_else(|| o.error("width overflows"))?;
         }
@@ -31,7 +28,7 @@ impl Operator for Concat {
         let mut out = Vec::new();
         for block in 0..a.rows(0)? * self.heads {
             for i in 0..a.list.len() {
-                let width = a.channels(i)? / self.heads;
+                let width = a.cols(i)? / self.heads;
                 out.extend_from_slice(&a.f32(i)?[block * width..(block + 1) * width]);
             }
         }

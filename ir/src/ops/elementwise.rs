@@ -31,7 +31,7 @@ impl Operator for Mul {
     }
 
     fn eval(&self, a: &Args<'_>) -> Evaluated {
-        let (cols, b_cols, b) = (a.channels(0)?, a.channels(1)?, a.f32(1)?);
+        let (cols, b_cols, b) = (a.cols(0)?, a.cols(1)?, a.f32(1)?);
         let factor = |i: usize| if b_cols == cols { b[i] } else { b[i / cols] };
         Ok(one(a.f32(0)?.iter().enumerate().map(|(i, &x)| x * factor(i)).collect()))
     }

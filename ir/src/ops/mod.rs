@@ -4,12 +4,6 @@
 //! channels. `T` is the row count of the entry point. A row whose position is negative is **padding**:
 //! it writes no cache, attends to nothing, and what it computes is never read.
 //!
-//! Convolutions take rows channels-first, as `[N, C, H, W]` with a row for each image and one place in it:
-//! `[rows, channels, 1, 1]` (NPUMoE, §4.2). [`Op::ToNchw`] and [`Op::FromNchw`] go from one form to the other. What works
-//! element by element or on the channels of a row takes both, and gives what it got: [`Op::RmsNorm`], [`Op::Add`],
-//! [`Op::Mul`], [`Op::Scale`], [`Op::ScaleCols`], [`Op::Clamp`], [`Op::Act`], [`Op::Glu`], [`Op::Concat`],
-//! [`Op::Slice`].
-//!
 //! An operator is one row of `operators!` below, with its attributes and their meaning, and one file of this folder with its
 //! `Operator`: name, operands, shape rule, effect on states, meaning. Text forms are derived from the row.
 
@@ -132,13 +126,11 @@ macro_rules! operators {
 }
 
 mod activation;
-mod admit;
 mod attention;
 mod cache_write;
 mod causal_conv;
 mod combine;
 mod concat;
-mod conv1x1;
 mod delta_rule;
 mod dispatch;
 mod elementwise;
@@ -149,9 +141,9 @@ mod gather_rows;
 mod glu;
 mod head_linear;
 mod layer_norm;
+mod limit_capacity;
 mod linear;
 mod math;
-mod nchw;
 mod neuron_ffn;
 mod rms_norm;
 mod rope;
@@ -164,11 +156,11 @@ mod softmax;
 mod zero_experts;
 
 pub use activation::Activation;
-pub use admit::AdmitDesc;
 pub use attention::AttentionDesc;
 pub use dispatch::{DispatchLayout, NO_EXPERT};
 pub use fetch::FETCHED;
 pub use glu::Glu;
+pub use limit_capacity::LimitCapacityDesc;
 pub use neuron_ffn::Predictor;
 pub use rope::RopeStyle;
 pub use rope_angles::LongSwitch;
@@ -275,18 +267,6 @@ operators! { ($)
             /// Number of heads.
             heads: usize,
         },
-        /// `x[T, groups·K, 1, 1], @w[groups, N, K], @bias[groups·N]? → f32[T, groups·N, 1, 1]`: a 1×1 convolution; each group
-        /// of channels has its own matrix. One group may have it as `@w[N, K]`.
-        Conv1x1 {
-            /// Groups of channels.
-            groups: usize,
-            /// Whether the bias is there.
-            bias: bool,
-        },
-        /// `x[T, C] → f32[T, C, 1, 1]`: rows become channels-first.
-        ToNchw,
-        /// `x[T, C, 1, 1] → f32[T, C]`
-        FromNchw,
         /// `pos i32[T], @inv_freq[R/2], @inv_freq_long[R/2]? → f32[T, R]`: cosines, then sines, of
         /// `pos · inv_freq` rounded to f32, times `scale`. With `switch`, the long frequencies and their factor
         /// hold for a row whose sequence is longer than `switch.after` tokens. A sequence ends with its row, or
@@ -380,7 +360,7 @@ operators! { ($)
         /// `ids i32[T, k], added f32[T, C], pos i32[T] → i32[T, k], i32[T, k]`: which choices find room where capacities are
         /// fixed, and which are served elsewhere; −1 stands for the others. An expert keeps the rows of the highest L2 norm
         /// of `added`, what attention gave them; of equal ones the lowest (NPUMoE, §3.2 and §4.1).
-        Admit(desc: AdmitDesc),
+        LimitCapacity(desc: LimitCapacityDesc),
         /// `x[T, H], dispatch, @gate_up[E, 2I, H], @down[E, H, I], @gate_up_bias[E, 2I]?, @down_bias[E, H]?
         /// → f32[T·k, H]`, one row per (token, expert) slot, in dispatch order. Experts without a gate have `@gate_up[E, I, H]`.
         ExpertFfn {
@@ -511,8 +491,8 @@ pub enum Effect {
 }
 
 impl Op {
-    /// Names of the operators that are matrix products of whole rows, in any form: what parts of a model are made of.
-    pub const MATRICES: [&str; 4] = ["attention", "linear", "linear_glu", "conv1x1"];
+    /// Names of the operators that are matrix products of whole rows: what parts of a model are made of.
+    pub const MATRICES: [&str; 3] = ["attention", "linear", "linear_glu"];
 
     /// Mnemonic in the text form.
     pub fn name(&self) -> &'static str {

@@ -21,7 +21,7 @@ impl Operator for RmsNorm {
     }
 
     fn eval(&self, a: &Args<'_>) -> Evaluated {
-        let width = a.channels(0)? / self.groups;
+        let width = a.cols(0)? / self.groups;
         let weight = a.weight(1, self.weight)?;
         let mut out = Vec::new();
         for group in a.f32(0)?.chunks_exact(width) {

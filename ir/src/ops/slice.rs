@@ -17,7 +17,7 @@ impl Operator for Slice {
     }
 
     fn eval(&self, a: &Args<'_>) -> Evaluated {
-        let (width, kept) = (a.channels(0)? / self.heads, self.start..self.start + self.len);
+        let (width, kept) = (a.cols(0)? / self.heads, self.start..self.start + self.len);
         Ok(one(a.f32(0)?.chunks_exact(width).flat_map(|head| &head[kept.clone()]).copied().collect()))
     }
 }

@@ -350,9 +350,13 @@ fn code(c: &mut Cursor<'_>) -> Parsed<Code> {
         with_attrs(c, |c, a| {
             Ok(Builtin::Wake { layer: a.int(c, "layer")?, rows: a.int(c, "rows")?, k: a.int(c, "k")? })
         })?
-    } else if c.eat_word("admit")? {
+    } else if c.eat_word("limit_capacity")? {
         with_attrs(c, |c, a| {
-            Ok(Builtin::Admit { set: a.int(c, "set")?, k: a.int(c, "k")?, channels: a.int(c, "channels")? })
+            Ok(Builtin::LimitCapacity {
+                set: a.int(c, "set")?,
+                k: a.int(c, "k")?,
+                channels: a.int(c, "channels")?,
+            })
         })?
     } else if c.eat_word("launch")? {
         with_attrs(c, |c, a| Ok(Builtin::Launch { kernel: a.int(c, "kernel")? }))?

@@ -98,8 +98,8 @@ impl fmt::Display for Builtin {
                 write!(f, "fetch {{layer = {layer}, rows = {rows}, k = {k}, strides = {strides:?}}}")
             }
             Self::Wake { layer, rows, k } => write!(f, "wake {{layer = {layer}, rows = {rows}, k = {k}}}"),
-            Self::Admit { set, k, channels } => {
-                write!(f, "admit {{set = {set}, k = {k}, channels = {channels}}}")
+            Self::LimitCapacity { set, k, channels } => {
+                write!(f, "limit_capacity {{set = {set}, k = {k}, channels = {channels}}}")
             }
             Self::Streams { set, rows, k } => {
                 write!(f, "expert_streams {{set = {set}, rows = {rows}, k = {k}}}")

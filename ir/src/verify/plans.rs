@@ -464,7 +464,7 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
         Builtin::Wake { layer, rows: table_rows, k } => {
             table_rows >= rows && wakes(plan, entry, args, [layer, table_rows, k])
         }
-        Builtin::Admit { set, k, channels } => {
+        Builtin::LimitCapacity { set, k, channels } => {
             let [ids, added, stay, rest] = args else {
                 return false;
             };

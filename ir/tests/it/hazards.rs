@@ -6,7 +6,7 @@ use moec_ir::text::parse_plan;
 use moec_ir::{DType, Format, verify};
 
 /// The CPU reads ids into rows, stores them in a state, and reads that; a card without a memory of its own takes the rows, too.
-const TEXT: &str = r#"plan 16 {scratch_bytes = 64}
+const TEXT: &str = r#"plan 17 {scratch_bytes = 64}
 model "m" {vocab = 8, hidden = 8, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
 unit 0 "cpu" {family = "cpu", memory = 0}

@@ -6,7 +6,7 @@ use moec_ir::plan::{Arg, Builtin, Code, HotNeurons};
 use moec_ir::verify;
 
 /// Two experts, of which two sequences choose one each: what their graphs give is no logits, but has their form.
-const TEXT: &str = r#"plan 16 {scratch_bytes = 0}
+const TEXT: &str = r#"plan 17 {scratch_bytes = 0}
 model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 4, slots = 2, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
 unit 0 "cpu" {family = "cpu", memory = 0}
@@ -70,10 +70,10 @@ fn only_calls_that_decode_the_batch_run_them() {
         p.entries[0].buffers[5].rows = 15;
         p.memories[0].arena_bytes = 1024;
     });
-    // Nothing is past a capacity, so nobody admits.
+    // Nothing is past a capacity, so no step limits them.
     refused(TEXT, step, "do not fit", |p| {
         let step = &mut p.entries[0].steps[1];
-        step.code = Code::Builtin(Builtin::Admit { set: 0, k: 1, channels: 1 });
+        step.code = Code::Builtin(Builtin::LimitCapacity { set: 0, k: 1, channels: 1 });
         step.args = [0, 4, 1, 2].map(|b| Arg::Buffer(b, 0)).to_vec();
     });
 }

@@ -6,7 +6,7 @@ use moec_ir::verify;
 
 /// A processor hands rows to a card, which multiplies them with a matrix of its own and hands them back. The rows that come
 /// back lie where those lay that went.
-const TEXT: &str = r#"plan 16 {scratch_bytes = 64}
+const TEXT: &str = r#"plan 17 {scratch_bytes = 64}
 model "m" {vocab = 8, hidden = 8, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
 

@@ -2,9 +2,9 @@
 
 use crate::bundle::program::Program;
 use crate::error::Result;
-use crate::exec::admission::Tallies;
 use crate::exec::beside::Beside;
 use crate::exec::call::{Bound, Places, bind};
+use crate::exec::capacity_limit::Tallies;
 use crate::exec::overflow::{Overflowed, Tally};
 use crate::exec::timeline::Timeline;
 use crate::exec::unit::Unit;

@@ -1,13 +1,13 @@
 //! Rows that go to static graphs and back (NPUMoE, §3.2 and §4.2).
 //!
-//! The processor routes and decides which rows find room ([`crate::exec::admission`]). The unit packs the rows of each group's experts
+//! The processor routes and decides which rows find room ([`crate::exec::capacity_limit`]). The unit packs the rows of each group's experts
 //! one expert after the other, padded to their capacities, has the graph run, and takes the results apart again
 //! ([`Builtin::Experts`]), or runs the graphs of a part ([`Builtin::Part`]). It does so on a thread of its own: experts of the
 //! processor compute while graphs run elsewhere.
 
 use crate::bundle::program::{Code, Program};
 use crate::error::{Error, Result};
-use crate::exec::admission::{Tallies, lock};
+use crate::exec::capacity_limit::{Tallies, lock};
 use crate::exec::chunk;
 use crate::exec::graphs::{Graphs, f16};
 use crate::exec::overflow::Tally;

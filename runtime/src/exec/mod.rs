@@ -1,13 +1,13 @@
 //! The engine: calls of entry points, the units that execute steps, and what is noted meanwhile.
 
 #[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
-pub(crate) mod admission;
-#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 pub mod beside;
 #[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 pub mod builtin;
 #[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 pub(crate) mod call;
+#[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
+pub(crate) mod capacity_limit;
 pub mod chunk;
 #[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]
 pub mod engine;

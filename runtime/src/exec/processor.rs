@@ -1,8 +1,8 @@
 //! The processor that runs the program: kernels and builtins, on lanes that walk together.
 
 use crate::bundle::program::{Code, Program};
-use crate::exec::admission::{Admission, Tallies};
 use crate::exec::builtin;
+use crate::exec::capacity_limit::{CapacityLimit, Tallies};
 use crate::exec::unit::{BadExpert, Lane, Launch, StepFault, Unit, UnknownStep, kernel, kernel_items};
 use crate::offload::paging::OnFlash;
 use crate::platform::memory::Addr;
@@ -12,11 +12,11 @@ use moec_ir::plan::{Builtin, ExpertLayer};
 use std::sync::Arc;
 
 /// The processor. Experts on flash and static capacities are properties of its steps: those that read them ask the pager and
-/// the admission.
+/// the capacity limit.
 #[derive(Default)]
 pub(crate) struct Processor<'p> {
     layers: &'p [ExpertLayer],
-    admission: Admission<'p>,
+    capacity_limit: CapacityLimit<'p>,
     /// Who knows when experts on flash are there; none where all weights are in memory.
     pager: Option<OnFlash>,
     /// Who assigns experts, where several units can run them.
@@ -31,8 +31,8 @@ impl<'p> Processor<'p> {
         tallies: Arc<Tallies>,
         assigner: Option<Arc<Assigner>>,
     ) -> Self {
-        let admission = Admission::new(&program.sets, tallies);
-        Self { layers: &program.experts.layers, admission, pager, assigner }
+        let capacity_limit = CapacityLimit::new(&program.sets, tallies);
+        Self { layers: &program.experts.layers, capacity_limit, pager, assigner }
     }
 }
 
@@ -47,7 +47,7 @@ impl Unit for Processor<'_> {
             | Builtin::Dispatch { .. }
             | Builtin::Fetch { .. }
             | Builtin::Wake { .. }
-            | Builtin::Admit { .. } => true,
+            | Builtin::LimitCapacity { .. } => true,
             Builtin::Experts { .. }
             | Builtin::Streams { .. }
             | Builtin::Launch { .. }
@@ -145,7 +145,7 @@ impl Processor<'_> {
                 }
                 // A call that decodes says no length. Active experts are the table's first word.
                 if let (0, Some(&active)) = (launch.seq_len, out.first()) {
-                    self.admission.tallies.decode(u64::try_from(active).unwrap_or(0));
+                    self.capacity_limit.tallies.decode(u64::try_from(active).unwrap_or(0));
                 }
             }
             (Builtin::Fetch { layer, rows, k, strides }, _) => {
@@ -176,10 +176,10 @@ impl Processor<'_> {
                     unsafe { pager.wake(launch, lane, layer, [rows, k]) };
                 }
             }
-            (Builtin::Admit { set, k, channels }, &[ids, added, stay, rest]) => {
+            (Builtin::LimitCapacity { set, k, channels }, &[ids, added, stay, rest]) => {
                 let shape = [set, k, channels].map(|n| n as usize);
                 // SAFETY: as above.
-                unsafe { self.admission.run(launch, shape, [ids, added, stay, rest]) };
+                unsafe { self.capacity_limit.run(launch, shape, [ids, added, stay, rest]) };
             }
             (builtin, _) => {
                 launch.fail(StepFault::Unknown(UnknownStep {

@@ -639,7 +639,7 @@ mod tests {
 
     #[test]
     fn what_a_static_graph_keeps_is_not_copied() {
-        let text = r#"plan 16 {scratch_bytes = 0}
+        let text = r#"plan 17 {scratch_bytes = 0}
             model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 1, slots = 2, eos = [], parameters = 1, active_parameters = 1}
             target "t" {triple = "", cpu = "", features = []}
             graph 0 {package = "attention.mlpackage", function = "chunk", stateful = true}"#;
@@ -658,7 +658,7 @@ mod tests {
     /// A block of values that begins and is not filled is cleared, in every head of its slot, and nothing else is.
     #[test]
     fn blocks_of_values_begin_empty() {
-        let text = r#"plan 16 {scratch_bytes = 0}
+        let text = r#"plan 17 {scratch_bytes = 0}
             model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 36, slots = 2, eos = [], parameters = 1, active_parameters = 1}
             target "t" {triple = "", cpu = "", features = []}
             memory 0 "ram" {arena_bytes = 0}

@@ -234,12 +234,8 @@ impl CpuTarget {
             }
             // What static graphs take part in has no kernel: `layout` gives it a function of the runtime.
             Op::Fetch { .. } => return Err(Unsupported("`fetch` is the store's".into())),
-            Op::Admit(_) | Op::ExpertFfn { fixed: true, .. } => {
+            Op::LimitCapacity(_) | Op::ExpertFfn { fixed: true, .. } => {
                 return Err(Unsupported(format!("`{}` takes part in static graphs", node.op.name())));
-            }
-            // A processor's kernels take rows: where it decides, `convolve` leaves a linear layer what it is.
-            Op::Conv1x1 { .. } | Op::ToNchw | Op::FromNchw => {
-                return Err(Unsupported(format!("`{}` has no kernel", node.op.name())));
             }
             &Op::ExpertFfn { glu, bias, fixed: false } => self.expert_ffn(&mut s, node, glu, bias)?,
             &Op::NeuronFfn { glu, paged: None, predict } => self.neuron_ffn(&mut s, node, glu, predict)?,

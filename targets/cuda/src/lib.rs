@@ -103,12 +103,9 @@ impl Family for Cuda {
         !matches!(
             op,
             Op::Fetch { .. }
-                | Op::Admit(_)
+                | Op::LimitCapacity(_)
                 | Op::RopeAngles { switch: Some(_), .. }
                 | Op::NeuronFfn { .. }
-                | Op::Conv1x1 { .. }
-                | Op::ToNchw
-                | Op::FromNchw
                 | Op::ZeroExperts { .. }
         ) && op.effect() != Effect::Updates
     }

@@ -12,10 +12,10 @@ pub struct Legality {
     pub operation: String,
     /// Whether the unit runs it.
     pub legal: bool,
-    /// Operators of the Graph, by their text-form names (`expert_ffn`).
+    /// Operators of the Graph, by their text-form names (`expert_ffn`), or of the unit's backend (`conv1x1`).
     #[serde(default)]
     pub ops: Vec<String>,
-    /// The operator that these are rewritten to: the unit runs them in that form alone. None: as they are.
+    /// The operator that the backend makes of these: the unit runs them in that form alone. None: as they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub form: Option<String>,
     /// Where it comes from.

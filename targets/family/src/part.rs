@@ -19,6 +19,8 @@ pub struct StaticPart {
     pub graphs: Vec<PartGraph>,
     /// Its matrices.
     pub matrices: Vec<WeightId>,
+    /// What legalisation made of it: names and numbers of operators; empty where the unit runs those of the Graph.
+    pub legalised: Vec<(&'static str, usize)>,
 }
 
 /// Where a part stands in an entry point.

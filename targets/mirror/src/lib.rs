@@ -44,7 +44,7 @@ impl Family for Mirror {
     /// Everything that is a kernel. Whom the router has chosen, and angles of positions, the processor finds.
     fn takes(&self, op: &Op) -> bool {
         // A state that an operator updates is brought back from snapshots by the processor alone.
-        !matches!(op, Op::Dispatch { .. } | Op::Fetch { .. } | Op::Admit(_) | Op::RopeAngles { .. })
+        !matches!(op, Op::Dispatch { .. } | Op::Fetch { .. } | Op::LimitCapacity(_) | Op::RopeAngles { .. })
             && op.effect() != Effect::Updates
     }
 

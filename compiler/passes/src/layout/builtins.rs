@@ -69,10 +69,10 @@ impl Builder<'_> {
             Some(&Operand::Value(v)) => Ok(v),
             _ => Err(Error::bug(format!("`{}` without operand {i}", node.op.name()))),
         };
-        let (code, inputs, unit) = if let Op::Admit(_) = node.op {
+        let (code, inputs, unit) = if let Op::LimitCapacity(_) = node.op {
             let (ids, added) = (value(0)?, value(1)?);
             let (k, channels) = (int(graph.ty(ids).cols())?, int(graph.ty(added).cols())?);
-            (Builtin::Admit { set: int(set)?, k, channels }, vec![ids, added], 0)
+            (Builtin::LimitCapacity { set: int(set)?, k, channels }, vec![ids, added], 0)
         } else {
             let (x, table) = (value(0)?, value(1)?);
             let (rows, slots) = (graph.ty(x).rows(), graph.ty(node.outputs[0]).rows());

@@ -214,7 +214,7 @@ impl Builder<'_> {
             let units = self.homes.experts.of_layer(node.scope.layer).map(|(_, of)| of.units.as_slice());
             return Ok(fetched(frame, at, node, layer, units, spaces)?.into_iter().collect());
         }
-        if matches!(node.op, Op::Admit(_) | Op::ExpertFfn { fixed: true, .. }) {
+        if matches!(node.op, Op::LimitCapacity(_) | Op::ExpertFfn { fixed: true, .. }) {
             return self.offloaded(frame, at, node, spaces).map(|step| vec![step]);
         }
         let (graph, homes) = (frame.graph, self.homes);

@@ -71,11 +71,6 @@ define_language! {
         "linear_glu" = LinearGlu([Id; 3]),        // kind, x, w
         "linear_glu_bias" = LinearGluBias([Id; 4]), // kind, x, w, b
         "head_linear" = HeadLinear([Id; 3]),      // attr, x, w
-        "conv1x1" = Conv1x1([Id; 2]),             // x, w
-        "conv1x1_bias" = Conv1x1Bias([Id; 3]),    // x, w, b
-        "conv1x1_groups" = Conv1x1Groups([Id; 3]), // attr, x, w
-        "to_nchw" = ToNchw(Id),
-        "from_nchw" = FromNchw(Id),
         "expert_ffn" = ExpertFfn([Id; 5]),        // kind, x, dispatch, gate_up, down
         "expert_ffn_bias" = ExpertFfnBias([Id; 7]), // …, gate_up_bias, down_bias
         "rms_norm" = RmsNorm([Id; 3]),            // attr, x, w
@@ -123,7 +118,7 @@ pub enum Attr {
         /// Channels.
         len: usize,
     },
-    /// Heads of a concat or of a linear layer head by head, groups of a convolution.
+    /// Heads of a concat or of a linear layer head by head.
     Heads(usize),
     /// A GLU that is no plain `act(gate) · up`.
     Glu(Glu),
@@ -141,19 +136,14 @@ pub struct Fact {
 }
 
 impl Fact {
-    /// Channels of rows: extent of the last axis, or of the second where they are channels-first.
+    /// Channels of rows: extent of the last axis.
     pub fn channels(&self) -> usize {
-        channel_axis(&self.shape).map_or(0, |axis| self.shape[axis])
+        self.shape.last().copied().unwrap_or(0)
     }
     /// Elements.
     pub fn elements(&self) -> usize {
         if self.shape.is_empty() { 0 } else { self.shape.iter().product() }
     }
-}
-
-/// The axis of a value's channels.
-fn channel_axis(shape: &[usize]) -> Option<usize> {
-    if let [_, _, 1, 1] = shape { Some(1) } else { shape.len().checked_sub(1) }
 }
 
 /// The analysis: tables behind the leaves, and shapes.
@@ -184,9 +174,6 @@ pub fn op_name(egraph: &EGraph<Moe, Facts>, enode: &Moe) -> &'static str {
         Moe::Linear(_) | Moe::LinearBias(_) => "linear",
         Moe::LinearGlu(_) | Moe::LinearGluBias(_) => "linear_glu",
         Moe::HeadLinear(_) => "head_linear",
-        Moe::Conv1x1(_) | Moe::Conv1x1Bias(_) | Moe::Conv1x1Groups(_) => "conv1x1",
-        Moe::ToNchw(_) => "to_nchw",
-        Moe::FromNchw(_) => "from_nchw",
         Moe::ExpertFfn(_) | Moe::ExpertFfnBias(_) => "expert_ffn",
         Moe::RmsNorm(_) | Moe::RmsUnit(_) => "rms_norm",
         Moe::ScaleCols(_) => "scale_cols",
@@ -221,8 +208,8 @@ impl Analysis<Moe> for Facts {
     fn make(egraph: &mut EGraph<Moe, Self>, enode: &Moe, _: Id) -> Fact {
         let shape = |id: &Id| egraph[*id].data.shape.clone();
         let with_channels = |mut s: Vec<usize>, channels: usize| {
-            if let Some(axis) = channel_axis(&s) {
-                s[axis] = channels;
+            if let Some(last) = s.last_mut() {
+                *last = channels;
             }
             s
         };
@@ -233,19 +220,14 @@ impl Analysis<Moe> for Facts {
                 Fact { attr: Some(*i), ..egraph.analysis.leaves.get(atom).cloned().unwrap_or_default() }
             }
             Moe::Atom(atom) => egraph.analysis.leaves.get(atom).cloned().unwrap_or_default(),
-            Moe::Linear([x, w])
-            | Moe::LinearBias([x, w, _])
-            | Moe::Conv1x1([x, w])
-            | Moe::Conv1x1Bias([x, w, _]) => value(with_channels(shape(x), rows_of(w))),
+            Moe::Linear([x, w]) | Moe::LinearBias([x, w, _]) => value(with_channels(shape(x), rows_of(w))),
             Moe::LinearGlu([_, x, w]) | Moe::LinearGluBias([_, x, w, _]) => {
                 value(with_channels(shape(x), rows_of(w) / 2))
             }
-            Moe::HeadLinear([_, x, w]) | Moe::Conv1x1Groups([_, x, w]) => {
+            Moe::HeadLinear([_, x, w]) => {
                 let heads = shape(w).first().copied().unwrap_or(0);
                 value(with_channels(shape(x), heads * rows_of(w)))
             }
-            Moe::ToNchw(x) => value([shape(x), vec![1, 1]].concat()),
-            Moe::FromNchw(x) => value(shape(x).into_iter().take(2).collect()),
             Moe::ExpertFfn([_, x, _, _, _])
             | Moe::ExpertFfnBias([_, x, ..])
             | Moe::RmsNorm([_, x, _])

@@ -1,20 +1,20 @@
 //! Pass `rewrite`: equality saturation over each block of the model (egg, Willsey et al., POPL 2021).
 //!
-//! Every region gets its own e-graph, all rules of a table run to saturation, and what operators cost on the unit that
-//! computes the region picks one form of each value. Limits are counts, never times, so that a build is reproducible.
+//! Every region gets its own e-graph, all rules of a table run to saturation, and what operators cost on the processor picks
+//! one form of each value. Limits are counts, never times, so that a build is reproducible.
 
 pub mod language;
-mod layouts;
 mod region;
 mod row;
 pub mod rules;
 
 use egg::{Extractor, Runner, SimpleScheduler};
 use moec_base::error::{Error, Result};
-use moec_ir::{EntryKind, Graph, GraphBuilder, Module, Node, NodeId, Operand, ValueId, WeightId};
+use moec_ir::{Graph, GraphBuilder, Module, Node, Operand, ValueId, WeightId};
 use region::{Rebuild, Region, Traffic};
 use row::Rule;
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 
 /// Most iterations of saturation per region; blocks of real models need four or five.
 const ITERATIONS: usize = 16;
@@ -33,27 +33,12 @@ pub struct Costs<'a> {
     pub launch: f64,
 }
 
-/// Nodes of an entry point that another unit computes: a region of their own. Only their last node may be read from
-/// elsewhere, and they are of one scope.
-pub struct Island<'a> {
-    /// Entry point.
-    pub entry: EntryKind,
-    /// Its nodes, ascending.
-    pub nodes: &'a [NodeId],
-    /// What operators cost there.
-    pub costs: Costs<'a>,
-}
-
 /// Which rules run and what operators cost.
 pub struct Options<'a> {
-    /// The table of rules.
-    pub rules: fn() -> Vec<rules::Row>,
     /// Keeps a rule; `None` keeps all. Tests bisect with it.
     pub keep: Option<&'a dyn Fn(&str) -> bool>,
     /// What operators cost on the processor.
     pub costs: Costs<'a>,
-    /// What other units compute.
-    pub islands: &'a [Island<'a>],
 }
 
 /// Rewrites every entry point of `module`.
@@ -61,7 +46,7 @@ pub struct Options<'a> {
 /// # Errors
 /// Only our bugs: a rule that makes an ill-typed node.
 pub fn rewrite(module: &mut Module, options: &Options<'_>) -> Result<Applied> {
-    let rules: Vec<_> = (options.rules)()
+    let rules: Vec<_> = rules::all()
         .into_iter()
         .map(|row| row.rule)
         .filter(|rule| options.keep.is_none_or(|keep| keep(rule.name.as_str())))
@@ -88,10 +73,10 @@ fn rewrite_entry(
     let mut renamed: HashMap<ValueId, ValueId> =
         [Graph::IDS, Graph::POS, Graph::SLOT, Graph::ROWS].map(|v| (v, v)).into();
 
-    let regions = regions(graph, options);
+    let regions = regions(graph);
     let last = last_regions(graph, &regions);
-    for (at, (members, costs)) in regions.iter().enumerate() {
-        let nodes: Vec<&Node> = members.iter().map(|&i| &graph.nodes[i]).collect();
+    for (at, members) in regions.iter().enumerate() {
+        let nodes: Vec<&Node> = graph.nodes[members.clone()].iter().collect();
         let mut region = Region::load(&snapshot, graph, &nodes);
         let runner = Runner::<_, _, ()>::new(language::Facts::default())
             .with_egraph(std::mem::take(&mut region.egraph))
@@ -106,7 +91,8 @@ fn rewrite_entry(
         region.egraph = runner.egraph;
 
         builder.scope(nodes.first().map(|n| n.scope.clone()).unwrap_or_default());
-        let extractor = Extractor::new(&region.egraph, Traffic { egraph: &region.egraph, costs: *costs });
+        let extractor =
+            Extractor::new(&region.egraph, Traffic { egraph: &region.egraph, costs: options.costs });
         let mut rebuild = Rebuild {
             region: &region,
             extractor,
@@ -133,41 +119,22 @@ fn rewrite_entry(
     builder.finish(logits).map_err(|e| Error::bug("the rewritten graph is ill-typed").because(e))
 }
 
-/// The regions of a graph in an order of execution, each with what operators cost in it: islands, and the runs of nodes
-/// of one scope between them. An island stands where its last node does: what it reads is computed by then, and nobody has
-/// read what it gives.
-fn regions<'a>(graph: &Graph, options: &Options<'a>) -> Vec<(Vec<usize>, Costs<'a>)> {
-    let islands: Vec<_> = options.islands.iter().filter(|i| i.entry == graph.kind).collect();
-    let home: HashMap<usize, &Island<'a>> =
-        islands.iter().flat_map(|i| i.nodes.iter().map(|n| (n.0 as usize, *i))).collect();
-    let mut regions = Vec::new();
-    let mut run: Vec<usize> = Vec::new();
-    for (at, node) in graph.nodes.iter().enumerate() {
-        let island = home.get(&at).copied();
-        let ends = island.is_some_and(|i| i.nodes.last() == Some(&NodeId(at as u32)));
-        let elsewhere = run.first().is_some_and(|&first| graph.nodes[first].scope != node.scope);
-        if (ends || elsewhere) && !run.is_empty() {
-            regions.push((std::mem::take(&mut run), options.costs));
-        }
-        match island {
-            Some(island) if ends => {
-                regions.push((island.nodes.iter().map(|n| n.0 as usize).collect(), island.costs));
-            }
-            Some(_) => {}
-            None => run.push(at),
-        }
-    }
-    if !run.is_empty() {
-        regions.push((run, options.costs));
-    }
-    regions
+/// The regions of a graph: runs of nodes of one scope, in order.
+fn regions(graph: &Graph) -> Vec<Range<usize>> {
+    let mut start = 0;
+    let runs = graph.nodes.chunk_by(|a, b| a.scope == b.scope).map(|run| {
+        let region = start..start + run.len();
+        start = region.end;
+        region
+    });
+    runs.collect()
 }
 
 /// Index of the last region that reads each value.
-fn last_regions(graph: &Graph, regions: &[(Vec<usize>, Costs<'_>)]) -> HashMap<ValueId, usize> {
+fn last_regions(graph: &Graph, regions: &[Range<usize>]) -> HashMap<ValueId, usize> {
     let mut last = HashMap::new();
-    for (at, (members, _)) in regions.iter().enumerate() {
-        for input in members.iter().flat_map(|&i| &graph.nodes[i].inputs) {
+    for (at, members) in regions.iter().enumerate() {
+        for input in graph.nodes[members.clone()].iter().flat_map(|n| &n.inputs) {
             if let Operand::Value(v) = input {
                 last.insert(*v, at);
             }

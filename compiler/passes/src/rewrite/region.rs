@@ -1,7 +1,6 @@
 //! One region of a graph to an e-graph and back.
 //!
-//! A region is a run of nodes of one scope (an attention block, a feed-forward block), or what another unit computes of
-//! it. What crosses its border is a leaf, so an e-graph stays small and its greedy extraction compares local costs only.
+//! A region is a run of nodes of one scope (an attention block, a feed-forward block). What crosses its border is a leaf, so an e-graph stays small and its greedy extraction compares local costs only.
 
 use super::Costs;
 use super::language::{Atom, Attr, Fact, Facts, Moe, Opaque, attr_of, op_name};
@@ -54,11 +53,6 @@ impl Region {
         }
     }
 
-    /// Whether a weight has the two axes that a linear layer's has.
-    fn is_matrix(&self, w: Id) -> bool {
-        self.egraph[w].data.shape.len() == 2
-    }
-
     fn operand(&mut self, module: &Module, graph: &Graph, operand: Operand) -> Id {
         match operand {
             Operand::Value(v) => {
@@ -90,15 +84,6 @@ impl Region {
             (Op::LinearGlu { glu, bias: false }, &[x, w]) => Moe::LinearGlu([self.glu(*glu), x, w]),
             (Op::LinearGlu { glu, bias: true }, &[x, w, b]) => Moe::LinearGluBias([self.glu(*glu), x, w, b]),
             (&Op::HeadLinear { heads }, &[x, w]) => Moe::HeadLinear([self.attr(Attr::Heads(heads)), x, w]),
-            (Op::Conv1x1 { groups: 1, bias: false }, &[x, w]) if self.is_matrix(w) => Moe::Conv1x1([x, w]),
-            (Op::Conv1x1 { groups: 1, bias: true }, &[x, w, b]) if self.is_matrix(w) => {
-                Moe::Conv1x1Bias([x, w, b])
-            }
-            (&Op::Conv1x1 { groups, bias: false }, &[x, w]) => {
-                Moe::Conv1x1Groups([self.attr(Attr::Heads(groups)), x, w])
-            }
-            (Op::ToNchw, &[x]) => Moe::ToNchw(x),
-            (Op::FromNchw, &[x]) => Moe::FromNchw(x),
             (Op::ExpertFfn { glu, bias: false, fixed: false }, &[x, d, gu, dn]) => {
                 Moe::ExpertFfn([self.glu(*glu), x, d, gu, dn])
             }
@@ -237,11 +222,6 @@ impl<C: egg::CostFunction<Moe>> Rebuild<'_, '_, '_, C> {
             Moe::LinearGlu(c) => (Op::LinearGlu { glu: glu(&c[0])?, bias: false }, &c[1..]),
             Moe::LinearGluBias(c) => (Op::LinearGlu { glu: glu(&c[0])?, bias: true }, &c[1..]),
             Moe::HeadLinear(c) => (Op::HeadLinear { heads: heads(&c[0])? }, &c[1..]),
-            Moe::Conv1x1(c) => (Op::Conv1x1 { groups: 1, bias: false }, c),
-            Moe::Conv1x1Bias(c) => (Op::Conv1x1 { groups: 1, bias: true }, c),
-            Moe::Conv1x1Groups(c) => (Op::Conv1x1 { groups: heads(&c[0])?, bias: false }, &c[1..]),
-            Moe::ToNchw(c) => (Op::ToNchw, std::slice::from_ref(c)),
-            Moe::FromNchw(c) => (Op::FromNchw, std::slice::from_ref(c)),
             Moe::ExpertFfn(c) => (Op::ExpertFfn { glu: glu(&c[0])?, bias: false, fixed: false }, &c[1..]),
             Moe::ExpertFfnBias(c) => (Op::ExpertFfn { glu: glu(&c[0])?, bias: true, fixed: false }, &c[1..]),
             Moe::RmsNorm(c) => match attr(&c[0])? {

@@ -1,24 +1,17 @@
 //! The rewrite rules, one per line, each under its equation.
 //!
 //! Rules for rules: they are directional; the right side is never worse than the left on any target
-//! that finds it legal; nothing commutes; a rule that changes rounding says so in its condition. Rules between the forms
-//! that units differ in are [`layouts`].
+//! that finds it legal; nothing commutes; a rule that changes rounding says so in its condition.
 
 use super::language::{Atom, Attr, Facts, Moe, attr_of};
-pub use super::layouts::layouts;
 pub use super::row::Row;
 use super::row::{Build, Graph, add_slice, row, var};
 use egg::{Condition, Id, Subst, rewrite};
 use moec_ir::{Activation, Format, Glu};
 
 /// Every rule.
-pub fn all() -> Vec<Row> {
-    equations().into_iter().chain(layouts()).collect()
-}
-
-/// Every rule between operators that all units have in one form.
 #[rustfmt::skip]
-pub fn equations() -> Vec<Row> {
+pub fn all() -> Vec<Row> {
     vec![
         // Gated feed-forward networks.
         row("act(g) · u = glu(g, u)",

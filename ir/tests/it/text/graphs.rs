@@ -2,7 +2,9 @@
 
 use super::basics::{float, small, text};
 use crate::common::router;
-use moec_ir::op::{AdmitDesc, AttentionDesc, GroupScore, Groups, LongSwitch, Renorm, Score, WeightFrom};
+use moec_ir::op::{
+    AttentionDesc, GroupScore, Groups, LimitCapacityDesc, LongSwitch, Renorm, Score, WeightFrom,
+};
 use moec_ir::{
     Activation, Coded, DType, Encoding, EntryKind, Format, Glu, Graph, Leaf, Module, Node, Op, Operand,
     Predictor, RopeStyle, RouterDesc, Scope, StateDecl, StateId, StateKind, Type, ValueId, Weight,
@@ -85,8 +87,6 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         Op::ScaleCols,
         Op::Softmax,
         Op::GatherRows,
-        Op::ToNchw,
-        Op::FromNchw,
         Op::Softplus,
     ];
     let switch = (small(), float()).prop_map(|(after, long_scale)| LongSwitch { after, long_scale });
@@ -112,9 +112,8 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(glu, paged, predict)| Op::NeuronFfn { glu, paged, predict }),
         any::<bool>().prop_map(|partial| Op::Combine { partial }),
         (proptest::collection::vec(any::<u32>(), 0..5), any::<bool>())
-            .prop_map(|(capacities, spill)| Op::Admit(AdmitDesc { capacities, spill })),
+            .prop_map(|(capacities, spill)| Op::LimitCapacity(LimitCapacityDesc { capacities, spill })),
         small().prop_map(|heads| Op::HeadLinear { heads }),
-        (small(), any::<bool>()).prop_map(|(groups, bias)| Op::Conv1x1 { groups, bias }),
         small().prop_map(|heads| Op::Concat { heads }),
         (small(), any::<bool>()).prop_map(|(experts, partial)| Op::Dispatch { experts, partial }),
         (small(), small()).prop_map(|(experts, zero)| Op::ZeroExperts { experts, zero }),

@@ -41,7 +41,11 @@ pub(super) fn code() -> impl Strategy<Value = Code> {
         any::<(u32, u32, u32, [u32; 4])>()
             .prop_map(|(layer, rows, k, strides)| Code::Builtin(Builtin::Fetch { layer, rows, k, strides })),
         any::<[u32; 3]>().prop_map(|[layer, rows, k]| Code::Builtin(Builtin::Wake { layer, rows, k })),
-        any::<[u32; 3]>().prop_map(|[set, k, channels]| Code::Builtin(Builtin::Admit { set, k, channels })),
+        any::<[u32; 3]>().prop_map(|[set, k, channels]| Code::Builtin(Builtin::LimitCapacity {
+            set,
+            k,
+            channels
+        })),
         any::<u32>().prop_map(|part| Code::Builtin(Builtin::Part { part })),
         any::<u32>().prop_map(|kernel| Code::Builtin(Builtin::Launch { kernel })),
         any::<(u32, u32, u32)>().prop_map(|(set, rows, k)| Code::Builtin(Builtin::Streams { set, rows, k })),

@@ -10,9 +10,13 @@
 #![expect(clippy::cast_possible_truncation, reason = "bytes of one element")]
 
 use super::cache::{self, Chunk, fill};
-use super::rope::Angles;
-use super::{EmitError, Limits, Norm, Raw, Result, Rope, checked, within};
+use super::layout::Layout;
+use super::write::{Attend, Writer};
+use super::{EmitError, Limits, Norm, Raw, Result, Rope, checked, legal, within};
+use crate::legalise::language::{Attr, Form};
+use crate::legalise::{Legal, Term};
 use crate::program::{ELEMENT, Function, FunctionBuilder, OpKind, Program, ValueId, WeightRef};
+use egg::Id;
 
 /// A linear layer.
 #[derive(Clone, Debug)]
@@ -87,7 +91,8 @@ impl Attention {
     pub fn emit(&self, limits: &Limits) -> Result<Program> {
         self.check(limits)?;
         let mut weights = Vec::new();
-        let functions = self.chunks.iter().map(|chunk| self.function(*chunk, limits, &mut weights));
+        let legal = self.legal()?;
+        let functions = self.chunks.iter().map(|chunk| self.function(*chunk, &legal, limits, &mut weights));
         let functions = functions.collect::<Result<_>>()?;
         let description = format!(
             "Attention of `{}`: {} heads over {} of keys and values, cached as state `kv` of {} positions; {}",
@@ -152,113 +157,144 @@ impl Attention {
         if channels.is_none_or(|c| c == self.qk_dim) { (heads, 1) } else { (1, heads) }
     }
 
-    fn function(&self, chunk: Chunk, limits: &Limits, weights: &mut Vec<WeightRef>) -> Result<Function> {
+    fn function(
+        &self,
+        chunk: Chunk,
+        legal: &Legal,
+        limits: &Limits,
+        weights: &mut Vec<WeightRef>,
+    ) -> Result<Function> {
         let rows = chunk.rows;
         let mut builder = FunctionBuilder::new(chunk.function(), weights);
         let b = &mut builder;
         let window = chunk.window(self.context);
-        let width = self.state_width(limits);
         let x = b.input("x", &[rows, self.hidden, 1, 1]);
         let angles = self.rope.map(|rope| rope.input(b, rows)).transpose()?;
         let mask = b.input("mask", &[1, 1, rows, window]);
 
-        let mut x = b.transpose(x, &[2, 1, 3, 0])?;
+        let attend = Attended { of: self, chunk, limits, mask };
+        let writer = Writer::new(legal, b, (Layout::Columns, limits), (rows, x)).attending(&attend, angles);
+        let outputs: Vec<_> = writer.results()?.into_iter().map(|y| ("y", y)).collect();
+        Ok(builder.finish(&outputs))
+    }
+
+    /// What the unit computes of it.
+    ///
+    /// # Errors
+    /// No form of it is one that the unit runs.
+    pub fn legal(&self) -> Result<Legal> {
+        let mut t = Term::new();
+        let mut x = t.input(self.hidden);
+        let angles = self.rope.map(|rope| t.input(rope.channels));
         if let Some(norm) = &self.norm {
-            x = norm.whole(b, x, "norm")?;
+            let attr = t.attr(Attr::Norm("norm", norm.clone(), None));
+            x = t.add(Form::Norm([attr, x]));
         }
-        let q = self.rows(b, x, ("q", &self.q, self.q_norm.as_ref()), self.heads, angles.as_ref())?;
-        let k = self.rows(b, x, ("k", &self.k, self.k_norm.as_ref()), self.kv_heads, angles.as_ref())?;
-        let v = projected(b, x, ("v", &self.v), self.kv_heads, self.v_dim)?;
-        let v = self.clip(b, v)?;
-        let v = b.transpose(v, &[0, 1, 3, 2])?;
+        let q = (("q", &self.q), self.q_norm.as_ref().map(|norm| ("q_norm", norm)), self.heads);
+        let k = (("k", &self.k), self.k_norm.as_ref().map(|norm| ("k_norm", norm)), self.kv_heads);
+        let [q, k] =
+            [q, k].map(|(projection, norm, heads)| self.rows(&mut t, (x, angles), projection, norm, heads));
+        let v = projected(&mut t, x, ("v", &self.v), self.kv_heads);
+        let v = self.clip(&mut t, v);
+        let channels = t.attr(Attr::Channels(self.heads * self.v_dim));
+        let y = t.add(Form::Attention([channels, q, k, v].into()));
+        let y = t.linear(y, "o", &self.o.weight, self.o.bias.as_ref());
+        t.result(y);
+        legal(&self.name, &t, Layout::Columns)
+    }
+
+    fn clip(&self, t: &mut Term, x: Id) -> Id {
+        let Some(bound) = self.clip_qkv else { return x };
+        let bound = t.attr(Attr::Bound(bound));
+        t.add(Form::Clamp([bound, x]))
+    }
+
+    /// Queries or keys with norm and rotation.
+    fn rows(
+        &self,
+        t: &mut Term,
+        (x, angles): (Id, Option<Id>),
+        projection: (&str, &Projection),
+        norm: Option<(&'static str, &Norm)>,
+        heads: usize,
+    ) -> Id {
+        let mut y = projected(t, x, projection, heads);
+        if let Some((name, norm)) = norm {
+            let groups = self.groups(norm, heads).0;
+            let attr = t.attr(Attr::Norm(name, norm.clone(), Some(groups)));
+            y = t.add(Form::Norm([attr, y]));
+        }
+        y = self.clip(t, y);
+        if let (Some(rope), Some(angles)) = (self.rope, angles) {
+            let attr = t.attr(Attr::Rope(rope, heads));
+            y = t.add(Form::Rope([attr, y, angles]));
+        }
+        y
+    }
+}
+
+/// A projection whose channels are those of heads.
+fn projected(t: &mut Term, x: Id, (name, of): (&str, &Projection), heads: usize) -> Id {
+    let y = t.linear(x, name, &of.weight, of.bias.as_ref());
+    let heads = t.attr(Attr::Heads(heads));
+    t.add(Form::ByHead([heads, y]))
+}
+
+/// Attention of a chunk, ahead of its output projection.
+struct Attended<'a> {
+    of: &'a Attention,
+    chunk: Chunk,
+    limits: &'a Limits,
+    mask: ValueId,
+}
+
+impl Attend for Attended<'_> {
+    fn attend(&self, w: &mut Writer<'_, '_, '_>, operands: &[Id]) -> Result<ValueId> {
+        let (a, rows) = (self.of, self.chunk.rows);
+        let (window, width) = (self.chunk.window(a.context), a.state_width(self.limits));
+        let &[q, k, v] = operands else { return Err(EmitError::Form("attention".into())) };
+        let (q, k, v) = (w.heads(q)?, w.heads(k)?, w.heads(v)?);
+        let b = &mut *w.b;
         // Scaled before the product, which is thus as small as it can be.
-        let q = b.scalar(OpKind::Mul, q, self.scale)?;
+        let q = b.scalar(OpKind::Mul, q, a.scale)?;
         let (q, k, v) = (fill(b, q, width)?, fill(b, k, width)?, fill(b, v, width)?);
 
         let kv = b.concat(&[k, v], 0)?;
-        let kv = cache::store(b, kv, chunk, self.context)?;
+        let kv = cache::store(b, kv, self.chunk, a.context)?;
         let (k, v) = (b.slice(kv, 0, 0, 1)?, b.slice(kv, 0, 1, 1)?);
 
         // Query heads that share keys are rows of one product.
-        let shared = self.heads / self.kv_heads * rows;
-        let q = b.reshape(q, &[1, self.kv_heads, shared, width])?;
+        let shared = a.heads / a.kv_heads * rows;
+        let q = b.reshape(q, &[1, a.kv_heads, shared, width])?;
         let scores = b.matmul(q, k, true)?;
-        let scores = b.reshape(scores, &[1, self.heads, rows, window])?;
-        let scores = b.binary(OpKind::Add, scores, mask)?;
-        let shares = self.softmax(b, scores, [rows, window], limits)?;
-        let shares = b.reshape(shares, &[1, self.kv_heads, shared, window])?;
+        let scores = b.reshape(scores, &[1, a.heads, rows, window])?;
+        let scores = b.binary(OpKind::Add, scores, self.mask)?;
+        let shares = self.softmax(b, scores, [rows, window])?;
+        let shares = b.reshape(shares, &[1, a.kv_heads, shared, window])?;
         let y = b.matmul(shares, v, false)?;
 
-        let y = b.reshape(y, &[1, self.heads, rows, width])?;
-        let y = b.slice(y, 3, 0, self.v_dim)?;
-        let y = b.transpose(y, &[0, 1, 3, 2])?;
-        let y = b.reshape(y, &[1, self.heads * self.v_dim, 1, rows])?;
-        let y = self.o.apply(b, y, "o")?;
-        let y = b.transpose(y, &[3, 1, 0, 2])?;
-        Ok(builder.finish(&[("y", y)]))
+        let y = b.reshape(y, &[1, a.heads, rows, width])?;
+        Ok(b.slice(y, 3, 0, a.v_dim)?)
     }
+}
 
-    fn clip(&self, b: &mut FunctionBuilder, x: ValueId) -> Result<ValueId> {
-        Ok(match self.clip_qkv {
-            Some(bound) => b.clip(x, -bound, bound)?,
-            None => x,
-        })
-    }
-
-    /// Queries or keys with norm and rotation: `[1, heads, T, qk_dim]`.
-    fn rows(
-        &self,
-        b: &mut FunctionBuilder,
-        x: ValueId,
-        (name, projection, norm): (&str, &Projection, Option<&Norm>),
-        heads: usize,
-        angles: Option<&Angles>,
-    ) -> Result<ValueId> {
-        let rows = b.shape(x).last().copied().unwrap_or(0);
-        let mut y = projected(b, x, (name, projection), heads, self.qk_dim)?;
-        if let Some(norm) = norm {
-            let (groups, joined) = self.groups(norm, heads);
-            y = b.reshape(y, &[1, groups, joined * self.qk_dim, rows])?;
-            y = norm.grouped(b, y, &format!("{name}_norm"))?;
-            y = b.reshape(y, &[1, heads, self.qk_dim, rows])?;
-        }
-        y = self.clip(b, y)?;
-        if let (Some(rope), Some(angles)) = (self.rope, angles) {
-            y = rope.apply(b, y, angles)?;
-        }
-        Ok(b.transpose(y, &[0, 1, 3, 2])?)
-    }
-
+impl Attended<'_> {
     /// Over the last axis of `scores[1, heads, T, W]`, sinks taking their share.
     fn softmax(
         &self,
         b: &mut FunctionBuilder,
         scores: ValueId,
         [rows, window]: [usize; 2],
-        limits: &Limits,
     ) -> Result<ValueId> {
-        let Some(sinks) = &self.sinks else { return Ok(b.softmax(scores, 3)?) };
+        let Some(sinks) = &self.of.sinks else { return Ok(b.softmax(scores, 3)?) };
         // As many equal columns as the last axis is wide at least, each with its part of the sink's share: a column by
         // itself would be a last axis of 1.
-        let columns = limits.rules.last_axis_bytes / ELEMENT as usize;
-        let sinks = b.weight(&sinks.weight("sinks", [1, self.heads, 1, 1]))?;
+        let columns = self.limits.rules.last_axis_bytes / ELEMENT as usize;
+        let sinks = b.weight(&sinks.weight("sinks", [1, self.of.heads, 1, 1]))?;
         let sinks = b.tile(sinks, &[1, 1, rows, columns])?;
         let sinks = if columns > 1 { b.scalar(OpKind::Sub, sinks, (columns as f32).ln())? } else { sinks };
         let all = b.concat(&[scores, sinks], 3)?;
         let shares = b.softmax(all, 3)?;
         Ok(b.slice(shares, 3, 0, window)?)
     }
-}
-
-/// Projects `x[1, H, 1, T]` to `[1, heads, dim, T]`.
-fn projected(
-    b: &mut FunctionBuilder,
-    x: ValueId,
-    (name, projection): (&str, &Projection),
-    heads: usize,
-    dim: usize,
-) -> Result<ValueId> {
-    let rows = b.shape(x).last().copied().unwrap_or(0);
-    let y = projection.apply(b, x, name)?;
-    Ok(b.reshape(y, &[1, heads, dim, rows])?)
 }

@@ -58,6 +58,9 @@ pub enum EmitError {
     /// A network that joins nothing.
     #[error("a network without a gate is not written as a graph")]
     NoGate,
+    /// A legalised operator in a place where no program has it: our bug.
+    #[error("no program has `{0}` in that place")]
+    Form(String),
     /// Numbers that do not go together.
     #[error("graph `{graph}`: {what}")]
     Description {

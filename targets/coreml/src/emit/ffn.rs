@@ -1,6 +1,9 @@
 //! Gated feed-forward networks: an expert of a group, and dense ones of all tokens.
 
-use super::{EmitError, Limits, Raw, Result, check_rows, checked, within};
+use super::write::Writer;
+use super::{EmitError, Limits, Raw, Result, check_rows, checked, legal, within};
+use crate::legalise::language::{Attr, Form};
+use crate::legalise::{Legal, Term};
 use crate::program::{Array, Counted, FunctionBuilder, Mode, OpKind, Program, ValueId};
 use moec_ir::{Activation, Glu};
 
@@ -79,7 +82,7 @@ impl Networks {
 }
 
 /// `glu(g, u)` element by element, see [`Glu`].
-fn join(b: &mut FunctionBuilder, glu: Glu, g: ValueId, u: ValueId) -> Result<ValueId> {
+pub(super) fn join(b: &mut FunctionBuilder, glu: Glu, g: ValueId, u: ValueId) -> Result<ValueId> {
     Ok(match glu {
         Glu::Gated(act) => {
             let g = activate(b, act, g)?;
@@ -160,19 +163,13 @@ impl Dense {
         if let Some(gate) = &self.gate {
             gate.weight.expect(&self.name, "gate", &[1, self.hidden])?;
         }
-        let (mut weights, layout) = (Vec::new(), limits.layout());
+        let (mut weights, layout, legal) = (Vec::new(), limits.layout(), self.legal(limits)?);
         let functions = self.rows.iter().map(|&rows| {
             let mut b = FunctionBuilder::new(format!("rows{rows}"), &mut weights);
-            let input = b.input("x", &[rows, self.hidden, 1, 1]);
-            let x = layout.enter(&mut b, input)?;
-            let mut y = self.weights.apply(&mut b, x, self.glu, 1, "")?;
-            if let Some(gate) = &self.gate {
-                let logit = b.conv(x, &gate.weight.conv("gate"), None)?;
-                let share = b.unary(OpKind::Sigmoid, logit)?;
-                y = b.binary(OpKind::Mul, y, share)?;
-            }
-            let y = layout.leave(&mut b, y)?;
-            Ok(b.finish(&[("y", y)]))
+            let x = b.input("x", &[rows, self.hidden, 1, 1]);
+            let results = Writer::new(&legal, &mut b, (layout, limits), (rows, x)).results()?;
+            let outputs: Vec<_> = results.into_iter().map(|y| ("y", y)).collect();
+            Ok(b.finish(&outputs))
         });
         let functions = functions.collect::<Result<_>>()?;
         let description = format!(
@@ -183,5 +180,30 @@ impl Dense {
         let bytes = program.counted_bytes(limits.counted);
         within(&self.name, limits, 1, "layers", |layers| if layers == 0 { 0 } else { bytes })?;
         checked(program, limits)
+    }
+
+    /// What the unit computes of it.
+    ///
+    /// # Errors
+    /// No form of it is one that the unit runs.
+    pub fn legal(&self, limits: &Limits) -> Result<Legal> {
+        let (mut t, w) = (Term::new(), &self.weights);
+        let x = t.input(self.hidden);
+        let [gate_bias, up_bias] = match &w.gate_up_bias {
+            Some([gate, up]) => [Some(gate), Some(up)],
+            None => [None, None],
+        };
+        let gate = t.linear(x, "gate", &w.gate, gate_bias);
+        let up = t.linear(x, "up", &w.up, up_bias);
+        let glu = t.attr(Attr::Glu(self.glu));
+        let joined = t.add(Form::Glu([glu, gate, up]));
+        let mut y = t.linear(joined, "down", &w.down, w.down_bias.as_ref());
+        if let Some(gate) = &self.gate {
+            let logit = t.linear(x, "gate", &gate.weight, None);
+            let share = t.add(Form::Sigmoid(logit));
+            y = t.add(Form::Mul([y, share]));
+        }
+        t.result(y);
+        legal(&self.name, &t, limits.layout())
     }
 }

@@ -1,6 +1,9 @@
 //! The head: hidden states to logits, the vocabulary in parts.
 
-use super::{EmitError, Limits, Norm, Raw, Result, check_rows, checked, within};
+use super::write::Writer;
+use super::{EmitError, Limits, Norm, Raw, Result, check_rows, checked, legal, within};
+use crate::legalise::language::{Attr, Form};
+use crate::legalise::{Legal, Term};
 use crate::program::{FunctionBuilder, Program, blob_bytes};
 use std::ops::Range;
 
@@ -61,25 +64,13 @@ impl Head {
             });
             blob_bytes(arrays.chain(self.norm.iter().flat_map(|norm| norm.arrays(limits.counted))))
         })?;
-        let (mut weights, layout) = (Vec::new(), limits.layout());
+        let (mut weights, layout, legal) = (Vec::new(), limits.layout(), self.legal(limits)?);
         let functions = self.rows.iter().map(|&rows| {
             let mut b = FunctionBuilder::new(format!("rows{rows}"), &mut weights);
             let x = b.input("x", &[rows, self.hidden, 1, 1]);
-            let mut x = layout.enter(&mut b, x)?;
-            if let Some(norm) = &self.norm {
-                x = norm.whole(&mut b, x, "norm")?;
-            }
-            let parts = self.splits(limits).into_iter().enumerate().map(|(i, part)| {
-                let weight = self.weight.rows(part.start, part.len()).conv(&format!("head{i}"));
-                let bias = self.bias.as_ref();
-                let bias = bias.map(|raw| {
-                    raw.rows(part.start, part.len()).weight(&format!("head{i}_bias"), [part.len()])
-                });
-                let y = b.conv(x, &weight, bias.as_ref())?;
-                Ok((format!("logits{i}"), layout.leave(&mut b, y)?))
-            });
-            let parts = parts.collect::<Result<Vec<_>>>()?;
-            let outputs: Vec<_> = parts.iter().map(|(name, id)| (&**name, *id)).collect();
+            let results = Writer::new(&legal, &mut b, (layout, limits), (rows, x)).results()?;
+            let names: Vec<_> = (0..results.len()).map(|i| format!("logits{i}")).collect();
+            let outputs: Vec<_> = names.iter().map(|name| &**name).zip(results).collect();
             Ok(b.finish(&outputs))
         });
         let functions = functions.collect::<Result<_>>()?;
@@ -89,6 +80,26 @@ impl Head {
             self.entries.end - 1
         );
         checked(Program { name: self.name.clone(), description, weights, functions }, limits)
+    }
+
+    /// What the unit computes of it.
+    ///
+    /// # Errors
+    /// No form of it is one that the unit runs.
+    pub fn legal(&self, limits: &Limits) -> Result<Legal> {
+        let mut t = Term::new();
+        let mut x = t.input(self.hidden);
+        if let Some(norm) = &self.norm {
+            let attr = t.attr(Attr::Norm("norm", norm.clone(), None));
+            x = t.add(Form::Norm([attr, x]));
+        }
+        for (i, part) in self.splits(limits).into_iter().enumerate() {
+            let cut = |raw: &Raw| raw.rows(part.start, part.len());
+            let y =
+                t.linear(x, &format!("head{i}"), &cut(&self.weight), self.bias.as_ref().map(cut).as_ref());
+            t.result(y);
+        }
+        legal(&self.name, &t, limits.layout())
     }
 }
 

@@ -11,9 +11,13 @@
 //! **Inputs** are those of [`Attention`](super::Attention).
 
 use super::cache::{self, Chunk, fill};
-use super::rope::Angles;
-use super::{EmitError, Limits, Norm, Projection, Raw, Result, Rope, checked, within};
+use super::layout::Layout;
+use super::write::{Attend, Writer};
+use super::{EmitError, Limits, Norm, Projection, Raw, Result, Rope, checked, legal, within};
+use crate::legalise::language::{Attr, Form};
+use crate::legalise::{Legal, Term};
 use crate::program::{Function, FunctionBuilder, OpKind, Program, ValueId, WeightRef};
+use egg::Id;
 use moec_ir::RopeStyle;
 
 /// Latent attention of one layer.
@@ -66,7 +70,8 @@ impl LatentAttention {
     pub fn emit(&self, limits: &Limits) -> Result<Program> {
         self.check(limits)?;
         let mut weights = Vec::new();
-        let functions = self.chunks.iter().map(|chunk| self.function(*chunk, limits, &mut weights));
+        let legal = self.legal()?;
+        let functions = self.chunks.iter().map(|chunk| self.function(*chunk, &legal, limits, &mut weights));
         let functions = functions.collect::<Result<_>>()?;
         let description = format!(
             "Latent attention of `{}`: {} heads over one latent, cached as state `kv` of {} positions; {}",
@@ -116,99 +121,105 @@ impl LatentAttention {
         Chunk::check(name, &self.chunks, self.context, limits)
     }
 
-    fn function(&self, chunk: Chunk, limits: &Limits, weights: &mut Vec<WeightRef>) -> Result<Function> {
+    fn function(
+        &self,
+        chunk: Chunk,
+        legal: &Legal,
+        limits: &Limits,
+        weights: &mut Vec<WeightRef>,
+    ) -> Result<Function> {
         let (rows, window) = (chunk.rows, chunk.window(self.context));
-        let (width, rope) = (self.state_width(limits), self.rope());
+        let rope = self.rope();
         let mut builder = FunctionBuilder::new(chunk.function(), weights);
         let b = &mut builder;
         let x = b.input("x", &[rows, self.hidden, 1, 1]);
         let angles = rope.input(b, rows)?;
         let mask = b.input("mask", &[1, 1, rows, window]);
 
-        let x = b.transpose(x, &[2, 1, 3, 0])?;
-        let q = self.queries(b, x, &angles, limits)?;
-        // Scaled before the product, which is thus as small as it can be.
-        let q = b.scalar(OpKind::Mul, q, self.scale)?;
-        let k = self.keys(b, x, &angles)?;
-        let (q, k) = (fill(b, q, width)?, fill(b, k, width)?);
-        let kv = cache::store(b, k, chunk, self.context)?;
-
-        let scores = b.matmul(q, kv, true)?;
-        let scores = b.binary(OpKind::Add, scores, mask)?;
-        let shares = b.softmax(scores, 3)?;
-        let latent = b.slice(kv, 3, 0, self.latent)?;
-        let y = b.matmul(shares, latent, false)?;
-
-        let y = b.transpose(y, &[0, 1, 3, 2])?;
-        let values = (0..self.heads).map(|h| {
-            let y = b.slice(y, 1, h, 1)?;
-            let y = b.reshape(y, &[1, self.latent, 1, rows])?;
-            Ok(b.conv(y, &self.v_up.at(h).conv(&format!("v_up{h}")), None)?)
-        });
-        let values = values.collect::<Result<Vec<_>>>()?;
-        let y = b.concat(&values, 1)?;
-        let y = self.o.apply(b, y, "o")?;
-        let y = b.transpose(y, &[3, 1, 0, 2])?;
-        Ok(builder.finish(&[("y", y)]))
+        let attend = Attended { of: self, chunk, limits, mask };
+        let writer = Writer::new(legal, b, (Layout::Columns, limits), (rows, x));
+        let results = writer.attending(&attend, Some(angles)).results()?;
+        let outputs: Vec<_> = results.into_iter().map(|y| ("y", y)).collect();
+        Ok(builder.finish(&outputs))
     }
 
     fn rope(&self) -> Rope {
         Rope { offset: 0, channels: self.rotated, style: self.style }
     }
 
-    /// Queries in the channels of the state: `[1, heads, T, latent + rotated]`.
-    fn queries(
-        &self,
-        b: &mut FunctionBuilder,
-        mut x: ValueId,
-        angles: &Angles,
-        limits: &Limits,
-    ) -> Result<ValueId> {
-        let rows = b.shape(x).last().copied().unwrap_or(0);
+    /// What the unit computes of it.
+    ///
+    /// # Errors
+    /// No form of it is one that the unit runs.
+    pub fn legal(&self) -> Result<Legal> {
+        let mut t = Term::new();
+        let (x, angles) = (t.input(self.hidden), t.input(self.rotated));
+        let mut rank = x;
         if let Some((down, norm)) = &self.q_down {
-            x = down.apply(b, x, "q_down")?;
-            x = norm.whole(b, x, "q_norm")?;
+            rank = t.linear(x, "q_down", &down.weight, down.bias.as_ref());
+            let attr = t.attr(Attr::Norm("q_norm", norm.clone(), None));
+            rank = t.add(Form::Norm([attr, rank]));
         }
-        // As many heads at once as the unit's largest extent lets through.
-        let dim = self.query();
-        let most = (limits.rules.extent / dim).clamp(1, self.heads);
-        let mut parts = Vec::new();
-        for first in (0..self.heads).step_by(most) {
-            let heads = most.min(self.heads - first);
-            let cut = |raw: &Raw| raw.rows(first * dim, heads * dim);
-            let part = Projection { weight: cut(&self.q.weight), bias: self.q.bias.as_ref().map(cut) };
-            let name = if most == self.heads { "q".to_owned() } else { format!("q{first}") };
-            let q = part.apply(b, x, &name)?;
-            let q = b.reshape(q, &[1, heads, dim, rows])?;
-            let turned = b.slice(q, 2, self.nope, self.rotated)?;
-            let turned = self.rope().apply(b, turned, angles)?;
-            let plain = (0..heads).map(|h| {
-                let q = b.slice(q, 1, h, 1)?;
-                let q = b.slice(q, 2, 0, self.nope)?;
-                let q = b.reshape(q, &[1, self.nope, 1, rows])?;
-                let head = first + h;
-                let q = b.conv(q, &self.k_up.at(head).conv(&format!("k_up{head}")), None)?;
-                Ok(b.reshape(q, &[1, 1, self.latent, rows])?)
-            });
-            let plain = plain.collect::<Result<Vec<_>>>()?;
-            let plain = b.concat(&plain, 1)?;
-            parts.push(b.concat(&[plain, turned], 2)?);
-        }
-        let q = b.concat(&parts, 1)?;
-        Ok(b.transpose(q, &[0, 1, 3, 2])?)
-    }
+        let slice = |t: &mut Term, x, heads, start, len| {
+            let attr = t.attr(Attr::Slice { heads, start, len });
+            t.add(Form::Slice([attr, x]))
+        };
+        let turn = |t: &mut Term, x, heads| {
+            let attr = t.attr(Attr::Rope(self.rope(), heads));
+            t.add(Form::Rope([attr, x, angles]))
+        };
+        // Queries in the channels of the state.
+        let q = t.linear(rank, "q", &self.q.weight, self.q.bias.as_ref());
+        let heads = t.attr(Attr::Heads(self.heads));
+        let q = t.add(Form::ByHead([heads, q]));
+        let plain = slice(&mut t, q, self.heads, 0, self.nope);
+        let plain = t.head_linear(self.heads, plain, "k_up", &self.k_up);
+        let turned = slice(&mut t, q, self.heads, self.nope, self.rotated);
+        let turned = turn(&mut t, turned, self.heads);
+        let q = t.add(Form::Concat([heads, plain, turned]));
+        // What the state holds of the rows.
+        let kv = t.linear(x, "kv_down", &self.kv_down.weight, self.kv_down.bias.as_ref());
+        let latent = slice(&mut t, kv, 1, 0, self.latent);
+        let norm = t.attr(Attr::Norm("kv_norm", self.kv_norm.clone(), None));
+        let latent = t.add(Form::Norm([norm, latent]));
+        let turned = slice(&mut t, kv, 1, self.latent, self.rotated);
+        let turned = turn(&mut t, turned, 1);
+        let one = t.attr(Attr::Heads(1));
+        let k = t.add(Form::Concat([one, latent, turned]));
 
-    /// What the state holds of the rows: `[1, 1, T, latent + rotated]`.
-    fn keys(&self, b: &mut FunctionBuilder, x: ValueId, angles: &Angles) -> Result<ValueId> {
-        let rows = b.shape(x).last().copied().unwrap_or(0);
-        let kv = self.kv_down.apply(b, x, "kv_down")?;
-        let latent = b.slice(kv, 1, 0, self.latent)?;
-        let latent = self.kv_norm.whole(b, latent, "kv_norm")?;
-        let latent = b.reshape(latent, &[1, 1, self.latent, rows])?;
-        let turned = b.slice(kv, 1, self.latent, self.rotated)?;
-        let turned = b.reshape(turned, &[1, 1, self.rotated, rows])?;
-        let turned = self.rope().apply(b, turned, angles)?;
-        let k = b.concat(&[latent, turned], 2)?;
-        Ok(b.transpose(k, &[0, 1, 3, 2])?)
+        let channels = t.attr(Attr::Channels(self.heads * self.latent));
+        let y = t.add(Form::Attention([channels, q, k].into()));
+        let y = t.head_linear(self.heads, y, "v_up", &self.v_up);
+        let y = t.linear(y, "o", &self.o.weight, self.o.bias.as_ref());
+        t.result(y);
+        legal(&self.name, &t, Layout::Columns)
+    }
+}
+
+/// Attention of a chunk in the latent's channels.
+struct Attended<'a> {
+    of: &'a LatentAttention,
+    chunk: Chunk,
+    limits: &'a Limits,
+    mask: ValueId,
+}
+
+impl Attend for Attended<'_> {
+    fn attend(&self, w: &mut Writer<'_, '_, '_>, operands: &[Id]) -> Result<ValueId> {
+        let (a, width) = (self.of, self.of.state_width(self.limits));
+        let &[q, k] = operands else { return Err(EmitError::Form("attention".into())) };
+        let q = w.heads(q)?;
+        // Scaled before the product, which is thus as small as it can be.
+        let q = w.b.scalar(OpKind::Mul, q, a.scale)?;
+        let k = w.heads(k)?;
+        let b = &mut *w.b;
+        let (q, k) = (fill(b, q, width)?, fill(b, k, width)?);
+        let kv = cache::store(b, k, self.chunk, a.context)?;
+
+        let scores = b.matmul(q, kv, true)?;
+        let scores = b.binary(OpKind::Add, scores, self.mask)?;
+        let shares = b.softmax(scores, 3)?;
+        let latent = b.slice(kv, 3, 0, a.latent)?;
+        Ok(b.matmul(shares, latent, false)?)
     }
 }

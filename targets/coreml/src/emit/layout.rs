@@ -5,7 +5,7 @@ use crate::program::{FunctionBuilder, ValueId};
 
 /// Layout between the boundaries of a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Layout {
+pub(crate) enum Layout {
     /// `[rows, channels, 1, 1]`, as at the boundary (NPUMoE, §4.2).
     Rows,
     /// `[1, channels, 1, rows]`. Where the last axis is padded to 64 bytes, a last axis of 1 takes up 32 times its data;

@@ -13,6 +13,9 @@
 //! ([`Rules::last_axis_bytes`]), as Apple and ANEMLL have it. Linear layers are 1×1 convolutions (NPUMoE, §3 and §4.2).
 //! Functions of one program differ in rows only, and share weights.
 //!
+//! All but [`ExpertGroup`] are described in linear layers, and [`crate::legalise`] makes convolutions of these; a program
+//! has the transpositions that the legalised term has.
+//!
 //! The bytes of a graph are known before it is written; one that is over the limit of its unit is refused by name,
 //! with its bytes and with how much of it would fit.
 
@@ -23,10 +26,11 @@ mod ffn;
 mod group;
 mod head;
 mod latent;
-mod layout;
+pub(crate) mod layout;
 mod norm;
 mod raw;
 mod rope;
+mod write;
 
 pub use attention::{Attention, Projection};
 pub use cache::{Chunk, MASKED};
@@ -39,6 +43,7 @@ pub use norm::Norm;
 pub use raw::Raw;
 pub use rope::Rope;
 
+use crate::legalise::{Legal, Term};
 use crate::program::{Counted, Program, Rules, about};
 use layout::Layout;
 
@@ -61,6 +66,14 @@ impl Limits {
     fn layout(&self) -> Layout {
         if self.rules.pads() { Layout::Columns } else { Layout::Rows }
     }
+}
+
+/// The form of a part that the unit runs.
+fn legal(graph: &str, term: &Term, layout: Layout) -> Result<Legal> {
+    term.legalise(layout).ok_or_else(|| EmitError::Description {
+        graph: graph.to_owned(),
+        what: "no rule leads to a form that the unit runs".to_owned(),
+    })
 }
 
 /// Refuses a graph that is over the limit. `bytes(n)` is what `n` of its `parts` take; it grows with `n`.

@@ -21,7 +21,7 @@ const FLOOR: f32 = 1.0 / 1024.0;
 const NOTHING: f32 = 1.0 / 16_777_216.0;
 
 /// Root mean square norm, or layer norm.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Norm {
     /// Factor per channel, `[C]`.
     pub weight: Option<Raw>,

@@ -71,6 +71,12 @@ impl Family for CoreMl {
             let needs = "an NPU of the family `coreml` has `form = \"conv1x1\"`";
             return bad("unit.legality", &format!("the row of `{op}`: {needs}"));
         }
+        if let Some(op) = ["to_nchw", "from_nchw"].into_iter().find(|op| !unit.is_legal(op)) {
+            return bad(
+                "unit.legality",
+                &format!("an NPU of the family `coreml` needs a legal row of `{op}`"),
+            );
+        }
         let cpu = device.units.iter().find(|u| u.kind == UnitKind::Cpu);
         if cpu.is_none_or(|u| u.matmul.is_empty()) {
             return bad("unit", "the family `coreml` needs a unit of kind `cpu` with `matmul`");
@@ -122,8 +128,11 @@ impl StaticGraphs for CoreMl {
         let context =
             found.context(&limits).map(|context| StaticAttention { context, window: found.window() });
         let matrices = found.matrices();
+        let legalised = found.legalised(module, unit)?;
+        let legalised =
+            vec![("convolutions", legalised.convolutions), ("layout_changes", legalised.layout_changes)];
         let parts::CoreMlPart { name, scope, cuts, .. } = found;
-        Ok(StaticPart { name, scope, cuts, attention: context, graphs, matrices })
+        Ok(StaticPart { name, scope, cuts, attention: context, graphs, matrices, legalised })
     }
 
     fn group(&self, module: &Module, table: &ExpertTable, group: usize) -> Vec<GroupGraph> {

@@ -89,7 +89,7 @@ fn latent(
     else {
         return Err(wrong("queries"));
     };
-    let [cut, also] = [plain, turned].map(|n| input(n, 0).map(|o| walk.origin(o)));
+    let [cut, also] = [plain, turned].map(|n| input(n, 0));
     if start != nope || cut != also || turn.offset != 0 || turn.channels != *rotated {
         return Err(wrong("queries"));
     }
@@ -114,7 +114,7 @@ fn latent(
     let plain = walk.node(plain)?;
     let (k_turn, k_angles, turned) = rope(walk, input(joined, 1)?)?;
     let turned = walk.node(turned)?;
-    let [first, second] = [plain, turned].map(|n| input(n, 0).map(|o| walk.origin(o)));
+    let [first, second] = [plain, turned].map(|n| input(n, 0));
     let cut = |start, len| Op::Slice { heads: 1, start, len };
     let fits = plain.op == cut(0, desc.v_dim)
         && turned.op == cut(desc.v_dim, *rotated)
@@ -134,7 +134,6 @@ fn latent(
     let v_up = weight(up, 1)?;
     let values = *up.outputs.first().ok_or_else(|| wrong("values"))?;
     walk.node(Operand::Value(values))?;
-    walk.origin(input(up, 0)?);
     let (o, y) = walk.reader(values)?;
     let found = Latent {
         desc: desc.clone(),

@@ -18,7 +18,8 @@ mod attention;
 mod dense;
 mod head;
 
-use crate::emit::{Chunk, EmitError, Limits, Raw};
+use crate::emit::{self, Chunk, EmitError, Limits, Raw};
+use crate::legalise::{Counts, Legal};
 use crate::program::{Blocks, Counted, Function, Program, Rules};
 use attention::{Attention, Wanted};
 use moec_device::{CacheWrite, StoredFormat, Unit};
@@ -52,6 +53,34 @@ enum Kind {
     Attention(Attention),
     Dense(find::Dense),
     Head(Linear),
+}
+
+/// A part as the emitter takes it.
+enum Description {
+    Grouped(emit::Attention),
+    Latent(emit::LatentAttention),
+    Dense(emit::Dense),
+    Head(emit::Head),
+}
+
+impl Description {
+    fn programs(&self, limits: &Limits) -> std::result::Result<Vec<Program>, EmitError> {
+        match self {
+            Self::Grouped(a) => a.emit(limits).map(|p| vec![p]),
+            Self::Latent(a) => a.emit(limits).map(|p| vec![p]),
+            Self::Dense(d) => d.emit(limits).map(|p| vec![p]),
+            Self::Head(h) => head::programs(h, limits),
+        }
+    }
+
+    fn legal(&self, limits: &Limits) -> std::result::Result<Legal, EmitError> {
+        match self {
+            Self::Grouped(a) => a.legal(),
+            Self::Latent(a) => a.legal(),
+            Self::Dense(d) => d.legal(limits),
+            Self::Head(h) => h.legal(limits),
+        }
+    }
 }
 
 /// A tensor at the boundary of a function: f16, dense.
@@ -197,31 +226,38 @@ impl CoreMlPart {
     /// # Errors
     /// Those of `raw`, or a graph that the unit does not take.
     pub(crate) fn programs(&self, module: &Module, npu: &Unit, raw: &mut Source<'_>) -> Result<Vec<Program>> {
-        let made = self.describe(module, npu, raw)?;
+        let made = self.describe(module, npu, raw)?.programs(&limits(npu));
         made.map_err(|e| Error::limit(format!("`{}` cannot be a graph", self.name)).because(e))
     }
 
-    fn describe(
-        &self,
-        module: &Module,
-        npu: &Unit,
-        raw: &mut Source<'_>,
-    ) -> Result<std::result::Result<Vec<Program>, EmitError>> {
-        let limits = &limits(npu);
+    fn describe(&self, module: &Module, npu: &Unit, raw: &mut Source<'_>) -> Result<Description> {
         let (name, rows, chunks) = (&*self.name, &*self.rows(), &*self.chunks(npu));
-        let context = self.context(limits).unwrap_or(0);
+        let context = self.context(&limits(npu)).unwrap_or(0);
         let wanted = Wanted { name, context, chunks };
-        let one = |program: std::result::Result<Program, EmitError>| program.map(|p| vec![p]);
         Ok(match &self.kind {
-            Kind::Attention(Attention::Grouped(a)) => one(wanted.grouped(module, a, raw)?.emit(limits)),
-            Kind::Attention(Attention::Latent(a)) => one(wanted.latent(module, a, raw)?.emit(limits)),
-            Kind::Dense(d) => one(dense::describe(d, module, name, rows, raw)?.emit(limits)),
-            Kind::Head(h) => head::programs(&head::describe(module, *h, name, rows, raw)?, limits),
+            Kind::Attention(Attention::Grouped(a)) => Description::Grouped(wanted.grouped(module, a, raw)?),
+            Kind::Attention(Attention::Latent(a)) => Description::Latent(wanted.latent(module, a, raw)?),
+            Kind::Dense(d) => Description::Dense(dense::describe(d, module, name, rows, raw)?),
+            Kind::Head(h) => Description::Head(head::describe(module, *h, name, rows, raw)?),
         })
     }
 
     /// Its programs, with names in the place of numbers.
     fn outline(&self, module: &Module, npu: &Unit) -> std::result::Result<Vec<Program>, EmitError> {
+        self.described(module, npu)?.programs(&limits(npu))
+    }
+
+    /// What legalisation makes of it.
+    ///
+    /// # Errors
+    /// Why it is no graph, for people.
+    pub fn legalised(&self, module: &Module, npu: &Unit) -> std::result::Result<Counts, String> {
+        let legal = self.described(module, npu).and_then(|part| part.legal(&limits(npu)));
+        legal.map(|legal| legal.counts()).map_err(|e| e.to_string())
+    }
+
+    /// What the emitter writes for it, with names in the place of numbers.
+    fn described(&self, module: &Module, npu: &Unit) -> std::result::Result<Description, EmitError> {
         let mut raw = |ids: &[WeightId]| {
             let weights: Vec<_> = ids.iter().map(|id| module.weight(*id)).collect();
             let (shape, bits) = joined(npu, &weights);
@@ -229,7 +265,7 @@ impl CoreMlPart {
             Ok(Raw { blocks, ..Raw::new(weights.first().map_or("", |w| &w.name), shape) })
         };
         let bug = |e: Error| EmitError::Description { graph: self.name.clone(), what: e.to_string() };
-        self.describe(module, npu, &mut raw).unwrap_or_else(|e| Err(bug(e)))
+        self.describe(module, npu, &mut raw).map_err(bug)
     }
 
     /// Chunks of an attention: of any place for every number of rows, and behind them, where the unit writes the cache by

@@ -14,7 +14,7 @@ const ROWS: usize = 16;
 const HIDDEN: usize = 32;
 
 /// Four heads of 24 + 8 channels over a latent of 40, values of 16 channels.
-fn latent(store: &mut Store, rank: Option<usize>, style: RopeStyle) -> LatentAttention {
+pub(crate) fn latent(store: &mut Store, rank: Option<usize>, style: RopeStyle) -> LatentAttention {
     let (heads, nope, rotated, latent, v_dim) = (4, 24, 8, 40, 16);
     let mut projection = |out, channels| Projection { weight: store.matrix(out, channels), bias: None };
     let down = rank.map(|rank| projection(rank, HIDDEN));

@@ -10,6 +10,7 @@ mod experts;
 mod head;
 mod interpret;
 mod latent;
+mod legalised;
 mod packages;
 mod store;
 mod verify;

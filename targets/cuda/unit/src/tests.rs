@@ -31,7 +31,7 @@ ret;
 ";
 
 /// A plan whose one entry launches it on rows that crossed, and brings back what it gives.
-const PLAN: &str = r#"plan 16 {scratch_bytes = 0}
+const PLAN: &str = r#"plan 17 {scratch_bytes = 0}
 model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
 target "t" {triple = "t", cpu = "c", features = []}
 unit 0 "cpu" {family = "cpu", memory = 0}

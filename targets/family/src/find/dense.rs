@@ -3,7 +3,7 @@
 //! What is found reaches from gate and up projection to the down projection. The scalar gate of a shared expert
 //! (Qwen2-MoE) stays on the processor, with the norm in front and the residual: its weights are exact.
 
-use super::{Found, Walk, input, rounds, value, weight};
+use super::{Found, Walk, input, result, rounds, value, weight};
 use moec_ir::{Glu, Module, Node, Op, Operand, ValueId, WeightId};
 
 /// A gated network.
@@ -35,7 +35,7 @@ pub fn dense(module: &Module, walk: &mut Walk<'_>) -> Found<(Dense, ValueId, Val
     let [node] = *found.as_slice() else {
         return Err(format!("{} gated networks stand in one place", found.len()));
     };
-    let y = walk.result(node)?;
+    let y = result(node)?;
     let (down, at) = walk.linear(Operand::Value(y))?;
     let join = walk.node(at)?;
     let (glu, gate_up, gate_up_bias, x) = match join.op {
@@ -43,7 +43,6 @@ pub fn dense(module: &Module, walk: &mut Walk<'_>) -> Found<(Dense, ValueId, Val
             let bias = bias.then(|| weight(join, 2)).transpose()?;
             (glu, vec![weight(join, 1)?], bias.into_iter().collect(), input(join, 0)?)
         }
-        Op::Glu(glu) if cuts(walk, join) => halves(walk, glu, join)?,
         Op::Glu(glu) => apart(walk, glu, input(join, 0)?, input(join, 1)?)?,
         _ => {
             let (a, b) = (input(join, 0)?, input(join, 1)?);
@@ -64,12 +63,6 @@ pub fn dense(module: &Module, walk: &mut Walk<'_>) -> Found<(Dense, ValueId, Val
     Ok((dense, value(x)?, y))
 }
 
-/// Whether a network joins what was cut out of something.
-fn cuts(walk: &Walk<'_>, join: &Node) -> bool {
-    let op = |o: &Operand| walk.peek(*o).map(|n| &n.op);
-    join.inputs.iter().all(|o| matches!(op(o), Some(Op::Slice { .. })))
-}
-
 type Joined = (Glu, Vec<WeightId>, Vec<WeightId>, Operand);
 
 /// Gate and up as projections of their own.
@@ -80,22 +73,6 @@ fn apart(walk: &mut Walk<'_>, glu: Glu, gate: Operand, up: Operand) -> Found<Joi
     }
     let biases = [gate.bias, up.bias].into_iter().flatten().collect();
     Ok((glu, vec![gate.weight, up.weight], biases, x))
-}
-
-/// Gate and up as halves of one projection.
-fn halves(walk: &mut Walk<'_>, glu: Glu, join: &Node) -> Found<Joined> {
-    let (gate, up) = (walk.node(input(join, 0)?)?, walk.node(input(join, 1)?)?);
-    let [both, also] = [gate, up].map(|n| input(n, 0).map(|o| walk.origin(o)));
-    let (Op::Slice { heads: 1, start: 0, len }, Op::Slice { heads: 1, start, len: rest }) =
-        (&gate.op, &up.op)
-    else {
-        return Err("gate and up are not halves of one projection".into());
-    };
-    if both != also || (start, rest) != (len, len) {
-        return Err("gate and up are not halves of one projection".into());
-    }
-    let (linear, x) = walk.linear(both?)?;
-    Ok((glu, vec![linear.weight], linear.bias.into_iter().collect(), x))
 }
 
 impl Dense {

@@ -1,6 +1,6 @@
 //! The projection to the vocabulary.
 
-use super::{Found, Linear, Walk, rounds, value};
+use super::{Found, Linear, Walk, result, rounds, value};
 use moec_ir::{Module, Operand, ValueId};
 
 /// Finds the projection to the vocabulary; gives it, its rows and the logits.
@@ -10,7 +10,7 @@ use moec_ir::{Module, Operand, ValueId};
 pub fn head(module: &Module, walk: &mut Walk<'_>) -> Found<(Linear, ValueId, ValueId)> {
     let found: Vec<_> = walk.nodes().filter(|n| rounds(module, n)).collect();
     let [node] = *found.as_slice() else { return Err(format!("{} projections in the head", found.len())) };
-    let y = walk.result(node)?;
+    let y = result(node)?;
     let (linear, x) = walk.linear(Operand::Value(y))?;
     Ok((linear, value(x)?, y))
 }

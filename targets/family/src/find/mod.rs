@@ -8,4 +8,4 @@ mod walk;
 pub use attention::{Chain, Ends, Grouped, Rope, attention, cache, grouped, operand, rope};
 pub use dense::{Dense, dense};
 pub use head::head;
-pub use walk::{Found, Linear, Rms, Walk, input, projects, projects_heads, rounds, value, weight};
+pub use walk::{Found, Linear, Rms, Walk, input, projects, projects_heads, result, rounds, value, weight};

@@ -1,7 +1,4 @@
 //! Follows the Graph from a result up to what it is made of, and notes the nodes on the way.
-//!
-//! A projection is a linear layer where the processor computes it, and a 1×1 convolution where the unit does. Where rows
-//! become channels-first and back is passed over: both forms are the same numbers.
 #![expect(clippy::cast_possible_truncation, reason = "a node has the index of its id")]
 
 use moec_ir::{Graph, Module, Node, NodeId, Op, Operand, Scope, ValueId, WeightClass, WeightId};
@@ -50,31 +47,9 @@ impl<'a> Walk<'a> {
         self.graph.nodes.iter().filter(move |n| n.scope == *scope)
     }
 
-    /// What gives the rows of an operand, in whichever form, and the changes of form between.
-    fn skip(&self, mut operand: Operand) -> (Operand, Vec<usize>) {
-        let mut between = Vec::new();
-        while let Operand::Value(value) = operand
-            && let Some(id) = self.graph.def(value)
-            && let Some(node) = self.graph.nodes.get(id.0 as usize).filter(|n| n.scope == *self.scope)
-            && matches!(node.op, Op::ToNchw | Op::FromNchw)
-            && let Some(&before) = node.inputs.first()
-        {
-            between.push(id.0 as usize);
-            operand = before;
-        }
-        (operand, between)
-    }
-
-    /// Steps over changes of form.
-    pub fn origin(&mut self, operand: Operand) -> Operand {
-        let (operand, between) = self.skip(operand);
-        self.passed.extend(between);
-        operand
-    }
-
     /// Steps to the node that gives an operand.
     pub fn node(&mut self, operand: Operand) -> Found<&'a Node> {
-        let Operand::Value(value) = self.origin(operand) else {
+        let Operand::Value(value) = operand else {
             return Err("a weight stands where a value is wanted".into());
         };
         let id = self.graph.def(value).ok_or("it reads an input of the entry point")?.0 as usize;
@@ -88,7 +63,7 @@ impl<'a> Walk<'a> {
 
     /// Looks at the node that gives an operand, without stepping there.
     pub fn peek(&self, operand: Operand) -> Option<&'a Node> {
-        let (Operand::Value(value), _) = self.skip(operand) else { return None };
+        let Operand::Value(value) = operand else { return None };
         let node = self.graph.nodes.get(self.graph.def(value)?.0 as usize)?;
         (node.scope == *self.scope).then_some(node)
     }
@@ -96,12 +71,11 @@ impl<'a> Walk<'a> {
     /// Steps over a projection; gives it and what it reads.
     pub fn linear(&mut self, operand: Operand) -> Found<(Linear, Operand)> {
         let node = self.node(operand)?;
-        let (Op::Linear { bias } | Op::Conv1x1 { groups: 1, bias }) = node.op else {
+        let Op::Linear { bias } = node.op else {
             return Err(format!("`{}` stands where a projection is wanted", node.op.name()));
         };
         let bias = bias.then(|| weight(node, 2)).transpose()?;
-        let x = self.origin(input(node, 0)?);
-        Ok((Linear { weight: weight(node, 1)?, bias }, x))
+        Ok((Linear { weight: weight(node, 1)?, bias }, input(node, 0)?))
     }
 
     /// Steps over a root mean square norm; gives it and what it reads.
@@ -114,24 +88,9 @@ impl<'a> Walk<'a> {
         Ok((Rms { weight, eps, groups }, input(node, 0)?))
     }
 
-    /// Nodes that read a value, in whichever form.
+    /// Nodes that read a value.
     pub fn readers(&self, of: ValueId) -> Vec<&'a Node> {
-        let reads = |o: &Operand| self.skip(*o).0 == Operand::Value(of);
-        let changes = |n: &Node| matches!(n.op, Op::ToNchw | Op::FromNchw);
-        self.nodes().filter(|n| !changes(n) && n.inputs.iter().any(reads)).collect()
-    }
-
-    /// The rows that a projection gives, which the walk then ends with.
-    pub fn result(&mut self, node: &Node) -> Found<ValueId> {
-        let y = *node.outputs.first().ok_or("a projection gives nothing")?;
-        if !matches!(node.op, Op::Conv1x1 { .. }) {
-            return Ok(y);
-        }
-        let rows = |n: &Node| n.op == Op::FromNchw && n.inputs == [Operand::Value(y)];
-        let at = self.graph.nodes.iter().position(|n| n.scope == *self.scope && rows(n));
-        let at = at.ok_or("what a convolution gives does not become rows")?;
-        self.passed.insert(at);
-        self.graph.nodes[at].outputs.first().copied().ok_or_else(|| "rows are nothing".into())
+        self.nodes().filter(|n| n.inputs.contains(&Operand::Value(of))).collect()
     }
 
     /// The one projection that reads a value, which the walk then ends with. Gives it and its result.
@@ -139,7 +98,7 @@ impl<'a> Walk<'a> {
         let [node] = *self.readers(of) else {
             return Err("what it gives is not read by one projection".into());
         };
-        let y = self.result(node)?;
+        let y = result(node)?;
         let (linear, _) = self.linear(Operand::Value(y))?;
         Ok((linear, y))
     }
@@ -175,6 +134,11 @@ pub fn weight(node: &Node, i: usize) -> Found<WeightId> {
     }
 }
 
+/// What a projection gives.
+pub fn result(node: &Node) -> Found<ValueId> {
+    node.outputs.first().copied().ok_or_else(|| "a projection gives nothing".into())
+}
+
 /// An operand that is a value.
 pub fn value(operand: Operand) -> Found<ValueId> {
     match operand {
@@ -185,12 +149,12 @@ pub fn value(operand: Operand) -> Found<ValueId> {
 
 /// Whether an operator is a projection of whole rows.
 pub fn projects(op: &Op) -> bool {
-    matches!(op, Op::Linear { .. } | Op::Conv1x1 { groups: 1, .. })
+    matches!(op, Op::Linear { .. })
 }
 
 /// Whether an operator is a projection head by head.
 pub fn projects_heads(op: &Op, heads: usize) -> bool {
-    *op == Op::HeadLinear { heads } || *op == Op::Conv1x1 { groups: heads, bias: false }
+    *op == Op::HeadLinear { heads }
 }
 
 /// Whether a node is a projection that may be rounded to f16: not one that routes.

@@ -148,6 +148,7 @@ impl HtpPart {
             attention: kept,
             graphs,
             matrices,
+            legalised: Vec::new(),
         })
     }
 

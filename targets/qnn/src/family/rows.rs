@@ -117,7 +117,7 @@ fn gain(module: &Module, x: Operand, reader: &Weight, numbers: &dyn Numbers) -> 
         let Operand::Value(value) = operand else { return Err(missing()) };
         let node = graph.def(value).and_then(|id| graph.nodes.get(id.0 as usize)).ok_or_else(missing)?;
         match node.op {
-            Op::ToNchw | Op::FromNchw | Op::GatherRows => {
+            Op::GatherRows => {
                 operand = *node.inputs.first().ok_or_else(missing)?;
             }
             Op::RmsNorm { weight: false, groups: 1, .. } => return Ok(vec![1.0; reader.cols()]),

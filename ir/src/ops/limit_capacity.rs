@@ -3,9 +3,9 @@
 use super::*;
 
 attributes! {
-    /// Attributes of [`Op::Admit`].
+    /// Attributes of [`Op::LimitCapacity`].
     #[derive(Clone, Debug, PartialEq, Eq)]
-    pub struct AdmitDesc {
+    pub struct LimitCapacityDesc {
         /// Rows that each expert has room for; 0: it is served elsewhere, whatever its rows.
         pub capacities: Vec<u32>,
         /// Whether what finds no room is served elsewhere; else it is lost.
@@ -13,8 +13,8 @@ attributes! {
     }
 }
 
-impl Operator for AdmitDesc {
-    const NAMES: &'static [&'static str] = &["admit"];
+impl Operator for LimitCapacityDesc {
+    const NAMES: &'static [&'static str] = &["limit_capacity"];
     const OPERANDS: &'static [Kind] = &[V, V, V];
 
     fn infer(&self, o: &Operands<'_>) -> Inferred {

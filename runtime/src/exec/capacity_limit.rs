@@ -53,13 +53,13 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Decides for the sets of a plan.
 #[derive(Debug, Default)]
-pub(crate) struct Admission<'p> {
+pub(crate) struct CapacityLimit<'p> {
     pub(crate) sets: &'p [ExpertSet],
     pub(crate) tallies: Arc<Tallies>,
     work: Mutex<(Decider, Vec<f32>)>,
 }
 
-impl<'p> Admission<'p> {
+impl<'p> CapacityLimit<'p> {
     pub(crate) fn new(sets: &'p [ExpertSet], tallies: Arc<Tallies>) -> Self {
         Self { sets, tallies, work: Mutex::default() }
     }
@@ -89,7 +89,7 @@ impl<'p> Admission<'p> {
                 ],
             )
         };
-        if let Err(e) = self.admit(set, k, channels, choices, fates) {
+        if let Err(e) = self.limit(set, k, channels, choices, fates) {
             launch.fail(match e {
                 Misrouted::Expert { expert, experts } => {
                     StepFault::Expert(BadExpert { step: launch.step, expert, experts: experts as u32 })
@@ -106,7 +106,7 @@ impl<'p> Admission<'p> {
     }
 
     /// Decides which choices find room. `ids`, `stay` and `rest` are `[n, k]`, `added` is `[n, channels]`.
-    fn admit(
+    fn limit(
         &self,
         set: usize,
         k: usize,
