@@ -18,7 +18,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     }
     stage("Building", "moec");
     prebuilt::share(PROFILE, &llvm)?;
-    shell::run(prebuilt::build(PROFILE, &llvm).args(["--package", "moec"]).args(llvm.flags()))?;
+    shell::run(&mut prebuilt::build(PROFILE, &llvm, true))?;
     let mut moec = program(root().join(shell::target_dir()).join(PROFILE).join("moec"));
     moec.args(["build", MODEL, "-o", BUNDLE]);
     step(&format!("moec build {MODEL} -o {BUNDLE}"), &mut moec)?;

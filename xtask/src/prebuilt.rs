@@ -14,13 +14,14 @@ static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
 /// Packages that are built with it: so crates have the features that all of moec asks of them, and serve both.
 const PACKAGES: [&str; 5] = ["moec-prebuilt", "moec-import", "moec-passes", "moec-cpu", "moec-codegen"];
 
-/// A build of them in `profile`.
-pub(crate) fn build(profile: &str, llvm: &Llvm) -> Command {
+/// A build of them in `profile`, and of moec itself if `whole`.
+pub(crate) fn build(profile: &str, llvm: &Llvm, whole: bool) -> Command {
     let mut build = cargo("build", None);
     build.args(["--locked", "--profile", profile]);
-    build.args(PACKAGES.iter().flat_map(|package| ["--package", package]));
+    build.args(PACKAGES.iter().copied().chain(whole.then_some("moec")).flat_map(|p| ["--package", p]));
     if llvm.is_other() {
-        build.args(["--no-default-features", "--features", &format!("moec-cpu/llvm{}", llvm.major)]);
+        let whole = if whole { format!(",moec/llvm{},moec/prebuilt", llvm.major) } else { String::new() };
+        build.args(["--no-default-features", "--features", &format!("moec-cpu/llvm{}{whole}", llvm.major)]);
     }
     build.envs(llvm.environment());
     build
@@ -30,7 +31,7 @@ pub(crate) fn build(profile: &str, llvm: &Llvm) -> Command {
 /// it needs a second time, as it ships: optimised, and ended by panics.
 pub(crate) fn share(profile: &str, llvm: &Llvm) -> Result<(), Failed> {
     let folder = if profile == "dev" { "debug" } else { profile };
-    let mut build = build(profile, llvm);
+    let mut build = build(profile, llvm, false);
     stage("Running", &shown(&build));
     shell::run(&mut build)?;
     // A second call finds what the first made.
