@@ -7,6 +7,7 @@
 #![allow(clippy::print_stdout)]
 
 use moec_codegen::jit::Loaded;
+use moec_codegen::spec::Attention;
 use moec_codegen::{Compute, KernelSpec, Machine, compile, key_order, value_order};
 use moec_ir::op::AttentionDesc;
 use moec_ir::plan::Grid;
@@ -87,7 +88,16 @@ fn measure(machine: &Machine, probe: &Probe) -> Outcome {
     let desc =
         AttentionDesc { heads, kv_heads, qk_dim, v_dim, scale, window, chunked: false, sinks, v_from_k };
     let out_ld = if splits > 1 { HEADS * splits * (DIM + 2) } else { HEADS * DIM };
-    let spec = KernelSpec::Attention { desc, cache, compute, ctx, rows, splits, q_ld: HEADS * DIM, out_ld };
+    let spec = KernelSpec::Attention(Attention {
+        desc,
+        cache,
+        compute,
+        ctx,
+        rows,
+        splits,
+        q_ld: HEADS * DIM,
+        out_ld,
+    });
     let loaded = Loaded::new(&compile(machine, std::slice::from_ref(&spec), &())?)?;
     let kernel = loaded.kernel(&spec.symbol(&isa))?;
     let size = |order| {

@@ -7,6 +7,7 @@
 
 use moec_codegen::jit::{KernelFn, Loaded};
 use moec_codegen::pack::packed_bytes;
+use moec_codegen::spec::Linear;
 use moec_codegen::{ByteDot, Compute, KernelSpec, Machine, Schedule, apart, compile, packed_words};
 use moec_ir::plan::{Grid, Layout};
 use moec_ir::types::Format;
@@ -57,7 +58,7 @@ impl Layer {
         let isa = machine.isa();
         let x_ld = apart(packed_words(k, compute));
         let (groups, bias, residual_ld, glu, schedule) = (1, false, None, None, Schedule::default());
-        let spec = KernelSpec::Linear {
+        let spec = KernelSpec::Linear(Linear {
             k,
             n,
             format,
@@ -69,7 +70,7 @@ impl Layer {
             residual_ld,
             glu,
             schedule,
-        };
+        });
         let items = match spec.grid(&isa) {
             Grid::Tiles { rows: each, tiles } => rows.div_ceil(each as usize) * tiles as usize,
             Grid::One | Grid::Experts { .. } => 1,

@@ -6,6 +6,7 @@
 
 use moec_codegen::jit::Loaded;
 use moec_codegen::pack::packed_bytes;
+use moec_codegen::spec::{ExpertGateUp, Linear};
 use moec_codegen::{
     ByteDot, Compute, KernelSpec, Machine, RowForm, Schedule, WeightOrder, apart, compile, packed_words,
 };
@@ -90,7 +91,7 @@ fn linear(name: &'static str, n: usize, k: usize, cols: usize, format: Format, c
     let (glu, x_ld) = (None, apart(packed_words(k, compute)));
     Probe {
         name,
-        spec: KernelSpec::Linear {
+        spec: Linear {
             k,
             n: cols,
             format,
@@ -102,7 +103,8 @@ fn linear(name: &'static str, n: usize, k: usize, cols: usize, format: Format, c
             residual_ld: None,
             glu,
             schedule: Schedule::default(),
-        },
+        }
+        .into(),
         n,
         operations: 2.0 * (n * k * cols) as f64,
         bytes: weight(format, [cols, k], 32).1 as f64,
@@ -131,7 +133,7 @@ fn experts(name: &'static str, experts: usize, tokens: usize, format: Format, co
     let x_ld = apart(packed_words(hidden, compute));
     Probe {
         name,
-        spec: KernelSpec::ExpertGateUp {
+        spec: ExpertGateUp {
             layout,
             hidden,
             inter,
@@ -143,7 +145,8 @@ fn experts(name: &'static str, experts: usize, tokens: usize, format: Format, co
             out: RowForm::f32(inter),
             order: WeightOrder::Panels,
             schedule: Schedule::default(),
-        },
+        }
+        .into(),
         n: tokens,
         operations: 2.0 * (tokens * 2 * inter * hidden) as f64,
         bytes: experts as f64 * weight(format, [2 * inter, hidden], 32).1 as f64,
@@ -346,7 +349,8 @@ fn main() -> Outcome {
         println!("\n{} {:?}", machine.cpu, machine.isa());
         let isa = machine.isa();
         let able = |p: &&Probe| match &p.spec {
-            KernelSpec::Linear { compute, .. } | KernelSpec::ExpertGateUp { compute, .. } => match compute {
+            KernelSpec::Linear(Linear { compute, .. })
+            | KernelSpec::ExpertGateUp(ExpertGateUp { compute, .. }) => match compute {
                 F32 => true,
                 Pairs => isa.bf16,
                 I8 => isa.bytes != ByteDot::None,

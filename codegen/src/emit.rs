@@ -2,7 +2,6 @@
 
 use crate::dsl::Kb;
 use crate::error::{Error, Result};
-use crate::kernels;
 use crate::machine::Machine;
 use crate::merge::merge;
 use crate::spec::KernelSpec;
@@ -144,9 +143,9 @@ fn write_kernel<'c>(
     spec: &KernelSpec,
 ) -> Result<()> {
     let isa = machine.isa();
-    kernels::check(spec, &isa).map_err(|what| Error::Spec { symbol: symbol.to_string(), what })?;
+    spec.check(&isa).map_err(|what| Error::Spec { symbol: symbol.to_string(), what })?;
     let k = Kb::new(ctx, module, machine, symbol)?;
-    kernels::write(&k, spec);
+    spec.kernel().write(&k);
     k.finish()?;
     module.verify().map_err(|e| Error::Bug(format!("{symbol}: {e}")))
 }

@@ -34,8 +34,8 @@ pub use kernels::recurrence::delta_order;
 pub use machine::{ByteDot, Isa, Machine};
 pub use spec::schedule::{self, Knob, Schedule, evenly_from, least};
 pub use spec::{
-    CausalConv, Compute, DeltaRule, KernelSpec, MapOp, NormKind, Recurrence, Rotation, RowForm, RowNorm,
-    SelectiveScan, WeightOrder, apart, awake_words, packed_words,
+    Compute, KernelSpec, MapOp, NormKind, Rotation, RowForm, RowNorm, WeightOrder, apart, awake_words,
+    packed_words,
 };
 pub use table::table;
 pub use version::llvm_version;

@@ -5,6 +5,10 @@ use moec_codegen::jit::Loaded;
 #[cfg(feature = "llvm22")]
 use moec_codegen::llvm_ir;
 use moec_codegen::machine::FEATURES;
+use moec_codegen::spec::{
+    Attention, AttentionMerge, CacheWrite, Combine, CopyColumns, Embed, ExpertDown, ExpertGateUp, GatherRows,
+    Linear, Map, Norm, Quantise, Rope, Router, Softmax, ZeroExperts,
+};
 use moec_codegen::table::{TABLE, table};
 use moec_codegen::{
     ByteDot, Compute, Error, Isa, KernelSpec, Machine, MapOp, NormKind, Objects, Rotation, RowForm, RowNorm,
@@ -23,7 +27,7 @@ use std::sync::Mutex;
 
 fn norm_to(outs: Vec<RowForm>) -> KernelSpec {
     let kind = NormKind::Rms;
-    KernelSpec::Norm { kind, width: 24, groups: 1, x_ld: 24, outs, eps: 1e-6, weight: true }
+    KernelSpec::Norm(Norm { kind, width: 24, groups: 1, x_ld: 24, outs, eps: 1e-6, weight: true })
 }
 
 fn norm() -> KernelSpec {
@@ -32,7 +36,7 @@ fn norm() -> KernelSpec {
 
 fn linear(k: usize, n: usize, format: Format, glu: Option<Glu>) -> KernelSpec {
     let compute = Compute::F32;
-    KernelSpec::Linear {
+    KernelSpec::Linear(Linear {
         k,
         n,
         format,
@@ -44,7 +48,7 @@ fn linear(k: usize, n: usize, format: Format, glu: Option<Glu>) -> KernelSpec {
         residual_ld: None,
         glu,
         schedule: Schedule::default(),
-    }
+    })
 }
 
 /// Products of small numbers: a machine has them or not.
@@ -63,7 +67,7 @@ fn small_products() -> Vec<KernelSpec> {
         let x_ld = packed_words(hidden, compute);
         let (groups, out_ld, residual_ld) = (1, 48, None);
         all.extend([
-            KernelSpec::Linear {
+            KernelSpec::Linear(Linear {
                 k: hidden,
                 n: 48,
                 format,
@@ -75,8 +79,8 @@ fn small_products() -> Vec<KernelSpec> {
                 residual_ld,
                 glu: None,
                 schedule: Schedule::default(),
-            },
-            KernelSpec::ExpertGateUp {
+            }),
+            KernelSpec::ExpertGateUp(ExpertGateUp {
                 layout,
                 hidden,
                 inter,
@@ -88,8 +92,8 @@ fn small_products() -> Vec<KernelSpec> {
                 out: RowForm::f32(inter),
                 order: WeightOrder::Panels,
                 schedule: Schedule::default(),
-            },
-            KernelSpec::ExpertDown {
+            }),
+            KernelSpec::ExpertDown(ExpertDown {
                 layout,
                 inter,
                 hidden,
@@ -99,10 +103,11 @@ fn small_products() -> Vec<KernelSpec> {
                 bias,
                 order: WeightOrder::Panels,
                 schedule: Schedule::default(),
-            },
+            }),
         ]);
     }
-    let quantise = |to| KernelSpec::Quantise { cols: 40, groups: 1, per_row: 1, x_ld: 40, out_ld: 40, to };
+    let quantise =
+        |to| KernelSpec::Quantise(Quantise { cols: 40, groups: 1, per_row: 1, x_ld: 40, out_ld: 40, to });
     all.extend([Compute::Bf16, Compute::I8].map(quantise));
     all
 }
@@ -116,11 +121,11 @@ fn multiplies(machine: &Machine, spec: &KernelSpec) -> bool {
         Compute::I8 => isa.bytes != ByteDot::None,
     };
     match spec {
-        KernelSpec::Norm { outs, .. } => outs.iter().all(|out| able(&out.form)),
-        KernelSpec::ExpertGateUp { compute, out, .. } => able(compute) && able(&out.form),
-        KernelSpec::Linear { compute, .. }
-        | KernelSpec::ExpertDown { compute, .. }
-        | KernelSpec::Quantise { to: compute, .. } => able(compute),
+        KernelSpec::Norm(Norm { outs, .. }) => outs.iter().all(|out| able(&out.form)),
+        KernelSpec::ExpertGateUp(ExpertGateUp { compute, out, .. }) => able(compute) && able(&out.form),
+        KernelSpec::Linear(Linear { compute, .. })
+        | KernelSpec::ExpertDown(ExpertDown { compute, .. })
+        | KernelSpec::Quantise(Quantise { to: compute, .. }) => able(compute),
         _ => true,
     }
 }
@@ -158,39 +163,41 @@ fn specs() -> Vec<KernelSpec> {
     let layout = DispatchLayout { rows: 8, k: 2, experts: 4 };
     let silu = Glu::Gated(Activation::Silu);
     let (hidden, inter, format, compute) = (24, 16, Format::Bf16, Compute::F32);
-    let map = |op| KernelSpec::Map { op, cols: 24, a_ld: 24, out_ld: 24 };
-    let route = |desc| KernelSpec::Router { desc, logits_ld: 16 };
+    let map = |op| KernelSpec::Map(Map { op, cols: 24, a_ld: 24, out_ld: 24 });
+    let route = |desc| KernelSpec::Router(Router { desc, logits_ld: 16 });
     let arithmetic = |desc, cache, compute, rows, splits| {
         let out_ld = if splits > 1 { 4 * splits * 18 } else { 64 };
-        KernelSpec::Attention { desc, cache, compute, ctx: 32, rows, splits, q_ld: 64, out_ld }
+        KernelSpec::Attention(Attention { desc, cache, compute, ctx: 32, rows, splits, q_ld: 64, out_ld })
     };
     let attend = |desc| arithmetic(desc, Format::Bf16, Compute::F32, 4, 1);
     let heads_norm = |width, weight| Some(RowNorm { width, eps: 1e-6, weight });
     let rotation = |style, offset, rotary| Rotation { rotary, offset, style, angles_ld: 24 };
-    let writes = |cache, values, norm, rotation, each| KernelSpec::CacheWrite {
-        heads: 2,
-        dim: 16,
-        ctx: 32,
-        ring: false,
-        cache,
-        values,
-        norm,
-        rotation,
-        each,
-        x_ld: 32,
+    let writes = |cache, values, norm, rotation, each| {
+        KernelSpec::CacheWrite(CacheWrite {
+            heads: 2,
+            dim: 16,
+            ctx: 32,
+            ring: false,
+            cache,
+            values,
+            norm,
+            rotation,
+            each,
+            x_ld: 32,
+        })
     };
     let write = |cache, values| writes(cache, values, None, None, 2);
     let normed_rope = |style, offset, rotary, norm| {
         let rotation = rotation(style, offset, rotary);
-        KernelSpec::Rope { heads: 2, dim: 24, norm, rotation, x_ld: 48, out_ld: 48 }
+        KernelSpec::Rope(Rope { heads: 2, dim: 24, norm, rotation, x_ld: 48, out_ld: 48 })
     };
     let rope = |style, offset, rotary| normed_rope(style, offset, rotary, None);
     let bf16_rows = RowForm { form: Compute::Bf16, ld: 12 };
     let group = |score, mask_neg_inf| Some(Groups { n: 4, keep: 2, score, mask_neg_inf });
     let mut all = vec![
-        KernelSpec::Embed { vocab: 7, hidden, format, panels: false, out_ld: 24 },
-        KernelSpec::Embed { vocab: 72, hidden, format, panels: false, out_ld: 24 },
-        KernelSpec::Embed { vocab: 72, hidden, format, panels: true, out_ld: 24 },
+        KernelSpec::Embed(Embed { vocab: 7, hidden, format, panels: false, out_ld: 24 }),
+        KernelSpec::Embed(Embed { vocab: 72, hidden, format, panels: false, out_ld: 24 }),
+        KernelSpec::Embed(Embed { vocab: 72, hidden, format, panels: true, out_ld: 24 }),
         norm(),
         norm_to(vec![bf16_rows]),
         norm_to(vec![RowForm::f32(24), bf16_rows]),
@@ -218,8 +225,20 @@ fn specs() -> Vec<KernelSpec> {
         arithmetic(attention(), Format::Q8, Compute::F32, 4, 1),
         arithmetic(attention(), Format::Bf16, Compute::F32, 5, 1),
         arithmetic(attention(), Format::Bf16, Compute::F32, 1, 2),
-        KernelSpec::AttentionMerge { heads: 4, v_dim: 16, splits: 2, sinks: false, out_ld: 64 },
-        KernelSpec::AttentionMerge { heads: 4, v_dim: 16, splits: 2, sinks: true, out_ld: 64 },
+        KernelSpec::AttentionMerge(AttentionMerge {
+            heads: 4,
+            v_dim: 16,
+            splits: 2,
+            sinks: false,
+            out_ld: 64,
+        }),
+        KernelSpec::AttentionMerge(AttentionMerge {
+            heads: 4,
+            v_dim: 16,
+            splits: 2,
+            sinks: true,
+            out_ld: 64,
+        }),
         route(router()),
         route(RouterDesc { score: Score::Sigmoid, ..router() }),
         route(RouterDesc { score: Score::Identity, ..router() }),
@@ -235,7 +254,7 @@ fn specs() -> Vec<KernelSpec> {
         route(RouterDesc { renorm: Renorm::Sum { eps: 0.0 }, ..router() }),
         route(RouterDesc { renorm: Renorm::Clamp { min: 1e-20 }, ..router() }),
         route(RouterDesc { scale: 2.5, ..router() }),
-        KernelSpec::ExpertGateUp {
+        KernelSpec::ExpertGateUp(ExpertGateUp {
             layout,
             hidden,
             inter,
@@ -247,8 +266,8 @@ fn specs() -> Vec<KernelSpec> {
             out: RowForm::f32(inter),
             order: WeightOrder::Panels,
             schedule: Schedule::default(),
-        },
-        KernelSpec::ExpertGateUp {
+        }),
+        KernelSpec::ExpertGateUp(ExpertGateUp {
             layout,
             hidden,
             inter,
@@ -260,8 +279,8 @@ fn specs() -> Vec<KernelSpec> {
             out: bf16_rows,
             order: WeightOrder::Panels,
             schedule: Schedule::default(),
-        },
-        KernelSpec::ExpertGateUp {
+        }),
+        KernelSpec::ExpertGateUp(ExpertGateUp {
             layout,
             hidden,
             inter,
@@ -273,8 +292,8 @@ fn specs() -> Vec<KernelSpec> {
             out: RowForm::f32(inter),
             order: WeightOrder::Panels,
             schedule: Schedule::default(),
-        },
-        KernelSpec::ExpertDown {
+        }),
+        KernelSpec::ExpertDown(ExpertDown {
             layout,
             inter,
             hidden,
@@ -284,8 +303,8 @@ fn specs() -> Vec<KernelSpec> {
             bias: false,
             order: WeightOrder::Panels,
             schedule: Schedule::default(),
-        },
-        KernelSpec::ExpertDown {
+        }),
+        KernelSpec::ExpertDown(ExpertDown {
             layout,
             inter,
             hidden,
@@ -295,16 +314,23 @@ fn specs() -> Vec<KernelSpec> {
             bias: true,
             order: WeightOrder::Panels,
             schedule: Schedule::default(),
-        },
-        KernelSpec::Combine { layout, hidden, out_ld: 24, residual_ld: None, partial: true },
-        KernelSpec::Combine { layout, hidden, out_ld: 24, residual_ld: Some(24), partial: false },
-        KernelSpec::Copy { groups: 2, cols: 8, in_group: 12, out_group: 8, in_ld: 24, out_ld: 24 },
-        KernelSpec::Softmax { cols: 24, x_ld: 24, out_ld: 24 },
-        KernelSpec::GatherRows { cols: 24, x_ld: 24, out_ld: 24 },
-        KernelSpec::ZeroExperts { experts: 8, zero: 4, k: 3 },
-        KernelSpec::ZeroExperts { experts: 8, zero: 5, k: 3 },
-        KernelSpec::ZeroExperts { experts: 9, zero: 4, k: 3 },
-        KernelSpec::ZeroExperts { experts: 8, zero: 4, k: 2 },
+        }),
+        KernelSpec::Combine(Combine { layout, hidden, out_ld: 24, residual_ld: None, partial: true }),
+        KernelSpec::Combine(Combine { layout, hidden, out_ld: 24, residual_ld: Some(24), partial: false }),
+        KernelSpec::CopyColumns(CopyColumns {
+            groups: 2,
+            cols: 8,
+            in_group: 12,
+            out_group: 8,
+            in_ld: 24,
+            out_ld: 24,
+        }),
+        KernelSpec::Softmax(Softmax { cols: 24, x_ld: 24, out_ld: 24 }),
+        KernelSpec::GatherRows(GatherRows { cols: 24, x_ld: 24, out_ld: 24 }),
+        KernelSpec::ZeroExperts(ZeroExperts { experts: 8, zero: 4, k: 3 }),
+        KernelSpec::ZeroExperts(ZeroExperts { experts: 8, zero: 5, k: 3 }),
+        KernelSpec::ZeroExperts(ZeroExperts { experts: 9, zero: 4, k: 3 }),
+        KernelSpec::ZeroExperts(ZeroExperts { experts: 8, zero: 4, k: 2 }),
     ];
     let glus = [
         Glu::DRelu,
@@ -529,29 +555,42 @@ fn contradictions_are_refused_by_name() {
     let machine = Machine::x86_64_level(3);
     let attend = |desc, cache| {
         let (compute, rows, splits) = (Compute::F32, 4, 1);
-        KernelSpec::Attention { desc, cache, compute, ctx: 8, rows, splits, q_ld: 64, out_ld: 64 }
+        KernelSpec::Attention(Attention { desc, cache, compute, ctx: 8, rows, splits, q_ld: 64, out_ld: 64 })
     };
     let cached = |cache, norm, each| {
         let (heads, dim, ctx, ring, values, rotation, x_ld) = (2, 16, 32, false, false, None, 32);
-        KernelSpec::CacheWrite { heads, dim, ctx, ring, cache, values, norm, rotation, each, x_ld }
+        KernelSpec::CacheWrite(CacheWrite {
+            heads,
+            dim,
+            ctx,
+            ring,
+            cache,
+            values,
+            norm,
+            rotation,
+            each,
+            x_ld,
+        })
     };
-    let gate_up = |out| KernelSpec::ExpertGateUp {
-        layout: DispatchLayout { rows: 4, k: 2, experts: 3 },
-        hidden: 24,
-        inter: 24,
-        format: Format::F32,
-        compute: Compute::F32,
-        x_ld: 24,
-        glu: Glu::DRelu,
-        bias: false,
-        out,
-        order: WeightOrder::Panels,
-        schedule: Schedule::default(),
+    let gate_up = |out| {
+        KernelSpec::ExpertGateUp(ExpertGateUp {
+            layout: DispatchLayout { rows: 4, k: 2, experts: 3 },
+            hidden: 24,
+            inter: 24,
+            format: Format::F32,
+            compute: Compute::F32,
+            x_ld: 24,
+            glu: Glu::DRelu,
+            bias: false,
+            out,
+            order: WeightOrder::Panels,
+            schedule: Schedule::default(),
+        })
     };
     let bad = [
         linear(24, 33, Format::F32, Some(Glu::DRelu)),
-        KernelSpec::Softmax { cols: 9, x_ld: 8, out_ld: 9 },
-        KernelSpec::Router { desc: RouterDesc { k: 17, ..router() }, logits_ld: 16 },
+        KernelSpec::Softmax(Softmax { cols: 9, x_ld: 8, out_ld: 9 }),
+        KernelSpec::Router(Router { desc: RouterDesc { k: 17, ..router() }, logits_ld: 16 }),
         attend(AttentionDesc { kv_heads: 3, ..attention() }, Format::Bf16),
         attend(AttentionDesc { scale: -0.25, ..attention() }, Format::Bf16),
         attend(attention(), Format::F16),

@@ -3,6 +3,7 @@
 use crate::steps::{Arg, Builder, Path};
 use crate::{GLU, HIDDEN, INTER, Outcome};
 use moec_codegen::pack::Geometry;
+use moec_codegen::spec::{ExpertDown, ExpertGateUp, NeuronDown, NeuronUp, Quantise};
 use moec_codegen::{
     ByteDot, Compute, Isa, KernelSpec, Machine, RowForm, Schedule, WeightOrder, apart, awake_words,
     neurons_meet, packed_words,
@@ -139,7 +140,7 @@ impl Probe<'_> {
         }
         let out_ld = apart(packed_words(cols, to));
         let rows = b.words(&vec![0; self.rows * per_row * out_ld]);
-        let spec = KernelSpec::Quantise { cols, groups: 1, per_row, x_ld: cols, out_ld, to };
+        let spec = KernelSpec::Quantise(Quantise { cols, groups: 1, per_row, x_ld: cols, out_ld, to });
         b.step(spec, vec![Arg::Memory(x), Arg::Memory(rows)])?;
         Ok((rows, out_ld))
     }
@@ -152,7 +153,7 @@ impl Probe<'_> {
         let table = dispatch(layout, self.each);
         let (rows, x_ld) = self.rows(&mut b, &self.x(e), compute)?;
         let h = b.words(&vec![0; slots * INTER]);
-        let spec = KernelSpec::ExpertGateUp {
+        let spec = KernelSpec::ExpertGateUp(ExpertGateUp {
             layout,
             hidden: HIDDEN,
             inter: INTER,
@@ -164,7 +165,7 @@ impl Probe<'_> {
             out: RowForm::f32(INTER),
             order,
             schedule,
-        };
+        });
         let one = |spec: &KernelSpec, rows, cols| {
             let layout = spec.layout(&self.isa).unwrap_or(Layout::Rows);
             Geometry { layout, format, lead: 1, rows, cols }
@@ -180,7 +181,7 @@ impl Probe<'_> {
         let weights = b.memory.len() + 2;
         b.step(spec, args)?;
         let (h_rows, h_ld) = self.packed(&mut b, h, [INTER, self.k], compute)?;
-        let spec = KernelSpec::ExpertDown {
+        let spec = KernelSpec::ExpertDown(ExpertDown {
             layout,
             inter: INTER,
             hidden: HIDDEN,
@@ -190,7 +191,7 @@ impl Probe<'_> {
             bias: false,
             order,
             schedule,
-        };
+        });
         let matrices =
             if neurons { Arg::Memory(weights) } else { Arg::Matrices(&e.down, one(&spec, HIDDEN, INTER)) };
         let args = vec![Arg::Memory(h_rows), Arg::Ints(&table), matrices, Arg::Words(slots * HIDDEN)];
@@ -214,7 +215,7 @@ impl Probe<'_> {
         let usual = self.dense_compute();
         let compute = if neurons_meet(&self.isa, format, hidden, usual) { usual } else { Compute::F32 };
         let (rows, x_ld) = self.rows(&mut b, &self.x(e), compute)?;
-        let up = KernelSpec::NeuronUp {
+        let up = KernelSpec::NeuronUp(NeuronUp {
             layout,
             hidden,
             inter,
@@ -224,7 +225,7 @@ impl Probe<'_> {
             predicted: false,
             x_ld,
             glu: GLU,
-        };
+        });
         let values = e.bundles();
         let weights = b.memory.len() + 2;
         let args = vec![
@@ -235,7 +236,7 @@ impl Probe<'_> {
             Arg::Memory(awake),
         ];
         b.step(up, args)?;
-        let down = KernelSpec::NeuronDown { layout, hidden, inter, format, sketch };
+        let down = KernelSpec::NeuronDown(NeuronDown { layout, hidden, inter, format, sketch });
         let args = vec![
             Arg::Memory(h),
             Arg::Ints(&table),

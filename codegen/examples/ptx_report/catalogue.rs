@@ -1,6 +1,10 @@
 //! Kernels of a model of the size of OLMoE and Qwen3-30B-A3B, decoding and reading a prompt.
 
 use moec_codegen::simt::Kernel;
+use moec_codegen::spec::{
+    Attention, AttentionMerge, CacheWrite, Combine, Embed, ExpertDown, ExpertGateUp, Linear, Map, Norm, Rope,
+    Router, Softmax,
+};
 use moec_codegen::{
     Compute, KernelSpec, MapOp, NormKind, Rotation, RowForm, RowNorm, Schedule, WeightOrder, packed_words,
 };
@@ -19,7 +23,10 @@ pub(crate) fn kernels() -> Vec<(String, Kernel)> {
     all.push(("norm".to_owned(), norm(RowForm::f32(HIDDEN))));
     all.push(("norm to bf16".to_owned(), norm(RowForm { form: Compute::Bf16, ld: HIDDEN / 2 })));
     let glu = MapOp::Glu { glu: Glu::Gated(Activation::Silu), b_ld: HIDDEN };
-    all.push(("map glu".to_owned(), KernelSpec::Map { op: glu, cols: HIDDEN, a_ld: HIDDEN, out_ld: HIDDEN }));
+    all.push((
+        "map glu".to_owned(),
+        KernelSpec::Map(Map { op: glu, cols: HIDDEN, a_ld: HIDDEN, out_ld: HIDDEN }),
+    ));
     for (format, compute) in [
         (Format::F32, Compute::F32),
         (Format::Bf16, Compute::F32),
@@ -75,7 +82,7 @@ fn experts(all: &mut Vec<(String, KernelSpec)>) {
         let (hidden, inter, bias) = (HIDDEN, INTER, false);
         let name =
             |half: &str| format!("experts {half} {} by {}, {rows} rows", format.name(), compute.name());
-        let up = KernelSpec::ExpertGateUp {
+        let up = KernelSpec::ExpertGateUp(ExpertGateUp {
             layout,
             hidden,
             inter,
@@ -87,20 +94,29 @@ fn experts(all: &mut Vec<(String, KernelSpec)>) {
             out,
             order,
             schedule,
-        };
+        });
         all.push((name("up"), up));
-        let down =
-            KernelSpec::ExpertDown { layout, inter, hidden, format, compute, h_ld, bias, order, schedule };
+        let down = KernelSpec::ExpertDown(ExpertDown {
+            layout,
+            inter,
+            hidden,
+            format,
+            compute,
+            h_ld,
+            bias,
+            order,
+            schedule,
+        });
         all.push((name("down"), down));
     }
     let layout = DispatchLayout { rows: 512, k: 8, experts: 128 };
-    let combine = KernelSpec::Combine {
+    let combine = KernelSpec::Combine(Combine {
         layout,
         hidden: HIDDEN,
         out_ld: HIDDEN,
         residual_ld: Some(HIDDEN),
         partial: true,
-    };
+    });
     all.push(("combine".to_owned(), combine));
 }
 
@@ -129,16 +145,22 @@ fn others(all: &mut Vec<(String, KernelSpec)>) {
     for (name, desc, cache, splits) in named {
         let (q_ld, out_ld) = (desc.heads * desc.qk_dim, desc.heads * splits * (desc.v_dim + 2));
         let (compute, ctx, rows) = (Compute::F32, 4096, 1);
-        let spec = KernelSpec::Attention { desc, cache, compute, ctx, rows, splits, q_ld, out_ld };
+        let spec = KernelSpec::Attention(Attention { desc, cache, compute, ctx, rows, splits, q_ld, out_ld });
         all.push((format!("attention {name}"), spec));
     }
-    let merge = KernelSpec::AttentionMerge { heads: 32, v_dim: 128, splits: 16, sinks: true, out_ld: WIDE };
+    let merge = KernelSpec::AttentionMerge(AttentionMerge {
+        heads: 32,
+        v_dim: 128,
+        splits: 16,
+        sinks: true,
+        out_ld: WIDE,
+    });
     all.push(("attention merge".to_owned(), merge));
     let norm = Some(RowNorm { width: 128, eps: 1e-6, weight: true });
     let rotation = Rotation { rotary: 128, offset: 0, style: RopeStyle::Half, angles_ld: 128 };
-    let rope = KernelSpec::Rope { heads: 32, dim: 128, norm, rotation, x_ld: WIDE, out_ld: WIDE };
+    let rope = KernelSpec::Rope(Rope { heads: 32, dim: 128, norm, rotation, x_ld: WIDE, out_ld: WIDE });
     all.push(("rope".to_owned(), rope));
-    let keys = KernelSpec::CacheWrite {
+    let keys = KernelSpec::CacheWrite(CacheWrite {
         heads: 4,
         dim: 128,
         ctx: 4096,
@@ -149,7 +171,7 @@ fn others(all: &mut Vec<(String, KernelSpec)>) {
         rotation: Some(rotation),
         each: 4,
         x_ld: 512,
-    };
+    });
     all.push(("cache write".to_owned(), keys));
     for (name, groups, score) in [
         ("router", None, Score::Softmax),
@@ -170,16 +192,16 @@ fn others(all: &mut Vec<(String, KernelSpec)>) {
             renorm: Renorm::Sum { eps: 0.0 },
             scale: 2.5,
         };
-        all.push((name.to_owned(), KernelSpec::Router { desc, logits_ld: 256 }));
+        all.push((name.to_owned(), KernelSpec::Router(Router { desc, logits_ld: 256 })));
     }
     let (vocab, format) = (151_936, Format::Q4);
-    let embed = KernelSpec::Embed { vocab, hidden: HIDDEN, format, panels: false, out_ld: HIDDEN };
+    let embed = KernelSpec::Embed(Embed { vocab, hidden: HIDDEN, format, panels: false, out_ld: HIDDEN });
     all.push(("embed q4".to_owned(), embed));
-    all.push(("softmax".to_owned(), KernelSpec::Softmax { cols: 256, x_ld: 256, out_ld: 256 }));
+    all.push(("softmax".to_owned(), KernelSpec::Softmax(Softmax { cols: 256, x_ld: 256, out_ld: 256 })));
 }
 
 fn norm(out: RowForm) -> KernelSpec {
-    KernelSpec::Norm {
+    KernelSpec::Norm(Norm {
         kind: NormKind::Rms,
         width: HIDDEN,
         groups: 1,
@@ -187,11 +209,11 @@ fn norm(out: RowForm) -> KernelSpec {
         outs: vec![out],
         eps: 1e-5,
         weight: true,
-    }
+    })
 }
 
 fn linear(format: Format, compute: Compute, rows: usize, glu: Option<Glu>) -> KernelSpec {
-    KernelSpec::Linear {
+    KernelSpec::Linear(Linear {
         k: HIDDEN,
         n: WIDE,
         format,
@@ -203,5 +225,5 @@ fn linear(format: Format, compute: Compute, rows: usize, glu: Option<Glu>) -> Ke
         residual_ld: None,
         glu,
         schedule: Schedule { rows, ..Schedule::default() },
-    }
+    })
 }

@@ -1,16 +1,20 @@
 //! The KV cache: writing tokens in the order that attention reads, normalised and rotated on their way, and bringing blocks of it into the form
 //! of a weight panel where they are not in it already.
 
-use super::position::Way;
+use super::position::{self, Rotation, RowNorm, Way};
+use super::{GpuKernel, Kernel, Rule};
 use crate::dsl::{F, I, Kb, P, Span};
 use crate::machine::Isa;
-use crate::spec::{CACHE_ROWS, KernelSpec};
-use moec_ir::plan::CacheOrder;
+use crate::spec::Symbol;
+use moec_ir::plan::{CacheOrder, Grid, Results};
 use moec_ir::state::CacheHead;
 use moec_ir::types::{Format, GROUP};
 
 /// Tokens of a block of values, and of a step of attention.
 pub const BLOCK: usize = 128;
+
+/// Rows of a work item: as many tokens as are stored together, at most.
+const ROWS: usize = 16;
 
 /// Order of the keys that attention reads.
 pub fn key_order(isa: &Isa) -> CacheOrder {
@@ -49,14 +53,6 @@ fn prepared_ld(dim: usize) -> usize {
     (dim.div_ceil(16) | 1) * 16
 }
 
-/// Bytes of scratch: a token in another form, then heads of tokens on their way and the factors of their norms.
-pub(crate) fn scratch_bytes(spec: &KernelSpec, isa: &Isa) -> usize {
-    let &KernelSpec::CacheWrite { dim, norm, rotation, .. } = spec else { return 0 };
-    let prepared =
-        if norm.is_some() || rotation.is_some() { isa.lanes * (prepared_ld(dim) + 1) * 4 } else { 0 };
-    small_bytes(dim) + prepared
-}
-
 /// Where a token goes: its (slot, head), and its number in it.
 struct Token<'k> {
     head: P<'k>,
@@ -66,81 +62,159 @@ struct Token<'k> {
 /// Heads `x` of tokens that are stored together, and the words from one to the next.
 type Heads<'k> = (P<'k>, usize);
 
-pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::CacheWrite { heads, dim, ctx, ring, cache, values, norm, rotation, each, x_ld } = *spec
-    else {
-        return k.fail("not a cache write");
-    };
-    let head_bytes = head_bytes(&k.isa, cache, values, ctx, dim);
-    let mut args = (0..).map(|i| k.arg(i));
-    let mut arg = || args.next().unwrap_or(k.scratch());
-    let (state, x) = (arg(), arg());
-    let way = Way::new(dim, norm, rotation, &mut arg);
-    let (pos, slot) = (arg(), arg());
-    // The row of the state that a row goes to.
-    let place = |row: I<'k>| {
-        let at = pos.words(row).load_int();
-        if ring { at.lt(k.i(0)).pick_int(at, at.rem(k.i(ctx as i64))) } else { at }
-    };
-    let prepared = k.scratch().bytes(small_bytes(dim));
-    let factors = prepared.words(k.lanes() * prepared_ld(dim));
-    // The heads of `count` tokens from `row` on, one head after the other.
-    let each_head = |tile: I<'k>, row: I<'k>, count: usize, put: &dyn Fn(Heads<'k>, &Token<'k>)| {
-        let (slots, at) = (slot.words(row).load_int() * heads, place(row));
-        k.each(0, count, 1, |i| {
-            if let Some(factor) = way.of_row(k, x.words((row + i) * x_ld)) {
-                factors.words(i).store(factor);
-            }
-        });
-        k.each(tile * each, (tile + 1) * each, 1, |head| {
-            let token = Token { head: state.bytes((slots + head) * head_bytes), at };
-            if way.is_plain() {
-                return put((x.words(row * x_ld + head * dim), x_ld), &token);
-            }
+/// `[state, x, norm weight?, angles?, pos i32, slot i32]`: rows into a KV-cache tensor, ordered as [`crate::key_order`]
+/// or [`crate::value_order`] says, normalised and rotated before, if so. Rows with a position outside of `0 .. ctx` are
+/// skipped; in a ring those below 0 alone, and position `p` goes to row `p mod ctx`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CacheWrite {
+    /// Heads.
+    pub heads: usize,
+    /// Channels of a head.
+    pub dim: usize,
+    /// Tokens of the state.
+    pub ctx: usize,
+    /// Whether the state is a ring of whole blocks ([`CACHE_BLOCK`](crate::CACHE_BLOCK)).
+    pub ring: bool,
+    /// Format of the state.
+    pub cache: Format,
+    /// Whether they are values, not keys.
+    pub values: bool,
+    /// The norm before.
+    pub norm: Option<RowNorm>,
+    /// The rotation before.
+    pub rotation: Option<Rotation>,
+    /// Heads of a work item: all of them, or a divisor of their number.
+    pub each: usize,
+    /// Row distance of `x`.
+    pub x_ld: usize,
+}
+
+impl Kernel for CacheWrite {
+    fn kind(&self) -> &'static str {
+        "cache_write"
+    }
+
+    fn name(&self, s: &mut Symbol, isa: &Isa) {
+        s.word("cache_write").word(if self.values { "values" } else { "keys" }).word(self.cache.name());
+        s.num("p", isa.nr).num("h", self.heads).num("d", self.dim).num("ctx", self.ctx).num("x", self.x_ld);
+        s.flag("ring", self.ring);
+        s.option("n", (self.each != self.heads).then_some(self.each));
+        if let Some(r) = self.rotation {
+            s.rotation(r);
+        }
+        s.norm(self.norm);
+    }
+
+    fn grid(&self, _isa: &Isa) -> Grid {
+        Grid::Tiles { rows: ROWS as u32, tiles: (self.heads / self.each.max(1)) as u32 }
+    }
+
+    fn args(&self) -> usize {
+        4 + RowNorm::args(self.norm) + usize::from(self.rotation.is_some())
+    }
+
+    fn results(&self) -> Results {
+        Results::new([0]).unwrap_or_default()
+    }
+
+    /// A token in another form, then heads of tokens on their way and the factors of their norms.
+    fn scratch_bytes(&self, isa: &Isa) -> usize {
+        let &Self { dim, norm, rotation, .. } = self;
+        let is_moved = norm.is_some() || rotation.is_some();
+        small_bytes(dim) + if is_moved { isa.lanes * (prepared_ld(dim) + 1) * 4 } else { 0 }
+    }
+
+    fn rules(&self, isa: &Isa) -> Vec<Rule> {
+        let &Self { heads, dim, ctx, ring, cache, values, norm, rotation, each, x_ld } = self;
+        let mut rules = vec![
+            (x_ld >= heads * dim, "rows overlap"),
+            (dim > 0 && ctx > 0, "an extent is zero"),
+            (!ring || ctx.is_multiple_of(BLOCK), "a ring of no whole blocks"),
+            (each > 0 && heads.is_multiple_of(each.max(1)), "heads that no work item has"),
+            (head_bytes(isa, cache, values, ctx, dim) > 0, "a cache of another format"),
+        ];
+        rules.extend(position::rules(heads, dim, norm, rotation));
+        rules
+    }
+
+    fn on_gpu(&self) -> Option<&dyn GpuKernel> {
+        Some(self)
+    }
+
+    fn write<'k>(&self, k: &'k Kb<'k>) {
+        let &Self { heads, dim, ctx, ring, cache, values, norm, rotation, each, x_ld } = self;
+        let head_bytes = head_bytes(&k.isa, cache, values, ctx, dim);
+        let mut args = (0..).map(|i| k.arg(i));
+        let mut arg = || args.next().unwrap_or(k.scratch());
+        let (state, x) = (arg(), arg());
+        let way = Way::new(dim, norm, rotation, &mut arg);
+        let (pos, slot) = (arg(), arg());
+        // The row of the state that a row goes to.
+        let place = |row: I<'k>| {
+            let at = pos.words(row).load_int();
+            if ring { at.lt(k.i(0)).pick_int(at, at.rem(k.i(ctx as i64))) } else { at }
+        };
+        let prepared = k.scratch().bytes(small_bytes(dim));
+        let factors = prepared.words(k.lanes() * prepared_ld(dim));
+        // The heads of `count` tokens from `row` on, one head after the other.
+        let each_head = |tile: I<'k>, row: I<'k>, count: usize, put: &dyn Fn(Heads<'k>, &Token<'k>)| {
+            let (slots, at) = (slot.words(row).load_int() * heads, place(row));
             k.each(0, count, 1, |i| {
-                let at = (x.words((row + i) * x_ld), row + i, head);
-                let of_row = way.is_of_rows().then(|| factors.words(i).load());
-                way.head(k, at, of_row, prepared.words(i * prepared_ld(dim)), None);
-            });
-            put((prepared, prepared_ld(dim)), &token);
-        });
-    };
-    let one = |tile: I<'k>, row: I<'k>| {
-        let at = place(row);
-        k.when(at.ge(k.i(0)).and(at.lt(k.i(ctx as i64))), || {
-            each_head(tile, row, 1, &|(x, _), token| {
-                if values {
-                    put_value(k, cache, dim, x, token);
-                } else {
-                    put_key(k, cache, dim, x, token);
+                if let Some(factor) = way.of_row(k, x.words((row + i) * x_ld)) {
+                    factors.words(i).store(factor);
                 }
             });
-        });
-    };
-    // A word of values in bf16 has two tokens, and the words of a key stand as far apart as tokens do in a panel: as many
-    // tokens as a vector has lanes are stored together. Where a token's numbers lie together nothing is gained.
-    if cache == Format::Q8 || (values && cache == Format::F32) {
-        return k.tiles(CACHE_ROWS, |tile, first, end| k.each(first, end, 1, |row| one(tile, row)));
-    }
-    let lanes = k.lanes();
-    k.tiles(CACHE_ROWS, |tile, first, end| {
-        k.fold(first, end, 1, &[first], |row, next| {
-            let begins = row.ge(next[0]);
-            let run = begins.and(is_run(k, pos, slot, row, end)).and(pos.words(row).load_int().ge(k.i(0)));
-            let run = run.and((place(row) + (lanes - 1)).lt(k.i(ctx as i64)));
-            k.when(run, || {
-                each_head(tile, row, lanes, &|x, token| {
+            k.each(tile * each, (tile + 1) * each, 1, |head| {
+                let token = Token { head: state.bytes((slots + head) * head_bytes), at };
+                if way.is_plain() {
+                    return put((x.words(row * x_ld + head * dim), x_ld), &token);
+                }
+                k.each(0, count, 1, |i| {
+                    let at = (x.words((row + i) * x_ld), row + i, head);
+                    let of_row = way.is_of_rows().then(|| factors.words(i).load());
+                    way.head(k, at, of_row, prepared.words(i * prepared_ld(dim)), None);
+                });
+                put((prepared, prepared_ld(dim)), &token);
+            });
+        };
+        let one = |tile: I<'k>, row: I<'k>| {
+            let at = place(row);
+            k.when(at.ge(k.i(0)).and(at.lt(k.i(ctx as i64))), || {
+                each_head(tile, row, 1, &|(x, _), token| {
                     if values {
-                        put_values(k, dim, x, token);
+                        put_value(k, cache, dim, x, token);
                     } else {
-                        put_keys(k, cache, dim, x, token);
+                        put_key(k, cache, dim, x, token);
                     }
                 });
             });
-            k.when(begins.and(run.not()), || one(tile, row));
-            vec![begins.pick_int(run.pick_int(row + lanes, row + 1), next[0])]
+        };
+        // A word of values in bf16 has two tokens, and the words of a key stand as far apart as tokens do in a panel: as many
+        // tokens as a vector has lanes are stored together. Where a token's numbers lie together nothing is gained.
+        if cache == Format::Q8 || (values && cache == Format::F32) {
+            return k.tiles(ROWS, |tile, first, end| k.each(first, end, 1, |row| one(tile, row)));
+        }
+        let lanes = k.lanes();
+        k.tiles(ROWS, |tile, first, end| {
+            k.fold(first, end, 1, &[first], |row, next| {
+                let begins = row.ge(next[0]);
+                let run =
+                    begins.and(is_run(k, pos, slot, row, end)).and(pos.words(row).load_int().ge(k.i(0)));
+                let run = run.and((place(row) + (lanes - 1)).lt(k.i(ctx as i64)));
+                k.when(run, || {
+                    each_head(tile, row, lanes, &|x, token| {
+                        if values {
+                            put_values(k, dim, x, token);
+                        } else {
+                            put_keys(k, cache, dim, x, token);
+                        }
+                    });
+                });
+                k.when(begins.and(run.not()), || one(tile, row));
+                vec![begins.pick_int(run.pick_int(row + lanes, row + 1), next[0])]
+            });
         });
-    });
+    }
 }
 
 /// Whether the rows from `row` on, as many as a vector has lanes, are tokens that follow each other in one slot, the first

@@ -1,42 +1,111 @@
 //! Root mean square norm and layer norm, in the forms that their readers multiply.
 
 use super::quantise::write_row;
+use super::{GpuKernel, Kernel, ROWS, Rule, fits};
 use crate::dsl::{F, I, Kb, P, Span};
-use crate::spec::{KernelSpec, NormKind, ROWS, packed_words};
+use crate::machine::Isa;
+use crate::spec::{RowForm, Symbol, packed_words};
+use moec_ir::plan::Results;
 
 /// Sums that take turns, to hide the latency of additions.
 const SUMS: usize = 4;
 
-pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::Norm { kind, width, groups, x_ld, ref outs, eps, weight } = *spec else {
-        return k.fail("not a norm");
-    };
-    let x = k.arg(0);
-    let weight = weight.then(|| k.arg(1));
-    let at = 1 + usize::from(weight.is_some());
-    let bias = (kind == NormKind::Layer).then(|| k.arg(at));
-    let first = at + usize::from(bias.is_some());
-    let results: Vec<_> = outs.iter().enumerate().map(|(i, &out)| (k.arg(first + i), out)).collect();
-    k.rows(ROWS, |row| {
-        k.each(0, groups, 1, |group| {
-            let x = x.words(row * x_ld + group * width);
-            let mean = match kind {
-                NormKind::Rms => None,
-                NormKind::Layer => Some(mean(k, x, width)),
-            };
-            let factor = factor(k, x, width, eps, mean).splat();
-            let read = |c: I<'k>, span: Span<'k>| {
-                let x = x.words(c).load_vec(span);
-                let x = mean.map_or(x, |mean| x - mean) * factor;
-                let x = weight.map_or(x, |w| x * w.words(c).load_vec(span));
-                bias.map_or(x, |b| x + b.words(c).load_vec(span))
-            };
-            for &(to, out) in &results {
-                let words = packed_words(width, out.form);
-                write_row(k, out.form, width, &read, to.words(row * out.ld + group * words));
-            }
+/// Which norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NormKind {
+    /// `x / sqrt(mean(x²) + eps) · weight`
+    Rms,
+    /// `(x − mean) / sqrt(var + eps) · weight + bias`
+    Layer,
+}
+
+/// `[x, weight?, bias (Layer only), out, …]`: one result per form. A single result of f32 may be `x`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Norm {
+    /// Which norm.
+    pub kind: NormKind,
+    /// Channels normalised together.
+    pub width: usize,
+    /// Segments of `width` channels per row; they share the weight.
+    pub groups: usize,
+    /// Row distance of `x`.
+    pub x_ld: usize,
+    /// Forms of the results; each segment is packed by itself.
+    pub outs: Vec<RowForm>,
+    /// Added to the mean square or the variance.
+    pub eps: f32,
+    /// Whether the weight is there, f32 `[width]`.
+    pub weight: bool,
+}
+
+impl Kernel for Norm {
+    fn kind(&self) -> &'static str {
+        "norm"
+    }
+
+    fn name(&self, s: &mut Symbol, _isa: &Isa) {
+        s.word(match self.kind {
+            NormKind::Rms => "rms_norm",
+            NormKind::Layer => "layer_norm",
         });
-    });
+        s.num("c", self.width).num("g", self.groups).num("x", self.x_ld);
+        for out in &self.outs {
+            s.form(*out);
+        }
+        s.float("eps", self.eps).flag("weight", self.weight);
+    }
+
+    fn args(&self) -> usize {
+        1 + usize::from(self.weight) + usize::from(self.kind == NormKind::Layer) + self.outs.len()
+    }
+
+    fn results(&self) -> Results {
+        Results::last(self.outs.len(), self.args())
+    }
+
+    fn rules(&self, isa: &Isa) -> Vec<Rule> {
+        let mut rules = vec![
+            (self.width > 0, "no channels"),
+            (!self.outs.is_empty(), "no result"),
+            (self.x_ld >= self.width * self.groups, "rows overlap"),
+        ];
+        rules.extend(self.outs.iter().flat_map(|out| fits(isa, *out, self.width, self.groups)));
+        rules
+    }
+
+    fn on_gpu(&self) -> Option<&dyn GpuKernel> {
+        Some(self)
+    }
+
+    fn write<'k>(&self, k: &'k Kb<'k>) {
+        let &Self { kind, width, groups, x_ld, ref outs, eps, weight } = self;
+        let x = k.arg(0);
+        let weight = weight.then(|| k.arg(1));
+        let at = 1 + usize::from(weight.is_some());
+        let bias = (kind == NormKind::Layer).then(|| k.arg(at));
+        let first = at + usize::from(bias.is_some());
+        let results: Vec<_> = outs.iter().enumerate().map(|(i, &out)| (k.arg(first + i), out)).collect();
+        k.rows(ROWS, |row| {
+            k.each(0, groups, 1, |group| {
+                let x = x.words(row * x_ld + group * width);
+                let mean = match kind {
+                    NormKind::Rms => None,
+                    NormKind::Layer => Some(mean(k, x, width)),
+                };
+                let factor = factor(k, x, width, eps, mean).splat();
+                let read = |c: I<'k>, span: Span<'k>| {
+                    let x = x.words(c).load_vec(span);
+                    let x = mean.map_or(x, |mean| x - mean) * factor;
+                    let x = weight.map_or(x, |w| x * w.words(c).load_vec(span));
+                    bias.map_or(x, |b| x + b.words(c).load_vec(span))
+                };
+                for &(to, out) in &results {
+                    let words = packed_words(width, out.form);
+                    write_row(k, out.form, width, &read, to.words(row * out.ld + group * words));
+                }
+            });
+        });
+    }
 }
 
 fn mean<'k>(k: &'k Kb<'k>, x: P<'k>, width: usize) -> F<'k> {

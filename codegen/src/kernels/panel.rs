@@ -3,7 +3,7 @@
 use crate::dsl::{I, Kb, LINE, P};
 use crate::machine::Isa;
 use crate::schedule::Schedule;
-use crate::spec::{Compute, panels};
+use crate::spec::Compute;
 use moec_ir::plan::Layout;
 use moec_ir::types::{Coding, Format, GROUP};
 
@@ -44,6 +44,11 @@ impl Matrix {
         });
         Panel { weights: at.bytes(p * bytes), depth, format, compute, schedule, outliers }
     }
+}
+
+/// Panels of a weight of `n` rows. A gated panel holds half of its columns from either half of the rows.
+pub(crate) fn panels(isa: &Isa, n: usize, glu: bool) -> usize {
+    if glu { (n / 2).div_ceil(isa.nr / 2) } else { n.div_ceil(isa.nr) }
 }
 
 /// A weight panel: `depth` input channels of [`Isa::nr`] columns.

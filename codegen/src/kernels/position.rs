@@ -2,13 +2,44 @@
 //!
 //! Rotary embedding follows a norm in many models (OLMoE norms a whole row of queries or keys, Qwen3 each head), and keys
 //! go on into the cache. Each of these steps would read and write as much as the one before, so whoever reads heads
-//! ([`rope`], [`super::cache`]) does what comes before in registers. The order of every sum and product is that of the steps
+//! ([`super::rope`], [`super::cache`]) does what comes before in registers. The order of every sum and product is that of the steps
 //! of their own.
 
+use super::Rule;
 use super::norm::factor;
 use crate::dsl::{F, I, Kb, P, Span};
-use crate::spec::{KernelSpec, ROWS, Rotation, RowNorm};
 use moec_ir::op::RopeStyle;
+
+/// A root mean square norm of rows where they are read, as [`Norm`](crate::spec::Norm) computes it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RowNorm {
+    /// Channels normalised together: those of a head, or of a row.
+    pub width: usize,
+    /// Added to the mean square.
+    pub eps: f32,
+    /// Whether the weight is there, f32 `[width]`.
+    pub weight: bool,
+}
+
+impl RowNorm {
+    /// Operands of a norm, if there is one: its weight.
+    pub(super) fn args(norm: Option<Self>) -> usize {
+        usize::from(norm.is_some_and(|n| n.weight))
+    }
+}
+
+/// A rotation of heads where they are read, as [`Rope`](crate::spec::Rope) computes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rotation {
+    /// Rotated channels of a head, even.
+    pub rotary: usize,
+    /// First rotated channel of a head.
+    pub offset: usize,
+    /// Pairing.
+    pub style: RopeStyle,
+    /// Row distance of the angles.
+    pub angles_ld: usize,
+}
 
 /// What is done to heads, with the operands for it.
 pub(super) struct Way<'k> {
@@ -25,7 +56,7 @@ pub(super) fn rules(
     dim: usize,
     norm: Option<RowNorm>,
     rotation: Option<Rotation>,
-) -> Vec<(bool, &'static str)> {
+) -> Vec<Rule> {
     let width = norm.map_or(dim, |n| n.width);
     let mut rules = vec![(width > 0 && (width == dim || width == heads * dim), "a norm of parts of heads")];
     if let Some(r) = rotation {
@@ -112,25 +143,6 @@ impl<'k> Way<'k> {
             }
         }
     }
-}
-
-pub(super) fn rope<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::Rope { heads, dim, norm, rotation, x_ld, out_ld } = *spec else {
-        return k.fail("not a rotation");
-    };
-    let mut args = (0..).map(|i| k.arg(i));
-    let mut arg = || args.next().unwrap_or(k.scratch());
-    let x = arg();
-    let way = Way::new(dim, norm, Some(rotation), &mut arg);
-    let out = arg();
-    let moved = x.equals(out).not();
-    k.rows(ROWS, |row| {
-        let x = x.words(row * x_ld);
-        let of_row = way.of_row(k, x);
-        k.each(0, heads, 1, |head| {
-            way.head(k, (x, row, head), of_row, out.words(row * out_ld + head * dim), Some(moved));
-        });
-    });
 }
 
 /// Rotates the channels that `read` gives. Every pair is read before it is written, so `out` may be where they are.

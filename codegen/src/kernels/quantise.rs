@@ -1,7 +1,9 @@
 //! Rows of f32 in the form that a matrix kernel multiplies: pairs of bf16, or bytes by groups.
 
+use super::{GpuKernel, Kernel, ROWS, Rule, fits};
 use crate::dsl::{F, I, Kb, P, Span};
-use crate::spec::{Compute, KernelSpec, ROWS, packed_words};
+use crate::machine::Isa;
+use crate::spec::{Compute, RowForm, Symbol, packed_words};
 use moec_ir::types::GROUP;
 
 /// Bytes of a packed group: 32 codes, the scale as f32, and `−128 · Σ codes` as i32.
@@ -11,21 +13,64 @@ pub(crate) const SCALE: usize = GROUP;
 /// Where the correction stands.
 pub(crate) const CORRECTION: usize = GROUP + 4;
 
-pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::Quantise { cols, groups, per_row, x_ld, out_ld, to } = *spec else {
-        return k.fail("not a quantisation");
-    };
-    let (x, out) = (k.arg(0), k.arg(1));
-    let words = packed_words(cols, to);
-    k.tiles(ROWS, |_, first, end| {
-        k.each(first * per_row, end * per_row, 1, |row| {
-            k.each(0, groups, 1, |g| {
-                let from = x.words(row * x_ld + g * cols);
-                let read = |c: I<'k>, span| from.words(c).load_vec(span);
-                write_row(k, to, cols, &read, out.words(row * out_ld + g * words));
+/// `[x, out]`: rows in the form that a matrix kernel multiplies, [`packed_words`] per group.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Quantise {
+    /// Columns of a group.
+    pub cols: usize,
+    /// Groups of a row, each packed by itself.
+    pub groups: usize,
+    /// Rows of `x` per valid row (slots per token).
+    pub per_row: usize,
+    /// Row distance of `x`.
+    pub x_ld: usize,
+    /// Row distance of `out`, in words.
+    pub out_ld: usize,
+    /// The form.
+    pub to: Compute,
+}
+
+impl Kernel for Quantise {
+    fn kind(&self) -> &'static str {
+        "quantise"
+    }
+
+    fn name(&self, s: &mut Symbol, _isa: &Isa) {
+        s.word("quantise").num("c", self.cols).num("g", self.groups).num("r", self.per_row);
+        s.num("x", self.x_ld).num("o", self.out_ld).word(self.to.name());
+    }
+
+    fn args(&self) -> usize {
+        2
+    }
+
+    fn rules(&self, isa: &Isa) -> Vec<Rule> {
+        let mut rules = vec![
+            (self.cols > 0 && self.groups > 0 && self.per_row > 0, "an extent is zero"),
+            (self.x_ld >= self.cols * self.groups, "rows overlap"),
+        ];
+        rules.extend(fits(isa, RowForm { form: self.to, ld: self.out_ld }, self.cols, self.groups));
+        rules
+    }
+
+    fn on_gpu(&self) -> Option<&dyn GpuKernel> {
+        Some(self)
+    }
+
+    fn write<'k>(&self, k: &'k Kb<'k>) {
+        let &Self { cols, groups, per_row, x_ld, out_ld, to } = self;
+        let (x, out) = (k.arg(0), k.arg(1));
+        let words = packed_words(cols, to);
+        k.tiles(ROWS, |_, first, end| {
+            k.each(first * per_row, end * per_row, 1, |row| {
+                k.each(0, groups, 1, |g| {
+                    let from = x.words(row * x_ld + g * cols);
+                    let read = |c: I<'k>, span| from.words(c).load_vec(span);
+                    write_row(k, to, cols, &read, out.words(row * out_ld + g * words));
+                });
             });
         });
-    });
+    }
 }
 
 /// Writes a row of `cols` numbers in a form: `read(c, span)` gives those from column `c` on. Every number is read before

@@ -1,10 +1,12 @@
 //! From router logits to the experts of a token and their weights, as `RouterDesc` defines it.
 
 use super::softmax::exponentials;
+use super::{GpuKernel, Kernel, ROWS, Rule};
 use crate::dsl::{F, I, Kb, P, Span};
 use crate::machine::Isa;
-use crate::spec::{KernelSpec, ROWS};
+use crate::spec::Symbol;
 use moec_ir::op::{GroupScore, Groups, NO_EXPERT, Renorm, RouterDesc, Score, WeightFrom};
+use moec_ir::plan::Results;
 
 /// Scratch of one row, in words. Arrays are padded to whole vectors.
 struct Scratch {
@@ -20,66 +22,124 @@ impl Scratch {
     }
 }
 
-pub(crate) fn scratch_bytes(desc: &RouterDesc, isa: &Isa) -> usize {
-    let s = Scratch::of(desc, isa);
-    (3 * s.experts + s.groups + s.k) * 4
+/// `[logits, select_bias? f32 [E], ids out i32 [T, k], weights out f32 [T, k]]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Router {
+    /// The routing.
+    pub desc: RouterDesc,
+    /// Row distance of the logits.
+    pub logits_ld: usize,
 }
 
-pub(super) fn rules(d: &RouterDesc, logits_ld: usize) -> Vec<(bool, &'static str)> {
-    let groups = d.groups.unwrap_or(Groups { n: 1, keep: 1, score: GroupScore::Max, mask_neg_inf: true });
-    vec![
-        (d.k > 0 && d.k <= d.scores(), "more experts per token than experts"),
-        (logits_ld >= d.scores(), "rows overlap"),
-        (groups.n > 0 && d.scores().is_multiple_of(groups.n.max(1)), "experts that fill no group"),
-        (groups.keep > 0 && groups.keep <= groups.n, "more groups kept than there are"),
-        (
-            !matches!(d.weight_from, WeightFrom::SparseMixer { .. }) || d.k <= 2,
-            "SparseMixer chooses two at most",
-        ),
-    ]
-}
+impl Kernel for Router {
+    fn kind(&self) -> &'static str {
+        "router"
+    }
 
-pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::Router { desc, logits_ld } = spec else {
-        return k.fail("not a router");
-    };
-    let s = Scratch::of(desc, &k.isa);
-    let logits = k.arg(0);
-    let select_bias = desc.select_bias.then(|| k.arg(1));
-    let at = 1 + usize::from(desc.select_bias);
-    let (ids, weights) = (k.arg(at), k.arg(at + 1));
-    let z = k.scratch();
-    let scores = z.words(s.experts);
-    let choice = scores.words(s.experts);
-    let group_scores = choice.words(s.experts);
-    let picked = group_scores.words(s.groups);
-    k.rows(ROWS, |row| {
-        let logits = logits.words(row * *logits_ld);
-        k.columns(desc.scores(), |c, span| {
-            z.words(c).store(logits.words(c).load_vec(span).within(span, f32::NEG_INFINITY));
+    fn name(&self, s: &mut Symbol, _isa: &Isa) {
+        let desc = &self.desc;
+        s.word("router").num("e", desc.scores()).num("k", desc.k);
+        s.word(match desc.score {
+            Score::Softmax => "softmax",
+            Score::Sigmoid => "sigmoid",
+            Score::Identity => "identity",
         });
-        score(k, desc, z, scores);
-        k.columns(desc.scores(), |c, span| {
-            let x = scores.words(c).load_vec(Span::Full);
-            let x = select_bias.map_or(x, |b| x + b.words(c).load_vec(span));
-            // Padding is never chosen, as what was chosen is not chosen again.
-            choice.words(c).store(x.within(span, f32::NAN));
+        s.flag("bias", desc.select_bias);
+        if let Some(g) = &desc.groups {
+            s.num("groups", g.n).num("keep", g.keep);
+            s.word(match g.score {
+                GroupScore::Max => "max",
+                GroupScore::Top2Sum => "top2sum",
+            });
+            s.flag("inf", g.mask_neg_inf);
+        }
+        match desc.weight_from {
+            WeightFrom::Score => s.word("from_score"),
+            WeightFrom::SoftmaxTopk => s.word("from_softmax"),
+            WeightFrom::SigmoidTopk => s.word("from_sigmoid"),
+            WeightFrom::SparseMixer { eps } => s.word("from_mixer").float("eps", eps),
+        };
+        match desc.renorm {
+            Renorm::None => &mut *s,
+            Renorm::Sum { eps } => s.float("sum", eps),
+            Renorm::Clamp { min } => s.float("clamp", min),
+        };
+        s.float("s", desc.scale).num("z", self.logits_ld);
+    }
+
+    fn args(&self) -> usize {
+        3 + usize::from(self.desc.select_bias)
+    }
+
+    fn results(&self) -> Results {
+        Results::last(2, self.args())
+    }
+
+    fn scratch_bytes(&self, isa: &Isa) -> usize {
+        let s = Scratch::of(&self.desc, isa);
+        (3 * s.experts + s.groups + s.k) * 4
+    }
+
+    fn rules(&self, _isa: &Isa) -> Vec<Rule> {
+        let Self { desc, logits_ld } = self;
+        let groups =
+            desc.groups.unwrap_or(Groups { n: 1, keep: 1, score: GroupScore::Max, mask_neg_inf: true });
+        vec![
+            (desc.k > 0 && desc.k <= desc.scores(), "more experts per token than experts"),
+            (*logits_ld >= desc.scores(), "rows overlap"),
+            (groups.n > 0 && desc.scores().is_multiple_of(groups.n.max(1)), "experts that fill no group"),
+            (groups.keep > 0 && groups.keep <= groups.n, "more groups kept than there are"),
+            (
+                !matches!(desc.weight_from, WeightFrom::SparseMixer { .. }) || desc.k <= 2,
+                "SparseMixer chooses two at most",
+            ),
+        ]
+    }
+
+    fn on_gpu(&self) -> Option<&dyn GpuKernel> {
+        Some(self)
+    }
+
+    fn write<'k>(&self, k: &'k Kb<'k>) {
+        let Self { desc, logits_ld } = self;
+        let s = Scratch::of(desc, &k.isa);
+        let logits = k.arg(0);
+        let select_bias = desc.select_bias.then(|| k.arg(1));
+        let at = 1 + usize::from(desc.select_bias);
+        let (ids, weights) = (k.arg(at), k.arg(at + 1));
+        let z = k.scratch();
+        let scores = z.words(s.experts);
+        let choice = scores.words(s.experts);
+        let group_scores = choice.words(s.experts);
+        let picked = group_scores.words(s.groups);
+        k.rows(ROWS, |row| {
+            let logits = logits.words(row * *logits_ld);
+            k.columns(desc.scores(), |c, span| {
+                z.words(c).store(logits.words(c).load_vec(span).within(span, f32::NEG_INFINITY));
+            });
+            score(k, desc, z, scores);
+            k.columns(desc.scores(), |c, span| {
+                let x = scores.words(c).load_vec(Span::Full);
+                let x = select_bias.map_or(x, |b| x + b.words(c).load_vec(span));
+                // Padding is never chosen, as what was chosen is not chosen again.
+                choice.words(c).store(x.within(span, f32::NAN));
+            });
+            if let Some(groups) = desc.groups {
+                mask_groups(k, desc.scores(), groups, choice, group_scores, s.groups);
+            }
+            let out = weights.words(row * desc.k);
+            let mut chosen: Vec<I<'k>> = Vec::with_capacity(desc.k);
+            for j in 0..desc.k {
+                let (id, expert) = take_best(k, choice, desc.scores());
+                ids.words(row * desc.k).words(j).store_int(id);
+                let from = if desc.weight_from == WeightFrom::Score { scores } else { z };
+                picked.words(j).store(from.words(expert).load());
+                chosen.push(expert);
+            }
+            weigh(k, desc, z, &chosen, picked);
+            normalise(k, desc, picked, out);
         });
-        if let Some(groups) = desc.groups {
-            mask_groups(k, desc.scores(), groups, choice, group_scores, s.groups);
-        }
-        let out = weights.words(row * desc.k);
-        let mut chosen: Vec<I<'k>> = Vec::with_capacity(desc.k);
-        for j in 0..desc.k {
-            let (id, expert) = take_best(k, choice, desc.scores());
-            ids.words(row * desc.k).words(j).store_int(id);
-            let from = if desc.weight_from == WeightFrom::Score { scores } else { z };
-            picked.words(j).store(from.words(expert).load());
-            chosen.push(expert);
-        }
-        weigh(k, desc, z, &chosen, picked);
-        normalise(k, desc, picked, out);
-    });
+    }
 }
 
 /// Scores of all experts; zero in the padding, where that matters.

@@ -5,10 +5,11 @@
 //! team goes through tokens of its own with a maximum, a sum and a result of its own; at the end the teams of the block are
 //! joined as parts are.
 
+use super::GpuKernel;
 use super::launch::{Extent, Launch};
 use crate::dsl::{F, Halves, I, Kb, P, WARP};
 use crate::kernels::attention::first;
-use crate::spec::KernelSpec;
+use crate::spec::{Attention, AttentionMerge};
 use moec_ir::op::AttentionDesc;
 use moec_ir::state::CacheHead;
 use moec_ir::types::Format;
@@ -34,10 +35,8 @@ struct Shape<'a> {
 }
 
 impl<'a> Shape<'a> {
-    fn of(spec: &'a KernelSpec) -> Option<Self> {
-        let &KernelSpec::Attention { ref desc, cache, ctx, splits, q_ld, out_ld, .. } = spec else {
-            return None;
-        };
+    fn of(spec: &'a Attention) -> Option<Self> {
+        let &Attention { ref desc, cache, ctx, splits, q_ld, out_ld, .. } = spec;
         let shape = Self { d: desc, cache, ctx, splits, q_ld, out_ld };
         let fits = matches!(cache, Format::F32 | Format::Bf16) && desc.qk_dim.max(desc.v_dim) <= 1024;
         (fits && shape.chunk() > 0).then_some(shape)
@@ -96,11 +95,79 @@ pub(super) fn head_bytes(format: Format, ctx: usize, dim: usize) -> Option<usize
     CacheHead { format, order, ctx, dim }.bytes().filter(|_| whole)
 }
 
-pub(super) fn launch(spec: &KernelSpec) -> Option<Launch> {
-    let s = Shape::of(spec)?;
-    let shared = (s.shared() * 4) as u32;
-    let grid = [Extent::rows(1), Extent::fixed(s.d.heads / s.heads()), Extent::fixed(s.splits)];
-    (shared <= 48 << 10).then_some(Launch { grid, block: (WARPS * WARP) as u32, shared })
+impl GpuKernel for Attention {
+    fn launch(&self) -> Option<Launch> {
+        let s = Shape::of(self)?;
+        let shared = (s.shared() * 4) as u32;
+        let grid = [Extent::rows(1), Extent::fixed(s.d.heads / s.heads()), Extent::fixed(s.splits)];
+        (shared <= 48 << 10).then_some(Launch { grid, block: (WARPS * WARP) as u32, shared })
+    }
+
+    fn write<'k>(&self, k: &'k Kb<'k>) {
+        let Some(s) = Shape::of(self) else {
+            return k.fail("no such attention");
+        };
+        let d = s.d;
+        let mut args = (0..).map(|i| k.arg(i));
+        let mut arg = || args.next().unwrap_or(k.shared(0));
+        let (q, keys) = (arg(), arg());
+        let values = (!d.v_from_k).then(&mut arg);
+        let (pos, slot) = (arg(), arg());
+        let sinks = (d.sinks && s.splits == 1).then(&mut arg);
+        let out = arg();
+
+        let (row, part) = (k.block_index(0), k.block_index(2));
+        let heads = s.heads();
+        let first_head = k.block_index(1) * heads;
+        let kv_head = first_head.div(k.i((d.heads / d.kv_heads) as i64));
+        let [first, end] = range(k, &s, pos.words(row).load_int(), part);
+        let at = slot.words(row).load_int() * d.kv_heads + kv_head;
+        let keys = keys.bytes(at * s.head_bytes(d.qk_dim));
+        let values = values.map(|v| v.bytes(at * s.head_bytes(d.v_dim)));
+
+        let team = s.team();
+        let lane = k.lane_index() & (team - 1);
+        let own = k.thread().div(k.i(team as i64));
+        let queries: Vec<Vec<F<'k>>> = (0..heads)
+            .map(|h| {
+                let q = q.words(row * s.q_ld + (first_head + h) * d.qk_dim);
+                let numbers = read(k, &s, (q, Format::F32, s.q_ld | d.qk_dim), d.qk_dim, lane);
+                numbers.into_iter().map(|x| x * (d.scale * LOG2_E)).collect()
+            })
+            .collect();
+        let held = s.rounds(d.v_dim) * s.chunk();
+        let start: Vec<F<'k>> = (0..heads).flat_map(|_| Running::new(k, held).to_vec()).collect();
+        // All teams take as many steps: lanes of a warp stay together.
+        let states = k.fold(first, end, s.teams(), &start, |token, states| {
+            let token = token + own;
+            let there = token.lt(end);
+            let token = token.min(end - 1);
+            let token = if d.window.is_some() { token.rem(k.i(s.ctx as i64)) } else { token };
+            let size = if s.cache == Format::F32 { 4 } else { 2 };
+            let key = keys.bytes(token * (d.qk_dim * size));
+            let key = read(k, &s, (key, s.cache, s.chunk()), d.qk_dim, lane);
+            let value = values.map(|v| {
+                let v = v.bytes(token * (d.v_dim * size));
+                read(k, &s, (v, s.cache, s.chunk()), d.v_dim, lane)
+            });
+            let mut next = Vec::with_capacity(states.len());
+            for (q, state) in queries.iter().zip(states.chunks(held + 2)) {
+                let dot = q.iter().zip(&key).fold(k.f(0.0), |sum, (&q, &x)| q.fma(x, sum)).warp_sum(team);
+                let state = Running::from(state);
+                let max = there.pick(state.max.max(dot), state.max);
+                let fade = (state.max - max).exp2_down(false);
+                let weight = there.pick((dot - max).exp2_down(false), k.f(0.0));
+                let value = value.as_ref().unwrap_or(&key);
+                let values = state.values.iter().zip(value).map(|(&sum, &x)| weight.fma(x, sum * fade));
+                next.extend(
+                    Running { max, sum: state.sum.fma(fade, weight), values: values.collect() }.to_vec(),
+                );
+            }
+            next
+        });
+        let joined = join_warp(&s, &states, held);
+        finish(k, &s, &joined, lane, (row, first_head, part), sinks, out);
+    }
 }
 
 /// A softmax that goes along, of one head.
@@ -131,70 +198,6 @@ impl<'k> Running<'k> {
         let values = self.values.iter().zip(&other.values).map(|(&x, &y)| x.fma(a, y * b)).collect();
         Self { max, sum: self.sum.fma(a, other.sum * b), values }
     }
-}
-
-pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let Some(s) = Shape::of(spec) else {
-        return k.fail("not an attention");
-    };
-    let d = s.d;
-    let mut args = (0..).map(|i| k.arg(i));
-    let mut arg = || args.next().unwrap_or(k.shared(0));
-    let (q, keys) = (arg(), arg());
-    let values = (!d.v_from_k).then(&mut arg);
-    let (pos, slot) = (arg(), arg());
-    let sinks = (d.sinks && s.splits == 1).then(&mut arg);
-    let out = arg();
-
-    let (row, part) = (k.block_index(0), k.block_index(2));
-    let heads = s.heads();
-    let first_head = k.block_index(1) * heads;
-    let kv_head = first_head.div(k.i((d.heads / d.kv_heads) as i64));
-    let [first, end] = range(k, &s, pos.words(row).load_int(), part);
-    let at = slot.words(row).load_int() * d.kv_heads + kv_head;
-    let keys = keys.bytes(at * s.head_bytes(d.qk_dim));
-    let values = values.map(|v| v.bytes(at * s.head_bytes(d.v_dim)));
-
-    let team = s.team();
-    let lane = k.lane_index() & (team - 1);
-    let own = k.thread().div(k.i(team as i64));
-    let queries: Vec<Vec<F<'k>>> = (0..heads)
-        .map(|h| {
-            let q = q.words(row * s.q_ld + (first_head + h) * d.qk_dim);
-            let numbers = read(k, &s, (q, Format::F32, s.q_ld | d.qk_dim), d.qk_dim, lane);
-            numbers.into_iter().map(|x| x * (d.scale * LOG2_E)).collect()
-        })
-        .collect();
-    let held = s.rounds(d.v_dim) * s.chunk();
-    let start: Vec<F<'k>> = (0..heads).flat_map(|_| Running::new(k, held).to_vec()).collect();
-    // All teams take as many steps: lanes of a warp stay together.
-    let states = k.fold(first, end, s.teams(), &start, |token, states| {
-        let token = token + own;
-        let there = token.lt(end);
-        let token = token.min(end - 1);
-        let token = if d.window.is_some() { token.rem(k.i(s.ctx as i64)) } else { token };
-        let size = if s.cache == Format::F32 { 4 } else { 2 };
-        let key = keys.bytes(token * (d.qk_dim * size));
-        let key = read(k, &s, (key, s.cache, s.chunk()), d.qk_dim, lane);
-        let value = values.map(|v| {
-            let v = v.bytes(token * (d.v_dim * size));
-            read(k, &s, (v, s.cache, s.chunk()), d.v_dim, lane)
-        });
-        let mut next = Vec::with_capacity(states.len());
-        for (q, state) in queries.iter().zip(states.chunks(held + 2)) {
-            let dot = q.iter().zip(&key).fold(k.f(0.0), |sum, (&q, &x)| q.fma(x, sum)).warp_sum(team);
-            let state = Running::from(state);
-            let max = there.pick(state.max.max(dot), state.max);
-            let fade = (state.max - max).exp2_down(false);
-            let weight = there.pick((dot - max).exp2_down(false), k.f(0.0));
-            let value = value.as_ref().unwrap_or(&key);
-            let values = state.values.iter().zip(value).map(|(&sum, &x)| weight.fma(x, sum * fade));
-            next.extend(Running { max, sum: state.sum.fma(fade, weight), values: values.collect() }.to_vec());
-        }
-        next
-    });
-    let joined = join_warp(&s, &states, held);
-    finish(k, &s, &joined, lane, (row, first_head, part), sinks, out);
 }
 
 /// Tokens that a row attends to in a part: first, and one past the last. Empty for a padding row.
@@ -310,37 +313,36 @@ fn finish<'k>(
 /// Threads that join parts.
 const MERGERS: usize = 64;
 
-pub(super) fn merge_launch(spec: &KernelSpec) -> Option<Launch> {
-    let KernelSpec::AttentionMerge { heads, .. } = spec else { return None };
-    let grid = [Extent::rows(1), Extent::fixed(*heads), Extent::fixed(1)];
-    Some(Launch { grid, block: MERGERS as u32, shared: 0 })
-}
-
 /// Parts of attention joined: the same softmax over parts as over tokens. A block has a row and a head.
-pub(super) fn merge<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::AttentionMerge { heads, v_dim, splits, sinks, out_ld } = *spec else {
-        return k.fail("not a merge");
-    };
-    let parts = k.arg(0);
-    let sinks = sinks.then(|| k.arg(1));
-    let out = k.arg(1 + usize::from(sinks.is_some()));
-    let (row, head) = (k.block_index(0), k.block_index(1));
-    let words = v_dim + 2;
-    let parts = parts.words((row * heads + head) * (splits * words));
-    let part = |i: I<'k>| parts.words(i * words);
-    let sink = sinks.map(|p| p.words(head).load() * LOG2_E);
-    let lowest = sink.unwrap_or(k.f(LOWEST));
-    let max = k.fold(0, splits, 1, &[lowest], |i, max| vec![max[0].max(part(i).load())])[0];
-    let factor = |i: I<'k>| (part(i).load() - max).exp2_down(false);
-    let start = sink.map_or(k.f(0.0), |sink| (sink - max).exp2_down(false));
-    let sum =
-        k.fold(0, splits, 1, &[start], |i, sum| vec![part(i).words(1).load().fma(factor(i), sum[0])])[0];
-    let whole = sum.gt(k.f(0.0)).pick(k.f(1.0) / sum, k.f(0.0));
-    let to = out.words(row * out_ld + head * v_dim);
-    k.each(k.thread(), v_dim, MERGERS, |c| {
-        let total = k.fold(0, splits, 1, &[k.f(0.0)], |i, total| {
-            vec![part(i).words(c + 2).load().fma(factor(i), total[0])]
+impl GpuKernel for AttentionMerge {
+    fn launch(&self) -> Option<Launch> {
+        let grid = [Extent::rows(1), Extent::fixed(self.heads), Extent::fixed(1)];
+        Some(Launch { grid, block: MERGERS as u32, shared: 0 })
+    }
+
+    fn write<'k>(&self, k: &'k Kb<'k>) {
+        let &Self { heads, v_dim, splits, sinks, out_ld } = self;
+        let parts = k.arg(0);
+        let sinks = sinks.then(|| k.arg(1));
+        let out = k.arg(1 + usize::from(sinks.is_some()));
+        let (row, head) = (k.block_index(0), k.block_index(1));
+        let words = v_dim + 2;
+        let parts = parts.words((row * heads + head) * (splits * words));
+        let part = |i: I<'k>| parts.words(i * words);
+        let sink = sinks.map(|p| p.words(head).load() * LOG2_E);
+        let lowest = sink.unwrap_or(k.f(LOWEST));
+        let max = k.fold(0, splits, 1, &[lowest], |i, max| vec![max[0].max(part(i).load())])[0];
+        let factor = |i: I<'k>| (part(i).load() - max).exp2_down(false);
+        let start = sink.map_or(k.f(0.0), |sink| (sink - max).exp2_down(false));
+        let sum =
+            k.fold(0, splits, 1, &[start], |i, sum| vec![part(i).words(1).load().fma(factor(i), sum[0])])[0];
+        let whole = sum.gt(k.f(0.0)).pick(k.f(1.0) / sum, k.f(0.0));
+        let to = out.words(row * out_ld + head * v_dim);
+        k.each(k.thread(), v_dim, MERGERS, |c| {
+            let total = k.fold(0, splits, 1, &[k.f(0.0)], |i, total| {
+                vec![part(i).words(c + 2).load().fma(factor(i), total[0])]
+            });
+            to.words(c).store(total[0] * whole);
         });
-        to.words(c).store(total[0] * whole);
-    });
+    }
 }

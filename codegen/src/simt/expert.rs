@@ -6,10 +6,10 @@ use super::dot::Rows;
 use super::launch::{Extent, Launch};
 use super::linear::{Few, WARPS, Way};
 use super::weight::WeightRow;
-use super::{plain_tile, tile};
+use super::{GpuKernel, plain_tile, tile};
 use crate::dsl::{F, I, Kb, P};
 use crate::kernels::routed::expert;
-use crate::spec::{Compute, KernelSpec, RowForm, WeightOrder};
+use crate::spec::{Compute, ExpertDown, ExpertGateUp, RowForm, WeightOrder};
 use moec_ir::op::{DispatchLayout, Glu};
 use moec_ir::types::Format;
 
@@ -31,58 +31,6 @@ struct Half {
 }
 
 impl Half {
-    fn of(spec: &KernelSpec) -> Option<Self> {
-        match *spec {
-            KernelSpec::ExpertGateUp {
-                layout,
-                hidden,
-                inter,
-                format,
-                compute,
-                x_ld,
-                glu,
-                bias,
-                out,
-                order: WeightOrder::Panels,
-                schedule,
-            } => Some(Self {
-                layout,
-                depth: hidden,
-                columns: inter,
-                format,
-                compute,
-                ld: x_ld,
-                glu: Some(glu),
-                bias,
-                out,
-                rows: schedule.rows,
-            }),
-            KernelSpec::ExpertDown {
-                layout,
-                inter,
-                hidden,
-                format,
-                compute,
-                h_ld,
-                bias,
-                order: WeightOrder::Panels,
-                schedule,
-            } => Some(Self {
-                layout,
-                depth: inter,
-                columns: hidden,
-                format,
-                compute,
-                ld: h_ld,
-                glu: None,
-                bias,
-                out: RowForm::f32(hidden),
-                rows: schedule.rows,
-            }),
-            _ => None,
-        }
-    }
-
     fn is_gated(&self) -> bool {
         self.glu.is_some_and(Glu::is_gated)
     }
@@ -90,34 +38,97 @@ impl Half {
     fn way(&self) -> Option<Way> {
         Way::of(self.rows, self.format, self.compute, self.depth, self.ld)
     }
+
+    fn launch(&self) -> Option<Launch> {
+        let way = self.way()?;
+        let [rows, columns] = way.extents(self.columns, self.is_gated());
+        let [block, shared] = way.block();
+        // An expert has a token at most once.
+        let parts = if matches!(way, Way::Few { .. }) { Extent::fixed(1) } else { Extent::rows(rows) };
+        let tiles = Extent::fixed(self.columns.div_ceil(columns));
+        Some(Launch { grid: [tiles, Extent::active(self.layout), parts], block, shared })
+    }
+
+    fn write<'k>(&self, k: &'k Kb<'k>) {
+        let Some(way) = self.way() else {
+            return k.fail("no such expert");
+        };
+        let (x, dispatch, weights) = (k.arg(0), k.arg(1), k.arg(2));
+        let bias = self.bias.then(|| k.arg(3));
+        let out = k.arg(3 + usize::from(self.bias));
+        let active = k.block_index(1);
+        k.when(active.lt(dispatch.load_int()), || {
+            let e = expert(dispatch, self.layout, active);
+            let matrix = weights.load_address(e.id);
+            let width = self.columns * self.glu.map_or(1, Glu::projections);
+            let bias = bias.map(|b| b.words(e.id * width));
+            self.columns_of(k, way, &Place { x, dispatch, matrix, bias, out, first: e.first, end: e.end });
+        });
+    }
 }
 
-pub(super) fn launch(spec: &KernelSpec) -> Option<Launch> {
-    let half = Half::of(spec)?;
-    let way = half.way()?;
-    let [rows, columns] = way.extents(half.columns, half.is_gated());
-    let [block, shared] = way.block();
-    // An expert has a token at most once.
-    let parts = if matches!(way, Way::Few { .. }) { Extent::fixed(1) } else { Extent::rows(rows) };
-    let tiles = Extent::fixed(half.columns.div_ceil(columns));
-    Some(Launch { grid: [tiles, Extent::active(half.layout), parts], block, shared })
+impl ExpertGateUp {
+    /// Which half it is; `None` where panels are written out of neurons.
+    fn half(&self) -> Option<Half> {
+        let &Self { layout, hidden, inter, format, compute, x_ld, glu, bias, out, order, schedule } = self;
+        (order == WeightOrder::Panels).then_some(Half {
+            layout,
+            depth: hidden,
+            columns: inter,
+            format,
+            compute,
+            ld: x_ld,
+            glu: Some(glu),
+            bias,
+            out,
+            rows: schedule.rows,
+        })
+    }
 }
 
-pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let Some((half, way)) = Half::of(spec).and_then(|half| half.way().map(|way| (half, way))) else {
-        return k.fail("not an expert");
-    };
-    let (x, dispatch, weights) = (k.arg(0), k.arg(1), k.arg(2));
-    let bias = half.bias.then(|| k.arg(3));
-    let out = k.arg(3 + usize::from(half.bias));
-    let active = k.block_index(1);
-    k.when(active.lt(dispatch.load_int()), || {
-        let e = expert(dispatch, half.layout, active);
-        let matrix = weights.load_address(e.id);
-        let width = half.columns * half.glu.map_or(1, Glu::projections);
-        let bias = bias.map(|b| b.words(e.id * width));
-        half.columns_of(k, way, &Place { x, dispatch, matrix, bias, out, first: e.first, end: e.end });
-    });
+impl ExpertDown {
+    /// Which half it is, as of [`ExpertGateUp`].
+    fn half(&self) -> Option<Half> {
+        let &Self { layout, inter, hidden, format, compute, h_ld, bias, order, schedule } = self;
+        (order == WeightOrder::Panels).then_some(Half {
+            layout,
+            depth: inter,
+            columns: hidden,
+            format,
+            compute,
+            ld: h_ld,
+            glu: None,
+            bias,
+            out: RowForm::f32(hidden),
+            rows: schedule.rows,
+        })
+    }
+}
+
+impl GpuKernel for ExpertGateUp {
+    fn launch(&self) -> Option<Launch> {
+        self.half()?.launch()
+    }
+
+    fn write<'k>(&self, k: &'k Kb<'k>) {
+        match self.half() {
+            Some(half) => half.write(k),
+            None => k.fail("no such expert"),
+        }
+    }
+}
+
+impl GpuKernel for ExpertDown {
+    fn launch(&self) -> Option<Launch> {
+        self.half()?.launch()
+    }
+
+    fn write<'k>(&self, k: &'k Kb<'k>) {
+        match self.half() {
+            Some(half) => half.write(k),
+            None => k.fail("no such expert"),
+        }
+    }
 }
 
 /// Operands of a block, and the slots of its expert.

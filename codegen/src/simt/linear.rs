@@ -4,53 +4,15 @@ use super::FEW_ROWS;
 use super::dot::{self, Rows, products};
 use super::launch::{Extent, Launch};
 use super::weight::{WeightRow, by_rows};
-use super::{plain_tile, tile};
+use super::{GpuKernel, plain_tile, tile};
 use crate::dsl::{F, I, Kb, P, WARP};
-use crate::spec::{Compute, KernelSpec, packed_words};
-use moec_ir::op::Glu;
+use crate::spec::{Compute, Linear, packed_words};
 use moec_ir::types::Format;
 
 /// Warps of a block that multiplies few rows.
 pub(super) const WARPS: usize = 4;
 
-/// What is fixed at build time.
-#[derive(Clone, Copy)]
-struct Shape {
-    k: usize,
-    n: usize,
-    format: Format,
-    compute: Compute,
-    groups: usize,
-    x_ld: usize,
-    out_ld: usize,
-    bias: bool,
-    residual_ld: Option<usize>,
-    glu: Option<Glu>,
-    rows: usize,
-}
-
-impl Shape {
-    fn of(spec: &KernelSpec) -> Option<Self> {
-        let KernelSpec::Linear {
-            k,
-            n,
-            format,
-            compute,
-            groups,
-            x_ld,
-            out_ld,
-            bias,
-            residual_ld,
-            glu,
-            schedule,
-        } = *spec
-        else {
-            return None;
-        };
-        let rows = schedule.rows;
-        Some(Self { k, n, format, compute, groups, x_ld, out_ld, bias, residual_ld, glu, rows })
-    }
-
+impl Linear {
     /// Columns of a group's result.
     fn columns(&self) -> usize {
         if self.glu.is_some() { self.n / 2 } else { self.n }
@@ -59,7 +21,7 @@ impl Shape {
     fn way(&self) -> Option<Way> {
         // Rows of a group, too, lie where copies reach them.
         let ld = self.x_ld | if self.groups > 1 { packed_words(self.k, self.compute) } else { 0 };
-        Way::of(self.rows, self.format, self.compute, self.k, ld)
+        Way::of(self.schedule.rows, self.format, self.compute, self.k, ld)
     }
 }
 
@@ -123,15 +85,6 @@ impl Way {
     }
 }
 
-pub(super) fn launch(spec: &KernelSpec) -> Option<Launch> {
-    let s = Shape::of(spec)?;
-    let way = s.way()?;
-    let [rows, columns] = way.extents(s.columns(), s.glu.is_some());
-    let [block, shared] = way.block();
-    let tiles = Extent::fixed(s.columns().div_ceil(columns));
-    Some(Launch { grid: [tiles, Extent::rows(rows), Extent::fixed(s.groups)], block, shared })
-}
-
 /// Operands, of one group.
 struct Operands<'k> {
     x: P<'k>,
@@ -142,7 +95,7 @@ struct Operands<'k> {
 }
 
 impl<'k> Operands<'k> {
-    fn new(k: &'k Kb<'k>, s: &Shape) -> Self {
+    fn new(k: &'k Kb<'k>, s: &Linear) -> Self {
         let group = k.block_index(2);
         let mut args = (0..).map(|i| k.arg(i));
         let mut arg = || args.next().unwrap_or(k.shared(0));
@@ -154,57 +107,13 @@ impl<'k> Operands<'k> {
     }
 
     /// What becomes of a sum, and of the sum of the gate's partner.
-    fn finish(&self, s: &Shape, [row, c]: [I<'k>; 2], sum: F<'k>, up: Option<F<'k>>) -> F<'k> {
+    fn finish(&self, s: &Linear, [row, c]: [I<'k>; 2], sum: F<'k>, up: Option<F<'k>>) -> F<'k> {
         let biased = |sum: F<'k>, c: I<'k>| self.bias.map_or(sum, |b| sum + b.words(c).load());
         let value = match (s.glu, up) {
             (Some(glu), Some(up)) => biased(sum, c).glu(biased(up, c + s.columns()), glu),
             _ => biased(sum, c),
         };
         self.residual.map_or(value, |(r, ld)| value + r.words(row * ld).words(c).load())
-    }
-}
-
-pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let Some((s, way)) = Shape::of(spec).and_then(|s| Some((s, s.way()?))) else {
-        return k.fail("not a linear");
-    };
-    let o = Operands::new(k, &s);
-    let gated = s.glu.is_some();
-    let [rows, columns] = way.extents(s.columns(), gated);
-    // Rows and columns past the end repeat the last one, and are not stored.
-    let last = k.row_count() - 1;
-    let last_column = k.i(s.columns() as i64 - 1);
-    let (first_row, first_column) = (k.block_index(1) * rows, k.block_index(0) * columns);
-    let row_at = |row: I<'k>| o.x.words((first_row + row).min(last) * s.x_ld);
-    let weight = |column: I<'k>, part: I<'k>| {
-        let row = (first_column + column).min(last_column) + part * s.columns();
-        WeightRow::new(k, o.weights, row, s.format, s.k)
-    };
-    let finish = |row: I<'k>, column: I<'k>, sum: F<'k>, up: Option<F<'k>>| {
-        let (row, column) = (first_row + row, first_column + column);
-        k.when(row.lt(last + 1).and(column.lt(last_column + 1)), || {
-            let value = o.finish(&s, [row, column], sum, up);
-            o.out.words(row * s.out_ld).words(column).store(value);
-        });
-    };
-    match way {
-        Way::Few { rows, held } => {
-            let at: Vec<_> = (0..rows).map(|r| row_at(k.i(r as i64))).collect();
-            // A power of two divides both numbers where it divides the bits of both.
-            let aligned = s.x_ld | if s.groups > 1 { packed_words(s.k, s.compute) } else { 0 };
-            let x = Rows { at: &at, form: s.compute, aligned, held: false };
-            let shape = Few { per: columns / WARPS, gated, format: s.format, depth: s.k, holds: held > 0 };
-            shape.write(k, &x, &weight, &|r, c, sum, up| finish(k.i(r as i64), c, sum, up));
-        }
-        Way::Tile => {
-            let (depth, format) = (s.k, s.format);
-            tile::Product { depth, format, gated, row: &row_at, weight: &weight, finish: &finish }.write(k);
-        }
-        Way::PlainTile => {
-            let (depth, form) = (s.k, s.compute);
-            plain_tile::Product { depth, form, gated, row: &row_at, weight: &weight, finish: &finish }
-                .write(k);
-        }
     }
 }
 
@@ -251,5 +160,62 @@ impl Few {
                 }
             }
         });
+    }
+}
+
+impl GpuKernel for Linear {
+    fn launch(&self) -> Option<Launch> {
+        let way = self.way()?;
+        let [rows, columns] = way.extents(self.columns(), self.glu.is_some());
+        let [block, shared] = way.block();
+        let tiles = Extent::fixed(self.columns().div_ceil(columns));
+        Some(Launch { grid: [tiles, Extent::rows(rows), Extent::fixed(self.groups)], block, shared })
+    }
+
+    fn write<'k>(&self, k: &'k Kb<'k>) {
+        let Some(way) = self.way() else {
+            return k.fail("no such linear");
+        };
+        let o = Operands::new(k, self);
+        let gated = self.glu.is_some();
+        let [rows, columns] = way.extents(self.columns(), gated);
+        // Rows and columns past the end repeat the last one, and are not stored.
+        let last = k.row_count() - 1;
+        let last_column = k.i(self.columns() as i64 - 1);
+        let (first_row, first_column) = (k.block_index(1) * rows, k.block_index(0) * columns);
+        let row_at = |row: I<'k>| o.x.words((first_row + row).min(last) * self.x_ld);
+        let weight = |column: I<'k>, part: I<'k>| {
+            let row = (first_column + column).min(last_column) + part * self.columns();
+            WeightRow::new(k, o.weights, row, self.format, self.k)
+        };
+        let finish = |row: I<'k>, column: I<'k>, sum: F<'k>, up: Option<F<'k>>| {
+            let (row, column) = (first_row + row, first_column + column);
+            k.when(row.lt(last + 1).and(column.lt(last_column + 1)), || {
+                let value = o.finish(self, [row, column], sum, up);
+                o.out.words(row * self.out_ld).words(column).store(value);
+            });
+        };
+        match way {
+            Way::Few { rows, held } => {
+                let at: Vec<_> = (0..rows).map(|r| row_at(k.i(r as i64))).collect();
+                // A power of two divides both numbers where it divides the bits of both.
+                let aligned =
+                    self.x_ld | if self.groups > 1 { packed_words(self.k, self.compute) } else { 0 };
+                let x = Rows { at: &at, form: self.compute, aligned, held: false };
+                let shape =
+                    Few { per: columns / WARPS, gated, format: self.format, depth: self.k, holds: held > 0 };
+                shape.write(k, &x, &weight, &|r, c, sum, up| finish(k.i(r as i64), c, sum, up));
+            }
+            Way::Tile => {
+                let (depth, format) = (self.k, self.format);
+                tile::Product { depth, format, gated, row: &row_at, weight: &weight, finish: &finish }
+                    .write(k);
+            }
+            Way::PlainTile => {
+                let (depth, form) = (self.k, self.compute);
+                plain_tile::Product { depth, form, gated, row: &row_at, weight: &weight, finish: &finish }
+                    .write(k);
+            }
+        }
     }
 }

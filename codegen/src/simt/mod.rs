@@ -118,8 +118,13 @@ impl From<KernelSpec> for Kernel {
     }
 }
 
-/// What writes a kernel family.
-type Write = for<'k> fn(&'k Kb<'k>, &KernelSpec);
+/// What a [`KernelSpec`] is for graphics processors.
+pub(crate) trait GpuKernel {
+    /// How it is launched; `None` where a form has no kernel.
+    fn launch(&self) -> Option<Launch>;
+    /// Writes its body.
+    fn write<'k>(&self, k: &'k Kb<'k>);
+}
 
 impl Kernel {
     /// Symbol: equal exactly for equal parameters.
@@ -146,9 +151,8 @@ impl Kernel {
             Self::Spec(spec) => {
                 // Any number of rows is a schedule here.
                 let usual = spec.with_schedule(Schedule::default());
-                crate::kernels::check(&usual, &Isa::THREAD)
-                    .map_err(|what| Error::Spec { symbol: self.symbol(), what })?;
-                family(spec).map(|(launch, _)| launch)
+                usual.check(&Isa::THREAD).map_err(|what| Error::Spec { symbol: self.symbol(), what })?;
+                spec.kernel().on_gpu().and_then(GpuKernel::launch)
             }
             Self::Dispatch(layout) => dispatch::launch(*layout),
             Self::Angles { half, .. } => Some(angles::launch(*half)),
@@ -189,8 +193,8 @@ impl Kernel {
 
     fn write<'k>(&self, k: &'k Kb<'k>) {
         match self {
-            Self::Spec(spec) => match family(spec) {
-                Some((_, write)) => write(k, spec),
+            Self::Spec(spec) => match spec.kernel().on_gpu() {
+                Some(kernel) => kernel.write(k),
                 None => k.fail("no such kernel"),
             },
             Self::Dispatch(layout) => dispatch::write(k, *layout),
@@ -198,38 +202,6 @@ impl Kernel {
             Self::Argmax { cols, x_ld } => argmax::write(k, *cols, *x_ld),
         }
     }
-}
-
-/// The table of kernel families; `None` where a form has no kernel.
-fn family(spec: &KernelSpec) -> Option<(Launch, Write)> {
-    let (launch, write): (Option<Launch>, Write) = match spec {
-        KernelSpec::Norm { .. } => (norm::launch(spec), norm::write),
-        KernelSpec::Map { .. } => (map::launch(spec), map::write),
-        KernelSpec::Linear { .. } => (linear::launch(spec), linear::write),
-        KernelSpec::ExpertGateUp { .. } | KernelSpec::ExpertDown { .. } => {
-            (expert::launch(spec), expert::write)
-        }
-        KernelSpec::Combine { .. } => (combine::launch(spec), combine::write),
-        KernelSpec::Attention { .. } => (attention::launch(spec), attention::write),
-        KernelSpec::AttentionMerge { .. } => (attention::merge_launch(spec), attention::merge),
-        KernelSpec::Rope { .. } => (position::launch(spec), position::rope),
-        KernelSpec::CacheWrite { .. } => (position::launch(spec), position::cache_write),
-        KernelSpec::Router { .. } => (router::launch(spec), router::write),
-        KernelSpec::Embed { .. } | KernelSpec::GatherRows { .. } | KernelSpec::Copy { .. } => {
-            (rows::launch(spec), rows::write)
-        }
-        KernelSpec::Softmax { .. } => (rows::softmax_launch(spec), rows::softmax),
-        KernelSpec::Quantise { .. } => (quantise::launch(spec), quantise::write),
-        KernelSpec::NeuronUp { .. }
-        | KernelSpec::NeuronPredict { .. }
-        | KernelSpec::NeuronDown { .. }
-        | KernelSpec::NeuronGate { .. }
-        | KernelSpec::NeuronUpAt { .. }
-        | KernelSpec::NeuronDownAt { .. }
-        | KernelSpec::ZeroExperts { .. }
-        | KernelSpec::Recurrence(_) => return None,
-    };
-    Some((launch?, write))
 }
 
 /// PTX of all kernels, symbols sorted, duplicates merged. The same input gives the same text.

@@ -1,26 +1,17 @@
 //! Heads normalised and rotated where they are read, and keys and values that go on into the cache: a warp for every head of
 //! a row.
 
+use super::GpuKernel;
 use super::attention::head_bytes;
 use super::launch::{Extent, Launch};
 use crate::dsl::{F, I, Kb, P, WARP};
-use crate::spec::{KernelSpec, Rotation, RowNorm};
+use crate::spec::{CacheWrite, Rope, Rotation, RowNorm};
 use moec_ir::op::RopeStyle;
 use moec_ir::types::Format;
 
 fn by_head(heads: usize) -> Launch {
     let grid = [Extent::rows(1), Extent::fixed(heads), Extent::fixed(1)];
     Launch { grid, block: WARP as u32, shared: 0 }
-}
-
-pub(super) fn launch(spec: &KernelSpec) -> Option<Launch> {
-    match *spec {
-        KernelSpec::Rope { heads, .. } => Some(by_head(heads)),
-        KernelSpec::CacheWrite { heads, dim, ctx, cache, .. } => {
-            head_bytes(cache, ctx, dim).map(|_| by_head(heads))
-        }
-        _ => None,
-    }
 }
 
 /// What is done to a head, with the operands for it.
@@ -83,42 +74,50 @@ impl<'k> Way<'k> {
     }
 }
 
-pub(super) fn rope<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::Rope { dim, norm, rotation, x_ld, out_ld, .. } = *spec else {
-        return k.fail("not a rotation");
-    };
-    let mut args = (0..).map(|i| k.arg(i));
-    let mut arg = || args.next().unwrap_or(k.shared(0));
-    let x = arg();
-    let way = Way::new(dim, norm, Some(rotation), &mut arg);
-    let out = arg();
-    let (row, head) = (k.block_index(0), k.block_index(1));
-    let to = out.words(row * out_ld + head * dim);
-    way.head(k, x.words(row * x_ld), [row, head], &|c, value| to.words(c).store(value));
+impl GpuKernel for Rope {
+    fn launch(&self) -> Option<Launch> {
+        Some(by_head(self.heads))
+    }
+
+    fn write<'k>(&self, k: &'k Kb<'k>) {
+        let &Self { dim, norm, rotation, x_ld, out_ld, .. } = self;
+        let mut args = (0..).map(|i| k.arg(i));
+        let mut arg = || args.next().unwrap_or(k.shared(0));
+        let x = arg();
+        let way = Way::new(dim, norm, Some(rotation), &mut arg);
+        let out = arg();
+        let (row, head) = (k.block_index(0), k.block_index(1));
+        let to = out.words(row * out_ld + head * dim);
+        way.head(k, x.words(row * x_ld), [row, head], &|c, value| to.words(c).store(value));
+    }
 }
 
-pub(super) fn cache_write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::CacheWrite { heads, dim, ctx, ring, cache, norm, rotation, x_ld, .. } = *spec else {
-        return k.fail("not a cache write");
-    };
-    let mut args = (0..).map(|i| k.arg(i));
-    let mut arg = || args.next().unwrap_or(k.shared(0));
-    let (state, x) = (arg(), arg());
-    let way = Way::new(dim, norm, rotation, &mut arg);
-    let (pos, slot) = (arg(), arg());
-    let (row, head) = (k.block_index(0), k.block_index(1));
-    let at = pos.words(row).load_int();
-    let at = if ring { at.lt(k.i(0)).pick_int(at, at.rem(k.i(ctx as i64))) } else { at };
-    k.when(at.ge(k.i(0)).and(at.lt(k.i(ctx as i64))), || {
-        let place = slot.words(row).load_int() * heads + head;
-        let state = state.bytes(place * head_bytes(cache, ctx, dim).unwrap_or(0));
-        let put = |c: I<'k>, value: F<'k>| {
-            if cache == Format::F32 {
-                state.words(at * dim).words(c).store(value);
-            } else {
-                state.halves(at * dim).halves(c).store_halves(value.both_halves(k.f(0.0)));
-            }
-        };
-        way.head(k, x.words(row * x_ld), [row, head], &put);
-    });
+impl GpuKernel for CacheWrite {
+    fn launch(&self) -> Option<Launch> {
+        head_bytes(self.cache, self.ctx, self.dim).map(|_| by_head(self.heads))
+    }
+
+    fn write<'k>(&self, k: &'k Kb<'k>) {
+        let &Self { heads, dim, ctx, ring, cache, norm, rotation, x_ld, .. } = self;
+        let mut args = (0..).map(|i| k.arg(i));
+        let mut arg = || args.next().unwrap_or(k.shared(0));
+        let (state, x) = (arg(), arg());
+        let way = Way::new(dim, norm, rotation, &mut arg);
+        let (pos, slot) = (arg(), arg());
+        let (row, head) = (k.block_index(0), k.block_index(1));
+        let at = pos.words(row).load_int();
+        let at = if ring { at.lt(k.i(0)).pick_int(at, at.rem(k.i(ctx as i64))) } else { at };
+        k.when(at.ge(k.i(0)).and(at.lt(k.i(ctx as i64))), || {
+            let place = slot.words(row).load_int() * heads + head;
+            let state = state.bytes(place * head_bytes(cache, ctx, dim).unwrap_or(0));
+            let put = |c: I<'k>, value: F<'k>| {
+                if cache == Format::F32 {
+                    state.words(at * dim).words(c).store(value);
+                } else {
+                    state.halves(at * dim).halves(c).store_halves(value.both_halves(k.f(0.0)));
+                }
+            };
+            way.head(k, x.words(row * x_ld), [row, head], &put);
+        });
+    }
 }

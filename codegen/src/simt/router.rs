@@ -1,9 +1,10 @@
 //! From router logits to the experts of a token and their weights, as `RouterDesc` defines it: a warp for every row. A lane
 //! holds the experts whose number by 32 leaves its own.
 
+use super::GpuKernel;
 use super::launch::{Extent, Launch};
 use crate::dsl::{F, I, Kb, WARP};
-use crate::spec::KernelSpec;
+use crate::spec::Router;
 use moec_ir::op::{GroupScore, Groups, NO_EXPERT, Renorm, RouterDesc, Score, WeightFrom};
 
 /// Most experts: numbers of a lane that stay in registers.
@@ -14,11 +15,52 @@ fn shared(d: &RouterDesc) -> usize {
     d.groups.map_or(0, |g| d.scores() + g.n)
 }
 
-pub(super) fn launch(spec: &KernelSpec) -> Option<Launch> {
-    let KernelSpec::Router { desc, .. } = spec else { return None };
-    let grid = [Extent::rows(1), Extent::fixed(1), Extent::fixed(1)];
-    let launch = Launch { grid, block: WARP as u32, shared: 4 * shared(desc) as u32 };
-    (desc.scores() <= MOST && desc.groups.is_none_or(|g| g.n <= WARP)).then_some(launch)
+impl GpuKernel for Router {
+    fn launch(&self) -> Option<Launch> {
+        let Self { desc, .. } = self;
+        let grid = [Extent::rows(1), Extent::fixed(1), Extent::fixed(1)];
+        let launch = Launch { grid, block: WARP as u32, shared: 4 * shared(desc) as u32 };
+        (desc.scores() <= MOST && desc.groups.is_none_or(|g| g.n <= WARP)).then_some(launch)
+    }
+
+    fn write<'k>(&self, k: &'k Kb<'k>) {
+        let Self { desc: d, logits_ld } = self;
+        let logits = k.arg(0);
+        let bias = d.select_bias.then(|| k.arg(1));
+        let at = 1 + usize::from(d.select_bias);
+        let row = k.block_index(0);
+        let (ids, weights) = (k.arg(at).words(row * d.k), k.arg(at + 1).words(row * d.k));
+        let logits = logits.words(row * *logits_ld);
+        let lanes = Lanes { k, count: d.scores() };
+        let z = lanes.all(f32::NEG_INFINITY, |e| logits.words(e).load());
+        let scores: Vec<F<'k>> = match d.score {
+            Score::Softmax => lanes.softmax(&z),
+            Score::Sigmoid => z.iter().map(|z| z.sigmoid()).collect(),
+            Score::Identity => z.clone(),
+        };
+        let biases = bias.map(|b| lanes.all(0.0, |e| b.words(e).load()));
+        let mut choice: Vec<F<'k>> = (0..scores.len())
+            .map(|i| {
+                let c = biases.as_ref().map_or(scores[i], |b| scores[i] + b[i]);
+                // What is past the last is never chosen.
+                lanes.there(i).pick(c, k.f(f32::NAN))
+            })
+            .collect();
+        if let Some(groups) = d.groups {
+            mask_groups(&lanes, d.scores(), groups, &mut choice);
+        }
+        let chosen: Vec<I<'k>> = (0..d.k).map(|_| lanes.take_best(&mut choice)).collect();
+        let from = if d.weight_from == WeightFrom::Score { &scores } else { &z };
+        let picked: Vec<F<'k>> = chosen.iter().map(|&e| lanes.of(from, e)).collect();
+        let picked = normalise(k, d, weigh(&lanes, d, &z, &chosen, picked));
+        // Everything is in all lanes: the first one writes.
+        k.when(k.lane_index().equals(k.i(0)), || {
+            for (j, (&id, &w)) in chosen.iter().zip(&picked).enumerate() {
+                ids.words(j).store_int(id.narrow());
+                weights.words(j).store(w);
+            }
+        });
+    }
 }
 
 /// Numbers of experts, one of a lane after the other; what is past the last expert is not there.
@@ -82,47 +124,6 @@ impl<'k> Lanes<'k> {
         // One lane has it, the others zero.
         bits.warp_sum(WARP).as_float()
     }
-}
-
-pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::Router { desc: d, logits_ld } = spec else {
-        return k.fail("not a router");
-    };
-    let logits = k.arg(0);
-    let bias = d.select_bias.then(|| k.arg(1));
-    let at = 1 + usize::from(d.select_bias);
-    let row = k.block_index(0);
-    let (ids, weights) = (k.arg(at).words(row * d.k), k.arg(at + 1).words(row * d.k));
-    let logits = logits.words(row * *logits_ld);
-    let lanes = Lanes { k, count: d.scores() };
-    let z = lanes.all(f32::NEG_INFINITY, |e| logits.words(e).load());
-    let scores: Vec<F<'k>> = match d.score {
-        Score::Softmax => lanes.softmax(&z),
-        Score::Sigmoid => z.iter().map(|z| z.sigmoid()).collect(),
-        Score::Identity => z.clone(),
-    };
-    let biases = bias.map(|b| lanes.all(0.0, |e| b.words(e).load()));
-    let mut choice: Vec<F<'k>> = (0..scores.len())
-        .map(|i| {
-            let c = biases.as_ref().map_or(scores[i], |b| scores[i] + b[i]);
-            // What is past the last is never chosen.
-            lanes.there(i).pick(c, k.f(f32::NAN))
-        })
-        .collect();
-    if let Some(groups) = d.groups {
-        mask_groups(&lanes, d.scores(), groups, &mut choice);
-    }
-    let chosen: Vec<I<'k>> = (0..d.k).map(|_| lanes.take_best(&mut choice)).collect();
-    let from = if d.weight_from == WeightFrom::Score { &scores } else { &z };
-    let picked: Vec<F<'k>> = chosen.iter().map(|&e| lanes.of(from, e)).collect();
-    let picked = normalise(k, d, weigh(&lanes, d, &z, &chosen, picked));
-    // Everything is in all lanes: the first one writes.
-    k.when(k.lane_index().equals(k.i(0)), || {
-        for (j, (&id, &w)) in chosen.iter().zip(&picked).enumerate() {
-            ids.words(j).store_int(id.narrow());
-            weights.words(j).store(w);
-        }
-    });
 }
 
 /// Masks the experts outside of the best groups. Lane `g` scores group `g`. Where a score is NaN it stays so.

@@ -1,6 +1,6 @@
 //! How a matrix kernel cuts its work into pieces: what decides its speed and none of its results.
 
-use super::{Compute, KernelSpec};
+use super::{Compute, KernelSpec, Product};
 use crate::machine::Isa;
 use std::fmt;
 
@@ -11,7 +11,7 @@ use std::fmt;
 /// move a row from one of these to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Schedule {
-    /// Rows of a work item of [`KernelSpec::Linear`]; on tile registers also rows of an expert that meet all of its panels
+    /// Rows of a work item of [`Linear`](super::Linear); on tile registers also rows of an expert that meet all of its panels
     /// before the next ones do. Experts take all of theirs elsewhere.
     pub rows: usize,
     /// Steps of the inner loop that are written out, of arithmetic in f32 and bf16.
@@ -80,10 +80,10 @@ impl Knob {
 
     /// Whether the kernel of a specification looks at it.
     pub fn turns(self, spec: &KernelSpec, isa: &Isa) -> bool {
-        let Some((compute, format)) = spec.compute().zip(spec.weight_format()) else { return false };
+        let Some(Product { compute, format, experts, .. }) = spec.product() else { return false };
         let tiles = isa.tiles && compute == Compute::Bf16;
         match self {
-            Self::Rows => tiles || matches!(spec, KernelSpec::Linear { .. }),
+            Self::Rows => tiles || experts.is_none(),
             Self::Unroll => compute != Compute::I8 && !tiles,
             Self::Block => compute == Compute::I8,
             // Tiles ask for the next panel by themselves; unpacking does not.

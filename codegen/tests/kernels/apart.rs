@@ -4,7 +4,8 @@
 use crate::harness::{Case, Expect, Operand, Rng, check, random, rows_as, stored, strided};
 use crate::neurons::{BLOCK, LAYOUTS, Network, dot};
 use crate::simple::glu;
-use moec_codegen::{Compute, KernelSpec, RowForm, Schedule, WeightOrder};
+use moec_codegen::spec::{ExpertDown, ExpertGateUp, NeuronDownAt, NeuronGate, NeuronUpAt};
+use moec_codegen::{Compute, RowForm, Schedule, WeightOrder};
 use moec_ir::op::{Activation, Glu};
 use moec_ir::types::Format;
 
@@ -61,7 +62,7 @@ fn gates_by_themselves_then_up_of_who_is_awake() {
             let found = strided(net.slots(), inter, inter, |slot, i| part(slot, i, 0).unwrap_or(f32::NAN));
             let zeros = |n| Operand::Floats(vec![0.0; n]);
             cases.push(Case {
-                spec: KernelSpec::NeuronGate { layout, hidden, inter, format, compute, x_ld, glu: RELU },
+                spec: NeuronGate { layout, hidden, inter, format, compute, x_ld, glu: RELU }.into(),
                 n,
                 operands: vec![
                     rows.clone(),
@@ -86,7 +87,7 @@ fn gates_by_themselves_then_up_of_who_is_awake() {
                 }
             });
             cases.push(Case {
-                spec: KernelSpec::NeuronUpAt { layout, hidden, inter, format, compute, x_ld, glu: RELU },
+                spec: NeuronUpAt { layout, hidden, inter, format, compute, x_ld, glu: RELU }.into(),
                 n,
                 operands: vec![
                     rows,
@@ -124,7 +125,7 @@ fn columns_of_who_is_awake_wherever_they_lie() {
             });
             let [_, rests] = operands(&net, format);
             cases.push(Case {
-                spec: KernelSpec::NeuronDownAt { layout, hidden, inter, format },
+                spec: NeuronDownAt { layout, hidden, inter, format }.into(),
                 n: net.n,
                 operands: vec![
                     Operand::Floats(h),
@@ -169,7 +170,7 @@ fn many_rows_meet_panels_out_of_neurons_that_lie_apart() {
         let (table, zeros) = (Operand::Ints(net.table.clone()), |n| Operand::Floats(vec![0.0; n]));
         let out = RowForm::f32(inter);
         cases.push(Case {
-            spec: KernelSpec::ExpertGateUp {
+            spec: ExpertGateUp {
                 layout,
                 hidden,
                 inter,
@@ -181,7 +182,8 @@ fn many_rows_meet_panels_out_of_neurons_that_lie_apart() {
                 out,
                 order,
                 schedule,
-            },
+            }
+            .into(),
             n,
             operands: vec![rows, table.clone(), gates, rests.clone(), zeros(net.slots() * inter)],
             expect: vec![(4, Expect::Floats(joined, 2e-4))],
@@ -192,17 +194,8 @@ fn many_rows_meet_panels_out_of_neurons_that_lie_apart() {
             (0..inter).map(|i| f64::from(h[slot * inter + i]) * f64::from(down(i))).sum::<f64>() as f32
         });
         cases.push(Case {
-            spec: KernelSpec::ExpertDown {
-                layout,
-                inter,
-                hidden,
-                format,
-                compute,
-                h_ld,
-                bias: false,
-                order,
-                schedule,
-            },
+            spec: ExpertDown { layout, inter, hidden, format, compute, h_ld, bias: false, order, schedule }
+                .into(),
             n,
             operands: vec![rows, table, rests, zeros(net.slots() * hidden)],
             expect: vec![(3, Expect::Floats(expected, 2e-4))],

@@ -4,6 +4,7 @@ use crate::cache::{Cache, FORMATS};
 use crate::harness::{Case, Expect, Operand, Rng, able, check, check_on, is_dealt, random, run, strided};
 use crate::machines::machines;
 use moec_codegen::jit::Loaded;
+use moec_codegen::spec::{Attention, AttentionMerge, CacheWrite};
 use moec_codegen::{Compute, KernelSpec, compile};
 use moec_ir::op::AttentionDesc;
 use moec_ir::types::Format;
@@ -114,7 +115,16 @@ impl Problem {
 
     fn spec(&self, splits: usize, out_ld: usize) -> KernelSpec {
         let Setting { desc, ctx, cache, compute, tile, .. } = self.s.clone();
-        KernelSpec::Attention { desc, cache, compute, ctx, rows: tile, splits, q_ld: self.q_ld(), out_ld }
+        KernelSpec::Attention(Attention {
+            desc,
+            cache,
+            compute,
+            ctx,
+            rows: tile,
+            splits,
+            q_ld: self.q_ld(),
+            out_ld,
+        })
     }
 
     fn tolerance(&self) -> f32 {
@@ -150,7 +160,7 @@ impl Problem {
         let at = operands.len();
         operands.push(Operand::Floats(strided(n, d.heads * d.v_dim, out_ld, |_, _| 3.0)));
         let (heads, v_dim, sinks) = (d.heads, d.v_dim, d.sinks);
-        let spec = KernelSpec::AttentionMerge { heads, v_dim, splits, sinks, out_ld };
+        let spec = KernelSpec::AttentionMerge(AttentionMerge { heads, v_dim, splits, sinks, out_ld });
         let expect = vec![(at, Expect::Floats(self.expected(), self.tolerance()))];
         Chain { first, from, then: Case { spec, n, operands, expect }, to: 0 }
     }
@@ -227,18 +237,8 @@ fn written(
     let tensor = |numbers| Cache { format: cache, values, ctx, dim, numbers };
     let (pos, slot) = rows.iter().copied().unzip();
     Case {
-        spec: KernelSpec::CacheWrite {
-            heads,
-            dim,
-            ctx,
-            ring,
-            cache,
-            values,
-            norm: None,
-            rotation: None,
-            each,
-            x_ld,
-        },
+        spec: CacheWrite { heads, dim, ctx, ring, cache, values, norm: None, rotation: None, each, x_ld }
+            .into(),
         n,
         operands: vec![
             Operand::Cache(tensor(before)),

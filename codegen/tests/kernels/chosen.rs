@@ -5,6 +5,7 @@ use crate::machines::machines;
 use crate::neurons::{BLOCK, KINDS, LAYOUTS, Network, awake, dot, up_cases};
 use crate::simple::glu;
 use moec_codegen::jit::Loaded;
+use moec_codegen::spec::{NeuronDown, NeuronPredict, NeuronUp};
 use moec_codegen::{Compute, KernelSpec, compile};
 use moec_ir::op::{Activation, Glu};
 use moec_ir::types::Format;
@@ -65,7 +66,7 @@ fn predictors_say_what_their_matrices_say() {
             operands.push(Operand::Floats(vec![0.0; net.slots() * inter]));
             let (layout, x_ld) = (net.layout, hidden + 3);
             cases.push(Case {
-                spec: KernelSpec::NeuronPredict { layout, hidden, inter, rank, format, x_ld },
+                spec: NeuronPredict { layout, hidden, inter, rank, format, x_ld }.into(),
                 n: net.n,
                 expect: vec![(operands.len() - 1, Expect::Floats(expected.collect(), 5e-5))],
                 operands,
@@ -81,12 +82,13 @@ fn gates_are_asked_of_whom_a_predictor_takes_to_be_awake() {
     let mut cases = up_cases(&mut Rng::new(45));
     let rng = &mut Rng::new(46);
     // Whether sketches lie there makes no difference.
-    cases.retain(|c| matches!(c.spec, KernelSpec::NeuronUp { compute: Compute::F32, .. }));
+    cases.retain(|c| matches!(c.spec, KernelSpec::NeuronUp(NeuronUp { compute: Compute::F32, .. })));
     for machine in machines() {
         let isa = machine.isa();
         for plain in &cases {
             let mut predicted = plain.clone();
-            let KernelSpec::NeuronUp { predicted: flag, inter, layout, .. } = &mut predicted.spec else {
+            let KernelSpec::NeuronUp(NeuronUp { predicted: flag, inter, layout, .. }) = &mut predicted.spec
+            else {
                 unreachable!()
             };
             *flag = true;
@@ -162,7 +164,7 @@ fn a_threshold_skips_what_it_makes_0() {
             let [table, weights] = [Operand::Ints(net.table.clone()), net.operand(format)];
             let zeros = |n: usize| Operand::Floats(vec![0.0; n]);
             let up = |threshold| Case {
-                spec: KernelSpec::NeuronUp {
+                spec: NeuronUp {
                     layout,
                     hidden,
                     inter,
@@ -172,7 +174,8 @@ fn a_threshold_skips_what_it_makes_0() {
                     x_ld,
                     predicted: false,
                     glu: Glu::Cats { threshold },
-                },
+                }
+                .into(),
                 n,
                 operands: vec![
                     rows.clone(),
@@ -187,7 +190,7 @@ fn a_threshold_skips_what_it_makes_0() {
             if !able(&isa, &all.spec) {
                 continue;
             }
-            let down = KernelSpec::NeuronDown { layout, hidden, inter, format, sketch: false };
+            let down = KernelSpec::NeuronDown(NeuronDown { layout, hidden, inter, format, sketch: false });
             let specs = [all.spec.clone(), some.spec.clone(), down.clone()];
             let loaded = Loaded::new(&compile(&machine, &specs, &()).unwrap()).unwrap();
             let go = |c: &Case| run(loaded.kernel(&c.spec.symbol(&isa)).unwrap(), &isa, c, usize::MAX);

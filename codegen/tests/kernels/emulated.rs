@@ -49,12 +49,7 @@ pub(crate) fn check(cases: &[Case]) {
 }
 
 fn multiplies_bytes(spec: &KernelSpec) -> bool {
-    matches!(
-        spec,
-        KernelSpec::Linear { compute: Compute::I8, .. }
-            | KernelSpec::ExpertGateUp { compute: Compute::I8, .. }
-            | KernelSpec::ExpertDown { compute: Compute::I8, .. }
-    )
+    spec.compute() == Some(Compute::I8)
 }
 
 fn check_on(machine: &Machine, cases: &[&Case]) {

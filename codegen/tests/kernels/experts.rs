@@ -3,7 +3,8 @@
 use crate::harness::{Case, Expect, Operand, PRODUCTS, Rng, check, random, rows_as, stored, strided};
 use crate::simple::glu;
 use half::bf16;
-use moec_codegen::{Compute, KernelSpec, RowForm, Schedule, WeightOrder};
+use moec_codegen::spec::{Combine, ExpertDown, ExpertGateUp};
+use moec_codegen::{Compute, RowForm, Schedule, WeightOrder};
 use moec_ir::op::{Activation, DispatchLayout, Glu};
 use moec_ir::types::Format;
 
@@ -102,7 +103,7 @@ pub(crate) fn gate_up_case(
     let at = operands.len();
     operands.push(Operand::Floats(vec![0.0; rows * k * inter]));
     Case {
-        spec: KernelSpec::ExpertGateUp {
+        spec: ExpertGateUp {
             layout,
             hidden,
             inter,
@@ -114,7 +115,8 @@ pub(crate) fn gate_up_case(
             out: RowForm::f32(inter),
             order: WeightOrder::Panels,
             schedule: Schedule::default(),
-        },
+        }
+        .into(),
         n,
         operands,
         expect: vec![(at, Expect::Floats(expected, 5e-5))],
@@ -168,7 +170,7 @@ pub(crate) fn down_case(
     let at = operands.len();
     operands.push(Operand::Floats(vec![0.0; rows * k * hidden]));
     Case {
-        spec: KernelSpec::ExpertDown {
+        spec: ExpertDown {
             layout,
             inter,
             hidden,
@@ -178,7 +180,8 @@ pub(crate) fn down_case(
             bias: with_bias,
             order: WeightOrder::Panels,
             schedule: Schedule::default(),
-        },
+        }
+        .into(),
         n,
         operands,
         expect: vec![(at, Expect::Floats(expected, 5e-5))],
@@ -226,7 +229,7 @@ fn combination_of_slots() {
             None => operands.push(Operand::Floats(strided(n, hidden, out_ld, |_, _| 0.0))),
         }
         cases.push(Case {
-            spec: KernelSpec::Combine { layout, hidden, out_ld, residual_ld, partial },
+            spec: Combine { layout, hidden, out_ld, residual_ld, partial }.into(),
             n,
             operands,
             expect: vec![(3, Expect::Floats(expected, 0.0))],

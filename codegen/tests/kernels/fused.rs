@@ -5,6 +5,7 @@ use crate::experts::gate_up_cases;
 use crate::harness::{Case, Operand, Rng, able, random, run, strided};
 use crate::machines::machines;
 use moec_codegen::jit::Loaded;
+use moec_codegen::spec::{CacheWrite, ExpertGateUp, Norm, Quantise, Rope};
 use moec_codegen::{
     ByteDot, Compute, Isa, KernelSpec, NormKind, Rotation, RowForm, RowNorm, compile, packed_words,
 };
@@ -48,8 +49,8 @@ fn check_pairs(pairs: &[Pair]) {
             Compute::I8 => isa.bytes != ByteDot::None,
         };
         let fits = |pair: &&Pair| match &pair.fused.0 {
-            KernelSpec::Norm { outs, .. } => outs.iter().all(|out| packs(out.form)),
-            spec @ KernelSpec::ExpertGateUp { out, .. } => packs(out.form) && able(&isa, spec),
+            KernelSpec::Norm(Norm { outs, .. }) => outs.iter().all(|out| packs(out.form)),
+            spec @ KernelSpec::ExpertGateUp(ExpertGateUp { out, .. }) => packs(out.form) && able(&isa, spec),
             spec => able(&isa, spec),
         };
         let pairs: Vec<&Pair> = pairs.iter().filter(fits).collect();
@@ -97,15 +98,15 @@ fn norms_write_what_matrices_multiply() {
                 let given: Vec<usize> = (0..operands.len()).collect();
                 let (a, b) = (operands.len(), operands.len() + 1);
                 operands.extend([room(n, plain, width * groups), room(n, packed, words)]);
-                let norm = |outs| KernelSpec::Norm { kind, width, groups, x_ld, outs, eps, weight };
-                let quantise = KernelSpec::Quantise {
+                let norm = |outs| KernelSpec::Norm(Norm { kind, width, groups, x_ld, outs, eps, weight });
+                let quantise = KernelSpec::Quantise(Quantise {
                     cols: width,
                     groups,
                     per_row: 1,
                     x_ld: plain.ld,
                     out_ld: packed.ld,
                     to: form,
-                };
+                });
                 let with = |more: &[usize]| [given.as_slice(), more].concat();
                 let steps = vec![(norm(vec![plain]), with(&[a])), (quantise, vec![a, b])];
                 let alone = (norm(vec![packed]), with(&[b]));
@@ -125,25 +126,25 @@ fn gate_and_up_write_what_down_multiplies() {
     let mut rng = Rng::new(61);
     let mut pairs = Vec::new();
     for case in gate_up_cases(&mut rng) {
-        let KernelSpec::ExpertGateUp { layout, inter, .. } = case.spec else { continue };
+        let KernelSpec::ExpertGateUp(ExpertGateUp { layout, inter, .. }) = case.spec else { continue };
         let words = packed_words(inter, Compute::Bf16);
         let packed = RowForm { form: Compute::Bf16, ld: words + 1 };
         let mut fused = case.spec.clone();
-        if let KernelSpec::ExpertGateUp { out, .. } = &mut fused {
+        if let KernelSpec::ExpertGateUp(ExpertGateUp { out, .. }) = &mut fused {
             *out = packed;
         }
         let mut operands = case.operands.clone();
         let (at, hidden) = (operands.len(), operands.len() - 1);
         // Rows without a token hold what was there.
         operands.push(Operand::Floats(vec![0.0; layout.rows * layout.k * packed.ld]));
-        let quantise = KernelSpec::Quantise {
+        let quantise = KernelSpec::Quantise(Quantise {
             cols: inter,
             groups: 1,
             per_row: layout.k,
             x_ld: inter,
             out_ld: packed.ld,
             to: Compute::Bf16,
-        };
+        });
         let args: Vec<usize> = (0..at).collect();
         let mut others = args.clone();
         others[hidden] = at;
@@ -178,12 +179,12 @@ fn steps_of(
     let (mut steps, mut at) = (Vec::new(), 0);
     if let Some(RowNorm { width, eps, weight }) = norm {
         let (kind, groups, outs) = (NormKind::Rms, heads * dim / width, vec![RowForm::f32(ld)]);
-        let spec = KernelSpec::Norm { kind, width, groups, x_ld: ld, outs, eps, weight };
+        let spec = KernelSpec::Norm(Norm { kind, width, groups, x_ld: ld, outs, eps, weight });
         steps.push((spec, if weight { vec![0, 1, 3] } else { vec![0, 3] }));
         at = 3;
     }
     if let Some(rotation) = rotation {
-        let spec = KernelSpec::Rope { heads, dim, norm: None, rotation, x_ld: ld, out_ld: ld };
+        let spec = KernelSpec::Rope(Rope { heads, dim, norm: None, rotation, x_ld: ld, out_ld: ld });
         steps.push((spec, vec![at, 2, 4]));
         at = 4;
     }
@@ -207,7 +208,8 @@ fn heads_are_normalised_where_they_are_rotated() {
                 rows(),
             ];
             let (steps, at) = steps_of(heads, dim, ld, way);
-            let spec = KernelSpec::Rope { heads, dim, norm: Some(norm), rotation, x_ld: ld, out_ld: ld };
+            let spec =
+                KernelSpec::Rope(Rope { heads, dim, norm: Some(norm), rotation, x_ld: ld, out_ld: ld });
             let args = if norm.weight { vec![0, 1, 2, at] } else { vec![0, 2, at] };
             pairs.push(Pair { operands, n, steps, fused: (spec, args), same: vec![at] });
         }
@@ -246,17 +248,19 @@ fn heads_are_normalised_and_rotated_where_they_are_stored() {
                 Operand::Ints(slot),
             ];
             let (mut steps, at) = steps_of(heads, dim, ld, way);
-            let write = |norm, rotation| KernelSpec::CacheWrite {
-                heads,
-                dim,
-                ctx,
-                ring: false,
-                cache,
-                values,
-                norm,
-                rotation,
-                each,
-                x_ld: ld,
+            let write = |norm, rotation| {
+                KernelSpec::CacheWrite(CacheWrite {
+                    heads,
+                    dim,
+                    ctx,
+                    ring: false,
+                    cache,
+                    values,
+                    norm,
+                    rotation,
+                    each,
+                    x_ld: ld,
+                })
             };
             steps.push((write(None, None), vec![5, at, 6, 7]));
             let weight = norm.and_then(|n| n.weight.then_some(1));

@@ -5,6 +5,9 @@ use crate::machines::{machines, wanted};
 use half::bf16;
 use moec_codegen::jit::{KernelFn, Loaded};
 use moec_codegen::pack::{Geometry, Weighting, pack, pack_slice, round_rows, unpack_rows};
+use moec_codegen::spec::{
+    Attention, ExpertDown, ExpertGateUp, Linear, NeuronGate, NeuronUp, NeuronUpAt, Quantise,
+};
 use moec_codegen::{
     ByteDot, Compute, Isa, KernelSpec, Machine, Schedule, compile, delta_order, neurons_meet, packed_words,
 };
@@ -127,18 +130,18 @@ impl Drop for Guarded {
 /// Whether a machine multiplies in that form.
 pub(crate) fn able(isa: &Isa, spec: &KernelSpec) -> bool {
     match spec {
-        KernelSpec::Linear { compute, .. }
-        | KernelSpec::Attention { compute, .. }
-        | KernelSpec::ExpertGateUp { compute, .. }
-        | KernelSpec::ExpertDown { compute, .. }
-        | KernelSpec::Quantise { to: compute, .. } => match compute {
+        KernelSpec::Linear(Linear { compute, .. })
+        | KernelSpec::Attention(Attention { compute, .. })
+        | KernelSpec::ExpertGateUp(ExpertGateUp { compute, .. })
+        | KernelSpec::ExpertDown(ExpertDown { compute, .. })
+        | KernelSpec::Quantise(Quantise { to: compute, .. }) => match compute {
             Compute::F32 => true,
             Compute::Bf16 => isa.bf16,
             Compute::I8 => isa.bytes != ByteDot::None,
         },
-        KernelSpec::NeuronUp { hidden, format, compute, .. }
-        | KernelSpec::NeuronGate { hidden, format, compute, .. }
-        | KernelSpec::NeuronUpAt { hidden, format, compute, .. } => {
+        KernelSpec::NeuronUp(NeuronUp { hidden, format, compute, .. })
+        | KernelSpec::NeuronGate(NeuronGate { hidden, format, compute, .. })
+        | KernelSpec::NeuronUpAt(NeuronUpAt { hidden, format, compute, .. }) => {
             neurons_meet(isa, *format, *hidden, *compute)
         }
         _ => true,
@@ -444,12 +447,12 @@ pub(crate) fn matrices(operand: &Operand, spec: &KernelSpec) -> Option<usize> {
         }
         (
             Operand::Weight(_, [lead, ..], _),
-            KernelSpec::ExpertGateUp { .. }
-            | KernelSpec::ExpertDown { .. }
-            | KernelSpec::NeuronUp { .. }
-            | KernelSpec::NeuronGate { .. }
-            | KernelSpec::NeuronPredict { .. }
-            | KernelSpec::NeuronDown { .. },
+            KernelSpec::ExpertGateUp(_)
+            | KernelSpec::ExpertDown(_)
+            | KernelSpec::NeuronUp(_)
+            | KernelSpec::NeuronGate(_)
+            | KernelSpec::NeuronPredict(_)
+            | KernelSpec::NeuronDown(_),
         ) => Some(*lead),
         _ => None,
     }

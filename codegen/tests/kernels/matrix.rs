@@ -5,6 +5,7 @@ use crate::harness::{
 };
 use crate::simple::glu;
 use half::{bf16, f16};
+use moec_codegen::spec::{Linear, Quantise};
 use moec_codegen::{Compute, KernelSpec, Schedule};
 use moec_ir::op::{Activation, Glu};
 use moec_ir::types::{E2M1, Format, GROUP};
@@ -71,7 +72,7 @@ fn of_weights(rng: &mut Rng, s: &Shape, space: Option<usize>, w: Vec<f32>, held:
         out
     };
     Case {
-        spec: KernelSpec::Linear {
+        spec: Linear {
             k: s.k,
             n: s.n,
             format: s.format,
@@ -83,7 +84,8 @@ fn of_weights(rng: &mut Rng, s: &Shape, space: Option<usize>, w: Vec<f32>, held:
             residual_ld: s.residual.then_some(out_ld),
             glu: s.glu,
             schedule: Schedule::default(),
-        },
+        }
+        .into(),
         n: s.n_rows,
         operands,
         expect: vec![(at, Expect::Floats(expected, 3e-5))],
@@ -157,7 +159,9 @@ fn with_ends(mut case: Case, held: &[f32], s: &Shape) -> Case {
     let value = |row: usize, c: usize| if row % 2 == 1 && c % 4 < 2 { -1.0 } else { 1.0 };
     let x = strided(s.n_rows, s.k, s.k, value);
     let (rows, x_ld, x) = rows_as(s.compute, &x, [1, s.k, s.k]);
-    let KernelSpec::Linear { x_ld: ld, out_ld, .. } = &mut case.spec else { panic!("no matrix: {case:?}") };
+    let KernelSpec::Linear(Linear { x_ld: ld, out_ld, .. }) = &mut case.spec else {
+        panic!("no matrix: {case:?}")
+    };
     *ld = x_ld;
     let dot = |row: usize, j: usize| -> f32 {
         let terms = x[row * s.k..].iter().zip(&held[j * s.k..][..s.k]);
@@ -271,7 +275,7 @@ fn rows_are_brought_into_every_form() {
             x.iter_mut().skip(x_ld * (n * per_row - 1)).for_each(|x| *x *= 1e-20);
             let (packed, out_ld, _) = rows_as(to, &x, [groups, cols, x_ld]);
             let Operand::Ints(words) = packed else { panic!("rows of words") };
-            let spec = KernelSpec::Quantise { cols, groups, per_row, x_ld, out_ld, to };
+            let spec = KernelSpec::Quantise(Quantise { cols, groups, per_row, x_ld, out_ld, to });
             let operands = vec![Operand::Floats(x), Operand::Ints(vec![-1; words.len()])];
             cases.push(Case { spec, n, operands, expect: vec![(1, Expect::Ints(words))] });
         }
@@ -288,7 +292,8 @@ fn exact_rows_are_copied_apart() {
         let x = random(&mut rng, n * per_row, cols, x_ld);
         let expected = strided(n * per_row, cols, out_ld, |row, c| x[row * x_ld + c]);
         let out = strided(n * per_row, cols, out_ld, |_, _| 0.0);
-        let spec = KernelSpec::Quantise { cols, groups: 1, per_row, x_ld, out_ld, to: Compute::F32 };
+        let spec =
+            KernelSpec::Quantise(Quantise { cols, groups: 1, per_row, x_ld, out_ld, to: Compute::F32 });
         let operands = vec![Operand::Floats(x), Operand::Floats(out)];
         cases.push(Case { spec, n, operands, expect: vec![(1, Expect::Floats(expected, 0.0))] });
     }

@@ -5,6 +5,7 @@ use crate::harness::{Case, Expect, Operand, Rng, check, random, rows_as, run, st
 use crate::machines::machines;
 use crate::simple::glu;
 use moec_codegen::jit::Loaded;
+use moec_codegen::spec::{ExpertDown, ExpertGateUp, NeuronDown, NeuronUp};
 use moec_codegen::{Compute, KernelSpec, RowForm, Schedule, WeightOrder, awake_words, compile};
 use moec_ir::op::{Activation, DispatchLayout, Glu};
 use moec_ir::types::Format;
@@ -100,7 +101,7 @@ pub(crate) fn up_cases(rng: &mut Rng) -> Vec<Case> {
             });
             let layout = net.layout;
             cases.push(Case {
-                spec: KernelSpec::NeuronUp {
+                spec: NeuronUp {
                     layout,
                     hidden,
                     inter,
@@ -110,7 +111,8 @@ pub(crate) fn up_cases(rng: &mut Rng) -> Vec<Case> {
                     predicted: false,
                     x_ld,
                     glu: g,
-                },
+                }
+                .into(),
                 n: net.n,
                 operands: vec![
                     rows,
@@ -168,7 +170,7 @@ fn columns_of_who_is_awake() {
             });
             let layout = net.layout;
             cases.push(Case {
-                spec: KernelSpec::NeuronDown { layout, hidden, inter, format, sketch },
+                spec: NeuronDown { layout, hidden, inter, format, sketch }.into(),
                 n: net.n,
                 operands: vec![
                     Operand::Floats(h),
@@ -186,7 +188,9 @@ fn columns_of_who_is_awake() {
 
 /// Of every active expert and block: who is awake.
 pub(crate) fn awake(case: &Case, words: &[u32]) -> Vec<Vec<u32>> {
-    let (Operand::Ints(table), KernelSpec::NeuronUp { inter, .. }) = (&case.operands[1], &case.spec) else {
+    let (Operand::Ints(table), KernelSpec::NeuronUp(NeuronUp { inter, .. })) =
+        (&case.operands[1], &case.spec)
+    else {
         unreachable!()
     };
     let lists = words.chunks_exact(BLOCK + 1).take(table[0] as usize * inter.div_ceil(BLOCK));
@@ -196,12 +200,12 @@ pub(crate) fn awake(case: &Case, words: &[u32]) -> Vec<Vec<u32>> {
 #[test]
 fn sketches_change_no_bit() {
     let mut cases = up_cases(&mut Rng::new(42));
-    cases.retain(|c| matches!(c.spec, KernelSpec::NeuronUp { sketch: true, .. }));
+    cases.retain(|c| matches!(c.spec, KernelSpec::NeuronUp(NeuronUp { sketch: true, .. })));
     for machine in machines() {
         let isa = machine.isa();
         for sketched in &cases {
             let mut plain = sketched.clone();
-            if let KernelSpec::NeuronUp { sketch, .. } = &mut plain.spec {
+            if let KernelSpec::NeuronUp(NeuronUp { sketch, .. }) = &mut plain.spec {
                 *sketch = false;
             }
             let specs = [sketched.spec.clone(), plain.spec.clone()];
@@ -212,7 +216,7 @@ fn sketches_change_no_bit() {
             });
             let [(who, h), (all, plain)] = ran;
             assert_eq!(who, all, "{:?}", sketched.spec);
-            let KernelSpec::NeuronUp { inter, layout, .. } = sketched.spec else { unreachable!() };
+            let KernelSpec::NeuronUp(NeuronUp { inter, layout, .. }) = sketched.spec else { unreachable!() };
             let Operand::Ints(table) = &sketched.operands[1] else { unreachable!() };
             for (list, ids) in who.iter().enumerate() {
                 let active = list / inter.div_ceil(BLOCK);
@@ -259,7 +263,7 @@ fn many_rows_meet_panels_out_of_neurons() {
             let order = WeightOrder::Neurons { sketch };
             let (layout, schedule) = (net.layout, Schedule::default());
             cases.push(Case {
-                spec: KernelSpec::ExpertGateUp {
+                spec: ExpertGateUp {
                     layout,
                     hidden,
                     inter,
@@ -271,7 +275,8 @@ fn many_rows_meet_panels_out_of_neurons() {
                     out: RowForm::f32(inter),
                     order,
                     schedule,
-                },
+                }
+                .into(),
                 n: net.n,
                 operands: vec![
                     rows,
@@ -289,7 +294,7 @@ fn many_rows_meet_panels_out_of_neurons() {
                 (0..inter).map(|i| f64::from(h[slot * inter + i]) * f64::from(down(i))).sum::<f64>() as f32
             });
             cases.push(Case {
-                spec: KernelSpec::ExpertDown {
+                spec: ExpertDown {
                     layout,
                     inter,
                     hidden,
@@ -299,7 +304,8 @@ fn many_rows_meet_panels_out_of_neurons() {
                     bias: false,
                     order,
                     schedule,
-                },
+                }
+                .into(),
                 n: net.n,
                 operands: vec![
                     rows,

@@ -4,7 +4,8 @@ use crate::harness::{Case, Expect, Operand, Rng, check, random, run, strided};
 use crate::machines::machines;
 use crate::simple::activation;
 use moec_codegen::jit::Loaded;
-use moec_codegen::{CausalConv, DeltaRule, KernelSpec, Recurrence, SelectiveScan, compile};
+use moec_codegen::spec::{CausalConv, DeltaRule, SelectiveScan};
+use moec_codegen::{KernelSpec, compile};
 use moec_ir::op::Activation;
 
 /// Sequences of the states.
@@ -62,15 +63,7 @@ fn conv_case(
     let operands: Vec<_> = head.into_iter().chain(with_bias).chain(places(n)).chain([out]).collect();
     let at = operands.len() - 1;
     Case {
-        spec: KernelSpec::Recurrence(Recurrence::CausalConv(CausalConv {
-            rows: POS.len(),
-            channels,
-            taps,
-            act,
-            bias,
-            x_ld,
-            out_ld,
-        })),
+        spec: CausalConv { rows: POS.len(), channels, taps, act, bias, x_ld, out_ld }.into(),
         n,
         operands,
         // What is kept of rows are their numbers.
@@ -152,7 +145,7 @@ fn delta_case(
     let out = Operand::Floats(strided(n, heads * value, out_ld, |_, _| 5.0));
     let first = [Operand::States([key, value], state)];
     Case {
-        spec: KernelSpec::Recurrence(Recurrence::DeltaRule(spec)),
+        spec: spec.into(),
         n,
         operands: first.into_iter().chain(floats).chain(places(n)).chain([out]).collect(),
         expect: vec![
@@ -223,7 +216,7 @@ fn scan_case(rng: &mut Rng, n: usize, channels: usize, kept: usize) -> Case {
     let out = Operand::Floats(strided(n, channels, out_ld, |_, _| 5.0));
     let first = [Operand::States([kept, channels], state)];
     Case {
-        spec: KernelSpec::Recurrence(Recurrence::SelectiveScan(spec)),
+        spec: spec.into(),
         n,
         operands: first.into_iter().chain(floats).chain(places(n)).chain([out]).collect(),
         expect: vec![
@@ -257,13 +250,9 @@ fn part(case: &Case, at: usize, n: usize) -> Case {
     let mut case = Case { n, ..case.clone() };
     let last = case.operands.len() - 1;
     let by_row: Vec<(usize, usize)> = match &case.spec {
-        KernelSpec::Recurrence(Recurrence::CausalConv(of)) => vec![(1, of.x_ld), (last, of.out_ld)],
-        KernelSpec::Recurrence(Recurrence::DeltaRule(of)) => {
-            (1..).zip(of.ld).chain([(last, of.out_ld)]).collect()
-        }
-        KernelSpec::Recurrence(Recurrence::SelectiveScan(of)) => {
-            (1..).zip(of.ld).chain([(last, of.out_ld)]).collect()
-        }
+        KernelSpec::CausalConv(of) => vec![(1, of.x_ld), (last, of.out_ld)],
+        KernelSpec::DeltaRule(of) => (1..).zip(of.ld).chain([(last, of.out_ld)]).collect(),
+        KernelSpec::SelectiveScan(of) => (1..).zip(of.ld).chain([(last, of.out_ld)]).collect(),
         other => panic!("{other:?}"),
     };
     for (i, ld) in by_row.into_iter().chain([(last - 2, 1), (last - 1, 1)]) {

@@ -1,7 +1,7 @@
 //! Routers of every kind.
 
 use crate::harness::{Case, Expect, Operand, Rng, check, strided};
-use moec_codegen::KernelSpec;
+use moec_codegen::spec::Router;
 use moec_ir::eval::{self, Tensor};
 use moec_ir::op::{GroupScore, Groups, NO_EXPERT, Op, Renorm, RouterDesc, Score, WeightFrom};
 use moec_ir::types::Type;
@@ -102,7 +102,7 @@ fn case(desc: RouterDesc, logits: &[Vec<f32>], bias: &[f32]) -> Case {
     let at = operands.len();
     operands.extend([Operand::Ints(vec![-1; n * desc.k]), Operand::Floats(vec![0.0; n * desc.k])]);
     Case {
-        spec: KernelSpec::Router { desc, logits_ld },
+        spec: Router { desc, logits_ld }.into(),
         n,
         operands,
         expect: vec![(at, Expect::Ints(ids)), (at + 1, Expect::Floats(weights, 2e-6))],
@@ -192,7 +192,7 @@ fn one_row(desc: &RouterDesc, logits: &[f32]) -> (Result<Vec<i32>, String>, Case
     let ids = evaluated.map(|out| out[0].as_i32().to_vec()).map_err(|e| e.to_string());
     let none = vec![NO_EXPERT; k];
     let case = Case {
-        spec: KernelSpec::Router { desc: desc.clone(), logits_ld: experts },
+        spec: Router { desc: desc.clone(), logits_ld: experts }.into(),
         n: 1,
         operands: vec![
             Operand::Floats(logits.to_vec()),

@@ -3,7 +3,8 @@
 pub(crate) use crate::gates::{activation, glu};
 
 use crate::harness::{Case, Expect, Operand, Rng, check, random, strided};
-use moec_codegen::{KernelSpec, MapOp, NormKind, Rotation, RowForm, pack};
+use moec_codegen::spec::{CopyColumns, Embed, GatherRows, Map, Norm, Rope, Softmax, ZeroExperts};
+use moec_codegen::{MapOp, NormKind, Rotation, RowForm, pack};
 use moec_ir::op::{Activation, Glu, NO_EXPERT, RopeStyle};
 use moec_ir::types::Format;
 
@@ -36,7 +37,7 @@ fn norms() {
             let at = operands.len();
             operands.push(Operand::Floats(strided(n, width * groups, out_ld, |_, _| 0.0)));
             cases.push(Case {
-                spec: KernelSpec::Norm {
+                spec: Norm {
                     kind,
                     width,
                     groups,
@@ -44,7 +45,8 @@ fn norms() {
                     outs: vec![RowForm::f32(out_ld)],
                     eps,
                     weight: with_weight,
-                },
+                }
+                .into(),
                 n,
                 operands,
                 expect: vec![(at, Expect::Floats(expected, 1e-5))],
@@ -60,7 +62,7 @@ fn norm_in_place() {
     let square = x.iter().map(|v| v * v).sum::<f32>() / 40.0;
     let expected = x.iter().map(|v| v / square.sqrt()).collect();
     check(&[Case {
-        spec: KernelSpec::Norm {
+        spec: Norm {
             kind: NormKind::Rms,
             width: 40,
             groups: 1,
@@ -68,7 +70,8 @@ fn norm_in_place() {
             outs: vec![RowForm::f32(40)],
             eps: 0.0,
             weight: false,
-        },
+        }
+        .into(),
         n: 1,
         operands: vec![Operand::Floats(x), Operand::Same(0)],
         expect: vec![(0, Expect::Floats(expected, 1e-5))],
@@ -120,7 +123,7 @@ fn map_case(rng: &mut Rng, op: MapOp, cols: usize, values: impl Fn(&mut Rng) -> 
     let at = operands.len();
     operands.push(Operand::Floats(strided(n, cols, out_ld, |_, _| 0.0)));
     Case {
-        spec: KernelSpec::Map { op, cols, a_ld, out_ld },
+        spec: Map { op, cols, a_ld, out_ld }.into(),
         n,
         operands,
         expect: vec![(at, Expect::Floats(expected, 2e-6))],
@@ -173,7 +176,7 @@ fn exponentials_are_accurate_to_the_last_places() {
     let x: Vec<f32> = (0..3000).map(|i| -87.0 + 0.0237 * i as f32).collect();
     let n = x.len();
     let case = |op: MapOp, want: Vec<f32>| Case {
-        spec: KernelSpec::Map { op, cols: n, a_ld: n, out_ld: n },
+        spec: Map { op, cols: n, a_ld: n, out_ld: n }.into(),
         n: 1,
         operands: vec![Operand::Floats(x.clone()), Operand::Floats(vec![0.0; n])],
         expect: vec![(1, Expect::Relative(want, 3.0 * f32::EPSILON))],
@@ -188,7 +191,7 @@ fn exponentials_are_accurate_to_the_last_places() {
 fn extreme_values_stay_finite_or_exact() {
     let inputs = [0.0, -0.0, 1e30, -1e30, f32::MAX, f32::MIN, 1e-40, -1e-40, 88.8, -88.8, -104.5, 60.0];
     let run = |act: Activation, want: Vec<f32>| Case {
-        spec: KernelSpec::Map { op: MapOp::Act(act), cols: 12, a_ld: 12, out_ld: 12 },
+        spec: Map { op: MapOp::Act(act), cols: 12, a_ld: 12, out_ld: 12 }.into(),
         n: 1,
         operands: vec![Operand::Floats(inputs.to_vec()), Operand::Floats(vec![0.0; 12])],
         expect: vec![(1, Expect::Floats(want, 0.0))],
@@ -212,7 +215,7 @@ fn softmax_of_rows() {
             (e(row[c]) / row.iter().map(|&v| e(v)).sum::<f64>()) as f32
         });
         cases.push(Case {
-            spec: KernelSpec::Softmax { cols, x_ld, out_ld },
+            spec: Softmax { cols, x_ld, out_ld }.into(),
             n,
             operands: vec![Operand::Floats(x), Operand::Floats(strided(n, cols, out_ld, |_, _| 0.0))],
             expect: vec![(1, Expect::Floats(expected, 2e-6))],
@@ -238,7 +241,7 @@ fn embedding_of_every_format() {
             pack::round_rows(format, hidden, &mut held);
             let expected = strided(n, hidden, out_ld, |r, c| held[ids[r] as usize * hidden + c]);
             cases.push(Case {
-                spec: KernelSpec::Embed { vocab, hidden, format, panels, out_ld },
+                spec: Embed { vocab, hidden, format, panels, out_ld }.into(),
                 n,
                 operands: vec![
                     Operand::Ints(ids),
@@ -263,7 +266,7 @@ fn rows_gathered_and_copied() {
         let expected =
             strided(n, cols, out_ld, |r, c| if rows[r] < 0 { 0.0 } else { x[rows[r] as usize * x_ld + c] });
         cases.push(Case {
-            spec: KernelSpec::GatherRows { cols, x_ld, out_ld },
+            spec: GatherRows { cols, x_ld, out_ld }.into(),
             n,
             operands: vec![
                 Operand::Floats(x),
@@ -277,7 +280,7 @@ fn rows_gathered_and_copied() {
         let x = random(&mut rng, n, 2 * in_group + cols, in_ld);
         let expected = strided(n, 3 * cols, out_ld, |r, c| x[r * in_ld + c / cols * in_group + c % cols]);
         cases.push(Case {
-            spec: KernelSpec::Copy { groups, cols, in_group, out_group, in_ld, out_ld },
+            spec: CopyColumns { groups, cols, in_group, out_group, in_ld, out_ld }.into(),
             n,
             operands: vec![Operand::Floats(x), Operand::Floats(vec![0.0; n * out_ld])],
             expect: vec![(1, Expect::Floats(expected, 0.0))],
@@ -322,14 +325,15 @@ fn rotations() {
                     Operand::Floats(strided(n, heads * dim, ld, |_, _| 0.0))
                 };
                 cases.push(Case {
-                    spec: KernelSpec::Rope {
+                    spec: Rope {
                         heads,
                         dim,
                         norm: None,
                         rotation: Rotation { rotary, offset, style, angles_ld },
                         x_ld: ld,
                         out_ld: ld,
-                    },
+                    }
+                    .into(),
                     n,
                     operands: vec![Operand::Floats(x), Operand::Floats(angles), out],
                     expect: vec![(if in_place { 0 } else { 2 }, Expect::Floats(expected, 1e-6))],
@@ -357,7 +361,7 @@ fn experts_that_compute_nothing() {
             });
             let sums = sums.collect();
             Case {
-                spec: KernelSpec::ZeroExperts { experts, zero, k },
+                spec: ZeroExperts { experts, zero, k }.into(),
                 n,
                 operands: vec![
                     Operand::Ints(ids),

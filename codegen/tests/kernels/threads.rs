@@ -9,6 +9,7 @@ use crate::harness::{Case, Expect, Operand, Rng, compare_numbers, matrices, pack
 use crate::matrix;
 use moec_codegen::pack::Geometry;
 use moec_codegen::simt::{CACHE_ORDER, Kernel, Sm, compile};
+use moec_codegen::spec::{ExpertDown, ExpertGateUp, Linear};
 use moec_codegen::{Compute, Error, KernelSpec};
 use moec_ir::op::{Activation, DispatchLayout, Glu};
 use moec_ir::types::Format;
@@ -39,9 +40,9 @@ pub(crate) fn check(cases: &[Case]) {
 /// A case with its rows of bf16 as far apart as copies of 16 bytes want them.
 fn aligned(case: &Case) -> Case {
     let mut case = case.clone();
-    let (KernelSpec::Linear { x_ld: ld, .. }
-    | KernelSpec::ExpertGateUp { x_ld: ld, .. }
-    | KernelSpec::ExpertDown { h_ld: ld, .. }) = &mut case.spec
+    let (KernelSpec::Linear(Linear { x_ld: ld, .. })
+    | KernelSpec::ExpertGateUp(ExpertGateUp { x_ld: ld, .. })
+    | KernelSpec::ExpertDown(ExpertDown { h_ld: ld, .. })) = &mut case.spec
     else {
         panic!("no matrix: {case:?}");
     };

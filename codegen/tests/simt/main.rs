@@ -7,6 +7,7 @@ mod catalogue;
 mod ptxas;
 
 use moec_codegen::simt::{Kernel, Sm, compile};
+use moec_codegen::spec::Map;
 use moec_codegen::{KernelSpec, MapOp};
 use moec_testing::PTXAS;
 use std::collections::BTreeMap;
@@ -34,7 +35,7 @@ fn ptx(sm: Sm, kernel: &Kernel) -> Arc<str> {
 #[test]
 fn a_small_kernel_reads_like_its_mathematics() {
     let op = MapOp::Add { b_ld: 12, broadcast_b: false };
-    let kernel = Kernel::from(KernelSpec::Map { op, cols: 10, a_ld: 10, out_ld: 16 });
+    let kernel = Kernel::from(KernelSpec::Map(Map { op, cols: 10, a_ld: 10, out_ld: 16 }));
     let text = ptx(Sm::Sm80, &kernel);
     // The version of LLVM stands in a comment.
     let lines: Vec<&str> = text.lines().filter(|l| !l.starts_with("//") && !l.trim().is_empty()).collect();

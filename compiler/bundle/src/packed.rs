@@ -7,7 +7,7 @@ use moec_config::Rounding;
 use moec_import::Checkpoint;
 use moec_import::map::Map;
 use moec_ir::plan::{Layout, Segment};
-use moec_ir::{Encoding, Leaf, Module, Op, Operand, Source, Weight, WeightExpr, WeightId};
+use moec_ir::{Encoding, Leaf, Module, Operand, Source, Weight, WeightExpr, WeightId};
 use moec_passes::trained::weight_of;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -164,7 +164,7 @@ pub fn complete(module: &Module, packed: &Packed, bundle: &Path) -> Result<()> {
 pub fn split_tables(module: &mut Module, packed: &Packed) {
     let Module { weights, entries, .. } = module;
     let mut tables: HashMap<WeightId, WeightId> = HashMap::new();
-    for node in entries.iter_mut().flat_map(|g| &mut g.nodes).filter(|n| matches!(n.op, Op::Embed)) {
+    for node in entries.iter_mut().flat_map(|g| &mut g.nodes).filter(|n| n.op.is_embedding()) {
         for input in &mut node.inputs {
             let Operand::Weight(id) = input else { continue };
             let Some(weight) = weights.get(id.0 as usize) else { continue };

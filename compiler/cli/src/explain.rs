@@ -176,11 +176,7 @@ pub fn run(args: &Args) -> Result<()> {
 fn experts(module: &Module, layer: Option<u32>) -> usize {
     let nodes = module.entries.iter().flat_map(|g| &g.nodes);
     let wanted = nodes.filter(|n| n.scope.layer.is_some_and(|of| layer.is_none_or(|l| of == l)));
-    let routed = wanted.filter_map(|n| match &n.op {
-        Op::Router(router) => Some(router.experts),
-        _ => None,
-    });
-    routed.max().unwrap_or(0)
+    wanted.filter_map(|n| Some(n.op.router()?.experts)).max().unwrap_or(0)
 }
 
 /// The layer that a weight or a state is of, and the rest of its name: 3 and `attn.q` of `layers.3.attn.q`.

@@ -6,7 +6,7 @@ use moec_device::{Device, Unit, UnitKind};
 use moec_family::{Family, StaticGraphs};
 use moec_ir::placement::CAPACITY_ALIGN;
 use moec_ir::plan::{Memory, MemoryLink, UnitRef};
-use moec_ir::{Module, Op, Operand, Weight};
+use moec_ir::{Module, Operand, Weight};
 use moec_profile::loads::LayerLoads;
 use moec_targets::families;
 use std::collections::BTreeMap;
@@ -291,7 +291,7 @@ pub fn expert_sizes_on(module: &Module, units: &Units<'_>) -> Result<BTreeMap<u3
 fn sizes(module: &Module, of: impl Fn(&Weight, u64) -> u64) -> Result<BTreeMap<u32, ExpertSize>> {
     let mut sizes = BTreeMap::new();
     let Some(graph) = module.entries.first() else { return Ok(sizes) };
-    for node in graph.nodes.iter().filter(|n| matches!(n.op, Op::ExpertFfn { .. })) {
+    for node in graph.nodes.iter().filter(|n| n.op.expert_ffn().is_some()) {
         let (mut weights, mut bytes) = (0_u64, 0_u64);
         for input in &node.inputs {
             let Operand::Weight(id) = *input else { continue };

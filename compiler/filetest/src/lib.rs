@@ -32,10 +32,10 @@ use moec_cpu::CpuTarget;
 use moec_device::Device;
 use moec_family::{HotBatch, HotLayer};
 use moec_import::ImportOptions;
+use moec_ir::Module;
 use moec_ir::placement::Placement;
 use moec_ir::plan::ModelInfo;
 use moec_ir::text::{ParseError, parse_module, parse_placement};
-use moec_ir::{Module, Op};
 use moec_passes::threshold::Thresholds;
 use moec_pipeline::{Compilation, Inputs, PIPELINE, Pass, Prints, Stops};
 use moec_profile::loads::{LayerLoads, Loads};
@@ -264,11 +264,8 @@ struct Seen {
 
 /// Checks that a placement and loads are of the layers of a Graph.
 fn agree(module: &Module, placement: Option<&Placement>, loads: Option<&Loads>) -> Result<(), String> {
-    let routers = module.entries.first().into_iter().flat_map(|g| &g.nodes).filter_map(|n| match &n.op {
-        Op::Router(d) => Some((n.scope.layer, d.experts)),
-        _ => None,
-    });
-    let routers: Vec<_> = routers.collect();
+    let nodes = module.entries.first().into_iter().flat_map(|g| &g.nodes);
+    let routers: Vec<_> = nodes.filter_map(|n| Some((n.scope.layer, n.op.router()?.experts))).collect();
     let tables = placement.map(|p| p.experts.iter().map(|t| (Some(t.layer), t.experts.len())).collect());
     let seen = loads.map(|l| l.layers.iter().map(|l| (Some(l.layer), l.experts())).collect());
     for (what, found) in [("placement", tables), ("loads", seen)] {

@@ -12,7 +12,7 @@ use moec_cpu::FLASH;
 use moec_device::Unit;
 use moec_family::{HotBatch, HotLayer, LayerExperts};
 use moec_ir::placement::Placement;
-use moec_ir::{EntryKind, Module, Op, Operand, Part};
+use moec_ir::{EntryKind, Module, Operand, Part};
 use moec_profile::{NeuronCounts, Profile};
 use moec_runtime::offload::neurons::Activations;
 use moec_sim::neurons::plan::{Tables, hot_share, time_of};
@@ -64,10 +64,8 @@ impl Experts {
             p.ops.iter().any(|o| own(o.entry) && o.unit == units.npu_index() && o.op == "attention")
         });
         let router = |layer| {
-            graph.nodes.iter().find_map(|n| match &n.op {
-                Op::Router(d) if n.scope.layer == Some(layer) => Some(d.k),
-                _ => None,
-            })
+            let mut own = graph.nodes.iter().filter(|n| n.scope.layer == Some(layer));
+            own.find_map(|n| Some(n.op.router()?.k))
         };
         let attention = |layer| -> f64 {
             let own =

@@ -71,11 +71,8 @@ pub fn lay_out(segments: &mut [Segment], layers: &[PagedLayer]) -> Result<u64> {
 
 /// Routers of a graph in order: experts, experts per token, scores.
 pub fn routers(graph: &Graph) -> Vec<(u32, u32, moec_ir::op::Score)> {
-    let router = |n: &moec_ir::Node| match &n.op {
-        Op::Router(d) => Some((d.experts as u32, d.k as u32, d.score)),
-        _ => None,
-    };
-    graph.nodes.iter().filter_map(router).collect()
+    let routers = graph.nodes.iter().filter_map(|n| n.op.router());
+    routers.map(|d| (d.experts as u32, d.k as u32, d.score)).collect()
 }
 
 /// Whether an operand of a node is matrices of experts, which are found by a table of addresses.

@@ -10,7 +10,7 @@ use crate::decisions::Decision;
 use crate::{cluster, page};
 use moec_device::Memory;
 use moec_ir::bundle::{Bundle, PARTS};
-use moec_ir::{EntryKind, Format, Module, Op, WeightId};
+use moec_ir::{EntryKind, Format, Module, WeightId};
 use moec_profile::Profile;
 use moec_runtime::offload::flash::BLOCK;
 use std::collections::BTreeSet;
@@ -84,7 +84,7 @@ pub fn decide(
 fn layers(module: &Module, profile: &Profile) -> Option<(Vec<Layer>, BTreeSet<WeightId>)> {
     let graph = module.entries.iter().find(|g| matches!(g.kind, EntryKind::Decode(_)))?;
     let (mut layers, mut weights) = (Vec::new(), BTreeSet::new());
-    for node in graph.nodes.iter().filter(|n| matches!(n.op, Op::ExpertFfn { .. })) {
+    for node in graph.nodes.iter().filter(|n| n.op.expert_ffn().is_some()) {
         let (layer, [gate_up, down]) = (node.scope.layer?, cluster::halves(module, node)?);
         let weight = module.weight(gate_up);
         let bundle = Bundle { format: weight.format, hidden: weight.cols(), sketch: false };

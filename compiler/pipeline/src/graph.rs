@@ -6,7 +6,7 @@ use moec_config::Skip;
 use moec_costs::units::Wish;
 use moec_family::HotLayer;
 use moec_import::lower;
-use moec_ir::{EntryKind, Module, Op};
+use moec_ir::{EntryKind, Module};
 use moec_passes::home::Homes;
 use moec_passes::hot::{self, Experts};
 use moec_passes::offload::Statics;
@@ -126,8 +126,7 @@ fn divide(
 
 pub(super) fn fetch(given: &Inputs<'_>, module: &mut Module, homes: &Homes) -> Result<()> {
     // Neurons are asked for when it is known who is awake.
-    let by_neurons = |n: &moec_ir::Node| matches!(n.op, Op::NeuronFfn { paged: Some(_), .. });
-    let neurons = module.entries.iter().flat_map(|g| &g.nodes).any(by_neurons);
+    let neurons = module.entries.iter().flat_map(|g| &g.nodes).any(|n| n.op.pages_neurons());
     if neurons {
         return Ok(());
     }

@@ -4,8 +4,8 @@ use super::{Candidate, Inputs, Placed};
 use moec_base::error::{Error, Result};
 use moec_config::ExpertsConfig;
 use moec_costs::units::expert_sizes_on;
+use moec_ir::Module;
 use moec_ir::placement::Overflow;
-use moec_ir::{Module, Op};
 use moec_passes::{frames, group, home, place, reside, tier};
 use moec_profile::loads::{Loads, loads};
 use moec_runtime::schedule::Keeps;
@@ -17,10 +17,8 @@ pub(super) fn tier(given: &Inputs<'_>, module: &Module, placed: &mut Placed) -> 
         Some(own) => own.clone(),
         None => recorded(given)?,
     };
-    let routers = module.entries.first().into_iter().flat_map(|g| &g.nodes).filter_map(|n| match &n.op {
-        Op::Router(d) => Some((d.experts, d.k as u32)),
-        _ => None,
-    });
+    let routers = module.entries.first().into_iter().flat_map(|g| &g.nodes).filter_map(|n| n.op.router());
+    let routers = routers.map(|d| (d.experts, d.k as u32));
     if !routers.eq(loads.layers.iter().map(|l| (l.experts(), l.k))) {
         return Err(Error::input("the profile has other experts than the model")
             .hint("take it anew with `moec calibrate`"));

@@ -2,7 +2,7 @@
 
 use super::{Inputs, Neurons, Placed, Planned};
 use moec_base::error::{Error, Result};
-use moec_ir::{Module, Op};
+use moec_ir::Module;
 use moec_passes::decisions::Decision;
 use moec_passes::home::Homes;
 use moec_passes::hot::HotShare;
@@ -17,8 +17,7 @@ pub(super) fn layout(given: &Inputs<'_>, module: &Module, placed: &Placed) -> Re
     let cache = given.config.kv_format();
     let (statics, homes) = (&placed.statics, &placed.homes);
     // A twin has no budget of its own: its Graph says what asks flash. Frames hear of scores without any.
-    let asks_flash = |op: &Op| matches!(op, Op::Fetch { .. } | Op::NeuronFfn { paged: Some(_), .. });
-    let asks = || module.entries.iter().flat_map(|e| &e.nodes).any(|n| asks_flash(&n.op));
+    let asks = || module.entries.iter().flat_map(|e| &e.nodes).any(|n| n.op.reads_disk());
     let framed = homes.experts.policy.cached().is_some();
     let paged = given.config.memory.budget.is_some() || (!framed && asks());
     let draft =

@@ -202,7 +202,7 @@ fn walk(entry: &Entry, plan: &Plan, module: &Module, layers: &[PagedLayer]) -> V
         }
         let op = graph.and_then(|g| g.nodes.get(step.node as usize)).map(|n| &n.op);
         // A row of the table of embeddings is all that is read of it.
-        if matches!(op, Some(Op::Embed)) {
+        if op.is_some_and(Op::is_embedding) {
             continue;
         }
         for s in weights(step).filter(|&s| !is_expert(s)) {

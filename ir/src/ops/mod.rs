@@ -521,6 +521,37 @@ impl Op {
         each!(self, op => op.takes_state(kind))
     }
 
+    /// The routing, of a router.
+    pub fn router(&self) -> Option<&RouterDesc> {
+        match self {
+            Self::Router(desc) => Some(desc),
+            _ => None,
+        }
+    }
+
+    /// Whether it looks rows up in a table.
+    pub fn is_embedding(&self) -> bool {
+        matches!(self, Self::Embed)
+    }
+
+    /// How gate and up join, of experts that are computed by their whole matrices.
+    pub fn expert_ffn(&self) -> Option<Glu> {
+        match *self {
+            Self::ExpertFfn { glu, .. } => Some(glu),
+            _ => None,
+        }
+    }
+
+    /// Whether neurons are read from disk while it runs.
+    pub fn pages_neurons(&self) -> bool {
+        matches!(self, Self::NeuronFfn { paged: Some(_), .. })
+    }
+
+    /// Whether experts, or neurons of them, are read from disk while it runs.
+    pub fn reads_disk(&self) -> bool {
+        matches!(self, Self::Fetch { .. }) || self.pages_neurons()
+    }
+
     /// Result types for operand types in the order of [`Op::signature`]. Weights count as `f32` of
     /// their shape, states by their declared type.
     ///

@@ -6,6 +6,7 @@
 
 #![allow(clippy::print_stdout, reason = "a program that prints a table")]
 
+use moec_codegen::spec::{ExpertDown, ExpertGateUp, Linear};
 use moec_codegen::{WeightOrder, packed_words};
 use moec_cpu::{Compute, CpuTarget, KernelSpec, RowForm, Schedule, Stopwatch, roofline};
 use moec_device::Device;
@@ -24,7 +25,7 @@ const TIME: Duration = Duration::from_millis(600);
 
 fn linear(n: usize, format: Format) -> KernelSpec {
     let x_ld = packed_words(HIDDEN, Compute::Bf16) + 16;
-    KernelSpec::Linear {
+    KernelSpec::Linear(Linear {
         k: HIDDEN,
         n,
         format,
@@ -36,7 +37,7 @@ fn linear(n: usize, format: Format) -> KernelSpec {
         residual_ld: None,
         glu: None,
         schedule: Schedule::default(),
-    }
+    })
 }
 
 /// Both halves of experts that get `rows` rows each.
@@ -46,7 +47,7 @@ fn experts(rows: usize, format: Format) -> [KernelSpec; 2] {
     let ld = |channels: usize| packed_words(channels, compute) + 16;
     let glu = Glu::Gated(Activation::Silu);
     let x_ld = ld(HIDDEN);
-    let gate_up = KernelSpec::ExpertGateUp {
+    let gate_up = KernelSpec::ExpertGateUp(ExpertGateUp {
         layout,
         hidden: HIDDEN,
         inter: INTER,
@@ -58,9 +59,9 @@ fn experts(rows: usize, format: Format) -> [KernelSpec; 2] {
         out: RowForm::f32(INTER),
         order: WeightOrder::Panels,
         schedule,
-    };
+    });
     let h_ld = ld(INTER);
-    let down = KernelSpec::ExpertDown {
+    let down = KernelSpec::ExpertDown(ExpertDown {
         layout,
         inter: INTER,
         hidden: HIDDEN,
@@ -70,7 +71,7 @@ fn experts(rows: usize, format: Format) -> [KernelSpec; 2] {
         bias,
         order: WeightOrder::Panels,
         schedule,
-    };
+    });
     [gate_up, down]
 }
 

@@ -1,7 +1,8 @@
 //! How attention is cut into work items, and how its cache is stored and multiplied.
 
 use crate::select::{InputView, NodeView, Result, Role, Selection, Work};
-use crate::{CpuTarget, KernelSpec, Launch, Unsupported};
+use crate::{CpuTarget, Launch, Unsupported};
+use moec_codegen::spec::{Attention, AttentionMerge, CacheWrite};
 use moec_codegen::{Compute, delta_order, key_order, value_order};
 use moec_ir::op::AttentionDesc;
 use moec_ir::plan::CacheOrder;
@@ -49,18 +50,7 @@ impl CpuTarget {
         // A row of decoding is no work for several threads but by heads.
         let each = if node.apart { 1 } else { heads };
         let (norm, rotation) = (None, None);
-        let spec = KernelSpec::CacheWrite {
-            heads,
-            dim,
-            ctx,
-            ring,
-            cache: format,
-            values,
-            norm,
-            rotation,
-            each,
-            x_ld,
-        };
+        let spec = CacheWrite { heads, dim, ctx, ring, cache: format, values, norm, rotation, each, x_ld };
         let work = Work::Kernel(spec);
         s.launches.push(Launch { work, args: (0..4).map(Role::In).collect() });
         Ok(())
@@ -92,17 +82,17 @@ impl CpuTarget {
         let cols = node.out()?.cols();
         let (v_dim, has_sinks) = (desc.v_dim, desc.sinks);
         if splits == 1 {
-            let spec = KernelSpec::Attention { desc, cache, compute, ctx, rows, splits, q_ld, out_ld: cols };
+            let spec = Attention { desc, cache, compute, ctx, rows, splits, q_ld, out_ld: cols };
             s.kernel(spec, args(n), 1);
             return Ok(());
         }
         let out_ld = heads * splits * (v_dim + 2);
         let parts = s.temp(Type::f32([count, out_ld]));
-        let spec = KernelSpec::Attention { desc, cache, compute, ctx, rows, splits, q_ld, out_ld };
+        let spec = Attention { desc, cache, compute, ctx, rows, splits, q_ld, out_ld };
         let mut first = args(n - sinks);
         first.push(parts);
         s.launches.push(Launch { work: Work::Kernel(spec), args: first });
-        let merge = KernelSpec::AttentionMerge { heads, v_dim, splits, sinks: has_sinks, out_ld: cols };
+        let merge = AttentionMerge { heads, v_dim, splits, sinks: has_sinks, out_ld: cols };
         let mut then = vec![parts];
         then.extend((n - sinks..n).map(Role::In));
         s.kernel(merge, then, 1);

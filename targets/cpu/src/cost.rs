@@ -16,8 +16,10 @@
 //! What the model does not know (fetching ahead, unrolling) it leaves as it is; `moec build --tune` measures it.
 
 use crate::{CpuTarget, KernelSpec};
+use moec_codegen::spec::Product;
 use moec_codegen::{ByteDot, Compute, Isa, Knob, Schedule, WeightOrder, evenly_from, least};
 use moec_device::Device;
+use moec_ir::op::DispatchLayout;
 use moec_ir::plan::Grid;
 use moec_ir::types::{Coding, Format};
 
@@ -209,30 +211,17 @@ impl CpuTarget {
 
     /// What a call with `n` valid rows does; `None`: the kernel multiplies by no matrix, or by one that lies by neurons.
     pub fn load(&self, spec: &KernelSpec, n: usize) -> Option<Load> {
-        let of_experts = |tokens: usize, k: usize, experts: usize| {
-            let slots = tokens.max(1) * k;
+        let Product { k, n: outputs, groups, experts, order, .. } = spec.product()?;
+        // What neurons cost is who is awake.
+        if order != WeightOrder::Panels {
+            return None;
+        }
+        let (matrices, rows) = experts.map_or((groups, n.max(1)), |DispatchLayout { k, experts, .. }| {
+            let slots = n.max(1) * k;
             let matrices = experts.min(slots).max(1);
             (matrices, (slots + matrices / 2) / matrices)
-        };
-        Some(match *spec {
-            // What they cost is who is awake.
-            KernelSpec::ExpertGateUp { order: WeightOrder::Neurons { .. } | WeightOrder::Apart, .. }
-            | KernelSpec::ExpertDown { order: WeightOrder::Neurons { .. } | WeightOrder::Apart, .. } => {
-                return None;
-            }
-            KernelSpec::Linear { k, n: outputs, groups, .. } => {
-                Load { matrices: groups, rows: n.max(1), k, n: outputs }
-            }
-            KernelSpec::ExpertGateUp { layout, hidden, inter, glu, .. } => {
-                let (matrices, rows) = of_experts(n, layout.k, layout.experts);
-                Load { matrices, rows, k: hidden, n: glu.projections() * inter }
-            }
-            KernelSpec::ExpertDown { layout, inter, hidden, .. } => {
-                let (matrices, rows) = of_experts(n, layout.k, layout.experts);
-                Load { matrices, rows, k: inter, n: hidden }
-            }
-            _ => return None,
-        })
+        });
+        Some(Load { matrices, rows, k, n: outputs })
     }
 
     /// What the model says of a kernel with its schedule, called with `n` valid rows; `None`: no matrix.
@@ -242,8 +231,7 @@ impl CpuTarget {
 
     /// As [`Self::estimate`], of that load.
     fn estimate_of(&self, spec: &KernelSpec, load: Load) -> Option<Estimate> {
-        let schedule = spec.schedule()?;
-        let (format, compute) = (spec.weight_format()?, spec.compute()?);
+        let Product { format, compute, experts, schedule, .. } = spec.product()?;
         let layout = spec.layout(&self.isa)?;
         let Load { matrices, rows, k, n: outputs } = load;
         let products = (matrices * rows * k) as f64 * outputs as f64;
@@ -255,7 +243,7 @@ impl CpuTarget {
 
         // Work items take even shares of the rows.
         let tiles = self.isa.tiles && compute == Compute::Bf16;
-        let most = if tiles || matches!(spec, KernelSpec::Linear { .. }) { schedule.rows } else { rows };
+        let most = if tiles || experts.is_none() { schedule.rows } else { rows };
         let panel_bytes = weights / panels.max(1) as f64;
         let item = |r: usize| self.rows_beside(format, compute, schedule, r, panel_bytes, row_bytes);
         let blocks = rows.div_ceil(most);
@@ -327,8 +315,8 @@ impl CpuTarget {
     /// Loads that a schedule has to serve: those of experts on tiles are uneven, and the busiest of them take most of the time.
     fn loads(&self, spec: &KernelSpec, n: usize) -> Vec<Load> {
         let Some(load) = self.load(spec, n) else { return Vec::new() };
-        let experts = matches!(spec, KernelSpec::ExpertGateUp { .. } | KernelSpec::ExpertDown { .. });
-        if !experts || !self.on_tiles(spec) {
+        let is_of_experts = spec.product().is_some_and(|p| p.experts.is_some());
+        if !is_of_experts || !self.on_tiles(spec) {
             return vec![load];
         }
         // Nobody gets a token twice.
@@ -345,10 +333,7 @@ impl CpuTarget {
     pub(crate) fn panels(&self, spec: &KernelSpec) -> usize {
         match spec.grid(&self.isa) {
             Grid::One => 1,
-            Grid::Tiles { tiles, .. } => match *spec {
-                KernelSpec::Linear { groups, .. } => tiles as usize / groups.max(1),
-                _ => tiles as usize,
-            },
+            Grid::Tiles { tiles, .. } => tiles as usize / spec.product().map_or(1, |p| p.groups.max(1)),
             Grid::Experts { tiles, .. } => tiles as usize,
         }
     }
@@ -412,15 +397,16 @@ impl CpuTarget {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use moec_codegen::{RowForm, WeightOrder};
-    use moec_ir::op::{Activation, DispatchLayout, Glu};
+    use moec_codegen::RowForm;
+    use moec_codegen::spec::{ExpertGateUp, Linear, Softmax};
+    use moec_ir::op::{Activation, Glu};
 
     fn target(name: &str) -> CpuTarget {
         CpuTarget::new(&Device::find(name).unwrap()).unwrap()
     }
 
     fn linear(k: usize, n: usize, format: Format, compute: Compute) -> KernelSpec {
-        KernelSpec::Linear {
+        KernelSpec::Linear(Linear {
             k,
             n,
             format,
@@ -432,7 +418,7 @@ mod tests {
             residual_ld: None,
             glu: None,
             schedule: Schedule::default(),
-        }
+        })
     }
 
     #[test]
@@ -452,25 +438,27 @@ mod tests {
     #[test]
     fn rows_of_experts_are_those_of_an_even_routing() {
         let t = target("x86-64-v4");
-        let spec = |k, experts| KernelSpec::ExpertGateUp {
-            layout: DispatchLayout { rows: 512, k, experts },
-            hidden: 2048,
-            inter: 1024,
-            format: Format::Q8,
-            compute: Compute::F32,
-            x_ld: 2048,
-            glu: Glu::Gated(Activation::Silu),
-            bias: false,
-            out: RowForm::f32(1024),
-            order: WeightOrder::Panels,
-            schedule: Schedule::default(),
+        let spec = |k, experts| {
+            KernelSpec::ExpertGateUp(ExpertGateUp {
+                layout: DispatchLayout { rows: 512, k, experts },
+                hidden: 2048,
+                inter: 1024,
+                format: Format::Q8,
+                compute: Compute::F32,
+                x_ld: 2048,
+                glu: Glu::Gated(Activation::Silu),
+                bias: false,
+                out: RowForm::f32(1024),
+                order: WeightOrder::Panels,
+                schedule: Schedule::default(),
+            })
         };
         let of = |n, k, experts| t.load(&spec(k, experts), n).map(|l| (l.matrices, l.rows)).unwrap();
         assert_eq!(
             [of(512, 8, 64), of(1, 8, 64), of(4, 2, 8), of(3, 2, 4)],
             [(64, 64), (8, 1), (8, 1), (4, 2)]
         );
-        assert_eq!(t.load(&KernelSpec::Softmax { cols: 8, x_ld: 8, out_ld: 8 }, 4), None);
+        assert_eq!(t.load(&KernelSpec::Softmax(Softmax { cols: 8, x_ld: 8, out_ld: 8 }), 4), None);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! keeps the numbers in registers. Every rule leaves each sum, product and rounding as it was, so results are the same bits.
 
 use crate::{CpuTarget, KernelSpec};
+use moec_codegen::spec::{CacheWrite, ExpertGateUp, Norm, Quantise, Rope};
 use moec_codegen::{Compute, NormKind, RowForm, RowNorm};
 
 /// An argument of a fused kernel: that of one of the two.
@@ -73,8 +74,9 @@ fn norm_to_form(
     (reader, _): End<'_>,
     sole: bool,
 ) -> Option<(KernelSpec, Vec<Operand>)> {
-    let KernelSpec::Norm { kind, width, groups, x_ld, outs, eps, weight } = writer else { return None };
-    let &KernelSpec::Quantise { cols, groups: parts, per_row: 1, x_ld: ld, out_ld, to } = reader else {
+    let KernelSpec::Norm(Norm { kind, width, groups, x_ld, outs, eps, weight }) = writer else { return None };
+    let &KernelSpec::Quantise(Quantise { cols, groups: parts, per_row: 1, x_ld: ld, out_ld, to }) = reader
+    else {
         return None;
     };
     let (count, first) = (writer.args(), writer.args() - outs.len());
@@ -90,7 +92,7 @@ fn norm_to_form(
     outs.push(RowForm { form: to, ld: out_ld });
     args.push(Operand::Reader(1));
     let (kind, width, groups, x_ld, eps, weight) = (*kind, *width, *groups, *x_ld, *eps, *weight);
-    Some((KernelSpec::Norm { kind, width, groups, x_ld, outs, eps, weight }, args))
+    Some((KernelSpec::Norm(Norm { kind, width, groups, x_ld, outs, eps, weight }), args))
 }
 
 /// Gate and up write pairs of bf16, which the down projection multiplies. A group of bytes is two panels wide.
@@ -99,9 +101,17 @@ fn hidden_to_form(
     (reader, _): End<'_>,
     sole: bool,
 ) -> Option<(KernelSpec, Vec<Operand>)> {
-    let &KernelSpec::ExpertGateUp { layout, inter, out: plain, .. } = writer else { return None };
-    let &KernelSpec::Quantise { cols, groups: 1, per_row, x_ld, out_ld: ld, to: form @ Compute::Bf16 } =
-        reader
+    let &KernelSpec::ExpertGateUp(ExpertGateUp { layout, inter, out: plain, .. }) = writer else {
+        return None;
+    };
+    let &KernelSpec::Quantise(Quantise {
+        cols,
+        groups: 1,
+        per_row,
+        x_ld,
+        out_ld: ld,
+        to: form @ Compute::Bf16,
+    }) = reader
     else {
         return None;
     };
@@ -109,7 +119,7 @@ fn hidden_to_form(
         return None;
     }
     let mut spec = writer.clone();
-    if let KernelSpec::ExpertGateUp { out, .. } = &mut spec {
+    if let KernelSpec::ExpertGateUp(ExpertGateUp { out, .. }) = &mut spec {
         *out = RowForm { form, ld };
     }
     let mut args: Vec<_> = (0..writer.args()).map(Operand::Writer).collect();
@@ -123,10 +133,11 @@ fn norm_then_rope(
     (reader, operand): End<'_>,
     sole: bool,
 ) -> Option<(KernelSpec, Vec<Operand>)> {
-    let &KernelSpec::Norm { kind: NormKind::Rms, width, groups, x_ld, ref outs, eps, weight } = writer else {
+    let &KernelSpec::Norm(Norm { kind: NormKind::Rms, width, groups, x_ld, ref outs, eps, weight }) = writer
+    else {
         return None;
     };
-    let &KernelSpec::Rope { heads, dim, norm: None, rotation, x_ld: ld, out_ld } = reader else {
+    let &KernelSpec::Rope(Rope { heads, dim, norm: None, rotation, x_ld: ld, out_ld }) = reader else {
         return None;
     };
     let of_heads = (width, groups) == (dim, heads) || (width, groups) == (heads * dim, 1);
@@ -136,7 +147,7 @@ fn norm_then_rope(
     let norm = Some(RowNorm { width, eps, weight });
     let args = (0..=usize::from(weight)).map(Operand::Writer);
     let args = args.chain((1..reader.args()).map(Operand::Reader)).collect();
-    Some((KernelSpec::Rope { heads, dim, norm, rotation, x_ld, out_ld }, args))
+    Some((KernelSpec::Rope(Rope { heads, dim, norm, rotation, x_ld, out_ld }), args))
 }
 
 /// Keys are rotated where they are written to the cache.
@@ -145,8 +156,8 @@ fn rope_then_cache(
     (reader, operand): End<'_>,
     sole: bool,
 ) -> Option<(KernelSpec, Vec<Operand>)> {
-    let &KernelSpec::Rope { heads, dim, norm, rotation, x_ld, out_ld } = writer else { return None };
-    let &KernelSpec::CacheWrite {
+    let &KernelSpec::Rope(Rope { heads, dim, norm, rotation, x_ld, out_ld }) = writer else { return None };
+    let &KernelSpec::CacheWrite(CacheWrite {
         heads: kept,
         dim: channels,
         ctx,
@@ -157,7 +168,7 @@ fn rope_then_cache(
         rotation: None,
         each,
         x_ld: ld,
-    } = reader
+    }) = reader
     else {
         return None;
     };
@@ -165,7 +176,18 @@ fn rope_then_cache(
         return None;
     }
     let rotation = Some(rotation);
-    let spec = KernelSpec::CacheWrite { heads, dim, ctx, ring, cache, values, norm, rotation, each, x_ld };
+    let spec = KernelSpec::CacheWrite(CacheWrite {
+        heads,
+        dim,
+        ctx,
+        ring,
+        cache,
+        values,
+        norm,
+        rotation,
+        each,
+        x_ld,
+    });
     let of_writer = (0..writer.args() - 1).map(Operand::Writer);
     let args = std::iter::once(Operand::Reader(0)).chain(of_writer);
     Some((spec, args.chain((2..reader.args()).map(Operand::Reader)).collect()))
@@ -183,25 +205,36 @@ mod tests {
     const HALF: Rotation = Rotation { rotary: 16, offset: 0, style: RopeStyle::Half, angles_ld: 16 };
 
     fn norm(width: usize, groups: usize, outs: Vec<RowForm>) -> KernelSpec {
-        KernelSpec::Norm { kind: NormKind::Rms, width, groups, x_ld: 64, outs, eps: 1e-6, weight: true }
+        KernelSpec::Norm(Norm { kind: NormKind::Rms, width, groups, x_ld: 64, outs, eps: 1e-6, weight: true })
     }
 
     fn quantise(cols: usize, per_row: usize, x_ld: usize, to: Compute) -> KernelSpec {
-        KernelSpec::Quantise { cols, groups: 1, per_row, x_ld, out_ld: 80, to }
+        KernelSpec::Quantise(Quantise { cols, groups: 1, per_row, x_ld, out_ld: 80, to })
     }
 
     fn rope(x_ld: usize) -> KernelSpec {
-        KernelSpec::Rope { heads: 4, dim: 16, norm: None, rotation: HALF, x_ld, out_ld: 64 }
+        KernelSpec::Rope(Rope { heads: 4, dim: 16, norm: None, rotation: HALF, x_ld, out_ld: 64 })
     }
 
     fn cached(dim: usize) -> KernelSpec {
         let (heads, ctx, cache, values) = (64 / dim, 32, Format::Bf16, false);
         let (norm, rotation, each, x_ld, ring) = (None, None, heads, 64, false);
-        KernelSpec::CacheWrite { heads, dim, ctx, ring, cache, values, norm, rotation, each, x_ld }
+        KernelSpec::CacheWrite(CacheWrite {
+            heads,
+            dim,
+            ctx,
+            ring,
+            cache,
+            values,
+            norm,
+            rotation,
+            each,
+            x_ld,
+        })
     }
 
     fn gate_up() -> KernelSpec {
-        KernelSpec::ExpertGateUp {
+        KernelSpec::ExpertGateUp(ExpertGateUp {
             layout: DispatchLayout { rows: 16, k: 2, experts: 4 },
             hidden: 64,
             inter: 48,
@@ -213,7 +246,7 @@ mod tests {
             out: RowForm::f32(48),
             order: WeightOrder::Panels,
             schedule: Schedule::default(),
-        }
+        })
     }
 
     fn target() -> CpuTarget {

@@ -2,7 +2,10 @@
 
 use crate::arithmetic::{Activations, Form};
 use crate::select::{Launch, NodeView, Result, Role, Selection, Work, dispatch_layout, int};
-use crate::{CpuTarget, KernelSpec, Unsupported};
+use crate::{CpuTarget, Unsupported};
+use moec_codegen::spec::{
+    ExpertDown, ExpertGateUp, NeuronDown, NeuronDownAt, NeuronGate, NeuronPredict, NeuronUp, NeuronUpAt,
+};
 use moec_codegen::{Compute, RowForm, Schedule, WeightOrder, awake_words, neurons_meet, neurons_sketched};
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{Builtin, Layout};
@@ -54,14 +57,14 @@ impl CpuTarget {
             let compute = self.few_rows(format, rows, hidden)?;
             let form = Form { cols: hidden, groups: 1, per_row: 1, ld: x_ld, to: compute };
             let (x, x_ld) = s.rows(Role::In(0), rows, form);
-            let gate = KernelSpec::NeuronGate { layout, hidden, inter, format, compute, x_ld, glu };
+            let gate = NeuronGate { layout, hidden, inter, format, compute, x_ld, glu };
             let args = vec![x, Role::In(1), Role::In(2), h, awake];
             s.launches.push(Launch { work: Work::Kernel(gate), args });
             s.launches.push(Launch { work: Work::Builtin(wake), args: vec![Role::In(1), awake] });
-            let up = KernelSpec::NeuronUpAt { layout, hidden, inter, format, compute, x_ld, glu };
+            let up = NeuronUpAt { layout, hidden, inter, format, compute, x_ld, glu };
             let args = vec![x, Role::In(1), Role::In(3), h, awake];
             s.launches.push(Launch { work: Work::Kernel(up), args });
-            let down = KernelSpec::NeuronDownAt { layout, hidden, inter, format };
+            let down = NeuronDownAt { layout, hidden, inter, format };
             s.kernel(down, vec![h, Role::In(1), Role::In(3), awake], 1);
             return Ok(());
         }
@@ -71,25 +74,13 @@ impl CpuTarget {
         let form = Form { cols: hidden, groups: 1, per_row: 1, ld: x_ld, to: compute };
         let (x, x_ld) = s.rows(Role::In(0), rows, form);
         let (bias, out) = (false, RowForm::f32(inter));
-        let up = KernelSpec::ExpertGateUp {
-            layout,
-            hidden,
-            inter,
-            format,
-            compute,
-            x_ld,
-            glu,
-            bias,
-            out,
-            order,
-            schedule,
-        };
+        let up =
+            ExpertGateUp { layout, hidden, inter, format, compute, x_ld, glu, bias, out, order, schedule };
         let args = vec![x, Role::In(1), Role::In(2), Role::In(3), h];
         s.launches.push(Launch { work: Work::Kernel(up), args });
         let form = Form { cols: inter, groups: 1, per_row: layout.k, ld: inter, to: compute };
         let (h, h_ld) = s.rows(h, rows, form);
-        let down =
-            KernelSpec::ExpertDown { layout, inter, hidden, format, compute, h_ld, bias, order, schedule };
+        let down = ExpertDown { layout, inter, hidden, format, compute, h_ld, bias, order, schedule };
         s.kernel(down, vec![h, Role::In(1), Role::In(3)], 1);
         Ok(())
     }
@@ -111,7 +102,7 @@ impl CpuTarget {
             (Predictor::LowRank, _) => return Err(Unsupported("a predictor needs three axes".into())),
         };
         s.layouts.extend(weights.clone().map(|i| (i, Layout::Gates)));
-        let predict = KernelSpec::NeuronPredict { layout, hidden: x.cols(), inter, rank, format, x_ld };
+        let predict = NeuronPredict { layout, hidden: x.cols(), inter, rank, format, x_ld };
         let mut args = vec![Role::In(0), Role::In(1)];
         args.extend(weights.map(Role::In));
         args.push(h);
@@ -153,12 +144,11 @@ impl CpuTarget {
                 Self::prediction(s, node, predict, (layout, inter), h)?;
             }
             let (x, x_ld) = s.rows(Role::In(0), rows, form);
-            let up =
-                KernelSpec::NeuronUp { layout, hidden, inter, format, compute, sketch, predicted, x_ld, glu };
+            let up = NeuronUp { layout, hidden, inter, format, compute, sketch, predicted, x_ld, glu };
             s.layouts.extend(self.weight_layout(&up).map(|l| (2, l)));
             let args = vec![x, Role::In(1), Role::In(2), h, awake];
             s.launches.push(Launch { work: Work::Kernel(up), args });
-            let down = KernelSpec::NeuronDown { layout, hidden, inter, format, sketch };
+            let down = NeuronDown { layout, hidden, inter, format, sketch };
             s.kernel(down, vec![h, Role::In(1), Role::In(2), awake], 1);
             return Ok(());
         }
@@ -166,7 +156,7 @@ impl CpuTarget {
             (self.many_rows(format), WeightOrder::Neurons { sketch }, Schedule::default());
         let form = Form { cols: hidden, groups: 1, per_row: 1, ld: x_ld, to: compute };
         let (x, x_ld) = s.rows(Role::In(0), rows, form);
-        let up = KernelSpec::ExpertGateUp {
+        let up = ExpertGateUp {
             layout,
             hidden,
             inter,
@@ -184,17 +174,7 @@ impl CpuTarget {
         s.launches.push(Launch { work: Work::Kernel(up), args });
         let form = Form { cols: inter, groups: 1, per_row: layout.k, ld: inter, to: compute };
         let (h, h_ld) = s.rows(h, rows, form);
-        let down = KernelSpec::ExpertDown {
-            layout,
-            inter,
-            hidden,
-            format,
-            compute,
-            h_ld,
-            bias: false,
-            order,
-            schedule,
-        };
+        let down = ExpertDown { layout, inter, hidden, format, compute, h_ld, bias: false, order, schedule };
         s.kernel(down, vec![h, Role::In(1), Role::In(2)], 1);
         Ok(())
     }

@@ -4,10 +4,11 @@ use crate::arithmetic::Form;
 use crate::attend::CacheView;
 use crate::{CpuTarget, KernelSpec};
 use moec_codegen::pack::feedback::gains;
-use moec_codegen::{
-    CausalConv, Compute, DeltaRule, MapOp, NormKind, Recurrence, Rotation, RowForm, Schedule, SelectiveScan,
-    WeightOrder, apart, packed_words,
+use moec_codegen::spec::{
+    CausalConv, Combine, CopyColumns, DeltaRule, Embed, ExpertDown, ExpertGateUp, GatherRows, Linear, Map,
+    Norm, Quantise, Rope, Router, SelectiveScan, Softmax, ZeroExperts,
 };
+use moec_codegen::{Compute, MapOp, NormKind, Rotation, RowForm, Schedule, WeightOrder, apart, packed_words};
 use moec_ir::op::{DispatchLayout, LongSwitch};
 use moec_ir::plan::{Builtin, Layout};
 use moec_ir::{Format, Op, Type};
@@ -158,7 +159,7 @@ impl CpuTarget {
                 let (vocab, hidden) = two(shape)?;
                 // A format that gains from feedback is rounded for what reads it: two readers, two copies.
                 let panels = node.tied && !gains(format);
-                let spec = KernelSpec::Embed { vocab, hidden, format, panels, out_ld: hidden };
+                let spec = Embed { vocab, hidden, format, panels, out_ld: hidden };
                 s.layouts.extend(self.weight_layout(&spec).filter(|_| panels).map(|l| (1, l)));
                 s.kernel(spec, inputs(2), 1);
             }
@@ -167,14 +168,14 @@ impl CpuTarget {
                 let width = ty.cols() / groups;
                 let out_ld = ty.cols();
                 let outs = vec![RowForm::f32(out_ld)];
-                let spec = KernelSpec::Norm { kind: NormKind::Rms, width, groups, x_ld, outs, eps, weight };
+                let spec = Norm { kind: NormKind::Rms, width, groups, x_ld, outs, eps, weight };
                 s.kernel(spec, inputs(1 + usize::from(weight)), 1);
             }
             &Op::LayerNorm { eps } => {
                 let (ty, x_ld) = node.value(0)?;
                 let (width, outs) = (ty.cols(), vec![RowForm::f32(ty.cols())]);
                 let kind = NormKind::Layer;
-                let spec = KernelSpec::Norm { kind, width, groups: 1, x_ld, outs, eps, weight: true };
+                let spec = Norm { kind, width, groups: 1, x_ld, outs, eps, weight: true };
                 s.kernel(spec, inputs(3), 1);
             }
             &Op::Linear { bias } => self.linear(&mut s, node, 1, bias, None)?,
@@ -187,7 +188,7 @@ impl CpuTarget {
                 let dim = ty.cols() / heads;
                 let (rotary, out_ld) = (angles.cols(), ty.cols());
                 let rotation = Rotation { rotary, offset, style, angles_ld };
-                let spec = KernelSpec::Rope { heads, dim, norm: None, rotation, x_ld, out_ld };
+                let spec = Rope { heads, dim, norm: None, rotation, x_ld, out_ld };
                 s.kernel(spec, inputs(2), 1);
             }
             Op::CacheWrite => Self::cache_write(&mut s, node)?,
@@ -196,7 +197,7 @@ impl CpuTarget {
                 let (taps, channels) = two(node.weight(2)?.0)?;
                 let (rows, out_ld) = (x.rows(), channels);
                 let conv = CausalConv { rows, channels, taps, act, bias, x_ld, out_ld };
-                s.kernel(KernelSpec::Recurrence(Recurrence::CausalConv(conv)), inputs(node.inputs.len()), 1);
+                s.kernel(conv, inputs(node.inputs.len()), 1);
             }
             &Op::DeltaRule { key_heads, heads } | &Op::Ssd { groups: key_heads, heads } => {
                 let corrects = matches!(node.op, Op::DeltaRule { .. });
@@ -207,23 +208,23 @@ impl CpuTarget {
                 let by_channel = node.value(4)?.0.cols() != heads;
                 let ld = node.row_distances()?;
                 let rule = DeltaRule { rows, key_heads, heads, key, value, corrects, by_channel, ld, out_ld };
-                s.kernel(KernelSpec::Recurrence(Recurrence::DeltaRule(rule)), inputs(8), 1);
+                s.kernel(rule, inputs(8), 1);
             }
             Op::SelectiveScan => {
                 let (c, channels) = (node.value(1)?.0, node.out()?.cols());
                 let (rows, state, ld) = (c.rows(), c.cols(), node.row_distances()?);
                 let scan = SelectiveScan { rows, channels, state, ld, out_ld: channels };
-                s.kernel(KernelSpec::Recurrence(Recurrence::SelectiveScan(scan)), inputs(8), 1);
+                s.kernel(scan, inputs(8), 1);
             }
             Op::Attention(desc) => self.attention(&mut s, node, desc)?,
             Op::Router(desc) => {
                 let (_, logits_ld) = node.value(0)?;
                 let n = 1 + usize::from(desc.select_bias);
-                s.kernel(KernelSpec::Router { desc: desc.clone(), logits_ld }, inputs(n), 2);
+                s.kernel(Router { desc: desc.clone(), logits_ld }, inputs(n), 2);
             }
             &Op::ZeroExperts { experts, zero } => {
                 let k = node.value(0)?.0.cols();
-                s.kernel(KernelSpec::ZeroExperts { experts, zero, k }, inputs(2), 2);
+                s.kernel(ZeroExperts { experts, zero, k }, inputs(2), 2);
             }
             &Op::Dispatch { experts, partial } => {
                 let (ids, _) = node.value(0)?;
@@ -248,7 +249,7 @@ impl CpuTarget {
                 let layout = dispatch_layout(rows, k, table)?;
                 let hidden = y.cols();
                 let residual_ld = node.residual_ld;
-                let spec = KernelSpec::Combine { layout, hidden, out_ld: hidden, residual_ld, partial };
+                let spec = Combine { layout, hidden, out_ld: hidden, residual_ld, partial };
                 let mut args = inputs(3);
                 args.extend(residual_ld.map(|_| Role::Residual));
                 s.kernel(spec, args, 1);
@@ -268,17 +269,16 @@ impl CpuTarget {
             Op::Softplus => s.map(node, MapOp::Softplus)?,
             Op::Softmax => {
                 let (ty, x_ld) = node.value(0)?;
-                s.kernel(KernelSpec::Softmax { cols: ty.cols(), x_ld, out_ld: ty.cols() }, inputs(1), 1);
+                s.kernel(Softmax { cols: ty.cols(), x_ld, out_ld: ty.cols() }, inputs(1), 1);
             }
             Op::GatherRows => {
                 let (ty, x_ld) = node.value(0)?;
-                s.kernel(KernelSpec::GatherRows { cols: ty.cols(), x_ld, out_ld: ty.cols() }, inputs(2), 1);
+                s.kernel(GatherRows { cols: ty.cols(), x_ld, out_ld: ty.cols() }, inputs(2), 1);
             }
             &Op::Slice { heads, start, len } => {
                 let (ty, in_ld) = node.value(0)?;
                 let (in_group, out_ld) = (ty.cols() / heads, heads * len);
-                let spec =
-                    KernelSpec::Copy { groups: heads, cols: len, in_group, out_group: len, in_ld, out_ld };
+                let spec = CopyColumns { groups: heads, cols: len, in_group, out_group: len, in_ld, out_ld };
                 s.kernel(spec, vec![Role::InAt(0, start)], 1);
             }
             &Op::Concat { heads } => {
@@ -287,8 +287,7 @@ impl CpuTarget {
                 for i in 0..node.inputs.len() {
                     let (ty, in_ld) = node.value(i)?;
                     let (cols, out_group) = (ty.cols() / heads, out_ld / heads);
-                    let spec =
-                        KernelSpec::Copy { groups: heads, cols, in_group: cols, out_group, in_ld, out_ld };
+                    let spec = CopyColumns { groups: heads, cols, in_group: cols, out_group, in_ld, out_ld };
                     let args = vec![Role::In(i), Role::OutAt(0, at)];
                     s.launches.push(Launch { work: Work::Kernel(spec), args });
                     at += cols;
@@ -316,7 +315,7 @@ impl CpuTarget {
         let (x, x_ld) = self.rows_for(s, Role::In(0), x.rows(), form);
         let out_ld = node.out()?.cols();
         let residual_ld = node.residual_ld;
-        let spec = KernelSpec::Linear {
+        let spec = Linear {
             k,
             n,
             format,
@@ -372,7 +371,7 @@ impl CpuTarget {
             RowForm::f32(inter)
         };
         let h = s.temp(if paired { Type::i32([slots, out.ld]) } else { Type::f32([slots, inter]) });
-        let up = KernelSpec::ExpertGateUp {
+        let up = ExpertGateUp {
             layout,
             hidden,
             inter,
@@ -393,7 +392,7 @@ impl CpuTarget {
 
         let form = Form { cols: inter, groups: 1, per_row: k, ld: inter, to: down_compute };
         let (h, h_ld) = if paired { (h, out.ld) } else { self.rows_for(s, h, rows, form) };
-        let down = KernelSpec::ExpertDown {
+        let down = ExpertDown {
             layout,
             inter,
             hidden,
@@ -423,7 +422,7 @@ impl Selection {
     fn map(&mut self, node: &NodeView<'_>, op: MapOp) -> Result<()> {
         let (_, a_ld) = node.value(0)?;
         let cols = node.out()?.cols();
-        self.kernel(KernelSpec::Map { op, cols, a_ld, out_ld: cols }, inputs(node.inputs.len()), 1);
+        self.kernel(Map { op, cols, a_ld, out_ld: cols }, inputs(node.inputs.len()), 1);
         Ok(())
     }
 
@@ -442,15 +441,15 @@ impl Selection {
         }
         let out_ld = apart(groups * packed_words(cols, to));
         let packed = self.temp(Type::i32([all, out_ld]));
-        let work = Work::Kernel(KernelSpec::Quantise { cols, groups, per_row, x_ld, out_ld, to });
+        let work = Work::Kernel(Quantise { cols, groups, per_row, x_ld, out_ld, to }.into());
         self.launches.push(Launch { work, args: vec![x, packed] });
         (packed, out_ld)
     }
 
     /// A kernel whose last arguments are the node's `outs` results.
-    pub(crate) fn kernel(&mut self, spec: KernelSpec, mut args: Vec<Role>, outs: usize) {
+    pub(crate) fn kernel(&mut self, spec: impl Into<KernelSpec>, mut args: Vec<Role>, outs: usize) {
         args.extend((0..outs).map(Role::Out));
-        self.launches.push(Launch { work: Work::Kernel(spec), args });
+        self.launches.push(Launch { work: Work::Kernel(spec.into()), args });
     }
 }
 

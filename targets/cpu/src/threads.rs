@@ -81,7 +81,7 @@ impl ThreadTarget {
     /// What a plan says of its work: where the dispatch table of experts stands. Into how many blocks it is cut its launch says.
     pub fn grid(&self, kernel: &Kernel) -> Grid {
         match kernel {
-            Kernel::Spec(KernelSpec::ExpertGateUp { .. } | KernelSpec::ExpertDown { .. }) => {
+            Kernel::Spec(spec) if spec.product().is_some_and(|p| p.experts.is_some()) => {
                 Grid::Experts { table: 1, tiles: 1 }
             }
             _ => Grid::One,

@@ -8,6 +8,7 @@
 
 use crate::{CpuTarget, Estimate, KernelSpec, Load, Unsupported};
 use moec_codegen::jit::{KernelFn, Loaded};
+use moec_codegen::spec::{ExpertDown, ExpertGateUp, Linear};
 use moec_codegen::{Error as CodegenError, Schedule};
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::Grid;
@@ -294,7 +295,17 @@ impl CpuTarget {
         };
         let mut part = spec.clone();
         match &mut part {
-            KernelSpec::Linear { k, n: outputs, groups, glu, bias, residual_ld, x_ld, out_ld, .. } => {
+            KernelSpec::Linear(Linear {
+                k,
+                n: outputs,
+                groups,
+                glu,
+                bias,
+                residual_ld,
+                x_ld,
+                out_ld,
+                ..
+            }) => {
                 let bytes = bytes_of(*outputs, *k)?;
                 let panels = self.panels(spec).max(1);
                 let wanted = (share(seconds, bytes) * panels as f64) as usize;
@@ -310,7 +321,9 @@ impl CpuTarget {
                 let weights = (1, bytes_of(*outputs, *k)?);
                 Some(Probe { spec: part, rows, operands, weights, matrices: 0, active: 0 })
             }
-            KernelSpec::ExpertGateUp { layout, hidden: k, inter, glu, bias, x_ld, out, .. } => {
+            KernelSpec::ExpertGateUp(ExpertGateUp {
+                layout, hidden: k, inter, glu, bias, x_ld, out, ..
+            }) => {
                 let (k, x_ld, bias, out) = (*k, *x_ld, *bias, *out);
                 let both = glu.projections() * *inter;
                 let outputs = columns(both, bytes_of(both, k)?);
@@ -329,7 +342,7 @@ impl CpuTarget {
                 let weights = (2, experts * bytes);
                 Some(Probe { spec: part, rows: slots, operands, weights, matrices: experts, active: experts })
             }
-            KernelSpec::ExpertDown { layout, inter: k, hidden: outputs, bias, h_ld, .. } => {
+            KernelSpec::ExpertDown(ExpertDown { layout, inter: k, hidden: outputs, bias, h_ld, .. }) => {
                 let (k, bias, h_ld) = (*k, *bias, *h_ld);
                 *outputs = columns(*outputs, bytes_of(*outputs, k)?);
                 let outputs = *outputs;
@@ -384,6 +397,7 @@ fn median(times: &mut [f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use moec_codegen::spec::Softmax;
     use moec_codegen::{Compute, RowForm, WeightOrder, packed_words};
     use moec_device::Device;
     use moec_ir::Format;
@@ -426,20 +440,22 @@ mod tests {
         for (format, compute) in forms {
             let (layout, schedule) = (DispatchLayout { rows: 9, k: 3, experts: 5 }, Schedule::default());
             let x_ld = packed_words(56, compute);
-            let linear = |groups: usize, glu: Option<Glu>, residual: bool| KernelSpec::Linear {
-                k: 56,
-                n: 70,
-                format,
-                compute,
-                groups,
-                x_ld: groups * x_ld,
-                out_ld: groups * 70,
-                bias: true,
-                residual_ld: residual.then_some(groups * 70),
-                glu,
-                schedule,
+            let linear = |groups: usize, glu: Option<Glu>, residual: bool| {
+                KernelSpec::Linear(Linear {
+                    k: 56,
+                    n: 70,
+                    format,
+                    compute,
+                    groups,
+                    x_ld: groups * x_ld,
+                    out_ld: groups * 70,
+                    bias: true,
+                    residual_ld: residual.then_some(groups * 70),
+                    glu,
+                    schedule,
+                })
             };
-            let gate_up = KernelSpec::ExpertGateUp {
+            let gate_up = KernelSpec::ExpertGateUp(ExpertGateUp {
                 layout,
                 hidden: 56,
                 inter: 17,
@@ -451,8 +467,8 @@ mod tests {
                 out: RowForm::f32(17),
                 order: WeightOrder::Panels,
                 schedule,
-            };
-            let down = KernelSpec::ExpertDown {
+            });
+            let down = KernelSpec::ExpertDown(ExpertDown {
                 layout,
                 inter: 17,
                 hidden: 56,
@@ -462,7 +478,7 @@ mod tests {
                 bias: false,
                 order: WeightOrder::Panels,
                 schedule,
-            };
+            });
             let specs =
                 [linear(1, None, true), linear(2, None, false), linear(1, Some(glu), false), gate_up, down];
             for spec in specs {
@@ -472,7 +488,7 @@ mod tests {
                 assert!(times.iter().all(|t| t.is_finite() && *t > 0.0), "{times:?}");
             }
         }
-        let spec = KernelSpec::Softmax { cols: 8, x_ld: 8, out_ld: 8 };
+        let spec = KernelSpec::Softmax(Softmax { cols: 8, x_ld: 8, out_ld: 8 });
         assert_eq!(watch.time(&target, &spec, 9, &[], Duration::ZERO, &|| false).unwrap(), Vec::<f64>::new());
     }
 
@@ -480,7 +496,7 @@ mod tests {
     fn an_interrupt_ends_it() {
         let target = CpuTarget::new(&Device::find("native").unwrap()).unwrap();
         let mut watch = Stopwatch::new(&target, 1).unwrap();
-        let spec = KernelSpec::Linear {
+        let spec = KernelSpec::Linear(Linear {
             k: 8,
             n: 8,
             format: Format::F32,
@@ -492,7 +508,7 @@ mod tests {
             residual_ld: None,
             glu: None,
             schedule: Schedule::default(),
-        };
+        });
         let stopped = watch.time(&target, &spec, 1, &[Schedule::default()], Duration::MAX, &|| true);
         assert!(matches!(stopped, Err(TuneError::Stopped)));
     }

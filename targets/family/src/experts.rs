@@ -1,6 +1,6 @@
 //! Routed experts of a layer, found in the Graph.
 
-use moec_ir::{Glu, Graph, Module, Node, Op, Operand, WeightId};
+use moec_ir::{Glu, Graph, Module, Node, Operand, WeightId};
 
 /// The experts of a layer, as the Graph has them.
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +21,7 @@ impl LayerExperts {
         let graph: &Graph = module.entries.first()?;
         let in_layer = |n: &&Node| n.scope.layer == Some(layer);
         graph.nodes.iter().filter(in_layer).find_map(|node| {
-            let Op::ExpertFfn { glu, .. } = node.op else { return None };
+            let glu = node.op.expert_ffn()?;
             let weights = node.inputs.iter().filter_map(|o| match o {
                 Operand::Weight(id) => Some(*id),
                 _ => None,

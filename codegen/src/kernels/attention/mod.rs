@@ -11,12 +11,13 @@ pub(crate) mod merge;
 mod tile;
 mod tiles;
 
-use super::amx;
 use super::cache::{self, BLOCK};
+use super::{GpuKernel, Kernel, Rule, amx};
 use crate::dsl::{I, Kb, P, TILE_CONFIG_BYTES};
 use crate::machine::Isa;
-use crate::spec::{Compute, KernelSpec};
+use crate::spec::{Compute, Symbol};
 use moec_ir::op::AttentionDesc;
+use moec_ir::plan::Grid;
 use moec_ir::types::{Format, GROUP};
 
 /// A maximum below every score: not infinite, so that differences of two are numbers.
@@ -39,16 +40,12 @@ struct Shape<'a> {
 }
 
 impl<'a> Shape<'a> {
-    fn of(spec: &'a KernelSpec) -> Option<Self> {
-        match spec {
-            &KernelSpec::Attention { ref desc, cache, compute, ctx, rows, splits, q_ld, out_ld } => {
-                let shape = Self { d: desc, cache, compute, ctx, rows, splits, q_ld, out_ld };
-                let few = cache == Format::Q8 && !desc.v_from_k && shape.queries() <= FEW;
-                // Widening a block would take longer than its few queries do.
-                Some(Self { compute: if few { Compute::F32 } else { compute }, ..shape })
-            }
-            _ => None,
-        }
+    fn of(spec: &'a Attention) -> Self {
+        let &Attention { desc: ref d, cache, compute, ctx, rows, splits, q_ld, out_ld } = spec;
+        let shape = Self { d, cache, compute, ctx, rows, splits, q_ld, out_ld };
+        let few = cache == Format::Q8 && !d.v_from_k && shape.queries() <= FEW;
+        // Widening a block would take longer than its few queries do.
+        Self { compute: if few { Compute::F32 } else { compute }, ..shape }
     }
 
     /// Query heads per key-value head.
@@ -97,24 +94,129 @@ impl<'a> Shape<'a> {
     }
 }
 
-/// Contradictions in a specification.
-pub(crate) fn rules(spec: &KernelSpec) -> Vec<(bool, &'static str)> {
-    let Some(s) = Shape::of(spec) else { return vec![(false, "not an attention")] };
-    let d = s.d;
-    let out = if s.splits > 1 { d.heads * s.splits * s.part_words() } else { d.heads * d.v_dim };
-    vec![
-        (d.kv_heads > 0 && d.heads.is_multiple_of(d.kv_heads.max(1)), "heads that no key-value head serves"),
-        (!d.v_from_k || d.v_dim <= d.qk_dim, "values wider than the keys that they are part of"),
-        (s.q_ld >= d.heads * d.qk_dim && s.out_ld >= out, "rows overlap"),
-        (s.ctx > 0 && d.qk_dim > 0 && d.v_dim > 0 && s.rows > 0 && s.splits > 0, "an extent is zero"),
-        (d.window != Some(0) && (d.window.is_some() || !d.chunked), "an empty window, or chunks without one"),
-        (d.scale > 0.0, "a factor that does not keep the order of scores"),
-        (matches!(s.cache, Format::F32 | Format::Bf16 | Format::Q8), "a cache of another format"),
-        (
-            matches!((s.cache, s.compute), (_, Compute::F32) | (Format::Bf16 | Format::Q8, Compute::Bf16)),
-            "an arithmetic that the cache is not stored for",
-        ),
-    ]
+/// `[q, k_state, v_state?, pos i32, slot i32, sinks? f32 [heads], out]`. States are ordered as
+/// [`crate::key_order`] and [`crate::value_order`] say; `v_state` is absent with `v_from_k`. `pos < 0`: zeros. With a
+/// window, position `p` is row `p mod ctx` of states of whole blocks, and of no other state past `ctx`.
+///
+/// With `splits > 1` the tokens of the cache are cut into so many parts, `sinks` is absent, and `out` is
+/// what [`AttentionMerge`](crate::spec::AttentionMerge) reads.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attention {
+    /// Heads, dimensions, scale, window, sinks.
+    pub desc: AttentionDesc,
+    /// Format of the states.
+    pub cache: Format,
+    /// Form of queries and weights.
+    pub compute: Compute,
+    /// Tokens of the states.
+    pub ctx: usize,
+    /// Token rows per work item.
+    pub rows: usize,
+    /// Parts that the tokens of the cache are cut into.
+    pub splits: usize,
+    /// Row distance of `q`.
+    pub q_ld: usize,
+    /// Row distance of `out`.
+    pub out_ld: usize,
+}
+
+impl Kernel for Attention {
+    fn kind(&self) -> &'static str {
+        "attention"
+    }
+
+    fn name(&self, s: &mut Symbol, isa: &Isa) {
+        let Self { desc, cache, compute, ctx, rows, splits, q_ld, out_ld } = self;
+        s.word("attention").num("h", desc.heads).num("kv", desc.kv_heads).num("d", desc.qk_dim);
+        s.num("v", desc.v_dim).float("s", desc.scale).option("w", desc.window);
+        s.flag("chunked", desc.chunked).flag("sinks", desc.sinks).flag("latent", desc.v_from_k);
+        s.word(cache.name()).word(compute.name()).num("p", isa.nr).num("r", *rows).num("n", *splits);
+        s.num("q", *q_ld).num("o", *out_ld).num("ctx", *ctx);
+    }
+
+    fn grid(&self, _isa: &Isa) -> Grid {
+        Grid::Tiles { rows: self.rows as u32, tiles: (self.desc.kv_heads * self.splits) as u32 }
+    }
+
+    fn args(&self) -> usize {
+        5 + usize::from(!self.desc.v_from_k) + usize::from(self.desc.sinks && self.splits == 1)
+    }
+
+    fn scratch_bytes(&self, isa: &Isa) -> usize {
+        Scratch::of(&Shape::of(self), isa).words * 4
+    }
+
+    fn rules(&self, _isa: &Isa) -> Vec<Rule> {
+        let s = Shape::of(self);
+        let d = s.d;
+        let out = if s.splits > 1 { d.heads * s.splits * s.part_words() } else { d.heads * d.v_dim };
+        vec![
+            (
+                d.kv_heads > 0 && d.heads.is_multiple_of(d.kv_heads.max(1)),
+                "heads that no key-value head serves",
+            ),
+            (!d.v_from_k || d.v_dim <= d.qk_dim, "values wider than the keys that they are part of"),
+            (s.q_ld >= d.heads * d.qk_dim && s.out_ld >= out, "rows overlap"),
+            (s.ctx > 0 && d.qk_dim > 0 && d.v_dim > 0 && s.rows > 0 && s.splits > 0, "an extent is zero"),
+            (
+                d.window != Some(0) && (d.window.is_some() || !d.chunked),
+                "an empty window, or chunks without one",
+            ),
+            (d.scale > 0.0, "a factor that does not keep the order of scores"),
+            (matches!(s.cache, Format::F32 | Format::Bf16 | Format::Q8), "a cache of another format"),
+            (
+                matches!(
+                    (s.cache, s.compute),
+                    (_, Compute::F32) | (Format::Bf16 | Format::Q8, Compute::Bf16)
+                ),
+                "an arithmetic that the cache is not stored for",
+            ),
+        ]
+    }
+
+    fn on_gpu(&self) -> Option<&dyn GpuKernel> {
+        Some(self)
+    }
+
+    fn write<'k>(&self, k: &'k Kb<'k>) {
+        let s = Shape::of(self);
+        let mut args = (0..).map(|i| k.arg(i));
+        let mut arg = || args.next().unwrap_or(k.scratch());
+        let (q, keys) = (arg(), arg());
+        let values = (!s.d.v_from_k).then(&mut arg);
+        let (pos, slot) = (arg(), arg());
+        let sinks = (s.d.sinks && s.splits == 1).then(&mut arg);
+        let out = arg();
+        let call = Call { k, s, scratch: Scratch::of(&s, &k.isa), q, keys, values, pos, slot, sinks, out };
+        let config = call.tile_config();
+        if let Some(config) = config {
+            amx::shape(k, config);
+        }
+        k.mixed_tiles(s.rows, |tile, first, end| {
+            let (head, part) = match s.splits {
+                1 => (tile, k.i(0)),
+                n => (tile.div(k.i(n as i64)), tile.rem(k.i(n as i64))),
+            };
+            if s.rows == 1 {
+                return call.tile(first, end, head, part);
+            }
+            // A tile's rows share a slot: others begin a tile of their own.
+            k.each(first, end, 1, |row| {
+                let own = call.slot_of(row);
+                let begins = row.equals(first).or(call.slot_of((row - 1).max(first)).equals(own).not());
+                k.when(begins, || {
+                    let stop = k.fold(row + 1, end, 1, &[row + 1], |at, stop| {
+                        let goes_on = at.equals(stop[0]).and(call.slot_of(at).equals(own));
+                        vec![goes_on.pick_int(at + 1, stop[0])]
+                    });
+                    call.tile(row, stop[0], head, part);
+                });
+            });
+        });
+        if config.is_some() {
+            k.release_tiles();
+        }
+    }
 }
 
 /// Places in the scratch, in words.
@@ -189,13 +291,8 @@ impl Scratch {
     }
 }
 
-/// Bytes of scratch.
-pub(crate) fn scratch_bytes(spec: &KernelSpec, isa: &Isa) -> usize {
-    Shape::of(spec).map_or(0, |s| Scratch::of(&s, isa).words * 4)
-}
-
-/// Addresses of a kernel.
-struct Kernel<'a, 'k> {
+/// Addresses of a call.
+struct Call<'a, 'k> {
     k: &'k Kb<'k>,
     s: Shape<'a>,
     scratch: Scratch,
@@ -207,48 +304,6 @@ struct Kernel<'a, 'k> {
     slot: P<'k>,
     sinks: Option<P<'k>>,
     out: P<'k>,
-}
-
-pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let Some(s) = Shape::of(spec) else {
-        return k.fail("not an attention");
-    };
-    let mut args = (0..).map(|i| k.arg(i));
-    let mut arg = || args.next().unwrap_or(k.scratch());
-    let (q, keys) = (arg(), arg());
-    let values = (!s.d.v_from_k).then(&mut arg);
-    let (pos, slot) = (arg(), arg());
-    let sinks = (s.d.sinks && s.splits == 1).then(&mut arg);
-    let out = arg();
-    let kernel = Kernel { k, s, scratch: Scratch::of(&s, &k.isa), q, keys, values, pos, slot, sinks, out };
-    let config = kernel.tile_config();
-    if let Some(config) = config {
-        amx::shape(k, config);
-    }
-    k.mixed_tiles(s.rows, |tile, first, end| {
-        let (head, part) = match s.splits {
-            1 => (tile, k.i(0)),
-            n => (tile.div(k.i(n as i64)), tile.rem(k.i(n as i64))),
-        };
-        if s.rows == 1 {
-            return kernel.tile(first, end, head, part);
-        }
-        // A tile's rows share a slot: others begin a tile of their own.
-        k.each(first, end, 1, |row| {
-            let own = kernel.slot_of(row);
-            let begins = row.equals(first).or(kernel.slot_of((row - 1).max(first)).equals(own).not());
-            k.when(begins, || {
-                let stop = k.fold(row + 1, end, 1, &[row + 1], |at, stop| {
-                    let goes_on = at.equals(stop[0]).and(kernel.slot_of(at).equals(own));
-                    vec![goes_on.pick_int(at + 1, stop[0])]
-                });
-                kernel.tile(row, stop[0], head, part);
-            });
-        });
-    });
-    if config.is_some() {
-        k.release_tiles();
-    }
 }
 
 /// The first token that a row sees whose last is before `end`.
@@ -263,7 +318,7 @@ pub(crate) fn first<'k>(k: &'k Kb<'k>, d: &AttentionDesc, ctx: usize, end: I<'k>
     }
 }
 
-impl<'k> Kernel<'_, 'k> {
+impl<'k> Call<'_, 'k> {
     fn slot_of(&self, row: I<'k>) -> I<'k> {
         self.slot.words(row).load_int()
     }

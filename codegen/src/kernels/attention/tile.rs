@@ -1,6 +1,6 @@
 //! One tile of queries over the blocks of its tokens.
 
-use super::{Kernel, LOWEST};
+use super::{Call, LOWEST};
 use crate::dsl::{F, I, Kb, P, Span};
 use crate::kernels::cache::{self, BLOCK};
 use crate::kernels::micro::{outer, pairs, product, variants, widened};
@@ -32,7 +32,7 @@ struct Group<'k> {
     len: usize,
 }
 
-impl<'k> Kernel<'_, 'k> {
+impl<'k> Call<'_, 'k> {
     /// Rows `first .. end`, all of one slot, with the query heads of one key-value head, over one part.
     pub(super) fn tile(&self, first: I<'k>, end: I<'k>, head: I<'k>, part: I<'k>) {
         let k = self.k;

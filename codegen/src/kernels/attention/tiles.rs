@@ -8,13 +8,13 @@
 //! The last group has fewer queries. Its tiles are whole all the same: a row of a tile makes that row's sums alone,
 //! and nobody reads those of queries that are not there.
 
-use super::Kernel;
+use super::Call;
 use super::tile::Block;
 use crate::dsl::{F, I, Kb, P, Span, TILE_ROWS};
 use crate::kernels::amx::{self, Sums};
 use crate::kernels::cache::BLOCK;
 
-impl<'k> Kernel<'_, 'k> {
+impl<'k> Call<'_, 'k> {
     /// Where the shapes of tiles are written, if the kernel uses them.
     pub(super) fn tile_config(&self) -> Option<P<'k>> {
         self.s.on_tiles(&self.k.isa).then(|| self.at(self.scratch.config))

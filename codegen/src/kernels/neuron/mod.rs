@@ -1,62 +1,47 @@
 //! Experts by neurons, for few rows: gates first, then only what is read of the neurons that these wake (PowerInfer-2, §4.1.2).
 //!
-//! Decoding waits for memory, so what counts is which bytes are read. [`up`] reads the gates of a block of neurons, writes
-//! down whom any row wakes, and reads the up rows of these alone. [`down`] reads their columns. Where bundles have sketches,
+//! Decoding waits for memory, so what counts is which bytes are read. [`NeuronUp`] reads the gates of a block of neurons, writes
+//! down whom any row wakes, and reads the up rows of these alone. [`NeuronDown`] reads their columns. Where bundles have sketches,
 //! a gate is read only where its sketch does not prove it to be 0: the same bits come out. Where a predictor has spoken
-//! ([`predict`]), a gate is read only where it takes the neuron to be awake: whom it misses is lost, and nothing else differs.
+//! ([`NeuronPredict`]), a gate is read only where it takes the neuron to be awake: whom it misses is lost, and nothing else differs.
 //!
 //! Sums over neurons are taken in their order, and a neuron that a row does not wake adds an exact 0 to it: a row's bits
 //! depend neither on the other rows nor on how work is split.
 
-pub(super) mod apart;
+mod apart;
 mod bytes;
+mod down;
 mod numbers;
 pub(crate) mod panels;
 mod places;
-pub(super) mod predict;
+mod predict;
 mod sketch;
+mod up;
 
+pub use apart::{NeuronGate, NeuronUpAt};
+pub use down::{NeuronDown, NeuronDownAt};
 pub(super) use places::{Places, Rests};
+pub use predict::NeuronPredict;
+pub use up::NeuronUp;
 
-use super::routed::{Expert, expert};
+use super::routed::Expert;
 use crate::dsl::{F, I, Kb, LINE, P};
 use crate::machine::Isa;
-use crate::spec::{Compute, KernelSpec, NEURON_COLUMNS, NEURONS};
+use crate::spec::Compute;
 use bytes::Steps;
 use moec_ir::bundle::{Bundle, Part};
 use moec_ir::op::{Activation, Glu};
-use moec_ir::types::{Format, GROUP};
+use moec_ir::types::Format;
 use numbers::{Row, dot};
-use sketch::Sketches;
+
+/// Neurons of a work item over gates and up.
+const NEURONS: usize = moec_ir::bundle::BLOCK;
 
 /// Bytes by which gates are asked for ahead.
 const AHEAD: usize = 2048;
 
-/// Neurons whose down columns are added together.
-const TOGETHER: usize = 4;
-
 /// Bytes of scratch for the neurons of a block whose sketches prove nothing.
 const MAYBE: usize = ((NEURONS + 1) * 4).next_multiple_of(LINE);
-
-/// Bytes of scratch of [`up`], and of its halves: neurons, then every row as it meets sketches, or as bytes.
-pub(crate) fn up_scratch(isa: &Isa, spec: &KernelSpec) -> usize {
-    let (layout, hidden, format, compute, sketch) = match *spec {
-        KernelSpec::NeuronUp { layout, hidden, format, compute, sketch, predicted, .. } => {
-            (layout, hidden, format, compute, sketch && !predicted)
-        }
-        KernelSpec::NeuronGate { layout, hidden, format, compute, .. }
-        | KernelSpec::NeuronUpAt { layout, hidden, format, compute, .. } => {
-            (layout, hidden, format, compute, false)
-        }
-        _ => return 0,
-    };
-    let row = match compute {
-        _ if sketch => Sketches::new(isa, Bundle { format, hidden, sketch }).row_bytes(),
-        Compute::I8 => Steps::new(isa, format, hidden).map_or(0, Steps::row_bytes),
-        _ => 0,
-    };
-    MAYBE + layout.rows * row
-}
 
 /// Whether gate and up of neurons meet rows of `hidden` numbers in a form: f32 they always meet, bytes where codes come out of
 /// memory by whole vectors.
@@ -68,13 +53,8 @@ pub fn neurons_meet(isa: &Isa, format: Format, hidden: usize, compute: Compute) 
     }
 }
 
-/// Bytes of scratch of [`down`]: the sums of a work item, and the neurons of an expert that are awake.
-pub(crate) const fn down_scratch(inter: usize) -> usize {
-    NEURON_COLUMNS * 4 + (inter + 2 * TOGETHER + 1) * 4
-}
-
 /// Words of the list of a block: how many, then who.
-pub(crate) const LIST: usize = NEURONS + 1;
+const LIST: usize = NEURONS + 1;
 
 /// Rows of an expert, in the form that meets its gates.
 struct Rows<'k> {
@@ -184,22 +164,12 @@ struct Call<'k> {
 }
 
 impl<'k> Call<'k> {
-    fn of(k: &'k Kb<'k>, spec: &KernelSpec) -> Option<Self> {
-        let predicted = matches!(spec, KernelSpec::NeuronUp { predicted: true, .. });
-        let (layout, hidden, inter, format, compute, sketch, x_ld, glu) = match *spec {
-            KernelSpec::NeuronUp { layout, hidden, inter, format, compute, sketch, x_ld, glu, .. } => {
-                (layout, hidden, inter, format, compute, sketch, x_ld, glu)
-            }
-            KernelSpec::NeuronGate { layout, hidden, inter, format, compute, x_ld, glu }
-            | KernelSpec::NeuronUpAt { layout, hidden, inter, format, compute, x_ld, glu } => {
-                (layout, hidden, inter, format, compute, false, x_ld, glu)
-            }
-            _ => return None,
-        };
+    fn new(k: &'k Kb<'k>, spec: &NeuronUp) -> Self {
+        let &NeuronUp { layout, hidden, inter, format, compute, sketch, predicted, x_ld, glu } = spec;
         let steps = if compute == Compute::I8 { Steps::new(&k.isa, format, hidden) } else { None };
         let bundle = Bundle { format, hidden, sketch };
         let x = [k.arg(0), k.arg(1).words(layout.token())];
-        Some(Self { k, x, x_ld, h: k.arg(3), bundle, inter, glu, steps, predicted })
+        Self { k, x, x_ld, h: k.arg(3), bundle, inter, glu, steps, predicted }
     }
 
     /// The rows of an expert.
@@ -270,154 +240,6 @@ impl<'k> Call<'k> {
             });
         });
     }
-}
-
-pub(super) fn up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let (KernelSpec::NeuronUp { layout, inter, sketch, glu, .. }, Some(call)) = (spec, Call::of(k, spec))
-    else {
-        return k.fail("not the gates of neurons");
-    };
-    let (weights, awake) = (k.arg(2), k.arg(4));
-    let (bundle, blocks) = (call.bundle, inter.div_ceil(NEURONS));
-    k.tiles_by_expert(blocks, |active, [from, end]| {
-        let e = expert(k.arg(1), *layout, active);
-        let places = Places { k, bundle, inter: *inter, matrix: weights.load_address(e.id), rests: None };
-        let rows = call.rows(&e);
-        let sketches = (*sketch && !call.predicted).then(|| Sketches::new(&k.isa, bundle));
-        if let Some(sketches) = sketches {
-            k.each(e.first, e.end, 1, |slot| sketches.prepare(k, rows.of(slot), slot - e.first));
-        }
-        k.each(from, end, 1, |block| {
-            let first = block * NEURONS;
-            let count = (k.i(*inter as i64) - first).min(k.i(NEURONS as i64));
-            let wakes = |neuron: I<'k>, ahead: Option<usize>| {
-                let awake = call.wakes(&e, &places, &rows, neuron, ahead);
-                k.when(awake, || fetch_row(places.part(Part::Up, neuron)));
-                awake
-            };
-            let to = awake.words((active * blocks + block) * LIST);
-            let block = [first, count];
-            let unsure = match sketches {
-                _ if call.predicted => Some(call.expected(&e, &places, block)),
-                Some(sketches) => Some(unproven(&e, &places, block, *glu, &rows, sketches)),
-                None => None,
-            };
-            let maybe = k.scratch();
-            let found = match unsure {
-                // The lines of these gates were asked for when they were listed.
-                Some(unsure) => {
-                    list(k, unsure, to, |i| maybe.words(i + 1).load_int(), |_, neuron| wakes(neuron, None))
-                }
-                None => list(k, count, to, |i| first + i, |_, neuron| wakes(neuron, Some(AHEAD))),
-            };
-            call.ups(&e, &places, &rows, to, found);
-        });
-    });
-}
-
-/// Lists the neurons of a block whose sketches do not prove that every row leaves them 0.
-fn unproven<'k>(
-    e: &Expert<'k>,
-    places: &Places<'k>,
-    [first, count]: [I<'k>; 2],
-    glu: Glu,
-    rows: &Rows<'k>,
-    sketches: Sketches,
-) -> I<'k> {
-    let k = places.k;
-    list(
-        k,
-        count,
-        k.scratch(),
-        |i| first + i,
-        |_, neuron| {
-            let sketch = places.part(Part::Sketch, neuron);
-            let unsure = k.fold(e.first, e.end, 1, &[k.i(0)], |slot, unsure| {
-                let most = sketches.most(k, sketch, rows.of(slot), slot - e.first);
-                vec![silent(k, most, glu).pick_int(unsure[0], k.i(1))]
-            });
-            let unsure = k.i(0).lt(unsure[0]);
-            k.when(unsure, || fetch_row(places.part(Part::Gate, neuron)));
-            unsure
-        },
-    )
-}
-
-/// Columns of neurons that are awake, wherever they lie.
-pub(super) fn down<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let (layout, hidden, inter, format, sketch, apart) = match *spec {
-        KernelSpec::NeuronDown { layout, hidden, inter, format, sketch } => {
-            (layout, hidden, inter, format, sketch, false)
-        }
-        KernelSpec::NeuronDownAt { layout, hidden, inter, format } => {
-            (layout, hidden, inter, format, false, true)
-        }
-        _ => return k.fail("not the columns of neurons"),
-    };
-    let [h, dispatch, weights, awake, out] = [0, 1, 2, 3, 4].map(|i| k.arg(i));
-    let bundle = Bundle { format, hidden, sketch };
-    let (blocks, width) = (inter.div_ceil(NEURONS), NEURON_COLUMNS);
-    let (whole, rest) = (hidden / width, hidden % width);
-    k.expert_tiles(hidden.div_ceil(width), |active, tile| {
-        let e = expert(dispatch, layout, active);
-        let rests = apart.then(|| Rests { at: weights, first: e.id * inter });
-        let matrix = if apart { weights } else { weights.load_address(e.id) };
-        let places = Places { k, bundle, inter, matrix, rests };
-        let (sums, ids) = (k.scratch(), k.scratch().words(width));
-        let count = gather(k, awake.words(active * (blocks * LIST)), blocks, ids);
-        let first = tile * (width / GROUP);
-        let part = |columns: usize| {
-            k.each(e.first, e.end, 1, |slot| {
-                let h = h.words(slot * inter);
-                k.zero(sums, columns.next_multiple_of(GROUP));
-                k.each(0, count, TOGETHER, |i| {
-                    let who = |j: usize| ids.words(i + j).load_int();
-                    let rows: Vec<Row<'k>> = (0..TOGETHER).map(|j| places.row(Part::Down, who(j))).collect();
-                    let later: Vec<Row<'k>> =
-                        (0..TOGETHER).map(|j| places.row(Part::Down, who(TOGETHER + j))).collect();
-                    // Behind the last the list goes on with neurons that add 0.
-                    let by: Vec<F<'k>> = (0..TOGETHER)
-                        .map(|j| (i + j).lt(count).pick(h.words(who(j)).load(), k.f(0.0)))
-                        .collect();
-                    k.each(0, columns.div_ceil(GROUP), 1, |group| {
-                        for row in &later {
-                            row.fetch(first + group);
-                        }
-                        let cells: Vec<P<'k>> = (0..GROUP / k.lanes())
-                            .map(|v| sums.words(group * GROUP).words(v * k.lanes()))
-                            .collect();
-                        let before: Vec<F<'k>> =
-                            cells.iter().map(|cell| cell.load_vec(k.span(GROUP))).collect();
-                        let after = rows
-                            .iter()
-                            .zip(&by)
-                            .fold(before, |sums, (row, &by)| row.add(by, first + group, &sums));
-                        cells.iter().zip(after).for_each(|(cell, sum)| cell.store(sum));
-                    });
-                });
-                k.copy(sums, out.words(slot * hidden).words(tile * width), columns);
-            });
-        };
-        match (whole, rest) {
-            (0, rest) => part(rest),
-            (_, 0) => part(width),
-            _ => k.branch(tile.lt(k.i(whole as i64)), || part(width), || part(rest)),
-        }
-    });
-}
-
-/// Joins the lists of an expert's blocks; behind the last comes that one again, as often as somebody looks ahead.
-fn gather<'k>(k: &'k Kb<'k>, lists: P<'k>, blocks: usize, to: P<'k>) -> I<'k> {
-    to.store_int(k.i32(0));
-    let count = k.fold(0, blocks, 1, &[k.i(0)], |block, count| {
-        let list = lists.words(block * LIST);
-        let more = list.load_int();
-        k.each(0, more, 1, |i| to.words(count[0] + i).store_int(list.words(i + 1).load_word()));
-        vec![count[0] + more]
-    })[0];
-    let last = to.words((count - k.i(1)).max(k.i(0))).load_word();
-    k.each(0, 2 * TOGETHER, 1, |i| to.words(count + i).store_int(last));
-    count
 }
 
 /// Whether neurons of a format have sketches under a gate: those of bytes and less would be no smaller, and a sketch bounds

@@ -4,20 +4,19 @@
 //! matrix they meet the row itself. A margin is what makes 0 the border.
 
 use super::numbers::{Row, dot};
-use super::{AHEAD, Bundle};
+use super::{AHEAD, Bundle, NEURONS};
 use crate::dsl::{I, Kb, LINE, P};
 use crate::kernels::routed::expert;
-use crate::spec::{KernelSpec, NEURONS};
+use crate::kernels::{Kernel, NO_NEURONS, Rule};
+use crate::machine::Isa;
+use crate::spec::Symbol;
+use moec_ir::op::DispatchLayout;
+use moec_ir::plan::{Grid, Layout};
 use moec_ir::types::Format;
 
 /// Bytes of the product of a row with `right`.
 const fn small(rank: usize) -> usize {
     (rank * 4).next_multiple_of(LINE)
-}
-
-/// Bytes of scratch of [`write`]: those products of all rows.
-pub(in crate::kernels) fn scratch_bytes(rows: usize, rank: Option<usize>) -> usize {
-    rank.map_or(0, |rank| rows * small(rank))
 }
 
 /// A matrix whose rows are whole cache lines.
@@ -36,39 +35,92 @@ impl<'k> Matrix<'k> {
     }
 }
 
-pub(in crate::kernels) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let &KernelSpec::NeuronPredict { layout, hidden, inter, rank, format, x_ld } = spec else {
-        return k.fail("not a predictor of neurons");
-    };
-    let (x, dispatch) = (k.arg(0), k.arg(1));
-    let second = if rank.is_some() { 3 } else { 2 };
-    let [left, margins, h] = [0, 1, 2].map(|i| k.arg(second + i));
-    k.tiles_by_expert(inter.div_ceil(NEURONS), |active, [from, end]| {
-        let e = expert(dispatch, layout, active);
-        let of = |slot: I<'k>| {
-            let token = dispatch.words(layout.token()).words(slot).load_int();
-            x.words(token * x_ld)
-        };
-        let product = |slot: I<'k>, rank: usize| k.scratch().bytes((slot - e.first) * small(rank));
-        if let Some(rank) = rank {
-            let right = Matrix { k, format, cols: hidden, at: k.arg(2).load_address(e.id) };
-            k.each(0, rank, 1, |i| {
-                let row = right.row(i);
+/// `[x f32, dispatch i32, right (addresses [E] of Gates)?, left or codes (addresses [E] of Gates), margin (addresses [E] of Gates),
+/// h out f32 [slots, I]]`: what a predictor ([`moec_ir::Predictor`]) says of every neuron of the experts that rows chose:
+/// above 0 where it takes one to be awake.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NeuronPredict {
+    /// Layout of the dispatch table.
+    pub layout: DispatchLayout,
+    /// Input channels.
+    pub hidden: usize,
+    /// Neurons `I`.
+    pub inter: usize,
+    /// Rows of `right`, if there is one.
+    pub rank: Option<usize>,
+    /// Format of `right`, `left` and codes; margins are f32.
+    pub format: Format,
+    /// Row distance of `x`, in words.
+    pub x_ld: usize,
+}
+
+impl Kernel for NeuronPredict {
+    fn kind(&self) -> &'static str {
+        "neuron_predict"
+    }
+
+    fn name(&self, s: &mut Symbol, _isa: &Isa) {
+        s.word("neuron_predict").layout(self.layout).num("h", self.hidden).num("i", self.inter);
+        s.option("rank", self.rank).word(self.format.name()).num("x", self.x_ld);
+    }
+
+    fn grid(&self, _isa: &Isa) -> Grid {
+        Grid::Experts { table: 1, tiles: self.inter.div_ceil(NEURONS) as u32 }
+    }
+
+    fn args(&self) -> usize {
+        5 + usize::from(self.rank.is_some())
+    }
+
+    /// Products of all rows with `right`.
+    fn scratch_bytes(&self, _isa: &Isa) -> usize {
+        self.rank.map_or(0, |rank| self.layout.rows * small(rank))
+    }
+
+    fn layout(&self, _isa: &Isa) -> Option<Layout> {
+        Some(Layout::Gates)
+    }
+
+    fn rules(&self, _isa: &Isa) -> Vec<Rule> {
+        vec![
+            (self.hidden > 0 && self.inter > 0 && self.rank != Some(0), "an extent is zero"),
+            (self.x_ld >= self.hidden, "rows overlap"),
+            (self.format.holds_neurons(), NO_NEURONS),
+        ]
+    }
+
+    fn write<'k>(&self, k: &'k Kb<'k>) {
+        let &Self { layout, hidden, inter, rank, format, x_ld } = self;
+        let (x, dispatch) = (k.arg(0), k.arg(1));
+        let second = if rank.is_some() { 3 } else { 2 };
+        let [left, margins, h] = [0, 1, 2].map(|i| k.arg(second + i));
+        k.tiles_by_expert(inter.div_ceil(NEURONS), |active, [from, end]| {
+            let e = expert(dispatch, layout, active);
+            let of = |slot: I<'k>| {
+                let token = dispatch.words(layout.token()).words(slot).load_int();
+                x.words(token * x_ld)
+            };
+            let product = |slot: I<'k>, rank: usize| k.scratch().bytes((slot - e.first) * small(rank));
+            if let Some(rank) = rank {
+                let right = Matrix { k, format, cols: hidden, at: k.arg(2).load_address(e.id) };
+                k.each(0, rank, 1, |i| {
+                    let row = right.row(i);
+                    k.each(e.first, e.end, 1, |slot| {
+                        product(slot, rank).words(i).store(dot(k, &row, of(slot), Some(AHEAD)));
+                    });
+                });
+            }
+            let left = Matrix { k, format, cols: rank.unwrap_or(hidden), at: left.load_address(e.id) };
+            let margins = margins.load_address(e.id);
+            let last = (end * NEURONS).min(k.i(inter as i64));
+            k.each(from * NEURONS, last, 1, |neuron| {
+                let (row, margin) = (left.row(neuron), margins.words(neuron).load());
                 k.each(e.first, e.end, 1, |slot| {
-                    product(slot, rank).words(i).store(dot(k, &row, of(slot), Some(AHEAD)));
+                    let meets = rank.map_or_else(|| of(slot), |rank| product(slot, rank));
+                    let said = dot(k, &row, meets, Some(AHEAD)) + margin;
+                    h.words(slot * inter).words(neuron).store(said);
                 });
             });
-        }
-        let left = Matrix { k, format, cols: rank.unwrap_or(hidden), at: left.load_address(e.id) };
-        let margins = margins.load_address(e.id);
-        let last = (end * NEURONS).min(k.i(inter as i64));
-        k.each(from * NEURONS, last, 1, |neuron| {
-            let (row, margin) = (left.row(neuron), margins.words(neuron).load());
-            k.each(e.first, e.end, 1, |slot| {
-                let meets = rank.map_or_else(|| of(slot), |rank| product(slot, rank));
-                let said = dot(k, &row, meets, Some(AHEAD)) + margin;
-                h.words(slot * inter).words(neuron).store(said);
-            });
         });
-    });
+    }
 }

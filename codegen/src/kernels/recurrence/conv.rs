@@ -2,7 +2,7 @@
 
 use super::in_order;
 use crate::dsl::Kb;
-use crate::kernels::Kernel;
+use crate::kernels::{Kernel, Rule};
 use crate::machine::Isa;
 use crate::spec::Symbol;
 use moec_ir::op::Activation;
@@ -36,8 +36,8 @@ impl Kernel for CausalConv {
         "causal_conv"
     }
 
-    fn name(&self, s: &mut Symbol) {
-        s.num("t", self.rows).num("c", self.channels).num("k", self.taps);
+    fn name(&self, s: &mut Symbol, _isa: &Isa) {
+        s.word(self.kind()).num("t", self.rows).num("c", self.channels).num("k", self.taps);
         s.flag("bias", self.bias).num("x", self.x_ld).num("o", self.out_ld);
         if let Some(act) = self.act {
             s.word(act.name());
@@ -56,7 +56,7 @@ impl Kernel for CausalConv {
         Results::new([0, self.args() - 1]).unwrap_or_default()
     }
 
-    fn rules(&self, _isa: &Isa) -> Vec<(bool, &'static str)> {
+    fn rules(&self, _isa: &Isa) -> Vec<Rule> {
         vec![
             (self.rows > 0 && self.channels > 0 && self.taps > 0, "an extent is zero"),
             (self.x_ld >= self.channels && self.out_ld >= self.channels, "rows overlap"),

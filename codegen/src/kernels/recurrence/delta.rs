@@ -7,7 +7,7 @@
 
 use super::in_order;
 use crate::dsl::{F, I, Kb, P, Span};
-use crate::kernels::Kernel;
+use crate::kernels::{Kernel, Rule};
 use crate::machine::Isa;
 use crate::spec::Symbol;
 use moec_ir::plan::{CacheOrder, Grid, Results};
@@ -55,8 +55,8 @@ impl Kernel for DeltaRule {
         if self.corrects { "delta_rule" } else { "ssd" }
     }
 
-    fn name(&self, s: &mut Symbol) {
-        s.num("t", self.rows).num("kh", self.key_heads).num("h", self.heads);
+    fn name(&self, s: &mut Symbol, _isa: &Isa) {
+        s.word(self.kind()).num("t", self.rows).num("kh", self.key_heads).num("h", self.heads);
         s.num("k", self.key).num("v", self.value).flag("channels", self.by_channel);
         for (tag, ld) in ["q", "x", "y", "g", "b"].into_iter().zip(self.ld) {
             s.num(tag, ld);
@@ -82,7 +82,7 @@ impl Kernel for DeltaRule {
         if self.by_channel { (self.key + isa.lanes) * 4 } else { 0 }
     }
 
-    fn rules(&self, _isa: &Isa) -> Vec<(bool, &'static str)> {
+    fn rules(&self, _isa: &Isa) -> Vec<Rule> {
         let [q, k, v, decay, beta] = self.ld;
         let keys = self.key_heads * self.key;
         let decays = if self.by_channel { self.heads * self.key } else { self.heads };

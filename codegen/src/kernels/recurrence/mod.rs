@@ -9,30 +9,7 @@ pub use conv::CausalConv;
 pub use delta::{DeltaRule, delta_order};
 pub use scan::SelectiveScan;
 
-use super::Kernel;
 use crate::dsl::{I, Kb, P};
-
-/// The kernels, a row each.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Recurrence {
-    /// A convolution of each channel by itself.
-    CausalConv(CausalConv),
-    /// The gated delta rule.
-    DeltaRule(DeltaRule),
-    /// A selective state space.
-    SelectiveScan(SelectiveScan),
-}
-
-impl Recurrence {
-    /// What each of them is.
-    pub(crate) fn kernel(&self) -> &dyn Kernel {
-        match self {
-            Self::CausalConv(kernel) => kernel,
-            Self::DeltaRule(kernel) => kernel,
-            Self::SelectiveScan(kernel) => kernel,
-        }
-    }
-}
 
 /// The work items of a kernel on at most `rows` rows: `body(tile, row, slot)` for every row with a position, in order.
 /// `[pos, slot]` are operands.

@@ -6,7 +6,7 @@
 use super::delta::{Panel, VECTORS, columns};
 use super::in_order;
 use crate::dsl::{F, Kb, Span};
-use crate::kernels::Kernel;
+use crate::kernels::{Kernel, Rule};
 use crate::machine::Isa;
 use crate::spec::Symbol;
 use moec_ir::plan::{Grid, Results};
@@ -32,8 +32,8 @@ impl Kernel for SelectiveScan {
         "selective_scan"
     }
 
-    fn name(&self, s: &mut Symbol) {
-        s.num("t", self.rows).num("n", self.channels).num("s", self.state);
+    fn name(&self, s: &mut Symbol, _isa: &Isa) {
+        s.word(self.kind()).num("t", self.rows).num("n", self.channels).num("s", self.state);
         for (tag, ld) in ["c", "b", "x", "d"].into_iter().zip(self.ld) {
             s.num(tag, ld);
         }
@@ -52,7 +52,7 @@ impl Kernel for SelectiveScan {
         Results::new([0, 8]).unwrap_or_default()
     }
 
-    fn rules(&self, _isa: &Isa) -> Vec<(bool, &'static str)> {
+    fn rules(&self, _isa: &Isa) -> Vec<Rule> {
         let [c, b, x, dt] = self.ld;
         vec![
             (self.rows > 0 && self.channels > 0 && self.state > 0, "an extent is zero"),

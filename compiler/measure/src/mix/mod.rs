@@ -20,7 +20,7 @@ use moec_base::human;
 use moec_base::progress::Progress;
 use moec_config::{Config, Size};
 use moec_cpu::{WeightImportance as _, Weighting, gains};
-use moec_ir::{Format, Module, Op, Operand, Source, Weight, WeightClass, WeightId};
+use moec_ir::{Format, Module, Operand, Source, Weight, WeightClass, WeightId};
 use moec_passes::decisions::Decision;
 use moec_passes::format::Formats;
 use moec_pipeline::Inputs;
@@ -259,7 +259,7 @@ fn is_tied(module: &Module, weight: &Weight) -> bool {
     let reads = |embeds: bool| {
         let nodes = module.entries.iter().flat_map(|g| &g.nodes);
         nodes
-            .filter(|n| matches!(n.op, Op::Embed) == embeds)
+            .filter(|n| n.op.is_embedding() == embeds)
             .any(|n| n.inputs.iter().any(|&i| matches!(i, Operand::Weight(w) if Some(w) == id)))
     };
     reads(true) && reads(false)

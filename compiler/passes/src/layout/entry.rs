@@ -112,8 +112,8 @@ impl Builder<'_> {
     /// Lays out experts that stay on flash; `None` where all weights are mapped.
     pub(super) fn page(&mut self) -> Result<Option<Paging>> {
         let Some(graph) = self.module.entries.first() else { return Ok(None) };
-        let by_neurons = graph.nodes.iter().any(|n| matches!(n.op, Op::NeuronFfn { paged: Some(_), .. }));
-        if !by_neurons && !graph.nodes.iter().any(|n| matches!(n.op, Op::Fetch { .. })) {
+        let by_neurons = graph.nodes.iter().any(|n| n.op.pages_neurons());
+        if !graph.nodes.iter().any(|n| n.op.reads_disk()) {
             return Ok(None);
         }
         let routers = page::routers(graph);
@@ -407,7 +407,10 @@ impl Builder<'_> {
         let mut homes = Vec::new();
         for (i, ty) in selection.temps.iter().enumerate() {
             let form = selection.launches.iter().enumerate().find_map(|(at, launch)| {
-                let Work::Kernel(spec @ KernelSpec::Quantise { .. }) = &launch.work else { return None };
+                let Work::Kernel(spec) = &launch.work else { return None };
+                if !spec.is_conversion() {
+                    return None;
+                }
                 let &[Role::In(from), Role::Temp(to)] = launch.args.as_slice() else { return None };
                 let &Operand::Value(v) = inputs.get(from).filter(|_| to == i)? else { return None };
                 match frame.home(v).ok()? {

@@ -6,12 +6,12 @@ use crate::memory::aligned;
 use moec_base::error::{Error, Result};
 use moec_cpu::{NodeView, Selection, Work};
 use moec_ir::plan::{Builtin, CacheOrder, Code, Grid, ThreadKernel};
-use moec_ir::{Graph, Module, Node, Op, Operand};
+use moec_ir::{Graph, Module, Node, Operand};
 
 /// Rows that a matrix of a node meets at once: of an expert the average that it gets of a call.
 fn rows(module: &Module, graph: &Graph, node: &Node) -> usize {
-    match (&node.op, node.inputs.get(2)) {
-        (Op::ExpertFfn { .. }, Some(&Operand::Weight(w))) => {
+    match node.inputs.get(2) {
+        Some(&Operand::Weight(w)) if node.op.expert_ffn().is_some() => {
             graph.ty(node.outputs[0]).rows().div_ceil(module.weight(w).lead().max(1))
         }
         _ => graph.kind.rows(),

@@ -27,7 +27,7 @@ use moec_family::Cut;
 use moec_family::error::{Error, Result};
 use moec_family::find::{self, Linear, Walk};
 use moec_ir::types::GROUP;
-use moec_ir::{EntryKind, Format, Module, Op, Scope, Weight, WeightId};
+use moec_ir::{EntryKind, Format, Module, Scope, Weight, WeightId};
 use std::collections::BTreeSet;
 
 /// Most places of an attention that have a function of their own: a package may have 256 functions.
@@ -187,7 +187,7 @@ impl CoreMlPart {
                 let (found, ends) = attention::find(module, &mut walk)?;
                 (Kind::Attention(found), ends.x, ends.angles, ends.y)
             } else if scope.part == moec_ir::Part::FFN {
-                if walk.nodes().any(|n| matches!(n.op, Op::ExpertFfn { .. })) {
+                if walk.nodes().any(|n| n.op.expert_ffn().is_some()) {
                     name.part = moec_ir::Part::SHARED;
                 }
                 let (found, x, y) = dense::find(module, &mut walk)?;

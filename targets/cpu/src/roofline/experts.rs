@@ -104,6 +104,7 @@ fn kernels(target: &CpuTarget, tokens: usize) -> Result<Vec<KernelSpec>, Unsuppo
 mod tests {
     use super::*;
     use moec_codegen::Compute;
+    use moec_codegen::spec::ExpertGateUp;
     use moec_device::Device;
 
     fn target(name: &str) -> CpuTarget {
@@ -123,7 +124,9 @@ mod tests {
             assert!(loads.iter().all(|l| (l.matrices, l.rows) == (EXPERTS, 1)), "{name}: {loads:?}");
             assert_eq!(loads.iter().map(|l| l.k * l.n).sum::<usize>(), WEIGHTS, "{name}");
             // Gate and up write what down multiplies: no step stands between them.
-            let KernelSpec::ExpertGateUp { out, .. } = &kernels[0] else { unreachable!("by its kind") };
+            let KernelSpec::ExpertGateUp(ExpertGateUp { out, .. }) = &kernels[0] else {
+                unreachable!("by its kind")
+            };
             assert_eq!(out.form, compute, "{name}");
         }
     }

@@ -6,6 +6,7 @@
 
 use crate::threads::{Kernel, ThreadTarget};
 use crate::{Activations, CpuTarget, InputView, KernelSpec, NodeView, Role, Work};
+use moec_codegen::spec::{Linear, Map};
 use moec_codegen::{Compute, MapOp, Schedule};
 use moec_device::MatmulTime;
 use moec_family::error::{Error, Result};
@@ -205,7 +206,7 @@ fn seconds(bench: &mut dyn Bench, calls: &[Call]) -> Result<f64> {
 /// Microseconds of a launch among others, and what a wait adds.
 fn launches(bench: &mut dyn Bench, target: &ThreadTarget, own: &Own) -> Result<[f64; 2]> {
     let cols = 32;
-    let spec = KernelSpec::Map { op: MapOp::Scale { factor: 0.5 }, cols, a_ld: cols, out_ld: cols };
+    let spec = KernelSpec::Map(Map { op: MapOp::Scale { factor: 0.5 }, cols, a_ld: cols, out_ld: cols });
     let launch = load(bench, target, &[Kernel::from(spec)])?[0];
     let call = Call { kernel: 0, launch, addresses: vec![own.base, own.base + ALIGN], rows: 1 };
     bench.time(std::slice::from_ref(&call), LAUNCHES)?;
@@ -222,7 +223,7 @@ fn launches(bench: &mut dyn Bench, target: &ThreadTarget, own: &Own) -> Result<[
 fn reading(bench: &mut dyn Bench, target: &ThreadTarget, own: &Own) -> Result<f64> {
     let rows = (READ.min(own.room / 2) / (2 * DEPTH as u64)).max(1) as usize;
     let bytes = 2 * (DEPTH * rows) as u64;
-    let spec = KernelSpec::Linear {
+    let spec = KernelSpec::Linear(Linear {
         k: DEPTH,
         n: rows,
         format: Format::Bf16,
@@ -234,7 +235,7 @@ fn reading(bench: &mut dyn Bench, target: &ThreadTarget, own: &Own) -> Result<f6
         residual_ld: None,
         glu: None,
         schedule: Schedule { rows: 1, ..Schedule::default() },
-    };
+    });
     let launch = load(bench, target, &[Kernel::from(spec)])?[0];
     // The row and the result lie behind the matrix.
     let behind = own.base + bytes.next_multiple_of(ALIGN);

@@ -1,6 +1,7 @@
 //! What the inner loop is made of.
 
 use crate::machines::sapphire_rapids;
+use moec_codegen::spec::{Attention, Linear};
 use moec_codegen::{Compute, KernelSpec, Schedule, assembly, packed_words};
 use moec_ir::op::AttentionDesc;
 use moec_ir::types::Format;
@@ -35,7 +36,7 @@ fn loops(assembly: &str) -> Vec<Vec<&str>> {
 fn four_loads_for_four_products_and_no_spill() {
     let (k, n) = (2048, 64);
     let compute = Compute::Bf16;
-    let spec = KernelSpec::Linear {
+    let spec = KernelSpec::Linear(Linear {
         k,
         n,
         format: Format::Bf16,
@@ -47,7 +48,7 @@ fn four_loads_for_four_products_and_no_spill() {
         residual_ld: None,
         glu: None,
         schedule: Schedule::default(),
-    };
+    });
     let text = assembly(&sapphire_rapids(), &spec).unwrap_or_else(|e| panic!("{e}"));
     let (load, dot) = ("tileloadd", "tdpbf16ps");
     // One and two tiles of rows; a loop may be written out several times.
@@ -73,8 +74,16 @@ fn both_products_of_attention_are_on_tiles() {
     let (cache, compute, q_ld) = (Format::Bf16, Compute::Bf16, heads * qk_dim);
     let attention = |rows| {
         let desc = desc.clone();
-        let spec =
-            KernelSpec::Attention { desc, cache, compute, ctx: 512, rows, splits: 1, q_ld, out_ld: q_ld };
+        let spec = KernelSpec::Attention(Attention {
+            desc,
+            cache,
+            compute,
+            ctx: 512,
+            rows,
+            splits: 1,
+            q_ld,
+            out_ld: q_ld,
+        });
         assembly(&sapphire_rapids(), &spec).unwrap_or_else(|e| panic!("{e}"))
     };
     let text = attention(96);

@@ -1,6 +1,7 @@
 //! What the kernels are compiled for here.
 
 use crate::harness::PRODUCTS;
+use moec_codegen::spec::Attention;
 use moec_codegen::{Compute, KernelSpec, Machine};
 use moec_cpu::emulate;
 use moec_testing::SAPPHIRE_RAPIDS;
@@ -42,12 +43,8 @@ pub(crate) fn machines() -> Vec<Machine> {
 /// as on AVX-512; in a plain run on one of the machines, in turn.
 pub(crate) fn wanted(spec: &KernelSpec, case: usize, (place, of): (usize, usize)) -> bool {
     let turn = case / PRODUCTS.len() + case % PRODUCTS.len() + place;
-    let tiles = matches!(
-        spec,
-        KernelSpec::Linear { compute: Compute::Bf16, .. }
-            | KernelSpec::ExpertGateUp { compute: Compute::Bf16, .. }
-            | KernelSpec::ExpertDown { compute: Compute::Bf16, .. }
-            | KernelSpec::Attention { compute: Compute::Bf16, rows: 2.., .. }
-    );
+    let attention =
+        matches!(spec, KernelSpec::Attention(Attention { compute: Compute::Bf16, rows: 2.., .. }));
+    let tiles = attention || spec.compute() == Some(Compute::Bf16);
     tiles && (moec_testing::all() || turn.is_multiple_of(of))
 }

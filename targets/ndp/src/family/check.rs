@@ -181,7 +181,7 @@ fn reference(trial: &mut StreamTrial<'_, '_>, set: &StreamSet) -> Result<(Vec<f3
     }
     let args = [&x, &table].into_iter().chain(weights.iter().map(|w| &**w)).map(Arg::Tensor).collect();
     let out = eval::op(&node.op, args).map_err(|e| Error::bug("the reference does not run").because(e))?;
-    let &Op::ExpertFfn { glu, .. } = &node.op else { return Err(Error::bug("experts that are none")) };
+    let glu = node.op.expert_ffn().ok_or_else(|| Error::bug("experts that are none"))?;
     Ok((out.first().map(|t| t.as_f32().to_vec()).unwrap_or_default(), glu))
 }
 

@@ -13,7 +13,7 @@ use moec_device::Unit;
 use moec_family::error::{Error, Result, io_error};
 use moec_family::{Channels, Emit, LayerExperts};
 use moec_ir::plan::ExpertTable;
-use moec_ir::{Glu, Module, Op, Operand};
+use moec_ir::{Glu, Module, Operand};
 use moec_runtime::bundle::BundleReader;
 use std::fs;
 use std::ops::Range;
@@ -95,7 +95,7 @@ pub(super) fn limited(unit: &Unit, name: &str, bytes: u64, hint: &str) -> Result
 /// What the experts of a layer read.
 pub(super) fn read_by_experts(module: &Module, layer: u32) -> Result<Operand> {
     let nodes = module.entries.iter().flat_map(|graph| &graph.nodes);
-    let mut own = nodes.filter(|n| n.scope.layer == Some(layer) && matches!(n.op, Op::ExpertFfn { .. }));
+    let mut own = nodes.filter(|n| n.scope.layer == Some(layer) && n.op.expert_ffn().is_some());
     let x = own.next().and_then(|n| n.inputs.first().copied());
     x.ok_or_else(|| Error::bug(format!("layer {layer} has no experts")))
 }

@@ -28,7 +28,7 @@ use moec_family::find::{self, Dense, Grouped, Linear, Walk};
 use moec_family::{Cut, Distance, Emit, FunctionReport, PartGraph, StaticAttention, StaticPart, Trial};
 use moec_ir::eval::{Arg, Tensor, op};
 use moec_ir::plan::{GraphDecl, Port};
-use moec_ir::{Glu, Module, Op, Operand, Scope, ValueId, WeightId};
+use moec_ir::{Glu, Module, Operand, Scope, ValueId, WeightId};
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::ops::Range;
@@ -78,7 +78,7 @@ impl HtpPart {
                 angles = ends.angles;
                 (Kind::Attention(Box::new(found)), ends.x, ends.y)
             } else if scope.part == moec_ir::Part::FFN {
-                if walk.nodes().any(|n| matches!(n.op, Op::ExpertFfn { .. })) {
+                if walk.nodes().any(|n| n.op.expert_ffn().is_some()) {
                     name.part = moec_ir::Part::SHARED;
                 }
                 let (found, x, y) = find::dense(module, &mut walk)?;

@@ -1,29 +1,82 @@
-//! Kernels that move rows: embedding, gathering, copying.
+//! Rows of a table as f32: what a token's id stands for.
 
 use super::panel::panel_bytes;
+use super::{GpuKernel, Kernel, Rule};
 use crate::dsl::{I, Kb, P};
-use crate::spec::{EMBED_ROWS, KernelSpec, ROWS};
+use crate::machine::Isa;
+use crate::spec::Symbol;
+use moec_ir::plan::{Grid, Layout};
 use moec_ir::types::{Coding, Format, GROUP};
 
-pub(super) fn embed<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::Embed { hidden, format, panels, out_ld, .. } = *spec else {
-        return k.fail("not an embedding");
-    };
-    let (ids, table, out) = (k.arg(0), k.arg(1), k.arg(2));
-    k.rows(EMBED_ROWS, |row| {
-        let id = ids.words(row).load_int();
-        let out = out.words(row * out_ld);
-        if panels {
-            return column(k, format, table, id, hidden, out);
-        }
-        if format.is_grouped() {
-            return grouped(k, format, table.bytes(id * format.row_bytes(hidden)), hidden, out);
-        }
-        let from = table.elements(id * hidden, format);
-        k.columns(hidden, |c, span| {
-            out.words(c).store_vec(from.elements(c, format).load_weights(format, span), span);
+/// Rows of a work item.
+const ROWS: usize = 8;
+
+/// `[ids i32, table, out]`: rows of the table, as f32. Ids must be in `0 .. vocab`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Embed {
+    /// Rows of the table.
+    pub vocab: usize,
+    /// Columns.
+    pub hidden: usize,
+    /// Format of the table.
+    pub format: Format,
+    /// Whether the table is stored in panels, as a head that shares it multiplies by it; otherwise row by row.
+    pub panels: bool,
+    /// Row distance of `out`.
+    pub out_ld: usize,
+}
+
+impl Kernel for Embed {
+    fn kind(&self) -> &'static str {
+        "embed"
+    }
+
+    fn name(&self, s: &mut Symbol, isa: &Isa) {
+        s.word("embed").num("v", self.vocab).num("h", self.hidden).word(self.format.name());
+        s.option("p", self.panels.then_some(isa.nr)).num("o", self.out_ld);
+    }
+
+    fn grid(&self, _isa: &Isa) -> Grid {
+        Grid::Tiles { rows: ROWS as u32, tiles: 1 }
+    }
+
+    fn args(&self) -> usize {
+        3
+    }
+
+    fn layout(&self, isa: &Isa) -> Option<Layout> {
+        Some(if self.panels { Layout::Panels { nr: isa.nr as u32 } } else { Layout::Rows })
+    }
+
+    fn rules(&self, _isa: &Isa) -> Vec<Rule> {
+        vec![
+            (self.out_ld >= self.hidden, "rows of the output overlap"),
+            (!self.format.is_by_channel(), "rows by themselves in a format of panels alone"),
+        ]
+    }
+
+    fn on_gpu(&self) -> Option<&dyn GpuKernel> {
+        Some(self)
+    }
+
+    fn write<'k>(&self, k: &'k Kb<'k>) {
+        let &Self { hidden, format, panels, out_ld, .. } = self;
+        let (ids, table, out) = (k.arg(0), k.arg(1), k.arg(2));
+        k.rows(ROWS, |row| {
+            let id = ids.words(row).load_int();
+            let out = out.words(row * out_ld);
+            if panels {
+                return column(k, format, table, id, hidden, out);
+            }
+            if format.is_grouped() {
+                return grouped(k, format, table.bytes(id * format.row_bytes(hidden)), hidden, out);
+            }
+            let from = table.elements(id * hidden, format);
+            k.columns(hidden, |c, span| {
+                out.words(c).store_vec(from.elements(c, format).load_weights(format, span), span);
+            });
         });
-    });
+    }
 }
 
 /// Row `id` of a table in panels, as f32: a column of one of them.
@@ -114,45 +167,4 @@ fn each_group<'k>(k: &'k Kb<'k>, cols: usize, body: impl Fn(I<'k>, usize)) {
     if cols > whole * GROUP {
         body(k.i(whole as i64), cols - whole * GROUP);
     }
-}
-
-pub(super) fn gather<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::GatherRows { cols, x_ld, out_ld } = *spec else {
-        return k.fail("not a gather");
-    };
-    let (x, rows, out) = (k.arg(0), k.arg(1), k.arg(2));
-    k.rows(ROWS, |row| {
-        let (from, out) = (rows.words(row).load_int(), out.words(row * out_ld));
-        k.branch(from.lt(k.i(0)), || k.zero(out, cols), || k.copy(x.words(from * x_ld), out, cols));
-    });
-}
-
-pub(super) fn copy<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::Copy { groups, cols, in_group, out_group, in_ld, out_ld } = *spec else {
-        return k.fail("not a copy");
-    };
-    let (from, to) = (k.arg(0), k.arg(1));
-    k.rows(ROWS, |row| {
-        k.each(0, groups, 1, |g| {
-            k.copy(from.words(row * in_ld + g * in_group), to.words(row * out_ld + g * out_group), cols);
-        });
-    });
-}
-
-pub(super) fn zero_experts<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::ZeroExperts { experts, zero, k: choices } = *spec else {
-        return k.fail("not of zero experts");
-    };
-    let [ids, weights, served, sum] = [0, 1, 2, 3].map(|i| k.arg(i));
-    k.rows(ROWS, |row| {
-        let at = row * choices;
-        let total = k.fold(0, choices, 1, &[k.f(0.0)], |choice, total| {
-            let id = ids.words(at + choice).load_int();
-            let is_zero = id.ge(k.i(experts as i64)).and(id.lt(k.i((experts + zero) as i64)));
-            served.words(at + choice).store_int(is_zero.pick_int(k.i(-1), id).narrow());
-            let weight = weights.words(at + choice).load();
-            vec![total[0] + is_zero.pick(weight, k.f(0.0))]
-        });
-        sum.words(row).store(total[0]);
-    });
 }

@@ -1,7 +1,10 @@
 //! The crates that moec is founded on are dependencies of its packages, and each package that has one uses it. A backend is named by its
-//! own crates, its rows, and the few places of a table here.
+//! own crates, its rows, and the few places of a table here; [`matches`] holds the same of operators, kernels, weight formats and mixers.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+mod matches;
+
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
@@ -92,13 +95,17 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
+/// The folder of the workspace.
+fn root() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
+
 /// The packages of the workspace, and the one that stands outside of it.
 fn packages() -> Vec<Package> {
-    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
-    let workspace = Package::new(root.to_owned());
+    let workspace = Package::new(root().to_owned());
     let members = workspace.manifest["workspace"]["members"].as_array().unwrap();
     let members = members.iter().map(|m| m.as_str().unwrap());
-    members.chain(["targets/coreml/helper"]).map(|member| Package::new(root.join(member))).collect()
+    members.chain(["targets/coreml/helper"]).map(|member| Package::new(root().join(member))).collect()
 }
 
 #[test]
@@ -147,23 +154,27 @@ fn words(code: &str) -> impl Iterator<Item = String> {
 
 #[test]
 fn backends_are_named_by_their_own_crates_and_rows() {
-    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let named = |code: &str| words(code).find(|word| BACKENDS.contains(&&**word));
     let mut seen = 0;
+    let mut namers = BTreeSet::new();
     for package in packages() {
-        let folder = package.folder.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
+        let folder = package.folder.strip_prefix(root()).unwrap().to_str().unwrap().to_owned();
         if BACKENDS.iter().any(|backend| format!("{folder}/").starts_with(&format!("targets/{backend}/"))) {
             continue;
         }
         let is_code =
             |path: &PathBuf| path.extension().is_some_and(|e| e == "rs") && !path.ends_with("tests.rs");
         for path in files(&package.folder.join("src")).into_iter().filter(is_code) {
-            let name = path.strip_prefix(root).unwrap().to_str().unwrap();
-            if name.contains("/tests/") || NAMERS.iter().any(|(namer, _)| name.starts_with(namer)) {
+            let name = path.strip_prefix(root()).unwrap().to_str().unwrap();
+            if name.contains("/tests/") {
                 continue;
             }
             seen += 1;
             let backend = named(&code(&fs::read_to_string(&path).unwrap()));
+            if let Some((namer, _)) = NAMERS.iter().find(|(namer, _)| name.starts_with(namer)) {
+                namers.extend(backend.map(|_| *namer));
+                continue;
+            }
             assert_eq!(backend, None, "{name} names a backend: ask its row, or give the reason in NAMERS");
         }
         let manifest = format!("{folder}/Cargo.toml");
@@ -174,6 +185,9 @@ fn backends_are_named_by_their_own_crates_and_rows() {
         }
     }
     assert!(seen > 300, "only {seen} sources");
+    for (namer, _) in NAMERS {
+        assert!(namers.contains(namer), "{namer} names no backend any more: remove its row");
+    }
     assert_eq!(named("moec_cuda_unit::NATIVE").as_deref(), Some("cuda"));
     assert_eq!(named(&code("// cuda\nx(\"mirrors\") // qnn")), None);
 }

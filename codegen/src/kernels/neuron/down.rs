@@ -1,0 +1,202 @@
+//! Columns of down of neurons that are awake, wherever they lie.
+
+use super::numbers::Row;
+use super::{LIST, NEURONS, Places, Rests};
+use crate::dsl::{F, I, Kb, P};
+use crate::kernels::routed::expert;
+use crate::kernels::{Kernel, NO_NEURONS, NO_SKETCH, Rule};
+use crate::machine::Isa;
+use crate::spec::Symbol;
+use moec_ir::bundle::{Bundle, Part};
+use moec_ir::op::DispatchLayout;
+use moec_ir::plan::{Grid, Layout};
+use moec_ir::types::{Format, GROUP};
+
+/// Columns of a work item: rows so long that memory is read on and on, and yet two items and more for an expert. Their sums stay
+/// in the first-level cache.
+const COLUMNS: usize = 1024;
+
+/// Neurons whose columns are added together.
+const TOGETHER: usize = 4;
+
+/// `[h f32 [slots, I], dispatch i32, w (addresses [E] of Neurons), awake i32, y out f32 [slots, H]]`: the columns of down of
+/// the neurons that [`NeuronUp`](crate::spec::NeuronUp) found awake.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NeuronDown {
+    /// Layout of the dispatch table.
+    pub layout: DispatchLayout,
+    /// Output channels.
+    pub hidden: usize,
+    /// Neurons `I`.
+    pub inter: usize,
+    /// Format of the weight.
+    pub format: Format,
+    /// Whether there are sketches.
+    pub sketch: bool,
+}
+
+impl Kernel for NeuronDown {
+    fn kind(&self) -> &'static str {
+        "neuron_down"
+    }
+
+    fn name(&self, s: &mut Symbol, _isa: &Isa) {
+        s.word("neuron_down").layout(self.layout).num("h", self.hidden).num("i", self.inter);
+        s.word(self.format.name()).flag("sketched", self.sketch);
+    }
+
+    fn grid(&self, _isa: &Isa) -> Grid {
+        Grid::Experts { table: 1, tiles: self.hidden.div_ceil(COLUMNS) as u32 }
+    }
+
+    fn args(&self) -> usize {
+        5
+    }
+
+    /// The sums of a work item, and the neurons of an expert that are awake.
+    fn scratch_bytes(&self, _isa: &Isa) -> usize {
+        COLUMNS * 4 + (self.inter + 2 * TOGETHER + 1) * 4
+    }
+
+    fn layout(&self, _isa: &Isa) -> Option<Layout> {
+        Some(Layout::Neurons { sketch: self.sketch })
+    }
+
+    fn rules(&self, _isa: &Isa) -> Vec<Rule> {
+        vec![
+            (self.hidden > 0 && self.inter > 0, "an extent is zero"),
+            (!self.sketch || !self.format.is_grouped(), NO_SKETCH),
+            (self.format.holds_neurons(), NO_NEURONS),
+        ]
+    }
+
+    fn write<'k>(&self, k: &'k Kb<'k>) {
+        write(k, self, false);
+    }
+}
+
+/// `[h f32 [slots, I], dispatch i32, w (addresses [E·I] of Rests), awake i32, y out f32 [slots, H]]`: as
+/// [`NeuronDown`](crate::spec::NeuronDown), of neurons that lie anywhere.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NeuronDownAt {
+    /// Layout of the dispatch table.
+    pub layout: DispatchLayout,
+    /// Output channels.
+    pub hidden: usize,
+    /// Neurons `I`.
+    pub inter: usize,
+    /// Format of the weight.
+    pub format: Format,
+}
+
+impl NeuronDownAt {
+    /// The same, of neurons that lie block by block.
+    fn in_blocks(&self) -> NeuronDown {
+        let &Self { layout, hidden, inter, format } = self;
+        NeuronDown { layout, hidden, inter, format, sketch: false }
+    }
+}
+
+impl Kernel for NeuronDownAt {
+    fn kind(&self) -> &'static str {
+        "neuron_down_at"
+    }
+
+    fn name(&self, s: &mut Symbol, _isa: &Isa) {
+        s.word("neuron_down_at").layout(self.layout).num("h", self.hidden).num("i", self.inter);
+        s.word(self.format.name());
+    }
+
+    fn grid(&self, isa: &Isa) -> Grid {
+        self.in_blocks().grid(isa)
+    }
+
+    fn args(&self) -> usize {
+        5
+    }
+
+    fn scratch_bytes(&self, isa: &Isa) -> usize {
+        self.in_blocks().scratch_bytes(isa)
+    }
+
+    fn layout(&self, _isa: &Isa) -> Option<Layout> {
+        Some(Layout::Rests)
+    }
+
+    fn rules(&self, isa: &Isa) -> Vec<Rule> {
+        self.in_blocks().rules(isa)
+    }
+
+    fn write<'k>(&self, k: &'k Kb<'k>) {
+        write(k, &self.in_blocks(), true);
+    }
+}
+
+/// Adds the columns up. `apart`: neurons lie anywhere.
+fn write<'k>(k: &'k Kb<'k>, spec: &NeuronDown, apart: bool) {
+    let &NeuronDown { layout, hidden, inter, format, sketch } = spec;
+    let [h, dispatch, weights, awake, out] = [0, 1, 2, 3, 4].map(|i| k.arg(i));
+    let bundle = Bundle { format, hidden, sketch };
+    let (blocks, width) = (inter.div_ceil(NEURONS), COLUMNS);
+    let (whole, rest) = (hidden / width, hidden % width);
+    k.expert_tiles(hidden.div_ceil(width), |active, tile| {
+        let e = expert(dispatch, layout, active);
+        let rests = apart.then(|| Rests { at: weights, first: e.id * inter });
+        let matrix = if apart { weights } else { weights.load_address(e.id) };
+        let places = Places { k, bundle, inter, matrix, rests };
+        let (sums, ids) = (k.scratch(), k.scratch().words(width));
+        let count = gather(k, awake.words(active * (blocks * LIST)), blocks, ids);
+        let first = tile * (width / GROUP);
+        let part = |columns: usize| {
+            k.each(e.first, e.end, 1, |slot| {
+                let h = h.words(slot * inter);
+                k.zero(sums, columns.next_multiple_of(GROUP));
+                k.each(0, count, TOGETHER, |i| {
+                    let who = |j: usize| ids.words(i + j).load_int();
+                    let rows: Vec<Row<'k>> = (0..TOGETHER).map(|j| places.row(Part::Down, who(j))).collect();
+                    let later: Vec<Row<'k>> =
+                        (0..TOGETHER).map(|j| places.row(Part::Down, who(TOGETHER + j))).collect();
+                    // Behind the last the list goes on with neurons that add 0.
+                    let by: Vec<F<'k>> = (0..TOGETHER)
+                        .map(|j| (i + j).lt(count).pick(h.words(who(j)).load(), k.f(0.0)))
+                        .collect();
+                    k.each(0, columns.div_ceil(GROUP), 1, |group| {
+                        for row in &later {
+                            row.fetch(first + group);
+                        }
+                        let cells: Vec<P<'k>> = (0..GROUP / k.lanes())
+                            .map(|v| sums.words(group * GROUP).words(v * k.lanes()))
+                            .collect();
+                        let before: Vec<F<'k>> =
+                            cells.iter().map(|cell| cell.load_vec(k.span(GROUP))).collect();
+                        let after = rows
+                            .iter()
+                            .zip(&by)
+                            .fold(before, |sums, (row, &by)| row.add(by, first + group, &sums));
+                        cells.iter().zip(after).for_each(|(cell, sum)| cell.store(sum));
+                    });
+                });
+                k.copy(sums, out.words(slot * hidden).words(tile * width), columns);
+            });
+        };
+        match (whole, rest) {
+            (0, rest) => part(rest),
+            (_, 0) => part(width),
+            _ => k.branch(tile.lt(k.i(whole as i64)), || part(width), || part(rest)),
+        }
+    });
+}
+
+/// Joins the lists of an expert's blocks; behind the last comes that one again, as often as somebody looks ahead.
+fn gather<'k>(k: &'k Kb<'k>, lists: P<'k>, blocks: usize, to: P<'k>) -> I<'k> {
+    to.store_int(k.i32(0));
+    let count = k.fold(0, blocks, 1, &[k.i(0)], |block, count| {
+        let list = lists.words(block * LIST);
+        let more = list.load_int();
+        k.each(0, more, 1, |i| to.words(count[0] + i).store_int(list.words(i + 1).load_word()));
+        vec![count[0] + more]
+    })[0];
+    let last = to.words((count - k.i(1)).max(k.i(0))).load_word();
+    k.each(0, 2 * TOGETHER, 1, |i| to.words(count + i).store_int(last));
+    count
+}
