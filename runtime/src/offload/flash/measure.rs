@@ -90,7 +90,7 @@ pub fn measure_flash(
     span: Duration,
     tick: &mut dyn FnMut(&Rate),
 ) -> Result<FlashRates> {
-    let failed = |source| Error::Io { doing: "read", path: path.to_owned(), source };
+    let failed = |source| Error::io("read", path.to_owned(), source);
     let bytes = std::fs::metadata(path).map_err(failed)?.len();
     let table = ExtentTable::new(
         vec![FileEntry { path: path.to_owned(), bytes, cached: false, identity: None }],
@@ -210,7 +210,7 @@ impl Scratch {
     /// [`Error::Io`]: the folder cannot be written to, or is full.
     pub fn create(folder: &Path, bytes: u64) -> Result<Self> {
         let path = folder.join(format!("moec-flash-{}.tmp", std::process::id()));
-        let failed = |source| Error::Io { doing: "write", path: path.clone(), source };
+        let failed = |source| Error::io("write", path.clone(), source);
         let mut file = File::create_new(&path).map_err(failed)?;
         // From here on the file is removed, whatever happens.
         let scratch = Self { path: path.clone() };
