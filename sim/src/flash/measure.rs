@@ -1,12 +1,10 @@
 //! How fast a disk is read: by block size, reads in flight, order and range.
 
-use super::buffer::{Buffers, Class};
-use super::extent::{BLOCK, ExtentTable, FileEntry};
-use super::files::Files;
-use super::open;
-use super::options::Options;
-use super::reader::{Done, Read, Reader};
-use crate::error::{Error, Result};
+use moec_runtime::error::{Error, Result};
+use moec_runtime::offload::flash::files::Files;
+use moec_runtime::offload::flash::{
+    BLOCK, Buffers, Class, Done, ExtentTable, FileEntry, Options, Read, Reader, open,
+};
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -246,8 +244,8 @@ impl Drop for Scratch {
 
 #[cfg(test)]
 mod tests {
-    use super::super::options::Choice;
     use super::*;
+    use moec_runtime::offload::flash::Choice;
 
     #[test]
     fn every_point_has_a_rate() {
