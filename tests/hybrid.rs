@@ -11,12 +11,13 @@ use moec_ir::EntryKind;
 use moec_ir::plan::{Arg, Builtin, Code, Plan};
 use moec_mirror::Modelled;
 use moec_runtime::exec::beside::Executor;
+use moec_runtime::schedule::Unit;
 use moec_runtime::schedule::cached::Director;
 use moec_runtime::schedule::dispatch::{Assigned, plan as of_plan};
-use moec_runtime::schedule::{CACHED as SYSTEMS, Unit};
 use moec_runtime::{
     Decoder, Engine, Moment, Options, Program, Request, Row, Sampler, Sampling, StepView, Want,
 };
+use moec_sim::systems::CACHED as SYSTEMS;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,12 +1,19 @@
-//! What can go wrong, whose fault it is and what to do about it.
+//! Errors of the runtime: what went wrong and where, whose fault it is, and what to do about it.
+//!
+//! A kind is what callers tell apart: by exit codes, statuses of HTTP, or what they do instead. Everything else is in the message, which
+//! is written where the error occurs, or by a constructor here where several places report the same.
 
-use moec_ir::plan::{Builtin, StateKind};
-use std::fmt;
+use crate::offload::flash::ReadError;
+use std::borrow::Cow;
+use std::fmt::{self, Display};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What to do about an error, for people, if there is anything.
+pub type Hint = Option<Cow<'static, str>>;
 
 /// Whose fault an error is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,666 +22,411 @@ pub enum Fault {
     Request,
     /// The bundle: a file missing, short or changed.
     Bundle,
-    /// This machine: a processor feature missing, memory refused, a failing disk.
+    /// This machine: a CPU feature missing, memory refused, a failing disk.
     Host,
     /// moec itself, or a kernel that it generated.
     Moec,
 }
 
+/// A number of the bundle or of this run that a request exceeds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// Tokens of a sequence.
+    Context,
+    /// Sequences at a time.
+    Sequences,
+    /// Sequences that wait for a slot.
+    Queue,
+    /// Sequences whose KV cache fits into free memory.
+    Memory,
+}
+
 /// An error of the runtime.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The operating system refused something.
-    #[error("cannot {doing} `{}`: {source}", .path.display())]
+    /// The operating system refused an operation on a file, a stream, a thread or memory.
+    #[error("cannot {what}{}: {source}", of(.path.as_deref()))]
     Io {
-        /// What was attempted (`read`, `create`).
-        doing: &'static str,
-        /// On what.
-        path: PathBuf,
-        /// Why not.
+        /// Operation (`read`, `start a worker thread`).
+        what: Cow<'static, str>,
+        /// File, if it is about one.
+        path: Option<PathBuf>,
+        /// Reason.
         source: io::Error,
+        /// What to do.
+        hint: Hint,
     },
     /// The output cannot be written.
     #[error("cannot write the output: {0}")]
     Output(io::Error),
-    /// The standard input cannot be read.
-    #[error("cannot read the standard input: {0}")]
-    Input(io::Error),
     /// A file of the bundle does not exist.
     #[error("`{}` is missing from the bundle", .0.display())]
     MissingFile(PathBuf),
-    /// A file is no saved prompt, or a damaged one.
-    #[error("`{}` is no saved prompt that can be used: {why}", .path.display())]
-    Saved {
-        /// The file.
+    /// A file has other content than it must have: damaged, changed, or of another build.
+    #[error("`{}` {what}", .path.display())]
+    BadFile {
+        /// File.
         path: PathBuf,
-        /// Why not.
-        why: String,
+        /// What is wrong with it: a verb phrase.
+        what: String,
+        /// What to do.
+        hint: Hint,
     },
-    /// A prompt was saved with another bundle.
-    #[error(
-        "`{}` was saved with another bundle: of a plan whose SHA-256 starts with {}, not with {}",
-        .path.display(), Hex(.found), Hex(.expected)
-    )]
-    SavedElsewhere {
-        /// The file.
-        path: PathBuf,
-        /// Hash of this plan.
-        expected: [u8; 32],
-        /// Hash that the file names.
-        found: [u8; 32],
-    },
-    /// A path of the plan leaves the bundle.
-    #[error("the plan names `{0}`, which is not a path inside the bundle")]
-    OutsideBundle(String),
-    /// A file of the bundle has another size than the plan says.
-    #[error("`{}` has {found} bytes, but the build wrote {expected}", .path.display())]
-    WrongSize {
-        /// The file.
-        path: PathBuf,
-        /// Size that the plan names.
-        expected: u64,
-        /// Size of the file.
-        found: u64,
-    },
-    /// A file of the bundle has other content than the plan says.
-    #[error("`{}` was changed after the build: its SHA-256 starts with {}, not with {}", .path.display(), Hex(.found), Hex(.expected))]
-    Changed {
-        /// The file.
-        path: PathBuf,
-        /// Hash that the plan names.
-        expected: [u8; 32],
-        /// Hash of the file.
-        found: [u8; 32],
-    },
-    /// A file that the manifest does not list would be read, and all files were to be checked.
-    #[error("`{}` is not in the bundle's manifest: it was added after the build", .0.display())]
-    Unlisted(PathBuf),
-    /// A file of the bundle is another one than the one that was opened and checked.
-    #[error("`{}` was replaced by another file after it was checked", .0.display())]
-    Replaced(PathBuf),
-    /// The bundle's manifest cannot be used.
-    #[error("`{}` is no manifest of this bundle: {why}", .path.display())]
-    Manifest {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        why: String,
-    },
-    /// Memory was refused.
-    #[error("cannot get {bytes} bytes of memory for the {what}: {source}")]
-    Memory {
-        /// What for.
-        what: &'static str,
-        /// How many.
-        bytes: u64,
-        /// Why not.
-        source: io::Error,
-    },
-    /// Weights were to lie in memory of our own, and there is too little.
-    #[error(
-        "a run with weights in memory of its own takes {}, and {} are free: {} are missing",
-        mib(*.needed, true), mib(*.available, false), mib(.needed.saturating_sub(*.available), true)
-    )]
-    NoRoom {
-        /// Bytes that the run would take.
-        needed: u64,
-        /// Bytes that are free.
-        available: u64,
-    },
-    /// What a run may come to need is not free.
-    #[error(
-        "the KV cache of {sequences} sequences of {tokens} tokens takes {} and activations {}, but {} are free",
-        mib(*.kv, true), mib(*.rest, true), mib(*.free, false)
-    )]
-    NoMemory {
-        /// Bytes of the KV cache, and of other states.
-        kv: u64,
-        /// Bytes of activations and scratch.
-        rest: u64,
-        /// Bytes that are free.
-        free: u64,
-        /// Sequences.
-        sequences: usize,
-        /// Tokens of each at most.
-        tokens: usize,
-    },
-    /// Weights were to lie in memory of our own, and the bundle leaves experts on flash.
-    #[error("the bundle has a memory budget, which leaves experts on flash")]
-    OwnUnderBudget,
-    /// A thread could not be started.
-    #[error("cannot start a worker thread: {0}")]
-    Thread(io::Error),
-    /// An extent of the weights cannot be read from flash.
+    /// An extent of the weights cannot be read from the disk.
     #[error(transparent)]
-    Flash(Box<crate::offload::flash::ReadError>),
-    /// The program has steps of a unit that nothing here executes.
-    #[error("steps of the bundle run on the unit `{0}`, which this machine has not")]
-    NoUnit(String),
-    /// A static graph does not load or run.
-    #[error("graph `{graph}`: {why}")]
-    Graph {
-        /// Package and function.
-        graph: String,
-        /// What the unit says.
-        why: String,
-    },
-    /// A kernel that a unit beside the processor launches does not load or run.
-    #[error("kernel `{kernel}` on `{unit}`: {why}")]
-    Launch {
-        /// Name of the unit.
-        unit: String,
-        /// Symbol of the kernel.
-        kernel: String,
-        /// What the unit says.
-        why: String,
-    },
-    /// A unit beside the processor cannot be used on this machine.
-    #[error("the unit `{unit}` cannot be used: {why}")]
-    Unit {
-        /// Name of the unit.
-        unit: String,
-        /// Why not.
-        why: String,
+    Read(Box<ReadError>),
+    /// The plan or the object code of the bundle cannot run.
+    #[error("{0}")]
+    Bundle(String),
+    /// This machine lacks what the bundle needs, or a device of it fails.
+    #[error("{what}")]
+    Machine {
+        /// What is lacking or failed, and where.
+        what: String,
         /// What to do.
-        hint: String,
+        hint: Hint,
     },
-    /// A library of the system does not do what a unit needs of it.
-    #[error("the unit of the family `{family}`: {why}")]
-    Library {
-        /// Family of the unit.
-        family: &'static str,
-        /// What the library says, or what is said of it.
-        why: String,
+    /// Arguments that this bundle does not take. Found before any work.
+    #[error("{what}")]
+    Usage {
+        /// Which argument, and what it must be.
+        what: String,
         /// What to do.
-        hint: String,
+        hint: Hint,
     },
-    /// io_uring was asked for and is not there.
-    #[error("cannot use io_uring: {0}")]
-    NoUring(io::Error),
-    /// The processor lacks features that the object code uses.
-    #[error("this processor lacks {}, which target `{target}` needs", list(.missing))]
-    MissingFeatures {
-        /// Features not there.
-        missing: Vec<String>,
-        /// Target of the program.
-        target: String,
+    /// A request that cannot be answered, for a reason that shows when it is worked on.
+    #[error("{what}")]
+    Request {
+        /// The reason.
+        what: String,
+        /// What to do.
+        hint: Hint,
     },
-    /// The program asks for features that the runtime has never heard of.
-    #[error("target `{target}` needs {}, which this runtime cannot detect", list(.unknown))]
-    UnknownFeatures {
-        /// Features not in the table of [`crate::platform::cpu`].
-        unknown: Vec<String>,
-        /// Target of the program.
-        target: String,
-    },
-    /// The object code is for another architecture or operating system.
-    #[error("the bundle was built for `{triple}`, but this machine is {host}")]
-    WrongArch {
-        /// Triple of the program.
-        triple: String,
-        /// Architecture and system of this machine.
-        host: String,
-    },
-    /// The plan is not one that can run.
-    #[error("the plan is not valid: {0}")]
-    Plan(String),
-    /// A kernel of the plan is not in the object code.
-    #[error("the object code has no kernel `{0}`")]
-    NoKernel(String),
-    /// What executes the steps does not know a builtin of the plan.
-    #[error("`{unit}` does not execute step {step}, `{builtin}`")]
-    UnknownStep {
-        /// Name of the unit.
-        unit: &'static str,
-        /// Step in its entry point.
-        step: usize,
-        /// What it runs.
-        builtin: Builtin,
-    },
-    /// The program has no entry point of the kind asked for.
-    #[error("the bundle has no {0} entry point")]
-    NoEntry(&'static str),
-    /// Big-little decoding was asked for, and no little entry points were compiled.
-    #[error("the bundle was built without big-little decoding")]
-    NoLittle,
-    /// More sequences than the KV cache holds.
-    #[error("{needed} sequences were asked for, but the KV cache holds {slots}")]
-    FewSlots {
-        /// Sequences.
-        needed: usize,
-        /// Slots.
-        slots: u32,
-    },
-    /// More sequences than may wait.
-    #[error("{waiting} sequences wait already")]
-    Busy {
-        /// Sequences that wait.
-        waiting: usize,
-    },
-    /// Answers that do not depend on what ran before were asked for.
-    #[error(
-        "experts are assigned to units while the plan runs, so answers depend in their last bits on what ran before"
-    )]
-    NotExact,
-    /// Nothing to work on.
-    #[error("the prompt is empty")]
-    EmptyPrompt,
-    /// A token id outside of the vocabulary.
-    #[error("token id {id} is outside of the vocabulary of {vocab} tokens")]
-    BadId {
-        /// The id.
-        id: u32,
-        /// Vocabulary size.
-        vocab: u32,
-    },
-    /// A KV-cache slot that is not there.
-    #[error("slot {slot} does not exist: the KV cache holds {slots} sequences")]
-    BadSlot {
-        /// The slot.
-        slot: u32,
-        /// Slots.
-        slots: u32,
-    },
-    /// A batch names a slot twice.
-    #[error("slot {0} is twice in one batch")]
-    SlotTwice(u32),
-    /// A sequence would have a hole.
-    #[error("position {pos} leaves a hole: slot {slot} holds {len} tokens")]
-    Gap {
-        /// The slot.
-        slot: u32,
-        /// First position asked for.
-        pos: usize,
-        /// Tokens in the slot.
-        len: usize,
-    },
-    /// A state cannot do what was asked of it.
-    #[error("state `{state}` ({}) cannot {cannot}", .kind.name())]
-    State {
-        /// Its name.
-        state: String,
-        /// Its kind.
-        kind: StateKind,
-        /// What it cannot do.
-        cannot: Cannot,
-    },
-    /// The sequence would be longer than the KV cache.
-    #[error("{what} {needed} tokens, but the context holds {max}")]
-    Context {
-        /// Subject and verb (`the prompt has`).
-        what: &'static str,
-        /// Tokens needed.
-        needed: usize,
-        /// Tokens that fit.
-        max: usize,
-    },
-    /// A prompt and what is to follow it are longer than the KV cache.
-    #[error("the prompt takes {prompt} tokens and {n} are to follow, but the context holds {max}")]
-    Room {
-        /// Tokens of the prompt.
-        prompt: usize,
-        /// Tokens to generate.
-        n: usize,
-        /// Tokens that fit.
-        max: usize,
-    },
-    /// A router kernel chose an expert that does not exist.
-    #[error("a router chose expert {expert} of {experts} (step {step})")]
-    BadExpert {
-        /// The choice.
-        expert: i32,
-        /// Experts.
-        experts: u32,
-        /// Dispatch step.
-        step: usize,
-    },
-    /// A router had too few scores that are numbers.
-    #[error("{} cannot choose experts: its scores are not numbers (NaN)", router(*.layer))]
-    RouterNan {
-        /// Its layer in the model; `None` where the plan does not name it.
-        layer: Option<u32>,
-    },
-    /// Logits without a largest one.
-    #[error("the model returned logits that are not numbers")]
-    NotFinite,
-    /// Every token is forbidden: by biases, or by what an answer must be like.
-    #[error("no token may come next: biases or a grammar forbid all of them")]
-    NoToken,
-    /// What an answer must be like cannot be held.
-    #[error("the answer cannot be held to its grammar: {0}")]
-    Constraint(String),
-    /// A value out of its range.
-    #[error("{what} must be {range}, not {found}")]
-    Range {
-        /// Which (`--temperature`).
-        what: &'static str,
-        /// The range, in words.
-        range: &'static str,
-        /// The value.
-        found: String,
-    },
-    /// A memory budget that cannot work.
-    #[error("a budget of {} is too small for this bundle: it takes {} or more", mib(*.budget, false), mib(*.least, true))]
-    Budget {
-        /// Bytes asked for.
-        budget: u64,
-        /// The fewest that can work.
-        least: u64,
-    },
-    /// More threads than the bundle's memory budget has scratch for.
-    #[error("the bundle's memory budget is for {most} threads, not for {found}")]
-    Threads {
-        /// Threads asked for.
-        found: usize,
-        /// Threads of the budget.
+    /// A request exceeds a limit.
+    #[error("{what}")]
+    Limit {
+        /// Which limit.
+        limit: Limit,
+        /// Its value.
         most: usize,
+        /// What was requested, and what there is.
+        what: String,
+        /// What to do.
+        hint: Hint,
     },
-    /// An option of experts on flash was given, and the bundle has none there.
-    #[error("`{0}` is about experts on flash, and the bundle was built without a memory budget")]
-    NoPaging(&'static str),
-    /// Text was given or wanted, but the bundle has no tokenizer.
-    #[error("the bundle has no tokenizer (`{}`)", .0.display())]
-    NoTokenizer(PathBuf),
-    /// The tokenizer file cannot be used.
-    #[error("cannot use the tokenizer `{}`: {reason}", .path.display())]
-    BadTokenizer {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        reason: String,
+    /// A sequence cannot go on, be copied or be saved at a position, because a state does not hold what that requires. Computing it
+    /// again from its beginning can.
+    #[error("{what}")]
+    State {
+        /// Which state, and what it cannot do.
+        what: String,
+        /// What to do.
+        hint: Hint,
     },
-    /// The tokenizer failed on a text or on ids.
-    #[error("the tokenizer failed: {0}")]
-    Tokenizer(String),
-    /// The text is not UTF-8.
-    #[error("the prompt is not UTF-8")]
-    NotUtf8,
-    /// A stop was asked for (an interrupt from the keyboard).
+    /// The model computed what is not a number, or an expert that does not exist.
+    #[error("{what}")]
+    Model {
+        /// What, and in which layer or step.
+        what: String,
+        /// What to do.
+        hint: Hint,
+    },
+    /// A bug of moec.
+    #[error("{0}")]
+    Internal(String),
+    /// A stop was requested (an interrupt from the keyboard).
     #[error("interrupted")]
     Interrupted,
-    /// The caller's own condition ended the work.
-    #[error("{0}")]
-    Stopped(String),
 }
 
-/// What a state cannot do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Cannot {
-    /// Go back to an earlier position.
-    Rewind {
-        /// The slot.
-        slot: u32,
-        /// Tokens in it.
-        len: usize,
-        /// Tokens that were to stay.
-        pos: usize,
-        /// Positions of the snapshots of the slot, ascending.
-        snapshots: Vec<usize>,
-        /// Snapshots that the plan gives each slot room for.
-        room: u32,
-    },
-    /// Go back further than what a ring has overwritten.
-    Reach {
-        /// The slot.
-        slot: u32,
-        /// Tokens in it.
-        len: usize,
-        /// Tokens that were to stay.
-        pos: usize,
-        /// Fewest tokens, but none, that can stay.
-        least: usize,
-    },
-    /// Keep a copy of a slot, to which it could go back: the plan has no room for one.
-    Snapshot,
-    /// Go on, be copied or kept: a call that changed the slot has ended in an error.
-    Torn {
-        /// The slot.
-        slot: u32,
-    },
-    /// Copy a slot to another one: another unit keeps it, which does not give it out.
-    Fork,
-    /// Be written to a file, or read from one: another unit keeps it.
-    Save,
-    /// Take several tokens of a sequence at once, of which some may be taken back.
-    Draft,
-}
-
-impl fmt::Display for Cannot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Rewind { slot, len, pos, snapshots, room } => {
-                write!(f, "rewind slot {slot} from {len} tokens to {pos}: ")?;
-                match snapshots.as_slice() {
-                    [] if *room == 0 => f.write_str("the plan has no room for a snapshot"),
-                    [] => f.write_str("there is no snapshot"),
-                    [at] => write!(f, "the snapshot is at {at}"),
-                    many => write!(f, "snapshots are at {many:?}"),
-                }
-            }
-            Self::Reach { slot, len, pos, least } => write!(
-                f,
-                "rewind slot {slot} from {len} tokens to {pos}: it has overwritten what is seen from there, {least} is the least"
-            ),
-            Self::Snapshot => f.write_str("keep a snapshot: the plan has no room for one"),
-            Self::Torn { slot } => {
-                write!(f, "go on in slot {slot}: a call ended in an error while it changed the state")
-            }
-            Self::Fork => f.write_str("be copied to another slot: another unit keeps it"),
-            Self::Save => f.write_str("be saved: another unit keeps it"),
-            Self::Draft => f.write_str("take back tokens that were only guessed"),
-        }
-    }
-}
+/// What helps where files of the bundle are damaged.
+pub(crate) const DAMAGED: &str =
+    "the bundle is damaged or incomplete; copy it again, or rebuild it with `moec build`";
+/// What helps where steps cannot run on this machine.
+const ELSEWHERE: &str =
+    "run the bundle on its target, or emulate the unit with `moec run BUNDLE --emulate …`";
+/// What helps where a kernel or a graph fails.
+const VERIFY: &str = "check the bundle with `moec verify`; if it passes, this is a bug of moec";
 
 impl Error {
+    /// The operating system refused an operation on a file.
+    pub fn io(what: impl Into<Cow<'static, str>>, path: impl Into<PathBuf>, source: io::Error) -> Self {
+        Self::Io { what: what.into(), path: Some(path.into()), source, hint: None }
+    }
+
+    /// The operating system refused an operation that is not about a file.
+    pub fn system(what: impl Into<Cow<'static, str>>, source: io::Error) -> Self {
+        Self::Io { what: what.into(), path: None, source, hint: None }
+    }
+
+    /// The standard input cannot be read.
+    pub fn input(source: io::Error) -> Self {
+        Self::system("read the standard input", source)
+    }
+
+    /// A thread could not be started.
+    pub fn thread(source: io::Error) -> Self {
+        Self::system("start a worker thread", source).with_hint("give fewer with `--threads`")
+    }
+
+    /// Memory was refused.
+    pub fn memory(what: &str, bytes: u64, source: io::Error) -> Self {
+        Self::system(format!("get {bytes} bytes of memory for the {what}"), source)
+            .with_hint("build with a smaller `max_context` or fewer `decode_batch` slots")
+    }
+
+    /// A file has other content than it must have; `what` is a verb phrase.
+    pub fn file(path: impl Into<PathBuf>, what: impl Into<String>) -> Self {
+        Self::BadFile { path: path.into(), what: what.into(), hint: None }
+    }
+
+    /// A file of the bundle has another size than the plan names.
+    pub fn wrong_size(path: impl Into<PathBuf>, expected: u64, found: u64) -> Self {
+        Self::file(path, format!("has {found} bytes, but the build wrote {expected}")).with_hint(DAMAGED)
+    }
+
+    /// A file of the bundle has another SHA-256 than the plan names.
+    pub fn changed(path: impl Into<PathBuf>, expected: &[u8; 32], found: &[u8; 32]) -> Self {
+        let what = format!("was changed after the build: {}", other_hash(expected, found));
+        Self::file(path, what).with_hint(DAMAGED)
+    }
+
+    /// A file of the bundle is not in its manifest, and all files were to be checked.
+    pub fn unlisted(path: impl Into<PathBuf>) -> Self {
+        Self::file(path, "is not in the bundle's manifest: it was added after the build")
+            .with_hint("delete the file, or rebuild the bundle with `moec build`")
+    }
+
+    /// A file of the bundle is not the one that was opened and checked.
+    pub fn replaced(path: impl Into<PathBuf>) -> Self {
+        Self::file(path, "was replaced by another file after it was checked")
+            .with_hint("start again when nothing writes to the bundle any more")
+    }
+
+    /// The plan cannot run.
+    pub fn plan(why: impl Display) -> Self {
+        Self::Bundle(format!("the plan is not valid: {why}"))
+    }
+
+    /// The program has no entry point of this kind.
+    pub(crate) fn no_entry(kind: &str) -> Self {
+        Self::Bundle(format!("the bundle has no {kind} entry point"))
+    }
+
+    /// This machine lacks something, or a device of it fails.
+    pub fn machine(what: impl Into<String>) -> Self {
+        Self::Machine { what: what.into(), hint: None }
+    }
+
+    /// The program has steps of a unit that this process does not execute.
+    pub(crate) fn no_unit(name: &str) -> Self {
+        Self::machine(format!("steps of the bundle run on the unit `{name}`, which this machine has not"))
+            .with_hint(ELSEWHERE)
+    }
+
+    /// A unit does not execute a step.
+    pub(crate) fn unknown_step(unit: &str, step: usize, builtin: impl Display) -> Self {
+        Self::machine(format!("`{unit}` does not execute step {step}, `{builtin}`")).with_hint(ELSEWHERE)
+    }
+
+    /// A static graph does not load or run.
+    pub fn graph(graph: impl Display, why: impl Display) -> Self {
+        Self::machine(format!("graph `{graph}`: {why}")).with_hint(VERIFY)
+    }
+
+    /// A kernel does not load or run on an accelerator.
+    pub fn kernel(unit: impl Display, kernel: impl Display, why: impl Display) -> Self {
+        Self::machine(format!("kernel `{kernel}` on `{unit}`: {why}")).with_hint(VERIFY)
+    }
+
+    /// An accelerator cannot be used on this machine.
+    pub fn unit(unit: impl Display, why: impl Display) -> Self {
+        Self::machine(format!("the unit `{unit}` cannot be used: {why}"))
+    }
+
+    /// Arguments that this bundle does not take.
+    pub fn usage(what: impl Into<String>) -> Self {
+        Self::Usage { what: what.into(), hint: None }
+    }
+
+    /// A value out of its range.
+    pub fn range(what: &str, range: &str, found: impl Display) -> Self {
+        Self::usage(format!("{what} must be {range}, not {found}"))
+    }
+
+    /// A token id outside of the vocabulary.
+    pub fn bad_id(id: u32, vocab: u32) -> Self {
+        Self::usage(format!("token id {id} is outside of the vocabulary of {vocab} tokens"))
+            .with_hint(format!("ids are 0 to {}", vocab.saturating_sub(1)))
+    }
+
+    /// A prompt without tokens.
+    pub(crate) fn empty_prompt() -> Self {
+        Self::usage("the prompt is empty").with_hint("give text with `--prompt` or token ids with `--ids`")
+    }
+
+    /// Big-little decoding was requested, and the bundle has no little entry points.
+    pub fn no_little() -> Self {
+        Self::usage("the bundle was built without big-little decoding")
+            .with_hint("set `big_little = true` under `[decode]` in `model.toml` and build again")
+    }
+
+    /// A request that cannot be answered.
+    pub fn request(what: impl Into<String>) -> Self {
+        Self::Request { what: what.into(), hint: None }
+    }
+
+    /// The prompt is not text.
+    pub fn not_utf8() -> Self {
+        Self::request("the prompt is not UTF-8")
+    }
+
+    /// A KV-cache slot that does not exist.
+    pub(crate) fn bad_slot(slot: u32, slots: u32) -> Self {
+        Self::request(format!("slot {slot} does not exist: the KV cache holds {slots} sequences"))
+    }
+
+    /// A batch names a slot twice.
+    pub(crate) fn slot_twice(slot: u32) -> Self {
+        Self::request(format!("slot {slot} is twice in one batch"))
+    }
+
+    /// An answer cannot be held to its grammar.
+    pub fn constraint(why: impl Display) -> Self {
+        Self::request(format!("the answer cannot be held to its grammar: {why}"))
+            .with_hint("give a smaller grammar, or one with fewer choices at a time")
+    }
+
+    /// A request exceeds a limit.
+    pub fn limit(limit: Limit, most: usize, what: impl Into<String>) -> Self {
+        Self::Limit { limit, most, what: what.into(), hint: None }
+    }
+
+    /// A sequence is longer than the KV cache. `what`: subject and verb (`the prompt has`).
+    pub(crate) fn context(what: &str, needed: usize, max: usize) -> Self {
+        Self::limit(Limit::Context, max, format!("{what} {needed} tokens, but the context holds {max}"))
+            .with_hint(
+                "shorten the prompt, ask for fewer tokens with `-n`, or build with a larger `max_context`",
+            )
+    }
+
+    /// More sequences than the KV cache holds.
+    pub(crate) fn few_slots(needed: usize, slots: u32) -> Self {
+        let what = format!("{needed} sequences were asked for, but the KV cache holds {slots}");
+        Self::limit(Limit::Sequences, slots as usize, what).with_hint(format!(
+            "name {needed} in `decode_batch` under `[shapes]` in `model.toml`, as in `decode_batch = {}`, and build again",
+            batches(needed)
+        ))
+    }
+
+    /// A sequence would have a hole before `pos`.
+    pub(crate) fn gap(slot: u32, pos: usize, len: usize) -> Self {
+        let what = format!("position {pos} leaves a hole: slot {slot} holds {len} tokens");
+        Self::State { what, hint: None }
+    }
+
+    /// The tokenizer failed on a text or on ids.
+    pub(crate) fn tokenizer(why: impl Display) -> Self {
+        Self::internal(format!("the tokenizer failed: {why}"))
+    }
+
+    /// The model computed what it must not.
+    pub(crate) fn model(what: impl Into<String>) -> Self {
+        Self::Model { what: what.into(), hint: Some(VERIFY.into()) }
+    }
+
+    /// Logits without a largest one.
+    pub(crate) fn not_finite() -> Self {
+        Self::model("the model returned logits that are not numbers")
+    }
+
+    /// A bug of moec.
+    pub fn internal(what: impl Into<String>) -> Self {
+        Self::Internal(what.into())
+    }
+
+    /// The same error with what to do about it. Kinds whose message says it all stay as they are.
+    #[must_use]
+    pub fn with_hint(mut self, text: impl Into<Cow<'static, str>>) -> Self {
+        if let Some(hint) = self.own_hint_mut() {
+            *hint = Some(text.into());
+        }
+        self
+    }
+
+    fn own_hint_mut(&mut self) -> Option<&mut Hint> {
+        match self {
+            Self::Io { hint, .. }
+            | Self::BadFile { hint, .. }
+            | Self::Machine { hint, .. }
+            | Self::Usage { hint, .. }
+            | Self::Request { hint, .. }
+            | Self::Limit { hint, .. }
+            | Self::State { hint, .. }
+            | Self::Model { hint, .. } => Some(hint),
+            Self::Output(_)
+            | Self::MissingFile(_)
+            | Self::Read(_)
+            | Self::Bundle(_)
+            | Self::Internal(_)
+            | Self::Interrupted => None,
+        }
+    }
+
     /// Whose fault it is.
     pub fn fault(&self) -> Fault {
         match self {
-            Self::Flash(e) if e.fault.is_of_the_file() => Fault::Bundle,
             Self::Output(_)
-            | Self::Input(_)
-            | Self::NoLittle
-            | Self::NoPaging(_)
-            | Self::OwnUnderBudget
-            | Self::Saved { .. }
-            | Self::SavedElsewhere { .. }
-            | Self::FewSlots { .. }
-            | Self::Busy { .. }
-            | Self::NotExact
-            | Self::EmptyPrompt
-            | Self::BadId { .. }
-            | Self::BadSlot { .. }
-            | Self::SlotTwice(_)
-            | Self::Gap { .. }
+            | Self::Usage { .. }
+            | Self::Request { .. }
+            | Self::Limit { limit: Limit::Context | Limit::Sequences | Limit::Queue, .. }
             | Self::State { .. }
-            | Self::Context { .. }
-            | Self::Room { .. }
-            | Self::NoToken
-            | Self::Constraint(_)
-            | Self::Range { .. }
-            | Self::Threads { .. }
-            | Self::Budget { .. }
-            | Self::NoTokenizer(_)
-            | Self::NotUtf8
-            | Self::Interrupted
-            | Self::Stopped(_) => Fault::Request,
-            Self::MissingFile(_)
-            | Self::OutsideBundle(_)
-            | Self::WrongSize { .. }
-            | Self::Changed { .. }
-            | Self::Unlisted(_)
-            | Self::Replaced(_)
-            | Self::Manifest { .. }
-            | Self::NoKernel(_)
-            | Self::NoEntry(_)
-            | Self::Plan(_)
-            | Self::BadTokenizer { .. } => Fault::Bundle,
+            | Self::Interrupted => Fault::Request,
+            Self::Read(e) if e.fault.is_of_the_file() => Fault::Bundle,
+            Self::MissingFile(_) | Self::BadFile { .. } | Self::Bundle(_) => Fault::Bundle,
             Self::Io { .. }
-            | Self::Flash(_)
-            | Self::NoUring(_)
-            | Self::NoUnit(_)
-            | Self::Graph { .. }
-            | Self::Launch { .. }
-            | Self::Unit { .. }
-            | Self::Library { .. }
-            | Self::UnknownStep { .. }
-            | Self::Memory { .. }
-            | Self::NoRoom { .. }
-            | Self::NoMemory { .. }
-            | Self::Thread(_)
-            | Self::MissingFeatures { .. }
-            | Self::WrongArch { .. } => Fault::Host,
-            Self::UnknownFeatures { .. }
-            | Self::BadExpert { .. }
-            | Self::RouterNan { .. }
-            | Self::NotFinite
-            | Self::Tokenizer(_) => Fault::Moec,
+            | Self::Read(_)
+            | Self::Machine { .. }
+            | Self::Limit { limit: Limit::Memory, .. } => Fault::Host,
+            Self::Model { .. } | Self::Internal(_) => Fault::Moec,
         }
     }
 
     /// Whether the arguments of a command are wrong: an option or value that this bundle does not take. Known before any work.
     pub fn is_bad_use(&self) -> bool {
-        matches!(
-            self,
-            Self::Range { .. }
-                | Self::NoPaging(_)
-                | Self::NoLittle
-                | Self::OwnUnderBudget
-                | Self::FewSlots { .. }
-                | Self::NotExact
-                | Self::EmptyPrompt
-                | Self::BadId { .. }
-                | Self::Context { .. }
-                | Self::Room { .. }
-                | Self::Threads { .. }
-                | Self::Budget { .. }
-        )
+        matches!(self, Self::Usage { .. } | Self::Limit { limit: Limit::Context | Limit::Sequences, .. })
     }
 
     /// What to do about it, if there is anything.
     pub fn hint(&self) -> Option<String> {
-        let hint = match self {
-            Self::MissingFile(_) | Self::WrongSize { .. } | Self::Changed { .. } | Self::Manifest { .. } => {
-                "the bundle is damaged or incomplete; copy it again, or rebuild it with `moec build`"
+        match self {
+            Self::Io { hint: None, source, .. } => {
+                crate::platform::regular::refused(source).map(|why| why.hint().to_owned())
             }
-            Self::Flash(e) if e.fault.is_of_the_file() => {
-                "the file was changed or damaged after the build; copy the bundle again, or rebuild it with `moec build`"
-            }
-            Self::Flash(_) => {
-                "the disk does not answer as it should; see the system's log, or copy the bundle to another one"
-            }
-            Self::Unlisted(_) => "delete the file, or rebuild the bundle with `moec build`",
-            Self::Replaced(_) => "start again when nothing writes to the bundle any more",
-            Self::NoUring(_) => "set `MOEC_FLASH=pread`, or leave it to moec with `auto`",
-            Self::OutsideBundle(_) | Self::Plan(_) | Self::NoKernel(_) | Self::NoEntry(_) => {
-                "rebuild the bundle with `moec build`"
-            }
-            Self::BadTokenizer { .. } => {
-                "replace the file by the checkpoint's `tokenizer.json`, or give `--ids`"
-            }
-            Self::WrongArch { triple, .. } if triple.contains("-apple-") => {
-                "copy the bundle to a Mac, where `sh runner/build.sh` in it makes `run`; or build for this machine with \
-                 `moec build --target native`"
-            }
-            Self::MissingFeatures { .. } | Self::WrongArch { .. } => {
-                "build for this machine with `moec build --target native`, or run the bundle on one that has them"
-            }
-            Self::UnknownFeatures { .. } => "build the bundle and its runner with the same version of moec",
-            Self::Memory { .. } => "build with a smaller `max_context` or fewer `decode_batch` slots",
-            Self::NoMemory { .. } => {
-                "end other programs or raise the limit of the control group, or build with a smaller `max_context` or a smaller largest \
-                 `decode_batch` under `[shapes]` in `model.toml`"
-            }
-            Self::NoRoom { .. } => {
-                "leave it to moec with `--weights auto`, or map them with `--weights mapped`"
-            }
-            Self::OwnUnderBudget => "give `--no-budget` to hold all weights, or leave out `--weights own`",
-            Self::NoUnit(_) | Self::UnknownStep { .. } => {
-                "run the bundle on its target, or emulate the unit with `moec run BUNDLE --emulate …`"
-            }
-            Self::Thread(_) => "give fewer with `--threads`",
-            Self::Budget { least, .. } => {
-                return Some(format!(
-                    "give `--budget {}` or more, or build with a shorter `max_context`; `--no-budget` maps all weights",
-                    mib(*least, true).replace(' ', "")
-                ));
-            }
-            Self::NoPaging(_) => "set `budget` under `[memory]` in `model.toml` and build again",
-            Self::NoLittle => "set `big_little = true` under `[decode]` in `model.toml` and build again",
-            Self::FewSlots { needed, .. } => {
-                return Some(format!(
-                    "name {needed} in `decode_batch` under `[shapes]` in `model.toml`, as in `decode_batch = {}`, and build again",
-                    batches(*needed)
-                ));
-            }
-            Self::State { cannot: Cannot::Snapshot | Cannot::Rewind { room: 0, .. }, .. } => {
-                "give the sequence again from its beginning, or build again: this version of moec gives states room for snapshots"
-            }
-            Self::State { cannot: Cannot::Rewind { .. } | Cannot::Torn { .. }, .. } => {
-                "give the sequence again from its beginning, or go back to a snapshot"
-            }
-            Self::State { cannot: Cannot::Reach { .. }, .. } => "give the sequence again from its beginning",
-            Self::State { cannot: Cannot::Fork, .. } => "give the sequence to every slot",
-            Self::State { cannot: Cannot::Save, .. } => "leave out `--save-prompt` and `--load-prompt`",
-            Self::State { cannot: Cannot::Draft, .. } => "leave out `--speculate`",
-            Self::Saved { .. } => "give a file that `--save-prompt` has written, or write it again",
-            Self::SavedElsewhere { .. } => {
-                "a saved prompt belongs to one build, its weights included; save it again with `--save-prompt`"
-            }
-            Self::Library { hint, .. } | Self::Unit { hint, .. } => return Some(hint.clone()),
-            Self::Busy { .. } => "ask again later, or let more wait",
-            Self::NotExact => "leave out `--exact`, or build for a target whose experts have one unit",
-            Self::EmptyPrompt => "give text with `--prompt` or token ids with `--ids`",
-            Self::BadId { vocab, .. } => return Some(format!("ids are 0 to {}", vocab.saturating_sub(1))),
-            Self::Context { .. } => {
-                "shorten the prompt, ask for fewer tokens with `-n`, or build with a larger `max_context`"
-            }
-            Self::Room { prompt, max, .. } => {
-                return Some(match max.saturating_sub(*prompt) {
-                    0 => "shorten the prompt, or build with a larger `max_context`".to_owned(),
-                    left => format!(
-                        "up to {left} fit behind this prompt; ask for no more, shorten the prompt, or build with a larger \
-                         `max_context`"
-                    ),
-                });
-            }
-            Self::Threads { .. } => {
-                "ask for fewer, build with more `threads` under `[memory]`, or run with `--no-budget`"
-            }
-            Self::NoTokenizer(_) => {
-                "give token ids with `--ids`, or put the checkpoint's `tokenizer.json` there"
-            }
-            Self::NoToken => "give fewer biases of −∞, or a grammar that the vocabulary can write",
-            Self::Constraint(_) => "give a smaller grammar, or one with fewer choices at a time",
-            Self::BadExpert { .. } | Self::NotFinite | Self::Graph { .. } | Self::Launch { .. } => {
-                "check the bundle with `moec verify`; if it passes, this is a bug of moec"
-            }
-            Self::RouterNan { .. } => {
-                "numbers before it have overflowed, or weights are NaN: `moec verify` compares the bundle with its checkpoint; with \
-                 `activations = \"f32\"` under `[weights]` in `model.toml` fewer overflow"
-            }
-            Self::Io { source, .. } => {
-                return crate::platform::regular::refused(source).map(|why| why.hint().to_owned());
-            }
-            Self::Output(_)
-            | Self::Input(_)
-            | Self::BadSlot { .. }
-            | Self::SlotTwice(_)
-            | Self::Gap { .. }
-            | Self::Range { .. }
-            | Self::Tokenizer(_)
-            | Self::NotUtf8
-            | Self::Interrupted
-            | Self::Stopped(_) => return None,
-        };
-        Some(hint.to_owned())
+            Self::Io { hint, .. }
+            | Self::BadFile { hint, .. }
+            | Self::Machine { hint, .. }
+            | Self::Usage { hint, .. }
+            | Self::Request { hint, .. }
+            | Self::Limit { hint, .. }
+            | Self::State { hint, .. }
+            | Self::Model { hint, .. } => hint.as_deref().map(str::to_owned),
+            Self::MissingFile(_) => Some(DAMAGED.to_owned()),
+            Self::Read(e) => Some(e.fault.hint().to_owned()),
+            Self::Bundle(_) => Some("rebuild the bundle with `moec build`".to_owned()),
+            Self::Output(_) | Self::Internal(_) | Self::Interrupted => None,
+        }
     }
 }
 
-/// The router of a layer, in words.
-fn router(layer: Option<u32>) -> String {
-    layer.map_or_else(|| "a router".to_owned(), |layer| format!("the router of layer {layer}"))
+/// The file of an operation, behind its verb.
+fn of(path: Option<&Path>) -> String {
+    path.map_or_else(String::new, |path| format!(" `{}`", path.display()))
+}
+
+/// That a SHA-256 is another one than it must be, for people.
+pub(crate) fn other_hash(expected: &[u8; 32], found: &[u8; 32]) -> String {
+    format!("its SHA-256 starts with {}, not with {}", Hex(found), Hex(expected))
 }
 
 /// Sizes of `decode_batch` up to `most`: the powers of two, and `most` itself.
@@ -685,7 +437,7 @@ fn batches(most: usize) -> String {
 }
 
 /// A size as `--budget` takes it, in MiB with one digit; `up`: never less than it is.
-fn mib(bytes: u64, up: bool) -> String {
+pub(crate) fn mib(bytes: u64, up: bool) -> String {
     const TENTH: f64 = (1 << 20) as f64 / 10.0;
     let tenths = bytes as f64 / TENTH;
     let tenths = if up { tenths.ceil() } else { tenths.floor() };
@@ -693,33 +445,26 @@ fn mib(bytes: u64, up: bool) -> String {
 }
 
 /// The first eight bytes of a hash, in hexadecimal.
-struct Hex<'a>(&'a [u8; 32]);
+pub(crate) struct Hex<'a>(pub(crate) &'a [u8; 32]);
 
-impl fmt::Display for Hex<'_> {
+impl Display for Hex<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().take(8).try_for_each(|b| write!(f, "{b:02x}"))
     }
-}
-
-/// Names in backticks, joined by commas.
-fn list(names: &[String]) -> String {
-    names.iter().map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// What is said to be enough is enough, as it is said.
+    /// A size that is rounded up for a message is no less than the size.
     #[test]
-    fn a_budget_that_is_said_to_work_does() {
+    fn a_budget_that_is_named_as_enough_is_enough() {
         for least in [1_u64 << 20, (1 << 20) + 1, 27_623_404, (40 << 30) + 12_345] {
-            let said = Error::Budget { budget: 3 << 20, least }.to_string();
-            let number = said.split("takes ").nth(1).and_then(|s| s.split(' ').next()).unwrap();
-            let bytes = number.parse::<f64>().unwrap() * f64::from(1 << 20);
-            assert!(bytes >= least as f64 && bytes < least as f64 + 2e5, "{said}");
-            assert!(said.starts_with("a budget of 3.0 MiB is too small"), "{said}");
+            let text = mib(least, true);
+            let bytes = text.strip_suffix(" MiB").unwrap().parse::<f64>().unwrap() * f64::from(1 << 20);
+            assert!(bytes >= least as f64 && bytes < least as f64 + 2e5, "{text}");
         }
-        assert!(Error::Budget { budget: 7, least: 1 << 20 }.to_string().contains("7 bytes"));
+        assert_eq!((mib(3 << 20, false), mib(7, false)), ("3.0 MiB".to_owned(), "7 bytes".to_owned()));
     }
 }

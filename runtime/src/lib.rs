@@ -32,7 +32,7 @@ pub mod sync;
 pub mod weights;
 
 pub use bundle::program::Program;
-pub use error::{Cannot, Error, Fault, Result};
+pub use error::{Error, Fault, Limit, Result};
 pub use exec::engine::{Engine, Memory, Options, Row, Want};
 pub use exec::trace::{Moment, StepView};
 pub use serving::best_of::{BestOf, best_of, best_of_into};

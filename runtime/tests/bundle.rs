@@ -39,7 +39,7 @@ fn an_untouched_bundle_opens() {
 fn a_changed_byte() {
     let e = refused(change_byte, CheckLevel::Small).unwrap();
     let text = e.to_string();
-    assert!(matches!(e, Error::Changed { .. }), "{text}");
+    assert!(matches!(e, Error::BadFile { .. }) && text.contains("changed"), "{text}");
     assert!(text.contains("weights/model.bin") && text.contains("SHA-256"), "{text}");
     assert!(e.hint().unwrap().contains("moec build"));
     assert_eq!(e.fault(), Fault::Bundle);
@@ -60,7 +60,10 @@ fn a_file_of_another_size() {
         let mut bytes = weights();
         bytes.resize(n, 0);
         let e = refused(|b| std::fs::write(b.join("weights/model.bin"), bytes).unwrap(), CheckLevel::Sizes);
-        assert!(matches!(e, Some(Error::WrongSize { found, .. }) if found == n as u64), "{e:?}");
+        assert!(
+            matches!(&e, Some(Error::BadFile { what, .. }) if what.starts_with(&format!("has {n} bytes"))),
+            "{e:?}"
+        );
     }
 }
 
@@ -70,7 +73,7 @@ fn a_path_out_of_the_bundle() {
         let mut plan = plan(&ENTRIES);
         path.clone_into(&mut plan.files[0].path);
         let e = Program::new(plan, &resolve).unwrap_err();
-        assert!(matches!(&e, Error::Plan(why) if why.contains("inside the bundle")), "{e}");
+        assert!(matches!(&e, Error::Bundle(why) if why.contains("inside the bundle")), "{e}");
     }
 }
 
@@ -86,13 +89,13 @@ fn a_processor_without_the_features() {
     plan.target.triple = "s390x-unknown-linux-gnu".to_owned();
     let p = &Program::new(plan, &resolve).unwrap();
     let e = Engine::open(p, dir.path(), Options::default()).err().unwrap();
-    assert!(matches!(e, Error::WrongArch { .. }), "{e}");
+    assert!(matches!(&e, Error::Machine { what, .. } if what.contains("built for")), "{e}");
 }
 
 #[test]
 fn a_kernel_that_is_not_there() {
     let e = Program::new(plan(&ENTRIES), &|s| resolve(s).filter(|_| s != "ffn")).unwrap_err();
-    assert!(matches!(&e, Error::NoKernel(k) if k == "ffn"), "{e}");
+    assert!(matches!(&e, Error::Bundle(why) if why.ends_with("no kernel `ffn`")), "{e}");
 }
 
 #[test]
@@ -108,7 +111,7 @@ fn plans_that_would_leave_their_memory() {
         let mut plan = plan(&ENTRIES);
         change(&mut plan);
         let e = Program::new(plan, &resolve);
-        assert!(matches!(e, Err(Error::Plan(_))), "{what}: {e:?}");
+        assert!(matches!(e, Err(Error::Bundle(_))), "{what}: {e:?}");
     }
     let entry = |what: &str, change: &dyn Fn(&mut Entry)| check(what, |p| change(&mut p.entries[0]));
     let step = |what: &str, index: usize, change: &dyn Fn(&mut Step)| {
@@ -205,7 +208,7 @@ fn a_step_that_its_unit_does_not_execute() {
     assert!(open(true).is_none());
     let e = open(false).unwrap();
     assert!(
-        matches!(e, Error::UnknownStep { unit: "another unit", step: 0, builtin: Builtin::Copy { .. } }),
+        matches!(&e, Error::Machine { what, .. } if what.starts_with("`another unit` does not execute step 0, `copy")),
         "{e}"
     );
     assert!(e.hint().unwrap().contains("--emulate"));
@@ -219,7 +222,10 @@ fn an_encoded_plan_and_its_kernels() {
     let bytes = plan.encode().unwrap();
     assert!(*Program::linked(&bytes, &kernels).unwrap() == plan);
     let few = Program::linked(&bytes, &kernels[1..]).unwrap_err();
-    assert!(matches!(&few, Error::NoKernel(k) if *k == plan.kernels[kernels.len() - 1].symbol), "{few}");
+    assert!(
+        matches!(&few, Error::Bundle(why) if why.contains(&plan.kernels[kernels.len() - 1].symbol)),
+        "{few}"
+    );
     let cut = Program::linked(&bytes[..bytes.len() - 1], &kernels).unwrap_err();
-    assert!(matches!(cut, Error::Plan(_)), "{cut}");
+    assert!(matches!(cut, Error::Bundle(_)), "{cut}");
 }

@@ -6,7 +6,7 @@ mod common;
 
 use common::*;
 use moec_runtime::bundle::BundleReader;
-use moec_runtime::{Error, Text};
+use moec_runtime::{Error, Limit, Text};
 use serde_json::{Value, json};
 
 fn text(bos: Option<u32>) -> (tempfile::TempDir, Text) {
@@ -59,14 +59,11 @@ fn bytes_that_are_no_characters() {
 fn no_tokenizer_or_a_bad_one() {
     let dir = tempfile::tempdir().unwrap();
     let e = Text::open(&BundleReader::unchecked(dir.path()), None).err().unwrap();
-    assert!(matches!(e, Error::NoTokenizer(_)));
+    assert!(matches!(e, Error::Request { .. }));
     assert!(e.hint().unwrap().contains("--ids"));
     add_tokenizer(dir.path());
     std::fs::write(dir.path().join("artifacts/tokenizer.json"), "{}").unwrap();
-    assert!(matches!(
-        Text::open(&BundleReader::unchecked(dir.path()), None),
-        Err(Error::BadTokenizer { .. })
-    ));
+    assert!(matches!(Text::open(&BundleReader::unchecked(dir.path()), None), Err(Error::BadFile { .. })));
 }
 
 /// A tokenizer whose decoder strips the first space and joins bytes (SentencePiece): ids of bytes are `BYTES + byte`.
@@ -212,12 +209,15 @@ fn a_text_of_too_many_tokens_is_refused_and_one_that_fits_is_not() {
     // By its bytes; by its tokens, which are counted in pieces.
     let letters = "b".repeat(8 * MOST);
     for refused in [ids(8 * MOST + 1), text.encode(&letters).map(|ids| ids.len())] {
-        assert!(matches!(refused, Err(Error::Context { max: MOST, .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(Error::Limit { limit: Limit::Context, most: MOST, .. })),
+            "{refused:?}"
+        );
     }
     // All parts together.
     assert_eq!(text.encode_parts(["ab", "b"].into_iter().cycle().take(6000)).unwrap().len(), 9000);
     let refused = text.encode_parts(["ab", "b"].into_iter().cycle().take(8000));
-    assert!(matches!(refused, Err(Error::Context { max: MOST, .. })), "{refused:?}");
+    assert!(matches!(refused, Err(Error::Limit { limit: Limit::Context, most: MOST, .. })), "{refused:?}");
     // Without a limit it is encoded, however long it is.
     assert_eq!(of_eights(Value::Null).encode(&letters).unwrap().len(), letters.len());
 }

@@ -16,7 +16,8 @@ use moec_runtime::offload::cache::{CachedLayer, ExpertIndex, Key};
 use moec_runtime::schedule::cached::director::{Director, Setup as DirectorSetup};
 use moec_runtime::schedule::scheduled::{Scheduler, Setup, Window};
 use moec_runtime::schedule::timelines::{Divider, Free, Task};
-use moec_runtime::schedule::{Costs, NearCosts, SCHEDULED, SOLVERS, Solver, System, Table, UnitCosts};
+use moec_runtime::schedule::{Costs, NearCosts, SOLVERS, Solver, System, Table, UnitCosts};
+use moec_sim::systems::SCHEDULED;
 use std::hint::black_box;
 use std::time::Instant;
 

@@ -11,7 +11,8 @@
 //! * [`neurons`]: layouts of neurons on flash, a pipeline without barriers, shares of hot neurons, synthetic activations
 //!   (PowerInfer-2).
 //! * [`neuron_store`]: a step over neurons on flash that really reads, for measurements.
-//! * [`flash`]: a modelled device, virtual time, and a reader that fails as it is told.
+//! * [`flash`]: a modelled device, virtual time, a reader that fails as it is told, and what measures a disk.
+//! * [`systems`]: how other systems, and moec, divide and keep experts, as rows that a build names and experiments compare.
 //! * [`paging`]: a run that computes nothing and reads nothing.
 
 #![allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
@@ -24,6 +25,7 @@ pub mod neuron_store;
 pub mod neurons;
 pub mod paging;
 pub mod resident;
+pub mod systems;
 
 pub use bound::least_read;
 pub use draw::draw_experts;

@@ -73,7 +73,7 @@ pub struct SimulatedRun {
 /// Runs recorded routing on modelled units. Tells what they did, in the order in which it ended: from, to.
 ///
 /// # Errors
-/// [`Error::Plan`] for a plan without experts or with a policy that is not known; memory for the frames refused (none of it is
+/// [`Error::Bundle`] for a plan without experts or with a policy that is not known; memory for the frames refused (none of it is
 /// touched).
 pub fn simulate<'a>(
     scene: Scene<'_>,
@@ -108,7 +108,7 @@ pub fn simulate<'a>(
                 let begin = clock.now();
                 while !desk.decider.is_ready(turn.id, part) {
                     if !flash.news(None) {
-                        return Err(Error::Plan(format!(
+                        return Err(Error::plan(format!(
                             "expert {} of layer {} is never read",
                             key.expert, key.layer
                         )));

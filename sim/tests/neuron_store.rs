@@ -223,7 +223,7 @@ fn a_read_that_fails_ends_the_step_and_the_next_one_begins_anew() {
     let inputs = inputs();
     let compute = Relu::new(&inputs[2], TWO_READS, 2, None);
     let error = step(&store, &compute, &[0, 1], 3).unwrap_err();
-    assert!(matches!(&error, Error::Flash(e) if e.path.ends_with("neurons")), "{error}");
+    assert!(matches!(&error, Error::Read(e) if e.path.ends_with("neurons")), "{error}");
     let compute = Relu::new(&inputs[2], TWO_READS, 2, None);
     step(&store, &compute, &[0, 1], 3).unwrap();
     assert_eq!(compute.result(), model.dense(&[0, 1], &inputs[2]).0);

@@ -137,7 +137,7 @@ impl Bundle {
 
     /// Whether its object code is for another architecture or operating system.
     pub fn is_foreign(&self) -> bool {
-        matches!(cpu::check(&self.plan.target), Err(moec_runtime::Error::WrongArch { .. }))
+        !cpu::is_of_this_machine(&self.plan.target.triple)
     }
 
     /// Whether this machine executes it by its host build alone: compiled for this machine from its own graph and weights.
@@ -185,7 +185,7 @@ impl Bundle {
         how(&object, &self.plan.target).map_err(|e| {
             let hint = e.hint();
             let error: Error = match e {
-                HostError::Machine(e) => self.elsewhere(e),
+                HostError::Machine(e) | HostError::Features(e) => self.elsewhere(e),
                 HostError::Emulate(e) => Error::limit(e.to_string()),
                 HostError::Load(e) => Error::limit(e.to_string()),
             };
@@ -198,7 +198,7 @@ impl Bundle {
 
     /// The error of a machine that cannot run it. One for another architecture has a host build here.
     fn elsewhere(&self, e: moec_runtime::Error) -> Error {
-        let emulated = matches!(e, moec_runtime::Error::WrongArch { .. });
+        let emulated = self.is_foreign();
         let error = Error::from(e);
         match &error.hint {
             Some(hint) if emulated => {

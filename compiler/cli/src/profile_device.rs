@@ -9,9 +9,9 @@ use moec_cpu::{CpuTarget, FLASH, TuneError};
 use moec_device::{
     Bandwidth, Device, Figure, LegalOps, Link, MatmulTime, Memory, NATIVE, PROCESSORS, Peak, Unit, UnitKind,
 };
-use moec_runtime::offload::flash::measure::{FlashRates, Rate, Scratch, measure_flash, points};
 use moec_runtime::offload::flash::{Choice, Options};
 use moec_runtime::platform::cpu;
+use moec_sim::flash::measure::{FlashRates, Rate, Scratch, measure_flash, points};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};

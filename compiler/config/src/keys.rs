@@ -7,8 +7,8 @@ use moec_ir::Format;
 use moec_ir::placement::MOST_TIERS;
 use moec_ir::plan::Refine;
 use moec_runtime::offload::cache::Setting;
-use moec_runtime::schedule::System;
 use moec_sim::cache::Pin;
+use moec_sim::systems;
 use std::path::PathBuf;
 
 /// Most of the cache that may be pinned, in percent: a policy has the rest.
@@ -534,7 +534,7 @@ pub const KEYS: &[Key] = &[
             let text = v.text()?;
             c.placement.policy = match text {
                 "none" => None,
-                _ => Some(System::of_key(text).ok_or(Wrong::Range)?),
+                _ => Some(systems::of_key(text).ok_or(Wrong::Range)?),
             };
             Ok(())
         },
@@ -690,10 +690,8 @@ mod tests {
 
     #[test]
     fn the_range_of_policies_lists_every_system() {
-        let names: Vec<String> = ["none".to_owned()]
-            .into_iter()
-            .chain(moec_runtime::schedule::CACHED.iter().map(moec_runtime::schedule::System::key))
-            .collect();
+        let names: Vec<String> =
+            ["none".to_owned()].into_iter().chain(systems::CACHED.iter().map(systems::key)).collect();
         assert_eq!(super::SYSTEMS, listed(names.iter().map(String::as_str)));
     }
 

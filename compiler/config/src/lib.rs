@@ -27,6 +27,9 @@ use moec_sim::cache::Pin;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
+/// System that divides experts where `placement.policy` is not given, and a unit with frames holds some.
+pub const POLICY: &System = &moec_sim::systems::MOEC;
+
 /// Longest sequence where `shapes.max_context` is not given and the model's own limit is not shorter.
 pub const DEFAULT_MAX_CONTEXT: usize = 4096;
 

@@ -21,7 +21,6 @@ use moec_passes::tune::KernelTimer;
 use moec_passes::{frames, tier};
 use moec_pipeline::{Compilation, Compiled, Inputs, QualityProbe, Stops, first_token};
 use moec_profile::{Importance, Profile};
-use moec_runtime::schedule::MOEC;
 use moec_service::template::Templates;
 use moec_targets::families;
 use std::path::{Path, PathBuf};
@@ -139,7 +138,7 @@ fn configure(request: &Request<'_>, device: &Device) -> Result<Config> {
     let mut config = Config::load(request.config)?;
     if let Some(percent) = request.gpu_experts {
         config.placement.experts = gpu_experts(percent);
-        config.placement.policy.get_or_insert(&MOEC);
+        config.placement.policy.get_or_insert(moec_config::POLICY);
     }
     frames::check(&UnitList::of(device), &config.placement)?;
     Ok(config)
@@ -285,7 +284,8 @@ fn check_gpu_experts(device: &Device, percent: u8, target: &str) -> Result<()> {
         return Err(Error::usage(format!("`--gpu-experts` requires a GPU, and `{}` has none", device.name))
             .hint("`moec targets` lists targets with one; or leave `--gpu-experts` out"));
     }
-    let wanted = Homes { experts: gpu_experts(percent), policy: Some(&MOEC), ..Homes::defaults() };
+    let wanted =
+        Homes { experts: gpu_experts(percent), policy: Some(moec_config::POLICY), ..Homes::defaults() };
     frames::check(&UnitList::of(device), &wanted).map_err(|why| {
         let hint = format!("{}; or leave `--gpu-experts` out", why.hint.clone().unwrap_or_default());
         let why = why.context(format!("`--gpu-experts {percent}%` cannot be used with `--target {target}`"));

@@ -22,8 +22,9 @@ use moec_ir::placement::Placement;
 use moec_ir::plan::{Cached, ExpertCosts, ExpertLayer, ExpertPolicy, Plan};
 use moec_profile::Profile;
 use moec_runtime::offload::cache::{Key, Setting, Trace};
-use moec_runtime::schedule::{Keeps, MOEC, System};
+use moec_runtime::schedule::{Keeps, System};
 use moec_sim::resident::{Prices, resident};
+use moec_sim::systems::{self, MOEC};
 
 /// Of the frames of experts that stay for good, one in so many is for those that pass through.
 const PASSING: usize = 4;
@@ -35,7 +36,7 @@ fn hot<'a>(list: &UnitList<'a>, wanted: &moec_config::Homes) -> Result<Free<'a>>
         Some(index) => list.free(index),
         None => list.free.first().copied(),
     };
-    let name = wanted.policy.map_or_else(String::new, System::key);
+    let name = wanted.policy.map_or_else(String::new, systems::key);
     let free = found.ok_or_else(|| {
         Error::input(format!(
             "`policy = \"{name}\"` under `[placement]`, and `{}` has no unit for it",
@@ -317,7 +318,7 @@ fn kept(plan: &Plan, wanted: Wanted<'_>, room: &Room, trace: Option<&Trace>) -> 
             Kept { begin, pinned: Vec::new(), keeps: setting.to_string(), why }
         }
         (None, _) => {
-            let passing = if wanted.system.passes() { (frames / PASSING).max(1) } else { 0 };
+            let passing = if systems::passes(wanted.system) { (frames / PASSING).max(1) } else { 0 };
             let pinned = begin.iter().copied().take(frames - passing).collect::<Vec<_>>();
             let why = format!(
                 "{} stay for good, those that {seen}; {passing} frames are for others that pass",

@@ -1,10 +1,10 @@
-//! What is added to the baseline, as rows of one simulator. The systems themselves are the runtime's.
+//! What is added to the baseline, as rows of one simulator. The systems themselves are in [`moec_sim::systems`].
 
-pub use moec_runtime::schedule::{
-    ADAPMOE, CACHED as SYSTEMS, FIDDLER, HYBRIMOE, KTRANSFORMERS, Keeps, LLAMA_CPP, LRU, MOEC, MRS,
-    MRS_BYPASS, System,
-};
 use moec_runtime::schedule::{Foresees, Order, Solver};
+pub use moec_runtime::schedule::{Keeps, System};
+pub use moec_sim::systems::{
+    ADAPMOE, CACHED as SYSTEMS, FIDDLER, HYBRIMOE, KTRANSFORMERS, LLAMA_CPP, LRU, MOEC, MRS, MRS_BYPASS,
+};
 
 const PAPER: Solver = Solver::Paper(Order::Next);
 /// Where in [`SYSTEMS`] the baseline of the paper's speedups is.

@@ -1,8 +1,9 @@
 //! The systems, as rows of one simulator.
 
 use moec_runtime::schedule::{self, Foresees, Keeps};
+use moec_sim::systems;
 
-/// A system: a row of the runtime's table.
+/// A system: a row of the table of systems.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct System {
     /// Name.
@@ -19,11 +20,11 @@ const fn of(row: schedule::System) -> System {
 }
 
 /// All experts, fetched when their layer's router has spoken.
-pub const FULL: System = of(schedule::OFFLOADING);
+pub const FULL: System = of(systems::OFFLOADING);
 /// Pre-gated MoE: a layer's experts are known one layer before.
-pub const PRE_GATED: System = of(schedule::PRE_GATED);
+pub const PRE_GATED: System = of(systems::PRE_GATED);
 /// AdapMoE: the same, and LRU.
-pub const ADAPMOE: System = of(schedule::ADAPMOE);
+pub const ADAPMOE: System = of(systems::ADAPMOE);
 /// MoBiLE.
 pub const MOBILE: System = System { name: "MoBiLE", little: true, ..FULL };
 /// MoBiLE with the gates of Pre-gated MoE.
@@ -31,7 +32,7 @@ pub const MOBILE_GATES: System = System { name: "MoBiLE with gates", little: tru
 /// moec's schedule and cache, with all experts: the processor computes, too.
 pub const MOEC_FULL: System = System {
     name: "moec, all experts",
-    row: schedule::System { foresees: Foresees::Nothing, ..schedule::MOEC },
+    row: schedule::System { foresees: Foresees::Nothing, ..systems::MOEC },
     little: false,
 };
 /// The same, with fewer experts first.

@@ -7,7 +7,8 @@ use super::models::{MODELS, Model, QWEN};
 use super::paper::{BATCH, BATCHES};
 use moec_dram::{Options, Timing};
 use moec_ndp::steps::{Rates, StepsError};
-use moec_runtime::schedule::{self, EN_KTRANSFORMERS, EN_KTRANSFORMERS_HELD, Solver, Table};
+use moec_runtime::schedule::{self, Solver, Table};
+use moec_sim::systems::{self, EN_KTRANSFORMERS, EN_KTRANSFORMERS_HELD};
 
 /// The variant that gives the paper's speedups with the paper's schedule.
 pub const BARE_STILL: &str = "MoNDE keeps no experts on the GPU, loads that do not drift";
@@ -32,7 +33,7 @@ const fn trimoe(solver: Solver, moves: bool) -> schedule::System {
 
 /// GPU alone.
 pub const KLOTSKI: System =
-    System { name: "Klotski", policies: &[schedule::KLOTSKI], fetches: true, keeps: true };
+    System { name: "Klotski", policies: &[systems::KLOTSKI], fetches: true, keeps: true };
 /// GPU and processor.
 pub const KTRANSFORMERS: System = System {
     name: "En-KTransformers",
@@ -41,7 +42,7 @@ pub const KTRANSFORMERS: System = System {
     keeps: true,
 };
 /// GPU and near-data units.
-pub const MONDE: System = System { name: "MoNDE", policies: &[schedule::MONDE], fetches: true, keeps: true };
+pub const MONDE: System = System { name: "MoNDE", policies: &[systems::MONDE], fetches: true, keeps: true };
 /// The same with a GPU that keeps no experts.
 pub const MONDE_BARE: System = System { keeps: false, ..MONDE };
 /// As the paper has it.

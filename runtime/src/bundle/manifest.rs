@@ -5,7 +5,7 @@
 
 use crate::bundle::program::Program;
 use crate::bundle::{BundleFile, BundleReader};
-use crate::error::{Error, Result};
+use crate::error::{DAMAGED, Error, Result};
 use crate::platform::regular;
 use moec_ir::plan::FileRef;
 use serde_json::Value;
@@ -45,7 +45,7 @@ pub fn files(bundle: &Path) -> Result<Vec<FileRef>> {
 /// # Errors
 /// A manifest that is malformed.
 pub fn parse(manifest: &[u8], bundle: &Path) -> Result<Vec<FileRef>> {
-    let malformed = |why: String| Error::Manifest { path: bundle.join(MANIFEST), why };
+    let malformed = |why| bad(bundle, why);
     let manifest: Value = serde_json::from_slice(manifest).map_err(|e| malformed(e.to_string()))?;
     let listed = manifest["files"].as_object().ok_or_else(|| malformed("it lists no files".to_owned()))?;
     let file = |(name, entry): (&String, &Value)| {
@@ -68,7 +68,7 @@ pub fn check(bundle: &BundleReader, program: Option<&Program>) -> Result<Checked
     for own in program.iter().flat_map(|p| &p.files) {
         if !files.contains(&own) {
             let why = format!("of `{}` it says something else than the program was built for", own.path);
-            return Err(Error::Manifest { path: folder.join(MANIFEST), why });
+            return Err(bad(&folder, why));
         }
     }
     // Sizes of all files first: they cost nothing and catch most damage.
@@ -94,13 +94,18 @@ pub fn digest(bundle: &Path) -> Option<[u8; 32]> {
     read(&bundle.join(MANIFEST)).ok().map(|bytes| Sha256::digest(bytes).into())
 }
 
+/// The manifest of a bundle cannot be used.
+fn bad(bundle: &Path, why: String) -> Error {
+    Error::file(bundle.join(MANIFEST), format!("is not a manifest of this bundle: {why}")).with_hint(DAMAGED)
+}
+
 /// Reads it: a regular file of bounded size, and no link.
 fn read(path: &Path) -> Result<Vec<u8>> {
     regular::read_unlinked(path, regular::MANIFEST).map_err(|source| {
         if source.kind() == ErrorKind::NotFound {
             return Error::MissingFile(path.to_owned());
         }
-        Error::Io { doing: "read", path: path.to_owned(), source }
+        Error::io("read", path.to_owned(), source)
     })
 }
 
@@ -174,7 +179,7 @@ mod tests {
         let zeros = "0".repeat(64);
         fs::write(&path, format!("{{\"files\": {{\"../x\": {{\"bytes\": 4, \"sha256\": \"{zeros}\"}}}}}}"))
             .unwrap();
-        assert!(matches!(check(dir.path()), Err(Error::OutsideBundle(_))));
+        assert!(matches!(check(dir.path()), Err(Error::Bundle(why)) if why.contains("not a path inside")));
         fs::remove_file(&path).unwrap();
         assert!(matches!(check(dir.path()), Err(Error::MissingFile(_))));
         assert_eq!(digest(dir.path()), None);

@@ -46,11 +46,12 @@ impl Program {
     /// on it) is used.
     ///
     /// # Errors
-    /// [`Error::Plan`] for a plan of another version or one that is not valid, [`Error::NoKernel`] for a
-    /// symbol that `resolve` does not know.
+    /// [`Error::Bundle`] for a plan of another version or one that is not valid, and for a symbol that `resolve` does not know.
     pub fn new(plan: Plan, resolve: &dyn Fn(&str) -> Option<KernelFn>) -> Result<Self> {
-        verify::plan(&plan).map_err(|e| Error::Plan(e.to_string()))?;
-        let find = |k: &plan::KernelRef| resolve(&k.symbol).ok_or_else(|| Error::NoKernel(k.symbol.clone()));
+        verify::plan(&plan).map_err(Error::plan)?;
+        let missing =
+            |k: &plan::KernelRef| Error::Bundle(format!("the object code has no kernel `{}`", k.symbol));
+        let find = |k: &plan::KernelRef| resolve(&k.symbol).ok_or_else(|| missing(k));
         let kernels = plan.kernels.iter().map(find).collect::<Result<_>>()?;
         Ok(Self { plan, kernels })
     }
@@ -60,7 +61,7 @@ impl Program {
     /// # Errors
     /// As [`Program::new`]; bytes that are no plan.
     pub fn linked(plan: &[u8], kernels: &[KernelFn]) -> Result<Self> {
-        let plan = Plan::decode(plan).map_err(|e| Error::Plan(e.to_string()))?;
+        let plan = Plan::decode(plan).map_err(Error::plan)?;
         let symbols = plan.kernels.iter().map(|k| k.symbol.clone());
         let kernels: HashMap<String, KernelFn> = symbols.zip(kernels.iter().copied()).collect();
         Self::new(plan, &|symbol| kernels.get(symbol).copied())

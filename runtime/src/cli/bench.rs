@@ -38,7 +38,7 @@ pub(super) fn run(
     check_room(prompt, n, max)?;
     let slots = context.program.model.slots;
     if let Some(many) = args.best_of.filter(|&many| many > slots as usize) {
-        return Err(Error::FewSlots { needed: many, slots }.into());
+        return Err(Error::few_slots(many, slots).into());
     }
     let start = Instant::now();
     let demand = Demand { sequences: args.best_of.unwrap_or(args.batch), tokens: prompt + n };
@@ -157,7 +157,7 @@ fn answer(engine: &mut Engine<'_>, io: &mut Io<'_>) -> Result<(), Failure> {
         line.clear();
         let Some(input) = &mut io.input else { return Ok(()) };
         let mut byte = [0];
-        while input.read(&mut byte).map_err(Error::Input)? == 1 && byte[0] != b'\n' {
+        while input.read(&mut byte).map_err(Error::input)? == 1 && byte[0] != b'\n' {
             line.push(byte[0]);
         }
         let text = String::from_utf8_lossy(&line);
@@ -314,7 +314,7 @@ struct Known<'i>(std::iter::Cycle<std::slice::Iter<'i, u32>>);
 
 impl Choose for Known<'_> {
     fn choose(&mut self, _logits: &[f32]) -> Result<u32> {
-        self.0.next().copied().ok_or(Error::EmptyPrompt)
+        self.0.next().copied().ok_or_else(Error::empty_prompt)
     }
 }
 
@@ -325,7 +325,7 @@ fn once(engine: &mut Engine<'_>, what: Task) -> Result<(Duration, Duration)> {
     let model = &engine.program().model;
     let (vocab, slots) = (model.vocab, model.slots);
     if batch > slots as usize {
-        return Err(Error::FewSlots { needed: batch, slots });
+        return Err(Error::few_slots(batch, slots));
     }
     let ids: Vec<_> = (0..batch).map(|s| prompt_ids(s, prompt, vocab)).collect();
     let mut decoder = Decoder::full();

@@ -63,7 +63,7 @@ struct NewFile {
 
 impl NewFile {
     fn create(path: &Path) -> Result<Self> {
-        let failed = |source| Error::Io { doing: "create", path: path.to_owned(), source };
+        let failed = |source| Error::io("create", path.to_owned(), source);
         let name = path.file_name().ok_or_else(|| failed(io::ErrorKind::IsADirectory.into()))?;
         // A device or a pipe would be replaced by a file.
         if path.is_dir() {
@@ -96,7 +96,7 @@ impl NewFile {
     }
 
     fn failed(&self, source: io::Error) -> Error {
-        Error::Io { doing: "write", path: self.path.clone(), source }
+        Error::io("write", self.path.clone(), source)
     }
 }
 

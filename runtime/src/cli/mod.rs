@@ -206,7 +206,11 @@ impl<'a> Context<'a> {
                 ("--prefetch", common.prefetch.is_some()),
             ];
             if let Some((option, _)) = given.iter().find(|(_, given)| *given) {
-                return Err(Error::NoPaging(option));
+                let what = format!(
+                    "`{option}` is about experts on flash, and the bundle was built without a memory budget"
+                );
+                return Err(Error::usage(what)
+                    .with_hint("set `budget` under `[memory]` in `model.toml` and build again"));
             }
         }
         let stop = Some(interrupt::flag());

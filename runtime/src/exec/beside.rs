@@ -83,10 +83,9 @@ pub(crate) fn open<'p>(
             continue;
         };
         let (memory, mapped) = (&program.memories[index as usize], unit.is_mapped());
-        let bytes =
-            program.peak(index, 1).ok_or_else(|| Error::Plan("a memory past all addresses".into()))?;
+        let bytes = program.peak(index, 1).ok_or_else(|| Error::plan("a memory past all addresses"))?;
         let base = unit.take(bytes)?.ok_or_else(|| {
-            Error::Plan(format!(
+            Error::plan(format!(
                 "`{}` has no memory of its own, and the plan has `{}`",
                 unit.name(),
                 memory.name
@@ -106,9 +105,7 @@ pub(crate) fn open<'p>(
         let mut residents = vec![None; program.segments.len()];
         for resident in &memory.residents {
             let store = store.as_ref().ok_or_else(|| {
-                Error::Plan(
-                    "weights of a memory beside the processor's, and no bundle to read them from".into(),
-                )
+                Error::plan("weights of a memory beside the processor's, and no bundle to read them from")
             })?;
             residents[resident.segment as usize] =
                 Some(bring(program, resident, store, unit.as_ref(), &mut place)?);
@@ -119,7 +116,7 @@ pub(crate) fn open<'p>(
             beside.scratch[u] = Some(place(program.scratch_bytes));
         }
         if end > bytes {
-            return Err(Error::Plan(format!("`{}` holds {end} bytes, past its {bytes}", memory.name)));
+            return Err(Error::plan(format!("`{}` holds {end} bytes, past its {bytes}", memory.name)));
         }
         beside.bytes.push(bytes);
         beside.mapped.push(mapped);
@@ -135,7 +132,7 @@ fn bring(
     unit: &dyn Unit,
     place: &mut dyn FnMut(u64) -> Addr,
 ) -> Result<Addr> {
-    let missing = || Error::Plan(format!("segment {} is not there", resident.segment));
+    let missing = || Error::plan(format!("segment {} is not there", resident.segment));
     let segment = program.segments.get(resident.segment as usize).ok_or_else(missing)?;
     if resident.matrices.is_empty() {
         let (from, to) = (store.segment(resident.segment).ok_or_else(missing)?, place(segment.bytes));

@@ -145,7 +145,7 @@ pub(crate) fn bind(
         let first = bound.args.len();
         for &arg in &step.args {
             let addr = places.of(program, entry, step.unit, arg);
-            bound.args.push(addr.ok_or_else(|| Error::Plan(format!("{arg:?} names nothing")))?);
+            bound.args.push(addr.ok_or_else(|| Error::plan(format!("{arg:?} names nothing")))?);
         }
         let from = bound.waits.len();
         let elsewhere = step.deps.iter().filter(|&&d| unit_of(d).is_some_and(|unit| unit != step.unit));

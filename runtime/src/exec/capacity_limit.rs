@@ -94,7 +94,7 @@ impl<'p> CapacityLimit<'p> {
                 Misrouted::Expert { expert, experts } => {
                     StepFault::Expert(BadExpert { step: launch.step, expert, experts: experts as u32 })
                 }
-                Misrouted::Shape { .. } => StepFault::Unit(Error::Plan(e.to_string())),
+                Misrouted::Shape { .. } => StepFault::Unit(Error::plan(e.to_string())),
             });
             // What runs behind stays in bounds.
             // SAFETY: as above; the slices are gone.

@@ -310,7 +310,7 @@ impl<'p> Engine<'p> {
     /// round differently, so that the same tokens may then give other last bits than in an engine that has just been opened.
     ///
     /// # Errors
-    /// [`crate::Error::BadSlot`].
+    /// [`crate::Error::Request`].
     pub fn reset(&mut self, slot: u32) -> Result<()> {
         self.states.zero(slot)
     }
@@ -320,7 +320,7 @@ impl<'p> Engine<'p> {
     /// the plan says, which all slots share; the one that saves least goes where there is none left.
     ///
     /// # Errors
-    /// [`crate::Error::BadSlot`]; [`crate::Error::State`] where a state has no room, or after a call that failed in the slot.
+    /// [`crate::Error::Request`]; [`crate::Error::State`] where a state has no room, or after a call that failed in the slot.
     pub fn snapshot(&mut self, slot: u32) -> Result<usize> {
         self.states.snapshot(slot)
     }
@@ -336,7 +336,7 @@ impl<'p> Engine<'p> {
     /// Makes a slot exactly what it was behind its first `pos` tokens. Snapshots of later positions go.
     ///
     /// # Errors
-    /// [`crate::Error::BadSlot`], [`crate::Error::Gap`]; [`crate::Error::State`] where a ring has overwritten what is seen from there, or another
+    /// [`crate::Error::Request`], [`crate::Error::State`]; [`crate::Error::State`] where a ring has overwritten what is seen from there, or another
     /// state that is no cache has no snapshot.
     /// Nothing is changed then.
     pub fn rewind(&mut self, slot: u32, pos: usize) -> Result<()> {

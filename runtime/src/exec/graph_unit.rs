@@ -94,7 +94,7 @@ impl<'p> GraphUnit<'p> {
                     row.convert_from_f32_slice(&x[token * hidden..][..hidden]);
                     if row.iter().any(|h| !h.is_finite()) {
                         let why = "a row holds a number past 65504, which f16 does not hold".to_owned();
-                        return Err(Error::Graph { graph: format!("experts of set {set}"), why });
+                        return Err(Error::graph(format!("experts of set {set}"), why));
                     }
                 }
             }
@@ -185,8 +185,7 @@ impl GraphUnit<'_> {
             if at_place.is_some_and(|place| *place != g) {
                 continue;
             }
-            let failed =
-                |why: String| Error::Graph { graph: format!("{} {}", graph.package, graph.function), why };
+            let failed = |why: String| Error::graph(format!("{} {}", graph.package, graph.function), why);
             ports.resize_with(graph.inputs.len() + graph.outputs.len(), Vec::new);
             let (given, taken) = ports.split_at_mut(graph.inputs.len());
             for (port, values) in graph.inputs.iter().zip(&mut *given) {
@@ -294,7 +293,7 @@ impl Unit for GraphUnit<'_> {
             }
             (Code::Kernel(_), _) => {
                 let why = "a kernel in a unit that runs graphs alone".to_owned();
-                launch.fail(StepFault::Unit(Error::Plan(why)));
+                launch.fail(StepFault::Unit(Error::plan(why)));
             }
         }
     }

@@ -107,7 +107,7 @@ pub struct UnknownStep {
 
 impl From<UnknownStep> for Error {
     fn from(UnknownStep { unit, step, builtin }: UnknownStep) -> Self {
-        Self::UnknownStep { unit, step, builtin }
+        Self::unknown_step(unit, step, builtin)
     }
 }
 
@@ -193,13 +193,13 @@ pub trait Unit: Send + Sync {
 /// Refuses a program with a step that its unit does not execute.
 ///
 /// # Errors
-/// [`Error::UnknownStep`]; [`Error::NoUnit`] for a unit that nobody has brought.
+/// [`Error::Machine`]; [`Error::Machine`] for a unit that nobody has brought.
 pub(crate) fn check(units: &[Option<Box<dyn Unit + '_>>], program: &Program) -> Result<()> {
     for entry in &program.entries {
         for (step, s) in entry.steps.iter().enumerate() {
             let unit = units.get(s.unit as usize).and_then(Option::as_ref).ok_or_else(|| {
                 let name = program.units.get(s.unit as usize).map_or("?", |u| &u.name);
-                Error::NoUnit(name.to_owned())
+                Error::no_unit(name)
             })?;
             if let plan::Code::Builtin(builtin) = s.code
                 && !unit.executes(builtin)

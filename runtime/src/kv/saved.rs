@@ -22,7 +22,7 @@
 //! Numbers are little-endian.
 
 use crate::bundle::program::Program;
-use crate::error::{Error, Result};
+use crate::error::{Error, Hex, Result};
 use crate::exec::engine::{Engine, turn};
 use crate::platform::regular;
 use moec_ir::plan::Plan;
@@ -58,7 +58,7 @@ pub struct Saved {
 
 /// The hash by which a plan, and with it its weights, is known.
 fn plan_hash(plan: &Plan) -> Result<[u8; 32]> {
-    let bytes = plan.encode().map_err(|e| Error::Plan(e.to_string()))?;
+    let bytes = plan.encode().map_err(Error::plan)?;
     Ok(Sha256::digest(&bytes).into())
 }
 
@@ -66,14 +66,17 @@ fn plan_hash(plan: &Plan) -> Result<[u8; 32]> {
 /// size in bytes.
 ///
 /// # Errors
-/// [`Error::State`] for what another unit keeps, and after a call that failed; [`Error::Plan`] for ids that are not as many as
+/// [`Error::State`] for what another unit keeps, and after a call that failed; [`Error::Request`] for ids that are not as many as
 /// the slot's tokens; [`Error::Io`].
 pub fn save(engine: &Engine<'_>, slot: u32, ids: &[u32], path: &Path) -> Result<u64> {
     if ids.len() != engine.len(slot) || ids.is_empty() {
-        return Err(Error::Plan(format!("slot {slot} does not hold the {} tokens to be saved", ids.len())));
+        return Err(Error::request(format!(
+            "slot {slot} does not hold the {} tokens to be saved",
+            ids.len()
+        )));
     }
     let head = head(engine, slot, ids)?;
-    let failed = |source| Error::Io { doing: "write", path: path.to_owned(), source };
+    let failed = |source| Error::io("write", path.to_owned(), source);
     let partial = Partial::create(path).map_err(failed)?;
     let mut out = Summed { out: BufWriter::new(&partial.file), hash: Sha256::new(), bytes: 0 };
     out.put(&head).map_err(failed)?;
@@ -87,6 +90,12 @@ pub fn save(engine: &Engine<'_>, slot: u32, ids: &[u32], path: &Path) -> Result<
     let bytes = out.finish().map_err(failed)?;
     partial.keep(path).map_err(failed)?;
     Ok(bytes)
+}
+
+/// A file is not a saved prompt, or a damaged one.
+fn unusable(path: &Path, why: &str) -> Error {
+    Error::file(path, format!("is no saved prompt that can be used: {why}"))
+        .with_hint("give a file that `--save-prompt` has written, or write it again")
 }
 
 /// The number that bytes begin with.
@@ -109,11 +118,10 @@ impl Saved {
     /// Opens a file and reads its head and its ids.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Saved`] for what is no such file, is of another version, or is too short;
-    /// [`Error::SavedElsewhere`] for one of another bundle.
+    /// [`Error::Io`]; [`Error::BadFile`] for what is no such file, is of another version or another bundle, or is too short.
     pub fn open(path: &Path, program: &Program) -> Result<Self> {
-        let failed = |source| Error::Io { doing: "read", path: path.to_owned(), source };
-        let wrong = |why: &str| Error::Saved { path: path.to_owned(), why: why.to_owned() };
+        let failed = |source| Error::io("read", path.to_owned(), source);
+        let wrong = |why: &str| unusable(path, why);
         let mut file = regular::open(path).map_err(failed)?;
         let bytes = file.metadata().map_err(failed)?.len();
         if bytes < HEAD as u64 + HASH {
@@ -134,7 +142,14 @@ impl Saved {
         if found != expected {
             let mut hash = [0; 32];
             hash.copy_from_slice(found);
-            return Err(Error::SavedElsewhere { path: path.to_owned(), expected, found: hash });
+            let what = format!(
+                "was saved with another bundle: of a plan whose SHA-256 starts with {}, not with {}",
+                Hex(&hash),
+                Hex(&expected)
+            );
+            return Err(Error::file(path, what).with_hint(
+                "a saved prompt belongs to one build, its weights included; save it again with `--save-prompt`",
+            ));
         }
         let max = program.model.max_context as usize;
         let number = |at: usize| numbers.get(at..).and_then(word).filter(|&n| n <= max);
@@ -189,22 +204,20 @@ impl Saved {
     /// Makes a slot what it was when it was saved.
     ///
     /// # Errors
-    /// [`Error::State`] for what another unit keeps; [`Error::Saved`] for a file of another length than the plan's states have, or
+    /// [`Error::State`] for what another unit keeps; [`Error::BadFile`] for a file of another length than the plan's states have, or
     /// with another hash; [`Error::Io`]. The slot holds nothing then.
     pub fn restore(self, engine: &mut Engine<'_>, slot: u32) -> Result<()> {
         let Self { path, mut file, bytes, mut hash, written, turn: _, ids, snapshots } = self;
         let failed = |source: io::Error| match source.kind() {
-            io::ErrorKind::UnexpectedEof => {
-                Error::Saved { path: path.clone(), why: "it is cut off".to_owned() }
-            }
-            _ => Error::Io { doing: "read", path: path.clone(), source },
+            io::ErrorKind::UnexpectedEof => unusable(&path, "it is cut off"),
+            _ => Error::io("read", path.clone(), source),
         };
-        let wrong = |why: String| Error::Saved { path: path.clone(), why };
+        let wrong = |why: &str| unusable(&path, why);
         let states = engine.states.saved_bytes(slot, ids.len(), snapshots.len())?;
         let read = HEAD as u64 + HASH + 4 * ids.len() as u64 + 8 * snapshots.len() as u64;
         let expected = read.saturating_add(states);
         if bytes != expected {
-            return Err(wrong(format!("it has {bytes} bytes in place of {expected}")));
+            return Err(wrong(&format!("it has {bytes} bytes in place of {expected}")));
         }
         engine.states.restore(slot, ids.len(), written, &snapshots, &mut |part| {
             file.read_exact(part).map_err(failed)?;
@@ -214,7 +227,7 @@ impl Saved {
         let mut said = Sha::default();
         let right = file.read_exact(&mut said).map_err(failed).and_then(|()| {
             let same = *hash.finalize() == said;
-            if same { Ok(()) } else { Err(wrong("its content is not what was saved".to_owned())) }
+            if same { Ok(()) } else { Err(wrong("its content is not what was saved")) }
         });
         if right.is_err() {
             engine.reset(slot)?;

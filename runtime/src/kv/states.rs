@@ -5,8 +5,9 @@
 //! not overwritten what its window sees. Of another kind a slot is zeroed at the start of a sequence, and goes back to where a snapshot
 //! was taken; all slots share a pool of these ([`super::snapshots`]). What a kind cannot do is refused by name.
 
+use super::cannot::Cannot;
 use super::snapshots::Pool;
-use crate::error::{Cannot, Error, Result};
+use crate::error::{Error, Result};
 use crate::platform::memory::{Addr, Region};
 use moec_ir::plan::{ALIGN, GraphDecl, Plan, StateBuf};
 use moec_ir::state::{CacheHead, CacheOrder, StateKind};
@@ -74,9 +75,9 @@ impl<'p> States<'p> {
     /// processor's memory. `sequences` are to be held at most: the pool has no more snapshots than these have room for.
     ///
     /// # Errors
-    /// [`Error::Plan`] for more than an address space holds, [`Error::Memory`] for more than the system gives.
+    /// [`Error::Bundle`] for more than an address space holds, [`Error::Io`] for more than the system gives.
     pub(crate) fn new(plan: &'p Plan, elsewhere: &[Option<Addr>], sequences: u32) -> Result<Self> {
-        let large = || Error::Plan("the KV cache is larger than memory can be".to_owned());
+        let large = || Error::plan("the KV cache is larger than memory can be");
         let (mut bytes, mut offsets) = (0_u64, Vec::with_capacity(plan.states.len()));
         for state in &plan.states {
             offsets.push(bytes);
@@ -145,12 +146,12 @@ impl<'p> States<'p> {
     /// Forgets the sequence in a slot, whatever state it is in. Every kind can.
     ///
     /// # Errors
-    /// [`Error::BadSlot`].
+    /// [`Error::Request`].
     pub(crate) fn zero(&mut self, slot: u32) -> Result<()> {
         let slots = self.plan.model.slots;
         // A cache or ring needs no clearing: a row attends to positions up to its own, and those have been written since. What else
         // its kernels meet, `begin` clears.
-        *self.lens.get_mut(slot as usize).ok_or(Error::BadSlot { slot, slots })? = 0;
+        *self.lens.get_mut(slot as usize).ok_or_else(|| Error::bad_slot(slot, slots))? = 0;
         if let Some(written) = self.written.get_mut(slot as usize) {
             *written = 0;
         }
@@ -170,7 +171,7 @@ impl<'p> States<'p> {
     /// another snapshot goes. A sequence of no tokens needs none, nor does a cache or ring.
     ///
     /// # Errors
-    /// [`Error::BadSlot`]; [`Error::State`] where there is no room, or after a call that failed.
+    /// [`Error::Request`]; [`Error::State`] where there is no room, or after a call that failed.
     pub(crate) fn snapshot(&mut self, slot: u32) -> Result<usize> {
         let pos = self.checked_len(slot)?;
         if self.folded.is_empty() {
@@ -250,12 +251,12 @@ impl<'p> States<'p> {
     /// Whether a sequence can go on at `pos`.
     ///
     /// # Errors
-    /// [`Error::BadSlot`]; [`Error::Gap`] behind its end; [`Error::State`] before it, where a ring has overwritten what is
+    /// [`Error::Request`]; [`Error::State`] behind its end; [`Error::State`] before it, where a ring has overwritten what is
     /// seen from there or a state has no snapshot, and at it after a call that failed.
     pub(crate) fn check_rewind(&self, slot: u32, pos: usize) -> Result<()> {
         let len = self.checked_len(slot)?;
         if pos > len {
-            return Err(Error::Gap { slot, pos, len });
+            return Err(Error::gap(slot, pos, len));
         }
         if pos == 0 {
             return Ok(());
@@ -266,7 +267,7 @@ impl<'p> States<'p> {
                 let least = overwritten.saturating_add(ring.window - 1);
                 let state = &self.plan.states[ring.index];
                 let cannot = Cannot::Reach { slot, len, pos, least };
-                return Err(Error::State { state: state.name.clone(), kind: state.kind, cannot });
+                return Err(cannot.error(&state.name, state.kind));
             }
         }
         if self.folded.is_empty() || self.pool.find(slot, pos).is_some() {
@@ -320,7 +321,7 @@ impl<'p> States<'p> {
     /// order.
     ///
     /// # Errors
-    /// [`Error::BadSlot`]; [`Error::State`] for what another unit keeps.
+    /// [`Error::Request`]; [`Error::State`] for what another unit keeps.
     fn held(&self, slot: u32, tokens: usize) -> Result<Vec<(usize, usize)>> {
         self.checked_len(slot)?;
         check_own(self.plan, Cannot::Save)?;
@@ -353,7 +354,7 @@ impl<'p> States<'p> {
     /// Gives all that a slot holds of its sequence to `sink`, then its [`States::snapshots`], one after the other.
     ///
     /// # Errors
-    /// [`Error::BadSlot`]; [`Error::State`] for what another unit keeps, and after a call that failed; those of `sink`.
+    /// [`Error::Request`]; [`Error::State`] for what another unit keeps, and after a call that failed; those of `sink`.
     pub(crate) fn save(&self, slot: u32, sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         self.check_whole(slot)?;
         for (at, bytes) in self.held(slot, self.checked_len(slot)?)? {
@@ -432,7 +433,7 @@ impl<'p> States<'p> {
     /// Of caches a hole before the rows is allowed.
     ///
     /// # Errors
-    /// As [`States::check_rewind`]; [`Error::SlotTwice`] for rows of a sequence that do not follow each other. No sequence is
+    /// As [`States::check_rewind`]; [`Error::Request`] for rows of a sequence that do not follow each other. No sequence is
     /// changed then.
     pub(crate) fn begin(&mut self, rows: impl Iterator<Item = (u32, usize)> + Clone) -> Result<()> {
         self.clear(rows.clone())?;
@@ -451,7 +452,7 @@ impl<'p> States<'p> {
         });
         for (i, (slot, pos)) in first.clone().enumerate() {
             if first.clone().take(i).any(|(other, _)| other == slot) {
-                return Err(Error::SlotTwice(slot));
+                return Err(Error::slot_twice(slot));
             }
             self.check_rewind(slot, pos)?;
         }
@@ -505,7 +506,7 @@ impl<'p> States<'p> {
     }
 
     fn checked_len(&self, slot: u32) -> Result<usize> {
-        self.len(slot).ok_or(Error::BadSlot { slot, slots: self.plan.model.slots })
+        self.len(slot).ok_or_else(|| Error::bad_slot(slot, self.plan.model.slots))
     }
 
     fn check_whole(&self, slot: u32) -> Result<()> {
@@ -553,7 +554,7 @@ fn least(plan: &Plan) -> Option<&StateBuf> {
 /// What a plan's states cannot do, in the name of the one that goes back least far.
 fn refusal(plan: &Plan, cannot: Cannot) -> Error {
     let (state, kind) = least(plan).map(|s| (s.name.clone(), s.kind)).unwrap_or_default();
-    Error::State { state, kind, cannot }
+    cannot.error(&state, kind)
 }
 
 /// Refuses a plan whose sequences cannot go back by a token, as tokens that are decoded twice do.
@@ -583,7 +584,7 @@ fn check_own(plan: &Plan, cannot: Cannot) -> Result<()> {
     let of_graph = |g: &GraphDecl| (format!("{} {}", g.package, g.function), StateKind::Cache);
     let graph = plan.graphs.iter().find(|g| g.stateful).map(of_graph);
     let elsewhere = plan.states.iter().find(|s| s.memory != 0).map(|s| (s.name.clone(), s.kind));
-    graph.or(elsewhere).map_or(Ok(()), |(state, kind)| Err(Error::State { state, kind, cannot }))
+    graph.or(elsewhere).map_or(Ok(()), |(state, kind)| Err(cannot.error(&state, kind)))
 }
 
 /// How many tokens of a sequence can be guessed, taken at once, and taken back: what rings hold beside what they see.
@@ -603,7 +604,7 @@ pub(crate) fn most_guesses(plan: &Plan) -> Result<usize> {
 }
 
 fn short() -> Error {
-    Error::Plan("a state is shorter than its extents".to_owned())
+    Error::plan("a state is shorter than its extents")
 }
 
 /// Bytes of what each head of a state holds of `tokens` tokens, and where the heads of both slots begin in it; `None` where

@@ -190,31 +190,50 @@ static SYSTEMS: &[(&str, &[&str])] = &[
 /// Refuses a target that this machine cannot execute.
 ///
 /// # Errors
-/// [`Error::WrongArch`], [`Error::UnknownFeatures`], [`Error::MissingFeatures`].
+/// [`Error::Machine`]: another architecture or operating system, features that this CPU lacks or this runtime does not know.
 pub fn check(target: &TargetInfo) -> Result<()> {
-    let arch = match target.triple.split('-').next().unwrap_or_default() {
+    if !is_of_this_machine(&target.triple) {
+        let (triple, arch, system) = (&target.triple, std::env::consts::ARCH, std::env::consts::OS);
+        let what = format!("the bundle was built for `{triple}`, but this machine is {arch} under {system}");
+        return Err(Error::machine(what).with_hint(if triple.contains("-apple-") {
+            "copy the bundle to a Mac, where `sh runner/build.sh` in it makes `run`; or build for this machine with \
+             `moec build --target native`"
+        } else {
+            HERE
+        }));
+    }
+    let features: Vec<&str> = target.features.iter().map(String::as_str).collect();
+    let list = |names: &[&str]| names.iter().map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", ");
+    let (unknown, target) = (unknown(&features), &target.name);
+    if !unknown.is_empty() {
+        let what = format!("target `{target}` needs {}, which this runtime cannot detect", list(&unknown));
+        return Err(
+            Error::machine(what).with_hint("build the bundle and its runner with the same version of moec")
+        );
+    }
+    let missing = missing(&features);
+    if !missing.is_empty() {
+        let what = format!("this processor lacks {}, which target `{target}` needs", list(&missing));
+        return Err(Error::machine(what).with_hint(HERE));
+    }
+    Ok(())
+}
+
+/// What helps where code is for other machines than this one.
+const HERE: &str =
+    "build for this machine with `moec build --target native`, or run the bundle on one that has them";
+
+/// Whether a triple is of this machine's architecture and operating system.
+pub fn is_of_this_machine(triple: &str) -> bool {
+    let arch = match triple.split('-').next().unwrap_or_default() {
         "arm64" => "aarch64",
         "amd64" => "x86_64",
         arch => arch,
     };
-    let system = std::env::consts::OS;
-    let other =
-        |&(word, systems): &(&str, &[&str])| target.triple.contains(word) && !systems.contains(&system);
-    if arch != std::env::consts::ARCH || SYSTEMS.iter().any(other) {
-        let host = format!("{} under {system}", std::env::consts::ARCH);
-        return Err(Error::WrongArch { triple: target.triple.clone(), host });
-    }
-    let features: Vec<&str> = target.features.iter().map(String::as_str).collect();
-    let owned = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect::<Vec<_>>();
-    let unknown = owned(unknown(&features));
-    if !unknown.is_empty() {
-        return Err(Error::UnknownFeatures { unknown, target: target.name.clone() });
-    }
-    let missing = owned(missing(&features));
-    if !missing.is_empty() {
-        return Err(Error::MissingFeatures { missing, target: target.name.clone() });
-    }
-    Ok(())
+    let other = |&(word, systems): &(&str, &[&str])| {
+        triple.contains(word) && !systems.contains(&std::env::consts::OS)
+    };
+    arch == std::env::consts::ARCH && !SYSTEMS.iter().any(other)
 }
 
 /// Most threads that are accepted.
@@ -228,9 +247,9 @@ pub fn cores() -> usize {
 /// Threads to run: `requested`, else `MOEC_THREADS`, else one per core.
 ///
 /// # Errors
-/// [`Error::Range`] for a number outside of `1 ..= MAX_THREADS`, or a `MOEC_THREADS` that is no number.
+/// [`Error::Usage`] for a number outside of `1 ..= MAX_THREADS`, or a `MOEC_THREADS` that is no number.
 pub fn threads(requested: Option<usize>) -> Result<usize> {
-    let range = |what, found| Error::Range { what, range: "a number from 1 to 1024", found };
+    let range = |what, found| Error::range(what, "a number from 1 to 1024", found);
     let (what, n) = match (requested, std::env::var("MOEC_THREADS")) {
         (Some(n), _) => ("the number of threads", n),
         (None, Ok(text)) if !text.is_empty() => match text.trim().parse() {
@@ -245,10 +264,10 @@ pub fn threads(requested: Option<usize>) -> Result<usize> {
 /// Refuses to bind more threads to cores than this process may use.
 ///
 /// # Errors
-/// [`Error::Range`].
+/// [`Error::Usage`].
 pub fn check_pin(threads: usize) -> Result<()> {
     let (what, range) = ("with `--pin` the number of threads", "at most that of the cores of this process");
-    if threads <= cores() { Ok(()) } else { Err(Error::Range { what, range, found: threads.to_string() }) }
+    if threads <= cores() { Ok(()) } else { Err(Error::range(what, range, threads.to_string())) }
 }
 
 /// Binds the calling thread, and those that it starts later, to the `index`-th core that it may use. Best effort: without it the

@@ -68,7 +68,7 @@ impl Region {
     /// Maps `bytes` bytes for `what`.
     ///
     /// # Errors
-    /// [`Error::Memory`] if the system refuses.
+    /// [`Error::Io`] if the system refuses.
     pub fn new(what: &'static str, bytes: u64) -> Result<Self> {
         Self::aligned(what, bytes, 1)
     }
@@ -87,7 +87,7 @@ impl Region {
 
     /// `align`: a power of two; up to a page it is what the system gives anyway.
     fn aligned(what: &'static str, bytes: u64, align: usize) -> Result<Self> {
-        let refused = |source| Error::Memory { what, bytes, source };
+        let refused = |source| Error::memory(what, bytes, source);
         let none = || refused(io::ErrorKind::OutOfMemory.into());
         let len = usize::try_from(bytes).map_err(|_| none())?;
         let whole = len.max(1).checked_add(align - 1).filter(|&n| isize::try_from(n).is_ok());

@@ -1,6 +1,6 @@
 //! Which unit computes which expert of a step, and where experts are, where several units can.
 //!
-//! * [`Costs`] are the prices: what an expert takes on each unit and on each link. [`System`] is a row of the table of policies: who
+//! * [`Costs`] are the prices: what an expert takes on each unit and on each link. [`System`] says who
 //!   divides a layer's experts ([`Solver`]), what stays where ([`Keeps`]), and what is foreseen ([`Foresees`]).
 //! * A layer's time is modelled in two ways, each with its solvers: `sums` of units' times, and [`timelines`] on which experts arrive.
 //! * Where experts are is kept in two ways: [`scheduled`] over the memories of the host and frames of each layer, with loads

@@ -114,11 +114,11 @@ pub fn best_of_into(
     let slots = model.slots;
     let room = slots.saturating_sub(first) as usize;
     if many > room {
-        return Err(Error::FewSlots { needed: many.saturating_add(first as usize), slots });
+        return Err(Error::few_slots(many.saturating_add(first as usize), slots));
     }
     if many > 1 && how.temperature <= 0.0 {
         let (range, found) = ("above 0 where several sequences are drawn", how.temperature.to_string());
-        return Err(Error::Range { what: "temperature", range, found });
+        return Err(Error::range("temperature", range, found));
     }
     let before = decoder.fallbacks();
     let done = draw(engine, request, many, decoder, (how, made), out);

@@ -54,14 +54,14 @@ impl Decoder {
     /// the little one does not run then, and all is to the bit what [`Decoder::full`] gives.
     ///
     /// # Errors
-    /// [`Error::NoLittle`] if no little entry points were compiled, [`Error::Range`] for another γ, [`Error::State`] for a state
+    /// [`Error::Usage`] if no little entry points were compiled, [`Error::Usage`] for another γ, [`Error::State`] for a state
     /// that cannot go back by a token, where the little one runs.
     pub fn big_little(program: &Program, gamma: f32) -> Result<Self> {
         if program.model.big_little.is_none() {
-            return Err(Error::NoLittle);
+            return Err(Error::no_little());
         }
         if !(0.0..=1.0).contains(&gamma) {
-            return Err(Error::Range { what: "gamma", range: "from 0 to 1", found: gamma.to_string() });
+            return Err(Error::range("gamma", "from 0 to 1", gamma.to_string()));
         }
         let gamma = Some(gamma).filter(|&g| g < 1.0);
         gamma.map_or(Ok(()), |_| check_snapshots(program))?;

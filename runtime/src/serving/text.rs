@@ -37,15 +37,27 @@ impl Text {
     /// Reads the bundle's tokenizer. `bos` is put in front of every text that does not start with it.
     ///
     /// # Errors
-    /// [`Error::NoTokenizer`] if there is no file, [`Error::BadTokenizer`] if it cannot be used, and as
-    /// [`BundleReader::read`].
+    /// [`Error::Request`] if there is no file, as [`Text::of_file`], and as [`BundleReader::read`].
     pub fn open(bundle: &BundleReader, bos: Option<u32>) -> Result<Self> {
         let bytes = bundle.read(FILE, regular::TOKENIZER).map_err(|e| match e {
-            Error::MissingFile(path) => Error::NoTokenizer(path),
+            Error::MissingFile(path) => {
+                Error::request(format!("the bundle has no tokenizer (`{}`)", path.display()))
+                    .with_hint("give token ids with `--ids`, or put the checkpoint's `tokenizer.json` there")
+            }
             e => e,
         })?;
-        let bad = |reason| Error::BadTokenizer { path: bundle.folder().join(FILE), reason };
-        Self::parse(&bytes, bos).map_err(bad)
+        Self::of_file(bundle, &bytes, bos)
+    }
+
+    /// As [`Text::parse`], of what the bundle's file holds.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`].
+    pub(crate) fn of_file(bundle: &BundleReader, json: &[u8], bos: Option<u32>) -> Result<Self> {
+        Self::parse(json, bos).map_err(|why| {
+            Error::file(bundle.folder().join(FILE), format!("cannot be used as a tokenizer: {why}"))
+                .with_hint("replace the file by the checkpoint's `tokenizer.json`, or give `--ids`")
+        })
     }
 
     /// As [`Text::open`], of what a `tokenizer.json` holds.
@@ -73,9 +85,9 @@ impl Text {
     /// Text of ids, without special tokens.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`].
+    /// [`Error::Internal`].
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
-        timed(|| self.tokenizer.decode(ids, true)).map_err(|e| Error::Tokenizer(e.to_string()))
+        timed(|| self.tokenizer.decode(ids, true)).map_err(|e| Error::tokenizer(e))
     }
 
     /// A decoder that is fed id by id. It leaves special tokens out.
@@ -143,7 +155,7 @@ impl<'a> TextStream<'a> {
     /// The text goes on behind these ids: what they say is not given, but a word behind them has its space.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`].
+    /// [`Error::Internal`].
     pub fn behind(mut self, ids: &[u32]) -> Result<Self> {
         for &id in ids.iter().rev().take(BACK) {
             if self.leaves_out(id) {
@@ -176,13 +188,13 @@ impl<'a> TextStream<'a> {
     /// Text of the window's first ids.
     fn decode(&self, ids: usize) -> Result<String> {
         let decoded = timed(|| self.source().tokenizer.decode(&self.window[..ids], self.skip));
-        decoded.map_err(|e| Error::Tokenizer(e.to_string()))
+        decoded.map_err(|e| Error::tokenizer(e))
     }
 
     /// The text that is certain after one more id; often empty.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`].
+    /// [`Error::Internal`].
     pub fn push(&mut self, id: u32) -> Result<String> {
         if self.leaves_out(id) {
             return Ok(String::new());
@@ -244,7 +256,7 @@ impl<'a> TextStream<'a> {
     /// What is left: characters that never became whole, as replacement characters.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`].
+    /// [`Error::Internal`].
     pub fn finish(mut self) -> Result<String> {
         let mut text = self.decode(self.window.len())?;
         if !text.starts_with(&self.given) {

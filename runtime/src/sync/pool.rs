@@ -37,7 +37,7 @@ impl Pool {
     /// core of its own: what the caller starts later would be bound with it.
     ///
     /// # Errors
-    /// [`Error::Thread`] if the system starts no more threads.
+    /// [`Error::Io`] if the system starts no more threads.
     pub fn new(lanes: usize, beside: usize, pin: bool) -> Result<Self> {
         let all = lanes.max(1) + beside;
         let shared = Arc::new(Shared {
@@ -65,7 +65,7 @@ impl Pool {
                     for thread in threads {
                         drop(thread.join());
                     }
-                    return Err(Error::Thread(e));
+                    return Err(Error::thread(e));
                 }
             }
         }

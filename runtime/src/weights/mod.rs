@@ -5,7 +5,7 @@ pub(crate) mod preload;
 pub mod store;
 
 use crate::bundle::program::Program;
-use crate::error::{Error, Result};
+use crate::error::{Error, Limit, Result, mib};
 use crate::platform::memory::{HUGE_PAGE, Region, size};
 use moec_ir::plan::{StateBuf, StateKind};
 use std::ops::Range;
@@ -103,7 +103,7 @@ pub(crate) fn needed(program: &Program, threads: usize) -> u64 {
 /// mapped ones can be dropped, and others are taken only where all of this fits beside them ([`choose`]).
 ///
 /// # Errors
-/// [`Error::NoMemory`].
+/// [`Error::Limit`], with how many sequences there is memory for.
 pub(crate) fn check_room(program: &Program, threads: usize, demand: Demand, free: u64) -> Result<()> {
     let model = &program.model;
     let (slots, context) = (model.slots.max(1) as usize, model.max_context.max(1) as usize);
@@ -121,21 +121,41 @@ pub(crate) fn check_room(program: &Program, threads: usize, demand: Demand, free
     if kv.saturating_add(rest) <= free {
         return Ok(());
     }
-    Err(Error::NoMemory { kv, rest, free, sequences, tokens })
+    let each = kv.div_ceil(sequences as u64).max(1);
+    let fit = usize::try_from(free.saturating_sub(rest) / each).unwrap_or(usize::MAX);
+    let what = format!(
+        "the KV cache of {sequences} sequences of {tokens} tokens takes {} and activations {}, but {} are free",
+        mib(kv, true),
+        mib(rest, true),
+        mib(free, false)
+    );
+    Err(Error::limit(Limit::Memory, fit, what).with_hint(
+        "end other programs or raise the limit of the control group, or build with a smaller `max_context` or a smaller largest \
+         `decode_batch` under `[shapes]` in `model.toml`",
+    ))
 }
 
 /// Decides for a run that takes `needed` bytes where `available` are there (none: the system does not say). `lazy`: what is not
 /// read is not to be loaded.
 ///
 /// # Errors
-/// [`Error::NoRoom`] if memory of our own is asked for by name and there is too little. Where there is enough, but less than
+/// [`Error::Machine`] if memory of our own is asked for by name and there is too little. Where there is enough, but less than
 /// [`RESERVE`] would be left, it is taken as asked.
 pub(crate) fn choose(weights: Weights, lazy: bool, needed: u64, available: Option<u64>) -> Result<Choice> {
     let choice = |own, why: String| Ok(Choice { own, why });
     let wanted = needed.saturating_add(RESERVE);
     match (weights, available) {
         (Weights::Mapped, _) => choice(false, "as asked".to_owned()),
-        (Weights::Own, Some(available)) if needed > available => Err(Error::NoRoom { needed, available }),
+        (Weights::Own, Some(available)) if needed > available => {
+            let what = format!(
+                "a run with weights in memory of its own takes {}, and {} are free: {} are missing",
+                mib(needed, true),
+                mib(available, false),
+                mib(needed - available, true)
+            );
+            Err(Error::machine(what)
+                .with_hint("leave it to moec with `--weights auto`, or map them with `--weights mapped`"))
+        }
         (Weights::Own, _) => choice(true, "as asked".to_owned()),
         (Weights::Auto, _) if lazy => choice(false, "read when first needed, as asked".to_owned()),
         (Weights::Auto, None) => choice(false, "this system does not say how much memory is free".to_owned()),

@@ -106,7 +106,7 @@ impl Addresses {
     /// the given offset in its file, or none where the file does not go so far.
     ///
     /// # Errors
-    /// [`Error::Plan`] for a segment outside of its file.
+    /// [`Error::Bundle`] for a segment outside of its file.
     pub(crate) fn new(
         program: &Program,
         wanted: &dyn Fn(u32) -> bool,
@@ -122,12 +122,12 @@ impl Addresses {
             let first = s
                 .end()
                 .and_then(|end| place(s, end))
-                .ok_or_else(|| Error::Plan(format!("segment {i} lies outside of its file")))?;
+                .ok_or_else(|| Error::plan(format!("segment {i} lies outside of its file")))?;
             segments.push(Some(first));
             // Inside of the range: the last of them ends with it.
             let (lead, rows, _) = s.extents();
             let rows = rows as usize;
-            let too_large = |_| Error::Plan(format!("segment {i} is larger than memory can be"));
+            let too_large = |_| Error::plan(format!("segment {i} is larger than memory can be"));
             let pitch = usize::try_from(s.pitch).map_err(too_large)?;
             let matrix = |m: u32| first.plus(m as usize * pitch);
             tables.push(match s.rests() {

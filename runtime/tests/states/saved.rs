@@ -77,7 +77,7 @@ fn saved_snapshots_are_checked() {
         changed[at] = to;
         std::fs::write(&path, changed).unwrap();
         let e = Saved::open(&path, &program).and_then(|s| s.restore(&mut engine, 1)).unwrap_err();
-        assert!(matches!(e, Error::Saved { .. }) && e.to_string().contains(why), "{e}, not {why}");
+        assert!(matches!(e, Error::BadFile { .. }) && e.to_string().contains(why), "{e}, not {why}");
         assert!(engine.is_empty(1) && engine.resumes(1, 9) == 0);
     }
 }

@@ -60,9 +60,13 @@ fn the_earliest_of_equal_snapshots_goes_where_there_is_no_room() {
             engine.rewind(0, to).unwrap();
             check_decode(engine, 0, &seq[..=to]);
         }
-        assert!(matches!(engine.rewind(0, 9), Err(Error::Gap { slot: 0, pos: 9, len: 5 })));
+        assert!(
+            matches!(engine.rewind(0, 9), Err(Error::State { what, .. }) if what.ends_with("slot 0 holds 5 tokens"))
+        );
         for e in [engine.rewind(3, 0), engine.snapshot(3).map(|_| ())] {
-            assert!(matches!(e, Err(Error::BadSlot { slot: 3, slots: 3 })));
+            assert!(
+                matches!(e, Err(Error::Request { what, .. }) if what.starts_with("slot 3 does not exist"))
+            );
         }
     });
 }
@@ -98,7 +102,9 @@ fn a_fork_goes_its_own_way() {
             check_decode(engine, slot, &[&a[..], &[6]].concat());
         }
         assert!(matches!(engine.fork(1, 0, 5), Err(Error::State { .. })));
-        assert!(matches!(engine.fork(1, 0, 11), Err(Error::Gap { .. })));
+        assert!(
+            matches!(engine.fork(1, 0, 11), Err(Error::State { what, .. }) if what.contains("leaves a hole"))
+        );
     });
 }
 
@@ -118,7 +124,9 @@ fn caches_go_back_by_their_length() {
             };
             engine.decode(&[(0, to, seq[to])], sink).unwrap();
         }
-        assert!(matches!(engine.rewind(0, 2), Err(Error::Gap { slot: 0, pos: 2, len: 1 })));
+        assert!(
+            matches!(engine.rewind(0, 2), Err(Error::State { what, .. }) if what.ends_with("slot 0 holds 1 tokens"))
+        );
     });
 }
 

@@ -82,7 +82,7 @@ fn piped(read: &mut Vec<u8>, io: &mut Io<'_>) -> Result<Line> {
         if read.len() > LONGEST {
             return Err(Error::new(format!("a line has more than {LONGEST} bytes")));
         }
-        let n = io.input.as_mut().map_or(Ok(0), |i| i.read(&mut piece)).map_err(Failed::Input)?;
+        let n = io.input.as_mut().map_or(Ok(0), |i| i.read(&mut piece)).map_err(Failed::input)?;
         if n == 0 {
             break std::mem::take(read);
         }
@@ -91,7 +91,7 @@ fn piped(read: &mut Vec<u8>, io: &mut Io<'_>) -> Result<Line> {
     if line.is_empty() {
         return Ok(Line::End);
     }
-    let text = String::from_utf8(line).map_err(|_| Failed::NotUtf8)?;
+    let text = String::from_utf8(line).map_err(|_| Failed::not_utf8())?;
     let text = text.trim_end_matches(['\r', '\n']);
     Ok(if text.trim().is_empty() { Line::Nothing } else { Line::Text(text.to_owned()) })
 }

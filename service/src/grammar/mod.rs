@@ -79,7 +79,7 @@ fn forms(
     let grammars = Grammars::open(bundle, context.program)?;
     // One that cannot be used is refused before weights are opened.
     grammars.constraint(&grammar)?;
-    let make = move || grammars.constraint(&grammar).map_err(|e| Failed::Constraint(e.what));
+    let make = move || grammars.constraint(&grammar).map_err(|e| Failed::constraint(e.what));
     Ok(Some(Box::new(make)))
 }
 
@@ -225,12 +225,12 @@ struct Held(Matcher);
 
 impl Constraint for Held {
     fn mask(&mut self, logits: &mut [f32]) -> moec_runtime::Result<()> {
-        apply(&mask(&mut self.0).map_err(Failed::Constraint)?, logits);
+        apply(&mask(&mut self.0).map_err(Failed::constraint)?, logits);
         Ok(())
     }
 
     fn accept(&mut self, id: u32) -> moec_runtime::Result<()> {
-        self.0.consume_token(id).map_err(|e| Failed::Constraint(e.to_string()))
+        self.0.consume_token(id).map_err(Failed::constraint)
     }
 
     fn ended(&self) -> bool {

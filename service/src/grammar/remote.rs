@@ -84,7 +84,7 @@ struct Session {
 
 /// An error of a process that has exceeded its limits.
 fn over(_: io::Error) -> Failed {
-    Failed::Constraint(format!("a token takes more than {TOKEN} s, or all more than {} MiB", MEMORY >> 20))
+    Failed::constraint(format!("a token takes more than {TOKEN} s, or all more than {} MiB", MEMORY >> 20))
 }
 
 impl Session {
@@ -106,15 +106,15 @@ impl Session {
                 apply(mask, logits);
                 Ok(())
             }
-            Some(Err(why)) => Err(Failed::Constraint(why.clone())),
-            None => Err(Failed::Constraint("nothing may follow".to_owned())),
+            Some(Err(why)) => Err(Failed::constraint(why)),
+            None => Err(Failed::constraint("nothing may follow")),
         }
     }
 
     /// Whether the answer is complete.
     fn accept(&mut self, answer: usize, id: u32) -> Result<bool, Failed> {
         let command = serde_json::to_vec(&Command::Token(answer, id));
-        let command = command.map_err(|e| Failed::Constraint(e.to_string()))?;
+        let command = command.map_err(Failed::constraint)?;
         self.masks[answer] = None;
         let mut next = || {
             self.worker.send(&command)?;
@@ -123,7 +123,7 @@ impl Session {
             }
             self.worker.reply()
         };
-        let complete = next().map_err(over)?.map_err(Failed::Constraint)? == [1];
+        let complete = next().map_err(over)?.map_err(Failed::constraint)? == [1];
         if !complete {
             // It comes while the model computes the next logits.
             self.pending.push_back(answer);
@@ -265,7 +265,7 @@ mod tests {
                 match workers().constraints(&grammar, 1) {
                     Ok(mut made) => {
                         let ended = sampled(made.remove(0), 3, 100);
-                        assert!(matches!(ended, Ok(_) | Err(Failed::Constraint(_))), "{ended:?}");
+                        assert!(matches!(ended, Ok(_) | Err(Failed::Request { .. })), "{ended:?}");
                         compiled += 1;
                     }
                     Err(e) => assert!(e.what.contains("cannot be used"), "{e}"),

@@ -94,7 +94,7 @@ async fn prompts(fields: Fields<'_>, server: &Server, text: &Arc<Text>) -> Answe
         });
     }
     match out.iter().flatten().find(|&&id| id >= server.vocab) {
-        Some(&id) => Err(moec_runtime::Error::BadId { id, vocab: server.vocab }.into()),
+        Some(&id) => Err(moec_runtime::Error::bad_id(id, server.vocab).into()),
         None => Ok(out),
     }
 }

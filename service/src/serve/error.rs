@@ -2,7 +2,7 @@
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use moec_runtime::{Error, Fault};
+use moec_runtime::{Error, Fault, Limit};
 use serde_json::{Value, json};
 
 /// Seconds after which a client that was sent away may ask again.
@@ -76,16 +76,15 @@ pub(super) fn hint(own: Option<String>) -> String {
 impl From<Error> for ApiError {
     fn from(e: Error) -> Self {
         let hint = hint(match &e {
-            Error::EmptyPrompt => Some("give a text in `prompt` or `messages`".to_owned()),
-            Error::Room { .. } | Error::Context { .. } => Some("shorten `prompt` or `messages`".to_owned()),
-            Error::FewSlots { slots, .. } => Some(format!("`n` may be {slots} at most")),
-            Error::Busy { .. } => Some("try again soon".to_owned()),
+            Error::Limit { limit: Limit::Context, .. } => Some("shorten `prompt` or `messages`".to_owned()),
+            Error::Limit { limit: Limit::Sequences, most, .. } => Some(format!("`n` may be {most} at most")),
+            Error::Limit { limit: Limit::Queue, .. } => Some("try again soon".to_owned()),
             e => e.hint(),
         });
         let (status, code) = match &e {
-            Error::Busy { .. } => (StatusCode::TOO_MANY_REQUESTS, Some("queue_full")),
+            Error::Limit { limit: Limit::Queue, .. } => (StatusCode::TOO_MANY_REQUESTS, Some("queue_full")),
             Error::Interrupted => (StatusCode::SERVICE_UNAVAILABLE, None),
-            Error::Room { .. } | Error::Context { .. } => {
+            Error::Limit { limit: Limit::Context, .. } => {
                 (StatusCode::BAD_REQUEST, Some("context_length_exceeded"))
             }
             e if e.fault() == Fault::Request => (StatusCode::BAD_REQUEST, None),

@@ -36,7 +36,7 @@ use moec_runtime::cli::args::Common;
 use moec_runtime::cli::{Context, Failure, Io, More, interrupt};
 use moec_runtime::platform::regular;
 use moec_runtime::serving::text;
-use moec_runtime::{Decoder, Demand, Engine, Error, Sampling, Scheduler, Setting, Text};
+use moec_runtime::{Decoder, Demand, Engine, Error, Limit, Sampling, Scheduler, Setting, Text};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -218,7 +218,7 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
     // A server that was ended before in this process has set it.
     interrupt::flag().store(false, Ordering::Relaxed);
     let at = SocketAddr::new(args.host, args.port);
-    let failed = |source| Error::Io { doing: "listen at", path: PathBuf::from(at.to_string()), source };
+    let failed = |source| Error::io("listen at", PathBuf::from(at.to_string()), source);
     let templates = templates(&files, args.template.as_deref())?;
     let sampling = crate::sampling::open(&files)?;
     let tokenizer: Arc<[u8]> = files.read_if_any(text::FILE, regular::TOKENIZER)?.unwrap_or_default().into();
@@ -285,10 +285,12 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
     let model = server.model.clone();
     let limits = Limits { total: args.max_connections, per_address: args.max_connections_per_address };
     let finish = server.worker.clone();
-    let log =
-        args.log.or(args.verbose.then_some(LogFormat::Text)).map(LogFormat::dispatch).transpose().map_err(
-            |source| Error::Io { doing: "write to", path: PathBuf::from("standard error"), source },
-        )?;
+    let log = args
+        .log
+        .or(args.verbose.then_some(LogFormat::Text))
+        .map(LogFormat::dispatch)
+        .transpose()
+        .map_err(|source| Error::io("write to", PathBuf::from("standard error"), source))?;
     let web = thread::Builder::new()
         .name("http".to_owned())
         .spawn(move || {
@@ -309,7 +311,7 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
     worker::work(&mut scheduler, &commands, &metrics)?;
     match web.join() {
         Ok(done) => Ok(done.map_err(failed)?),
-        Err(_) => Err(Error::Plan("the server's thread ended in a panic".to_owned()).into()),
+        Err(_) => Err(Error::internal("the server's thread ended in a panic").into()),
     }
 }
 
@@ -326,10 +328,8 @@ fn open<'a>(
         context.open(common, files, demand).map(|engine| (engine, sequences))
     };
     match open(slots) {
-        Err(Error::NoMemory { kv, rest, free, .. }) if slots > 1 => {
-            let each = kv.div_ceil(u64::from(slots)).max(1);
-            let fit = free.saturating_sub(rest) / each;
-            open(u32::try_from(fit).unwrap_or(slots).clamp(1, slots - 1))
+        Err(Error::Limit { limit: Limit::Memory, most, .. }) if slots > 1 => {
+            open(u32::try_from(most).unwrap_or(slots).clamp(1, slots - 1))
         }
         done => done,
     }
@@ -356,7 +356,7 @@ fn templates(
     let own = Templates::open(files);
     let Some(path) = file else { return Ok(own.map_err(|e| e.what)) };
     let read = regular::read_text(path, TEMPLATE);
-    let source = read.map_err(|source| Error::Io { doing: "read", path: path.to_owned(), source })?;
+    let source = read.map_err(|source| Error::io("read", path.to_owned(), source))?;
     let tokens = own.ok().flatten().map(|t| t.tokens).unwrap_or_default();
     // One that is not a template is an error at the start.
     Template::new(&source, &tokens)?;

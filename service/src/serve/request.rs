@@ -113,6 +113,10 @@ impl Options {
     /// # Errors
     /// There is no room for one.
     pub(super) fn room(&self, prompt: usize, context: usize) -> Answer<usize> {
+        if prompt == 0 {
+            let message = "the prompt is empty; hint: give a text in `prompt` or `messages`";
+            return Err(ApiError::new(axum::http::StatusCode::BAD_REQUEST, message));
+        }
         moec_runtime::serving::generate::check_room(prompt, 1, context)?;
         let left = context - prompt;
         Ok(self.tokens.map_or(left, |n| n.min(left)))

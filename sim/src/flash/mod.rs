@@ -1,7 +1,8 @@
-//! Devices that are modelled or that fail, for the runtime's flash reader.
+//! Devices that are modelled or that fail, for the runtime's reader of disks, and what measures a disk so that it can be modelled.
 
 mod clock;
 pub mod fault;
+pub mod measure;
 mod model;
 
 pub use clock::VirtualClock;

@@ -17,9 +17,9 @@ pub struct Memory {
 /// [`Shape::rest`] is 0.
 ///
 /// # Errors
-/// [`Error::Plan`] for parts that are not whole blocks of [`BLOCK`], or more than the file holds.
+/// [`Error::Bundle`] for parts that are not whole blocks of [`BLOCK`], or more than the file holds.
 pub fn extents(file: FileEntry, offset: u64, shape: Shape) -> Result<ExtentTable> {
-    let wrong = |what: &str| Err(Error::Plan(format!("bundles of neurons {what}")));
+    let wrong = |what: &str| Err(Error::plan(format!("bundles of neurons {what}")));
     if !shape.gate.is_multiple_of(BLOCK) || !shape.rest.is_multiple_of(BLOCK) {
         return wrong("have parts of whole blocks of 4096 bytes");
     }

@@ -36,9 +36,9 @@ impl NeuronStore {
     /// A store over flash whose table is that of [`extents`] and whose buffers are those of [`classes`].
     ///
     /// # Errors
-    /// [`Error::Plan`] for neurons that cannot be numbered, or a table or buffers of other neurons.
+    /// [`Error::Bundle`] for neurons that cannot be numbered, or a table or buffers of other neurons.
     pub fn new(flash: Flash, shape: Shape, memory: Memory) -> Result<Self> {
-        let plan = |e: NeuronError| Error::Plan(e.to_string());
+        let plan = |e: NeuronError| Error::plan(e.to_string());
         let side = |bytes: u64, memory: u64| -> Result<Side> {
             let one = Shape { gate: bytes.max(1), rest: 0, ..shape };
             let regions = Regions { fixed: 0, hot: 0, cold: memory };
@@ -52,9 +52,7 @@ impl NeuronStore {
         if flash.table().extents().len() != per * sides[GATE].kept.len()
             || (flash.buffers().len() as u64) < needed
         {
-            return Err(Error::Plan(
-                "the table or the buffers of flash are those of other neurons".to_owned(),
-            ));
+            return Err(Error::plan("the table or the buffers of flash are those of other neurons"));
         }
         let state = State {
             sides,
@@ -76,7 +74,7 @@ impl NeuronStore {
         let mut guard = self.lock();
         let state = &mut *guard;
         if state.inside > 0 || (state.error.is_none() && state.pipeline.unfinished() > 0) {
-            return Err(Error::Plan("a step of neurons begins before the last one has ended".to_owned()));
+            return Err(Error::plan("a step of neurons begins before the last one has ended"));
         }
         if state.error.is_some() {
             self.recover(state);
@@ -84,7 +82,7 @@ impl NeuronStore {
         let mut seen = vec![false; self.shape.matrices as usize];
         for &matrix in matrices {
             if seen.get_mut(matrix as usize).is_none_or(|s| std::mem::replace(s, true)) {
-                return Err(Error::Plan(format!("matrix {matrix} is not there or comes twice")));
+                return Err(Error::plan(format!("matrix {matrix} is not there or comes twice")));
             }
         }
         state.flows.clear();
@@ -97,7 +95,7 @@ impl NeuronStore {
         }
         let first: Vec<_> =
             state.flows.iter().map(|f| (f.place as u32, Next::Stage(Stage::Predict))).collect();
-        state.pipeline = Pipeline::new(Order::Cluster, &first).map_err(|e| Error::Plan(e.to_string()))?;
+        state.pipeline = Pipeline::new(Order::Cluster, &first).map_err(Error::plan)?;
         for side in &mut state.sides {
             side.cache.begin();
         }
@@ -107,7 +105,7 @@ impl NeuronStore {
     /// A lane's share of the step: returns when all of it is computed.
     ///
     /// # Errors
-    /// [`Error::Flash`] for what cannot be read. All lanes get it, and the next step begins with empty memory.
+    /// [`Error::Read`] for what cannot be read. All lanes get it, and the next step begins with empty memory.
     pub fn work(&self, lane: usize, compute: &dyn Compute) -> Result<()> {
         self.lock().inside += 1;
         let result = self.share(lane, compute);
@@ -160,7 +158,7 @@ impl NeuronStore {
                 Event::Done { ticket, loaded } => state.arrived(ticket.buffer(), loaded),
                 Event::Failed { ticket, error } => {
                     state.ended(ticket.buffer());
-                    state.error.get_or_insert(Error::Flash(Box::new(error)));
+                    state.error.get_or_insert(Error::Read(Box::new(error)));
                 }
                 Event::Cancelled { ticket } => {
                     state.ended(ticket.buffer());
@@ -232,7 +230,7 @@ impl NeuronStore {
 /// The same error, for another lane.
 fn again(error: &Error) -> Error {
     match error {
-        Error::Flash(e) => Error::Flash(e.clone()),
-        other => Error::Plan(other.to_string()),
+        Error::Read(e) => Error::Read(e.clone()),
+        other => Error::Bundle(other.to_string()),
     }
 }

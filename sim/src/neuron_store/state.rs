@@ -134,7 +134,7 @@ impl State {
                 Ok(Found::Load(_)) => true,
                 Ok(Found::Stream(_)) => false,
                 Err(e) => {
-                    self.error.get_or_insert(Error::Plan(e.to_string()));
+                    self.error.get_or_insert(Error::plan(e.to_string()));
                     return Next::End;
                 }
             };
@@ -148,7 +148,7 @@ impl State {
 
     fn tell(&mut self, task: Task, next: Next) {
         if let Err(e) = self.pipeline.done(task, next) {
-            self.error.get_or_insert(Error::Plan(e.to_string()));
+            self.error.get_or_insert(Error::plan(e.to_string()));
         }
     }
 }

@@ -12,7 +12,10 @@ use moec_runtime::platform::cpu;
 pub enum HostError {
     /// This machine cannot run it: another architecture, or features that the processor lacks.
     #[error(transparent)]
-    Machine(#[from] moec_runtime::Error),
+    Machine(moec_runtime::Error),
+    /// This processor lacks features, and all of them can be emulated ([`emulate::FEATURES`]).
+    #[error(transparent)]
+    Features(moec_runtime::Error),
     /// It cannot be emulated either.
     #[error(transparent)]
     Emulate(#[from] EmulateError),
@@ -24,9 +27,8 @@ pub enum HostError {
 impl HostError {
     /// What to do about it, where this is better than the cause's own advice.
     pub fn hint(&self) -> Option<&'static str> {
-        let Self::Machine(moec_runtime::Error::MissingFeatures { missing, .. }) = self else { return None };
-        let emulable = missing.iter().all(|f| emulate::FEATURES.contains(&f.as_str()));
-        emulable.then_some("`moec run BUNDLE --emulate …` emulates AMX, slowly; or build for `native`")
+        let hint = "`moec run BUNDLE --emulate …` emulates AMX, slowly; or build for `native`";
+        matches!(self, Self::Features(_)).then_some(hint)
     }
 }
 
@@ -61,7 +63,11 @@ impl HostUnit {
             cpu::missing(&features).into_iter().filter(|f| emulable.contains(f)).collect();
         let mut asked = target.clone();
         asked.features.retain(|f| !emulated.contains(&f.as_str()));
-        cpu::check(&asked)?;
+        let lacking = cpu::missing(&features);
+        let emulable =
+            cpu::is_of_this_machine(&target.triple) && lacking.iter().all(|f| emulate::FEATURES.contains(f));
+        let kind = if emulable { HostError::Features } else { HostError::Machine };
+        cpu::check(&asked).map_err(kind)?;
         if !emulated.is_empty() {
             emulate::install()?;
         }

@@ -50,12 +50,12 @@ impl Emulated {
 
     /// Launches a kernel on a step's addresses.
     fn launch(&self, index: u32, launch: &Launch<'_>) -> Result<()> {
-        let missing = || Error::Plan(format!("launch {index} is not of `{NAME}`"));
+        let missing = || Error::plan(format!("launch {index} is not of `{NAME}`"));
         let artifact = self.artifact.as_ref().ok_or_else(missing)?;
         let of = self.launches.get(index as usize).ok_or_else(missing)?;
         let program = artifact.kernels.get(index as usize).and_then(Option::as_ref).ok_or_else(missing)?;
         let own = self.memory.as_ref().ok_or_else(missing)?;
-        let failed = |why: String| Error::Launch { unit: self.name.clone(), kernel: of.symbol.clone(), why };
+        let failed = |why: String| Error::kernel(self.name.clone(), of.symbol.clone(), why);
         let rows = u32::try_from(launch.n).unwrap_or(u32::MAX);
         let blocks = of.launch.blocks(rows).ok_or_else(|| failed(format!("no grid for {rows} rows")))?;
         if let Some(at) = launch.args.iter().position(|&at| own.offset(at, 1).is_none()) {
@@ -92,8 +92,8 @@ impl Unit for Emulated {
         let reserved = Region::new("the memory of an emulated graphics processor", bytes)?;
         let base = reserved.base();
         let artifact =
-            self.artifact.as_ref().ok_or_else(|| Error::Plan(format!("`{NAME}` has no kernels")))?;
-        let wrong = |why: String| Error::Launch { unit: self.name.clone(), kernel: String::new(), why };
+            self.artifact.as_ref().ok_or_else(|| Error::plan(format!("`{NAME}` has no kernels")))?;
+        let wrong = |why: String| Error::kernel(self.name.clone(), String::new(), why);
         let mut memory = Memory::new(&artifact.module).map_err(|e| wrong(e.to_string()))?;
         let buffer = memory
             .add_at(&format!("the memory of `{}`", self.name), base.ptr().addr() as u64, reserved.bytes())
@@ -144,7 +144,7 @@ impl Unit for Emulated {
                 }
             }
             Code::Kernel(_) => {
-                Err(Error::Plan(format!("step {} gives `{NAME}` a kernel of the processor's", launch.step)))
+                Err(Error::plan(format!("step {} gives `{NAME}` a kernel of the processor's", launch.step)))
             }
         };
         if let Err(e) = done {

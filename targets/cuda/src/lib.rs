@@ -132,8 +132,7 @@ impl Family for Cuda {
                 Ok(here) => format!("`{}` is of sm_{here}, older than sm_{newest}", card.name()),
                 Err(refusal) => refusal,
             };
-            let hint = "take a target of its generation".to_owned();
-            Err(moec_runtime::Error::Unit { unit: unit.name.clone(), why, hint })
+            Err(moec_runtime::Error::unit(&unit.name, why).with_hint("take a target of its generation"))
         });
         Some(here)
     }

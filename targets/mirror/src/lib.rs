@@ -109,7 +109,7 @@ impl Unit for Modelled {
                     unsafe { unit::kernel(f, launch, lane) };
                 } else {
                     let why = format!("step {} reads past the memory of `{NAME}`", launch.step);
-                    launch.fail(StepFault::Unit(Error::Plan(why)));
+                    launch.fail(StepFault::Unit(Error::plan(why)));
                 }
             }
             Code::Builtin(builtin) => {

@@ -69,7 +69,7 @@ struct Step<'a> {
 impl DimmUnit {
     /// Runs the streams of a step's experts.
     fn run(&self, launch: &Launch<'_>, set: usize, rows: u32, k: u32) -> Result<()> {
-        let missing = || Error::Plan(format!("streams {set} of `{NAME}` were not loaded"));
+        let missing = || Error::plan(format!("streams {set} of `{NAME}` were not loaded"));
         let set = self.sets.get(set).and_then(Option::as_ref).ok_or_else(missing)?;
         let machine = self.machine.as_ref().ok_or_else(missing)?;
         let layout = DispatchLayout { rows: rows as usize, k: k as usize, experts: set.experts };
@@ -97,7 +97,7 @@ impl Machine {
         let (set, shape) = (step.set, &step.set.shape);
         let at = Expert { layer: set.layer, number: expert as u32 };
         let fault = |e: &dyn std::fmt::Display| {
-            Error::Plan(format!("expert {expert} of layer {} in `{NAME}`: {e}", set.layer))
+            Error::plan(format!("expert {expert} of layer {} in `{NAME}`: {e}", set.layer))
         };
         let allotted = self.allotter.get(at).ok_or_else(|| fault(&"it has no place"))?.clone();
         let Home::Dimm(dimm) = allotted.home else {
@@ -146,7 +146,7 @@ impl Machine {
             return Ok(());
         }
         let fault =
-            |e: &dyn std::fmt::Display| Error::Plan(format!("expert {expert} of layer {}: {e}", set.layer));
+            |e: &dyn std::fmt::Display| Error::plan(format!("expert {expert} of layer {}: {e}", set.layer));
         // SAFETY: the tables have an address for each expert, whose packed matrix has so many bytes; biases are whole segments
         // with a row for each expert, in f32.
         let (gate_up, down, biases) = unsafe {
@@ -173,7 +173,7 @@ impl Machine {
     fn relocate(&mut self, set: &Set, expert: u32, home: Home) -> Result<()> {
         let at = Expert { layer: set.layer, number: expert };
         let fault =
-            |e: &dyn std::fmt::Display| Error::Plan(format!("expert {expert} of layer {}: {e}", set.layer));
+            |e: &dyn std::fmt::Display| Error::plan(format!("expert {expert} of layer {}: {e}", set.layer));
         if self.allotter.get(at).is_some_and(|a| a.home == home) {
             return Ok(());
         }
@@ -191,7 +191,7 @@ impl Machine {
     /// Has the commands of a move executed, and those of the expert made for its new place.
     fn carry(&mut self, set: &Set, expert: usize, moved: &Move) -> Result<()> {
         let fault =
-            |e: &dyn std::fmt::Display| Error::Plan(format!("expert {expert} of layer {}: {e}", set.layer));
+            |e: &dyn std::fmt::Display| Error::plan(format!("expert {expert} of layer {}: {e}", set.layer));
         let commands = &self.commands[set.layer as usize][expert];
         let next = match moved.to.home {
             Home::Dimm(dimm) => {
@@ -235,7 +235,7 @@ impl Unit for DimmUnit {
                 self.sets.push(None);
                 continue;
             }
-            let bad = |e: &dyn std::fmt::Display| Error::Plan(format!("`{}`: {e}", set.artifact));
+            let bad = |e: &dyn std::fmt::Display| Error::plan(format!("`{}`: {e}", set.artifact));
             let experts = crate::artifact::open(bundle, set).map_err(|e| bad(&e))?.experts;
             let first = experts.first().map(|e| &e.stream).ok_or_else(|| bad(&"no experts"))?;
             let (modules, slots) = (Modules { system: first.system, geometry: first.geometry }, first.slots);
@@ -300,7 +300,7 @@ impl Unit for DimmUnit {
     }
 
     fn relocate(&self, set: u32, expert: u32, to: Option<u32>) -> Result<()> {
-        let missing = || Error::Plan(format!("streams {set} of `{NAME}` were not loaded"));
+        let missing = || Error::plan(format!("streams {set} of `{NAME}` were not loaded"));
         let set = self.sets.get(set as usize).and_then(Option::as_ref).ok_or_else(missing)?;
         let machine = self.machine.as_ref().ok_or_else(missing)?;
         let home = to.map_or(Home::Striped, Home::Dimm);
@@ -323,7 +323,7 @@ impl Unit for DimmUnit {
             Code::Kernel(_) => {
                 let why =
                     format!("step {} is a kernel, which no unit of the family `{NAME}` runs", launch.step);
-                launch.fail(StepFault::Unit(Error::Plan(why)));
+                launch.fail(StepFault::Unit(Error::plan(why)));
             }
         }
     }

@@ -53,7 +53,7 @@ pub struct OfGamma {
 /// # Errors
 /// A bundle that does not run here or has no little entry points; a window or a question longer than the context.
 pub fn evaluate(bundle: &Bundle, gammas: &[f64], tasks: &Tasks, progress: &Progress) -> Result<BigLittle> {
-    let built = bundle.plan.model.big_little.ok_or_else(|| Error::from(moec_runtime::Error::NoLittle))?;
+    let built = bundle.plan.model.big_little.ok_or_else(|| Error::from(moec_runtime::Error::no_little()))?;
     let own = [built.gamma()];
     let gammas = if gammas.is_empty() { &own[..] } else { gammas };
     let text = Text::open(&bundle.files(CheckLevel::Small)?, bundle.plan.model.bos).map_err(Error::from)?;

@@ -10,13 +10,14 @@ use crate::exec::engine::{Engine, most_rows};
 use crate::exec::timeline::Timeline;
 use crate::kv::saved::{self, Saved};
 use crate::kv::states::most_guesses;
+use crate::platform::regular;
 use crate::serving::best_of::{BestOf, best_of_into};
 use crate::serving::big_little::Decoder;
 use crate::serving::generate::{Generation, Request, Way, check_room, generate_by};
 use crate::serving::sampler::{Sampler, Sampling};
 use crate::serving::speculate::Speculated;
 use crate::serving::stops::{self, Stops, Until};
-use crate::serving::text::{Text, TextStream};
+use crate::serving::text::{self, Text, TextStream};
 use crate::weights::Demand;
 use moec_ir::FEW_ROWS;
 use report::{add_guesses, line_of_guesses, rates, rates_of_several, report, report_of_several};
@@ -54,7 +55,7 @@ pub(super) fn run(
     let decoder = decoder(context, args)?;
     let many = args.best_of.unwrap_or(1);
     if many > model.slots as usize {
-        return Err(Error::FewSlots { needed: many, slots: model.slots }.into());
+        return Err(Error::few_slots(many, model.slots).into());
     }
     let how = Sampling { log_probabilities: args.log_probabilities, ..args.sampling.over(&Sampling::GREEDY) };
     if many > 1 && how.temperature <= 0.0 {
@@ -77,17 +78,17 @@ pub(super) fn run(
     let mut engine = context.open(&args.common, files, demand)?;
     // The ids are data of their own; without a tokenizer they are all there is.
     let tokenizer = match tokenizer {
-        None => match Text::open(files, model.bos) {
-            Ok(tokenizer) => Some(tokenizer),
-            Err(Error::NoTokenizer(_)) => None,
-            Err(e) if e.fault() == Fault::Bundle && !matches!(e, Error::BadTokenizer { .. }) => {
-                return Err(e.into());
-            }
-            Err(e) => {
+        None => {
+            let json = match files.read_if_any(text::FILE, regular::TOKENIZER) {
+                Err(e) if e.fault() == Fault::Bundle => return Err(e.into()),
+                read => read.transpose(),
+            };
+            let read = json.map(|json| Text::of_file(files, &json?, model.bos)).transpose();
+            read.unwrap_or_else(|e| {
                 io.note(&format!("warning: {e}; ids are printed"));
                 None
-            }
-        },
+            })
+        }
         other => other,
     };
     let end = if args.ignore_eos || (args.ids.is_some() && !args.stop_at_eos) { &[] } else { &*model.eos };
@@ -239,7 +240,7 @@ struct Watch {
 impl Watch {
     fn create(args: &Generate) -> Result<Option<Self>> {
         let Some(path) = &args.timeline else { return Ok(None) };
-        let failed = |source| Error::Io { doing: "create", path: path.clone(), source };
+        let failed = |source| Error::io("create", path.clone(), source);
         let file = File::create(path).map_err(failed)?;
         Ok(Some(Self { path: path.clone(), file, timeline: None }))
     }
@@ -253,7 +254,7 @@ impl Watch {
         let mut out = BufWriter::new(file);
         let written =
             timeline.map_or(Ok(()), |t| t.write(&mut out, &|entry, step| engine.step_name(entry, step)));
-        written.and_then(|()| out.flush()).map_err(|source| Error::Io { doing: "write", path, source })
+        written.and_then(|()| out.flush()).map_err(|source| Error::io("write", path, source))
     }
 }
 
@@ -399,8 +400,8 @@ fn prompt(context: &Context<'_>, args: &Generate, io: &mut Io<'_>) -> Result<Str
         return Err(Failure::Use { what: what.to_owned(), hint });
     };
     let mut bytes = Vec::new();
-    input.read_to_end(&mut bytes).map_err(Error::Input)?;
-    let mut text = String::from_utf8(bytes).map_err(|_| Error::NotUtf8)?;
+    input.read_to_end(&mut bytes).map_err(Error::input)?;
+    let mut text = String::from_utf8(bytes).map_err(|_| Error::not_utf8())?;
     // The end of the last line is the shell's, not the user's.
     if text.ends_with('\n') {
         text.pop();

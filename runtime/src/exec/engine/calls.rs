@@ -57,7 +57,7 @@ impl<'p> Engine<'p> {
             Want::None | Want::Last => e.kind.rows(),
         };
         if ids.is_empty() {
-            return Err(Error::EmptyPrompt);
+            return Err(Error::empty_prompt());
         }
         let what = if start == 0 { "the prompt has" } else { "the sequence would have" };
         self.check_context(what, start.saturating_add(ids.len()))?;
@@ -68,7 +68,7 @@ impl<'p> Engine<'p> {
         let mut done = 0;
         while done < ids.len() {
             let left = ids.len() - done;
-            let (entry, room) = self.pick(prefill, room, left).ok_or(Error::NoEntry("prefill"))?;
+            let (entry, room) = self.pick(prefill, room, left).ok_or_else(|| Error::no_entry("prefill"))?;
             let n = left.min(room);
             let rows = (done..done + n).map(|i| Row { slot, pos: start + i, id: ids[i] });
             let wanted = match want {
@@ -155,7 +155,7 @@ impl<'p> Engine<'p> {
         self.states.check_rewind(slot, start)?;
         let room = |e: &Entry| e.kind.rows().min(e.out_rows as usize);
         let found = self.pick(extends, room, ids.len()).filter(|&(_, room)| room >= ids.len());
-        let (entry, _) = found.ok_or(Error::NoEntry("wide enough decode"))?;
+        let (entry, _) = found.ok_or_else(|| Error::no_entry("wide enough decode"))?;
         let rows = ids.iter().enumerate().map(|(i, &id)| Row { slot, pos: start + i, id });
         // Every row sees the sequence end with it, as where it is decoded alone.
         self.call(entry, rows, 0..ids.len(), 0)?;
@@ -180,7 +180,7 @@ impl<'p> Engine<'p> {
             self.check_id(id)?;
             self.states.check_rewind(slot, pos)?;
             if batch[..i].iter().any(|&(other, ..)| other == slot) {
-                return Err(Error::SlotTwice(slot));
+                return Err(Error::slot_twice(slot));
             }
         }
         if matches!(kind(0), EntryKind::Little(_)) {
@@ -191,7 +191,8 @@ impl<'p> Engine<'p> {
         let mut done = 0;
         while done < batch.len() {
             let left = batch.len() - done;
-            let (entry, room) = self.pick(decode, room, left).ok_or(Error::NoEntry(kind(0).name()))?;
+            let (entry, room) =
+                self.pick(decode, room, left).ok_or_else(|| Error::no_entry(kind(0).name()))?;
             let n = left.min(room);
             let rows = batch[done..done + n].iter().map(|&(slot, pos, id)| Row { slot, pos, id });
             // Every row is a sequence of its own, which ends with it.
@@ -250,12 +251,12 @@ impl<'p> Engine<'p> {
 
     fn check_context(&self, what: &'static str, needed: usize) -> Result<()> {
         let max = self.program.model.max_context as usize;
-        if needed > max { Err(Error::Context { what, needed, max }) } else { Ok(()) }
+        if needed > max { Err(Error::context(what, needed, max)) } else { Ok(()) }
     }
 
     fn check_id(&self, id: u32) -> Result<()> {
         let vocab = self.program.model.vocab;
-        if id >= vocab { Err(Error::BadId { id, vocab }) } else { Ok(()) }
+        if id >= vocab { Err(Error::bad_id(id, vocab)) } else { Ok(()) }
     }
 
     /// Runs an entry point on all threads. The processor allocates nothing, as long as it has no more rows than its entry point and
@@ -323,12 +324,12 @@ impl<'p> Engine<'p> {
         seq_len: usize,
     ) -> Result<Extent> {
         let outputs = wanted.clone().count();
-        let e = self.program.entries.get(entry).ok_or(Error::NoEntry("such"))?;
+        let e = self.program.entries.get(entry).ok_or_else(|| Error::no_entry("such"))?;
         if rows.len() > e.kind.rows()
             || outputs > e.out_rows as usize
             || wanted.clone().any(|w| w >= rows.len())
         {
-            return Err(Error::Plan(format!(
+            return Err(Error::plan(format!(
                 "{} does not take {} rows and {} outputs",
                 e.kind,
                 rows.len(),
@@ -341,7 +342,7 @@ impl<'p> Engine<'p> {
             self.check_context("the sequence would have", row.pos.saturating_add(1))?;
             let slots = self.program.model.slots;
             if row.slot >= slots {
-                return Err(Error::BadSlot { slot: row.slot, slots });
+                return Err(Error::bad_slot(row.slot, slots));
             }
         }
         self.states.begin(rows.iter().map(|row| (row.slot, row.pos)))?;
@@ -377,10 +378,18 @@ impl<'p> Engine<'p> {
     pub(crate) fn end(&mut self, entry: usize, rows: &[Row], fault: Option<StepFault>) -> Result<()> {
         match fault {
             Some(StepFault::Expert(BadExpert { step, expert: NO_EXPERT, .. })) => {
-                return Err(Error::RouterNan { layer: layer_of(self.program, entry, step) });
+                let router = layer_of(self.program, entry, step)
+                    .map_or_else(|| "a router".to_owned(), |layer| format!("the router of layer {layer}"));
+                let what = format!("{router} cannot choose experts: its scores are not numbers (NaN)");
+                return Err(Error::model(what).with_hint(
+                    "numbers before it have overflowed, or weights are NaN: `moec verify` compares the bundle with its checkpoint; with \
+                     `activations = \"f32\"` under `[weights]` in `model.toml` fewer overflow",
+                ));
             }
             Some(StepFault::Expert(BadExpert { step, expert, experts })) => {
-                return Err(Error::BadExpert { expert, experts, step });
+                return Err(Error::model(format!(
+                    "a router chose expert {expert} of {experts} (step {step})"
+                )));
             }
             Some(StepFault::Unknown(unknown)) => return Err(unknown.into()),
             Some(StepFault::Unit(e) | StepFault::Flash(e) | StepFault::Weights(e)) => return Err(e),

@@ -33,7 +33,7 @@ impl<'p> Engine<'p> {
     ///
     /// # Errors
     /// What [`cpu::check`], [`MappedStore::open`] or [`OwnedStore::open`] find; memory or threads
-    /// refused, [`Error::NoRoom`]; a step of another unit.
+    /// refused, [`Error::Machine`]; a step of another unit.
     pub fn open(program: &'p Program, bundle: &Path, options: Options) -> Result<Self> {
         let files = BundleReader::of_plan(bundle, program, options.check);
         Self::with_units(program, bundle, &mut |_| None, &files, options)
@@ -82,19 +82,21 @@ impl<'p> Engine<'p> {
         }
         let files = BundleFiles::open(program, bundle)?;
         let mut options = options;
-        let (store, pager, why): (Box<dyn Store + 'p>, _, _) =
-            if program.paging.is_some() && !options.resident {
-                if options.weights == Weights::Own {
-                    return Err(Error::OwnUnderBudget);
-                }
-                let how = options.paging.map_or_else(Paging::from_env, Ok)?;
-                options.threads = Some(paging::threads(program, options.threads)?);
-                let (store, pager) = paging::open(program, &files, options.check, &how)?;
-                (Box::new(store), Some(pager), Choice::under_budget().why)
-            } else {
-                let (store, why) = weights_of(program, &files, options)?;
-                (store, None, why)
-            };
+        let (store, pager, why): (Box<dyn Store + 'p>, _, _) = if program.paging.is_some()
+            && !options.resident
+        {
+            if options.weights == Weights::Own {
+                return Err(Error::usage("the bundle has a memory budget, which leaves experts on flash")
+                    .with_hint("give `--no-budget` to hold all weights, or leave out `--weights own`"));
+            }
+            let how = options.paging.map_or_else(Paging::from_env, Ok)?;
+            options.threads = Some(paging::threads(program, options.threads)?);
+            let (store, pager) = paging::open(program, &files, options.check, &how)?;
+            (Box::new(store), Some(pager), Choice::under_budget().why)
+        } else {
+            let (store, why) = weights_of(program, &files, options)?;
+            (store, None, why)
+        };
         let assigner = Assigner::new(program, pager.clone())?;
         let processor = Processor::new(program, pager.clone(), Arc::clone(&tallies), assigner.clone());
         units[0] = Some(Box::new(processor));
@@ -205,7 +207,7 @@ fn bring<'p>(
     let mut units: Vec<Option<Box<dyn Unit + 'p>>> = Vec::with_capacity(program.units.len());
     units.resize_with(program.units.len(), || None);
     for (i, of) in program.units_beside() {
-        units[i] = Some(match executor(of).ok_or_else(|| Error::NoUnit(of.name.clone()))? {
+        units[i] = Some(match executor(of).ok_or_else(|| Error::no_unit(&of.name))? {
             Executor::Unit(mut unit) => {
                 unit.load(program, i as u32, packages)?;
                 unit

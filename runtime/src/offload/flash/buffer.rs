@@ -32,7 +32,7 @@ impl Buffers {
     /// Takes the memory for all classes.
     ///
     /// # Errors
-    /// [`Error::Memory`] if the system refuses, or the sum is past what an address can hold.
+    /// [`Error::Io`] if the system refuses, or the sum is past what an address can hold.
     pub fn new(classes: &[Class]) -> Result<Arc<Self>> {
         Self::cut("buffers of flash", classes, Region::new)
     }
@@ -52,7 +52,7 @@ impl Buffers {
     ) -> Result<Arc<Self>> {
         let total = Self::bytes_of(classes).ok_or_else(|| {
             let source = std::io::ErrorKind::OutOfMemory.into();
-            Error::Memory { what, bytes: u64::MAX, source }
+            Error::memory(what, u64::MAX, source)
         })?;
         let mut classes = classes.to_vec();
         classes.sort_by_key(|c| c.bytes);

@@ -93,6 +93,15 @@ impl fmt::Display for ReadFault {
 }
 
 impl ReadFault {
+    /// What to do about it.
+    pub fn hint(&self) -> &'static str {
+        if self.is_of_the_file() {
+            "the file was changed or damaged after the build; copy the bundle again, or rebuild it with `moec build`"
+        } else {
+            "the disk does not answer as it should; see the system's log, or copy the bundle to another one"
+        }
+    }
+
     /// Whether the file is to blame, and not the machine that it lies on.
     pub fn is_of_the_file(&self) -> bool {
         matches!(self, Self::Truncated { .. } | Self::Checksum { .. })

@@ -63,10 +63,10 @@ impl ExtentTable {
     /// Checks the extents.
     ///
     /// # Errors
-    /// [`Error::Plan`] for an extent that is empty, not aligned, outside of its file or of no file.
+    /// [`Error::Bundle`] for an extent that is empty, not aligned, outside of its file or of no file.
     pub fn new(files: Vec<FileEntry>, extents: Vec<Extent>) -> Result<Self> {
         for (i, e) in extents.iter().enumerate() {
-            let wrong = |why: &str| Err(Error::Plan(format!("extent {i} {why}")));
+            let wrong = |why: &str| Err(Error::plan(format!("extent {i} {why}")));
             let Some(file) = files.get(e.file as usize) else { return wrong("is of no file") };
             if e.bytes == 0 || !e.offset.is_multiple_of(BLOCK) {
                 return wrong("is empty or not aligned to 4096 bytes");
@@ -92,17 +92,17 @@ impl ExtentTable {
     /// The range that `count` extents from `first` on make up.
     ///
     /// # Errors
-    /// [`Error::Plan`] if there are none, or if one does not begin where the one before it ends, rounded up
+    /// [`Error::Bundle`] if there are none, or if one does not begin where the one before it ends, rounded up
     /// to [`BLOCK`].
     pub fn run(&self, first: u32, count: u32) -> Result<ExtentRun> {
         let range = first as usize..first as usize + count as usize;
         let extents = self.extents.get(range).unwrap_or_default();
         let (Some(a), Some(z)) = (extents.first(), extents.last()) else {
-            return Err(Error::Plan(format!("there are no {count} extents from {first} on")));
+            return Err(Error::plan(format!("there are no {count} extents from {first} on")));
         };
         let apart = |w: &&[Extent]| w[0].file != w[1].file || w[0].next() != w[1].offset;
         if extents.windows(2).any(|w| apart(&w)) {
-            return Err(Error::Plan(format!("{count} extents from {first} on are not neighbours")));
+            return Err(Error::plan(format!("{count} extents from {first} on are not neighbours")));
         }
         Ok(ExtentRun { file: a.file, offset: a.offset, bytes: z.offset + z.bytes - a.offset })
     }

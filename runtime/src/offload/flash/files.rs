@@ -68,7 +68,7 @@ fn open(entry: &FileEntry, direct: bool) -> Result<Open> {
     let path = || entry.path.clone();
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::NotFound => Error::MissingFile(path()),
-        _ => Error::Io { doing: "open", path: path(), source },
+        _ => Error::io("open", path(), source),
     };
     let open = |direct| open_one(&entry.path, direct);
     let opened = if entry.cached {
@@ -79,10 +79,10 @@ fn open(entry: &FileEntry, direct: bool) -> Result<Open> {
     let opened = opened.map_err(failed)?;
     let meta = opened.file.metadata().map_err(failed)?;
     if meta.len() != entry.bytes {
-        return Err(Error::WrongSize { path: path(), expected: entry.bytes, found: meta.len() });
+        return Err(Error::wrong_size(path(), entry.bytes, meta.len()));
     }
     if entry.identity.is_some() && regular::identity(&opened.file).map_err(failed)? != entry.identity {
-        return Err(Error::Replaced(path()));
+        return Err(Error::replaced(path()));
     }
     Ok(opened)
 }
@@ -161,7 +161,8 @@ mod tests {
             Files::open(&ExtentTable::new(vec![entry], Vec::new()).unwrap(), true)
         };
         assert_eq!(open(&path, 100).unwrap().size(0), Some(100));
-        assert!(matches!(open(&path, 99), Err(Error::WrongSize { found: 100, .. })));
+        let e = open(&path, 99).unwrap_err().to_string();
+        assert!(e.ends_with("has 100 bytes, but the build wrote 99"), "{e}");
         assert!(matches!(open(&dir.path().join("none"), 1), Err(Error::MissingFile(_))));
         assert!(open(dir.path(), 4096).is_err());
     }
@@ -181,7 +182,9 @@ mod tests {
         assert!(open(false).is_ok() && open(true).is_ok());
         std::fs::rename(&other, &path).unwrap();
         for cached in [false, true] {
-            assert!(matches!(open(cached), Err(Error::Replaced(found)) if found == path));
+            assert!(
+                matches!(open(cached), Err(Error::BadFile { path: found, what, .. }) if found == path && what.contains("replaced"))
+            );
         }
     }
 }

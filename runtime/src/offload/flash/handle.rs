@@ -126,7 +126,7 @@ impl Flash {
         let worker = Worker::new(reader, &table, files, Arc::clone(&clock), options, buffers.len());
         let shared = Arc::clone(&worker.shared);
         let thread = std::thread::Builder::new().name("moec-flash".to_owned());
-        let handle = Some(thread.spawn(move || worker.run()).map_err(Error::Thread)?);
+        let handle = Some(thread.spawn(move || worker.run()).map_err(Error::thread)?);
         let hand = Hand::Thread { waker, handle };
         Ok(Self::of(table, buffers, shared, hand, clock, &description, options))
     }
@@ -185,17 +185,17 @@ impl Flash {
     pub fn submit(&self, first: u32, count: u32, priority: Priority, buffer: Buffer) -> Result<Ticket> {
         let run = self.table.run(first, count)?;
         if count as usize > MAX_PARTS {
-            return Err(Error::Plan(format!("a fetch of {count} extents, not of {MAX_PARTS} at most")));
+            return Err(Error::plan(format!("a fetch of {count} extents, not of {MAX_PARTS} at most")));
         }
         if run.bytes > buffer.capacity() || !buffer.is_of(&self.buffers) {
-            return Err(Error::Plan(format!("{} bytes for a buffer of {}", run.bytes, buffer.capacity())));
+            return Err(Error::plan(format!("{} bytes for a buffer of {}", run.bytes, buffer.capacity())));
         }
         let ticket = Ticket { buffer: buffer.index(), serial: self.serial.fetch_add(1, Ordering::Relaxed) };
         let mut inbox = lock(&self.shared.inbox);
         if let Some(errno) = inbox.broken {
             let extent = self.table.extents().get(first as usize);
             let path = self.table.files().get(run.file as usize).map(|f| f.path.clone());
-            return Err(Error::Flash(Box::new(ReadError {
+            return Err(Error::Read(Box::new(ReadError {
                 path: path.unwrap_or_default(),
                 extent: first,
                 expert: None,

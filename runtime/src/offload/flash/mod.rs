@@ -6,7 +6,6 @@
 //! * `scheduler`: extents cut into blocks, the urgent ones first; what failed is read again or ends in an
 //!   error that names file and extent.
 //! * [`handle`]: [`Flash`], which does that on a thread of its own, or under virtual time on that of its caller.
-//! * [`measure`]: how fast a disk is by block size, depth and range.
 //!
 //! Invariant: bytes are handed out only after all of them were read and their checksum, where they have one, agreed. Where checksums are turned off,
 //! that holds for extents of which a read has failed on the way.
@@ -18,7 +17,6 @@ mod event;
 pub mod extent;
 pub mod files;
 pub mod handle;
-pub mod measure;
 pub mod open;
 mod options;
 mod progress;

@@ -22,7 +22,8 @@ pub fn reader(files: &Arc<Files>, buffers: &Arc<Buffers>, options: &Options) -> 
         choice => match uring(files, buffers, options) {
             Ok(reader) => Ok(reader),
             Err(e) if choice == Choice::Auto => threads(Some(format!("io_uring is not there: {e}"))),
-            Err(source) => Err(Error::NoUring(source)),
+            Err(source) => Err(Error::system("use io_uring", source)
+                .with_hint("set `MOEC_FLASH=pread`, or leave it to moec with `auto`")),
         },
     }
 }

@@ -28,11 +28,11 @@ impl Choice {
     /// Reads `auto`, `io_uring` or `pread`.
     ///
     /// # Errors
-    /// [`Error::Range`] for another name; `what` says where it was given.
+    /// [`Error::Usage`] for another name; `what` says where it was given.
     pub fn parse(what: &'static str, name: &str) -> Result<Self> {
         let found = CHOICES.iter().find(|(known, _)| *known == name).map(|(_, choice)| *choice);
         let range = "`auto`, `io_uring` or `pread`";
-        found.ok_or_else(|| Error::Range { what, range, found: format!("`{name}`") })
+        found.ok_or_else(|| Error::range(what, range, format!("`{name}`")))
     }
 
     /// What `MOEC_FLASH` asks for; [`Choice::Auto`] if it is not set.
@@ -93,9 +93,9 @@ impl Options {
     /// Checks the ranges.
     ///
     /// # Errors
-    /// [`Error::Range`].
+    /// [`Error::Usage`].
     pub fn check(&self) -> Result<()> {
-        let range = |what, range, found: u32| Err(Error::Range { what, range, found: found.to_string() });
+        let range = |what, range, found: u32| Err(Error::range(what, range, found.to_string()));
         if !(SMALLEST_BLOCK..=LARGEST_BLOCK).contains(&self.block_bytes)
             || !self.block_bytes.is_multiple_of(SMALLEST_BLOCK)
         {

@@ -61,7 +61,7 @@ impl Threads {
     /// Starts `depth` threads, 32 at most. `why` says why they are used, for people.
     ///
     /// # Errors
-    /// [`Error::Thread`].
+    /// [`Error::Io`].
     pub fn new(files: Arc<Files>, buffers: Arc<Buffers>, depth: usize, why: Option<String>) -> Result<Self> {
         let shared = Arc::new(Shared {
             state: Mutex::default(),
@@ -80,7 +80,7 @@ impl Threads {
             let shared = Arc::clone(&reader.shared);
             let thread = std::thread::Builder::new().name(format!("moec-read-{i}")).stack_size(STACK);
             // Those that run already end when the reader is dropped.
-            reader.handles.push(thread.spawn(move || work(&shared)).map_err(Error::Thread)?);
+            reader.handles.push(thread.spawn(move || work(&shared)).map_err(Error::thread)?);
         }
         Ok(reader)
     }

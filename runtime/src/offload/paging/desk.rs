@@ -135,7 +135,7 @@ impl Desk {
             let decision = self.decider.said()[i];
             watch.decided(&decision, self.base(&decision));
             if let (frame, Err(e)) = self.carry_out(flash, decision, now) {
-                if let Error::Flash(e) = &e {
+                if let Error::Read(e) = &e {
                     self.error.get_or_insert_with(|| e.clone());
                 }
                 refused = refused.and(Err(e));
@@ -165,7 +165,7 @@ impl Desk {
                 let begun = flash
                     .buffers()
                     .claim(frame)
-                    .ok_or_else(|| Error::Plan(format!("frame {frame} is taken")));
+                    .ok_or_else(|| Error::plan(format!("frame {frame} is taken")));
                 let begun = begun.and_then(|buffer| {
                     self.bases[at] = Some(buffer.addr());
                     flash.submit(extent, parts.into(), priority, buffer)

@@ -28,7 +28,7 @@ pub mod units;
 
 use crate::bundle::BundleFiles;
 use crate::bundle::program::Program;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, mib};
 use crate::exec::builtin::scores as scores_of;
 use crate::exec::timeline::Timeline;
 use crate::exec::unit::{Half, Lane, Launch, StepFault};
@@ -180,13 +180,13 @@ fn neurons_of(program: &Program, layer: &plan::PagedLayer) -> usize {
 
 /// What the plan says of experts on flash.
 fn on_flash(program: &Program) -> Result<&plan::Paging> {
-    program.paging.as_ref().ok_or_else(|| Error::Plan("no experts on flash".to_owned()))
+    program.paging.as_ref().ok_or_else(|| Error::plan("no experts on flash"))
 }
 
 /// The same under another budget: fewer or more experts stay in memory, and under a smaller one fewer are pinned.
 ///
 /// # Errors
-/// [`Error::Budget`] for one that cannot work, with the smallest that can.
+/// [`Error::Usage`] for one that cannot work, with the smallest that can.
 fn under<'a>(
     program: &Program,
     paging: &'a plan::Paging,
@@ -202,14 +202,23 @@ fn under<'a>(
         each => (neurons_of(program, l) / (l.experts.max(1) as usize)).div_ceil(each as usize) as u64,
     };
     let most = paging.layers.iter().map(of_one).max().unwrap_or(1);
-    let frames = frames.checked_sub(spare).filter(|&f| f >= most).ok_or(Error::Budget {
-        budget,
-        least: fixed.saturating_add((spare + most).saturating_mul(paging.frame_bytes)),
+    let frames = frames.checked_sub(spare).filter(|&f| f >= most).ok_or_else(|| {
+        too_small(budget, fixed.saturating_add((spare + most).saturating_mul(paging.frame_bytes)))
     })?;
     let all: u64 = paging.layers.iter().map(|l| u64::from(l.experts) * of_one(l)).sum();
     let frames = u32::try_from(frames.min(all)).unwrap_or(u32::MAX);
     let pinned = still_pinned(paging, frames).to_vec();
     Ok(Cow::Owned(plan::Paging { budget, frames, pinned, ..paging.clone() }))
+}
+
+/// A memory budget cannot work; `least` bytes can.
+fn too_small(budget: u64, least: u64) -> Error {
+    let (budget, least) = (mib(budget, false), mib(least, true));
+    let what = format!("a budget of {budget} is too small for this bundle: it takes {least} or more");
+    Error::usage(what).with_hint(format!(
+        "give `--budget {}` or more, or build with a shorter `max_context`; `--no-budget` maps all weights",
+        least.replace(' ', "")
+    ))
 }
 
 /// Who stays pinned with other frames: the hottest, in fewer frames the same share of them.
@@ -223,7 +232,7 @@ fn still_pinned(paging: &plan::Paging, frames: u32) -> &[(u32, u32)] {
 fn table(program: &Program, opened: &BundleFiles) -> Result<ExtentTable> {
     let paging = on_flash(program)?;
     let segment = |i: u32| {
-        program.segments.get(i as usize).ok_or_else(|| Error::Plan(format!("there is no segment {i}")))
+        program.segments.get(i as usize).ok_or_else(|| Error::plan(format!("there is no segment {i}")))
     };
     let (mut files, mut extents) = (Vec::new(), Vec::new());
     if paging.by_neurons() {
@@ -253,7 +262,13 @@ pub(crate) fn threads(program: &Program, requested: Option<usize>) -> Result<usi
     let found = cpu::threads(requested)?;
     let most = program.paging.as_ref().map_or(usize::MAX, |p| p.threads as usize);
     let asked = requested.is_some() || std::env::var("MOEC_THREADS").is_ok_and(|v| !v.is_empty());
-    if asked && found > most { Err(Error::Threads { found, most }) } else { Ok(found.min(most)) }
+    if asked && found > most {
+        return Err(Error::usage(format!(
+            "the bundle's memory budget is for {most} threads, not for {found}"
+        ))
+        .with_hint("ask for fewer, build with more `threads` under `[memory]`, or run with `--no-budget`"));
+    }
+    Ok(found.min(most))
 }
 
 /// Which reader a run here would take, for people: found by opening it.
@@ -277,7 +292,7 @@ fn extent(
     crc32c: Option<u32>,
     files: &mut Vec<(u32, FileEntry)>,
 ) -> Result<Extent> {
-    let wrong = || Error::Plan("an expert lies outside of its file".to_owned());
+    let wrong = || Error::plan("an expert lies outside of its file");
     let known = files.iter().position(|(f, _)| *f == segment.file);
     let file = known.unwrap_or(files.len());
     if known.is_none() {

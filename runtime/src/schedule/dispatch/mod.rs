@@ -146,7 +146,7 @@ impl<'a> Hands<'a> {
 }
 
 fn bad(e: ScheduleError) -> Error {
-    Error::Plan(format!("its experts: {e}"))
+    Error::plan(format!("its experts: {e}"))
 }
 
 struct State {
@@ -270,7 +270,7 @@ impl Assigner {
                 let bytes = program.segments.get(segment as usize).and_then(Segment::matrix_bytes);
                 let found = processor(segment).zip(hot(segment)).zip(bytes);
                 let ((from, to), bytes) = found.ok_or_else(|| {
-                    Error::Plan(format!("segment {segment} is not where its experts are brought from"))
+                    Error::plan(format!("segment {segment} is not where its experts are brought from"))
                 })?;
                 of.push(Matrices { from, to, bytes: bytes as usize });
             }
@@ -363,8 +363,8 @@ impl Assigner {
     ) {
         let mut state = self.lock();
         if state.broken {
-            fail(StepFault::Unit(Error::Plan(
-                "an expert could not be moved before: the model must be opened anew".into(),
+            fail(StepFault::Unit(Error::plan(
+                "an expert could not be moved before: the model must be opened anew",
             )));
         // SAFETY: the caller's promise.
         } else if let Err(e) = unsafe { self.assign(&mut state, layer, ids, prompt, units) } {

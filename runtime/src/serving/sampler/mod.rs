@@ -104,7 +104,7 @@ impl Sampler {
     /// The next token, given `logits` (`f32[vocab]`). Logits that are not numbers count as −∞. The token counts as chosen.
     ///
     /// # Errors
-    /// [`Error::NotFinite`] if the largest logit is not finite, [`Error::NoToken`] if no token may follow, and what a constraint says.
+    /// [`Error::Model`] if the largest logit is not finite, [`Error::Request`] if no token may follow, and what a constraint says.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32> {
         let id = self.choose(logits)?;
         self.constraints.iter_mut().try_for_each(|c| c.accept(id))?;
@@ -127,15 +127,18 @@ impl Sampler {
         let Self { how, rng, constraints, seen, logits: changed, drawing, .. } = self;
         let wanted = ON_LOGITS.iter().filter(|stage| (stage.wanted)(how));
         if constraints.is_empty() && wanted.clone().next().is_none() {
-            return drawing.draw(how, rng, logits).ok_or(Error::NotFinite);
+            return drawing.draw(how, rng, logits).ok_or_else(Error::not_finite);
         }
         // What the model did wrong is not to be taken for what the stages did.
-        largest(logits).ok_or(Error::NotFinite)?;
+        largest(logits).ok_or_else(Error::not_finite)?;
         changed.clear();
         changed.extend_from_slice(logits);
         wanted.for_each(|stage| (stage.apply)(how, seen, changed));
         constraints.iter_mut().try_for_each(|c| c.mask(changed))?;
-        drawing.draw(how, rng, changed).ok_or(Error::NoToken)
+        drawing.draw(how, rng, changed).ok_or_else(|| {
+            Error::request("no token may come next: biases or a grammar forbid all of them")
+                .with_hint("give fewer biases of −∞, or a grammar that the vocabulary can write")
+        })
     }
 }
 

@@ -75,21 +75,21 @@ impl Sampling {
     /// Refuses numbers that are out of their ranges, whoever gave them.
     ///
     /// # Errors
-    /// [`Error::Range`], of the first one.
+    /// [`Error::Usage`], of the first one.
     pub fn check(&self) -> Result<()> {
         for (what, of, fits, range) in RANGES {
             let x = of(self);
             if !fits(x) {
-                return Err(Error::Range { what, range, found: x.to_string() });
+                return Err(Error::range(what, range, x.to_string()));
             }
         }
         if let Some((id, bias)) = self.bias.iter().find(|(_, b)| b.is_nan() || *b == f32::INFINITY) {
             let range = "of numbers below infinity";
-            return Err(Error::Range { what: "logit_bias", range, found: format!("{bias} for token {id}") });
+            return Err(Error::range("logit_bias", range, format!("{bias} for token {id}")));
         }
         match self.log_probabilities {
             Some(n) if n > MAX_LIKELIEST => {
-                Err(Error::Range { what: "log_probabilities", range: "from 0 to 20", found: n.to_string() })
+                Err(Error::range("log_probabilities", "from 0 to 20", n.to_string()))
             }
             _ => Ok(()),
         }
@@ -98,9 +98,9 @@ impl Sampling {
     /// Refuses a bias for a token that a model of so many has not.
     ///
     /// # Errors
-    /// [`Error::BadId`], of the first one.
+    /// [`Error::Usage`], of the first one.
     pub fn check_ids(&self, vocab: u32) -> Result<()> {
         let id = self.bias.iter().map(|&(id, _)| id).find(|&id| id >= vocab);
-        id.map_or(Ok(()), |id| Err(Error::BadId { id, vocab }))
+        id.map_or(Ok(()), |id| Err(Error::bad_id(id, vocab)))
     }
 }

@@ -1,20 +1,31 @@
 //! What a scheduler is asked for, and what it tells.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Limit, Result};
 use crate::serving::sampler::{LogProbabilities, Sampler};
 use std::time::Duration;
 
 /// Refuses a prompt and a number of tokens that do not fit the context together.
 ///
 /// # Errors
-/// [`Error::EmptyPrompt`], [`Error::Context`], [`Error::Room`].
+/// [`Error::Usage`] for an empty prompt, else [`Error::Limit`].
 pub fn check_room(prompt: usize, n: usize, max: usize) -> Result<()> {
     match prompt.saturating_add(n) {
-        _ if prompt == 0 => Err(Error::EmptyPrompt),
-        _ if prompt > max => Err(Error::Context { what: "the prompt has", needed: prompt, max }),
-        needed if needed > max => Err(Error::Room { prompt, n, max }),
+        _ if prompt == 0 => Err(Error::empty_prompt()),
+        _ if prompt > max => Err(Error::context("the prompt has", prompt, max)),
+        needed if needed > max => Err(no_room(prompt, n, max)),
         _ => Ok(()),
     }
+}
+
+/// A prompt fits the context, and what is to follow it does not.
+fn no_room(prompt: usize, n: usize, max: usize) -> Error {
+    let what = format!("the prompt takes {prompt} tokens and {n} are to follow, but the context holds {max}");
+    Error::limit(Limit::Context, max, what).with_hint(match max.saturating_sub(prompt) {
+        0 => "shorten the prompt, or build with a larger `max_context`".to_owned(),
+        left => format!(
+            "up to {left} fit behind this prompt; ask for no more, shorten the prompt, or build with a larger `max_context`"
+        ),
+    })
 }
 
 /// Names a sequence of a scheduler.

@@ -27,7 +27,7 @@ mod slots;
 mod tests;
 
 use self::core::{Action, Core};
-use crate::error::{Error, Result};
+use crate::error::{Error, Limit, Result};
 use crate::exec::engine::{Engine, Want};
 use crate::serving::big_little::Decoder;
 use crate::serving::sampler::LogProbabilities;
@@ -133,17 +133,20 @@ impl<'e, 'p, 'j> Scheduler<'e, 'p, 'j> {
     /// A scheduler that knows nothing of what the slots hold. Others may use slots that are not in `setting.slots`.
     ///
     /// # Errors
-    /// No slot; [`Error::NotExact`] where `exact` cannot be.
+    /// No slot; [`Error::Usage`] where `exact` cannot be.
     pub fn new(engine: &'e mut Engine<'p>, decoder: &'e mut Decoder, setting: &Setting) -> Result<Self> {
         let program = engine.program();
         let model = &program.model;
         if setting.exact && !program.experts.policy.is_fixed() {
-            return Err(Error::NotExact);
+            return Err(Error::usage(
+                "experts are assigned to units while the plan runs, so answers depend in their last bits on what ran before",
+            )
+            .with_hint("leave out `--exact`, or build for a target whose experts have one unit"));
         }
         let (context, slots) = (model.max_context as usize, model.slots);
         let range = setting.slots.start..setting.slots.end.min(slots);
         if range.is_empty() {
-            return Err(Error::BadSlot { slot: range.start, slots });
+            return Err(Error::bad_slot(range.start, slots));
         }
         let served = Served { engine, decoder, exact: setting.exact, sharing: setting.sharing };
         Ok(Self { inner: Inner::new(served, setting, range, context) })
@@ -157,13 +160,13 @@ impl<'e, 'p, 'j> Scheduler<'e, 'p, 'j> {
     /// Takes in the sequences of a job, and gives their names in the order of its choosers.
     ///
     /// # Errors
-    /// [`Error::Busy`] where too many wait; [`Error::FewSlots`] for more sequences than there are slots; what [`check_room`] refuses, by
-    /// positions of the context; [`Error::BadId`].
+    /// [`Error::Limit`] where too many wait; [`Error::Limit`] for more sequences than there are slots; what [`check_room`] refuses, by
+    /// positions of the context; [`Error::Usage`].
     pub fn submit(&mut self, job: Job<'j>) -> Result<Vec<Id>> {
         let program = self.inner.model.engine.program();
         let (vocab, slots) = (program.model.vocab, program.model.slots);
         if let Some(&id) = job.prompt.iter().find(|&&id| id >= vocab) {
-            return Err(Error::BadId { id, vocab });
+            return Err(Error::bad_id(id, vocab));
         }
         self.inner.submit(job, slots)
     }
@@ -258,15 +261,13 @@ impl<'j, M: Model> Inner<'j, M> {
         check_room(prompt.len(), n.saturating_sub(1), self.context)?;
         let (many, slots) = (choosers.len(), self.core.slots().len());
         if many > slots {
-            return Err(Error::FewSlots {
-                needed: many + (of_plan as usize).saturating_sub(slots),
-                slots: of_plan,
-            });
+            return Err(Error::few_slots(many + (of_plan as usize).saturating_sub(slots), of_plan));
         }
         let waiting = self.core.waiting();
         // Who waits for no more than the next step takes a slot that is free now.
         if waiting + many > self.queue.saturating_add(self.core.slots().free()) {
-            return Err(Error::Busy { waiting });
+            return Err(Error::limit(Limit::Queue, self.queue, format!("{waiting} sequences wait already"))
+                .with_hint("ask again later, or let more wait"));
         }
         if many == 0 || n == 0 {
             return Ok(Vec::new());
@@ -402,7 +403,7 @@ impl<'j, M: Model> Inner<'j, M> {
                     }
                     self.book(row.0, choice, sink)?;
                 }
-                (None, failed) => self.fail(row.0, failed.unwrap_or(Error::NotFinite), sink)?,
+                (None, failed) => self.fail(row.0, failed.unwrap_or_else(Error::not_finite), sink)?,
             }
         }
         Ok(())
@@ -414,7 +415,7 @@ impl<'j, M: Model> Inner<'j, M> {
             Choice::Token { id, log_probabilities, ended } => (id, log_probabilities, ended),
             // The call went well: what the slot holds is right, if it is numbers.
             Choice::None(e) => {
-                let torn = matches!(e, Error::NotFinite);
+                let torn = matches!(e, Error::Model { .. });
                 return self.over(id, End::Failed(e), torn, sink);
             }
         };
@@ -497,7 +498,7 @@ enum Choice {
 
 /// Chooses the next token of a sequence.
 fn pick(live: Option<&mut Live<'_>>, logits: &[f32]) -> Choice {
-    let Some(live) = live else { return Choice::None(Error::NotFinite) };
+    let Some(live) = live else { return Choice::None(Error::not_finite()) };
     match live.chooser.choose(logits) {
         Ok(id) => {
             Choice::Token { id, log_probabilities: live.chooser.last().cloned(), ended: live.chooser.ended() }

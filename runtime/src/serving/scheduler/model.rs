@@ -97,7 +97,7 @@ impl Model for Served<'_, '_> {
             };
             match done {
                 Ok(()) => return Ok(keep),
-                Err(Error::State { .. } | Error::Gap { .. }) => {}
+                Err(Error::State { .. }) => {}
                 Err(e) => return Err(e),
             }
         }

@@ -69,7 +69,7 @@ impl Toy {
     /// Appends a token to a sequence that is `length` tokens long with it, or will be with the rest of its prompt.
     fn append(&mut self, slot: u32, pos: usize, id: u32, length: usize) -> Result<()> {
         if self.poison == Some(id) {
-            return Err(Error::NotFinite);
+            return Err(Error::not_finite());
         }
         let slot_holds = &mut self.slots[slot as usize];
         assert!(pos <= slot_holds.len(), "a hole in slot {slot}");
@@ -390,10 +390,13 @@ fn what_is_too_much_is_refused() {
         s.step(&mut |_, _| true).unwrap();
     }
     s.submit(job(&[1], 2, 4), SLOTS).unwrap();
-    assert!(matches!(s.submit(job(&[1], 1, 4), SLOTS), Err(Error::Busy { waiting: 2 })));
-    assert!(matches!(s.submit(job(&[1], 4, 4), SLOTS), Err(Error::FewSlots { needed: 4, slots: 3 })));
-    assert!(matches!(s.submit(job(&[1; 39], 1, 3), SLOTS), Err(Error::Room { .. })));
-    assert!(matches!(s.submit(job(&[], 1, 3), SLOTS), Err(Error::EmptyPrompt)));
+    assert!(matches!(s.submit(job(&[1], 1, 4), SLOTS), Err(Error::Limit { limit: Limit::Queue, .. })));
+    assert!(matches!(
+        s.submit(job(&[1], 4, 4), SLOTS),
+        Err(Error::Limit { limit: Limit::Sequences, most: 3, .. })
+    ));
+    assert!(matches!(s.submit(job(&[1; 39], 1, 3), SLOTS), Err(Error::Limit { limit: Limit::Context, .. })));
+    assert!(matches!(s.submit(job(&[], 1, 3), SLOTS), Err(Error::Usage { .. })));
 }
 
 #[test]

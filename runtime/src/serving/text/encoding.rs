@@ -16,7 +16,7 @@ const SHRINK: usize = 4;
 
 impl Limit {
     fn refused(self) -> Error {
-        Error::Context { what: "the prompt has at least", needed: self.tokens + 1, max: self.tokens }
+        Error::context("the prompt has at least", self.tokens + 1, self.tokens)
     }
 }
 
@@ -35,7 +35,7 @@ impl Text {
     /// Ids of a text.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`]; [`Error::Context`] where it is refused for [`Text::at_most`].
+    /// [`Error::Internal`]; [`Error::Limit`] where it is refused for [`Text::at_most`].
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let ids = self.ids(text, true)?;
         let bos = self.bos.filter(|bos| ids.first() != Some(bos));
@@ -70,7 +70,7 @@ impl Text {
             self.check(text, limit)?;
         }
         let encoding = timed(|| self.tokenizer.encode_fast(text, special));
-        Ok(encoding.map_err(|e| Error::Tokenizer(e.to_string()))?.get_ids().to_vec())
+        Ok(encoding.map_err(|e| Error::tokenizer(e))?.get_ids().to_vec())
     }
 
     /// Refuses a text that surely has more tokens than the limit: by its bytes, else by the tokens of its pieces.
@@ -85,7 +85,7 @@ impl Text {
         while !rest.is_empty() {
             let (piece, after) = rest.split_at(rest.floor_char_boundary(PIECE));
             let encoding = timed(|| self.tokenizer.encode_fast(piece, false));
-            count += encoding.map_err(|e| Error::Tokenizer(e.to_string()))?.len();
+            count += encoding.map_err(|e| Error::tokenizer(e))?.len();
             if count > limit.tokens.saturating_mul(MARGIN) {
                 return Err(limit.refused());
             }

@@ -32,9 +32,9 @@ pub(super) enum Why {
 impl Why {
     fn error(&self) -> Error {
         match self.clone() {
-            Self::Read(e) => Error::Flash(Box::new(e)),
-            Self::Changed { path, expected, found } => Error::Changed { path, expected, found },
-            Self::Ended => Error::Thread(io::Error::other("the one that reads weights has ended")),
+            Self::Read(e) => Error::Read(Box::new(e)),
+            Self::Changed { path, expected, found } => Error::changed(path, &expected, &found),
+            Self::Ended => Error::thread(io::Error::other("the one that reads weights has ended")),
         }
     }
 }
@@ -95,7 +95,7 @@ impl Arrival {
     /// Waits until so many pieces are there. What was read into them is then visible to the caller.
     ///
     /// # Errors
-    /// One of them does not come: [`Error::Flash`] where it cannot be read, [`Error::Changed`] where its file is another one.
+    /// One of them does not come: [`Error::Read`] where it cannot be read, [`Error::BadFile`] where its file is another one.
     /// Whoever waits for as many from then on is told the same.
     pub fn wait(&self, pieces: usize) -> Result<()> {
         // Acquire: pairs with the store in `advance`.

@@ -42,7 +42,7 @@ impl Loader {
     /// Starts reading.
     ///
     /// # Errors
-    /// [`Error::Thread`].
+    /// [`Error::Io`].
     pub(super) fn start(reading: Reading, hashing: Vec<Whole>) -> Result<Self> {
         let arrival = Arc::clone(&reading.arrival);
         let mut loader = Self { arrival: Arc::clone(&arrival), threads: Vec::new() };
@@ -63,7 +63,7 @@ impl Loader {
     }
 
     fn spawn(&mut self, name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(body).map_err(Error::Thread)?;
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(body).map_err(Error::thread)?;
         self.threads.push(thread);
         Ok(())
     }
@@ -205,7 +205,7 @@ impl Reading {
         self.passing[piece].store(!cached, Relaxed);
         match self.flash.submit(extent(piece, cached), 1, Priority::Demand, buffer) {
             Ok(_) => Ok(()),
-            Err(Error::Flash(e)) => Err(Why::Read(*e)),
+            Err(Error::Read(e)) => Err(Why::Read(*e)),
             Err(_) => Err(Why::Ended),
         }
     }

@@ -117,7 +117,7 @@ impl OwnedStore {
         let mut buffers: Vec<_> = pieces.all.iter().map(|_| memory.take(PIECE)).collect();
         buffers.sort_by_key(|b| b.as_ref().map(flash::Buffer::index));
         let cache = |(i, _, BundleFile { path, file }): (u32, &FileRef, &BundleFile)| {
-            let failed = |source| Error::Io { doing: "open", path: path.clone(), source };
+            let failed = |source| Error::io("open", path.clone(), source);
             read(i).then(|| PageCache::of(file, path).map_err(failed)).transpose()
         };
         let caches = files().map(cache).collect::<Result<_>>()?;
@@ -135,7 +135,7 @@ impl OwnedStore {
 }
 
 fn too_many() -> Error {
-    Error::Plan("there are more weights than memory can be".to_owned())
+    Error::plan("there are more weights than memory can be")
 }
 
 /// Every piece twice: past the page cache, and through it.

@@ -31,7 +31,7 @@ impl Pieces {
     /// Cuts the files of a program.
     ///
     /// # Errors
-    /// [`Error::Plan`] for more pieces than there can be.
+    /// [`Error::Bundle`] for more pieces than there can be.
     pub(super) fn new(program: &Program) -> Result<Self> {
         let mut pieces = Self { all: Vec::new(), of_file: Vec::with_capacity(program.files.len()) };
         for (file, info) in (0..).zip(&program.files) {

@@ -37,7 +37,7 @@ impl Graphs for Emulated {
         let mut states = Vec::new();
         for g in graphs {
             let name = format!("{} {}", g.package, g.function);
-            let failed = |why: String| Error::Graph { graph: name.clone(), why };
+            let failed = |why: String| Error::graph(name.clone(), why);
             if !packages.contains_key(&*g.package) {
                 let package = Package::open(&bundle.below(&g.package)).map_err(|e| failed(e.to_string()))?;
                 let state = g.stateful.then(|| {
@@ -71,9 +71,9 @@ impl Graphs for Emulated {
     }
 
     fn run(&self, graph: usize, slot: usize, inputs: &[&[f16]], outputs: &mut [&mut [f16]]) -> Result<()> {
-        let missing = || Error::Plan(format!("there is no graph {graph}"));
+        let missing = || Error::plan(format!("there is no graph {graph}"));
         let loaded = self.graphs.get(graph).ok_or_else(missing)?;
-        let failed = |why: String| Error::Graph { graph: loaded.name.clone(), why };
+        let failed = |why: String| Error::graph(loaded.name.clone(), why);
         let mut given = BTreeMap::new();
         for ((name, shape), values) in loaded.inputs.iter().zip(inputs) {
             let tensor = Tensor::new(shape, Data::F16(values.to_vec()));

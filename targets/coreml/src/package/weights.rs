@@ -159,7 +159,7 @@ impl Weights {
 pub(super) fn read(package: &BundleReader, name: &str, limit: u64) -> Result<Vec<u8>, PackageError> {
     let bound = Limit { what: "a part of a package", bytes: limit };
     package.read(name, bound).map_err(|source| match &source {
-        Error::Io { path, source: e, .. } => match refused(e) {
+        Error::Io { path: Some(path), source: e, .. } => match refused(e) {
             Some(&Refused::Long { found: Some(bytes), .. }) => {
                 PackageError::TooLarge { path: path.clone(), bytes, limit }
             }

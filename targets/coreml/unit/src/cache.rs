@@ -51,10 +51,8 @@ impl Cache {
         let home = from("MOEC_CACHE")
             .or_else(|| from("XDG_CACHE_HOME").map(|p| p.join("moec")))
             .or_else(|| from("HOME").map(|p| p.join(".cache/moec")));
-        let none = || Error::Graph {
-            graph: "packages".to_owned(),
-            why: "there is no cache folder for what Core ML compiles: set `MOEC_CACHE` to one".to_owned(),
-        };
+        let why = "there is no cache folder for what Core ML compiles: set `MOEC_CACHE` to one";
+        let none = || Error::graph("packages", why);
         home.map(|home| Self::at(&home.join("coreml"))).ok_or_else(none)
     }
 
@@ -85,16 +83,16 @@ impl Cache {
         let made = compile(&path)?;
         if hash(bundle, package, &files(&path)?)? != content {
             let _ = fs::remove_dir_all(made);
-            return Err(Error::Replaced(path));
+            return Err(Error::replaced(path));
         }
-        install(&made, &to).map_err(|source| Error::Io { doing: "write", path: to.clone(), source })?;
+        install(&made, &to).map_err(|source| Error::io("write", to.clone(), source))?;
         Ok(to)
     }
 
     /// Hash of a package's files, remembered while they are the same.
     fn content(&self, bundle: &BundleReader, package: &str) -> Result<String> {
         let path = bundle.path(package)?;
-        let failed = |source| Error::Io { doing: "read", path: path.clone(), source };
+        let failed = |source| Error::io("read", path.clone(), source);
         let files = files(&path)?;
         if bundle.level() == CheckLevel::All {
             return hash(bundle, package, &files);
@@ -146,7 +144,7 @@ fn files(package: &Path) -> Result<Vec<Entry>> {
     let mut files = Vec::new();
     walk(package, "", DEPTH, &mut files).map_err(|source| match source.kind() {
         io::ErrorKind::NotFound => Error::MissingFile(package.to_owned()),
-        _ => Error::Io { doing: "read", path: package.to_owned(), source },
+        _ => Error::io("read", package.to_owned(), source),
     })?;
     files.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(files)
@@ -314,7 +312,7 @@ mod tests {
     #[test]
     fn a_failure_leaves_nothing_and_links_are_refused() {
         let case = Case::new();
-        let failed = || Error::Graph { graph: "a".into(), why: "no".into() };
+        let failed = || Error::graph("a", "no");
         let e = case.cache.compiled(&case.bundle(), PACKAGE, "15", &mut |_| Err(failed())).unwrap_err();
         assert!(e.to_string().contains("`a`: no"), "{e}");
         assert!(!case.folder.path().join("cache/coreml/compiled").exists());
@@ -358,13 +356,17 @@ mod tests {
         fs::write(case.weights(), [8; 3000]).unwrap();
         File::options().write(true).open(case.weights()).unwrap().set_modified(time).unwrap();
         assert!(compile(&case.bundle()).is_ok());
-        assert!(matches!(compile(&bundle), Err(Error::Changed { path, .. }) if path == case.weights()));
+        assert!(
+            matches!(compile(&bundle), Err(Error::BadFile { path, what, .. }) if path == case.weights() && what.contains("changed"))
+        );
         fs::remove_file(case.weights()).unwrap();
         assert!(matches!(compile(&bundle), Err(Error::MissingFile(path)) if path == case.weights()));
         fs::write(case.weights(), [7; 3000]).unwrap();
         let more = case.package().join("Data/more");
         fs::write(&more, "").unwrap();
-        assert!(matches!(compile(&bundle), Err(Error::Unlisted(path)) if path == more));
+        assert!(
+            matches!(compile(&bundle), Err(Error::BadFile { path, what, .. }) if path == more && what.contains("added"))
+        );
     }
 
     #[test]
@@ -376,7 +378,9 @@ mod tests {
             fs::write(case.weights(), [8; 3000]).unwrap();
             Ok(made.clone())
         });
-        assert!(matches!(done, Err(Error::Replaced(path)) if path == case.package()));
+        assert!(
+            matches!(done, Err(Error::BadFile { path, what, .. }) if path == case.package() && what.contains("replaced"))
+        );
         assert!(!made.exists() && !case.folder.path().join("cache/coreml/compiled").exists());
     }
 

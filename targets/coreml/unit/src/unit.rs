@@ -88,7 +88,7 @@ impl CoreMl {
     /// Core ML of this machine.
     ///
     /// # Errors
-    /// [`Error::Graph`] for a system that is too old, or where there is no cache folder.
+    /// [`Error::Machine`] for a system that is too old, or where there is no cache folder.
     pub(crate) fn new() -> Result<Self> {
         let version = NSProcessInfo::processInfo().operatingSystemVersion();
         if version.majorVersion < SYSTEM {
@@ -401,7 +401,7 @@ fn url(folder: &Path, graph: &str) -> Result<Retained<NSURL>> {
 }
 
 fn refused(graph: &str, why: String) -> Error {
-    Error::Graph { graph: graph.to_owned(), why }
+    Error::graph(graph.to_owned(), why)
 }
 
 /// What an error says, with its causes.

@@ -35,12 +35,11 @@ const EMULATE: &str =
 /// Opens the first card of this machine, for what is called `unit`.
 ///
 /// # Errors
-/// [`Error::Unit`]: no driver, no card, a driver that does not start.
+/// [`Error::Machine`]: no driver, no card, a driver that does not start.
 pub fn open(unit: &str) -> Result<Card> {
-    let opened = Card::open().map_err(|why| Error::Unit {
-        unit: unit.to_owned(),
-        why: format!("there is no driver of NVIDIA's ({why})"),
-        hint: format!("install NVIDIA's driver; or {EMULATE}"),
+    let opened = Card::open().map_err(|why| {
+        Error::unit(unit, format!("there is no driver of NVIDIA's ({why})"))
+            .with_hint(format!("install NVIDIA's driver; or {EMULATE}"))
     })?;
     opened.map_err(|refusal| not_open(unit, &refusal))
 }
@@ -50,7 +49,7 @@ fn not_open(unit: &str, refusal: &Refusal) -> Error {
         code::NO_DEVICE => "there is no card that NVIDIA's driver knows".to_owned(),
         _ => format!("NVIDIA's driver does not start: {refusal}"),
     };
-    Error::Unit { unit: unit.to_owned(), why, hint: EMULATE.to_owned() }
+    Error::unit(unit, why).with_hint(EMULATE)
 }
 
 /// A graphics processor of this machine.
@@ -72,7 +71,7 @@ impl Gpu {
     /// Opens the first card of this machine, for the unit of that name.
     ///
     /// # Errors
-    /// [`Error::Unit`]: no driver, or no card.
+    /// [`Error::Machine`]: no driver, or no card.
     pub fn open(unit: &str) -> Result<Self> {
         open(unit).and_then(|card| Self::of(card, unit, LIMIT))
     }
@@ -111,56 +110,53 @@ impl Gpu {
     }
 
     fn refused(&self, refusal: &Refusal, hint: &str) -> Error {
-        Error::Unit { unit: self.name.clone(), why: refusal.to_string(), hint: hint.to_owned() }
+        Error::unit(&self.name, refusal).with_hint(hint.to_owned())
     }
 
     /// A card without so many bytes.
     fn few(&self, card: &Card, bytes: u64, how: &str) -> Error {
         let (free, name) = (room(card), card.name());
-        Error::Unit {
-            unit: self.name.clone(),
-            why: format!("it needs {bytes} bytes of memory{how}, and {free} are free on `{name}`"),
-            hint: "end what else uses the card; or place less there under `[placement]`, and build again"
-                .to_owned(),
-        }
+        let why = format!("it needs {bytes} bytes of memory{how}, and {free} are free on `{name}`");
+        Error::unit(&self.name, why).with_hint(
+            "end what else uses the card; or place less there under `[placement]`, and build again",
+        )
     }
 
     /// What a kernel, or a copy, that was waited for says.
     fn stopped(&self, refusal: &Refusal, limit: Duration) -> Error {
         let named = |wanted| self.kernels.iter().flatten().find(|(kernel, _)| *kernel == wanted);
         if let Some((_, of)) = refusal.kernel.and_then(named) {
-            let (unit, kernel) = (self.name.clone(), of.symbol.clone());
-            return Error::Launch { unit, kernel, why: refusal.to_string() };
+            return Error::kernel(&self.name, &of.symbol, refusal);
         }
         let why = match refusal.status {
             code::NOT_READY => format!("its kernels have not ended within {} s", limit.as_secs_f64()),
             _ if refusal.function.starts_with("cuMemcpy") => format!("a copy failed: {refusal}"),
             _ => format!("a kernel stopped: {refusal}"),
         };
-        Error::Unit { unit: self.name.clone(), why, hint: BUG.to_owned() }
+        Error::unit(&self.name, why).with_hint(BUG)
     }
 
     /// Refuses a card that is older than the kernels. Gives the generations: the kernels', and the card's.
     fn check_generation(&self, card: &Card, artifact: &Artifact) -> Result<[u32; 2]> {
         let wanted = artifact.generation().and_then(|g| g.strip_prefix("sm_")?.parse::<u32>().ok());
         let wanted = wanted.ok_or_else(|| {
-            Error::Plan(format!("`{}` does not say for which generation it is", artifact.path))
+            Error::plan(format!("`{}` does not say for which generation it is", artifact.path))
         })?;
         let here = card.generation().map_err(|e| self.refused(&e, EMULATE))?;
         if wanted <= here {
             return Ok([wanted, here]);
         }
-        Err(Error::Unit {
-            unit: self.name.clone(),
-            why: format!("its kernels are for sm_{wanted}, and `{}` is of sm_{here}", card.name()),
-            hint: format!("build for a device whose file has `sm = \"sm_{here}\"`, or an older one"),
-        })
+        Err(Error::unit(
+            &self.name,
+            format!("its kernels are for sm_{wanted}, and `{}` is of sm_{here}", card.name()),
+        )
+        .with_hint(format!("build for a device whose file has `sm = \"sm_{here}\"`, or an older one")))
     }
 
     /// Loads the kernels: machine code where the card runs it and the driver takes it, else the text. Gives which.
     fn load_kernels(&self, card: &mut Card, artifact: Artifact) -> Result<bool> {
         let [wanted, here] = self.check_generation(card, &artifact)?;
-        let zero = |_| Error::Plan("a zero byte in a text".to_owned());
+        let zero = |_| Error::plan("a zero byte in a text");
         let text = CString::new(artifact.text).map_err(zero)?;
         // Code runs on its generation, and on later ones of the same first digit.
         let code = artifact.code.filter(|code| wanted / 10 == here / 10 && text::is_whole(code));
@@ -184,15 +180,15 @@ impl Gpu {
     fn sound(&self) -> Result<()> {
         self.lost.get().map_or(Ok(()), |why| {
             let hint = "check the card with `nvidia-smi`".to_owned();
-            Err(Error::Unit { unit: self.name.clone(), why: format!("a copy failed: {why}"), hint })
+            Err(Error::unit(&self.name, format!("a copy failed: {why}")).with_hint(hint))
         })
     }
 
     fn launch(&self, index: u32, launch: &Launch<'_>) -> Result<()> {
         self.sound()?;
-        let missing = || Error::Plan(format!("launch {index} is not of `{NAME}`"));
+        let missing = || Error::plan(format!("launch {index} is not of `{NAME}`"));
         let (kernel, of) = self.kernels.get(index as usize).and_then(Option::as_ref).ok_or_else(missing)?;
-        let failed = |why: String| Error::Launch { unit: self.name.clone(), kernel: of.symbol.clone(), why };
+        let failed = |why: String| Error::kernel(&self.name, &of.symbol, why);
         let rows = u32::try_from(launch.n).unwrap_or(u32::MAX);
         let blocks = of.launch.blocks(rows).ok_or_else(|| failed(format!("no grid for {rows} rows")))?;
         let addresses: Vec<u64> = launch.args.iter().map(|at| at.ptr().addr() as u64).collect();
@@ -219,7 +215,7 @@ impl Unit for Gpu {
         let artifact = text::read(bundle, program, index)?;
         for of in program.launches.iter().filter(|of| of.unit == index) {
             let (unit, kernel) = (self.name.clone(), of.symbol.clone());
-            artifact.check(of).map_err(|why| Error::Launch { unit, kernel, why })?;
+            artifact.check(of).map_err(|why| Error::kernel(unit, kernel, why))?;
         }
         let mut card = self.lock();
         let assembled = self.load_kernels(&mut card, artifact)?;
@@ -229,8 +225,8 @@ impl Unit for Gpu {
                 kernels.push(None);
                 continue;
             }
-            let symbol = CString::new(of.symbol.clone())
-                .map_err(|_| Error::Plan("a zero byte in a symbol".to_owned()))?;
+            let symbol =
+                CString::new(of.symbol.clone()).map_err(|_| Error::plan("a zero byte in a symbol"))?;
             let kernel = card.kernel(&symbol).map_err(|e| self.refused(&e, "build the bundle again"))?;
             kernels.push(Some((kernel, of.clone())));
         }
@@ -275,7 +271,7 @@ impl Unit for Gpu {
                 }
             }
             Code::Kernel(_) => {
-                Err(Error::Plan(format!("step {} gives `{NAME}` a kernel of the processor's", launch.step)))
+                Err(Error::plan(format!("step {} gives `{NAME}` a kernel of the processor's", launch.step)))
             }
         };
         if let Err(e) = done {
@@ -310,7 +306,7 @@ impl Gpu {
             [true, true] => Ok(Way::Within([first, second])),
             [false, false] => {
                 let why = format!("a copy of {bytes} bytes is to and from places outside of its memory");
-                Err(Error::Unit { unit: self.name.clone(), why, hint: BUG.to_owned() })
+                Err(Error::unit(&self.name, why).with_hint(BUG))
             }
         }
     }

@@ -29,17 +29,17 @@ pub fn read(bundle: &BundleReader, plan: &Plan, unit: u32) -> Result<Artifact> {
     let name = plan.units.get(unit as usize).map_or("?", |u| &*u.name);
     let own = || plan.launches.iter().filter(|k| k.unit == unit);
     let Some(first) = own().next() else {
-        return Err(Error::Plan(format!("`{name}` launches no kernel")));
+        return Err(Error::plan(format!("`{name}` launches no kernel")));
     };
     if let Some(other) = own().find(|k| k.artifact != first.artifact) {
-        return Err(Error::Plan(format!(
+        return Err(Error::plan(format!(
             "`{name}` launches kernels of `{}` and of `{}`",
             first.artifact, other.artifact
         )));
     }
     let path = first.artifact.clone();
     let text = bundle.read(&path, regular::PTX)?;
-    let text = String::from_utf8(text).map_err(|_| Error::Plan(format!("`{path}` is no text")))?;
+    let text = String::from_utf8(text).map_err(|_| Error::plan(format!("`{path}` is no text")))?;
     // A plan that lists the code needs it; one that does not has none, whatever lies in the folder.
     let code_at = code_path(&path);
     let listed = plan.files.iter().any(|f| f.path == code_at);

@@ -33,7 +33,7 @@ impl Graphs for Emulated {
         let mut shared = Shared::default();
         for graph in graphs {
             let name = format!("{} {}", graph.package, graph.function);
-            let failed = |why: String| Error::Graph { graph: name.clone(), why };
+            let failed = |why: String| Error::graph(name.clone(), why);
             let network = network(bundle, graph).map_err(failed)?;
             let attends = self.sequences.known(graph, &network).map_err(failed)?;
             let files = bundle.below(&graph.package);
@@ -45,9 +45,9 @@ impl Graphs for Emulated {
     }
 
     fn run(&self, graph: usize, slot: usize, inputs: &[&[f16]], outputs: &mut [&mut [f16]]) -> Result<()> {
-        let missing = || Error::Plan(format!("there is no graph {graph}"));
+        let missing = || Error::plan(format!("there is no graph {graph}"));
         let loaded = self.graphs.get(graph).ok_or_else(missing)?;
-        let failed = |why: String| Error::Graph { graph: loaded.name.clone(), why };
+        let failed = |why: String| Error::graph(loaded.name.clone(), why);
         let execute = |reals: &[&[f32]]| {
             loaded.executor.run(reals).map(|outcome| outcome.outputs).map_err(|e| e.to_string())
         };

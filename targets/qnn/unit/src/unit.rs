@@ -11,6 +11,7 @@ use moec_runtime::cli::Native;
 use moec_runtime::error::{Error, Result};
 use moec_runtime::exec::beside::Executor;
 use moec_runtime::exec::graphs::Graphs;
+use std::fmt::Display;
 use std::sync::{Mutex, PoisonError};
 
 /// The family of units that this crate executes.
@@ -70,10 +71,10 @@ impl Graphs for Hexagon {
     }
 
     fn run(&self, graph: usize, slot: usize, inputs: &[&[f16]], outputs: &mut [&mut [f16]]) -> Result<()> {
-        let missing = || Error::Plan(format!("there is no graph {graph}"));
+        let missing = || Error::plan(format!("there is no graph {graph}"));
         let loaded = self.loaded.as_ref().ok_or_else(missing)?;
         let ports = loaded.graphs.get(graph).ok_or_else(missing)?;
-        let failed = |why: String| Error::Graph { graph: ports.name.clone(), why };
+        let failed = |why: String| Error::graph(ports.name.clone(), why);
         let mut memories = loaded.memories.lock().unwrap_or_else(PoisonError::into_inner);
         let mut memory = std::mem::take(memories.get_mut(graph).ok_or_else(missing)?);
         memory.inputs.resize_with(ports.inputs.len(), Vec::new);
@@ -176,24 +177,22 @@ fn library(e: &Qnn) -> Error {
               with QNN's library for the Hexagon"
             .to_owned(),
     };
-    Error::Library { family: FAMILY, why: e.to_string(), hint }
+    failed(e).with_hint(hint)
+}
+
+/// A library of the system does not do what the unit needs of it.
+fn failed(why: impl Display) -> Error {
+    Error::machine(format!("the unit of the family `{FAMILY}`: {why}"))
 }
 
 fn refused(refused: Refused) -> Error {
     match refused {
         Refused::Library(e) => library(&e),
         Refused::File(e) => e,
-        Refused::Context(path, why) => Error::Library {
-            family: FAMILY,
-            why: format!("`{}`: {why}", path.display()),
-            hint: "copy the bundle again, or build it again where QNN's library is installed".to_owned(),
-        },
-        Refused::Graph(graph, why) => Error::Graph { graph, why },
-        Refused::System(why) => Error::Library {
-            family: FAMILY,
-            why,
-            hint: "this is a fault of the system's or of moec's".to_owned(),
-        },
+        Refused::Context(path, why) => failed(format!("`{}`: {why}", path.display()))
+            .with_hint("copy the bundle again, or build it again where QNN's library is installed"),
+        Refused::Graph(graph, why) => Error::graph(graph, why),
+        Refused::System(why) => failed(why).with_hint("this is a fault of the system's or of moec's"),
     }
 }
 

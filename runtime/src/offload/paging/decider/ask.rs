@@ -31,7 +31,7 @@ impl Decider {
         } else {
             &[]
         };
-        cache.step(layer, chosen, ranked, |e| events.push(e)).map_err(|e| Error::Plan(e.to_string()))?;
+        cache.step(layer, chosen, ranked, |e| events.push(e)).map_err(Error::plan)?;
         self.streams = self.events.iter().filter(|e| matches!(e, cache::Event::Stream(_))).count();
         self.split = !self.make_way(self.streams);
         self.passed.fill(false);

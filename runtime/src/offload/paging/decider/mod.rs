@@ -178,9 +178,9 @@ impl Decider {
     /// For the experts and frames of a plan.
     ///
     /// # Errors
-    /// [`Error::Plan`] for a policy that is not known, a pinned expert that there is not, or no layers.
+    /// [`Error::Bundle`] for a policy that is not known, a pinned expert that there is not, or no layers.
     pub fn new(paging: &plan::Paging, how: How<'_>) -> Result<Self> {
-        let wrong = |e: &dyn std::fmt::Display| Error::Plan(e.to_string());
+        let wrong = |e: &dyn std::fmt::Display| Error::plan(e.to_string());
         // Of one size each: what counts is frames.
         let layer = |l: &PagedLayer| CachedLayer { experts: l.experts as usize, k: l.k as usize, bytes: 1 };
         let layers: Vec<CachedLayer> = paging.layers.iter().map(layer).collect();
@@ -236,7 +236,7 @@ impl Decider {
     /// Hears what happens at a moment, and says what is to be done. Time never runs backwards.
     ///
     /// # Errors
-    /// [`Error::Plan`] for a layer of the cache that there is not.
+    /// [`Error::Bundle`] for a layer of the cache that there is not.
     pub fn hear(&mut self, now: Duration, event: Event<'_>) -> Result<&[Decision]> {
         self.out.clear();
         match event {

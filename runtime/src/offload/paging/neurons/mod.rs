@@ -104,7 +104,7 @@ pub(super) fn class(program: &Program, paging: &plan::Paging) -> Result<Class> {
 /// The bundle that all layers have parts of.
 fn bundle(program: &Program, paging: &plan::Paging) -> Result<Bundle> {
     let segment = paging.layers.first().and_then(|l| program.segments.get(l.down as usize));
-    segment.and_then(Segment::rests).ok_or_else(|| Error::Plan("neurons of no segment".to_owned()))
+    segment.and_then(Segment::rests).ok_or_else(|| Error::plan("neurons of no segment"))
 }
 
 /// Addresses that the table of a layer has.
@@ -142,8 +142,7 @@ impl NeuronPager {
         let shape =
             Shape { matrices: first, neurons: units, cluster: units, gate: lie.unit_bytes(), rest: 0 };
         let cold = lie.unit_bytes().saturating_mul(paging.frames.into());
-        let cache = Segmented::new(shape, Regions { fixed: 0, hot: 0, cold })
-            .map_err(|e| Error::Plan(e.to_string()))?;
+        let cache = Segmented::new(shape, Regions { fixed: 0, hot: 0, cold }).map_err(Error::plan)?;
         let frames = Region::new("neurons", cold)?;
         let scales = scales::load(program, files, paging, &tables)?;
         let report = Report {
@@ -303,7 +302,7 @@ impl NeuronPager {
                 Event::Failed { ticket, error } => {
                     state.ended(ticket);
                     state.lost = Some(error.clone());
-                    state.error.get_or_insert(Error::Flash(Box::new(error)));
+                    state.error.get_or_insert(Error::Read(Box::new(error)));
                 }
                 Event::Cancelled { ticket } => {
                     state.ended(ticket);
@@ -320,7 +319,7 @@ impl NeuronPager {
             let Some(buffer) = self.flash.buffers().take(1) else {
                 // Reads that were given up keep their buffers until they end. Where those are all, nobody will be heard of.
                 if let (0, Some(lost)) = (state.under_way, &state.lost) {
-                    state.error = Some(Error::Flash(Box::new(lost.clone())));
+                    state.error = Some(Error::Read(Box::new(lost.clone())));
                 }
                 return;
             };

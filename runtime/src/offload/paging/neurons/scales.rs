@@ -31,10 +31,10 @@ pub(super) fn load(
     let region = Region::new(NAME, (all * each) as u64)?;
     let mut at = 0;
     for (layer, l) in paging.layers.iter().enumerate() {
-        let lost = || Error::Plan("neurons of no segment".to_owned());
+        let lost = || Error::plan("neurons of no segment");
         let segment: &Segment = program.segments.get(l.down as usize).ok_or_else(lost)?;
         let of = files.get(segment.file)?;
-        let failed = |source| Error::Io { doing: "read", path: of.path.clone(), source };
+        let failed = |source| Error::io("read", of.path.clone(), source);
         let mut file = &of.file;
         let inter = segment.extents().1 as usize;
         for expert in 0..l.experts {

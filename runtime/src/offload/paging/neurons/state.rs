@@ -93,8 +93,8 @@ impl State {
     pub(super) fn failed(&self) -> Result<()> {
         match &self.error {
             None => Ok(()),
-            Some(Error::Flash(e)) => Err(Error::Flash(e.clone())),
-            Some(other) => Err(Error::Plan(other.to_string())),
+            Some(Error::Read(e)) => Err(Error::Read(e.clone())),
+            Some(other) => Err(Error::Bundle(other.to_string())),
         }
     }
 
@@ -162,8 +162,7 @@ impl State {
             self.stage.follow(place);
         }
         if self.stage.items() == from && !self.stage.is_over() {
-            self.error
-                .get_or_insert(Error::Plan("the neurons of an expert do not fit into memory".to_owned()));
+            self.error.get_or_insert(Error::plan("the neurons of an expert do not fit into memory"));
         }
         self.stage.sort(from);
     }
@@ -199,7 +198,7 @@ impl State {
                 }
                 Ok(Found::Stream(_)) => return false,
                 Err(e) => {
-                    self.error.get_or_insert(Error::Plan(e.to_string()));
+                    self.error.get_or_insert(Error::plan(e.to_string()));
                     return false;
                 }
             }
@@ -244,7 +243,7 @@ impl State {
             return;
         }
         let Some(frame) = self.free.pop() else {
-            self.error.get_or_insert(Error::Plan("more neurons are held than there are frames".to_owned()));
+            self.error.get_or_insert(Error::plan("more neurons are held than there are frames"));
             return;
         };
         let (matrix, unit) = (id / lie.units, id % lie.units);

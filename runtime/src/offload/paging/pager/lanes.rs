@@ -111,6 +111,6 @@ impl Pager {
             return Ok(());
         }
         let error = self.lock().desk.error.clone();
-        Err(error.map_or_else(|| Error::Plan("a read was given up".to_owned()), Error::Flash))
+        Err(error.map_or_else(|| Error::internal("a read was given up"), Error::Read))
     }
 }

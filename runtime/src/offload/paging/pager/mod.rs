@@ -100,7 +100,7 @@ impl Pager {
             let segment = |s: u32| program.segments.get(s as usize);
             let (gate_up, down) = segment(shape.gate_up)
                 .zip(segment(shape.down))
-                .ok_or_else(|| Error::Plan("no such segment".to_owned()))?;
+                .ok_or_else(|| Error::plan("no such segment"))?;
             let gap = down.offset.saturating_sub(gate_up.offset);
             let bytes = gap + down.matrix_bytes().unwrap_or(0);
             let (experts, k) = (shape.experts as usize, shape.k as usize);
@@ -183,7 +183,7 @@ impl Pager {
 fn recorder(places: &[Place]) -> Result<(Trace, Vec<u16>)> {
     let layers: Vec<CachedLayer> =
         places.iter().map(|p| CachedLayer { experts: p.experts, k: p.k, bytes: 1 }).collect();
-    let experts = ExpertIndex::new(&layers).map_err(|e| Error::Plan(e.to_string()))?;
+    let experts = ExpertIndex::new(&layers).map_err(Error::plan)?;
     Ok((Trace::new(experts, false), Vec::new()))
 }
 

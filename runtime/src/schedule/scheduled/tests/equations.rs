@@ -114,7 +114,7 @@ fn the_average_is_that_of_equation_8() {
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    let sound = super::drawn::setup(KLOTSKI, &MODELS[0]);
+    let sound = super::drawn::setup(super::systems::GPU_ALONE, &MODELS[0]);
     let mut scheduler = Scheduler::new(sound.clone()).expect("a sound setup");
     assert_eq!(scheduler.dispatch(4, &[0; 160]).err(), Some(ScheduleError::Layer { layer: 4, layers: 4 }));
     assert_eq!(scheduler.step(0, &[0; 7]).err(), Some(ScheduleError::Loads { found: 7, experts: 160 }));

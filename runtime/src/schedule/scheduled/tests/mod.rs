@@ -6,6 +6,7 @@ mod migration;
 mod optimum;
 mod policies;
 mod properties;
+mod systems;
 mod workload;
 
 use super::{Scheduler, Setup, Window};

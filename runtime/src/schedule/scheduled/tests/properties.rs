@@ -1,6 +1,7 @@
 //! What holds of every schedule.
 
 use super::drawn::Random;
+use super::systems::{GPU_ALONE, SYSTEMS};
 use super::workload::{ALL, assignment};
 use crate::schedule::scheduled::*;
 use crate::schedule::sums::assignment::{Assignment, UNITS};
@@ -47,9 +48,9 @@ fn any_costs() -> impl Strategy<Value = Costs> {
 
 fn any_setup() -> impl Strategy<Value = Setup> {
     let window = prop_oneof![4 => 0.0..3000.0, 1 => Just(0.0), 1 => Just(f64::NAN)];
-    (0..SCHEDULED.len(), any_costs(), [1usize..3, 0..14, 0..5, 0..6], [window.clone(), window]).prop_map(
+    (0..SYSTEMS.len(), any_costs(), [1usize..3, 0..14, 0..5, 0..6], [window.clone(), window]).prop_map(
         |(system, costs, [layers, experts, memories, frames], [pcie_us, link_us])| Setup {
-            system: SCHEDULED[system],
+            system: SYSTEMS[system],
             costs,
             layers,
             experts,
@@ -110,7 +111,7 @@ fn again(setup: &Setup, placement: &Placement, loads: &[u32], homes: &[Option<Ho
             }
         }
     }
-    let gpu = if setup.system == KLOTSKI { f64::max(calc, transfer) } else { gpu };
+    let gpu = if setup.system == GPU_ALONE { f64::max(calc, transfer) } else { gpu };
     memories.into_iter().fold(f64::max(gpu, cpu), f64::max)
 }
 
@@ -267,7 +268,7 @@ fn the_largest_scheduler_takes_the_worst_costs() {
         localized_us: f64::INFINITY,
         row_us: f64::INFINITY,
     };
-    for system in SCHEDULED {
+    for system in SYSTEMS {
         let mut scheduler = Scheduler::new(Setup {
             system,
             costs: costs.clone(),

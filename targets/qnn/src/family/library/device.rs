@@ -32,7 +32,7 @@ impl DeviceHost {
 
     /// Compiles the graphs of a package. The emulator does not load shared weights, which a bundle's own contexts have.
     fn compile(&self, bundle: &BundleReader, package: &str, graphs: &[GraphDecl]) -> Result<()> {
-        let failed = |why: String| Error::Graph { graph: package.to_owned(), why };
+        let failed = |why: String| Error::graph(package.to_owned(), why);
         let mut worker = self.library.worker(false).map_err(|e| failed(e.to_string()))?;
         for graph in graphs.iter().filter(|graph| graph.package == package) {
             let network = network(bundle, graph).map_err(failed)?;
@@ -43,7 +43,7 @@ impl DeviceHost {
         let folder = self.folder.join(package);
         let path = folder.join(CONTEXT);
         let written = fs::create_dir_all(&folder).and_then(|()| fs::write(&path, binary));
-        written.map_err(|source| Error::Io { doing: "write", path, source })
+        written.map_err(|source| Error::io("write", path, source))
     }
 }
 

@@ -45,7 +45,7 @@ impl Graphs for LibraryHost {
 
     fn load(&mut self, bundle: &BundleReader, graphs: &[GraphDecl], slots: usize) -> Result<()> {
         self.sequences = Sequences::new(slots);
-        let failed = |name: &str, why: String| Error::Graph { graph: name.to_owned(), why };
+        let failed = |name: &str, why: String| Error::graph(name.to_owned(), why);
         let mut worker = self.library.worker(true).map_err(|e| failed("QNN", e.to_string()))?;
         for graph in graphs {
             let name = format!("{} {}", graph.package, graph.function);
@@ -63,9 +63,9 @@ impl Graphs for LibraryHost {
     }
 
     fn run(&self, graph: usize, slot: usize, inputs: &[&[f16]], outputs: &mut [&mut [f16]]) -> Result<()> {
-        let missing = || Error::Plan(format!("there is no graph {graph}"));
+        let missing = || Error::plan(format!("there is no graph {graph}"));
         let (loaded, worker) = self.graphs.get(graph).zip(self.worker.as_ref()).ok_or_else(missing)?;
-        let failed = |why: String| Error::Graph { graph: loaded.name.clone(), why };
+        let failed = |why: String| Error::graph(loaded.name.clone(), why);
         let execute = |reals: &[&[f32]]| {
             let given = ports::encode(&loaded.network, reals)?;
             let mut worker = worker.lock().unwrap_or_else(PoisonError::into_inner);

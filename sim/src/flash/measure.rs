@@ -1,12 +1,10 @@
 //! How fast a disk is read: by block size, reads in flight, order and range.
 
-use super::buffer::{Buffers, Class};
-use super::extent::{BLOCK, ExtentTable, FileEntry};
-use super::files::Files;
-use super::open;
-use super::options::Options;
-use super::reader::{Done, Read, Reader};
-use crate::error::{Error, Result};
+use moec_runtime::error::{Error, Result};
+use moec_runtime::offload::flash::files::Files;
+use moec_runtime::offload::flash::{
+    BLOCK, Buffers, Class, Done, ExtentTable, FileEntry, Options, Read, Reader, open,
+};
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -90,7 +88,7 @@ pub fn measure_flash(
     span: Duration,
     tick: &mut dyn FnMut(&Rate),
 ) -> Result<FlashRates> {
-    let failed = |source| Error::Io { doing: "read", path: path.to_owned(), source };
+    let failed = |source| Error::io("read", path.to_owned(), source);
     let bytes = std::fs::metadata(path).map_err(failed)?.len();
     let table = ExtentTable::new(
         vec![FileEntry { path: path.to_owned(), bytes, cached: false, identity: None }],
@@ -210,7 +208,7 @@ impl Scratch {
     /// [`Error::Io`]: the folder cannot be written to, or is full.
     pub fn create(folder: &Path, bytes: u64) -> Result<Self> {
         let path = folder.join(format!("moec-flash-{}.tmp", std::process::id()));
-        let failed = |source| Error::Io { doing: "write", path: path.clone(), source };
+        let failed = |source| Error::io("write", path.clone(), source);
         let mut file = File::create_new(&path).map_err(failed)?;
         // From here on the file is removed, whatever happens.
         let scratch = Self { path: path.clone() };
@@ -246,8 +244,8 @@ impl Drop for Scratch {
 
 #[cfg(test)]
 mod tests {
-    use super::super::options::Choice;
     use super::*;
+    use moec_runtime::offload::flash::Choice;
 
     #[test]
     fn every_point_has_a_rate() {

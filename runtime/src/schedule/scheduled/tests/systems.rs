@@ -1,0 +1,39 @@
+//! Systems that use a part of the units, layouts and predictions each.
+
+use crate::schedule::policy::{Foresees, Keeps, Solver, System, Units, trimoe};
+use crate::schedule::scheduled::Unit;
+
+const AHEAD: Foresees = Foresees::Loads { relayout: false };
+
+const fn units(cpu: bool, near: bool) -> Units {
+    Units { misses: true, cpu, near }
+}
+
+/// The GPU alone.
+pub(super) const GPU_ALONE: System =
+    System::of_sums("GPU", Solver::Cheapest, units(false, false), Keeps::Popular, AHEAD, "");
+/// The hottest experts on the GPU, the others on the CPU.
+const HOTTEST_CPU: System =
+    System::of_sums("CPU", Solver::Hottest(Unit::Cpu), units(true, false), Keeps::Popular, AHEAD, "");
+/// The hottest experts on the GPU, the others on near-data units.
+const HOTTEST_NEAR: System = System::of_sums(
+    "near",
+    Solver::Hottest(Unit::Near),
+    units(false, true),
+    Keeps::Local,
+    Foresees::Nothing,
+    "",
+);
+
+/// These, and the parts of TriMoE, each with more than the one before: at last all of it.
+pub(super) const SYSTEMS: [System; 9] = [
+    GPU_ALONE,
+    HOTTEST_CPU,
+    HOTTEST_NEAR,
+    trimoe("greedy, still", Solver::Cheapest, false),
+    trimoe("refined, still", Solver::Refined, false),
+    trimoe("best, still", Solver::Best, false),
+    trimoe("greedy", Solver::Cheapest, true),
+    trimoe("refined", Solver::Refined, true),
+    trimoe("best", Solver::Best, true),
+];

@@ -1,0 +1,162 @@
+//! Systems of other authors and of moec, as rows of one table: what `[placement] policy` names, and what experiments compare.
+
+use moec_runtime::schedule::{Foresees, Keeps, Order, Solver, System, TRIMOE, Unit, Units, trimoe};
+
+/// The name of a system in `model.toml`.
+pub fn key(system: &System) -> String {
+    system.name.to_ascii_lowercase()
+}
+
+/// The system with frames of a name in `model.toml`.
+pub fn of_key(name: &str) -> Option<&'static System> {
+    CACHED.iter().find(|s| key(s) == name)
+}
+
+/// Whether an expert may be brought that stays for one step only, beside those that stay for good.
+pub fn passes(system: &System) -> bool {
+    let brings = |p| !matches!(p, Solver::Fixed | Solver::Cpu);
+    !matches!(system.keeps, Keeps::Cache(_)) && (brings(system.prefill) || brings(system.decode))
+}
+
+/// MRS as the paper has it: every expert that comes is kept. It gives no α; with this one most uses are hits, of 0.1 to 0.99.
+pub const MRS: &str = "mrs alpha=0.9 depth=2 bypass=0";
+/// MRS that keeps no expert that ranks below all that are there.
+pub const MRS_BYPASS: &str = "mrs alpha=0.9 depth=2 bypass=1";
+/// LRU.
+pub const LRU: &str = "lru";
+
+const PAPER: Solver = Solver::Paper(Order::Next);
+/// GPU and processor.
+const TWO: Units = Units { misses: true, cpu: true, near: false };
+/// Loads of the next step, for transfers alone.
+const AHEAD: Foresees = Foresees::Loads { relayout: false };
+
+/// llama.cpp: the first layers on the GPU, the others on the processor.
+pub const LLAMA_CPP: System = System {
+    name: "llama.cpp",
+    prefill: Solver::Fixed,
+    decode: Solver::Fixed,
+    units: TWO,
+    keeps: Keeps::Layers,
+    foresees: Foresees::Nothing,
+    says: "whole layers on the graphics processor, the others' experts on the processor",
+};
+/// AdapMoE: the GPU alone, experts of the next layer ahead, LRU. So does Klotski, whose batches hide more of the transfers.
+pub const ADAPMOE: System = System {
+    name: "AdapMoE",
+    prefill: Solver::Gpu,
+    decode: Solver::Gpu,
+    units: TWO,
+    keeps: Keeps::Cache(LRU),
+    foresees: Foresees::Gates(1),
+    says: "all on the graphics processor, what it lacks is brought, one layer ahead where that can be foreseen (Klotski, AdapMoE)",
+};
+/// Fiddler: popular experts on the GPU, each other one where it is computed sooner.
+pub const FIDDLER: System = System {
+    name: "Fiddler",
+    prefill: Solver::Cheapest,
+    decode: Solver::Cheapest,
+    units: TWO,
+    keeps: Keeps::Popular,
+    foresees: Foresees::Nothing,
+    says: "popular experts stay on the graphics processor, each other one is computed where that is done sooner by itself",
+};
+/// KTransformers: popular experts on the GPU; the processor has the others in decoding, the GPU in prefill (Table I).
+pub const KTRANSFORMERS: System = System {
+    name: "KTransformers",
+    prefill: Solver::Gpu,
+    decode: Solver::Fixed,
+    units: TWO,
+    keeps: Keeps::Popular,
+    foresees: Foresees::Nothing,
+    says: "popular experts stay on the graphics processor; the processor has the others while tokens are decoded",
+};
+/// HybriMoE.
+pub const HYBRIMOE: System = System {
+    name: "HybriMoE",
+    prefill: PAPER,
+    decode: PAPER,
+    units: TWO,
+    keeps: Keeps::Cache(MRS),
+    foresees: Foresees::Gates(3),
+    says: "HybriMoE as it is written: three timelines, MRS, three layers ahead",
+};
+/// moec: the same with its own division, and MRS with bypass.
+pub const MOEC: System = System {
+    name: "moec",
+    prefill: Solver::Best,
+    decode: Solver::Best,
+    units: TWO,
+    keeps: Keeps::Cache(MRS_BYPASS),
+    foresees: Foresees::Gates(3),
+    says: "the same with the best of all cuts, searched on, and the policy that the profile's routing gains most by",
+};
+
+/// All experts on the GPU, fetched when their layer's router has spoken. MoBiLE's are these, fewer first.
+pub const OFFLOADING: System = System {
+    name: "offloading",
+    keeps: Keeps::Token,
+    foresees: Foresees::Nothing,
+    says: "all on the graphics processor, what it lacks is brought",
+    ..ADAPMOE
+};
+/// Pre-gated MoE: a layer's experts are known one layer before.
+pub const PRE_GATED: System = System {
+    name: "Pre-gated MoE",
+    foresees: Foresees::Gates(1),
+    says: "the same, and a gate says one layer before what is brought",
+    ..OFFLOADING
+};
+
+/// Those with frames that all layers share: `[placement] policy` takes one of them.
+pub const CACHED: [System; 6] = [LLAMA_CPP, ADAPMOE, FIDDLER, KTRANSFORMERS, HYBRIMOE, MOEC];
+
+/// Klotski: the GPU alone; weights travel while others are computed, and hot experts ahead of that.
+pub const KLOTSKI: System = System::of_sums(
+    "Klotski",
+    Solver::Cheapest,
+    Units { misses: true, cpu: false, near: false },
+    Keeps::Popular,
+    AHEAD,
+    "all on the GPU; weights travel while others are computed",
+);
+/// KTransformers with transfers ahead: the GPU computes what it holds.
+pub const EN_KTRANSFORMERS_HELD: System = System::of_sums(
+    "En-KTransformers, held",
+    Solver::Cheapest,
+    Units { misses: false, cpu: true, near: false },
+    Keeps::Popular,
+    AHEAD,
+    "what the GPU holds on either, the rest on the processor",
+);
+/// The same, with as many of the hottest others on the GPU as shorten the step.
+pub const EN_KTRANSFORMERS: System = System::of_sums(
+    "En-KTransformers",
+    Solver::Hottest(Unit::Cpu),
+    TWO,
+    Keeps::Popular,
+    AHEAD,
+    "the hottest on the GPU, the rest on the processor, cut where the step is shortest",
+);
+/// MoNDE: GPU and near-data units; the hottest experts go to the GPU, as many as balance the two.
+pub const MONDE: System = System::of_sums(
+    "MoNDE",
+    Solver::Hottest(Unit::Near),
+    Units { misses: true, cpu: false, near: true },
+    Keeps::Local,
+    Foresees::Nothing,
+    "the hottest on the GPU, the rest on near-data units, rows over the link counted",
+);
+/// Those with units in the host's memories, or that are compared with these: TriMoE, its parts, and other systems.
+pub const SCHEDULED: [System; 10] = [
+    KLOTSKI,
+    EN_KTRANSFORMERS_HELD,
+    EN_KTRANSFORMERS,
+    MONDE,
+    trimoe("TriMoE, greedy, still", Solver::Cheapest, false),
+    trimoe("TriMoE, still", Solver::Refined, false),
+    trimoe("moec on memories, still", Solver::Best, false),
+    trimoe("TriMoE, greedy", Solver::Cheapest, true),
+    TRIMOE,
+    trimoe("moec on memories", Solver::Best, true),
+];
