@@ -26,7 +26,7 @@ use moec_family::Cut;
 use moec_family::error::{Error, Result};
 use moec_family::find::{self, Linear, Walk};
 use moec_ir::types::GROUP;
-use moec_ir::{EntryKind, Format, Module, Op, Scope, Weight, WeightId};
+use moec_ir::{EntryKind, Format, Module, Op, Part, Role, Scope, Weight, WeightId};
 use std::collections::BTreeSet;
 
 /// Most places of an attention that have a function of their own: a package may have 256 functions.
@@ -154,20 +154,25 @@ impl CoreMlPart {
         let mut cuts = Vec::new();
         for graph in &module.entries {
             let mut walk = Walk::new(graph, scope);
-            let (kind, x, angles, y) = if scope.part == moec_ir::Part::ATTN {
-                let (found, ends) = attention::find(module, &mut walk)?;
-                (Kind::Attention(found), ends.x, ends.angles, ends.y)
-            } else if scope.part == moec_ir::Part::FFN {
-                if walk.nodes().any(|n| matches!(n.op, Op::ExpertFfn { .. })) {
-                    name.part = moec_ir::Part::SHARED;
+            let (kind, x, angles, y) = match scope.role() {
+                Role::Attention => {
+                    let (found, ends) = attention::find(module, &mut walk)?;
+                    (Kind::Attention(found), ends.x, ends.angles, ends.y)
                 }
-                let (found, x, y) = dense::find(module, &mut walk)?;
-                (Kind::Dense(found), x, None, y)
-            } else if scope.part == moec_ir::Part::HEAD {
-                let (found, x, y) = find::head(module, &mut walk)?;
-                (Kind::Head(found), x, None, y)
-            } else {
-                return Err("no graph is made for what stands here".into());
+                // A network between norms of its own is none of the forms that are found.
+                Role::Network if scope.part != Part::SHARED => {
+                    if walk.nodes().any(|n| matches!(n.op, Op::ExpertFfn { .. })) {
+                        name.part = Part::SHARED;
+                    }
+                    let (found, x, y) = dense::find(module, &mut walk)?;
+                    (Kind::Dense(found), x, None, y)
+                }
+                Role::Head => {
+                    let (found, x, y) = find::head(module, &mut walk)?;
+                    (Kind::Head(found), x, None, y)
+                }
+                Role::Mixer => return Err("a graph holds no state that folds tokens".into()),
+                Role::Network | Role::Other => return Err("no graph is made for what stands here".into()),
             };
             let rows = match (&kind, graph.kind) {
                 (Kind::Attention(_), EntryKind::Decode(_) | EntryKind::Little(_)) => 1,
