@@ -23,6 +23,7 @@ pub mod bundle;
 pub mod eval;
 pub mod experts;
 pub mod expr;
+mod format;
 pub mod graph;
 pub mod infer;
 pub mod launch;

@@ -28,7 +28,7 @@ use moec_family::find::{self, Dense, Grouped, Linear, Walk};
 use moec_family::{Cut, Distance, Emit, FunctionReport, PartGraph, StaticAttention, StaticPart, Trial};
 use moec_ir::eval::{Arg, Tensor, op};
 use moec_ir::plan::{GraphDecl, Port};
-use moec_ir::{Glu, Module, Op, Operand, Role, Scope, ValueId, WeightId};
+use moec_ir::{Format, Glu, Module, Op, Operand, Role, Scope, ValueId, WeightId};
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::ops::Range;
@@ -339,7 +339,7 @@ impl HtpPart {
             let (error, saturated) = found.map_err(|e| wrong(&graph.package, &e))?;
             // The coarsest of its matrices is what it is held to.
             let formats = self.matrices().into_iter().map(|id| trial.module.weight(id).format);
-            let other = |format| if trial.rounded { moec_family::stored(format) } else { 0.0 };
+            let other = |format: Format| if trial.rounded { format.distance() } else { 0.0 };
             let bound = formats.map(|f| Form::of(f).bound().hypot(other(f))).fold(0.0, f64::max);
             reports.push(FunctionReport {
                 package: graph.package.clone(),
