@@ -5,14 +5,16 @@ use crate::support;
 use moec_runtime::CheckLevel;
 
 use moec_bundle::read::Bundle;
+use moec_ir::Role;
 use moec_ir::plan::{Builtin, Code, Plan, Span, StateBuf};
 use moec_mirror::Modelled;
+use moec_passes::home::Homes;
 use moec_runtime::exec::beside::Executor;
 use moec_runtime::exec::unit::{Lane, Launch, StepFault, Unit};
 use moec_runtime::platform::memory::Addr;
 use moec_runtime::{Decoder, Engine, Options, Program, Request, Result, Sampler, Sampling, Want, best_of};
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -166,21 +168,6 @@ fn what_lives_elsewhere_computes_the_same_bits() {
         assert_eq!((beside(&home.plan), none.taken.load(Relaxed)), ([0; 3], 0));
         // Each has most places, and each place has five families at least.
         for (name, more) in PLACES.into_iter().cycle().skip(4 * i).take(4) {
-            // Who updates states stays with them.
-            if support::FOLDED.contains(&family) && ["rest", "model"].contains(&name) {
-                let toml = toml(&source, folder.path(), name, more);
-                let (code, said) = fails(moec().arg("build").arg(&toml).args([
-                    "--target",
-                    &device(),
-                    "--no-run",
-                    "--quiet",
-                ]));
-                assert!(
-                    code == 1 && said.contains("does not run `causal_conv` of `layers.0.mixer`"),
-                    "{said}"
-                );
-                continue;
-            }
             let bundle = build(&source, folder.path(), name, more);
             let [kernels, rows, slots] = beside(&bundle.plan);
             assert!(kernels > 0 && rows > 0, "{family}, {name}");
@@ -189,7 +176,9 @@ fn what_lives_elsewhere_computes_the_same_bits() {
             let kernels =
                 |step: &&moec_ir::plan::Step| step.unit == 0 && matches!(step.code, Code::Kernel(_));
             let home = bundle.plan.entries.iter().flat_map(|e| &e.steps).filter(kernels).count();
-            assert_eq!(home == 0, name == "model", "{family}, {name}: {home} kernels at home");
+            // Mixers whose states fold tokens stay with these.
+            let whole = name == "model" && !support::FOLDED.contains(&family);
+            assert_eq!(home == 0, whole, "{family}, {name}: {home} kernels at home");
             // Caches lie where attention is computed, states that fold tokens in the processor's memory.
             let away = |s: &StateBuf| {
                 ["attention", "both", "rest", "model"].contains(&name) && !s.kind.needs_snapshots()
@@ -206,6 +195,39 @@ fn what_lives_elsewhere_computes_the_same_bits() {
             }
         }
     }
+}
+
+/// What stays on the CPU of a model some of whose layers have another mixer than attention, and what `explain` says of it.
+#[test]
+fn mixers_have_a_unit_apart_from_attention_and_the_rest() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = checkpoint("qwen3_next");
+    let bundle = build(&source, folder.path(), "model", PLACES[6].1);
+    let module = bundle.graph().unwrap();
+    let mut units: BTreeMap<Role, BTreeSet<u32>> = BTreeMap::new();
+    for (entry, graph) in bundle.plan.entries.iter().zip(&module.entries) {
+        for step in entry.steps.iter().filter(|s| matches!(s.code, Code::Kernel(_))) {
+            units.entry(graph.nodes[step.node as usize].scope.role()).or_default().insert(step.unit);
+        }
+    }
+    let on = |unit| BTreeSet::from([unit]);
+    let roles = [Role::Attention, Role::Mixer, Role::Network, Role::Head].map(|role| units[&role].clone());
+    assert_eq!(roles, [on(1), on(0), on(1), on(1)]);
+    // The plan alone tells them apart, whichever layer is the first.
+    let homes = Homes::of_plan(&bundle.plan, &module);
+    assert_eq!((homes.attention, homes.mixer), (1, 0));
+    let said = String::from_utf8(ok(moec().arg("explain").arg(&bundle.folder)).stdout).unwrap();
+    let row = |op: &str, words: &[&str]| {
+        let mut lines = said.lines().filter(|l| l.contains(op));
+        assert!(lines.any(|l| words.iter().all(|w| l.contains(w))), "{op} {words:?}: {said}");
+    };
+    row("layers.*.mixer", &["linear", "cpu", "`mirror` does not run `causal_conv`"]);
+    row("layers.*.attn", &["attention", "mirror", "asked for by `placement.attention`"]);
+    let more = "[placement]\nattention = \"mirror\"\nmixer = \"mirror\"\n";
+    let toml = toml(&source, folder.path(), "mixer", more);
+    let build = ["--target", &device(), "--no-run", "--quiet"];
+    let (code, said) = fails(moec().arg("build").arg(&toml).args(build));
+    assert!(code == 1 && said.contains("does not run `causal_conv` of `layers.0.mixer`"), "{said}");
 }
 
 /// Half of the experts elsewhere and the rest on flash, with room for few: the trained model says the same as with all at home.

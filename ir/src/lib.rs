@@ -23,6 +23,7 @@ pub mod bundle;
 pub mod eval;
 pub mod experts;
 pub mod expr;
+mod format;
 pub mod graph;
 pub mod infer;
 pub mod launch;
@@ -51,7 +52,7 @@ pub use graph::{
 pub use infer::TypeError;
 pub use op::{Activation, Glu, Op, Predictor, RopeStyle, RouterDesc};
 pub use patch::Patch;
-pub use scope::{Part, Scope};
+pub use scope::{Part, Role, Scope};
 pub use state::StateKind;
 pub use types::{DType, Format, Type};
 pub use weights::{Axis, Coded, Elementwise, Encoding, Leaf, Source, Weight, WeightClass, WeightExpr};

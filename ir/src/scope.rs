@@ -8,9 +8,40 @@ use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
 
-/// Name of a part: letters, digits and `_`, no digit in front. The set is open: whoever lowers a model may add names.
+/// Name of a part: letters, digits and `_`, no digit in front. The set is open: whoever lowers a model may add names. What a part is for says its [`Role`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Part(Cow<'static, str>);
+
+/// Role of a part: what it computes, by which units are assigned and costs are counted. Parts of several names may have one role.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Role {
+    /// Attention: reads a cached row of every earlier token.
+    Attention,
+    /// Another mixer of tokens, which folds them into a state of fixed size: a delta rule, a state space, a short convolution.
+    Mixer,
+    /// Feed-forward network: dense, shared, or a mixture of experts with its router.
+    Network,
+    /// Final norm and language-model head.
+    Head,
+    /// Everything else: the embedding, and parts of unknown names.
+    Other,
+}
+
+impl Role {
+    /// Whether it mixes tokens: attention or another mixer.
+    pub const fn mixes_tokens(self) -> bool {
+        matches!(self, Self::Attention | Self::Mixer)
+    }
+}
+
+/// Roles of parts. One that is not here is [`Role::Other`].
+const ROLES: [(Part, Role); 5] = [
+    (Part::ATTN, Role::Attention),
+    (Part::MIXER, Role::Mixer),
+    (Part::FFN, Role::Network),
+    (Part::SHARED, Role::Network),
+    (Part::HEAD, Role::Head),
+];
 
 impl Part {
     /// Embedding, and what all layers share.
@@ -33,6 +64,11 @@ impl Part {
     pub const fn new(name: &'static str) -> Self {
         assert!(is_name(name), "a part is named by letters, digits and `_`");
         Self(Cow::Borrowed(name))
+    }
+
+    /// Its role.
+    pub fn role(&self) -> Role {
+        ROLES.iter().find(|(part, _)| part == self).map_or(Role::Other, |&(_, role)| role)
     }
 
     /// Its name.
@@ -89,6 +125,13 @@ impl Scope {
     /// This part of all layers; itself outside of them.
     pub fn any_layer(&self) -> Scope<AnyLayer> {
         Scope { layer: self.layer.map(|_| AnyLayer), part: self.part.clone() }
+    }
+}
+
+impl<L> Scope<L> {
+    /// Role of its part.
+    pub fn role(&self) -> Role {
+        self.part.role()
     }
 }
 

@@ -88,6 +88,7 @@ impl Shape {
         let layer = |layer| ModelLayer {
             layer,
             attention: 2 * self.hidden * inner,
+            mixer: 0,
             per_position: 2 * self.heads * self.head_dim,
             router: self.hidden * self.experts as u64,
             dense: 0,

@@ -7,7 +7,7 @@ use moec_base::progress::Progress;
 use moec_config::Config;
 use moec_import::ImportOptions;
 use moec_ir::eval::{self, Arg, Evaluator, Tensor};
-use moec_ir::{Graph, Module, Op, Operand, Part, ValueId, WeightClass};
+use moec_ir::{Graph, Module, Op, Operand, ValueId, WeightClass};
 use moec_measure::calibrate::{Request, calibrate, read_texts};
 use moec_pipeline::{Compilation, Inputs, Stops};
 use moec_profile::Profile;
@@ -111,8 +111,8 @@ impl Behaviour {
                     let ids = ids.map(|ids| ids.iter().map(|&e| e as usize).collect()).collect();
                     self.chosen.entry(layer()).or_default().push(ids);
                 }
-                // x + o, of which o is the attention's output.
-                Op::Add if node.scope.part == Part::ATTN => {
+                // x + o, of which o is the output of attention, or of the mixer in its place.
+                Op::Add if node.scope.role().mixes_tokens() => {
                     let norm =
                         |i| call.row(node.inputs[1], i).iter().map(|&x| f64::from(x).powi(2)).sum::<f64>();
                     self.norms.entry(layer()).or_default().extend((0..call.n).map(|i| norm(i).sqrt()));

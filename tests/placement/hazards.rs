@@ -1,7 +1,7 @@
 //! No dependency and no barrier of a plan can go unnoticed: without it the verifier objects, or others state the same order.
 
 use super::{CHUNK, compile_with};
-use crate::support::{FAMILIES, FOLDED, MIXTURES, Setup, checkpoint, root};
+use crate::support::{FAMILIES, MIXTURES, Setup, checkpoint, root};
 use moec_ir::access::{Access, Accesses};
 use moec_ir::plan::{Entry, Plan};
 use moec_ir::verify;
@@ -54,8 +54,6 @@ fn every_dependency_and_barrier_is_missed_or_implied() {
     let others = CASES.iter().enumerate().flat_map(|(i, &(device, format, more, every))| {
         MIXTURES.into_iter().skip(i % every).step_by(every).map(move |f| (f, device, format, more))
     });
-    // A unit beside the processor that has the rest does not have states that fold tokens; that is refused by name.
-    let others = others.filter(|(f, _, _, more)| !FOLDED.contains(f) || !more.contains("rest = "));
     for (family, device, format, more) in native.into_iter().chain(others) {
         let path = if device == TIMED_MIRROR { timed.clone() } else { root().join(device) };
         let name = if path.exists() { &*path.to_string_lossy() } else { device };

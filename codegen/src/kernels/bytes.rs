@@ -186,8 +186,9 @@ fn dots<'k>(k: &'k Kb<'k>, format: Format, weights: &[[I<'k>; 2]], x: P<'k>) -> 
             let (w, v) = weights.split_at(QUADS / 2);
             let (x, y) = words.split_at(QUADS / 2);
             let dot = |sum, w, x| {
-                // Codes of q8h begin at −128.
-                if format == Format::Q8h { k.dot_any_bytes(sum, w, x) } else { k.dot_bytes(sum, w, x) }
+                let codes = format.spec().codes;
+                let any = codes.is_some_and(|c| c.lowest == i8::MIN);
+                if any { k.dot_any_bytes(sum, w, x) } else { k.dot_bytes(sum, w, x) }
             };
             let chain = |start, w: &[[I<'k>; 2]], x: &[I<'k>]| {
                 w.iter().zip(x).fold(start, |sum, (w, &x)| dot(sum, w[half], x))

@@ -38,10 +38,10 @@ pub(crate) fn scratch_bytes(
 
 /// Bytes at the beginning of the scratch that hold an unpacked panel.
 fn unpacked_bytes(isa: &Isa, depth: usize, format: Format, compute: Compute) -> usize {
-    match (format, compute) {
-        (Format::F32 | Format::F16 | Format::Bf16, _) | (_, Compute::I8) => 0,
-        (_, compute) => panel_bytes(isa, unpack::depth(depth), unpack::format(compute)),
+    if !format.is_quantised() || compute == Compute::I8 {
+        return 0;
     }
+    panel_bytes(isa, unpack::depth(depth), unpack::format(compute))
 }
 
 /// Whether such products run on tile registers. Rows must then lie a fixed distance apart.

@@ -105,7 +105,7 @@ pub(crate) fn panel_bytes(isa: &Isa, depth: usize, format: Format) -> usize {
 pub(super) const fn group_bytes(format: Format, nr: usize) -> usize {
     match format.group_bytes() {
         Some(bytes) => nr * bytes,
-        None => nr * GROUP / 2,
+        None => nr * format.block_bytes(),
     }
 }
 

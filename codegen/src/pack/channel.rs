@@ -5,9 +5,8 @@
 //! Whoever multiplies, the processor or another unit, works with the same numbers.
 
 use super::quantise::SMALLEST;
-use super::scale::LARGEST;
 use super::vectors::{Work, widest};
-use moec_ir::types::GROUP;
+use moec_ir::types::{GROUP, LARGEST};
 
 /// Significant bits of a scale: 24 of f32 less the 8 of a code.
 pub const SCALE_BITS: u32 = 16;

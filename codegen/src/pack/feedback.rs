@@ -15,10 +15,9 @@
 use super::descent::Descent;
 use super::lanes::{LANES, Lanes, stored};
 use super::quantise::{Codes, Group, SMALLEST};
-use super::scale::LARGEST;
 use super::vectors;
 use half::bf16;
-use moec_ir::types::{Format, GROUP};
+use moec_ir::types::{Format, GROUP, LARGEST};
 use std::ops::Range;
 
 /// Times that codes are chosen anew when all of them are known. On ferris's matrices two, with scales fitted anew, took a
@@ -397,5 +396,6 @@ pub(super) fn may_be(exact: &[f32], stored: &[f32], share: f64) -> bool {
 /// Whether a format is rounded with feedback, but for outliers. q8 errs three hundred times less: there is nothing to gain. Formats
 /// that are there for what a checkpoint has are seldom rounded to.
 pub const fn gains(format: Format) -> bool {
-    matches!(format, Format::Q4 | Format::Q4o | Format::Q4c)
+    let spec = format.spec();
+    spec.bits == 4 && !spec.published
 }

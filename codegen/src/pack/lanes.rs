@@ -1,7 +1,7 @@
 //! Rows that are rounded side by side.
 
+use moec_ir::types::LARGEST;
 use super::quantise::SMALLEST;
-use super::scale::LARGEST;
 use half::bf16;
 
 /// Rows that are rounded side by side.

@@ -221,7 +221,7 @@ pub fn round_rows(format: Format, cols: usize, values: &mut [f32]) {
 /// Whether a format holds something near a number: neither an infinity nor, if it is grouped, none at all.
 pub fn holds(format: Format, x: f32) -> bool {
     if format.is_quantised() {
-        x.abs() <= scale::largest(format)
+        x.abs() <= format.spec().largest
     } else {
         !x.is_finite() || round(format, x).is_finite()
     }
@@ -231,8 +231,7 @@ pub fn holds(format: Format, x: f32) -> bool {
 pub fn past(format: Format, values: &[f32]) -> Option<f32> {
     // The largest number that any of them holds is seldom reached. As an integer: a loop that vectorises.
     let largest = values.iter().fold(0, |m: i32, x| m.max(x.to_bits().cast_signed() & i32::MAX));
-    let safe = if format == Format::F16 { f16::MAX.to_f32() } else { scale::largest(format) };
-    if largest <= safe.to_bits().cast_signed() {
+    if largest <= format.spec().largest.to_bits().cast_signed() {
         return None;
     }
     values.iter().copied().find(|x| !holds(format, *x))

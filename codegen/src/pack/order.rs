@@ -5,7 +5,7 @@
 use super::quantise::Group;
 use super::{e2m1, scale};
 use half::{bf16, f16};
-use moec_ir::types::{Coding, E2M1, Format, GROUP};
+use moec_ir::types::{Coding, E2M1, Format, GROUP, Granularity};
 
 /// Codes that lie together: an input of the dot-product instructions.
 const QUAD: usize = 4;
@@ -45,12 +45,8 @@ impl Lane {
 
     /// A row of `cols` numbers by itself.
     pub(super) const fn of_row(format: Format, cols: usize) -> Self {
-        let (step, group) = match (format.coding(), format) {
-            (None, Format::F32) => (4, 0),
-            (None, _) => (2, 0),
-            (Some(Coding::Bytes), _) => (QUAD, GROUP),
-            (Some(Coding::Nibbles | Coding::E2m1), _) => (QUAD, GROUP / 2),
-        };
+        let (step, group) =
+            if format.is_quantised() { (QUAD, format.block_bytes()) } else { (format.block_bytes(), 0) };
         let scale = cols.div_ceil(GROUP) * group;
         Self { format, side: 1, first: 0, step, group, scale, scale_step: 2 }
     }
@@ -122,13 +118,13 @@ impl Lane {
 
     /// Reads the row's numbers; `None` if the bytes end before it does.
     pub(super) fn get(&self, bytes: &[u8], out: &mut [f32]) -> Option<()> {
-        match self.format {
-            Format::F32 => self.get_cells(bytes, out, f32::from_le_bytes),
-            Format::Bf16 => self.get_cells(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
-            Format::F16 => self.get_cells(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
+        match (self.format.spec().granularity, self.format) {
+            (Granularity::Number, Format::Bf16) => self.get_cells(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
+            (Granularity::Number, Format::F16) => self.get_cells(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
+            (Granularity::Number, _) => self.get_cells(bytes, out, f32::from_le_bytes),
             // Rows with a scale each lie otherwise.
-            Format::Q4o | Format::Q4c => None,
-            Format::Q8 | Format::Q4 | Format::Q8h | Format::Q4h | Format::Mxfp4 => {
+            (Granularity::Channel, _) => None,
+            (Granularity::Group, _) => {
                 for (g, out) in out.chunks_mut(GROUP).enumerate() {
                     let values = self.group(g, bytes)?.values();
                     out.copy_from_slice(&values[..out.len()]);

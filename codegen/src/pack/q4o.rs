@@ -9,9 +9,8 @@
 use super::Weighting;
 use super::channel::{Channel, Width, best_scale};
 #[cfg(doc)]
-use super::scale::LARGEST;
 #[cfg(doc)]
-use moec_ir::types::Format;
+use moec_ir::types::{Format, LARGEST};
 use std::cmp::Ordering;
 use std::ops::Range;
 

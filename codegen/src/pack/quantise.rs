@@ -8,9 +8,9 @@
 //! no operation whose result depends on the machine: two builds give the same bytes.
 
 pub use super::group::Group;
-pub use super::scale::LARGEST;
+pub use moec_ir::types::LARGEST;
 use super::{e2m1, scale};
-use moec_ir::types::{Format, GROUP};
+use moec_ir::types::{Coding, Format, GROUP};
 use std::hint::black_box;
 
 /// Numbers that are summed side by side.
@@ -22,6 +22,9 @@ const WHOLE: f32 = 12_582_912.0;
 /// Groups with no larger number are stored as zero: their scale would leave the range of bf16.
 pub(super) const SMALLEST: f32 = 1e-30;
 
+/// Bits of codes so few that the best scale is worth a search ([`TOPS`]).
+const FEW_BITS: usize = 4;
+
 /// Codes of a grouped format.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Codes {
@@ -30,16 +33,12 @@ pub(super) struct Codes {
 }
 
 impl Codes {
-    const Q8: Self = Self { lowest: -127.0, highest: 127.0 };
-    /// As a checkpoint may have them.
-    const Q8H: Self = Self { lowest: -128.0, highest: 127.0 };
-    pub(super) const Q4: Self = Self { lowest: -8.0, highest: 7.0 };
+    pub(super) const Q4: Self = Self::of(Format::Q4);
 
     const fn of(format: Format) -> Self {
-        match format {
-            Format::Q4 | Format::Q4h => Self::Q4,
-            Format::Q8h => Self::Q8H,
-            _ => Self::Q8,
+        match &format.spec().codes {
+            Some(codes) => Self { lowest: codes.lowest as f32, highest: codes.highest as f32 },
+            None => Self { lowest: 0.0, highest: 0.0 },
         }
     }
 
@@ -63,13 +62,13 @@ impl Group {
     pub fn nearest(format: Format, x: &[f32; GROUP], weights: &[f32; GROUP]) -> Self {
         let extreme = extreme(x);
         let size = extreme.abs();
-        if size.is_nan() || !(SMALLEST..=scale::largest(format)).contains(&size) {
+        if size.is_nan() || !(SMALLEST..=format.spec().largest).contains(&size) {
             return Self::ZERO;
         }
         let total = weights.iter().sum::<f32>();
         let even = total.is_nan() || !(1e-30..=1e30).contains(&total);
         let w = if even { [1.0; GROUP] } else { *weights };
-        if format == Format::Mxfp4 {
+        if format.coding() == Some(Coding::E2m1) {
             return e2m1::nearest(x, size, &w);
         }
         // Divided by a power of two: products neither overflow nor lose digits.
@@ -82,10 +81,7 @@ impl Group {
         }
         let fit = Fit::new(near, w, format);
         let extreme = extreme * down;
-        let (short, codes) = match format {
-            Format::Q4 | Format::Q4h => fit.q4(extreme),
-            _ => fit.q8(extreme),
-        };
+        let (short, codes) = if format.spec().bits > FEW_BITS { fit.q8(extreme) } else { fit.q4(extreme) };
         let mut whole = [0; GROUP];
         for i in 0..GROUP {
             whole[i] = (codes[i] + WHOLE).to_bits() as i8;
@@ -100,7 +96,7 @@ impl Group {
 
     /// The nearest codes to a scale that is given.
     pub fn with_scale(format: Format, x: &[f32; GROUP], scale: f32) -> Self {
-        if format == Format::Mxfp4 && scale > 0.0 && scale.is_finite() {
+        if format.coding() == Some(Coding::E2m1) && scale > 0.0 && scale.is_finite() {
             return e2m1::at(x, scale);
         }
         let by = 1.0 / scale;
@@ -275,7 +271,7 @@ impl Fit {
     #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
     #[inline(always)]
     fn q8(&self, extreme: f32) -> (f32, [f32; GROUP]) {
-        let plain = scale::short(self.format, extreme.abs() / 127.0);
+        let plain = scale::short(self.format, extreme.abs() / self.range.highest);
         let mut best = self.at(plain);
         for step in [-2, -1, 1, 2] {
             let near = plain.to_bits().wrapping_add_signed(step << scale::cut(self.format));
@@ -292,7 +288,7 @@ impl Fit {
     #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
     #[inline(always)]
     fn q4(&self, extreme: f32) -> (f32, [f32; GROUP]) {
-        let plain = self.at(extreme / -8.0);
+        let plain = self.at(extreme / self.range.lowest);
         let by = 1.0 / extreme;
         let mut best = self.best_of(&TOPS, by, (0.0, plain.scale));
         if self.uneven {

@@ -1,13 +1,13 @@
 //! Scales of groups as formats hold them: 16 bits of f32, or of f16.
 
 use half::{bf16, f16};
-use moec_ir::types::{Coding, Format};
+use moec_ir::types::Format;
 
 /// What a format holds of a scale. Of E2M1 it is a power of two, the nearest one.
 #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
 #[inline(always)]
 pub(super) fn nearest(format: Format, scale: f32) -> f32 {
-    if format.coding() == Some(Coding::E2m1) {
+    if matches!(format.spec().codes, Some(codes) if codes.powers) {
         return power(scale);
     }
     of_bits(format, bits(format, scale))
@@ -48,19 +48,6 @@ pub(super) fn short(format: Format, scale: f32) -> f32 {
     let (bits, cut) = (scale.to_bits(), cut(format));
     let half = (1 << (cut - 1)) - 1 + (bits >> cut & 1);
     f32::from_bits(bits.wrapping_add(half) >> cut << cut)
-}
-
-/// Largest magnitude that a grouped format takes. The largest code times a scale that was rounded up must
-/// still be finite.
-pub const LARGEST: f32 = 1e38;
-
-/// Largest magnitude of a number of a format.
-pub(super) fn largest(format: Format) -> f32 {
-    match (format.scales(), format.coding()) {
-        (Format::F16, Some(Coding::Bytes)) => 8e6,
-        (Format::F16, Some(_)) => 3.9e5,
-        _ => LARGEST,
-    }
 }
 
 /// The nearest power of two, halfway the larger one, as bf16 has it; 0 below.

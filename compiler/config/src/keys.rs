@@ -505,12 +505,26 @@ pub const KEYS: &[Key] = &[
     },
     Key {
         section: "placement",
+        name: "mixer",
+        default: "\"auto\"",
+        range: UNITS,
+        help: &[
+            "Where mixers of tokens that are no attention run (delta rules, state spaces, short convolutions), on targets with a unit",
+            "that takes shapes as they come. `auto` goes with `rest` where its unit runs all of their operators; else it is the CPU.",
+        ],
+        set: |c, v| {
+            let home = Home::parse(v.text()?).filter(|h| !matches!(h, Home::Share(..)));
+            home.map(|h| c.placement.mixer = h).ok_or(Wrong::Range)
+        },
+    },
+    Key {
+        section: "placement",
         name: "rest",
         default: "\"auto\"",
         range: UNITS,
         help: &[
             "Where all else runs, on targets with a unit that takes shapes as they come: embeddings, norms, routers, dense and",
-            "shared networks, sums, the head. `auto` goes with attention where all experts are there, too, and the unit's memory",
+            "shared networks, sums, the head. `auto` goes with attention where experts and mixers are there, too, and the unit's memory",
             "holds the model; else it is the CPU. A layer whose experts are divided has its dispatch and its sum on the CPU.",
         ],
         set: |c, v| {
@@ -643,7 +657,7 @@ fn paths(c: &Config, v: &Value<'_>) -> Result<Vec<PathBuf>, Wrong> {
     Ok(texts.into_iter().map(|t| super::beside(&c.path, t)).collect())
 }
 
-/// Range of `placement.attention` and `placement.rest`.
+/// Range of `placement.attention`, `placement.mixer` and `placement.rest`.
 const UNITS: &str = "\"auto\", or the name or kind of a unit of the target (\"cpu\", \"npu\")";
 /// Range of `placement.hot`.
 const HOT: &str = "the name or kind of a unit of the target (\"cpu\", \"npu\")";

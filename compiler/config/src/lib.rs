@@ -309,9 +309,11 @@ impl Decoding {
 pub struct Homes {
     /// Attention and dense feed-forward networks.
     pub attention: Home,
+    /// Mixers of tokens that are no attention.
+    pub mixer: Home,
     /// Experts.
     pub experts: Home,
-    /// What is neither.
+    /// Everything else.
     pub rest: Home,
     /// Where experts' hot neurons are computed beside the processor.
     pub hot: Home,
@@ -330,6 +332,7 @@ impl Homes {
     pub fn defaults() -> Self {
         Self {
             attention: Home::Auto,
+            mixer: Home::Auto,
             experts: Home::Auto,
             rest: Home::Auto,
             hot: Home::Unit("cpu".to_owned()),

@@ -4,7 +4,6 @@
 use super::{Activations, DEFAULT_MAX_CONTEXT, KEYS, Rounding, Size, Weights};
 use moec_base::human;
 use moec_cpu::gains;
-use moec_ir::types::GROUP;
 use moec_ir::{Format, WeightClass};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -84,7 +83,7 @@ impl Facts {
 
 /// Bytes of numbers of a KV cache. Formats are counted by groups, which no head of a model cuts.
 fn of_numbers(format: Format, numbers: u64) -> u64 {
-    format.bytes(GROUP) as u64 * numbers / GROUP as u64
+    format.bytes(format.block()) as u64 * numbers / format.block() as u64
 }
 
 /// Sequences that are decoded together: a server has several clients.

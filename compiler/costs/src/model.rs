@@ -2,7 +2,7 @@
 
 use super::units::{ExpertSize, expert_sizes};
 use moec_base::error::Result;
-use moec_ir::{EntryKind, Module, Node, Op, Operand, Part, WeightClass};
+use moec_ir::{EntryKind, Module, Node, Op, Operand, Role, WeightClass};
 
 /// A model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +24,8 @@ pub struct ModelLayer {
     pub layer: u32,
     /// Numbers of the projections of attention.
     pub attention: u64,
+    /// Numbers of the projections of mixers that are no attention.
+    pub mixer: u64,
     /// Numbers that a row of attention multiplies with per position of the context: heads × (query + value channels).
     pub per_position: u64,
     /// Numbers of the router.
@@ -78,9 +80,12 @@ impl Model {
                     let size = sizes.get(&layer.layer);
                     layer.experts = size.map(|&size| Moe { count: d.experts, k: d.k as u32, size });
                 }
-                _ if node.scope.part == Part::ATTN => layer.attention += numbers,
-                _ if exact => layer.router += numbers,
-                _ => layer.dense += numbers,
+                _ => match node.scope.role() {
+                    Role::Attention => layer.attention += numbers,
+                    Role::Mixer => layer.mixer += numbers,
+                    _ if exact => layer.router += numbers,
+                    _ => layer.dense += numbers,
+                },
             }
         }
         Ok(model)

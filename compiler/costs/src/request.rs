@@ -8,7 +8,7 @@ use super::units::Units;
 use moec_base::error::Result;
 use moec_config::{ExpertsConfig, Mix};
 use moec_ir::placement::{OpPlace, Placement};
-use moec_ir::{EntryKind, Module, Part};
+use moec_ir::{EntryKind, Module, Role};
 use moec_profile::loads::{LayerLoads, Loads};
 
 /// A model, a device, and the request that is asked of them.
@@ -72,8 +72,7 @@ pub fn placed(placement: &Placement, units: &Units<'_>) -> Placed {
     };
     let attention = |o: &OpPlace| o.op == "attention";
     let dense = |o: &OpPlace| {
-        let inside = o.scope.layer.is_some() && o.scope.part != Part::ATTN;
-        inside && matches!(o.op.as_str(), "linear" | "linear_glu")
+        o.scope.role() == Role::Network && matches!(o.op.as_str(), "linear" | "linear_glu")
     };
     Placed {
         attention: on(true, &attention),

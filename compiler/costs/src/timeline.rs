@@ -41,6 +41,8 @@ pub enum What {
     Norm,
     /// Projections, scores, values.
     Attention,
+    /// Projections of another mixer of tokens.
+    Mixer,
     /// Dense and shared feed-forward networks.
     Dense,
     /// Router logits and top-k.
@@ -77,6 +79,7 @@ impl What {
         match self {
             Self::Norm => "norm",
             Self::Attention => "attention",
+            Self::Mixer => "mixer",
             Self::Dense => "dense",
             Self::Router => "router",
             Self::Gather => "gather",

@@ -50,6 +50,17 @@ pub struct UnitList<'a> {
     pub modules: bool,
 }
 
+/// What a key of `[placement]` names, of the processor and units with dynamic shapes.
+#[derive(Clone, Copy, Debug)]
+pub enum Named<'a> {
+    /// No unit: the compiler decides.
+    Auto,
+    /// The processor.
+    Processor,
+    /// Another unit.
+    Unit(Free<'a>),
+}
+
 impl<'a> UnitList<'a> {
     /// The units of a device.
     pub fn of(device: &'a Device) -> Self {
@@ -87,17 +98,17 @@ impl<'a> UnitList<'a> {
         })
     }
 
-    /// The unit that `rest` of `[placement]` names: `None` for `auto` and for the processor, which the answer beside it tells apart.
+    /// The unit with dynamic shapes that `mixer` or `rest` of `[placement]` names.
     ///
     /// # Errors
     /// As [`UnitList::named`]; a unit with static graphs.
-    pub fn rest(&self, home: &Home) -> Result<(bool, Option<Free<'a>>)> {
-        match self.named("rest", home)? {
-            None => Ok((false, None)),
-            Some(0) => Ok((true, None)),
-            Some(index) => self.free(index).map(|free| (true, Some(free))).ok_or_else(|| {
+    pub fn dynamic(&self, key: &str, home: &Home) -> Result<Named<'a>> {
+        match self.named(key, home)? {
+            None => Ok(Named::Auto),
+            Some(0) => Ok(Named::Processor),
+            Some(index) => self.free(index).map(Named::Unit).ok_or_else(|| {
                 let name = self.device.units.get(index as usize).map_or("", |u| &u.name);
-                Error::input(format!("`rest` under `[placement]` is `{name}`, whose graphs are static"))
+                Error::input(format!("`{key}` under `[placement]` is `{name}`, whose graphs are static"))
                     .hint("what of it such a unit runs goes with `attention`")
             }),
         }
@@ -107,13 +118,17 @@ impl<'a> UnitList<'a> {
     /// that a device of the processor alone has not: there everything runs in one place, so that a `model.toml` serves several targets.
     ///
     /// # Errors
-    /// As [`UnitList::named`] and [`UnitList::rest`], where there are other units.
+    /// As [`UnitList::named`] and [`UnitList::dynamic`], where there are other units.
     pub fn check(&self, homes: &Homes) -> Result<Vec<String>> {
         let alone = self.device.units.iter().all(|u| u.kind == UnitKind::Cpu);
         let mut notes = Vec::new();
-        for (key, home) in
-            [("attention", &homes.attention), ("experts", &homes.experts), ("rest", &homes.rest)]
-        {
+        let roles = [
+            ("attention", &homes.attention),
+            ("mixer", &homes.mixer),
+            ("experts", &homes.experts),
+            ("rest", &homes.rest),
+        ];
+        for (key, home) in roles {
             let found = self.named(key, home);
             if let (true, Err(_), Some(name)) = (alone, &found, home.unit()) {
                 let device = &self.device.name;
@@ -125,7 +140,8 @@ impl<'a> UnitList<'a> {
             found?;
         }
         if !alone {
-            self.rest(&homes.rest)?;
+            self.dynamic("mixer", &homes.mixer)?;
+            self.dynamic("rest", &homes.rest)?;
         }
         Ok(notes)
     }

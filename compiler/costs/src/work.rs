@@ -1,6 +1,6 @@
 //! Tasks of a model: what the units do for a prompt and for the tokens behind it, with the costs of a device.
 //!
-//! A layer is norm, attention, residual; norm, router, gather, experts, scatter, residual (NPUMoE, §3.1 and Table 4).
+//! A layer is norm, attention or another mixer, residual; norm, router, gather, experts, scatter, residual (NPUMoE, §3.1 and Table 4).
 //! Matrix products cost what the device's table says; everything else moves bytes. A launch takes the
 //! processor for its dispatch, then the NPU, and its result is seen one synchronisation later. Launches of one layer are
 //! serial, as in NPUMoE's Table 4; meanwhile the processor computes what is cold, one expert after the other.
@@ -76,7 +76,13 @@ impl<'a> Work<'a> {
             self.layer = layer.layer;
             self.moved(What::Norm, 2, u64::from(call.rows));
             let numbers = (layer.attention + layer.per_position * u64::from(call.context)) as f64;
-            self.matrices(What::Attention, numbers, place.attention);
+            if numbers > 0.0 {
+                self.matrices(What::Attention, numbers, place.attention);
+            }
+            if layer.mixer > 0 {
+                // No graph of a unit holds a state that folds tokens.
+                self.matrices(What::Mixer, layer.mixer as f64, Queue::Cpu);
+            }
             self.moved(What::Residual, 3, u64::from(call.rows));
             self.moved(What::Norm, 2, u64::from(call.rows));
             if layer.dense > 0 {

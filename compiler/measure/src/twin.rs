@@ -98,7 +98,7 @@ impl Twin {
                 "offload"
             }
             TwinExperts::Built(statics, plan) => {
-                (c.placed.statics, c.placed.homes) = (statics.clone(), Homes::of_plan(plan));
+                (c.placed.statics, c.placed.homes) = (statics.clone(), Homes::of_plan(plan, module));
                 "layout"
             }
         };

@@ -32,10 +32,7 @@ use std::collections::HashMap;
 /// Share of neurons that must be 0, while one token is decoded, for `auto` to skip them: somewhat more than where whole experts
 /// are read as fast (`docs/neurons.md`).
 pub const fn worth(format: Format) -> f64 {
-    match format {
-        Format::Q8 | Format::Q4 => 0.6,
-        _ => 0.5,
-    }
+    if format.is_quantised() { 0.6 } else { 0.5 }
 }
 
 /// What calibration saw of a layer's neurons.

@@ -10,8 +10,11 @@
 //!
 //! **Attention** has one home in all entry points, that of the KV cache. It goes to such a unit where the user says so.
 //!
+//! **Mixers** that are no attention (delta rules, state spaces, short convolutions) have one home, too, that of their states. They
+//! go where the user says, or with the rest where its unit runs all of their operators, else they are the processor's.
+//!
 //! **The rest** (embeddings, norms, routers, dense networks, sums, the head) goes where the user says, or with attention where all
-//! experts are there, too, and the memory holds the model: then nothing crosses a link but tokens and logits. A dispatch and its
+//! experts and mixers are there, too, and the memory holds the model: then nothing crosses a link but tokens and logits. A dispatch and its
 //! combine stand with the rest where one unit has all of a layer's experts, else with the processor, where the rows of several units
 //! meet; so do angles that hang on the length of a prompt.
 //!
@@ -20,17 +23,17 @@
 
 use moec_base::error::{Error, Result};
 use moec_config::Home;
-use moec_costs::units::{Free, UnitList};
+use moec_costs::units::{Free, Named, UnitList};
 use moec_family::Streams;
 use moec_ir::placement::{ExpertGroup, ExpertRow, OpPlace, Placement};
 use moec_ir::plan::{
     Arg, Code, ExpertLayer, ExpertPlacement, ExpertPolicy, ExpertTable, Memory, MemoryLink, Plan, UnitRef,
 };
-use moec_ir::{Graph, Module, Node, Op, Operand, Part, ValueId, Weight, WeightId};
+use moec_ir::{Graph, Module, Node, Op, Operand, Role, StateId, ValueId, Weight, WeightId};
 use moec_profile::loads::Loads;
 use moec_runtime::schedule::Keeps;
 use moec_targets::families;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Why a unit runs experts whose unit is not fixed.
 pub const ASSIGNED: &str = "assigned anew in every step";
@@ -46,7 +49,9 @@ pub struct Homes {
     pub links: Vec<MemoryLink>,
     /// Unit of attention.
     pub attention: u32,
-    /// Unit of what is neither attention nor experts.
+    /// Unit of mixers that are no attention.
+    pub mixer: u32,
+    /// Unit of what neither mixes tokens nor is an expert.
     pub rest: u32,
     /// Units of experts; no layer has segments before `layout`.
     pub experts: ExpertPlacement,
@@ -61,6 +66,7 @@ impl Default for Homes {
             memories: vec![memory],
             links: Vec::new(),
             attention: 0,
+            mixer: 0,
             rest: 0,
             experts: ExpertPlacement::default(),
         }
@@ -74,20 +80,29 @@ impl Homes {
         Self { units, memories, links, ..Self::default() }
     }
 
-    /// Those of a plan.
-    pub fn of_plan(plan: &Plan) -> Self {
+    /// Those of a plan; `module` is the Graph that it was made of.
+    pub fn of_plan(plan: &Plan, module: &Module) -> Self {
         let bare = |m: &Memory| Memory { name: m.name.clone(), capacity: m.capacity, ..Memory::default() };
-        let kernels =
-            || plan.entries.iter().flat_map(|e| &e.steps).filter(|s| matches!(s.code, Code::Kernel(_)));
-        let attends = |args: &[Arg]| args.iter().any(|a| matches!(a, Arg::State(_)));
-        let attention = kernels().filter(|s| attends(&s.args)).map(|s| s.unit).next();
+        let steps = || {
+            plan.entries.iter().flat_map(|e| {
+                let graph = module.entries.iter().find(|g| g.kind == e.kind);
+                e.steps.iter().map(move |s| (s, graph.and_then(|g| g.nodes.get(s.node as usize))))
+            })
+        };
+        let kernels = || steps().filter(|(s, _)| matches!(s.code, Code::Kernel(_)));
+        let reads_state = |args: &[Arg]| args.iter().any(|a| matches!(a, Arg::State(_)));
+        let mixes = |role: Role| {
+            let mut of = kernels().filter(|(s, _)| reads_state(&s.args));
+            of.find(|(_, node)| node.is_some_and(|n| n.scope.role() == role)).map(|(s, _)| s.unit)
+        };
         // The first that computes something embeds tokens.
-        let rest = kernels().next().map(|s| s.unit);
+        let rest = kernels().next().map(|(s, _)| s.unit);
         Self {
             units: plan.units.clone(),
             memories: plan.memories.iter().map(bare).collect(),
             links: plan.links.clone(),
-            attention: attention.unwrap_or(0),
+            attention: mixes(Role::Attention).unwrap_or(0),
+            mixer: mixes(Role::Mixer).unwrap_or(0),
             rest: rest.unwrap_or(0),
             experts: plan.experts.clone(),
         }
@@ -110,8 +125,16 @@ impl Homes {
             Op::Dispatch { .. } | Op::Combine { .. } if self.whole(node.scope.layer).is_none() => 0,
             // Where a unit has no kernel for what the runtime does, the runtime does it.
             Op::Dispatch { .. } | Op::RopeAngles { .. } if !self.takes(self.rest, &node.op) => 0,
-            _ if node.scope.layer.is_some() && node.scope.part == Part::ATTN => self.attention,
-            _ => self.rest,
+            _ => self.of_role(node.scope.role()),
+        }
+    }
+
+    /// The unit of what has a role, experts aside.
+    const fn of_role(&self, role: Role) -> u32 {
+        match role {
+            Role::Attention => self.attention,
+            Role::Mixer => self.mixer,
+            Role::Network | Role::Head | Role::Other => self.rest,
         }
     }
 
@@ -185,12 +208,19 @@ pub fn home(
     placed.units = list.device.units.iter().map(|u| u.name.clone()).collect();
     if let Some(free) = attention {
         homes.attention = free.index;
-        attend(module, placed, free)?;
+        assign(module, placed, free, Role::Attention, "asked for by `placement.attention`")?;
     }
-    // What is taken of each memory so far. A cache is counted in f32, which no format exceeds.
+    let rest = list.dynamic("rest", &wanted.rest)?;
+    let mixer = list.dynamic("mixer", &wanted.mixer)?;
+    if let Named::Unit(free) = mixer {
+        homes.mixer = free.index;
+        assign(module, placed, free, Role::Mixer, "asked for by `placement.mixer`")?;
+    }
+    // What is taken of each memory so far.
     let mut room: BTreeMap<u32, u64> = BTreeMap::new();
-    let states = module.states.iter().map(|s| s.ty.bytes() as u64).sum();
-    room.insert(homes.memory(homes.attention), states);
+    for role in [Role::Attention, Role::Mixer] {
+        *room.entry(homes.memory(homes.of_role(role))).or_default() += states(module, role);
+    }
     let chunk = loads.map_or(1, |l| l.chunk);
     let count = placed.experts.len();
     for layer in 0..count {
@@ -244,17 +274,21 @@ pub fn home(
         }
         take(placed, layer, &chosen, &mut homes);
     }
-    let rest = match list.rest(&wanted.rest)? {
-        (true, asked) => asked.map(|free| (free, "asked for by `placement.rest`")),
-        (false, _) => {
-            attention.filter(|&free| follows(module, &homes, free)).map(|f| (f, "with all of the model"))
-        }
+    let rest = match rest {
+        Named::Unit(free) => Some((free, "asked for by `placement.rest`")),
+        Named::Processor => None,
+        Named::Auto => attention
+            .filter(|&free| follows(module, &homes, free, mixer))
+            .map(|free| (free, "with all of the model")),
     };
     if let Some((free, why)) = rest {
         homes.rest = free.index;
+        if let Named::Auto = mixer {
+            follow(module, placed, &mut homes, free)?;
+        }
         for (graph, node) in of_rest(module, &homes) {
             runs(free, node)?;
-            place(placed, graph, node, free, why);
+            place(placed, graph, node, free.index, why);
         }
     }
     expert_rows(module, placed, &homes);
@@ -264,18 +298,54 @@ pub fn home(
 /// Nodes of the rest that its unit computes.
 fn of_rest<'m>(module: &'m Module, homes: &Homes) -> impl Iterator<Item = (&'m Graph, &'m Node)> {
     let nodes = module.entries.iter().flat_map(|g| g.nodes.iter().map(move |n| (g, n)));
-    let attends = |n: &Node| n.scope.layer.is_some() && n.scope.part == Part::ATTN;
-    nodes.filter(move |(_, n)| homes.rest != 0 && !attends(n) && homes.of_node(n) == homes.rest)
+    let mixes = |n: &Node| n.scope.role().mixes_tokens();
+    nodes.filter(move |(_, n)| homes.rest != 0 && !mixes(n) && homes.of_node(n) == homes.rest)
+}
+
+/// Nodes of a role.
+fn of_role(module: &Module, role: Role) -> impl Iterator<Item = (&Graph, &Node)> {
+    let nodes = module.entries.iter().flat_map(|g| g.nodes.iter().map(move |n| (g, n)));
+    nodes.filter(move |(_, n)| n.scope.role() == role)
+}
+
+/// Bytes of the states that nodes of a role read. A cache is counted in f32, which no format exceeds.
+fn states(module: &Module, role: Role) -> u64 {
+    let read = |i: &Operand| if let Operand::State(s) = i { Some(*s) } else { None };
+    let read: BTreeSet<StateId> =
+        of_role(module, role).flat_map(|(_, n)| n.inputs.iter().filter_map(read)).collect();
+    let bytes = read.iter().filter_map(|s| module.states.get(s.0 as usize)).map(|s| s.ty.bytes() as u64);
+    bytes.sum()
+}
+
+/// Gives mixers the unit of the rest, or says which of their operators it does not run.
+fn follow(module: &Module, placed: &mut Placement, homes: &mut Homes, free: Free<'_>) -> Result<()> {
+    let missing = of_role(module, Role::Mixer).find(|(_, n)| runs(free, n).is_err());
+    let Some((_, missing)) = missing else {
+        homes.mixer = free.index;
+        return assign(module, placed, free, Role::Mixer, "with the rest");
+    };
+    let why = format!("`{}` does not run `{}`", free.unit.name, missing.op.name());
+    for (graph, node) in of_role(module, Role::Mixer) {
+        place(placed, graph, node, homes.mixer, &why);
+    }
+    Ok(())
 }
 
 /// Whether the rest goes with attention: the unit has all experts, its memory holds the model, and it runs all of it.
-fn follows(module: &Module, homes: &Homes, free: Free<'_>) -> bool {
+fn follows(module: &Module, homes: &Homes, free: Free<'_>, mixer: Named<'_>) -> bool {
     let there = Homes { rest: free.index, ..homes.clone() };
+    let mut mixers = of_role(module, Role::Mixer);
+    let mixes = match mixer {
+        Named::Unit(unit) => unit.index == free.index,
+        Named::Auto => mixers.all(|(_, node)| runs(free, node).is_ok()),
+        Named::Processor => mixers.next().is_none(),
+    };
     let layers = module.entries.iter().flat_map(|g| &g.nodes);
     let mut experts = layers.filter(|n| matches!(n.op, Op::ExpertFfn { .. } | Op::NeuronFfn { .. }));
     let weights: u64 = module.weights.iter().map(stored).sum();
     let states: u64 = module.states.iter().map(|s| s.ty.bytes() as u64).sum();
-    experts.all(|n| there.whole(n.scope.layer).is_some())
+    mixes
+        && experts.all(|n| there.whole(n.scope.layer).is_some())
         && weights.saturating_add(states) <= most(homes, free.index)
         && of_rest(module, &there).all(|(_, node)| runs(free, node).is_ok())
         && families::threads(free.family.name()).is_some()
@@ -463,22 +533,19 @@ fn runs(free: Free<'_>, node: &Node) -> Result<()> {
         .hint("leave it on the processor: `\"auto\"` or `\"cpu\"` under `[placement]`"))
 }
 
-/// Gives attention of all layers to a unit.
-fn attend(module: &Module, placed: &mut Placement, free: Free<'_>) -> Result<()> {
-    for graph in &module.entries {
-        let own = |n: &&Node| n.scope.layer.is_some() && n.scope.part == Part::ATTN;
-        for node in graph.nodes.iter().filter(own) {
-            runs(free, node)?;
-            place(placed, graph, node, free, "asked for by `placement.attention`");
-        }
+/// Gives the nodes of a role in all layers to a unit.
+fn assign(module: &Module, placed: &mut Placement, free: Free<'_>, role: Role, why: &str) -> Result<()> {
+    for (graph, node) in of_role(module, role) {
+        runs(free, node)?;
+        place(placed, graph, node, free.index, why);
     }
     Ok(())
 }
 
 /// Says where a node runs, and why.
-fn place(placed: &mut Placement, graph: &Graph, node: &Node, free: Free<'_>, why: &str) {
+fn place(placed: &mut Placement, graph: &Graph, node: &Node, unit: u32, why: &str) {
     let (entry, scope, op) = (graph.kind, node.scope.any_layer(), node.op.name().to_owned());
-    list(placed, OpPlace { entry, scope, op, unit: free.index, nodes: 0, why: why.to_owned() });
+    list(placed, OpPlace { entry, scope, op, unit, nodes: 0, why: why.to_owned() });
 }
 
 /// Whether a unit runs the experts of a layer.
@@ -526,7 +593,7 @@ fn list(placed: &mut Placement, row: OpPlace) {
         found.nodes += 1;
         return;
     }
-    placed.ops.retain(|o| !(same(o) && o.unit == 0 && row.unit != 0 && o.op != "expert_ffn"));
+    placed.ops.retain(|o| !(same(o) && o.unit == 0 && o.op != "expert_ffn"));
     placed.ops.push(OpPlace { nodes: 1, ..row });
 }
 

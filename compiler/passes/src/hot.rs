@@ -12,7 +12,7 @@ use moec_cpu::FLASH;
 use moec_device::Unit;
 use moec_family::{HotBatch, HotLayer, LayerExperts};
 use moec_ir::placement::Placement;
-use moec_ir::{EntryKind, Module, Operand, Part};
+use moec_ir::{EntryKind, Module, Node, Operand};
 use moec_profile::{NeuronCounts, Profile};
 use moec_runtime::offload::neurons::Activations;
 use moec_sim::neurons::plan::{Tables, hot_share, time_of};
@@ -47,7 +47,7 @@ pub struct Experts {
     pub hidden: usize,
     /// Bytes of a neuron.
     pub bytes: f64,
-    /// Numbers of attention's matrices.
+    /// Numbers of the matrices of attention, or of the mixer in its place.
     pub attention: f64,
     /// Whether the unit for dense work attends while decoding.
     pub attends: bool,
@@ -68,14 +68,15 @@ impl Experts {
             own.find_map(|n| Some(n.op.router()?.k))
         };
         let attention = |layer| -> f64 {
-            let own =
-                graph.nodes.iter().filter(|n| n.scope.layer == Some(layer) && n.scope.part == Part::ATTN);
+            let mixes = |n: &&Node| n.scope.layer == Some(layer) && n.scope.role().mixes_tokens();
+            let own = graph.nodes.iter().filter(mixes);
             let weights = own.flat_map(|n| &n.inputs).filter_map(|input| match input {
                 Operand::Weight(id) => Some(module.weight(*id).shape.iter().product::<usize>() as f64),
                 Operand::Value(_) | Operand::State(_) => None,
             });
             weights.sum()
         };
+        let attended = |layer| graph.nodes.iter().any(|n| n.scope.layer == Some(layer) && matches!(n.op, Op::Attention(_)));
         let layers: BTreeSet<u32> = graph.nodes.iter().filter_map(|n| n.scope.layer).collect();
         let experts = layers.into_iter().filter_map(|layer| {
             // A layer may have its hot neurons by themselves: prompts take whole experts.
@@ -92,7 +93,7 @@ impl Experts {
                 hidden,
                 bytes,
                 attention: attention(layer),
-                attends,
+                attends: attends && attended(layer),
             })
         });
         experts.collect()

@@ -243,8 +243,7 @@ impl Routed {
 /// What the attention of a layer gives, or the mixer that it has in its place, before it is added to anything, if that is known
 /// in front of node `end`. Attention may stand in front of the experts or beside them.
 fn attended(graph: &Graph, layer: u32, end: usize) -> Option<Operand> {
-    let scopes = [moec_ir::Part::ATTN, moec_ir::Part::MIXER].map(|part| Scope::in_layer(layer, part));
-    let own = |n: &&Node| scopes.contains(&n.scope);
+    let own = |n: &&Node| n.scope.layer == Some(layer) && n.scope.role().mixes_tokens();
     let mut last = graph.nodes.get(..end)?.iter().rev().find(own)?;
     // Behind its own nodes stand the sums with other mixers and with the stream.
     while let (Op::Add, Some(&Operand::Value(given))) = (&last.op, last.inputs.get(1)) {

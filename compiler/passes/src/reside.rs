@@ -13,7 +13,8 @@
 //! where it is asked for; else, under `auto`, a whole request, a prompt and
 //! an answer of stated lengths, is simulated with attention on either unit, and it lives where the request ends first
 //! (and where both are as fast, where it takes less energy). What the emitter cannot write as a graph, or what is
-//! larger than a graph may be, stays on the processor and says so; where the user wants it on the NPU, it is refused.
+//! larger than a graph may be, stays on the processor and says so; where the user wants it on the NPU, it is refused. Mixers that are
+//! no attention always stay: a graph holds no state that folds tokens.
 
 use super::parts;
 use super::tier::predict;
@@ -25,7 +26,7 @@ use moec_costs::units::{ExpertSize, Units, Wish, expert_sizes_on};
 use moec_family::StaticPart;
 use moec_ir::placement::{ExpertGroup, ExpertRow, ExpertTable, OpPlace, Placement};
 use moec_ir::scope::AnyLayer;
-use moec_ir::{EntryKind, Graph, Module, Node, Op, Operand, Scope, WeightClass};
+use moec_ir::{EntryKind, Graph, Module, Node, Op, Operand, Role, Scope, WeightClass};
 use moec_profile::loads::{LayerLoads, Loads};
 use std::collections::{BTreeMap, HashMap};
 
@@ -274,7 +275,9 @@ fn partition(
     for region in regions(graph, &refused) {
         let inner = between_matrices(graph, &region);
         let [on_cpu, on_npu] = costs(module, graph, units, &inner, ctx);
+        let folds = region.first().is_some_and(|&i| graph.nodes[i].scope.role() == Role::Mixer);
         let (mut wins, mut stays) = match home {
+            _ if folds => (false, "a graph holds no state that folds tokens".to_owned()),
             Wish::Processor => (false, "asked for by `placement.attention`".to_owned()),
             Wish::Graphs => (true, String::new()),
             // The cache lives where attention lives, in every entry point.
@@ -290,6 +293,7 @@ fn partition(
             Wish::Auto => (on_npu < on_cpu, "a launch costs more than these rows do here".to_owned()),
         };
         if home != Wish::Processor
+            && !folds
             && let Some(&first) = inner.first()
             && let Err(why) = writable.region(entry, &graph.nodes[first].scope, &inner)
         {

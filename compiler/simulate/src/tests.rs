@@ -121,6 +121,7 @@ fn model(experts: usize) -> Model {
     let layer = |layer| ModelLayer {
         layer,
         attention: 1 << 20,
+        mixer: 0,
         per_position: 1 << 10,
         router: 1 << 12,
         dense: 0,

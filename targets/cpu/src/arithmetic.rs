@@ -56,29 +56,17 @@ impl Activations {
     }
 }
 
-/// Forms in which threads multiply, by the format of the weight: few rows ([`simt::FEW_ROWS`]), which wait for the weights
-/// and so are not rounded, and many, which meet them on tensor cores.
-const OF_THREADS: [(Format, [Compute; 2]); 8] = [
-    (Format::F32, [Compute::F32, Compute::F32]),
-    (Format::F16, [Compute::F32, Compute::Bf16]),
-    (Format::Bf16, [Compute::F32, Compute::Bf16]),
-    (Format::Q8, [Compute::F32, Compute::Bf16]),
-    (Format::Q4, [Compute::F32, Compute::Bf16]),
-    (Format::Q8h, [Compute::F32, Compute::Bf16]),
-    (Format::Q4h, [Compute::F32, Compute::Bf16]),
-    (Format::Mxfp4, [Compute::F32, Compute::Bf16]),
-];
-
 impl CpuTarget {
-    /// How `rows` rows meet a weight of a format, each of whose rows has `depth` numbers: on threads by the table above, unless
-    /// activations are to be exact, or tensor cores do not take such rows.
+    /// How `rows` rows meet a weight of a format, each of whose rows has `depth` numbers. On threads few rows ([`simt::FEW_ROWS`]) wait
+    /// for the weights, and so are not rounded; many meet them on tensor cores in bf16, unless activations are to be exact, weights are
+    /// of f32 or have a scale for each row, or tensor cores do not take such rows.
     pub(crate) fn meets(&self, format: Format, rows: usize, depth: usize) -> Result<Compute> {
         if !self.isa.is_thread() {
             return self.compute(format, rows);
         }
         let many = rows > simt::FEW_ROWS && simt::on_tensor_cores(format, depth);
-        let row = OF_THREADS.iter().find(|(f, _)| *f == format && self.activations != Activations::F32);
-        Ok(row.map_or(Compute::F32, |(_, forms)| forms[usize::from(many)]))
+        let rounds = self.activations != Activations::F32 && format != Format::F32 && !format.is_by_channel();
+        Ok(if many && rounds { Compute::Bf16 } else { Compute::F32 })
     }
 
     /// Rows that a matrix of experts meets at once, of `rows` tokens with a choice of `slots`: all of them may come to one, and a

@@ -30,6 +30,17 @@ pub enum StoredFormat {
     Q4,
 }
 
+impl StoredFormat {
+    /// The format of codes of so many bits.
+    pub const fn of_bits(bits: usize) -> Option<Self> {
+        match bits {
+            8 => Some(Self::Q8),
+            4 => Some(Self::Q4),
+            _ => None,
+        }
+    }
+}
+
 /// What the limit on the bytes of a graph is about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

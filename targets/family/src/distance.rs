@@ -1,6 +1,5 @@
 //! Distances between what was computed and what should have been.
 
-use moec_ir::Format;
 use moec_ir::eval::{Data, Tensor};
 use serde::Serialize;
 
@@ -56,22 +55,6 @@ fn floats(got: &[f32], want: &[f32], len: usize) -> Distance {
     }
     let relative = if norm > 0.0 { (error / norm).sqrt() } else { error.sqrt() };
     Distance { relative, max_abs }
-}
-
-/// Relative error, as root mean square, that storing numbers in a format explains.
-pub fn stored(format: Format) -> f64 {
-    match format {
-        Format::F32 => 0.0,
-        // Half a unit in the eighth bit.
-        Format::Bf16 => 2.0_f64.powi(-9),
-        Format::F16 => 2.0_f64.powi(-12),
-        // Half a step of a group whose other numbers are small beside its largest.
-        Format::Q8 | Format::Q8h => 0.5 / 127.0 * 32.0_f64.sqrt(),
-        // Of long rows the largest is cut off, so that no more is lost than in such a group.
-        Format::Q4 | Format::Q4h | Format::Q4o | Format::Q4c => 0.5 / 7.0 * 32.0_f64.sqrt(),
-        // Half of the widest step, between 4 and 6.
-        Format::Mxfp4 => 1.0 / 6.0 * 32.0_f64.sqrt(),
-    }
 }
 
 #[cfg(test)]

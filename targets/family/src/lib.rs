@@ -36,7 +36,7 @@ pub mod tools;
 pub mod verify;
 
 pub use bench::{Bench, Call, Peaks};
-pub use distance::{Distance, stored};
+pub use distance::Distance;
 pub use emit::{Channels, Emit, Emitted, Numbers, Rounding};
 pub use error::{Error, Fault, Result};
 pub use experts::LayerExperts;

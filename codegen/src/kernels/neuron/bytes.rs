@@ -8,7 +8,7 @@ use super::super::quantise::{CORRECTION, ROW_GROUP, SCALE};
 use super::numbers::Row;
 use crate::dsl::{F, I, Kb, LINE, P};
 use crate::machine::{ByteDot, Isa};
-use moec_ir::types::{Format, GROUP};
+use moec_ir::types::{Coding, Format, GROUP};
 
 /// Chains of sums that take turns.
 const CHAINS: usize = 4;
@@ -30,12 +30,16 @@ impl Steps {
     /// `None` where the row is no whole number of steps, or the machine multiplies no bytes.
     pub(super) fn new(isa: &Isa, format: Format, hidden: usize) -> Option<Self> {
         let lanes = isa.lanes;
-        // Two codes of q4 share a byte.
-        let (group, halves) = match format {
-            Format::Q8 => (GROUP, 1),
-            Format::Q4 => (GROUP / 2, 2),
-            _ => return None,
+        if !format.is_grouped() || !format.holds_neurons() {
+            return None;
+        }
+        // Two codes of four bits share a byte.
+        let halves = match format.coding()? {
+            Coding::Bytes => 1,
+            Coding::Nibbles => 2,
+            Coding::E2m1 => return None,
         };
+        let group = format.block_bytes();
         let groups = (4 * lanes).div_ceil(group);
         let vectors = groups * group / (4 * lanes) * halves;
         let all = hidden.div_ceil(GROUP);
@@ -59,7 +63,7 @@ impl Steps {
 
     /// Bytes of weights of a step.
     const fn code_bytes(self) -> usize {
-        self.groups * if matches!(self.format, Format::Q4) { GROUP / 2 } else { GROUP }
+        self.groups * self.format.block_bytes()
     }
 
     /// Writes a row to scratch.
@@ -70,9 +74,9 @@ impl Steps {
             let group = |g: usize| from.bytes(g * ROW_GROUP);
             for g in 0..self.groups {
                 for word in 0..quarter {
-                    // The upper halves of groups of q4 stand behind all lower ones.
-                    let at = match self.format {
-                        Format::Q4 => {
+                    // The upper halves of groups of nibbles stand behind all lower ones.
+                    let at = match self.format.coding() {
+                        Some(Coding::Nibbles) => {
                             word / (quarter / 2) * self.lanes + g * (quarter / 2) + word % (quarter / 2)
                         }
                         _ => g * quarter + word,
@@ -92,11 +96,11 @@ impl Steps {
         });
     }
 
-    /// What the sums of a group begin with, of `−128 · Σ x`: codes of q4 are stored above 0, by 8, and instructions of VNNI
+    /// What the sums of a group begin with, of `−128 · Σ x`: nibbles are stored above 0, by 8, and instructions of VNNI
     /// take all codes above 0, by 128.
     fn start<'k>(self, k: &Kb<'k>, correction: I<'k>) -> Option<I<'k>> {
-        match self.format {
-            Format::Q4 => Some(correction.shr(4)),
+        match self.format.coding() {
+            Some(Coding::Nibbles) => Some(correction.shr(4)),
             _ => (k.isa.bytes == ByteDot::Vnni).then_some(correction),
         }
     }
@@ -117,8 +121,8 @@ impl Steps {
     /// Vectors of codes, as [`Kb::dot_bytes`] wants them.
     fn codes<'k>(self, k: &'k Kb<'k>, from: P<'k>) -> Vec<I<'k>> {
         let load = |v: usize| from.bytes(v * self.vector_bytes()).load_ints();
-        match self.format {
-            Format::Q4 => {
+        match self.format.coding() {
+            Some(Coding::Nibbles) => {
                 vec![load(0) & 0x0f0f_0f0f, load(0).shr(4) & 0x0f0f_0f0f]
             }
             _ if k.isa.bytes == ByteDot::Vnni => (0..self.vectors).map(|v| load(v) ^ 0x8080_8080).collect(),

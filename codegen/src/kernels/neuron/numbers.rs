@@ -1,7 +1,7 @@
 //! Numbers of a bundle's parts, a group of thirty-two at a time, whatever their format: times rows of f32, and added to them.
 
 use crate::dsl::{F, I, Kb, LINE, P};
-use moec_ir::types::{Format, GROUP};
+use moec_ir::types::{Coding, Format, GROUP};
 
 /// Chains of sums that take turns: as many as hide the latency of a multiply-add.
 const CHAINS: usize = 4;
@@ -40,10 +40,11 @@ pub(super) struct Numbers<'k> {
 impl<'k> Row<'k> {
     /// A part of a neuron.
     pub(super) fn part(k: &'k Kb<'k>, format: Format, hidden: usize, at: P<'k>) -> Self {
-        let code = match format {
-            Format::Q8 => Code::Q8,
-            Format::Q4 => Code::Q4,
-            plain => Code::Plain(plain),
+        let code = match format.coding() {
+            None => Code::Plain(format),
+            Some(Coding::Bytes) => Code::Q8,
+            // Neurons lie in no other format, `holds_neurons`.
+            Some(Coding::Nibbles | Coding::E2m1) => Code::Q4,
         };
         Self { k, code, hidden, at, scales: None }
     }

@@ -6,7 +6,7 @@ use moec_base::paths::is_inside;
 use moec_base::{Result, human};
 use moec_bundle::read::Bundle;
 use moec_ir::plan::{Entry, Plan};
-use moec_ir::{EntryKind, Format, Module, WeightClass};
+use moec_ir::{EntryKind, Format, Module, Role, WeightClass};
 use moec_passes::decisions::{By, Decisions, ExpertUse};
 use moec_profile::importance::ENOUGH;
 use std::collections::{BTreeMap, HashMap};
@@ -130,22 +130,28 @@ pub(crate) fn of(bundle: &Bundle) -> Result<Summary> {
     })
 }
 
-/// Parts of a layer that are told apart, with the names of scopes that count as them.
-const PARTS: [(&str, &[&str]); 2] = [("attention", &["attn"]), ("experts", &["ffn", "shared"])];
+/// Roles of a layer that are told apart, with their names.
+const ROLES: [(&str, Role); 3] =
+    [("attention", Role::Attention), ("mixer", Role::Mixer), ("experts", Role::Network)];
 
-/// Where every part of every layer runs: in the largest prefill and in the smallest decode entry point.
+/// Where what has a role runs, in every layer, of the roles that the model has: in the largest prefill and in the smallest decode entry point.
 fn places(plan: &Plan, module: &Module) -> (Vec<String>, Vec<(u32, Vec<Cell>)>) {
     let of_kind =
         |wanted: fn(EntryKind) -> bool| plan.entries.iter().enumerate().filter(move |(_, e)| wanted(e.kind));
     let prefill = of_kind(|k| matches!(k, EntryKind::Prefill(_))).max_by_key(|(_, e)| e.kind.rows());
     let decode = of_kind(|k| matches!(k, EntryKind::Decode(_))).min_by_key(|(_, e)| e.kind.rows());
     let entries: Vec<(usize, &Entry)> = [prefill, decode].into_iter().flatten().collect();
-    let columns =
-        entries.iter().flat_map(|(_, e)| PARTS.map(|(name, _)| format!("{}: {name}", e.kind))).collect();
+    let nodes = || module.entries.iter().flat_map(|g| &g.nodes);
+    let there = |role: Role| role == Role::Network || nodes().any(|n| n.scope.role() == role);
+    let roles: Vec<_> = ROLES.into_iter().filter(|&(_, role)| there(role)).collect();
+    let columns = entries
+        .iter()
+        .flat_map(|(_, e)| roles.iter().map(|(name, _)| format!("{}: {name}", e.kind)))
+        .collect();
     let rows = (0..plan.model.layers)
         .map(|layer| {
             let cells = entries.iter().flat_map(|&(i, entry)| {
-                PARTS.map(|(name, scopes)| cell(plan, module, (i, entry), layer, name, scopes))
+                roles.iter().map(move |&(_, role)| cell(plan, module, (i, entry), layer, role))
             });
             (layer, cells.collect())
         })
@@ -158,10 +164,9 @@ fn cell(
     module: &Module,
     (i, entry): (usize, &Entry),
     layer: u32,
-    name: &str,
-    scopes: &[&str],
+    role: Role,
 ) -> Cell {
-    if name == "experts"
+    if role == Role::Network
         && let Some(cell) = experts(plan, entry.kind, layer)
     {
         return cell;
@@ -170,7 +175,7 @@ fn cell(
     let nodes = module.entries.get(i).map(|g| g.nodes.as_slice()).unwrap_or_default();
     for step in &entry.steps {
         let Some(node) = nodes.get(step.node as usize) else { continue };
-        if node.scope.layer == Some(layer) && scopes.contains(&node.scope.part.as_str()) {
+        if node.scope.layer == Some(layer) && node.scope.role() == role {
             *counts.entry(step.unit).or_default() += 1;
         }
     }

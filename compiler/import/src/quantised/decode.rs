@@ -6,7 +6,7 @@ use crate::checkpoint::Checkpoint;
 use crate::encodings::Encoding;
 use half::{bf16, f16};
 use moec_base::error::{Error, Result};
-use moec_ir::types::E2M1;
+use moec_ir::types::{Coding, E2M1};
 use moec_ir::{Coded, Format, Leaf};
 use std::ops::Range;
 
@@ -267,24 +267,20 @@ pub(super) fn groups(checkpoint: &Checkpoint, tensor: &str) -> Result<Vec<usize>
 
 /// A number and its scale as a format stores them, if it does: [`moec_ir::Source::stored`].
 fn taken(format: Format, number: f32, scale: f32) -> Option<[u8; 3]> {
-    let (code, least, most, bits, held) = match format {
-        Format::Q4h => (number, -8.0, 7.0, f16::from_f32(scale).to_bits(), f16::from_f32(scale).to_f32()),
-        Format::Q8h => (number, -128.0, 127.0, f16::from_f32(scale).to_bits(), f16::from_f32(scale).to_f32()),
-        Format::Mxfp4 => {
-            let half = bf16::from_f32(scale / 2.0);
-            // A power of two has no bits but those of its exponent; below the normal ones a single bit.
-            if half.to_bits().count_ones() != 1 && half.to_bits() & 0x7f != 0 {
-                return None;
-            }
-            if !E2M1.iter().any(|&code| f32::from(code) == 2.0 * number) {
-                return None;
-            }
-            (2.0 * number, -12.0, 12.0, half.to_bits(), half.to_f32() * 2.0)
-        }
-        _ => return None,
+    let codes = format.spec().codes.filter(|_| format.is_published())?;
+    let unit = f32::from(codes.unit);
+    let (code, by) = (unit * number, scale / unit);
+    let (bits, held) = match format.scales() {
+        Format::F16 => (f16::from_f32(by).to_bits(), f16::from_f32(by).to_f32()),
+        _ => (bf16::from_f32(by).to_bits(), bf16::from_f32(by).to_f32()),
     };
-    let whole = (least..=most).contains(&code) && code.fract() == 0.0;
-    let exact = held == scale && (number * scale).is_finite();
+    // A power of two has no bits but those of its exponent; below the normal ones a single bit.
+    if codes.powers && bits.count_ones() != 1 && bits & 0x7f != 0 {
+        return None;
+    }
+    let whole = (f32::from(codes.lowest)..=f32::from(codes.highest)).contains(&code) && code.fract() == 0.0;
+    let there = codes.coding != Coding::E2m1 || E2M1.iter().any(|&known| f32::from(known) == code);
+    let exact = held * unit == scale && (number * scale).is_finite();
     let [low, high] = bits.to_le_bytes();
-    (whole && exact).then_some([(code as i8).cast_unsigned(), low, high])
+    (whole && there && exact).then_some([(code as i8).cast_unsigned(), low, high])
 }

@@ -12,7 +12,7 @@ use crate::encodings::Encoding;
 use crate::encodings::fp8::{E4M3, e4m3};
 use crate::encodings::mxfp4::{E2M1, E8M0, E8M0_BYTES};
 use crate::encodings::plain::{BF16, F16, F32};
-use moec_ir::types::GROUP;
+use moec_ir::types::Coding;
 use moec_ir::{Axis, Coded, Format};
 
 /// A layout: a weight is `(code − zero point) · scale`, the scale times a factor, each of them from a tensor of its own.
@@ -28,6 +28,8 @@ pub struct Layout {
     pub codes: Packing,
     /// The number that a code of so many bits stands for.
     pub number: fn(u8, u32) -> f32,
+    /// Numbers that codes stand for, where formats of weights may hold codes and scales as they are.
+    pub grid: Option<Grid>,
     /// Bytes of the last axis, where it is split into blocks of them.
     pub split: Option<usize>,
     /// Suffixes of the scales' tensor, the first that is there counts, and how they may be stored.
@@ -40,6 +42,15 @@ pub struct Layout {
     pub groups: Option<&'static str>,
     /// Suffix of a tensor that says no more than the config does.
     pub idle: Option<&'static str>,
+}
+
+/// Numbers that codes stand for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grid {
+    /// Whole ones, with a sign, of as many bits as a code has.
+    Whole,
+    /// Those of E2M1, times a power of two.
+    E2m1,
 }
 
 /// How codes lie in the words of a tensor: code `i` of a word is at bit `bits · order[i]` of it.
@@ -110,6 +121,7 @@ const PLAIN: Layout = Layout {
     transposed: false,
     codes: Packing::of("", ""),
     number: |code, _| f32::from(code),
+    grid: None,
     split: None,
     scales: (&["_scale"], SCALES),
     zeros: None,
@@ -134,6 +146,7 @@ static INT8: Layout = Layout {
     title: "INT8",
     codes: Packing::of("", "I8"),
     number: signed,
+    grid: Some(Grid::Whole),
     zeros: Some(Packing::of("_zero_point", "I8")),
     ..PLAIN
 };
@@ -144,6 +157,7 @@ static PACKED: Layout = Layout {
     title: "packed INT",
     codes: Packing::of("_packed", "I32"),
     number: |code, bits| f32::from(code) - f32::from(1_u8 << (bits - 1)),
+    grid: Some(Grid::Whole),
     zeros: Some(Packing { axis: Axis::Rows, ..Packing::of("_zero_point", "I32") }),
     groups: Some("_g_idx"),
     idle: Some("_shape"),
@@ -179,6 +193,7 @@ static MXFP4_PACKED: Layout = Layout {
     title: "MXFP4",
     codes: Packing::of("_packed", "U8"),
     number: e2m1,
+    grid: Some(Grid::E2m1),
     scales: (&["_scale"], &[&E8M0_BYTES]),
     ..PLAIN
 };
@@ -189,6 +204,7 @@ pub static MXFP4: Layout = Layout {
     title: "MXFP4",
     codes: Packing::of("_blocks", "U8"),
     number: e2m1,
+    grid: Some(Grid::E2m1),
     split: Some(16),
     scales: (&["_scales"], &[&E8M0_BYTES]),
     ..PLAIN
@@ -251,15 +267,14 @@ impl Layout {
         // What has zero points may have them so that no format holds it.
         let (cols, group) = (shape.last().copied().unwrap_or(1), coded.block[1]);
         let plain = coded.zeros.is_none() && coded.groups.is_none();
-        if !plain || !(group >= cols || group.is_multiple_of(GROUP)) {
-            return None;
-        }
-        match (self.name, coded.bits) {
-            ("mxfp4" | "mxfp4_packed", _) => Some(Format::Mxfp4),
-            ("packed", 4) => Some(Format::Q4h),
-            ("packed" | "int8", 8) => Some(Format::Q8h),
-            _ => None,
-        }
+        let coding = match (self.grid?, coded.bits) {
+            (Grid::Whole, 8) => Coding::Bytes,
+            (Grid::Whole, 4) => Coding::Nibbles,
+            (Grid::Whole, _) => return None,
+            (Grid::E2m1, _) => Coding::E2m1,
+        };
+        let format = Format::published(coding, coded.bits as usize)?;
+        (plain && (group >= cols || group.is_multiple_of(format.block()))).then_some(format)
     }
 }
 

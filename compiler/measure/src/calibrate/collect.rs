@@ -11,7 +11,7 @@ use super::record::Recorder;
 use moec_base::error::{Error, Result};
 use moec_ir::op::{DispatchLayout, Glu};
 use moec_ir::plan::{Arg, Entry, Place, RowSpace};
-use moec_ir::{DType, Graph, Module, Node, Op, Operand, Part, ValueId, Weight, WeightClass, WeightId};
+use moec_ir::{DType, Graph, Module, Node, Op, Operand, Role, ValueId, Weight, WeightClass, WeightId};
 use moec_profile::correlations::{WIDEST, block_for};
 use moec_profile::samples::{self, Sample};
 use moec_profile::{Chunk, Correlations, Moments, NeuronCounts, Routes, Routing, Saliency, Trace};
@@ -151,8 +151,8 @@ impl<'a> Collector<'a> {
             if let Op::Router(desc) = &node.op {
                 collector.router(graph, node, desc)?;
             }
-            if let (Op::Add, Some(layer)) = (&node.op, node.scope.layer)
-                && node.scope.part == Part::ATTN
+            if let Some(layer) = node.scope.layer
+                && joins_stream(graph, node)
             {
                 collector.attended(graph, node, layer)?;
             }
@@ -265,7 +265,7 @@ impl<'a> Collector<'a> {
         Ok(())
     }
 
-    /// Looks at the addition of an attention's output to the residual stream. The output itself may lie nowhere:
+    /// Looks at the addition of the output of attention, or of another mixer, to the residual stream. The output itself may lie nowhere:
     /// the addition goes into the epilogue of the matrix that gives it.
     fn attended(&mut self, graph: &Graph, node: &Node, layer: u32) -> Result<()> {
         let at = graph.nodes.iter().position(|n| std::ptr::eq(n, node));
@@ -673,8 +673,25 @@ fn begins_network(graph: &Graph, node: &Node) -> bool {
         }
         _ => false,
     };
-    let networks = [Part::FFN, Part::HEAD].contains(&node.scope.part);
-    networks && gate_of(graph, node).is_none() || node.scope.part == Part::ATTN && normed()
+    match node.scope.role() {
+        Role::Network | Role::Head => gate_of(graph, node).is_none(),
+        Role::Attention => normed(),
+        // No graph of a unit reads the rows of other mixers.
+        Role::Mixer | Role::Other => false,
+    }
+}
+
+/// Whether a node adds the output of attention, or of another mixer of tokens, to the residual stream, which no mixer of the layer
+/// gives. A mixer may add numbers of its own before.
+fn joins_stream(graph: &Graph, node: &Node) -> bool {
+    let outside = |input: &Operand| match *input {
+        Operand::Value(v) => {
+            let from = graph.def(v).and_then(|id| graph.nodes.get(id.0 as usize));
+            from.is_none_or(|n| n.scope.layer != node.scope.layer || !n.scope.role().mixes_tokens())
+        }
+        _ => false,
+    };
+    matches!(node.op, Op::Add) && node.scope.role().mixes_tokens() && node.inputs.first().is_some_and(outside)
 }
 
 /// The gate of the network whose down matrix `node` multiplies by; `None` of any other matrix. As lowered, gate and up
@@ -684,7 +701,7 @@ fn gate_of(graph: &Graph, node: &Node) -> Option<Glu> {
         Operand::Value(v) => graph.nodes.get(graph.def(v)?.0 as usize),
         _ => None,
     };
-    let product = def(node.inputs.first()?).filter(|_| node.scope.part != Part::ATTN)?;
+    let product = def(node.inputs.first()?).filter(|_| node.scope.role() == Role::Network)?;
     match product.op {
         Op::LinearGlu { glu, .. } | Op::Glu(glu) => Some(glu),
         Op::Mul => product.inputs.iter().filter_map(def).find_map(|n| match n.op {

@@ -292,7 +292,7 @@ fn error(
         })?;
         let values = groups.flat_map(|(scale, codes)| codes.map(|q| f32::from(q) * scale));
         // Groups end with the row, whose last one is filled up.
-        let width = cols.next_multiple_of(moec_ir::types::GROUP);
+        let width = cols.next_multiple_of(format.block());
         let stored: Vec<f32> = values.enumerate().filter(|(i, _)| i % width < cols).map(|(_, x)| x).collect();
         let left: Vec<f32> = exact.iter().zip(&stored).map(|(x, y)| x - y).collect();
         let weigh = |x: &[f32]| match &feedback {

@@ -3,7 +3,6 @@
 use moec_base::error::{Error, Result};
 use moec_bundle::read::Bundle;
 use moec_cpu::{Activations, Compute};
-use moec_family::stored;
 use moec_ir::plan::{Builtin, Code, Plan};
 use moec_ir::{Format, Glu, Op};
 use std::collections::HashMap;
@@ -59,9 +58,9 @@ impl Arithmetic {
     pub(super) fn rounding(&self, op: &Op, codes: &[Code], streams: bool) -> f64 {
         let streamed = if streams { 2.0 * multiplied(Format::Bf16, Compute::Bf16) } else { 0.0 };
         match op {
-            Op::CacheWrite => stored(self.cache),
+            Op::CacheWrite => self.cache.distance(),
             // Queries, weights and values in pairs of bf16, whose errors add up.
-            Op::Attention(_) if self.cache != Format::F32 && self.rough => 4.0 * stored(Format::Bf16),
+            Op::Attention(_) if self.cache != Format::F32 && self.rough => 4.0 * Format::Bf16.distance(),
             // The two products of an expert are two kernels.
             _ => {
                 let of = |code: &Code| match *code {
@@ -103,7 +102,7 @@ fn multiplied(weights: Format, rows: Compute) -> f64 {
     let operands = if weights.is_quantised() { 2.0_f64.sqrt() } else { 1.0 };
     match rows {
         Compute::F32 => 0.0,
-        Compute::Bf16 => CANCELLING * stored(Format::Bf16) / 3.0_f64.sqrt() * operands,
+        Compute::Bf16 => CANCELLING * Format::Bf16.distance() / 3.0_f64.sqrt() * operands,
         Compute::I8 => CANCELLING * BYTES,
     }
 }

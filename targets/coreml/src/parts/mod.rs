@@ -27,7 +27,7 @@ use moec_family::Cut;
 use moec_family::error::{Error, Result};
 use moec_family::find::{self, Linear, Walk};
 use moec_ir::types::GROUP;
-use moec_ir::{EntryKind, Format, Module, Scope, Weight, WeightId};
+use moec_ir::{EntryKind, Module, Part, Role, Scope, Weight, WeightId};
 use std::collections::BTreeSet;
 
 /// Most places of an attention that have a function of their own: a package may have 256 functions.
@@ -139,19 +139,16 @@ pub(crate) fn counted(npu: &Unit) -> Counted {
 /// How a package stores a weight: the bits of its codes, if the unit takes its format and its rows are whole groups; else
 /// f16.
 pub fn code_bits(npu: &Unit, weight: &Weight) -> Option<u8> {
-    let (bits, format) = match weight.format {
-        Format::Q8 => (8, StoredFormat::Q8),
-        Format::Q4 => (4, StoredFormat::Q4),
-        _ => return None,
-    };
-    let whole = weight.shape.len() > 1 && weight.cols().is_multiple_of(GROUP);
-    (whole && npu.graph.stores(format)).then_some(bits)
+    let (spec, block) = (weight.format.spec(), weight.format.block());
+    let format = StoredFormat::of_bits(spec.bits).filter(|_| weight.format.is_grouped() && !spec.published)?;
+    let whole = weight.shape.len() > 1 && weight.cols().is_multiple_of(block);
+    u8::try_from(spec.bits).ok().filter(|_| whole && npu.graph.stores(format))
 }
 
 /// Bytes that `numbers` numbers of a weight take of the limit on a graph.
 pub fn graph_bytes(npu: &Unit, weight: &Weight, numbers: u64) -> u64 {
     match code_bits(npu, weight).filter(|_| counted(npu) == Counted::Stored) {
-        Some(bits) => numbers * u64::from(bits) / 8 + numbers / GROUP as u64 * 2,
+        Some(bits) => numbers * u64::from(bits) / 8 + numbers / weight.format.block() as u64 * 2,
         None => numbers * 2,
     }
 }
@@ -183,20 +180,25 @@ impl CoreMlPart {
         let mut cuts = Vec::new();
         for graph in &module.entries {
             let mut walk = Walk::new(graph, scope);
-            let (kind, x, angles, y) = if scope.part == moec_ir::Part::ATTN {
-                let (found, ends) = attention::find(module, &mut walk)?;
-                (Kind::Attention(found), ends.x, ends.angles, ends.y)
-            } else if scope.part == moec_ir::Part::FFN {
-                if walk.nodes().any(|n| n.op.expert_ffn().is_some()) {
-                    name.part = moec_ir::Part::SHARED;
+            let (kind, x, angles, y) = match scope.role() {
+                Role::Attention => {
+                    let (found, ends) = attention::find(module, &mut walk)?;
+                    (Kind::Attention(found), ends.x, ends.angles, ends.y)
                 }
-                let (found, x, y) = dense::find(module, &mut walk)?;
-                (Kind::Dense(found), x, None, y)
-            } else if scope.part == moec_ir::Part::HEAD {
-                let (found, x, y) = find::head(module, &mut walk)?;
-                (Kind::Head(found), x, None, y)
-            } else {
-                return Err("no graph is made for what stands here".into());
+                // A network between norms of its own is none of the forms that are found.
+                Role::Network if scope.part != Part::SHARED => {
+                    if walk.nodes().any(|n| n.op.expert_ffn().is_some()) {
+                        name.part = Part::SHARED;
+                    }
+                    let (found, x, y) = dense::find(module, &mut walk)?;
+                    (Kind::Dense(found), x, None, y)
+                }
+                Role::Head => {
+                    let (found, x, y) = find::head(module, &mut walk)?;
+                    (Kind::Head(found), x, None, y)
+                }
+                Role::Mixer => return Err("a graph holds no state that folds tokens".into()),
+                Role::Network | Role::Other => return Err("no graph is made for what stands here".into()),
             };
             let rows = match (&kind, graph.kind) {
                 (Kind::Attention(_), EntryKind::Decode(_) | EntryKind::Little(_)) => 1,

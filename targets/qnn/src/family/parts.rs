@@ -28,7 +28,7 @@ use moec_family::find::{self, Dense, Grouped, Linear, Walk};
 use moec_family::{Cut, Distance, Emit, FunctionReport, PartGraph, StaticAttention, StaticPart, Trial};
 use moec_ir::eval::{Arg, Tensor, op};
 use moec_ir::plan::{GraphDecl, Port};
-use moec_ir::{Glu, Module, Operand, Scope, ValueId, WeightId};
+use moec_ir::{Format, Glu, Module, Operand, Role, Scope, ValueId, WeightId};
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::ops::Range;
@@ -73,27 +73,32 @@ impl HtpPart {
         for graph in &module.entries {
             let mut walk = Walk::new(graph, scope);
             let mut angles = None;
-            let (kind, x, y) = if scope.part == moec_ir::Part::ATTN {
-                let (found, ends) = attention::find(module, &mut walk)?;
-                angles = ends.angles;
-                (Kind::Attention(Box::new(found)), ends.x, ends.y)
-            } else if scope.part == moec_ir::Part::FFN {
-                if walk.nodes().any(|n| n.op.expert_ffn().is_some()) {
-                    name.part = moec_ir::Part::SHARED;
+            let (kind, x, y) = match scope.role() {
+                Role::Attention => {
+                    let (found, ends) = attention::find(module, &mut walk)?;
+                    angles = ends.angles;
+                    (Kind::Attention(Box::new(found)), ends.x, ends.y)
                 }
-                let (found, x, y) = find::dense(module, &mut walk)?;
-                if let Glu::FatRelu { .. } = found.glu {
-                    return Err("no operator of a network has the step of FATReLU".into());
+                // A network between norms of its own is none of the forms that are found.
+                Role::Network if scope.part != moec_ir::Part::SHARED => {
+                    if walk.nodes().any(|n| n.op.expert_ffn().is_some()) {
+                        name.part = moec_ir::Part::SHARED;
+                    }
+                    let (found, x, y) = find::dense(module, &mut walk)?;
+                    if let Glu::FatRelu { .. } = found.glu {
+                        return Err("no operator of a network has the step of FATReLU".into());
+                    }
+                    if let Glu::Cats { .. } = found.glu {
+                        return Err("no operator of a network has the step of a threshold".into());
+                    }
+                    (Kind::Dense(found), x, y)
                 }
-                if let Glu::Cats { .. } = found.glu {
-                    return Err("no operator of a network has the step of a threshold".into());
+                Role::Head => {
+                    let (found, x, y) = find::head(module, &mut walk)?;
+                    (Kind::Head(found), x, y)
                 }
-                (Kind::Dense(found), x, y)
-            } else if scope.part == moec_ir::Part::HEAD {
-                let (found, x, y) = find::head(module, &mut walk)?;
-                (Kind::Head(found), x, y)
-            } else {
-                return Err("no network is made for what stands here".into());
+                Role::Mixer => return Err("a network holds no state that folds tokens".into()),
+                Role::Network | Role::Other => return Err("no network is made for what stands here".into()),
             };
             let rows = match &kind {
                 // One sequence at a time: each has a cache of its own.
@@ -335,7 +340,7 @@ impl HtpPart {
             let (error, saturated) = found.map_err(|e| wrong(&graph.package, &e))?;
             // The coarsest of its matrices is what it is held to.
             let formats = self.matrices().into_iter().map(|id| trial.module.weight(id).format);
-            let other = |format| if trial.rounded { moec_family::stored(format) } else { 0.0 };
+            let other = |format: Format| if trial.rounded { format.distance() } else { 0.0 };
             let bound = formats.map(|f| Form::of(f).bound().hypot(other(f))).fold(0.0, f64::max);
             reports.push(FunctionReport {
                 package: graph.package.clone(),

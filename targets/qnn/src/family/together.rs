@@ -12,7 +12,7 @@ use moec_family::error::Result;
 use moec_family::{Distance, FunctionReport, HotBatch, HotLayer, LayerExperts, Trial};
 use moec_ir::eval::{Arg, Tensor, op};
 use moec_ir::plan::GraphDecl;
-use moec_ir::{Glu, Op};
+use moec_ir::{Format, Glu, Op};
 use std::rc::Rc;
 
 /// Name of what hot and cold neurons give together, in front of a batch.
@@ -82,7 +82,7 @@ impl<'a> Tried<'a> {
         }
         let weights = [trial.evaluator.weight(experts.gate_up)?, trial.evaluator.weight(experts.down)?];
         // Where the reference has the bundle's weights, what their format rounds comes on top.
-        let stored = |format| if trial.rounded { moec_family::stored(format) } else { 0.0 };
+        let stored = |format: Format| if trial.rounded { format.distance() } else { 0.0 };
         let bound = Form::of(down.format).bound().hypot(stored(down.format));
         let cold = layer.batches.iter().map(|b| {
             let Some(id) = cold(module, layer.layer, b.batch) else { return Ok(None) };

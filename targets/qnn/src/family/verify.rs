@@ -148,7 +148,7 @@ fn evaluate(
     let error = Distance::of(&Tensor::f32([total, hidden], got), want, total * hidden);
     // Where the reference has the bundle's weights, what their format rounds comes on top.
     let format = module.weight(experts.down).format;
-    let other = if trial.rounded { moec_family::stored(format) } else { 0.0 };
+    let other = if trial.rounded { format.distance() } else { 0.0 };
     let bound = Form::of(format).bound().hypot(other);
     Ok((error, outcome.saturated, bound))
 }

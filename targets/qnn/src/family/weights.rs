@@ -29,12 +29,15 @@ pub(super) enum Form {
 }
 
 impl Form {
-    /// That of a format: what the processor has in 4 bits a graph has, too; all else is 8 bits.
+    /// That of a format: what the processor has in 4 bits a graph has, too, but for codes of a checkpoint; all else is 8 bits.
     pub(super) const fn of(format: Format) -> Self {
-        match format {
-            Format::Q4 | Format::Q4o => Self::Mixed,
-            Format::Q4c => Self::Four,
-            _ => Self::Eight,
+        let spec = format.spec();
+        if spec.bits != 4 || spec.published {
+            Self::Eight
+        } else if format.is_by_channel() && spec.outliers.is_none() {
+            Self::Four
+        } else {
+            Self::Mixed
         }
     }
 
@@ -61,7 +64,7 @@ impl Form {
     pub(super) fn bound(self) -> f64 {
         match self {
             Self::Eight => 0.04,
-            Self::Four | Self::Mixed => moec_family::stored(Format::Q4),
+            Self::Four | Self::Mixed => Format::Q4.distance(),
         }
     }
 }

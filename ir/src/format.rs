@@ -1,0 +1,395 @@
+//! Weight formats: one row of facts each, which the compiler, the packing and the kernels read.
+//!
+//! A format of codes that there are is a variant and a row; one with a new [`Coding`] also needs kernels, which match on it.
+
+use bincode::{Decode, Encode};
+use std::fmt;
+
+/// Numbers of a block of codes: what kernels unpack at once, and what shares a scale in the formats of groups.
+pub const GROUP: usize = 32;
+
+/// Output channels of which [`Format::Q4o`] stores one in INT8.
+pub const OUTLIERS: usize = 16;
+
+/// How a weight is stored in the bundle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Encode, Decode)]
+pub enum Format {
+    /// IEEE binary32.
+    F32,
+    /// The upper half of binary32.
+    Bf16,
+    /// IEEE binary16.
+    F16,
+    /// Groups of [`GROUP`] numbers of a row: whole codes in −127..=127 times one bf16 scale.
+    Q8,
+    /// Groups of [`GROUP`] numbers of a row: whole codes in −8..=7 times one bf16 scale of either sign.
+    Q4,
+    /// Output channels (rows of a matrix) that share one f32 scale each: whole codes in −127..=127 of one row in
+    /// [`OUTLIERS`], those that lose most by fewer bits, and codes in −8..=7 of all others.
+    Q4o,
+    /// Output channels that share one f32 scale each, all of them with codes in −8..=7: what [`Format::Q4o`] is without
+    /// its outliers.
+    Q4c,
+    /// As [`Format::Q8`] with a scale of f16 and codes from −128 on: GGUF's Q8_0.
+    Q8h,
+    /// As [`Format::Q4`] with a scale of f16: GGUF's Q4_0.
+    Q4h,
+    /// Groups of [`GROUP`] numbers of a row: numbers of [`E2M1`] times a power of two (OCP Microscaling Formats 1.0, MXFP4). The scale
+    /// is half of that power, as bf16.
+    Mxfp4,
+}
+
+/// How the codes of a format lie, and what they stand for in multiples of the scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Coding {
+    /// A byte each: the code.
+    Bytes,
+    /// Half a byte each: the code, and 8.
+    Nibbles,
+    /// Half a byte each: the place of the code in [`E2M1`].
+    E2m1,
+}
+
+/// The numbers of E2M1 by their bits (sign, two of exponent, one of mantissa), each twice itself: whole ones, whose scale is half of
+/// the numbers'.
+pub const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// Which numbers share a scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Granularity {
+    /// None: each stands alone.
+    Number,
+    /// A block of a row.
+    Group,
+    /// A row of a matrix: an output channel.
+    Channel,
+}
+
+/// Codes of a format, times whose scale they are numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Codes {
+    /// How they lie.
+    pub coding: Coding,
+    /// Codes of a block; groups are one block each.
+    pub block: usize,
+    /// Lowest code.
+    pub lowest: i8,
+    /// Highest code.
+    pub highest: i8,
+    /// Widest step from a code to the next.
+    pub step: u8,
+    /// Codes that a number of 1 at a scale of 1 is: 2 where halves are among the numbers.
+    pub unit: u8,
+    /// Whether scales are powers of two.
+    pub powers: bool,
+}
+
+/// Facts of a format.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FormatSpec {
+    /// The format.
+    pub format: Format,
+    /// Name in the text form and in `model.toml`.
+    pub name: &'static str,
+    /// Bits of a number or of its code, scales aside.
+    pub bits: usize,
+    /// Its codes; `None` where numbers stand alone.
+    pub codes: Option<Codes>,
+    /// Which numbers share a scale.
+    pub granularity: Granularity,
+    /// Type of the scales; where numbers stand alone the format itself.
+    pub scale: Format,
+    /// Whether it is there for the codes and scales of a published form, which it holds as they are.
+    pub published: bool,
+    /// One row in so many is stored in INT8, beside the others.
+    pub outliers: Option<usize>,
+    /// Relative error of rounding a number of binary32, of numbers that stand alone: half of the last place; else 0.
+    pub rounding: f64,
+    /// Largest magnitude of a number that is surely held: of codes, the largest times a scale that was rounded up is still finite.
+    pub largest: f32,
+}
+
+/// Largest magnitude of numbers whose scales have the exponents of binary32.
+pub const LARGEST: f32 = 1e38;
+
+/// Numbers that stand alone.
+const fn plain(format: Format, name: &'static str, bits: usize, rounding: f64) -> FormatSpec {
+    FormatSpec {
+        format,
+        name,
+        bits,
+        codes: None,
+        granularity: Granularity::Number,
+        scale: format,
+        published: false,
+        outliers: None,
+        rounding,
+        largest: LARGEST,
+    }
+}
+
+/// Groups of codes with a scale of bf16 each.
+const fn groups(format: Format, name: &'static str, bits: usize, codes: Codes) -> FormatSpec {
+    FormatSpec {
+        codes: Some(codes),
+        granularity: Granularity::Group,
+        scale: Format::Bf16,
+        ..plain(format, name, bits, 0.0)
+    }
+}
+
+/// Rows of codes with a scale of f32 each.
+const fn channels(format: Format, name: &'static str, bits: usize, codes: Codes) -> FormatSpec {
+    FormatSpec {
+        granularity: Granularity::Channel,
+        scale: Format::F32,
+        ..groups(format, name, bits, codes)
+    }
+}
+
+/// A byte for each code.
+const BYTES: Codes =
+    Codes { coding: Coding::Bytes, block: GROUP, lowest: -127, highest: 127, step: 1, unit: 1, powers: false };
+
+/// Half a byte for each code.
+const NIBBLES: Codes =
+    Codes { coding: Coding::Nibbles, block: GROUP, lowest: -8, highest: 7, step: 1, unit: 1, powers: false };
+
+/// A row for each format, in the order of its variants.
+static ROWS: [FormatSpec; 10] = [
+    plain(Format::F32, "f32", 32, 0.0),
+    plain(Format::Bf16, "bf16", 16, 1.0 / 512.0),
+    FormatSpec { largest: 65504.0, ..plain(Format::F16, "f16", 16, 1.0 / 4096.0) },
+    groups(Format::Q8, "q8", 8, BYTES),
+    groups(Format::Q4, "q4", 4, NIBBLES),
+    FormatSpec { outliers: Some(OUTLIERS), ..channels(Format::Q4o, "q4o", 4, NIBBLES) },
+    channels(Format::Q4c, "q4c", 4, NIBBLES),
+    FormatSpec {
+        scale: Format::F16,
+        published: true,
+        largest: 8e6,
+        ..groups(Format::Q8h, "q8h", 8, Codes { lowest: -128, ..BYTES })
+    },
+    FormatSpec {
+        scale: Format::F16,
+        published: true,
+        largest: 3.9e5,
+        ..groups(Format::Q4h, "q4h", 4, NIBBLES)
+    },
+    FormatSpec {
+        published: true,
+        ..groups(
+            Format::Mxfp4,
+            "mxfp4",
+            4,
+            Codes { coding: Coding::E2m1, lowest: -12, highest: 12, step: 4, unit: 2, powers: true, ..NIBBLES },
+        )
+    },
+];
+
+/// Bytes of a scale of a group.
+const GROUP_SCALE: usize = 2;
+
+/// Bytes of a scale of a row.
+const CHANNEL_SCALE: usize = 4;
+
+impl Format {
+    /// Every format, in the order that messages list them.
+    pub const ALL: [Self; 10] = [
+        Self::F32,
+        Self::Bf16,
+        Self::F16,
+        Self::Q8,
+        Self::Q4,
+        Self::Q8h,
+        Self::Q4h,
+        Self::Mxfp4,
+        Self::Q4o,
+        Self::Q4c,
+    ];
+
+    /// Its facts.
+    pub const fn spec(self) -> &'static FormatSpec {
+        &ROWS[self as usize]
+    }
+
+    /// Name in the text form and in `model.toml`.
+    pub const fn name(self) -> &'static str {
+        self.spec().name
+    }
+
+    /// The format of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|f| f.name() == name)
+    }
+
+    /// The format that is there for published codes of so many bits, whose order and grid are those of `coding`.
+    pub fn published(coding: Coding, bits: usize) -> Option<Self> {
+        Self::ALL.into_iter().find(|f| f.is_published() && (f.coding(), f.spec().bits) == (Some(coding), bits))
+    }
+
+    /// Whether numbers are stored in groups with a common scale.
+    pub const fn is_grouped(self) -> bool {
+        matches!(self.spec().granularity, Granularity::Group)
+    }
+
+    /// Whether the numbers of a row share one scale.
+    pub const fn is_by_channel(self) -> bool {
+        matches!(self.spec().granularity, Granularity::Channel)
+    }
+
+    /// Whether numbers are codes that have a scale in common, of a group or of a row.
+    pub const fn is_quantised(self) -> bool {
+        self.spec().codes.is_some()
+    }
+
+    /// How its codes lie; `None` where numbers stand alone.
+    pub const fn coding(self) -> Option<Coding> {
+        match &self.spec().codes {
+            Some(codes) => Some(codes.coding),
+            None => None,
+        }
+    }
+
+    /// Numbers that are stored together: those of a block of codes; 1 where numbers stand alone.
+    pub const fn block(self) -> usize {
+        match &self.spec().codes {
+            Some(codes) => codes.block,
+            None => 1,
+        }
+    }
+
+    /// Bytes of the codes of a block; of a number where numbers stand alone.
+    pub const fn block_bytes(self) -> usize {
+        self.block() * self.spec().bits / 8
+    }
+
+    /// The format of the scales of its codes; where it has none, it is itself.
+    pub const fn scales(self) -> Self {
+        self.spec().scale
+    }
+
+    /// Whether it is there for the codes and scales of a published form, which it holds as they are.
+    pub const fn is_published(self) -> bool {
+        self.spec().published
+    }
+
+    /// Whether neurons can lie in it, each by itself.
+    pub const fn holds_neurons(self) -> bool {
+        !self.is_by_channel() && !self.is_published()
+    }
+
+    /// Bytes of a number as a checkpoint has it, [`crate::Source::stored`]: of groups its code and the scale of its group. 0 where no
+    /// checkpoint has any.
+    pub const fn stored_bytes(self) -> usize {
+        if !self.is_quantised() {
+            self.block_bytes()
+        } else if self.is_published() {
+            1 + GROUP_SCALE
+        } else {
+            0
+        }
+    }
+
+    /// How many of a matrix's `rows` are stored as INT8 beside the others.
+    pub const fn outliers(self, rows: usize) -> usize {
+        match self.spec().outliers {
+            Some(one_in) => rows / one_in,
+            None => 0,
+        }
+    }
+
+    /// Bytes of one group and its scale; `None` for the formats that have no groups.
+    pub const fn group_bytes(self) -> Option<usize> {
+        if self.is_grouped() { Some(self.block_bytes() + GROUP_SCALE) } else { None }
+    }
+
+    /// Bytes of a row of `cols` numbers in row-major order; the last block is stored whole, and so are rows of one scale,
+    /// whose outliers lie elsewhere.
+    pub const fn row_bytes(self, cols: usize) -> usize {
+        let blocks = cols.div_ceil(self.block());
+        match self.spec().granularity {
+            Granularity::Number => blocks * self.block_bytes(),
+            Granularity::Group => blocks * (self.block_bytes() + GROUP_SCALE),
+            Granularity::Channel => blocks * self.block_bytes() + CHANNEL_SCALE,
+        }
+    }
+
+    /// Bytes that one output channel of `depth` numbers takes of a panel. As [`Self::row_bytes`], but bf16
+    /// lies in whole pairs.
+    pub const fn column_bytes(self, depth: usize) -> usize {
+        match self {
+            Self::Bf16 => depth.div_ceil(2) * 4,
+            _ => self.row_bytes(depth),
+        }
+    }
+
+    /// Bytes that `elements` elements take in row-major order.
+    pub const fn bytes(self, elements: usize) -> usize {
+        self.row_bytes(elements)
+    }
+
+    /// Bits per number of long rows, scales of groups and outliers included.
+    pub const fn bits(self) -> f64 {
+        let spec = self.spec();
+        match (spec.granularity, spec.outliers) {
+            (Granularity::Channel, Some(one_in)) => spec.bits as f64 + 8.0 / one_in as f64,
+            (Granularity::Channel, None) => spec.bits as f64,
+            _ => self.row_bytes(self.block()) as f64 * 8.0 / self.block() as f64,
+        }
+    }
+
+    /// Relative error, as root mean square, that storing numbers in it explains: half a step of a group whose other numbers are small
+    /// beside its largest. Of long rows with one scale the largest is cut off, so that no more is lost than in such a group.
+    pub fn distance(self) -> f64 {
+        let spec = self.spec();
+        spec.codes.map_or(spec.rounding, |codes| {
+            f64::from(codes.step) / 2.0 / f64::from(codes.highest) * (codes.block as f64).sqrt()
+        })
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_format_has_the_row_of_its_variant() {
+        assert_eq!(ROWS.len(), Format::ALL.len());
+        for (i, row) in ROWS.iter().enumerate() {
+            assert_eq!(row.format as usize, i, "{}", row.name);
+            assert!(Format::ALL.contains(&row.format) && Format::parse(row.name) == Some(row.format));
+            assert!(!row.scale.is_quantised() && row.codes.is_some() == (row.scale != row.format), "{}", row.name);
+        }
+    }
+
+    /// Bytes and errors of formats, by their definitions.
+    #[test]
+    fn sizes_and_errors_follow_from_the_rows() {
+        let sizes = |f: Format| (f.row_bytes(33), f.group_bytes(), f.bits(), f.stored_bytes());
+        assert_eq!(sizes(Format::F32), (132, None, 32.0, 4));
+        assert_eq!(sizes(Format::Bf16), (66, None, 16.0, 2));
+        assert_eq!(sizes(Format::Q8), (68, Some(34), 8.5, 0));
+        assert_eq!(sizes(Format::Q8h), (68, Some(34), 8.5, 3));
+        assert_eq!(sizes(Format::Q4), (36, Some(18), 4.5, 0));
+        assert_eq!(sizes(Format::Mxfp4), (36, Some(18), 4.5, 3));
+        assert_eq!(sizes(Format::Q4o), (36, None, 4.5, 0));
+        assert_eq!(sizes(Format::Q4c), (36, None, 4.0, 0));
+        assert_eq!([Format::Q4o, Format::Q4c].map(|f| f.outliers(33)), [2, 0]);
+        let root = 32.0_f64.sqrt();
+        assert_eq!(Format::Q8h.distance(), 0.5 / 127.0 * root);
+        assert_eq!(Format::Q4c.distance(), 0.5 / 7.0 * root);
+        // Half of the widest step, between 4 and 6.
+        assert_eq!(Format::Mxfp4.distance(), 1.0 / 6.0 * root);
+        assert_eq!([Format::F32, Format::Bf16].map(Format::distance), [0.0, 2.0_f64.powi(-9)]);
+        let published = [(Coding::Bytes, 8), (Coding::Nibbles, 4), (Coding::E2m1, 4), (Coding::Bytes, 4)];
+        let found = published.map(|(coding, bits)| Format::published(coding, bits));
+        assert_eq!(found, [Some(Format::Q8h), Some(Format::Q4h), Some(Format::Mxfp4), None]);
+    }
+}
