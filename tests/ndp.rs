@@ -74,6 +74,48 @@ fn near(a: &[f32], b: &[f32], rows: usize) -> f64 {
     near as f64 / rows as f64
 }
 
+/// `moec eval --emulate` measures a bundle whose CPU needs AMX and whose experts are DIMMs' on any machine, and says what it emulates.
+#[test]
+fn a_bundle_for_dimms_and_amx_is_evaluated_where_neither_is() {
+    let here = is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vbmi2")
+        && is_x86_feature_detected!("avx512vnni")
+        && is_x86_feature_detected!("avx512bf16")
+        && is_x86_feature_detected!("avx512bitalg")
+        && is_x86_feature_detected!("avx512vpopcntdq");
+    if !moec_testing::SAPPHIRE_RAPIDS.by(here) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    // Of what is not emulated, `spr-ndp` needs AVX-VNNI, which AMD's processors have since Zen 5 alone.
+    let device = fs::read_to_string(root().join("targets/devices/spr-ndp.toml")).unwrap();
+    let changes =
+        [("\"spr-ndp\"", "\"own\""), ("\"sapphirerapids\"", "\"cooperlake\""), ("\"avxvnni\", ", "")];
+    let device = changes.iter().fold(device, |text, (from, to)| {
+        assert!(text.contains(from), "{from}");
+        text.replacen(from, to, 1)
+    });
+    let target = folder.path().join("own.toml");
+    fs::write(&target, device).unwrap();
+    let text = folder.path().join("text.txt");
+    fs::write(&text, "The borrow checker reads what was lent, and says so at once. ".repeat(20)).unwrap();
+    let eval = |bundle: &Bundle| {
+        let mut eval = moec();
+        eval.args(["eval", "--emulate", "--json", "--window", "64", "--windows", "2", "--text"]).arg(&text);
+        let out = ok(eval.arg(&bundle.folder));
+        let found: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+        (found["perplexity"].as_f64().unwrap(), String::from_utf8(out.stderr).unwrap())
+    };
+    let dimms =
+        build(&ferris(), folder.path(), "dimms.moec", target.to_str().unwrap(), "experts = \"ndp\"\n");
+    assert!(!dimms.plan.streams.is_empty() && dimms.plan.target.features.iter().any(|f| f == "amx-tile"));
+    let native = build(&ferris(), folder.path(), "native.moec", "native", "");
+    let ((found, said), (want, _)) = (eval(&dimms), eval(&native));
+    assert!((found / want - 1.0).abs() < 5e-3, "{found} in place of {want}");
+    let amx = fs::read_to_string("/proc/cpuinfo").is_ok_and(|info| info.contains("amx_bf16"));
+    assert!(said.contains("emulated") && (amx || said.contains("amx-tile")), "{said}");
+}
+
 /// An expert without a DIMM has a command stream that is labelled so; no two experts lie in the same rows.
 #[test]
 fn command_streams_of_experts_without_a_dimm_are_labelled() {

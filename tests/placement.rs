@@ -16,7 +16,7 @@ mod hazards;
 use crate::support;
 
 use moec_base::progress::Progress;
-use moec_config::Config;
+use moec_config::{Config, Overflow};
 use moec_costs::model::Model;
 use moec_costs::request::placed;
 use moec_costs::timeline::Queue;
@@ -478,6 +478,35 @@ fn a_part_may_be_on_the_unit_for_prompts_alone() {
     .unwrap();
 }
 
+/// Every device with an NPU has a CPU beside it, which computes the rows past a capacity: nothing is lost unless the user asks for it.
+#[test]
+fn rows_past_a_capacity_spill_to_the_cpu_by_default() {
+    let npu = "[placement]\nexperts = \"npu\"\n";
+    let prune = format!("{npu}[experts]\noverflow = \"prune\"\n");
+    let auto = format!("{npu}[experts]\noverflow = \"auto\"\n");
+    for device in devices() {
+        let units = Units::of(&device).unwrap();
+        for (more, overflow, fallback) in [
+            (npu, Overflow::Spill, Some(units.cpu_index())),
+            (&auto, Overflow::Spill, Some(units.cpu_index())),
+            (&prune, Overflow::Prune, None),
+        ] {
+            compile(&ferris(), &device, more, "tier", None, &mut |c| {
+                let p = c.placed.placement.as_ref().unwrap();
+                assert_eq!(p.overflow, overflow, "{}: {more}", device.name);
+                let rows: Vec<_> = p.experts.iter().flat_map(|t| &t.experts).collect();
+                assert!(
+                    !rows.is_empty() && rows.iter().all(|r| r.fallback == fallback),
+                    "{}: {more}",
+                    device.name
+                );
+                assert_eq!(p.units[units.cpu_index() as usize], device.units[0].name);
+            })
+            .unwrap();
+        }
+    }
+}
+
 /// Loses one percent for each percent of the pairs that are dropped.
 #[derive(Debug)]
 struct Proportional;
@@ -513,6 +542,8 @@ fn a_quality_budget_chooses_the_capacities() {
         compile(&ferris(), &device, &more, "tier", Some(&Proportional), &mut |c| {
             let p = c.placed.placement.as_ref().unwrap();
             let budget = c.inputs.config.quality.max_perplexity_increase.unwrap();
+            // Where the user says what may be lost, rows are dropped.
+            assert_eq!(p.overflow, Overflow::Prune);
             assert!(Proportional::loss(p) <= budget);
             rows.push(p.experts.iter().flat_map(|t| &t.experts).map(|r| r.capacity).sum::<u32>());
         })

@@ -48,7 +48,7 @@ fn text_of(page: &str) -> String {
 fn pages_say_what_a_bundle_is() {
     let folder = tempfile::tempdir().unwrap();
     let cases = [
-        ("cpu", "x86-64-v3", "", &["cpu", "attention", "Expected speed", "one core"][..]),
+        ("cpu", "x86-64-v3", "", &["cpu", "attention", "Expected speed", "barriers"][..]),
         (
             "flash",
             "x86-64-v3",
@@ -117,6 +117,117 @@ fn a_page_shows_the_profile_and_modelled_rates() {
     let parts: usize = bars.iter().map(|bar| bar.matches("<span class=\"c").count()).sum();
     let table = html.split("<tr><th>memory</th>").nth(1).unwrap().split("</table>").next().unwrap();
     assert!(parts > 3 && parts == table.matches("</tr>").count() - 1, "{parts}: {table}");
+}
+
+/// A device file: two cores of x86-64-v3 with these rates.
+fn device_file(folder: &Path, name: &str, gb_per_s: f64, barrier_us: f64) -> PathBuf {
+    let path = folder.join(format!("{name}.toml"));
+    let text = format!(
+        "name = \"{name}\"\ndescription = \"a test\"\nfamily = \"cpu\"\ntriple = \"x86_64-unknown-linux-gnu\"\n\
+         cpu = \"x86-64-v3\"\nfeatures = [\"avx2\", \"fma\", \"f16c\"]\n\
+         [[unit]]\nname = \"cpu\"\nkind = \"cpu\"\ncores = 2\n\
+         dispatch_cost_us = {{ value = {barrier_us:?}, source = \"a test\" }}\n\
+         peak.f32 = {{ gops = 100, source = \"a test\" }}\n\
+         [[memory]]\nname = \"dram\"\n\
+         bandwidth = [{{ block_bytes = 64, gb_per_s = {gb_per_s:?}, source = \"a test\" }}]\n"
+    );
+    fs::write(&path, text).unwrap();
+    path
+}
+
+/// What `moec report` expects of each entry point, on the machine of a device file.
+fn expected_speed(bundle: &Path, device: &Path) -> Vec<Value> {
+    let page = device.with_extension("html");
+    let mut report = moec();
+    report.arg("report").arg(bundle).arg("--device").arg(device).arg("-o").arg(&page).arg("--json");
+    let json: Value = serde_json::from_slice(&ok(&mut report).stdout).unwrap();
+    json["expected"].as_array().unwrap().clone()
+}
+
+/// Seconds of a part of a call.
+fn seconds(entry: &Value, part: &str) -> f64 {
+    entry[part].as_f64().unwrap_or_else(|| panic!("`{part}` is missing in {entry}"))
+}
+
+#[test]
+fn expected_speed_has_every_step_and_respects_the_bandwidth() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = bundle(folder.path(), "a", "x86-64-v3", "");
+    let slow = device_file(folder.path(), "slow", 0.05, 0.0);
+    let waiting = device_file(folder.path(), "waiting", 0.05, 100.0);
+    let fast = device_file(folder.path(), "fast", 5000.0, 0.0);
+    let [slow, waiting, fast] = [slow, waiting, fast].map(|device| expected_speed(&bundle, &device));
+    let plan = moec_bundle::read::Bundle::open(&bundle).unwrap().plan;
+    assert_eq!(slow.len(), plan.entries.len());
+    for (i, entry) in plan.entries.iter().enumerate() {
+        let (slow, waiting, fast) = (&slow[i], &waiting[i], &fast[i]);
+        assert_eq!(slow["entry"], entry.kind.to_string());
+        let parts = ["matrices", "attention", "barriers", "others"]
+            .map(|p| seconds(waiting, &format!("{p}_seconds")));
+        assert!(parts.iter().all(|&s| s > 0.0), "{waiting}");
+        assert!((parts.iter().sum::<f64>() / seconds(waiting, "seconds") - 1.0).abs() < 1e-9, "{waiting}");
+        // Each barrier costs what the device file says.
+        let barriers = entry.steps.iter().filter(|s| s.barrier).count();
+        let more = seconds(waiting, "seconds") - seconds(slow, "seconds");
+        assert!(
+            barriers > 0 && (more / (100e-6 * barriers as f64) - 1.0).abs() < 1e-6,
+            "{more} for {barriers}"
+        );
+        let rate = |e: &Value| e["tokens_per_s"].as_f64().unwrap();
+        assert!((rate(slow) * seconds(slow, "seconds") / entry.kind.rows() as f64 - 1.0).abs() < 1e-9);
+        // A slow memory bounds matrices, a fast one leaves arithmetic.
+        assert!(seconds(slow, "reading_seconds") > 0.9 * seconds(slow, "matrices_seconds"), "{slow}");
+        assert!(seconds(fast, "reading_seconds") < 0.5 * seconds(fast, "matrices_seconds"), "{fast}");
+        assert!(rate(fast) > 2.0 * rate(slow), "{fast} {slow}");
+    }
+    // A token cannot be decoded faster than its weights are read.
+    if support::runs_here("x86-64-v3") {
+        let mut bench = moec();
+        bench.arg("run").arg(&bundle).args(["bench", "--prompt", "8", "--gen", "8", "--json"]);
+        let bench: Value = serde_json::from_slice(&ok(&mut bench).stdout).unwrap();
+        let bytes = bench["bytes_per_decoded_token"].as_f64().unwrap();
+        let decode = slow.iter().find(|e| e["entry"] == "decode[1]").unwrap();
+        let rate = decode["tokens_per_s"].as_f64().unwrap();
+        assert!(rate > 0.0 && rate <= 1.05 * 0.05e9 / bytes, "{rate} tokens/s of {bytes} bytes each");
+    }
+}
+
+/// A model with more layers takes longer; sequences decoded together take longer than one, and less than one after the other.
+#[test]
+fn expected_speed_follows_layers_and_sequences() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("fewer");
+    fs::create_dir(&source).unwrap();
+    for file in fs::read_dir(checkpoint("olmoe")).unwrap() {
+        let path = file.unwrap().path();
+        if path.is_file() {
+            fs::copy(&path, source.join(path.file_name().unwrap())).unwrap();
+        }
+    }
+    let config = source.join("config.json");
+    let mut json: Value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
+    let layers = json["num_hidden_layers"].as_u64().unwrap();
+    json["num_hidden_layers"] = (layers - 1).into();
+    fs::write(&config, json.to_string()).unwrap();
+    let all = bundle(folder.path(), "all", "x86-64-v3", "");
+    let fewer = folder.path().join("fewer.moec");
+    let setup = Setup { format: "bf16", chunk: 16, batch: &[1, 2], context: 64 };
+    let toml = setup.write(&source, folder.path());
+    built(&toml, &["--target", "x86-64-v3"], &fewer);
+    let device = device_file(folder.path(), "device", 20.0, 1.0);
+    let [all, fewer] = [&all, &fewer].map(|bundle| expected_speed(bundle, &device));
+    for (all, fewer) in all.iter().zip(&fewer) {
+        assert_eq!(all["entry"], fewer["entry"]);
+        let more = |part: &str| seconds(all, part) / seconds(fewer, part);
+        for part in ["seconds", "matrices_seconds", "attention_seconds", "barriers_seconds"] {
+            assert!(more(part) > 1.1, "{part}: {all} {fewer}");
+        }
+        // Attention is the layers' alone.
+        assert!((more("attention_seconds") / (layers as f64 / (layers - 1) as f64) - 1.0).abs() < 1e-6);
+    }
+    let of = |name: &str| all.iter().find(|e| e["entry"] == name).map(|e| seconds(e, "seconds")).unwrap();
+    let (one, two) = (of("decode[1]"), of("decode[2]"));
+    assert!(one < two && two < 2.0 * one, "{one} {two}");
 }
 
 #[test]

@@ -45,6 +45,8 @@ def arguments():
     p.add_argument("--repeat", type=int, default=5)
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--quick", action="store_true", help="first model only, 2 layers, prompts of 256 and 1024, 3 repetitions")
+    p.add_argument("--warm", type=numbers, metavar="GB,GB…",
+                   help="measure only the first token of warm starts, of bf16 models whose files have about so many GB")
     p.add_argument("--keep", action="store_true", help="keep the files of every model, not only of the first")
     p.add_argument("--no-install", action="store_true", help="leave out peers that are not installed")
     p.add_argument("--json", action="store_true", help="print the results as JSON instead of the table")
@@ -66,6 +68,10 @@ FIRST = ",".join(str(i) for i in range(1, 9))
 """Prompt before a first token."""
 FIRSTS = 2
 """How often each is measured."""
+LAYER_GB, ENDS_GB = 0.85, 0.41
+"""Of OLMoE in bf16: a layer; embeddings and head."""
+WARM = {"moec-default": [], "moec-mmap": ["--weights", "mapped"]}
+"""Options of moec's rows of warm starts."""
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 
@@ -83,6 +89,28 @@ class Moec(Process):
 
 def median(values):
     return statistics.median(values)
+
+
+def layers_of(gb):
+    """Layers of OLMoE whose weights take about so many GB in bf16."""
+    return max(1, round((gb - ENDS_GB) / LAYER_GB))
+
+
+def parts(path):
+    """A file, or the files of a folder."""
+    return sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+
+
+def size(path):
+    return sum(p.stat().st_size for p in parts(path))
+
+
+def read(path):
+    """Reads all of it, so that it is in the page cache as far as that has room."""
+    for part in parts(path):
+        with open(part, "rb", buffering=0) as file:
+            while file.read(1 << 24):
+                pass
 
 
 class Bench:
@@ -235,6 +263,53 @@ class Bench:
                 log(f"  {fmt}, first token of {name}: " + ", ".join(f"{state} {s:.2f} s" for state, s in seconds.items()))
                 self.rows.append({"section": "first", "engine": name, "format": fmt, "bits": limits.BITS[fmt], **seconds})
 
+    def warm(self):
+        """Seconds to the first token of a process whose files are in the page cache, by the size of the files: moec with its
+        default weights and with mapped ones, and llama.cpp, by turns."""
+        for gb in self.args.warm:
+            folder = self.models.checkpoint("olmoe", layers_of(gb), self.args.context)
+            try:
+                self.warm_of(folder)
+            except Failed as e:
+                log(f"  {folder.name}: {e}")
+                self.failures[f"warm {folder.name}"] = str(e)
+            finally:
+                if not self.args.keep:
+                    self.models.drop_bundles()
+                    self.models.drop(folder)
+
+    def warm_of(self, folder):
+        gguf = self.models.source("llama", folder, "bf16") if self.peers(["llama"], "bf16") else None
+        bundle = self.models.bundle(folder, "bf16", self.args.context, link=True)
+        words = [bundle / "run", "generate", "--ids", FIRST, "-n", "1", "--threads", self.args.threads]
+
+        def moec(options):
+            start = time.perf_counter()
+            self.models.run([*words, *options], "first")
+            return time.perf_counter() - start
+
+        def llama():
+            with Worker(self.venvs, "llama", gguf, self.args.threads, 64, "bf16") as worker:
+                self.note_version("llama", worker)
+                return worker.do("first", ids=[int(i) for i in FIRST.split(",")])["seconds"]
+
+        ways = {name: lambda o=options: moec(o) for name, options in WARM.items()}
+        files = {name: bundle for name in WARM}
+        if gguf:
+            ways["llama"], files["llama"] = llama, gguf
+        times = {name: [] for name in ways}
+        for _ in range(self.args.repeat):
+            for name, way in ways.items():
+                # Files of the one before may have taken the room of this one's.
+                read(files[name])
+                time.sleep(PAUSE)
+                times[name].append(way())
+        for name, found in times.items():
+            seconds = median(found)
+            log(f"  {folder.name}, {size(files[name]) / 1e9:.2f} GB: first token of {name} after {seconds:.3f} s")
+            self.rows.append({"section": "warm", "engine": name, "model": folder.name, "bytes": size(files[name]),
+                              "seconds": seconds, "least": min(found), "most": max(found)})
+
     def moec_alone(self, model, folder, fmt, **more):
         try:
             self.alone(model, folder, fmt, **more)
@@ -379,7 +454,7 @@ class Bench:
                 "threads": self.args.threads, "repetitions": self.args.repeat, "gen": self.args.gen,
                 "prompts": self.args.prompt, "models": {m: (self.args.layers if i == 0 else None) or LAYERS[m]
                                                          for i, m in enumerate(self.args.models)},
-                "quick": self.args.quick, "load_before": self.load,
+                "quick": self.args.quick, "load_before": self.load, "warm": self.args.warm, "date": time.strftime("%d %B %Y"),
             },
             "machine": limits.middle(self.reports), "versions": self.versions, "failures": self.failures, "rows": self.rows,
             "seconds": round(seconds),
@@ -392,6 +467,9 @@ class Bench:
         for _ in range(3):
             self.profile()
         self.limits_of(0)
+        if self.args.warm:
+            self.warm()
+            return self.results(time.perf_counter() - start)
         self.quality()
         self.layer()
         self.speed()
@@ -404,6 +482,12 @@ def main():
     args = arguments()
     args.cache.mkdir(parents=True, exist_ok=True)
     results = Bench(args).run()
+    if args.warm:
+        text = table.warm(results, PEERS)
+        written = table.insert(args.page, text, *table.WARM)
+        log(f"wrote the table in {args.page}" if written else f"{args.page} has no place for the table")
+        print(json.dumps(results, indent=1) if args.json else text)
+        return
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(results, indent=1) + "\n")
     text = table.markdown(results, PEERS)

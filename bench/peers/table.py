@@ -1,8 +1,9 @@
 """The results as Markdown, and into docs/benchmarks.md between its markers."""
 
 START, END = "<!-- bench-peers -->", "<!-- /bench-peers -->"
+WARM = "<!-- warm-starts -->", "<!-- /warm-starts -->"
 FORMAT = {"bf16": "bf16", "q8": "8 bits", "q4": "4 bits"}
-OURS = {"moec": "**moec**", "moec-mapped": "**moec**, weights mapped", "moec-auto": "**moec**, weights `auto`"}
+OURS = {"moec-default": "**moec**, default", "moec-mmap": "**moec**, `--weights mapped`", "moec": "**moec**", "moec-mapped": "**moec**, weights mapped", "moec-auto": "**moec**, weights `auto`"}
 QUOTED = {
     "ik": "not measured here: {why}. Elsewhere (2 cores with AMX, same shapes) it had 1.3, 3.0 and 2.4 times "
     "llama.cpp's prefill in bf16, 8 and 4 bits, and 1.16, 1.14 and 1.05 times its decode",
@@ -108,6 +109,24 @@ def first_tokens(results, peers):
         found = [(find(rows, engine=engine, format=f) or {}).get(s) for f in formats for s in states]
         out.append(cells(title(engine, peers, results["versions"]), *[number(s) if s else "–" for s in found]))
     return out
+
+
+def warm(results, peers):
+    """First tokens of warm starts, by the size of the files: medians, and what they vary between."""
+    rows, machine, c = [r for r in results["rows"] if r["section"] == "warm"], results["machine"], results["conditions"]
+    models = ordered(r["model"] for r in rows)
+    heads = [f"{find(rows, model=m)['bytes'] / 1e9:.1f} GB" for m in models]
+    options = "".join(f" {word}" for word in ["--warm", ",".join(str(gb) for gb in c["warm"])])
+    out = [
+        f"Written by `cargo xtask bench-peers{options}`, {c['date']}. Machine: {machine['description'].split(', measured')[0]}; "
+        f"{machine['read_gb_per_s']:.1f} GB/s of memory read.", "",
+        cells("seconds to the first token, files in the page cache", *heads), rule(1 + len(heads)),
+    ]
+    for engine in ordered(r["engine"] for r in rows):
+        found = [find(rows, engine=engine, model=m) for m in models]
+        seconds = lambda r: f"{number(r['seconds'])} ({number(r['least'])} to {number(r['most'])})" if r else "–"
+        out.append(cells(title(engine, peers, results["versions"]), *[seconds(r) for r in found]))
+    return "\n".join(out) + "\n"
 
 
 def quality(results, peers):

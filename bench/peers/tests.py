@@ -78,5 +78,33 @@ class Installing(unittest.TestCase):
         self.assertEqual(said.getvalue().count("no such format"), 2)
 
 
+class WarmStarts(unittest.TestCase):
+    def test_layers_follow_the_size_of_the_file(self):
+        self.assertEqual([main.layers_of(gb) for gb in (0, 1, 4, 16)], [1, 1, 4, 18])
+
+    def test_every_way_is_warmed_and_timed_by_turns(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        bundle = Path(folder.name) / "m.moec"
+        (bundle / "artifacts").mkdir(parents=True)
+        (bundle / "weights.bin").write_bytes(b"w" * 1000)
+        (bundle / "artifacts" / "more").write_bytes(b"m" * 24)
+        bench = object.__new__(main.Bench)
+        bench.rows, bench.failures, bench.versions = [], {}, {}
+        bench.args = SimpleNamespace(peers=[], repeat=3, threads=2, context=64, moec="moec")
+        bench.models = SimpleNamespace(bundle=lambda *_, **__: bundle, run=lambda words, _: ran.append(words[1:]))
+        ran, warmed = [], []
+        with mock.patch.object(main, "read", warmed.append), mock.patch.object(main, "PAUSE", 0), redirect_stderr(io.StringIO()):
+            bench.warm_of(Path("olmoe-1"))
+        mapped = ["--weights" in words for words in ran]
+        self.assertEqual((mapped, warmed), ([False, True] * 3, [bundle] * 6))
+        self.assertEqual([(r["engine"], r["bytes"]) for r in bench.rows], [("moec-default", 1024), ("moec-mmap", 1024)])
+        results = {"rows": bench.rows, "versions": {}, "machine": {"description": "a box, measured", "read_gb_per_s": 1.0},
+                   "conditions": {"warm": [1], "date": "today"}}
+        text = main.table.warm(results, PEERS)
+        self.assertIn("| **moec**, default | ", text)
+        self.assertEqual(text.count("\n| "), 4)
+
+
 if __name__ == "__main__":
     sys.exit(unittest.main())

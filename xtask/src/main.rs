@@ -117,8 +117,8 @@ const COMMANDS: &[Command] = &[
     ("size", "count the lines of every crate, and fail where one has more than `size.txt` allows", size::run),
     (
         "quality",
-        "measure what static capacities cost in quality, for docs/benchmarks.md; some ten minutes",
-        quality::run,
+        "measure what static capacities cost in quality, for docs/benchmarks.md; `--capacities`: not what formats cost; some twenty minutes",
+        || quality::run(&options()),
     ),
     (
         "accuracy",

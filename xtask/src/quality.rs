@@ -1,6 +1,6 @@
 //! `cargo xtask quality`: what static capacities cost in quality, as a table (NPUMoE, Table 3).
 //!
-//! The model of golden/models/ferris is calibrated, built for `m2-ultra` in several ways, and every build is measured on
+//! The models ferris and ferris-relu (golden/models) are calibrated and built for `m2-ultra` in several ways. Every build is measured on
 //! text and questions that calibration has not read, with its Neural Engine emulated. The table goes to stdout and into
 //! docs/benchmarks.md. What formats and roundings of weights cost is a second table, on stdout.
 
@@ -8,36 +8,105 @@ use crate::setup;
 use crate::shell::{self, Failed, program, root, stage};
 use std::fmt::Write as _;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const FERRIS: &str = "golden/models/ferris";
+const RELU: &str = "golden/models/ferris-relu";
 const FOLDER: &str = "target/quality";
 const MARKS: [&str; 2] = ["<!-- quality -->", "<!-- /quality -->"];
 
 /// The page that figures go to.
 pub(crate) const BENCHMARKS: &str = "docs/benchmarks.md";
 
-/// The builds: name, target, what `model.toml` says besides.
-const BUILDS: &[(&str, &str, &str)] = &[
-    ("reference", "native", ""),
-    ("spill", "m2-ultra", "[experts]\noverflow = \"spill\"\n"),
-    ("prune", "m2-ultra", ""),
-    ("prune, at most 0.1 %", "m2-ultra", "[quality]\nmax_perplexity_increase = \"0.1%\"\n"),
-    ("prune, at most 1 %", "m2-ultra", "[quality]\nmax_perplexity_increase = \"1%\"\n"),
-    ("prune, at most 5 %", "m2-ultra", "[quality]\nmax_perplexity_increase = \"5%\"\n"),
+/// A build: its name, the target, what `model.toml` says besides.
+type Build = (&'static str, &'static str, &'static str);
+
+/// The models, by the folders of their checkpoints, and the builds of each. The first is the reference of the others.
+const MODELS: &[(&str, &[Build])] = &[
+    (
+        FERRIS,
+        &[
+            ("reference", "native", ""),
+            ("spill", "m2-ultra", ""),
+            ("prune", "m2-ultra", "[experts]\noverflow = \"prune\"\n"),
+            ("prune, at most 0.1 %", "m2-ultra", "[quality]\nmax_perplexity_increase = \"0.1%\"\n"),
+            ("prune, at most 1 %", "m2-ultra", "[quality]\nmax_perplexity_increase = \"1%\"\n"),
+            ("prune, at most 5 %", "m2-ultra", "[quality]\nmax_perplexity_increase = \"5%\"\n"),
+        ],
+    ),
+    (
+        RELU,
+        &[
+            ("reference", "native", ""),
+            ("spill", "m2-ultra", ""),
+            ("spill, coverage 0.9", "m2-ultra", "[experts]\ncoverage = 0.9\n"),
+            ("prune", "m2-ultra", "[experts]\noverflow = \"prune\"\n"),
+            ("prune, coverage 0.9", "m2-ultra", "[experts]\noverflow = \"prune\"\ncoverage = 0.9\n"),
+        ],
+    ),
 ];
 
-/// Builds, measures, writes the table.
-pub(crate) fn run() -> Result<(), Failed> {
+/// What was measured of a build.
+struct Row {
+    model: &'static str,
+    name: &'static str,
+    perplexity: f64,
+    /// Share of the (token, expert) pairs past a capacity that `moec explain` expects, where there are capacities.
+    expected: Option<f64>,
+    /// Output of `moec eval`.
+    said: String,
+}
+
+/// Builds, measures, writes the table. With `--capacities` formats and roundings are left out.
+pub(crate) fn run(args: &[String]) -> Result<(), Failed> {
+    let roundings = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => true,
+        ["--capacities"] => false,
+        _ => {
+            return Err(Failed::new(format!("there is no option `{}`", args.join(" ")))
+                .hint("`cargo xtask quality --capacities` leaves formats and roundings out"));
+        }
+    };
     let moec = setup::moec()?;
     let folder = root().join(FOLDER);
-    let failed = |e: std::io::Error| Failed::new(format!("`{}`: {e}", folder.display()));
-    fs::create_dir_all(&folder).map_err(failed)?;
-    let ferris = root().join(FERRIS);
-    let eval = |name: &str| ferris.join("eval").join(name);
-    let trace = folder.join("ferris.trace");
+    fs::create_dir_all(&folder).map_err(|e| Failed::new(format!("`{}`: {e}", folder.display())))?;
+    let mut rows = Vec::new();
+    for &(model, builds) in MODELS {
+        rows.extend(measure(&moec, &folder, model, builds)?);
+    }
+    let table = table(&rows);
+    println!("\n{table}");
+    into_page(BENCHMARKS, MARKS, &table)?;
+    if roundings {
+        let (ferris, trace) = (root().join(FERRIS), folder.join(trace_of(FERRIS)));
+        let [text, held_out] = ["calibration.txt", "text.txt"].map(eval);
+        let roundings = crate::rounding::table(&moec, &folder, &ferris, &trace, &text, &held_out)?;
+        println!("\n{roundings}");
+    }
+    Ok(())
+}
+
+/// A file of the texts and questions, which both models share.
+fn eval(name: &str) -> PathBuf {
+    root().join(FERRIS).join("eval").join(name)
+}
+
+/// Last part of a model's folder.
+fn name_of(model: &str) -> &str {
+    model.rsplit('/').next().unwrap_or(model)
+}
+
+/// File name of a model's profile.
+fn trace_of(model: &str) -> String {
+    format!("{}.trace", name_of(model))
+}
+
+/// Calibrates a model, builds it in every way, and measures each build.
+fn measure(moec: &Path, folder: &Path, model: &'static str, builds: &[Build]) -> Result<Vec<Row>, Failed> {
+    let trace = folder.join(trace_of(model));
     let quoted = |p: &Path| format!("\"{}\"", p.display());
-    let (source, profile, text) = (quoted(&ferris), quoted(&trace), quoted(&eval("calibration.txt")));
+    let (source, profile, text) =
+        (quoted(&root().join(model)), quoted(&trace), quoted(&eval("calibration.txt")));
     let config = |more: &str| {
         format!(
             "[model]\nsource = {source}\n[shapes]\nmax_context = 1024\nprefill_chunk = 256\n\
@@ -46,53 +115,55 @@ pub(crate) fn run() -> Result<(), Failed> {
         )
     };
     let toml = folder.join("model.toml");
-    let write = |more: &str| fs::write(&toml, config(more)).map_err(failed);
+    let write = |more: &str| {
+        fs::write(&toml, config(more)).map_err(|e| Failed::new(format!("`{}`: {e}", toml.display())))
+    };
     write("")?;
-    let mut calibrate = program(&moec);
+    let mut calibrate = program(moec);
     calibrate.arg("calibrate").arg(&toml).arg("--text").arg(eval("calibration.txt")).arg("-o").arg(&trace);
     shell::run(&mut calibrate)?;
 
     let mut rows = Vec::new();
-    for &(name, target, more) in BUILDS {
-        stage("Measuring", name);
+    for &(name, target, more) in builds {
+        stage("Measuring", &format!("{}, {name}", name_of(model)));
         write(more)?;
         let bundle = folder.join("out.moec");
-        let mut build = program(&moec);
+        let mut build = program(moec);
         build.arg("build").arg(&toml).args(["--target", target, "--no-run", "--quiet", "-o"]).arg(&bundle);
         shell::run(&mut build)?;
-        let mut measure = program(&moec);
+        let mut measure = program(moec);
         measure.arg("eval").arg(&bundle).arg("--text").arg(eval("text.txt"));
         measure.arg("--qa").arg(eval("needle.jsonl")).arg("--json");
         let said =
             shell::output(&mut measure).ok_or_else(|| Failed::new(format!("`{name}` cannot be measured")))?;
         let perplexity =
             number(&said, "perplexity").ok_or_else(|| Failed::new("no perplexity was measured"))?;
-        rows.push((name, perplexity, said));
+        let explained = shell::output(program(moec).arg("explain").arg(&bundle).arg("--json"));
+        let expected = explained.and_then(|json| mean(&json, "overflow"));
+        rows.push(Row { model: name_of(model), name, perplexity, expected, said });
     }
-    let table = table(&rows);
-    println!("\n{table}");
-    into_page(BENCHMARKS, MARKS, &table)?;
-    let (text, held_out) = (eval("calibration.txt"), eval("text.txt"));
-    let roundings = crate::rounding::table(&moec, &folder, &ferris, &trace, &text, &held_out)?;
-    println!("\n{roundings}");
-    Ok(())
+    Ok(rows)
 }
 
-/// The rows as Markdown; increases are against the first.
-fn table(rows: &[(&str, f64, String)]) -> String {
+/// The rows as Markdown; increases are against the first of the same model.
+fn table(rows: &[Row]) -> String {
     let mut out = String::from(
-        "| build | dropped | spilled | padding | perplexity | increase | needle |\n|---|---|---|---|---|---|---|\n",
+        "| model | build | expected past capacities | dropped | spilled | padding | perplexity | increase | needle |\n\
+         |---|---|---|---|---|---|---|---|---|\n",
     );
-    let reference = rows.first().map_or(1.0, |r| r.1);
-    for (name, perplexity, said) in rows {
-        let share = |key: &str, digits: usize| {
-            number(said, key).map_or("–".to_owned(), |x| format!("{:.digits$} %", 100.0 * x))
+    for row in rows {
+        let Row { model, name, perplexity, expected, said } = row;
+        let reference = rows.iter().find(|r| r.model == *model).map_or(1.0, |r| r.perplexity);
+        let percent = |x: Option<f64>, digits: usize| {
+            x.map_or("–".to_owned(), |x| format!("{:.digits$} %", 100.0 * x))
         };
+        let share = |key: &str, digits: usize| percent(number(said, key), digits);
         let increase = 100.0 * (perplexity / reference - 1.0);
         // Writing to a string does not fail.
         let _ = writeln!(
             out,
-            "| {name} | {} | {} | {} | {perplexity:.4} | {increase:+.3} % | {} |",
+            "| {model} | {name} | {} | {} | {} | {} | {perplexity:.4} | {increase:+.3} % | {} |",
+            percent(*expected, 2),
             share("dropped", 2),
             share("spilled", 2),
             share("padded", 1),
@@ -100,6 +171,13 @@ fn table(rows: &[(&str, f64, String)]) -> String {
         );
     }
     out
+}
+
+/// Mean of all numbers behind `"key":` in the output of moec; `None`: there is none.
+fn mean(json: &str, key: &str) -> Option<f64> {
+    let found: Vec<f64> =
+        json.match_indices(&format!("\"{key}\":")).filter_map(|(at, _)| number(&json[at..], key)).collect();
+    (!found.is_empty()).then(|| found.iter().sum::<f64>() / found.len() as f64)
 }
 
 /// The number behind `"key":` in the output of moec.
@@ -121,7 +199,7 @@ pub(crate) fn into_page(page: &str, marks: [&str; 2], table: &str) -> Result<(),
 
 #[cfg(test)]
 mod tests {
-    use super::{number, table};
+    use super::{Row, mean, number, table};
 
     #[test]
     fn numbers_are_found() {
@@ -129,8 +207,25 @@ mod tests {
         assert_eq!(number(json, "perplexity"), Some(16.5));
         assert_eq!(number(json, "dropped"), Some(0.001));
         assert_eq!(number(json, "exact_match"), None);
-        let rows = [("a", 10.0, String::new()), ("b", 10.1, json.to_owned())];
+        let row = |model, name, perplexity, expected, said: &str| Row {
+            model,
+            name,
+            perplexity,
+            expected,
+            said: said.to_owned(),
+        };
+        let rows = [
+            row("m", "a", 10.0, None, ""),
+            row("m", "b", 10.1, Some(0.002), json),
+            row("n", "a", 20.0, None, ""),
+            row("n", "b", 20.2, None, ""),
+        ];
         let table = table(&rows);
-        assert!(table.contains("| b | 0.10 % | – | – | 10.1000 | +1.000 % | – |"), "{table}");
+        assert!(table.contains("| m | b | 0.20 % | 0.10 % | – | – | 10.1000 | +1.000 % | – |"), "{table}");
+        // Each model has a reference of its own.
+        assert!(table.contains("| n | b | – | – | – | – | 20.2000 | +1.000 % | – |"), "{table}");
+        // A word is no number.
+        let layers = "{\"overflow\": \"prune\", \"layers\": [{\"overflow\": 0.01}, {\"overflow\": 0.03}]}";
+        assert_eq!((mean(layers, "overflow"), mean(layers, "padding")), (Some(0.02), None));
     }
 }

@@ -73,7 +73,7 @@ pub fn run(args: &Args) -> Result<()> {
 /// The properties of the bundle at a path.
 fn side(path: &Path) -> Result<Vec<Row>> {
     let bundle = Bundle::open(path)?;
-    Ok(rows(&bundle.plan, &summary::of(&bundle)?))
+    Ok(rows(&bundle.plan, &summary::of(&bundle, None)?))
 }
 
 /// A property of two bundles.
@@ -139,11 +139,9 @@ fn rows(plan: &Plan, s: &Summary) -> Vec<Row> {
         add("memory", &format!("{}: {}", part.memory, part.what), human::bytes(part.bytes));
     }
     for e in &s.expected {
-        add(
-            "expected on one core",
-            &e.entry,
-            format!("{:.3} ms, {:.0} % waiting for memory", e.ms, 100.0 * e.memory_bound),
-        );
+        let ms = format!("{:.3} ms on the CPU", 1e3 * e.parts.seconds());
+        let value = e.rate.map_or(ms.clone(), |rate| format!("{ms}, {rate:.1} tokens/s"));
+        add("expected speed, modelled", &e.entry, value);
     }
     let expected: Vec<(f32, f32)> = s.tiers.iter().filter_map(|t| t.2).collect();
     if !expected.is_empty() {

@@ -151,6 +151,7 @@ fn unit(found: &Roofline) -> Unit {
         name: "cpu".to_owned(),
         kind: UnitKind::Cpu,
         cores: Some(cpu::cores() as u32),
+        source: Some("what the operating system lets this process use".to_owned()),
         dispatch_cost_us: Some(Figure {
             value: rounded(found.meeting_us),
             source: format!("moec profile-device: a barrier of {n} threads"),
@@ -200,6 +201,7 @@ fn beside(device: &mut Device, family: &str, card: &ThreadRates) {
         memory: Some(memory.clone()),
         family: Some(family.to_owned()),
         sm: Some(card.generation.to_owned()),
+        source: Some("what the driver states".to_owned()),
         dispatch_cost_us: figure(card.launch_us, "a launch among others"),
         sync_cost_us: figure(card.wait_us, "what a wait adds to a launch"),
         peak: peak.into_iter().collect(),

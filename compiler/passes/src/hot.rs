@@ -126,7 +126,7 @@ impl Experts {
         let flash = units.device.memories.iter().find(|m| m.name == FLASH)?;
         let bytes = (self.bytes / BLOCK).ceil() * BLOCK;
         let fits = flash.bandwidth.iter().rfind(|b| b.block_bytes as f64 <= bytes);
-        fits.or(flash.bandwidth.first()).map(|b| bytes / (b.gb_per_s * 1e9))
+        fits.or(flash.bandwidth.first()).map(|b| bytes / (b.rate() * 1e9))
     }
 
     /// Bytes per second of memory, both units together, as if weights had the bits of the tables' (a wider format takes as long in
@@ -141,7 +141,7 @@ impl Experts {
     pub fn sequential(&self, units: &Units<'_>) -> f64 {
         let flash = units.device.memories.iter().find(|m| m.name == FLASH);
         let last = flash.and_then(|m| m.sequential.last().or(m.bandwidth.last()));
-        last.map_or(f64::INFINITY, |b| b.gb_per_s * 1e9)
+        last.map_or(f64::INFINITY, |b| b.rate() * 1e9)
     }
 }
 

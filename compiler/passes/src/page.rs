@@ -9,7 +9,7 @@
 
 use moec_base::error::{Error, Result};
 use moec_base::human;
-use moec_device::Memory;
+use moec_device::{Bandwidth, Memory};
 use moec_ir::plan::{ALIGN, PagedLayer, Paging, Plan, Segment};
 use moec_ir::{Graph, Op, Operand};
 use moec_profile::Profile;
@@ -191,8 +191,8 @@ pub fn block_bytes(flash: Option<&Memory>) -> u32 {
     let rows = flash.map_or(&[][..], |m| &m.bandwidth);
     let fits = |b: u64| (BLOCK..=u64::from(LARGEST_BLOCK)).contains(&b) && b.is_multiple_of(BLOCK);
     let rows = rows.iter().filter(|b| fits(b.block_bytes));
-    let best = rows.clone().map(|b| b.gb_per_s).fold(0.0, f64::max);
-    let good = rows.filter(|b| best > 0.0 && b.gb_per_s >= GOOD_ENOUGH * best).map(|b| b.block_bytes).min();
+    let best = rows.clone().map(Bandwidth::rate).fold(0.0, f64::max);
+    let good = rows.filter(|b| best > 0.0 && b.rate() >= GOOD_ENOUGH * best).map(|b| b.block_bytes).min();
     good.and_then(|b| u32::try_from(b).ok()).unwrap_or(LARGEST_BLOCK)
 }
 

@@ -8,7 +8,7 @@
 
 use crate::decisions::Decision;
 use crate::{cluster, page};
-use moec_device::Memory;
+use moec_device::{Bandwidth, Memory};
 use moec_ir::bundle::{Bundle, PARTS};
 use moec_ir::{EntryKind, Format, Module, WeightId};
 use moec_profile::Profile;
@@ -176,9 +176,9 @@ impl Layer {
 /// How many times slower a byte is in reads of so many bytes than in the largest ones.
 fn times_slower(flash: Option<&Memory>, bytes: u64) -> f64 {
     let rows = flash.map_or(&[][..], |m| &m.bandwidth);
-    let best = rows.iter().map(|b| b.gb_per_s).fold(0.0, f64::max);
+    let best = rows.iter().map(Bandwidth::rate).fold(0.0, f64::max);
     let own = rows.iter().rfind(|b| b.block_bytes <= bytes).filter(|b| b.gb_per_s > 0.0);
-    own.map_or(1.0 + READ / bytes.max(1) as f64, |own| best / own.gb_per_s)
+    own.map_or(1.0 + READ / bytes.max(1) as f64, |own| best / own.rate())
 }
 
 #[cfg(test)]

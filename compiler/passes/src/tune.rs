@@ -49,7 +49,7 @@ struct Found {
 }
 
 /// Rows that a step is expected to have. Of a prompt the logits of one row are wanted, as generation wants them.
-fn rows(entry: &Entry, of: RowSpace) -> usize {
+pub fn rows(entry: &Entry, of: RowSpace) -> usize {
     match (of, entry.kind) {
         (RowSpace::Outputs, EntryKind::Prefill(_)) => 1,
         (RowSpace::Tokens | RowSpace::Outputs, kind) => kind.rows(),

@@ -83,7 +83,7 @@ pub(super) fn page(given: &Inputs<'_>, planned: &mut Planned) -> Result<()> {
 pub(super) fn fill(given: &Inputs<'_>, homes: &Homes, planned: &mut Planned) -> Result<()> {
     let Some(system) = given.config.placement.policy else { return Ok(()) };
     let bytes = homes.experts.policy.costs().map_or(0, |c| c.expert_bytes);
-    let rate = given.target.flash().and_then(|m| m.bandwidth.last()).map(|b| b.gb_per_s);
+    let rate = given.target.flash().and_then(|m| Some(m.bandwidth.last()?.rate()));
     let wanted = frames::Wanted {
         system,
         experts: &given.config.placement.experts,

@@ -84,7 +84,7 @@ impl<'a> Costs<'a> {
             flash.and_then(|m| rate(m, block.into())).ok_or_else(|| missing("how fast flash is read"))?;
         constants.push(Constant {
             what: "flash",
-            value: format!("{} GB/s in blocks of {} bytes", rate.gb_per_s, rate.block_bytes),
+            value: format!("{} GB/s in blocks of {} bytes", rate.rate(), rate.block_bytes),
             source: rate.source.clone(),
         });
         let depth = Options::default().depth;
@@ -93,7 +93,7 @@ impl<'a> Costs<'a> {
             value: depth.to_string(),
             source: "the runtime's own; no latency beside the rate".to_owned(),
         });
-        let link = Link { latency: Duration::ZERO, bytes_per_second: rate.gb_per_s * 1e9, depth };
+        let link = Link { latency: Duration::ZERO, bytes_per_second: rate.rate() * 1e9, depth };
         let (mut bandwidth, mut peak) = (f64::INFINITY, f64::INFINITY);
         if let Some(row) = cpu.matmul.first() {
             let rows = cpu.matmul.len();

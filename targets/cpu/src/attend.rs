@@ -51,7 +51,7 @@ impl CpuTarget {
         let each = if node.apart { 1 } else { heads };
         let (norm, rotation) = (None, None);
         let spec = CacheWrite { heads, dim, ctx, ring, cache: format, values, norm, rotation, each, x_ld };
-        let work = Work::Kernel(spec);
+        let work = Work::Kernel(spec.into());
         s.launches.push(Launch { work, args: (0..4).map(Role::In).collect() });
         Ok(())
     }
@@ -91,7 +91,7 @@ impl CpuTarget {
         let spec = Attention { desc, cache, compute, ctx, rows, splits, q_ld, out_ld };
         let mut first = args(n - sinks);
         first.push(parts);
-        s.launches.push(Launch { work: Work::Kernel(spec), args: first });
+        s.launches.push(Launch { work: Work::Kernel(spec.into()), args: first });
         let merge = AttentionMerge { heads, v_dim, splits, sinks: has_sinks, out_ld: cols };
         let mut then = vec![parts];
         then.extend((n - sinks..n).map(Role::In));

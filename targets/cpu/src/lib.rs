@@ -170,8 +170,8 @@ impl CpuTarget {
         spec.scratch_bytes(&self.isa)
     }
 
-    fn weight_layout(&self, spec: &KernelSpec) -> Option<Layout> {
-        spec.layout(&self.isa)
+    fn weight_layout(&self, kernel: impl Into<KernelSpec>) -> Option<Layout> {
+        kernel.into().layout(&self.isa)
     }
 
     /// The fields of a kernel's schedule that it looks at, with their values.

@@ -59,11 +59,11 @@ impl CpuTarget {
             let (x, x_ld) = s.rows(Role::In(0), rows, form);
             let gate = NeuronGate { layout, hidden, inter, format, compute, x_ld, glu };
             let args = vec![x, Role::In(1), Role::In(2), h, awake];
-            s.launches.push(Launch { work: Work::Kernel(gate), args });
+            s.launches.push(Launch { work: Work::Kernel(gate.into()), args });
             s.launches.push(Launch { work: Work::Builtin(wake), args: vec![Role::In(1), awake] });
             let up = NeuronUpAt { layout, hidden, inter, format, compute, x_ld, glu };
             let args = vec![x, Role::In(1), Role::In(3), h, awake];
-            s.launches.push(Launch { work: Work::Kernel(up), args });
+            s.launches.push(Launch { work: Work::Kernel(up.into()), args });
             let down = NeuronDownAt { layout, hidden, inter, format };
             s.kernel(down, vec![h, Role::In(1), Role::In(3), awake], 1);
             return Ok(());
@@ -77,7 +77,7 @@ impl CpuTarget {
         let up =
             ExpertGateUp { layout, hidden, inter, format, compute, x_ld, glu, bias, out, order, schedule };
         let args = vec![x, Role::In(1), Role::In(2), Role::In(3), h];
-        s.launches.push(Launch { work: Work::Kernel(up), args });
+        s.launches.push(Launch { work: Work::Kernel(up.into()), args });
         let form = Form { cols: inter, groups: 1, per_row: layout.k, ld: inter, to: compute };
         let (h, h_ld) = s.rows(h, rows, form);
         let down = ExpertDown { layout, inter, hidden, format, compute, h_ld, bias, order, schedule };
@@ -106,7 +106,7 @@ impl CpuTarget {
         let mut args = vec![Role::In(0), Role::In(1)];
         args.extend(weights.map(Role::In));
         args.push(h);
-        s.launches.push(Launch { work: Work::Kernel(predict), args });
+        s.launches.push(Launch { work: Work::Kernel(predict.into()), args });
         Ok(())
     }
 
@@ -145,9 +145,9 @@ impl CpuTarget {
             }
             let (x, x_ld) = s.rows(Role::In(0), rows, form);
             let up = NeuronUp { layout, hidden, inter, format, compute, sketch, predicted, x_ld, glu };
-            s.layouts.extend(self.weight_layout(&up).map(|l| (2, l)));
+            s.layouts.extend(self.weight_layout(up.clone()).map(|l| (2, l)));
             let args = vec![x, Role::In(1), Role::In(2), h, awake];
-            s.launches.push(Launch { work: Work::Kernel(up), args });
+            s.launches.push(Launch { work: Work::Kernel(up.into()), args });
             let down = NeuronDown { layout, hidden, inter, format, sketch };
             s.kernel(down, vec![h, Role::In(1), Role::In(2), awake], 1);
             return Ok(());
@@ -169,9 +169,9 @@ impl CpuTarget {
             order,
             schedule,
         };
-        s.layouts.extend(self.weight_layout(&up).map(|l| (2, l)));
+        s.layouts.extend(self.weight_layout(up.clone()).map(|l| (2, l)));
         let args = vec![x, Role::In(1), Role::In(2), h];
-        s.launches.push(Launch { work: Work::Kernel(up), args });
+        s.launches.push(Launch { work: Work::Kernel(up.into()), args });
         let form = Form { cols: inter, groups: 1, per_row: layout.k, ld: inter, to: compute };
         let (h, h_ld) = s.rows(h, rows, form);
         let down = ExpertDown { layout, inter, hidden, format, compute, h_ld, bias: false, order, schedule };

@@ -160,7 +160,7 @@ impl CpuTarget {
                 // A format that gains from feedback is rounded for what reads it: two readers, two copies.
                 let panels = node.tied && !gains(format);
                 let spec = Embed { vocab, hidden, format, panels, out_ld: hidden };
-                s.layouts.extend(self.weight_layout(&spec).filter(|_| panels).map(|l| (1, l)));
+                s.layouts.extend(self.weight_layout(spec.clone()).filter(|_| panels).map(|l| (1, l)));
                 s.kernel(spec, inputs(2), 1);
             }
             &Op::RmsNorm { eps, groups, weight } => {
@@ -289,7 +289,7 @@ impl CpuTarget {
                     let (cols, out_group) = (ty.cols() / heads, out_ld / heads);
                     let spec = CopyColumns { groups: heads, cols, in_group: cols, out_group, in_ld, out_ld };
                     let args = vec![Role::In(i), Role::OutAt(0, at)];
-                    s.launches.push(Launch { work: Work::Kernel(spec), args });
+                    s.launches.push(Launch { work: Work::Kernel(spec.into()), args });
                     at += cols;
                 }
             }
@@ -328,7 +328,7 @@ impl CpuTarget {
             glu,
             schedule: Schedule::default(),
         };
-        s.layouts.extend(self.weight_layout(&spec).map(|l| (1, l)));
+        s.layouts.extend(self.weight_layout(spec.clone()).map(|l| (1, l)));
         let mut args = inputs(2 + usize::from(bias));
         args[0] = x;
         args.extend(residual_ld.map(|_| Role::Residual));
@@ -384,11 +384,11 @@ impl CpuTarget {
             order: WeightOrder::Panels,
             schedule: Schedule::default(),
         };
-        s.layouts.extend(self.weight_layout(&up).map(|l| (2, l)));
+        s.layouts.extend(self.weight_layout(up.clone()).map(|l| (2, l)));
         let mut args = vec![x, Role::In(1), Role::In(2)];
         args.extend(bias.then_some(Role::In(4)));
         args.push(h);
-        s.launches.push(Launch { work: Work::Kernel(up), args });
+        s.launches.push(Launch { work: Work::Kernel(up.into()), args });
 
         let form = Form { cols: inter, groups: 1, per_row: k, ld: inter, to: down_compute };
         let (h, h_ld) = if paired { (h, out.ld) } else { self.rows_for(s, h, rows, form) };
@@ -403,7 +403,7 @@ impl CpuTarget {
             order: WeightOrder::Panels,
             schedule: Schedule::default(),
         };
-        s.layouts.extend(self.weight_layout(&down).map(|l| (3, l)));
+        s.layouts.extend(self.weight_layout(down.clone()).map(|l| (3, l)));
         let mut args = vec![h, Role::In(1), Role::In(3)];
         args.extend(bias.then_some(Role::In(5)));
         s.kernel(down, args, 1);

@@ -28,7 +28,7 @@ const ADDRESS: u32 = 8;
 pub fn read(bundle: &BundleReader, plan: &Plan, unit: u32) -> Result<Artifact> {
     let name = plan.units.get(unit as usize).map_or("?", |u| &*u.name);
     let text = text::read(bundle, plan, unit)?;
-    let wrong = |kernel: &str, why: String| Error::kernel(name.into(), kernel.into(), why);
+    let wrong = |kernel: &str, why: String| Error::kernel(name, kernel, why);
     let module = moec_ptx::parse(&text.text).map_err(|e| wrong(&text.path, e.to_string()))?;
     moec_ptx::verify(&module).map_err(|e| wrong(&text.path, e.to_string()))?;
     let mut kernels = Vec::with_capacity(plan.launches.len());

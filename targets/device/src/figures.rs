@@ -84,6 +84,9 @@ pub struct Unit {
     /// Cores, or what comes closest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<u32>,
+    /// Where the facts of the unit come from that are no figures: its cores, its generation, the organisation of its modules.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
     /// Microseconds to start one step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dispatch_cost_us: Option<Figure>,

@@ -208,6 +208,7 @@ impl Device {
             for (key, figure) in figures {
                 out.extend(figure.iter().map(|f| (key, f.value, &*f.source)));
             }
+            out.extend(u.source.iter().map(|source| ("unit.source", 0.0, &**source)));
             if let Some(d) = &u.dimms {
                 let figures = [
                     ("unit.dimms.capacity", Some(&d.capacity)),

@@ -1,5 +1,6 @@
 //! The page: tiles, bars, maps and tables, drawn as SVG of our own.
 
+use super::speed::Expected;
 use super::summary::{Cell, Part, Stored, Summary, Tiers};
 use crate::heat::{self, begin, end, escaped, heat_map};
 use moec_base::human;
@@ -250,31 +251,55 @@ fn tiers(out: &mut String, s: &Summary) {
 
 fn expected(out: &mut String, s: &Summary) {
     let (timed, all) = s.timed;
+    let machine = &s.machine;
     let _ = writeln!(
         out,
-        "<h2>Expected speed</h2>\n<p>Modelled, not measured: the cost model's time of the CPU's matrix kernels, one after the other on one core. \
-         Attention, norms, and waiting between kernels are not in it, so small models run slower than it says. <code>run bench</code> \
-         measures tokens/s. Of {all} schedules {timed} were chosen by measurement.</p>"
+        "<h2>Expected speed</h2>\n<p>Modelled, not measured: <code>run bench</code> measures tokens/s. The model adds up matrix kernels (of \
+         {all} schedules {timed} were chosen by measurement), attention over {} tokens of each sequence, all other steps, barriers, and the choice \
+         of tokens, on {} threads; nothing is read faster than the memory allows. It has no other programs in it, and no clocks that change: \
+         half and twice the rate are within its error.</p>",
+        machine.tokens, machine.threads
     );
     if s.expected.is_empty() {
         *out += "<p>No matrix is multiplied on the CPU.</p>\n";
         return;
     }
-    let row = |e: &super::summary::Expected| {
-        let tokens = e.rows as f64 / e.ms * 1000.0;
+    let row = |e: &Expected| {
+        let (p, seconds) = (&e.parts, e.parts.seconds());
+        let share = |part: f64| format!("{:.0} %", 100.0 * part / seconds);
         vec![
             if e.prompt { "chunk of a prompt" } else { "decode step" }.to_owned(),
             e.entry.clone(),
-            format!("{:.3} ms", e.ms),
-            format!("{tokens:.1} tokens/s"),
-            format!("{:.0} %", 100.0 * e.memory_bound),
+            format!("{:.3} ms", 1e3 * seconds),
+            e.rate.map_or("–".to_owned(), |rate| format!("{rate:.1} tokens/s")),
+            share(p.matrices),
+            share(p.states),
+            share(p.barriers),
+            share(p.others + p.sampling),
+            share(p.reading),
         ]
     };
     table(
         out,
-        &["call", "entry point", "#modelled time", "#modelled rate", "#waiting for memory"],
+        &[
+            "call",
+            "entry point",
+            "#modelled time",
+            "#modelled rate",
+            "#matrices",
+            "#attention",
+            "#barriers",
+            "#others",
+            "#matrices that wait for memory",
+        ],
         s.expected.iter().map(row).collect(),
     );
+    if s.expected.iter().any(|e| e.rate.is_none()) {
+        *out += "<p>Steps of other units and reads from SSD are not in the model: these entry points have the time of their CPU steps, and no rate. \
+                 <code>moec simulate</code> models the others.</p>\n";
+    }
+    let rows = machine.assumptions.iter().map(|a| vec![a.what.to_owned(), a.value.clone(), a.source.clone()]);
+    table(out, &["machine", "value", "source"], rows.collect());
 }
 
 fn decisions(out: &mut String, s: &Summary) {

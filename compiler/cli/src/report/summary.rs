@@ -1,10 +1,12 @@
 //! What a bundle is, gathered for people: `moec report` draws it, `moec compare` puts two beside each other.
 #![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
 
+use super::speed::{self, Expected, Machine};
 use crate::{decided, explain, paging};
 use moec_base::paths::is_inside;
 use moec_base::{Result, human};
 use moec_bundle::read::Bundle;
+use moec_device::Device;
 use moec_ir::plan::{Entry, Plan};
 use moec_ir::{EntryKind, Format, Module, Role, WeightClass};
 use moec_passes::decisions::{By, Decisions, ExpertUse};
@@ -43,21 +45,6 @@ pub(crate) struct Stored {
     pub(crate) bytes: u64,
 }
 
-/// What the cost model expects of an entry point.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Expected {
-    /// Entry point.
-    pub(crate) entry: String,
-    /// Whether it reads a chunk of a prompt; else it decodes.
-    pub(crate) prompt: bool,
-    /// Rows of a call: tokens.
-    pub(crate) rows: usize,
-    /// Milliseconds of its matrix kernels on one core.
-    pub(crate) ms: f64,
-    /// The share of them that waits for memory.
-    pub(crate) memory_bound: f64,
-}
-
 /// How often experts are chosen, where that is known.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Loads {
@@ -81,6 +68,8 @@ pub(crate) struct Summary {
     pub(crate) memory: Vec<Part>,
     pub(crate) weights: Vec<Stored>,
     pub(crate) loads: Option<Loads>,
+    /// The machine of the expected speed.
+    pub(crate) machine: Machine,
     pub(crate) expected: Vec<Expected>,
     /// Kernels whose schedules were measured, and all.
     pub(crate) timed: (usize, usize),
@@ -89,16 +78,18 @@ pub(crate) struct Summary {
     pub(crate) files: Vec<(String, u64)>,
 }
 
-/// Gathers it.
+/// Gathers it. The speed is expected of the machine that the bundle was built for, or that of another device file.
 ///
 /// # Errors
-/// Files of the bundle that cannot be read.
-pub(crate) fn of(bundle: &Bundle) -> Result<Summary> {
+/// Files of the bundle that cannot be read, a device whose CPU is unknown.
+pub(crate) fn of(bundle: &Bundle, device: Option<&Device>) -> Result<Summary> {
     let plan = &bundle.plan;
     let (decisions, module) = (bundle.decisions()?, bundle.graph()?);
     let model = &plan.model;
     let (columns, places) = places(plan, &module);
     let kernels = &decisions.kernels;
+    let machine = Machine::of(bundle, device)?;
+    let expected = speed::expected(plan, &module, &decisions, &machine);
     Ok(Summary {
         title: format!("{} for {}", model.family, plan.target.name),
         head: vec![
@@ -116,7 +107,8 @@ pub(crate) fn of(bundle: &Bundle) -> Result<Summary> {
         memory: memory(plan, &module),
         weights: weights(plan, &module),
         loads: loads(plan, &decisions),
-        expected: expected(plan, &decisions),
+        machine,
+        expected,
         timed: (kernels.iter().filter(|d| d.by == By::Clock).count(), kernels.len()),
         tiers: plan
             .placement
@@ -319,26 +311,6 @@ fn loads(plan: &Plan, decisions: &Decisions) -> Option<Loads> {
     let layers: Vec<(u32, Vec<f64>)> = paging.layers.iter().enumerate().map(of_layer).collect();
     let unseen = paging.uses.iter().filter(|&&u| u == 0).count();
     Some(Loads { layers, few: (unseen, paging.uses.len()) })
-}
-
-/// What the cost model says of all matrix kernels of an entry point, one after the other on one core.
-fn expected(plan: &Plan, decisions: &Decisions) -> Vec<Expected> {
-    let of = |entry: &Entry| {
-        let name = entry.kind.to_string();
-        let (mut ms, mut waits) = (0.0, 0.0);
-        for d in decisions.kernels.iter().filter(|d| d.entry == name) {
-            let uses = entry.steps.iter().filter(|s| s.code == moec_ir::plan::Code::Kernel(d.kernel)).count();
-            let all = d.predicted.ms * uses as f64;
-            ms += all;
-            if d.predicted.bound == moec_cpu::Bound::Memory.name() {
-                waits += all;
-            }
-        }
-        let memory_bound = if ms > 0.0 { waits / ms } else { 0.0 };
-        let prompt = matches!(entry.kind, EntryKind::Prefill(_));
-        Expected { entry: name, prompt, rows: entry.kind.rows(), ms, memory_bound }
-    };
-    plan.entries.iter().map(of).filter(|e| e.ms > 0.0).collect()
 }
 
 /// What was decided, in words.

@@ -3,10 +3,8 @@
 use super::*;
 use moec_dram::{Options, Timing};
 use moec_runtime::schedule::scheduled::*;
-use moec_runtime::schedule::{
-    Costs, EN_KTRANSFORMERS, EN_KTRANSFORMERS_HELD, KLOTSKI, NearCosts, Solver, System as Policy, TRIMOE,
-    Table, trimoe,
-};
+use moec_runtime::schedule::{Costs, NearCosts, Solver, System as Policy, TRIMOE, Table, trimoe};
+use moec_sim::systems::{EN_KTRANSFORMERS, EN_KTRANSFORMERS_HELD, KLOTSKI};
 
 /// Of an expert, 32 MB.
 const BYTES: f64 = 32e6;

@@ -11,7 +11,7 @@ use crate::parts::{self as found, CoreMlPart};
 use moec_device::Unit;
 use moec_family::LayerExperts;
 use moec_family::error::{Error, Result};
-use moec_family::{FunctionReport, Trial, stored};
+use moec_family::{FunctionReport, Trial};
 use moec_ir::plan::Plan;
 use moec_ir::{Format, WeightId};
 use moec_runtime::bundle::BundleReader;
@@ -70,7 +70,7 @@ pub(super) fn verify(trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
         let formats =
             formats.filter_map(|id| if rounded { format(*id) } else { Some(module.weight(*id).format) });
         // What several matrices round adds up as independent errors do.
-        BOUND.max(formats.map(|f: Format| stored(f).powi(2)).sum::<f64>().sqrt())
+        BOUND.max(formats.map(|f: Format| f.distance().powi(2)).sum::<f64>().sqrt())
     };
     let mut reports = Vec::new();
     let mut report = |package: &str, opened: &Opened, function: &str, experts, error, bound| {
