@@ -25,7 +25,7 @@ use moec_device::{BUILT_IN, Device};
 use moec_import::ImportOptions;
 use moec_ir::placement::{OpPlace, Placement};
 use moec_ir::text::parse_placement;
-use moec_ir::{EntryKind, Op, Operand, Part, Role, WeightClass};
+use moec_ir::{EntryKind, Op, Operand, Role, WeightClass};
 use moec_passes::offload::Statics;
 use moec_pipeline::{Candidate, Change, Compilation, Inputs, QualityProbe, Stops};
 use moec_profile::{Chunk, Origin, Profile, Reading, Routes, Routing, Trace};
@@ -417,46 +417,57 @@ fn legalisation_is_counted_and_leaves_the_graph_alone() {
 fn mixers_are_counted_and_placed_apart_from_attention_and_dense_networks() {
     let device = Device::find("m2-ultra").unwrap();
     let units = Units::of(&device).unwrap();
-    compile(&checkpoint("qwen3_next"), &device, "[placement]\nexperts = \"npu\"\n", "reside", None, &mut |c| {
-        let p = c.placed.placement.as_ref().unwrap();
-        let mut mixers = p.ops.iter().filter(|o| o.scope.role() == Role::Mixer).peekable();
-        assert!(mixers.peek().is_some());
-        for op in mixers {
-            assert_eq!(op.unit, units.cpu_index(), "{} of {}: {}", op.op, op.scope, op.why);
-            assert!(op.op != "linear" || op.why == "a graph holds no state that folds tokens", "{}", op.why);
-        }
-        let layers = c.inputs.spec().unwrap().layers.len() as u32;
-        let model = Model::of(&c.module, "a hybrid", layers).unwrap();
-        let prefill = c.module.entries.iter().find(|g| g.kind.is_prefill()).unwrap();
-        let mut both = BTreeSet::new();
-        for layer in &model.layers {
-            let own = || prefill.nodes.iter().filter(|n| n.scope.layer == Some(layer.layer));
-            let has = |role| own().any(|n| n.scope.role() == role);
-            let found = (layer.attention > 0, layer.mixer > 0);
-            assert_eq!(found, (has(Role::Attention), has(Role::Mixer)), "layer {}", layer.layer);
-            both.insert(found);
-            // Networks are counted by themselves.
-            let weights = |n: &moec_ir::Node| match (&n.op, n.inputs.get(1)) {
-                (Op::Linear { .. } | Op::LinearGlu { .. }, Some(&Operand::Weight(w))) => {
-                    let weight = c.module.weight(w);
-                    let counts = weight.class != WeightClass::Exact && n.scope.role() == Role::Network;
-                    if counts { weight.shape.iter().product::<usize>() as u64 } else { 0 }
-                }
-                _ => 0,
-            };
-            assert_eq!(layer.dense, own().map(weights).sum::<u64>(), "layer {}", layer.layer);
-        }
-        assert_eq!(both, BTreeSet::from([(true, false), (false, true)]));
-        // Dense networks on the unit take no mixer with them.
-        let mut moved = p.clone();
-        let network = |o: &OpPlace| o.scope.role() == Role::Network && o.op.starts_with("linear");
-        for op in moved.ops.iter_mut() {
-            op.unit = if op.scope.role() == Role::Mixer { units.npu_index() } else { units.cpu_index() };
-        }
-        assert_eq!(placed(&moved, &units).dense, Queue::Cpu);
-        moved.ops.iter_mut().filter(|o| network(o)).for_each(|o| o.unit = units.npu_index());
-        assert_eq!(placed(&moved, &units).dense, Queue::Npu);
-    })
+    compile(
+        &checkpoint("qwen3_next"),
+        &device,
+        "[placement]\nexperts = \"npu\"\n",
+        "reside",
+        None,
+        &mut |c| {
+            let p = c.placed.placement.as_ref().unwrap();
+            let mut mixers = p.ops.iter().filter(|o| o.scope.role() == Role::Mixer).peekable();
+            assert!(mixers.peek().is_some());
+            for op in mixers {
+                assert_eq!(op.unit, units.cpu_index(), "{} of {}: {}", op.op, op.scope, op.why);
+                assert!(
+                    op.op != "linear" || op.why == "a graph holds no state that folds tokens",
+                    "{}",
+                    op.why
+                );
+            }
+            let layers = c.inputs.spec().unwrap().layers.len() as u32;
+            let model = Model::of(&c.module, "a hybrid", layers).unwrap();
+            let prefill = c.module.entries.iter().find(|g| g.kind.is_prefill()).unwrap();
+            let mut both = BTreeSet::new();
+            for layer in &model.layers {
+                let own = || prefill.nodes.iter().filter(|n| n.scope.layer == Some(layer.layer));
+                let has = |role| own().any(|n| n.scope.role() == role);
+                let found = (layer.attention > 0, layer.mixer > 0);
+                assert_eq!(found, (has(Role::Attention), has(Role::Mixer)), "layer {}", layer.layer);
+                both.insert(found);
+                // Networks are counted by themselves.
+                let weights = |n: &moec_ir::Node| match (&n.op, n.inputs.get(1)) {
+                    (Op::Linear { .. } | Op::LinearGlu { .. }, Some(&Operand::Weight(w))) => {
+                        let weight = c.module.weight(w);
+                        let counts = weight.class != WeightClass::Exact && n.scope.role() == Role::Network;
+                        if counts { weight.shape.iter().product::<usize>() as u64 } else { 0 }
+                    }
+                    _ => 0,
+                };
+                assert_eq!(layer.dense, own().map(weights).sum::<u64>(), "layer {}", layer.layer);
+            }
+            assert_eq!(both, BTreeSet::from([(true, false), (false, true)]));
+            // Dense networks on the unit take no mixer with them.
+            let mut moved = p.clone();
+            let network = |o: &OpPlace| o.scope.role() == Role::Network && o.op.starts_with("linear");
+            for op in moved.ops.iter_mut() {
+                op.unit = if op.scope.role() == Role::Mixer { units.npu_index() } else { units.cpu_index() };
+            }
+            assert_eq!(placed(&moved, &units).dense, Queue::Cpu);
+            moved.ops.iter_mut().filter(|o| network(o)).for_each(|o| o.unit = units.npu_index());
+            assert_eq!(placed(&moved, &units).dense, Queue::Npu);
+        },
+    )
     .unwrap();
 }
 

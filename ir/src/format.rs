@@ -140,16 +140,19 @@ const fn groups(format: Format, name: &'static str, bits: usize, codes: Codes) -
 
 /// Rows of codes with a scale of f32 each.
 const fn channels(format: Format, name: &'static str, bits: usize, codes: Codes) -> FormatSpec {
-    FormatSpec {
-        granularity: Granularity::Channel,
-        scale: Format::F32,
-        ..groups(format, name, bits, codes)
-    }
+    FormatSpec { granularity: Granularity::Channel, scale: Format::F32, ..groups(format, name, bits, codes) }
 }
 
 /// A byte for each code.
-const BYTES: Codes =
-    Codes { coding: Coding::Bytes, block: GROUP, lowest: -127, highest: 127, step: 1, unit: 1, powers: false };
+const BYTES: Codes = Codes {
+    coding: Coding::Bytes,
+    block: GROUP,
+    lowest: -127,
+    highest: 127,
+    step: 1,
+    unit: 1,
+    powers: false,
+};
 
 /// Half a byte for each code.
 const NIBBLES: Codes =
@@ -182,7 +185,15 @@ static ROWS: [FormatSpec; 10] = [
             Format::Mxfp4,
             "mxfp4",
             4,
-            Codes { coding: Coding::E2m1, lowest: -12, highest: 12, step: 4, unit: 2, powers: true, ..NIBBLES },
+            Codes {
+                coding: Coding::E2m1,
+                lowest: -12,
+                highest: 12,
+                step: 4,
+                unit: 2,
+                powers: true,
+                ..NIBBLES
+            },
         )
     },
 ];
@@ -225,7 +236,9 @@ impl Format {
 
     /// The format that is there for published codes of so many bits, whose order and grid are those of `coding`.
     pub fn published(coding: Coding, bits: usize) -> Option<Self> {
-        Self::ALL.into_iter().find(|f| f.is_published() && (f.coding(), f.spec().bits) == (Some(coding), bits))
+        Self::ALL
+            .into_iter()
+            .find(|f| f.is_published() && (f.coding(), f.spec().bits) == (Some(coding), bits))
     }
 
     /// Whether numbers are stored in groups with a common scale.
@@ -365,7 +378,11 @@ mod tests {
         for (i, row) in ROWS.iter().enumerate() {
             assert_eq!(row.format as usize, i, "{}", row.name);
             assert!(Format::ALL.contains(&row.format) && Format::parse(row.name) == Some(row.format));
-            assert!(!row.scale.is_quantised() && row.codes.is_some() == (row.scale != row.format), "{}", row.name);
+            assert!(
+                !row.scale.is_quantised() && row.codes.is_some() == (row.scale != row.format),
+                "{}",
+                row.name
+            );
         }
     }
 

@@ -1,6 +1,6 @@
 //! `cargo xtask demo`: from a fresh clone to generated text.
 
-use crate::shell::{self, Failed, cargo, program, root, shown, stage};
+use crate::shell::{self, Failed, program, root, shown, stage};
 use crate::{prebuilt, setup};
 
 /// Of `Cargo.toml`: optimised where a demo waits for it.

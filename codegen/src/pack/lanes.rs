@@ -1,8 +1,8 @@
 //! Rows that are rounded side by side.
 
-use moec_ir::types::LARGEST;
 use super::quantise::SMALLEST;
 use half::bf16;
+use moec_ir::types::LARGEST;
 
 /// Rows that are rounded side by side.
 pub(super) const LANES: usize = 16;

@@ -119,8 +119,12 @@ impl Lane {
     /// Reads the row's numbers; `None` if the bytes end before it does.
     pub(super) fn get(&self, bytes: &[u8], out: &mut [f32]) -> Option<()> {
         match (self.format.spec().granularity, self.format) {
-            (Granularity::Number, Format::Bf16) => self.get_cells(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
-            (Granularity::Number, Format::F16) => self.get_cells(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
+            (Granularity::Number, Format::Bf16) => {
+                self.get_cells(bytes, out, |b| bf16::from_le_bytes(b).to_f32())
+            }
+            (Granularity::Number, Format::F16) => {
+                self.get_cells(bytes, out, |b| f16::from_le_bytes(b).to_f32())
+            }
             (Granularity::Number, _) => self.get_cells(bytes, out, f32::from_le_bytes),
             // Rows with a scale each lie otherwise.
             (Granularity::Channel, _) => None,

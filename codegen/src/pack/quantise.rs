@@ -8,8 +8,8 @@
 //! no operation whose result depends on the machine: two builds give the same bytes.
 
 pub use super::group::Group;
-pub use moec_ir::types::LARGEST;
 use super::{e2m1, scale};
+pub use moec_ir::types::LARGEST;
 use moec_ir::types::{Coding, Format, GROUP};
 use std::hint::black_box;
 

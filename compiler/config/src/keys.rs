@@ -688,6 +688,7 @@ fn table_format(v: &Value<'_>) -> Result<Format, Wrong> {
 #[cfg(test)]
 mod tests {
     use crate::{Activations, KvCache};
+    use moec_sim::systems;
 
     fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
         let names: Vec<_> = names.map(|n| format!("\"{n}\"")).collect();

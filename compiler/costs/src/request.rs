@@ -71,9 +71,8 @@ pub fn placed(placement: &Placement, units: &Units<'_>) -> Placed {
         if found { Queue::Npu } else { Queue::Cpu }
     };
     let attention = |o: &OpPlace| o.op == "attention";
-    let dense = |o: &OpPlace| {
-        o.scope.role() == Role::Network && matches!(o.op.as_str(), "linear" | "linear_glu")
-    };
+    let dense =
+        |o: &OpPlace| o.scope.role() == Role::Network && matches!(o.op.as_str(), "linear" | "linear_glu");
     Placed {
         attention: on(true, &attention),
         decode_attention: on(false, &attention),

@@ -12,7 +12,7 @@ use moec_cpu::FLASH;
 use moec_device::Unit;
 use moec_family::{HotBatch, HotLayer, LayerExperts};
 use moec_ir::placement::Placement;
-use moec_ir::{EntryKind, Module, Node, Operand};
+use moec_ir::{EntryKind, Module, Node, Op, Operand};
 use moec_profile::{NeuronCounts, Profile};
 use moec_runtime::offload::neurons::Activations;
 use moec_sim::neurons::plan::{Tables, hot_share, time_of};
@@ -76,7 +76,9 @@ impl Experts {
             });
             weights.sum()
         };
-        let attended = |layer| graph.nodes.iter().any(|n| n.scope.layer == Some(layer) && matches!(n.op, Op::Attention(_)));
+        let attended = |layer| {
+            graph.nodes.iter().any(|n| n.scope.layer == Some(layer) && matches!(n.op, Op::Attention(_)))
+        };
         let layers: BTreeSet<u32> = graph.nodes.iter().filter_map(|n| n.scope.layer).collect();
         let experts = layers.into_iter().filter_map(|layer| {
             // A layer may have its hot neurons by themselves: prompts take whole experts.

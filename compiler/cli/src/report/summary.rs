@@ -151,13 +151,7 @@ fn places(plan: &Plan, module: &Module) -> (Vec<String>, Vec<(u32, Vec<Cell>)>) 
     (columns, rows)
 }
 
-fn cell(
-    plan: &Plan,
-    module: &Module,
-    (i, entry): (usize, &Entry),
-    layer: u32,
-    role: Role,
-) -> Cell {
+fn cell(plan: &Plan, module: &Module, (i, entry): (usize, &Entry), layer: u32, role: Role) -> Cell {
     if role == Role::Network
         && let Some(cell) = experts(plan, entry.kind, layer)
     {

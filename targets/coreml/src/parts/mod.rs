@@ -140,7 +140,8 @@ pub(crate) fn counted(npu: &Unit) -> Counted {
 /// f16.
 pub fn code_bits(npu: &Unit, weight: &Weight) -> Option<u8> {
     let (spec, block) = (weight.format.spec(), weight.format.block());
-    let format = StoredFormat::of_bits(spec.bits).filter(|_| weight.format.is_grouped() && !spec.published)?;
+    let format =
+        StoredFormat::of_bits(spec.bits).filter(|_| weight.format.is_grouped() && !spec.published)?;
     let whole = weight.shape.len() > 1 && weight.cols().is_multiple_of(block);
     u8::try_from(spec.bits).ok().filter(|_| whole && npu.graph.stores(format))
 }

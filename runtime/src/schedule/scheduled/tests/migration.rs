@@ -133,7 +133,8 @@ fn the_cut_by_load_is_the_best_there_is() {
     let places: Vec<Place> = (0..12u16).map(|e| place(Layout::Striped, e < 2)).collect();
     let loads: Vec<u32> = (0..12u32).map(|e| 40 * (e * 7 % 12)).collect();
     let units = Units { misses: true, cpu: true, near: false };
-    let hottest = System::of_sums("", Solver::Hottest(Unit::Cpu), units, Keeps::Popular, Foresees::Nothing, "");
+    let hottest =
+        System::of_sums("", Solver::Hottest(Unit::Cpu), units, Keeps::Popular, Foresees::Nothing, "");
     let mut s = with_costs(free(), hottest, &places, &[1.0; 12], 2);
     let found = s.dispatch(0, &loads).expect("a layer").clone();
     let c = free();
