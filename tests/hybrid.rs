@@ -110,7 +110,7 @@ fn every_system_gives_the_bits_of_the_processor() {
     let home = build(&source, folder.path(), "home", "[placement]\nexperts = \"cpu\"\n");
     let want = compute(&home, threads(2), &prompt);
     for (i, system) in SYSTEMS.iter().enumerate() {
-        let key = system.key();
+        let key = moec_sim::systems::key(system);
         // With the processor, and with all but experts on the unit.
         let rest = ["", "attention = \"mirror\"\nrest = \"mirror\"\n"][i % 2];
         let more = format!("[placement]\npolicy = \"{key}\"\nexperts = \"mirror:30%\"\n{rest}");
