@@ -30,12 +30,11 @@ const OF_TESTS: [&str; 1] = ["insta"];
 const BACKENDS: [&str; 5] = ["coreml", "cuda", "mirror", "ndp", "qnn"];
 
 /// Places outside of `targets/BACKEND` that name one, and why.
-const NAMERS: [(&str, &str); 10] = [
+const NAMERS: [(&str, &str); 9] = [
     ("codegen/src/simt/mod.rs", "LLVM's triple of PTX"),
     ("compiler/cli/src/inspect.rs", "tells users which files it reads"),
     ("compiler/simulate/src/", "systems of NPUMoE's tables"),
     ("compiler/targets/", "the rows"),
-    ("fuzz/", "what is read without trust, by format"),
     ("papers/", "evaluations of one machine each"),
     ("targets/device/src/figures.rs", "the kinds of units"),
     ("targets/device/src/find.rs", "names of device files"),

@@ -21,16 +21,17 @@ struct Closed {
 const CLOSED: [Closed; 4] = [
     Closed { name: "Op", module: "ir/src/ops/", from: Some("moec_ir") },
     Closed { name: "KernelSpec", module: "codegen/src/spec/", from: None },
-    Closed { name: "Format", module: "ir/src/types.rs", from: Some("moec_ir") },
+    Closed { name: "Format", module: "ir/src/format.rs", from: Some("moec_ir") },
     Closed { name: "Mixer", module: "compiler/import/src/mixers/", from: None },
 ];
 
 /// Other files, or folders of files, that match on an enum, and the reason.
-const MATCHERS: [(&str, &str, &str); 30] = [
+const MATCHERS: [(&str, &str, &str); 31] = [
     ("codegen/src/dsl/", "Format", "loads and stores of numbers"),
     ("codegen/src/kernels/", "Format", "code that reads each format"),
     ("codegen/src/pack/", "Format", "order and rounding of packed weights"),
     ("codegen/src/simt/", "Format", "code that reads each format on graphics processors"),
+    ("compiler/cli/src/report/speed.rs", "Op", "which steps read the cache, in an estimate for users"),
     ("compiler/cli/src/explain.rs", "Op", "which weights are matrices, in a table for users"),
     ("compiler/config/src/lib.rs", "Format", "names of formats in `model.toml`"),
     ("compiler/costs/src/model.rs", "Op", "what a layer computes, as numbers"),
@@ -207,7 +208,7 @@ fn patterns_are_found_wherever_they_stand() {
     let op = Closed { name: "Op", module: "ir/src/ops/", from: Some("moec_ir") };
     let finds = |file: &str, body: &str| Matches::in_source(body).names(&op, file);
     let here = |body: &str| {
-        finds("sim/src/lib.rs", &format!("use moec_ir::{{Op, Type}}; fn f(op: &Op) {{ {body} }}"))
+        finds("sim/src/lib.rs", &format!("use moec_ir::{{Op, Type}}; fn f(op: &Op) {{ {body}\n }}"))
     };
     for body in [
         "match op { Op::Embed => 1, _ => 2 };",

@@ -119,10 +119,10 @@ fn what_does_not_fit_is_refused() {
     assert_eq!(scheduler.dispatch(4, &[0; 160]).err(), Some(ScheduleError::Layer { layer: 4, layers: 4 }));
     assert_eq!(scheduler.step(0, &[0; 7]).err(), Some(ScheduleError::Loads { found: 7, experts: 160 }));
     let no_gpu = Setup { costs: Costs { gpu: None, ..sound.costs.clone() }, ..sound.clone() };
-    let error = Scheduler::new(no_gpu).expect_err("Klotski without a GPU");
+    let error = Scheduler::new(no_gpu).expect_err("the GPU alone without one");
     assert_eq!(
         error.to_string(),
-        "policy Klotski computes on the GPU, and there are no costs of it: give them, or take another policy"
+        "policy GPU computes on the GPU, and there are no costs of it: give them, or take another policy"
     );
     assert!(Scheduler::new(Setup { experts: MOST_EXPERTS + 1, ..sound.clone() }).is_err());
     let costs = Costs { bring_us: f64::NAN, ..sound.costs.clone() };
