@@ -60,7 +60,7 @@ fn copy() -> Result<(), Failed> {
     let texts = pages.iter().map(|page| read(page)).collect::<Result<Vec<_>, _>>()?;
     // Images of the pages travel with them.
     for (page, text) in pages.iter().zip(&texts) {
-        let images = links(text).into_iter().filter(|link| link.ends_with(".svg"));
+        let images = links(text).into_iter().filter(|link| Path::new(link).extension().is_some_and(|e| e == "svg"));
         files.extend(images.filter_map(|link| target(&page.to_string_lossy(), &link)));
     }
     for file in files.iter().filter(|file| !pages.contains(file)) {
@@ -128,7 +128,7 @@ fn edited(text: &str, change: &mut dyn FnMut(&str) -> Option<String>) -> String 
             let link = tail.strip_prefix("](").filter(|_| !code).and_then(|tail| tail.split_once(')'));
             if let Some((link, after)) = link {
                 match change(link) {
-                    Some(to) => out.push_str(&format!("]({to})")),
+                    Some(to) => out.extend(["](", &*to, ")"]),
                     None => {
                         if let Some(open) = out.rfind('[') {
                             out.remove(open);

@@ -87,7 +87,7 @@ impl Text {
     /// # Errors
     /// [`Error::Internal`].
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
-        timed(|| self.tokenizer.decode(ids, true)).map_err(|e| Error::tokenizer(e))
+        timed(|| self.tokenizer.decode(ids, true)).map_err(Error::tokenizer)
     }
 
     /// A decoder that is fed id by id. It leaves special tokens out.
@@ -188,7 +188,7 @@ impl<'a> TextStream<'a> {
     /// Text of the window's first ids.
     fn decode(&self, ids: usize) -> Result<String> {
         let decoded = timed(|| self.source().tokenizer.decode(&self.window[..ids], self.skip));
-        decoded.map_err(|e| Error::tokenizer(e))
+        decoded.map_err(Error::tokenizer)
     }
 
     /// The text that is certain after one more id; often empty.

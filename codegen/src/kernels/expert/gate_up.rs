@@ -161,7 +161,7 @@ impl Kernel for ExpertGateUp {
         let path = Path { k, dispatch, layout, weights, tiles, bytes, rows: schedule.rows };
         path.walk(
             |[first, end]| {
-                k.each(first, end, 1, |slot| k.copy(lies(slot), to.words((slot - first) * ld), words))
+                k.each(first, end, 1, |slot| k.copy(lies(slot), to.words((slot - first) * ld), words));
             },
             |e, p, range, next| {
                 let columns = columns(p);

@@ -4,6 +4,7 @@
 use crate::{files, packages, root};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::path::Path as FilePath;
 use syn::parse::{ParseStream, Parser as _};
 use syn::punctuated::Punctuated;
 use syn::visit::{self, Visit};
@@ -163,10 +164,14 @@ impl<'ast> Visit<'ast> for Matches {
             let (value, pat, guard) = matched.parse2(call.tokens.clone()).unwrap();
             Visit::visit_expr(&mut inner, &value);
             Visit::visit_pat(&mut inner, &pat);
-            guard.iter().for_each(|guard| Visit::visit_expr(&mut inner, guard));
+            if let Some(guard) = &guard {
+                Visit::visit_expr(&mut inner, guard);
+            }
         } else {
             let all = arguments.parse2(call.tokens.clone()).unwrap_or_default();
-            all.iter().for_each(|argument| Visit::visit_expr(&mut inner, argument));
+            for argument in &all {
+                Visit::visit_expr(&mut inner, argument);
+            }
         }
         self.found.extend(inner.found);
     }
@@ -174,8 +179,10 @@ impl<'ast> Visit<'ast> for Matches {
 
 /// Files that match on an enum outside of its module, with its name. Tests may.
 fn matchers() -> BTreeSet<(String, &'static str)> {
-    let is_code =
-        |name: &str| name.ends_with(".rs") && !name.contains("/tests/") && !name.ends_with("tests.rs");
+    let is_code = |name: &str| {
+        let is_rust = FilePath::new(name).extension().is_some_and(|e| e == "rs");
+        is_rust && !name.contains("/tests/") && !name.ends_with("tests.rs")
+    };
     let sources = packages().into_iter().flat_map(|package| files(&package.folder.join("src")));
     let names = sources.map(|path| path.strip_prefix(root()).unwrap().to_str().unwrap().to_owned());
     let names: Vec<String> = names.filter(|name| is_code(name)).collect();

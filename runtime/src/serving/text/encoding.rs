@@ -70,7 +70,7 @@ impl Text {
             self.check(text, limit)?;
         }
         let encoding = timed(|| self.tokenizer.encode_fast(text, special));
-        Ok(encoding.map_err(|e| Error::tokenizer(e))?.get_ids().to_vec())
+        Ok(encoding.map_err(Error::tokenizer)?.get_ids().to_vec())
     }
 
     /// Refuses a text that surely has more tokens than the limit: by its bytes, else by the tokens of its pieces.
@@ -85,7 +85,7 @@ impl Text {
         while !rest.is_empty() {
             let (piece, after) = rest.split_at(rest.floor_char_boundary(PIECE));
             let encoding = timed(|| self.tokenizer.encode_fast(piece, false));
-            count += encoding.map_err(|e| Error::tokenizer(e))?.len();
+            count += encoding.map_err(Error::tokenizer)?.len();
             if count > limit.tokens.saturating_mul(MARGIN) {
                 return Err(limit.refused());
             }
