@@ -60,7 +60,8 @@ fn copy() -> Result<(), Failed> {
     let texts = pages.iter().map(|page| read(page)).collect::<Result<Vec<_>, _>>()?;
     // Images of the pages travel with them.
     for (page, text) in pages.iter().zip(&texts) {
-        let images = links(text).into_iter().filter(|link| Path::new(link).extension().is_some_and(|e| e == "svg"));
+        let images =
+            links(text).into_iter().filter(|link| Path::new(link).extension().is_some_and(|e| e == "svg"));
         files.extend(images.filter_map(|link| target(&page.to_string_lossy(), &link)));
     }
     for file in files.iter().filter(|file| !pages.contains(file)) {
