@@ -462,7 +462,7 @@ fn mixers_are_counted_and_placed_apart_from_attention_and_dense_networks() {
             // Dense networks on the unit take no mixer with them.
             let mut moved = p.clone();
             let network = |o: &OpPlace| o.scope.role() == Role::Network && o.op.starts_with("linear");
-            for op in moved.ops.iter_mut() {
+            for op in &mut moved.ops {
                 op.unit = if op.scope.role() == Role::Mixer { units.npu_index() } else { units.cpu_index() };
             }
             assert_eq!(placed(&moved, &units).dense, Queue::Cpu);

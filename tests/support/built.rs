@@ -1,6 +1,6 @@
 //! Bundles that several tests want, built once for all of them.
 
-use super::{moec, ok, root};
+use super::{moec, ok, packed, program, root};
 use std::collections::hash_map::DefaultHasher;
 use std::fs::{self, File};
 use std::hash::{Hash as _, Hasher as _};
@@ -68,8 +68,9 @@ pub fn cache(folder: &Path) -> PathBuf {
 
 /// The folder of what this moec has built. That of another, which is gone, goes, too.
 fn all() -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("bundles");
-    let own = folder.join(format!("{:016x}", hash(&stamp(Path::new(env!("CARGO_BIN_EXE_moec"))))));
+    let temporary = packed().map_or_else(|| env!("CARGO_TARGET_TMPDIR").into(), |folder| folder.join("tmp"));
+    let folder = temporary.join("bundles");
+    let own = folder.join(format!("{:016x}", hash(&stamp(&program()))));
     if !own.exists() {
         for other in fs::read_dir(&folder).into_iter().flatten().flatten() {
             if other.path() != own {

@@ -30,8 +30,22 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use wait_timeout::ChildExt;
 
+/// Folder with the programs and the part of the tree that the tests need, on a machine that has neither cargo nor the tree
+/// (`cargo xtask gpu-check --pack`).
+fn packed() -> Option<PathBuf> {
+    std::env::var_os("MOEC_PACKED").map(PathBuf::from)
+}
+
+/// The binary under test.
+fn program() -> PathBuf {
+    packed().map_or_else(|| env!("CARGO_BIN_EXE_moec").into(), |folder| folder.join("bin/moec"))
+}
+
 /// The project's root.
 pub fn root() -> PathBuf {
+    if let Some(folder) = packed() {
+        return folder.join("tree");
+    }
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .ancestors()
         .nth(2)
@@ -61,7 +75,7 @@ pub fn calibration() -> String {
 
 /// The binary under test, without progress, colours or the user's settings.
 pub fn moec() -> Command {
-    clean(Command::new(env!("CARGO_BIN_EXE_moec")))
+    clean(Command::new(program()))
 }
 
 /// Any binary in the same environment. Runtimes that cargo compiles for bundles are optimised less than those that users get: that takes

@@ -89,8 +89,8 @@ const COMMANDS: &[Command] = &[
     ),
     (
         "gpu-check",
-        "run bundles on a graphics processor of NVIDIA's, and write a report; fails where there is none",
-        gpu_check::run,
+        "run bundles on an NVIDIA GPU and write a report, or pack that for another machine; takes options, `--help` lists them",
+        || gpu_check::run(&options()),
     ),
     (
         "check-apple",

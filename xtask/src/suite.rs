@@ -6,6 +6,8 @@ mod run;
 mod tables;
 mod usage;
 
+pub(crate) use programs::files;
+
 use crate::llvm::Llvm;
 use crate::shell::{self, Failed, cargo, output, program, shown, stage};
 use crate::{apple, cross, prebuilt, setup, tools};

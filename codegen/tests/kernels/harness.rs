@@ -161,9 +161,12 @@ pub(crate) fn is_dealt(
     place.is_some_and(|place| wanted(spec, case, (place, able.len())))
 }
 
-/// Checks the cases on every machine that this host runs, as far as they can multiply so.
+/// Checks the cases on every machine that this host runs, as far as they can multiply so; on a GPU alone where the tests use one.
 pub(crate) fn check(cases: &[Case]) {
     crate::threads::check(cases);
+    if crate::threads::on_gpu() {
+        return;
+    }
     let machines = machines();
     for machine in &machines {
         let dealt = cases.iter().enumerate().filter(|(i, c)| is_dealt(&c.spec, *i, machine, &machines, able));
@@ -177,6 +180,9 @@ pub(crate) fn check(cases: &[Case]) {
 /// Checks that every schedule gives the bits of the usual one, on every machine that this host runs. A
 /// schedule that a machine has no kernels of is passed over, but some must be left.
 pub(crate) fn same_bits(cases: &[(Case, Vec<Schedule>)]) {
+    if crate::threads::on_gpu() {
+        return;
+    }
     let machines = machines();
     for machine in &machines {
         let isa = machine.isa();
@@ -299,6 +305,9 @@ fn codes(group: &mut [f32], words: &mut Vec<i32>) {
 }
 
 pub(crate) fn check_on(machine: &Machine, cases: &[Case]) {
+    if crate::threads::on_gpu() {
+        return;
+    }
     let isa = machine.isa();
     let specs: Vec<KernelSpec> = cases.iter().map(|c| c.spec.clone()).collect();
     let object = compile(machine, &specs, &()).unwrap_or_else(|e| panic!("{e}"));

@@ -18,6 +18,11 @@ use moec_ptx::{Argument, Buffer, Launch, Memory, Program};
 /// Rows that matrix kernels are asked for in turn: by one, by some, in tiles.
 const ROWS: [usize; 4] = [1, 96, 3, 64];
 
+/// Whether the tests use a GPU of this machine: the CPU's kernels are not checked then, since its time is scarce.
+pub(crate) fn on_gpu() -> bool {
+    card::generation().is_some()
+}
+
 /// Checks the cases that there are kernels of threads for. A matrix kernel is checked in one of its ways, the next case's
 /// in the next.
 pub(crate) fn check(cases: &[Case]) {
@@ -107,7 +112,7 @@ fn check_case(case: &Case, kernel: &Kernel, launch: moec_codegen::simt::Launch, 
     assert_eq!(arguments.len(), kernel.operands(), "{}", what());
     arguments.push(Argument::U32(case.n as u32));
     let grid = launch.blocks(case.n as u32).unwrap_or_else(|| panic!("{}", what()));
-    if card::generation().is_some() {
+    if on_gpu() {
         let run = card::Run {
             text: &text,
             symbol: &kernel.symbol(),
@@ -211,7 +216,7 @@ fn run(kernel: &Kernel, n: usize, inputs: &[&[u8]], words: usize) -> Vec<i32> {
     operands.push(output);
     let mut arguments: Vec<Argument> = operands.iter().map(|&b| Argument::Buffer(b)).collect();
     arguments.push(Argument::U32(n as u32));
-    if card::generation().is_some() {
+    if on_gpu() {
         let run =
             card::Run { text: &text, symbol: &kernel.symbol(), grid, block: launch.block, rows: n as u32 };
         run.on_card(&memory, &operands, &[], &[]);

@@ -256,12 +256,13 @@ fn what_is_achieved_is_a_share() {
     let text = BUILT_IN.iter().find(|(n, _)| *n == "h100-x86").unwrap().1;
     let d = parse(text).unwrap();
     let gpu = &d.units[1];
-    assert_eq!(gpu.bandwidth(), Some(3350.0 * 0.83));
-    assert_eq!(gpu.peak["bf16"].rate(), 989_500.0 * 0.43);
-    assert_eq!(d.links[0].rate(), 63.0 * 0.79);
-    assert_eq!(d.transfer_us("dram", "vram", 63e3 * 0.79), Some(1.0));
+    assert_eq!(gpu.bandwidth(), Some(3350.0 * 0.9));
+    assert_eq!(gpu.peak["bf16"].rate(), 989_500.0 * 0.0985);
+    assert_eq!(d.links[0].rate(), 63.0 * 0.836);
+    let transfer = d.transfer_us("dram", "vram", 63e3 * 0.836).unwrap();
+    assert!((transfer - 9.74).abs() < 1e-9, "{transfer}: the link's latency and a microsecond");
     for (from, to) in
-        [("value = 0.83", "value = 1.1"), ("value = 0.43", "value = 0"), ("value = 0.79", "value = 79")]
+        [("value = 0.9,", "value = 1.1,"), ("value = 0.0985", "value = 0"), ("value = 0.836", "value = 79")]
     {
         assert!(error(&text.replacen(from, to, 1)).contains("is a share above 0, and of at most 1"), "{to}");
     }

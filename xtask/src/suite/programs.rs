@@ -144,6 +144,20 @@ pub(super) fn build(llvm: &Llvm, selection: &Selection) -> Result<Vec<Program>, 
     Ok(programs)
 }
 
+/// Builds the test programs of these names, as the tests are built; gives the file of each.
+pub(crate) fn files(llvm: &Llvm, names: &[&str]) -> Result<Vec<PathBuf>, Failed> {
+    let selection =
+        Selection { names: names.iter().map(|&name| name.to_owned()).collect(), ..Selection::default() };
+    let programs = build(llvm, &selection)?;
+    let file = |name: &&str| {
+        let found = programs.iter().find(|program| program.name() == **name);
+        found
+            .map(|program| program.executable.clone())
+            .ok_or_else(|| Failed::new(format!("cargo builds no test program `{name}`")))
+    };
+    names.iter().map(file).collect()
+}
+
 /// Cargo's arguments for the programs of these names: none, which stands for all, where a name may be that of a test.
 fn targets(names: &[&str]) -> Vec<String> {
     let (mut tests, mut units) = (BTreeSet::new(), false);
