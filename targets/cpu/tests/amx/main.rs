@@ -26,6 +26,10 @@ mod schedules;
 
 /// Kernels of threads meet the cases where these stand.
 mod threads {
+    /// No test here uses a GPU.
+    pub(crate) const fn on_gpu() -> bool {
+        false
+    }
     pub(crate) const fn check(_: &[crate::harness::Case]) {}
 }
 
