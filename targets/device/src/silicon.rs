@@ -39,6 +39,14 @@ const MEASURED: &[(&str, Measured)] = &[
             what: "peaks of its device file",
         },
     ),
+    (
+        "h100-x86",
+        Measured {
+            machine: "NVIDIA H100 80GB HBM3, Xeon with AMX, 16 cores",
+            when: "2026-11",
+            what: "kernels, tiny families, four layers of OLMoE's shapes, the GPU's figures (docs/benchmarks.md)",
+        },
+    ),
 ];
 
 /// Measurements of a built-in device.
