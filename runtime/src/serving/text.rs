@@ -37,7 +37,7 @@ impl Text {
     /// Reads the bundle's tokenizer. `bos` is put in front of every text that does not start with it.
     ///
     /// # Errors
-    /// [`Error::Request`] if there is no file, as [`Text::of_file`], and as [`BundleReader::read`].
+    /// [`Error::Request`] if there is no file, as `Text::of_file`, and as [`BundleReader::read`].
     pub fn open(bundle: &BundleReader, bos: Option<u32>) -> Result<Self> {
         let bytes = bundle.read(FILE, regular::TOKENIZER).map_err(|e| match e {
             Error::MissingFile(path) => {

@@ -16,7 +16,7 @@ use moec_ir::plan::{Grid, Layout, Results};
 use moec_ir::types::Format;
 
 /// `[x, dispatch i32, w (addresses [E] of Neurons), h out f32 [slots, I], awake out i32]`: the neurons that the rows of
-/// each active expert wake, in lists of [`awake_words`], and what these give; of the others `h` holds anything. For few
+/// each active expert wake, in lists of `awake_words`, and what these give; of the others `h` holds anything. For few
 /// rows: they are not cut.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NeuronUp {
