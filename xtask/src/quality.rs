@@ -62,6 +62,11 @@ pub(crate) fn run(args: &[String]) -> Result<(), Failed> {
     let roundings = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => true,
         ["--capacities"] => false,
+        ["--help" | "-h"] => {
+            stage("Usage", "cargo xtask quality [--capacities]");
+            stage("--capacities", "measure what static capacities cost alone, not what formats and roundings do");
+            return Ok(());
+        }
         _ => {
             return Err(Failed::new(format!("there is no option `{}`", args.join(" ")))
                 .hint("`cargo xtask quality --capacities` leaves formats and roundings out"));
