@@ -27,7 +27,7 @@ const CLOSED: [Closed; 4] = [
 ];
 
 /// Other files, or folders of files, that match on an enum, and the reason.
-const MATCHERS: [(&str, &str, &str); 31] = [
+const MATCHERS: [(&str, &str, &str); 27] = [
     ("codegen/src/dsl/", "Format", "loads and stores of numbers"),
     ("codegen/src/kernels/", "Format", "code that reads each format"),
     ("codegen/src/pack/", "Format", "order and rounding of packed weights"),
@@ -40,25 +40,21 @@ const MATCHERS: [(&str, &str, &str); 31] = [
     ("compiler/measure/src/calibrate/collect.rs", "Op", "what is recorded at which operator"),
     ("compiler/measure/src/verify/", "Op", "errors that each operator may have"),
     ("compiler/passes/src/", "Op", "a pass rewrites, places or lays out the operators that it is about"),
-    ("compiler/passes/src/cluster.rs", "Format", "formats that neurons are stored in"),
     ("compiler/passes/src/rewrite/rules.rs", "Format", "formats that rules keep"),
     ("compiler/profile/src/table.rs", "Op", "what reads the table of embeddings"),
     ("ir/src/builder.rs", "Op", "row spaces, which gathered rows change"),
     ("ir/src/state.rs", "Format", "formats of caches"),
     ("ir/src/verify/graphs.rs", "Op", "rules between an operator and its neighbours"),
     ("targets/coreml/src/", "Op", "operators in Core ML's"),
-    ("targets/coreml/src/parts/mod.rs", "Format", "formats that Core ML has"),
     ("targets/cpu/src/", "Format", "kernels by format"),
     ("targets/cpu/src/fuse.rs", "KernelSpec", "rules that join two kernels"),
     ("targets/cpu/src/select.rs", "Op", "kernels by operator"),
     ("targets/cpu/src/tune.rs", "KernelSpec", "operands of a kernel that is measured"),
     ("targets/cuda/src/lib.rs", "Op", "operators that stay on the CPU"),
-    ("targets/family/src/distance.rs", "Format", "how far formats round"),
     ("targets/family/src/find/", "Op", "parts of a model, recognised by their operators"),
     ("targets/mirror/src/lib.rs", "Op", "operators that stay on the CPU"),
     ("targets/ndp/src/family", "Op", "operators in streams of commands"),
     ("targets/qnn/src/family/", "Op", "operators in QNN's"),
-    ("targets/qnn/src/family/weights.rs", "Format", "formats that QNN has"),
 ];
 
 /// The enums that a file matches on.
