@@ -64,7 +64,10 @@ pub(crate) fn run(args: &[String]) -> Result<(), Failed> {
         ["--capacities"] => false,
         ["--help" | "-h"] => {
             stage("Usage", "cargo xtask quality [--capacities]");
-            stage("--capacities", "measure what static capacities cost alone, not what formats and roundings do");
+            stage(
+                "--capacities",
+                "measure what static capacities cost alone, not what formats and roundings do",
+            );
             return Ok(());
         }
         _ => {
