@@ -15,7 +15,7 @@ use moec_ir::plan::{Grid, Layout, Results};
 use moec_ir::types::Format;
 
 /// `[x, dispatch i32, w (addresses [E] of Gates), h out f32 [slots, I], awake out i32]`: as [`NeuronUp`], but
-/// up to the gates alone: of who is awake `h` holds what the gate gives.
+/// up to the gates alone: `h` holds the gate's value of each neuron that is active.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NeuronGate {
     /// Layout of the dispatch table.
@@ -82,7 +82,7 @@ impl Kernel for NeuronGate {
         let blocks = inter.div_ceil(NEURONS);
         k.tiles_by_expert(blocks, |active, [from, end]| {
             let e = expert(k.arg(1), layout, active);
-            // Nobody asks for up and down here.
+            // Up and down are not read here.
             let rests = Some(Rests { at: gates, first: k.i(0) });
             let places = Places { k, bundle: call.bundle, inter, matrix: gates.load_address(e.id), rests };
             let rows = call.rows(&e);
