@@ -63,11 +63,8 @@ pub(crate) fn run(args: &[String]) -> Result<(), Failed> {
         [] => true,
         ["--capacities"] => false,
         ["--help" | "-h"] => {
-            stage("Usage", "cargo xtask quality [--capacities]");
-            stage(
-                "--capacities",
-                "measure what static capacities cost alone, not what formats and roundings do",
-            );
+            println!("cargo xtask quality [--capacities]");
+            println!("--capacities  measure what static capacities cost alone, not what formats and roundings do");
             return Ok(());
         }
         _ => {
