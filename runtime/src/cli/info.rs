@@ -2,6 +2,7 @@
 
 use super::args::Info;
 use super::{Context, Failure, Io, size};
+use crate::bundle::BundleFiles;
 use crate::bundle::manifest;
 use crate::bundle::program::Program;
 use crate::error::Result;
@@ -10,6 +11,7 @@ use crate::offload::paging;
 use crate::platform::available::available;
 use crate::platform::cpu;
 use crate::serving::text;
+use crate::weights::owned::MovingStore;
 use crate::weights::{self, Choice, Weights};
 use moec_ir::Format;
 use moec_ir::plan::UnitRef;
@@ -28,7 +30,7 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
     let missing = cpu::missing(&features);
     let lacking = lacking(context);
     let runs_here = cpu::check(t).is_ok() && lacking.is_empty();
-    let held = held(p)?;
+    let held = held(context)?;
     let huge_pages = weights::gets_huge_pages();
     let tokenizer = context.bundle.join(text::FILE).is_file();
     let manifest = manifest::digest(context.bundle).map(|h| hex(&h));
@@ -226,12 +228,14 @@ fn lacking<'a>(context: &Context<'a>) -> Vec<&'a str> {
 }
 
 /// Where the weights would lie in a run that begins now and asks for nothing.
-fn held(program: &Program) -> Result<Choice> {
+fn held(context: &Context<'_>) -> Result<Choice> {
+    let program = context.program;
     if program.paging.is_some() {
         return Ok(Choice::under_budget());
     }
     let needed = weights::needed(program, cpu::threads(None)?);
-    weights::choose(Weights::Auto, false, needed, available())
+    let cached = MovingStore::cached(program, &BundleFiles::open(program, context.bundle)?)?;
+    weights::choose(Weights::Auto, false, needed, cached, available())
 }
 
 /// The same for people. `huge_pages`: whether memory that asks for huge pages gets them here.

@@ -135,13 +135,19 @@ pub(crate) fn check_room(program: &Program, threads: usize, demand: Demand, free
     ))
 }
 
-/// Decides for a run that takes `needed` bytes where `available` are there (none: the system does not say). `lazy`: what is not
-/// read is not to be loaded.
+/// Decides for a run that takes `needed` bytes where `available` are there (none: the system does not say), the page cache among
+/// them, which has `cached` bytes of all that the run reads. `lazy`: what is not read is not to be loaded.
 ///
 /// # Errors
 /// [`Error::Machine`] if memory of our own is asked for by name and there is too little. Where there is enough, but less than
 /// [`RESERVE`] would be left, it is taken as asked.
-pub(crate) fn choose(weights: Weights, lazy: bool, needed: u64, available: Option<u64>) -> Result<Choice> {
+pub(crate) fn choose(
+    weights: Weights,
+    lazy: bool,
+    needed: u64,
+    cached: Option<u64>,
+    available: Option<u64>,
+) -> Result<Choice> {
     let choice = |own, why: String| Ok(Choice { own, why });
     let wanted = needed.saturating_add(RESERVE);
     match (weights, available) {
@@ -161,6 +167,14 @@ pub(crate) fn choose(weights: Weights, lazy: bool, needed: u64, available: Optio
         (Weights::Auto, None) => choice(false, "this system does not say how much memory is free".to_owned()),
         (Weights::Auto, Some(available)) => {
             let own = wanted <= available;
+            if let Some(cached) = cached.filter(|c| own && wanted.saturating_add(*c) > available) {
+                // A copy would drive out what it is made of, which would then be read from the disk.
+                let (cached, available) = (size(cached), size(available));
+                let why = format!(
+                    "the page cache has {cached} of them, which a copy would drive out: {available} are free"
+                );
+                return choice(false, why);
+            }
             let takes = if own { "needs" } else { "would need" };
             let (needed, reserve, available) = (size(needed), size(RESERVE), size(available));
             let why = format!("a run {takes} {needed}, and {reserve} to spare, of {available} that are free");
@@ -223,29 +237,35 @@ mod tests {
     fn memory_is_taken_where_there_is_room() {
         const GIB: u64 = 1 << 30;
         use Weights::{Auto, Mapped, Own};
-        for (weights, lazy, needed, available, own) in [
-            (Auto, false, 3 * GIB, Some(4 * GIB), Some(true)),
-            (Auto, false, 4 * GIB - RESERVE, Some(4 * GIB), Some(true)),
-            (Auto, false, 4 * GIB - RESERVE + 1, Some(4 * GIB), Some(false)),
-            (Auto, false, u64::MAX, Some(u64::MAX), Some(true)),
-            (Auto, false, 1, Some(0), Some(false)),
-            (Auto, false, 1, None, Some(false)),
-            (Auto, true, 1, Some(4 * GIB), Some(false)),
-            (Mapped, false, 1, Some(4 * GIB), Some(false)),
-            (Own, false, 4 * GIB, Some(4 * GIB), Some(true)),
-            (Own, false, 4 * GIB + 1, Some(4 * GIB), None),
-            (Own, false, u64::MAX, None, Some(true)),
+        let half = Some(2 * GIB);
+        for (weights, lazy, needed, cached, available, own) in [
+            (Auto, false, 3 * GIB, None, Some(4 * GIB), Some(true)),
+            (Auto, false, 4 * GIB - RESERVE, None, Some(4 * GIB), Some(true)),
+            (Auto, false, 4 * GIB - RESERVE + 1, None, Some(4 * GIB), Some(false)),
+            (Auto, false, 2 * GIB - RESERVE, half, Some(4 * GIB), Some(true)),
+            (Auto, false, 2 * GIB - RESERVE + 1, half, Some(4 * GIB), Some(false)),
+            (Own, false, 3 * GIB, half, Some(4 * GIB), Some(true)),
+            (Auto, false, u64::MAX, None, Some(u64::MAX), Some(true)),
+            (Auto, false, 1, None, Some(0), Some(false)),
+            (Auto, false, 1, None, None, Some(false)),
+            (Auto, true, 1, None, Some(4 * GIB), Some(false)),
+            (Mapped, false, 1, None, Some(4 * GIB), Some(false)),
+            (Own, false, 4 * GIB, None, Some(4 * GIB), Some(true)),
+            (Own, false, 4 * GIB + 1, None, Some(4 * GIB), None),
+            (Own, false, u64::MAX, None, None, Some(true)),
         ] {
-            let found = choose(weights, lazy, needed, available);
+            let found = choose(weights, lazy, needed, cached, available);
             assert_eq!(
                 found.as_ref().ok().map(|c| c.own),
                 own,
                 "{weights:?} {needed} of {available:?}: {found:?}"
             );
         }
-        let why = choose(Auto, false, 3 * GIB, Some(2 * GIB)).unwrap().why;
+        let why = choose(Auto, false, 3 * GIB, None, Some(2 * GIB)).unwrap().why;
         assert_eq!(why, "a run would need 3.0 GiB, and 512 MiB to spare, of 2.0 GiB that are free");
-        let error = choose(Own, false, 3 * GIB, Some(2 * GIB)).unwrap_err().to_string();
+        let why = choose(Auto, false, 3 * GIB, half, Some(4 * GIB)).unwrap().why;
+        assert_eq!(why, "the page cache has 2.0 GiB of them, which a copy would drive out: 4.0 GiB are free");
+        let error = choose(Own, false, 3 * GIB, None, Some(2 * GIB)).unwrap_err().to_string();
         assert!(error.contains("3072.0 MiB") && error.contains("1024.0 MiB are missing"), "{error}");
     }
 

@@ -1,7 +1,7 @@
 //! Mapped weights are asked for before they are needed: a thread walks through the files once, in the background.
 //!
 //! Without it, pages are mapped by faults, a few at a time, whenever a kernel touches the first of them: for as long as
-//! there are experts that no token has chosen yet. It begins after the first prompt, which asks for most of the weights by
+//! there are experts that no token has chosen yet. It begins after the first token, whose prompt asks for most of the weights by
 //! itself and would only share the disk with it. What does not fit into the memory that is free is left to faults, since
 //! its beginning would be gone before its end is there.
 

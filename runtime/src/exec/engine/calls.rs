@@ -63,6 +63,9 @@ impl<'p> Engine<'p> {
         self.check_context(what, start.saturating_add(ids.len()))?;
         ids.iter().try_for_each(|&id| self.check_id(id))?;
         self.states.check_rewind(slot, start)?;
+        if self.last.is_some() {
+            self.begin_preload();
+        }
         let prefill = |k| matches!(k, EntryKind::Prefill(_));
         let seq_len = whole.max(start + ids.len());
         let mut done = 0;
@@ -83,9 +86,6 @@ impl<'p> Engine<'p> {
             done += n;
         }
         self.warn_of_overflow();
-        // The first prompt has read most of what it will ever need, in the order of its steps. What is left, decoding would
-        // ask for piece by piece.
-        self.begin_preload();
         Ok(())
     }
 
@@ -183,6 +183,7 @@ impl<'p> Engine<'p> {
                 return Err(Error::slot_twice(slot));
             }
         }
+        self.begin_preload();
         if matches!(kind(0), EntryKind::Little(_)) {
             self.states.keep(batch.iter().map(|&(slot, pos, _)| (slot, pos)))?;
         }

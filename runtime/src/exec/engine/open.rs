@@ -235,12 +235,13 @@ fn weights_of<'p>(
         return Ok((Box::new(store), "other memories hold a part of them".to_owned()));
     }
     let needed = weights::needed(program, cpu::threads(options.threads)?);
-    let choice = weights::choose(options.weights, options.lazy, needed, available())?;
     // Who asks for `own` by name waits for it. So does who has all files hashed, which takes longer than to fill it.
     let may_move = options.weights == Weights::Auto && options.check != CheckLevel::All;
+    let cached = if may_move { MovingStore::cached(program, files)? } else { None };
+    let choice = weights::choose(options.weights, options.lazy, needed, cached, available())?;
     let store: Box<dyn Store + 'p> = if !choice.own {
         Box::new(MappedStore::of(program, files, options.check, &|_| true)?)
-    } else if may_move && MovingStore::is_worth(program, files)? {
+    } else if cached.is_some() {
         Box::new(MovingStore::of(program, files, options.check, &How::from_env()?)?)
     } else {
         Box::new(OwnedStore::of(program, files, options.check, &How::from_env()?)?)

@@ -33,6 +33,12 @@ impl PageCache {
 #[cfg(target_os = "linux")]
 const MOSTLY: (usize, usize) = (8, 7);
 
+/// Places of a file that [`PageCache::holds_most`] looks at, at most, and bytes that it looks at in each.
+#[cfg(target_os = "linux")]
+const PLACES: u64 = 1024;
+#[cfg(target_os = "linux")]
+const STRETCH: u64 = 256 << 10;
+
 #[cfg(target_os = "linux")]
 impl PageCache {
     /// Whether nearly all of a range lies there, as far as the kernel tells. `offset` is a multiple of the size of a page.
@@ -51,6 +57,16 @@ impl PageCache {
         let asked = unsafe { libc::mincore(map.as_ptr().add(at).cast_mut().cast(), len, pages.as_mut_ptr()) };
         let there = pages.iter().filter(|&&p| p & 1 == 1).count();
         asked == 0 && there * MOSTLY.0 >= pages.len() * MOSTLY.1
+    }
+
+    /// Whether nearly all of the file, of so many bytes, lies there: in a thousand places at most, since to ask for each page of
+    /// 16 GB takes longer than the first token may.
+    pub(super) fn holds_most(&self, bytes: u64) -> bool {
+        let pitch = (bytes / PLACES).next_multiple_of(STRETCH);
+        (0..bytes).step_by(usize::try_from(pitch.max(STRETCH)).unwrap_or(usize::MAX)).all(|at| {
+            let stretch = STRETCH.min(bytes - at);
+            self.holds(at, stretch)
+        })
     }
 
     /// Lets a range go, which is not needed there any more.
@@ -76,6 +92,12 @@ impl PageCache {
     /// This system does not say.
     #[allow(clippy::unused_self, reason = "it has something to look at on Linux only")]
     pub(super) fn holds(&self, _offset: u64, _bytes: u64) -> bool {
+        false
+    }
+
+    /// This system does not say.
+    #[allow(clippy::unused_self, reason = "it has something to look at on Linux only")]
+    pub(super) fn holds_most(&self, _bytes: u64) -> bool {
         false
     }
 
@@ -114,11 +136,11 @@ mod tests {
         let path = dir.path().join("file");
         std::fs::write(&path, vec![7; 1 << 20]).unwrap();
         let cache = PageCache::of(&File::open(&path).unwrap(), &path).unwrap();
-        assert!(cache.holds(0, 1 << 20) && cache.holds(4096, 5000));
+        assert!(cache.holds(0, 1 << 20) && cache.holds(4096, 5000) && cache.holds_most(1 << 20));
         assert!(!cache.holds(0, (1 << 20) + 1) && !cache.holds(u64::MAX - 4095, 4096));
         cache.file.sync_all().unwrap();
         cache.forget(0, 1 << 20);
-        assert!(!cache.holds(0, 1 << 20));
+        assert!(!cache.holds(0, 1 << 20) && !cache.holds_most(1 << 20));
         let start = std::time::Instant::now();
         while !cache.holds(0, 1 << 20) {
             cache.fetch(0, 1 << 20);
