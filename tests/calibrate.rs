@@ -94,6 +94,14 @@ fn inspect_shows_a_profile() {
 }
 
 #[test]
+fn a_model_some_of_whose_experts_compute_nothing_is_not_calibrated() {
+    let case = Case::new("longcat_flash");
+    let text = case.text("t.txt", &ids(100));
+    let (_, said) = fails(case.calibrate().arg("--text").arg(&text));
+    assert!(said.contains("compute nothing") && said.contains("hint:"), "{said}");
+}
+
+#[test]
 fn what_cannot_be_calibrated_is_said() {
     let case = Case::new("olmoe");
     let refused = |change: &dyn Fn(&mut Command), code: i32, words: &[&str]| {

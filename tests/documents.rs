@@ -45,10 +45,18 @@ const NAMES: &[(&str, &str)] = &[
     ("/tmp/olmoe8.moec/run", "olmoe8.moec/run"),
 ];
 
+/// The demo model, which has no chat template of its own, and a server that ends.
+const CHAT: &str = "demo.moec/run chat --template golden/plain.jinja -n 16 --quiet";
+const SERVE: &str = "sh -c 'demo.moec/run serve --port 0 & sleep 2; kill -TERM $!; wait $!'";
+
 /// Commands that lack an argument, or need other files than their neighbours: as they stand, and as they are run.
 const ROWS: &[(&str, &str)] = &[
     ("moec VERB --help", "moec build --help"),
-    ("BUNDLE/run VERB …", "demo.moec/run info"),
+    ("BUNDLE/run SUBCOMMAND …", "demo.moec/run info"),
+    ("BUNDLE/run SUBCOMMAND --help", "demo.moec/run info --help"),
+    ("model.moec/run chat", CHAT),
+    ("BUNDLE/run chat -n 16 --quiet", CHAT),
+    ("model.moec/run serve --port 8080", SERVE),
     ("moec inspect PROFILE", "moec inspect ferris.trace"),
     ("moec compare A B", "moec compare demo.moec demo.moec"),
     ("moec inspect A --against B", "moec inspect my.trace --against ferris.trace"),
@@ -58,10 +66,7 @@ const ROWS: &[(&str, &str)] = &[
     ),
     ("moec sign BUNDLE --key F", "moec sign demo.moec --key demo.key"),
     ("moec simulate BUNDLE", "moec simulate --help"),
-    (
-        "BUNDLE/run serve --port 8080",
-        "sh -c 'demo.moec/run serve --port 0 & sleep 2; kill -TERM $!; wait $!'",
-    ),
+    ("BUNDLE/run serve --port 8080", SERVE),
     ("run bench --json --no-verify-reads", "moec run budget.moec bench --json --no-verify-reads"),
     ("run generate --budget 3GiB", "moec run budget.moec generate --budget 3GiB -n 8"),
 ];

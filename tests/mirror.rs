@@ -297,6 +297,48 @@ fn what_does_not_fit_is_refused_by_name() {
     assert!(said.contains("`link`") && said.contains("from `vram` to `ram`"), "{said}");
 }
 
+/// Which experts leave the processor is decided by layer, and `explain` says why: what was asked for, or what they cost.
+#[test]
+fn explain_says_why_experts_left_the_processor() {
+    let folder = tempfile::tempdir().unwrap();
+    let explained = |name: &str, more: &str| {
+        build(&checkpoint("olmoe"), folder.path(), name, more);
+        let mut explain = moec();
+        String::from_utf8(ok(explain.arg("explain").arg(folder.path().join(name))).stdout).unwrap()
+    };
+    let half = explained("half", PLACES[1].1);
+    assert!(half.contains("units of experts (home)") && half.contains("4 of 8 on `mirror`"), "{half}");
+    assert!(half.contains("the share that `placement.experts` asks for"), "{half}");
+    let auto = explained("auto", "");
+    let costs = ["as placed", "all on the processor", "µs"];
+    assert!(costs.iter().all(|c| auto.contains(c)), "{auto}");
+}
+
+/// Where some experts compute nothing, the others are divided nowhere: each that asks for it is told which layer, and what to do.
+#[test]
+fn experts_beside_some_that_compute_nothing_stay_on_the_processor() {
+    let folder = tempfile::tempdir().unwrap();
+    let toml = folder.path().join("model.toml");
+    let source = checkpoint("longcat_flash");
+    for (target, more, words) in [
+        (
+            &*device(),
+            "[placement]\nexperts = \"mirror\"\n",
+            ["compute nothing", "`experts = \"cpu\"`"],
+        ),
+        ("m2-ultra", "[placement]\nexperts = \"npu\"\n", ["compute nothing", "`experts = \"cpu\"`"]),
+        ("h100-x86", "[placement]\nexperts = \"gpu\"\n", ["compute nothing", "`experts = \"cpu\"`"]),
+        ("native", "[memory]\nbudget = \"1 GiB\"\n", ["compute nothing", "`budget` under `[memory]`"]),
+    ] {
+        fs::write(&toml, format!("[model]\nsource = {source:?}\n{more}")).unwrap();
+        let mut build = moec();
+        build.arg("build").arg(&toml).args(["--target", target, "--quiet", "--no-run", "-o"]);
+        let (_, said) = fails(build.arg(folder.path().join("b")));
+        assert!(words.iter().all(|w| said.contains(w)), "{target}: {said}");
+        assert!(!folder.path().join("b").exists(), "{target}");
+    }
+}
+
 /// A bundle for a unit that is modelled runs where it is asked to emulate, and says so where not.
 #[test]
 fn a_modelled_unit_is_emulated_when_asked() {

@@ -21,6 +21,7 @@
 //! No result changes: every expert computes the same rows, wherever it lives, and `combine` adds them in the order of the
 //! router's choices.
 
+use crate::decisions::Decision;
 use moec_base::error::{Error, Result};
 use moec_config::Home;
 use moec_costs::units::{Free, Named, UnitList};
@@ -183,7 +184,8 @@ impl Homes {
 }
 
 /// Gives attention and experts their units, and says so in the placement; where shapes are dynamic throughout, it makes one. A run
-/// takes at most `budget` bytes of the memory of the unit that experts are for.
+/// takes at most `budget` bytes of the memory of the unit that experts are for. `decisions` gets one for each layer some of whose
+/// experts leave the processor, or could have.
 ///
 /// # Errors
 /// A unit that the device has not, or that does not run what it is asked to.
@@ -194,6 +196,7 @@ pub fn home(
     wanted: &moec_config::Homes,
     budget: Option<u64>,
     loads: Option<&Loads>,
+    decisions: &mut Vec<Decision>,
 ) -> Result<Homes> {
     let mut homes = Homes::at_home(list);
     let attention = list.named("attention", &wanted.attention)?.and_then(|index| list.free(index));
@@ -230,6 +233,7 @@ pub fn home(
         popular.retain(|&e| table.experts[e as usize].unit == 0);
         let seen = |e: u32| load.and_then(|l| l.chosen.get(e as usize)).copied().unwrap_or(0);
         popular.sort_by_key(|&e| (std::cmp::Reverse(seen(e)), e));
+        let mut costs = Vec::new();
         let chosen: Vec<(u32, u32)> = match (&wanted.experts, named.and_then(|n| list.free(n))) {
             // Where memory computes, `place` gives an expert several homes.
             (Home::Auto, _) if list.modules => Vec::new(),
@@ -256,7 +260,8 @@ pub fn home(
                 };
                 let runs = |f: &&Free<'_>| takes_experts(module, table.layer, **f).is_ok();
                 let able: Vec<Free<'_>> = list.free.iter().filter(runs).copied().collect();
-                cheaper(list, &able, &homes, &popular, sizes, &rows, &mut room)
+                costs = cheaper(list, &able, &homes, &popular, sizes, &rows, &mut room);
+                costs.iter().filter_map(|c| Some((c.expert, c.unit?))).collect()
             }
             (Home::Share(_, percent), Some(free)) => {
                 let count = (table.experts.len() * usize::from(*percent)).div_ceil(100);
@@ -273,6 +278,7 @@ pub fn home(
             takes_experts(module, table.layer, free)?;
         }
         take(placed, layer, &chosen, &mut homes);
+        decisions.extend(decision(list, &placed.experts[layer], wanted, &chosen, &costs));
     }
     let rest = match rest {
         Named::Unit(free) => Some((free, "asked for by `placement.rest`")),
@@ -447,8 +453,19 @@ fn regroup(table: &mut ExpertTable) {
     }
 }
 
-/// The experts that cost less on another unit than on the processor, each with the cheapest, as far as memories have room.
-/// `rows` are expected per call; `able` are the units that run the experts. What has no table of times is not chosen.
+/// What an expert costs, way of its rows included, in µs a call.
+struct Cost {
+    expert: u32,
+    /// On the processor.
+    here: f64,
+    /// On the cheapest unit beside it whose memory has room; none if there is no such unit.
+    there: Option<f64>,
+    /// That unit, where it is cheaper.
+    unit: Option<u32>,
+}
+
+/// The costs of experts, and which of them cost less on another unit than on the processor, each with the cheapest, as far as memories
+/// have room. `rows` are expected per call; `able` are the units that run the experts. What has no table of times is not chosen.
 #[allow(clippy::too_many_arguments, reason = "all are read once, from one place")]
 fn cheaper(
     list: &UnitList<'_>,
@@ -458,10 +475,10 @@ fn cheaper(
     size: Size,
     rows: &dyn Fn(u32) -> f64,
     room: &mut BTreeMap<u32, u64>,
-) -> Vec<(u32, u32)> {
+) -> Vec<Cost> {
     let device = list.device;
     let processor = device.units.iter().find(|u| u.kind == moec_device::UnitKind::Cpu);
-    let mut chosen = Vec::new();
+    let mut costs = Vec::new();
     for &expert in popular {
         let n = rows(expert);
         let Some(here) = processor.and_then(|p| p.matmul_us(n, size.weights as f64)) else { break };
@@ -482,12 +499,57 @@ fn cheaper(
             memory == 0 || taken <= most(homes, free.index)
         };
         let best = able.iter().filter(|f| fits(f, room)).filter_map(|f| Some((cost(f)?, f.index)));
-        if let Some((_, unit)) = best.min_by(|a, b| a.0.total_cmp(&b.0)).filter(|(us, _)| *us < here) {
+        let best = best.min_by(|a, b| a.0.total_cmp(&b.0));
+        let unit = best.filter(|(us, _)| *us < here).map(|(_, unit)| unit);
+        if let Some(unit) = unit {
             *room.entry(homes.memory(unit)).or_default() += size.bytes;
-            chosen.push((expert, unit));
+        }
+        costs.push(Cost { expert, here, there: best.map(|(us, _)| us), unit });
+    }
+    costs
+}
+
+/// Which experts of a layer left the processor, and why; none where nothing was asked and nothing compared.
+fn decision(
+    list: &UnitList<'_>,
+    table: &ExpertTable,
+    wanted: &moec_config::Homes,
+    chosen: &[(u32, u32)],
+    costs: &[Cost],
+) -> Option<Decision> {
+    if chosen.is_empty() && costs.is_empty() {
+        return None;
+    }
+    let count = table.experts.len();
+    let mut of_unit: BTreeMap<u32, usize> = BTreeMap::new();
+    chosen.iter().for_each(|&(_, unit)| *of_unit.entry(unit).or_default() += 1);
+    let named = |unit: u32| list.device.units.get(unit as usize).map_or("?", |u| u.name.as_str());
+    let part = |(&unit, &n): (&u32, &usize)| match n {
+        n if n == count => format!("all on `{}`", named(unit)),
+        n => format!("{n} of {count} on `{}`", named(unit)),
+    };
+    let taken: Vec<String> = of_unit.iter().map(part).collect();
+    let taken = if taken.is_empty() { format!("all on `{}`", named(0)) } else { taken.join(", ") };
+    let why = match &wanted.experts {
+        _ if wanted.policy.is_some() => "whole layers, as far as the unit's memory has room",
+        Home::Auto if chosen.len() < costs.len() => "the others cost less on the processor, or find no room",
+        Home::Auto => "they cost less there than on the processor",
+        Home::Share(..) => "the share that `placement.experts` asks for, those that are chosen most often first",
+        _ => "asked for by `placement.experts`",
+    };
+    let why = if chosen.is_empty() { "no other unit costs less and has room" } else { why };
+    let sum = |of: &mut dyn Iterator<Item = f64>| of.sum::<f64>();
+    let mut all = Decision::new("home", "units of experts", taken, why).in_layer(table.layer);
+    if !costs.is_empty() {
+        all = all.with(&[
+            ("all_on_the_processor_us", sum(&mut costs.iter().map(|c| c.here))),
+            ("as_placed_us", sum(&mut costs.iter().map(|c| c.unit.and(c.there).unwrap_or(c.here)))),
+        ]);
+        if costs.iter().all(|c| c.there.is_some()) {
+            all = all.with(&[("all_beside_it_us", sum(&mut costs.iter().filter_map(|c| c.there)))]);
         }
     }
-    chosen
+    Some(all)
 }
 
 /// One expert of a layer.

@@ -49,6 +49,8 @@ pub struct Placed {
     pub placement: Option<Placement>,
     /// Where attention lives and why, where `reside` decided that by what a request costs.
     pub attention: Option<Decision>,
+    /// Which units run the experts of each layer, and why, where `home` decided that.
+    pub of_experts: Vec<Decision>,
     /// What static graphs compute, from `offload` on.
     pub statics: Statics,
     /// What legalisation made of them.
@@ -136,6 +138,7 @@ impl<'a> Compilation<'a> {
             loads: None,
             placement: None,
             attention: None,
+            of_experts: Vec::new(),
             statics: Statics::default(),
             legalised: Vec::new(),
             homes: Homes::at_home(&inputs.list),

@@ -51,7 +51,7 @@ pub(super) fn tune(
 ) -> Result<()> {
     let mut decisions = tune::tune(&mut planned.plan, &mut planned.kernels, given.target, timer)?;
     let hot = neurons.shares.iter().map(HotShare::decision);
-    let placed = placed.attention.iter().chain(&placed.legalised).cloned();
+    let placed = placed.attention.iter().chain(&placed.of_experts).chain(&placed.legalised).cloned();
     decisions.decisions.extend(placed.chain(hot).chain(neurons.decisions.iter().cloned()));
     planned.decisions = Some(decisions);
     Ok(())
