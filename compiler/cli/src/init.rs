@@ -11,7 +11,7 @@ use std::path::{Component, Path, PathBuf};
 
 /// Write a commented model.toml for a checkpoint
 ///
-/// The file builds as it stands; every key is explained, with the model's own figures.
+/// The file builds as it stands. It has the ten keys that people change, each explained, with the model's own figures.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// Folder of a Hugging Face checkpoint, a GGUF file, or the name of a model on the hub: `owner/name`, `owner/name@revision` or
@@ -24,6 +24,9 @@ pub struct Args {
     /// File to write
     #[arg(long, short, value_name = "FILE", default_value = "model.toml")]
     pub output: PathBuf,
+    /// Write every key, not only those that people change
+    #[arg(long)]
+    pub all: bool,
     /// Replace a file that is already there
     #[arg(long, short)]
     pub force: bool,
@@ -43,7 +46,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         progress.warn(warning);
     }
     let facts = facts::of(&spec, &|leaf| checkpoint.format(leaf));
-    let text = moec_config::template(&seen_from(&args.output, &source)?, &facts);
+    let text = moec_config::template(&seen_from(&args.output, &source)?, &facts, args.all);
     let shown = args.output.display();
     let opened = OpenOptions::new()
         .write(true)

@@ -50,7 +50,7 @@ use std::process::ExitCode;
 
 const AFTER: &str = "\
 A first model:
-  moec init path/to/checkpoint       writes model.toml, every key explained
+  moec init path/to/checkpoint       writes model.toml, with the keys that people change
   moec build model.toml -o out.moec  compiles it for this machine
   out.moec/run generate --prompt \"Once upon a time\"
 

@@ -1,4 +1,4 @@
-//! The `model.toml` that `moec init` writes: every key with what it does and the model's own figures.
+//! The `model.toml` that `moec init` writes: keys with what they do and the model's own figures.
 #![expect(clippy::cast_possible_truncation, reason = "an estimate in bytes")]
 
 use super::{Activations, DEFAULT_MAX_CONTEXT, KEYS, Rounding, Size, Weights};
@@ -86,25 +86,43 @@ fn of_numbers(format: Format, numbers: u64) -> u64 {
     format.bytes(format.block()) as u64 * numbers / format.block() as u64
 }
 
+/// The keys that people change, by section and name.
+const COMMON: [(&str, &str); 10] = [
+    ("model", "source"),
+    ("shapes", "max_context"),
+    ("shapes", "decode_batch"),
+    ("weights", "experts"),
+    ("weights", "attention"),
+    ("weights", "embeddings"),
+    ("memory", "budget"),
+    ("calibrate", "text"),
+    ("calibrate", "profile"),
+    ("placement", "experts"),
+];
+
 /// Sequences that are decoded together: a server has several clients.
 const BATCHES: &str = "[1, 2, 4]";
 
 /// The text of a `model.toml` for the checkpoint in `source`, a path seen from the file's folder. It builds
 /// as it stands and says nothing but defaults, sizes for several clients, and the formats that hold what the checkpoint stores in
-/// codes.
-pub fn template(source: &Path, facts: &Facts) -> String {
+/// codes. `all`: with every key, not only those that people change.
+pub fn template(source: &Path, facts: &Facts, all: bool) -> String {
     let mut out = String::new();
-    let all = if WeightClass::ALL.into_iter().any(|class| facts.taken(class).is_some()) {
+    let defaults = if WeightClass::ALL.into_iter().any(|class| facts.taken(class).is_some()) {
         "Keys below stand at their defaults and may be left out, but for `decode_batch`, and formats of weights that are taken over."
     } else {
         "Keys below stand at their defaults and may be left out, but for `decode_batch`."
+    };
+    let others = match all {
+        true => String::new(),
+        false => format!("\n# So do {} others: `moec init --all` writes them, too.", KEYS.len() - COMMON.len()),
     };
     let _ = writeln!(
         out,
         "# {}: {} parameters, {} used per token; {} layers, {} of them with {} experts, {} per token.\n#\n\
          # What moec is to build from this checkpoint:\n\
          #     moec build model.toml\n\
-         # {all}",
+         # {defaults}{others}",
         comment(&facts.family),
         human::count(facts.parameters),
         human::count(facts.active_parameters),
@@ -114,7 +132,7 @@ pub fn template(source: &Path, facts: &Facts) -> String {
         facts.experts_per_token,
     );
     let mut section = "";
-    for key in KEYS {
+    for key in KEYS.iter().filter(|k| all || COMMON.contains(&(k.section, k.name))) {
         if key.section != section {
             section = key.section;
             let _ = write!(out, "\n[{section}]\n");

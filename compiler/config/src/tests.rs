@@ -312,21 +312,27 @@ fn whose_fault_it_is() {
 
 #[test]
 fn the_template_says_the_defaults() {
-    let text = template(Path::new("."), &facts());
-    let read = parse(&text).unwrap();
-    let mut plain = parse("[shapes]\ndecode_batch = [1, 2, 4]").unwrap();
-    assert_eq!(read.shapes_for(2048).unwrap(), plain.shapes_for(2048).unwrap());
-    assert_eq!(read.decode.little, Some(2));
-    plain.shapes.max_context = read.shapes.max_context;
-    plain.decode.little = read.decode.little;
-    assert_eq!(read, plain);
-    insta::assert_snapshot!(text);
+    for all in [true, false] {
+        let text = template(Path::new("."), &facts(), all);
+        let read = parse(&text).unwrap();
+        let mut plain = parse("[shapes]\ndecode_batch = [1, 2, 4]").unwrap();
+        assert_eq!(read.shapes_for(2048).unwrap(), plain.shapes_for(2048).unwrap());
+        assert_eq!(read.decode.little, all.then_some(2));
+        plain.shapes.max_context = read.shapes.max_context;
+        plain.decode.little = read.decode.little;
+        assert_eq!(read, plain);
+        let keys = text.lines().filter(|line| !line.starts_with('#') && line.contains(" = ")).count();
+        assert_eq!(keys, if all { KEYS.len() } else { 10 });
+        if all {
+            insta::assert_snapshot!(text);
+        }
+    }
 }
 
 #[test]
 fn the_template_takes_over_what_is_stored_in_codes() {
     let stored = vec![(WeightClass::Experts, Format::Mxfp4), (WeightClass::Embeddings, Format::Q8h)];
-    let text = template(Path::new("."), &Facts { stored, ..facts() });
+    let text = template(Path::new("."), &Facts { stored, ..facts() }, true);
     let read = parse(&text).unwrap().weights;
     assert_eq!((read.experts, read.attention, read.embeddings), (Format::Mxfp4, Format::Bf16, Format::Q8h));
     let said: Vec<&str> =
@@ -337,7 +343,7 @@ fn the_template_takes_over_what_is_stored_in_codes() {
 #[test]
 fn the_template_bears_any_folder_name() {
     for name in ["a b", "quo\"te", "back\\slash", "líne", "new\nline", "#"] {
-        let text = template(Path::new(name), &Facts { family: "evil\n[x]".into(), ..facts() });
+        let text = template(Path::new(name), &Facts { family: "evil\n[x]".into(), ..facts() }, false);
         assert_eq!(parse(&text).unwrap().model.source, Path::new("dir").join(name));
     }
 }
