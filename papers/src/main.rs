@@ -11,7 +11,7 @@ use moec_costs::units::Units;
 use moec_papers::capacities::{profiled, recorded, table};
 use moec_papers::npumoe::reproduce::DEVICES;
 use moec_papers::npumoe::{page, report, tables};
-use moec_papers::{hybrimoe, mobile, outliers, powerinfer2, trimoe};
+use moec_papers::{hybrimoe, mechanisms, mobile, outliers, powerinfer2, trimoe};
 use moec_profile::Profile;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -31,6 +31,8 @@ enum Verb {
     },
     /// Print the same as docs/npumoe.md
     Page,
+    /// Print docs/mechanisms.md: what the five papers do, and how far moec has it
+    Mechanisms,
     /// Rerun the evaluation of TriMoE, and print a page with every figure of it beside the simulated one
     Trimoe(Run),
     /// Rerun the evaluation of PowerInfer-2, and print a page with every figure of it beside the simulated one
@@ -96,6 +98,7 @@ fn run(verb: &Verb) -> Result<()> {
             if *json { output::json(&tables::value(&report)) } else { output::data(&tables::text(&report)) }
         }
         Verb::Page => output::data(&page::page(&report(None)?)),
+        Verb::Mechanisms => output::data(&mechanisms::page()?),
         Verb::Trimoe(run) => {
             let size = if run.quick { trimoe::bench::Size::QUICK } else { trimoe::bench::Size::FULL };
             publish(trimoe::pages(size)?, run, "trimoe")

@@ -18,8 +18,9 @@ pub(crate) fn run() -> Result<(), Failed> {
     for page in said("moec", &["docs"])?.lines() {
         pages.push((page.to_owned(), said("moec", &["docs", page])?));
     }
-    let text = said("moec-papers", &["page"])?;
-    pages.push(("npumoe.md".to_owned(), text));
+    for (subcommand, page) in [("page", "npumoe.md"), ("mechanisms", "mechanisms.md")] {
+        pages.push((page.to_owned(), said("moec-papers", &[subcommand])?));
+    }
     let folder = root().join("docs");
     for (page, text) in pages {
         let path = folder.join(&page);
