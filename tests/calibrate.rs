@@ -290,7 +290,7 @@ fn caches_are_compared_on_a_recorded_router() {
         assert!(said.contains(word), "`{word}` is not in:\n{said}");
     }
     let (code, said) = fails(moec().arg("inspect").arg(&toml).args(["--cache", "50%"]));
-    assert!(code == 2 && said.contains("is no profile"), "{said}");
+    assert!(code == 2 && said.contains("is not a profile"), "{said}");
     let (code, said) = fails(moec().arg("inspect").arg(&out).args(["--cache", "50"]));
     assert!(code == 2 && said.contains("25%"), "{said}");
 }

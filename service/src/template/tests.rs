@@ -1,4 +1,4 @@
-//! What templates may do, and what not. Equality with transformers is `tests/templates.rs`.
+//! Limits of templates. Equality with transformers is `tests/templates.rs`.
 
 use super::*;
 use serde_json::json;
@@ -100,7 +100,7 @@ fn what_is_written_of_values_takes_fuel() {
     assert!(all.len() > 3 << 20, "{}", all.len());
 }
 
-/// What would overflow a stack, or takes memory or time without a step of the engine.
+/// Templates that overflow a stack, or take memory or time without a step of the engine, end their process alone.
 #[test]
 fn hostile_templates_end_their_process_alone() {
     let doubled =

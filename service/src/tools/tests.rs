@@ -1,4 +1,4 @@
-//! What each family writes, cut everywhere.
+//! Output of each family, cut everywhere.
 
 use super::*;
 use serde_json::json;
@@ -131,7 +131,7 @@ fn texts_of_declared_tools_stay_texts() {
         for (name, zip, expected) in [
             ("f", "81247", r#"{"zip":"81247","n":3,"more":4}"#),
             ("f", "true", r#"{"zip":"true","n":3,"more":4}"#),
-            // One that nobody has declared.
+            // One that is not declared.
             ("g", "81247", r#"{"zip":81247,"n":3,"more":4}"#),
         ] {
             let mut parser = Parser::new(syntax, "").with_tools(Arc::clone(&tools));
