@@ -99,7 +99,11 @@ const PAPERS: [&str; 5] = ["npumoe", "trimoe", "powerinfer2", "hybrimoe", "mobil
 /// this small lives on the Neural Engine.
 const THEN: &[(&str, &str, &str)] = &[
     ("moec calibrate model.toml --text my.txt -o my.trace", "profile = \"\"", "profile = \"my.trace\""),
-    ("moec calibrate model.toml --text my.txt -o my.trace", "experts = \"auto\"", "attention = \"npu\"\nexperts = \"auto\""),
+    (
+        "moec calibrate model.toml --text my.txt -o my.trace",
+        "experts = \"auto\"",
+        "attention = \"npu\"\nexperts = \"auto\"",
+    ),
 ];
 
 /// The bundle whose packages coremltools writes.

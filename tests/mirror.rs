@@ -321,11 +321,7 @@ fn experts_beside_some_that_compute_nothing_stay_on_the_processor() {
     let toml = folder.path().join("model.toml");
     let source = checkpoint("longcat_flash");
     for (target, more, words) in [
-        (
-            &*device(),
-            "[placement]\nexperts = \"mirror\"\n",
-            ["compute nothing", "`experts = \"cpu\"`"],
-        ),
+        (&*device(), "[placement]\nexperts = \"mirror\"\n", ["compute nothing", "`experts = \"cpu\"`"]),
         ("m2-ultra", "[placement]\nexperts = \"npu\"\n", ["compute nothing", "`experts = \"cpu\"`"]),
         ("h100-x86", "[placement]\nexperts = \"gpu\"\n", ["compute nothing", "`experts = \"cpu\"`"]),
         ("native", "[memory]\nbudget = \"1 GiB\"\n", ["compute nothing", "`budget` under `[memory]`"]),

@@ -38,8 +38,10 @@ pub fn run(args: &Args) -> Result<()> {
     let path = &args.path;
     let shown = path.display();
     if (args.profile.html.is_some() || args.profile.against.is_some()) && !trace::is_one(path) {
-        return Err(Error::usage(format!("`{shown}` is not a profile, and `--html` and `--against` take one"))
-            .hint("`moec calibrate model.toml` records a profile"));
+        return Err(Error::usage(format!(
+            "`{shown}` is not a profile, and `--html` and `--against` take one"
+        ))
+        .hint("`moec calibrate model.toml` records a profile"));
     }
     if !args.cache.is_empty() && !trace::is_one(path) {
         return Err(Error::usage(format!("`{shown}` is not a profile, and `--cache` takes one"))

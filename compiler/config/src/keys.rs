@@ -96,7 +96,9 @@ pub const KEYS: &[Key] = &[
         name: "decode_batch",
         default: "[1]",
         range: "a list of integers in 1..=64, ascending",
-        help: &["Sequences that are decoded together. One graph is compiled for each size. `moec init` writes [1, 2, 4]."],
+        help: &[
+            "Sequences that are decoded together. One graph is compiled for each size. `moec init` writes [1, 2, 4].",
+        ],
         set: |c, v| {
             let sizes = v.integers(1..=64)?;
             if sizes.is_empty() || !sizes.is_sorted_by(|a, b| a < b) {

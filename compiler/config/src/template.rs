@@ -115,7 +115,9 @@ pub fn template(source: &Path, facts: &Facts, all: bool) -> String {
     };
     let others = match all {
         true => String::new(),
-        false => format!("\n# So do {} others: `moec init --all` writes them, too.", KEYS.len() - COMMON.len()),
+        false => {
+            format!("\n# So do {} others: `moec init --all` writes them, too.", KEYS.len() - COMMON.len())
+        }
     };
     let _ = writeln!(
         out,

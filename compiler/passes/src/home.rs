@@ -534,7 +534,9 @@ fn decision(
         _ if wanted.policy.is_some() => "whole layers, as far as the unit's memory has room",
         Home::Auto if chosen.len() < costs.len() => "the others cost less on the processor, or find no room",
         Home::Auto => "they cost less there than on the processor",
-        Home::Share(..) => "the share that `placement.experts` asks for, those that are chosen most often first",
+        Home::Share(..) => {
+            "the share that `placement.experts` asks for, those that are chosen most often first"
+        }
         _ => "asked for by `placement.experts`",
     };
     let why = if chosen.is_empty() { "no other unit costs less and has room" } else { why };

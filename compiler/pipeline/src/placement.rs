@@ -103,8 +103,7 @@ pub(super) fn home(given: &Inputs<'_>, module: &Module, placed: &mut Placed) -> 
     let loads = placed.loads.as_ref().or(known.as_ref());
     let (wanted, budget) = (&given.config.placement, given.config.memory.device_budget);
     let decisions = &mut placed.of_experts;
-    placed.homes =
-        home::home(module, &mut placed.placement, &given.list, wanted, budget, loads, decisions)?;
+    placed.homes = home::home(module, &mut placed.placement, &given.list, wanted, budget, loads, decisions)?;
     Ok(())
 }
 

@@ -71,7 +71,8 @@ pub fn modules(unit: &Unit) -> Result<(Modules, &Dimms, Timing), Flaw> {
         lines,
     };
     if geometry.set_lines().is_none() {
-        let message = format!("{} bytes are not a row of every bank, which takes {set}", dimms.capacity.value);
+        let message =
+            format!("{} bytes are not a row of every bank, which takes {set}", dimms.capacity.value);
         return Err(Flaw::new("unit.dimms.capacity", message));
     }
     let system = System { channels: dimms.channels, dimms: dimms.count / dimms.channels.max(1) };

@@ -71,8 +71,10 @@ impl Client {
     pub(super) fn new(endpoint: &str, token: Option<String>) -> Result<Self> {
         let endpoint = endpoint.trim_end_matches('/').to_owned();
         if authority(&endpoint).is_none() {
-            return Err(Error::environment(format!("`HF_ENDPOINT` is `{endpoint}`, which is not an address"))
-                .hint("it begins with `https://`, as in `https://huggingface.co`"));
+            return Err(Error::environment(format!(
+                "`HF_ENDPOINT` is `{endpoint}`, which is not an address"
+            ))
+            .hint("it begins with `https://`, as in `https://huggingface.co`"));
         }
         let agent = Agent::config_builder()
             .max_redirects(0)
@@ -109,7 +111,11 @@ impl Client {
                     format!("{}{path}", authority(&url).unwrap_or_default())
                 }
                 whole if authority(whole).is_some() => whole.to_owned(),
-                _ => return Err(Broken::Said(Error::environment("the hub redirects to what is not an address"))),
+                _ => {
+                    return Err(Broken::Said(Error::environment(
+                        "the hub redirects to what is not an address",
+                    )));
+                }
             };
         }
         Err(Broken::Said(Error::environment("the hub redirects from place to place without end")))

@@ -193,9 +193,10 @@ impl<'m> Build<'m> {
     pub(super) fn table(&self, name: &str) -> Resolved<&'m [String]> {
         match self.frames.last().and_then(|frame| frame.tables.get(name)) {
             Some(found) => Ok(found),
-            None => {
-                wrong(format!("`{name}` is not a list of labels"), "`NAME: .branchtargets A, B;` stands before")
-            }
+            None => wrong(
+                format!("`{name}` is not a list of labels"),
+                "`NAME: .branchtargets A, B;` stands before",
+            ),
         }
     }
 }
