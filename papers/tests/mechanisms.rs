@@ -170,7 +170,7 @@ fn counts_are_those_of_the_list() {
     let (papers, page) = (papers().unwrap(), page().unwrap());
     let of = |papers: &[Paper]| -> Vec<usize> {
         let states = MechanismState::ALL.map(|s| papers.iter().map(|p| p.count(s)).sum::<usize>());
-        [states.iter().sum()].into_iter().chain(states).collect()
+        [states.iter().sum::<usize>()].into_iter().chain(states).collect()
     };
     let shown = |name: &str| -> Vec<usize> {
         let row = page.lines().find(|line| line.starts_with(&format!("| {name}"))).expect(name);
