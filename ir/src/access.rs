@@ -1,4 +1,4 @@
-//! What steps touch: the bytes behind each argument, and whether the step writes them.
+//! Accesses of steps: the bytes of each argument, and whether the step writes them.
 //!
 //! A kernel names the arguments that it writes ([`KernelRef`](crate::plan::KernelRef),
 //! [`ThreadKernel`](crate::launch::ThreadKernel)), and a built-in function has them last. Nothing else states it: passes
@@ -8,7 +8,7 @@ use crate::plan::{Arg, Builtin, Code, Entry, Plan, Results, Step};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// Where the bytes of an [`Access`] are counted from.
+/// Base that the bytes of an [`Access`] are counted from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Space {
     /// The arena of a memory.
@@ -19,10 +19,10 @@ pub enum Space {
     Paged(u32),
 }
 
-/// What a step touches by one argument.
+/// Access of a step by one argument.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// Where bytes are counted from.
+    /// Base that bytes are counted from.
     pub space: Space,
     /// The bytes: of a buffer all, whatever part of it the step takes. Rows of one buffer may interleave.
     pub bytes: Range<u64>,
@@ -66,7 +66,7 @@ impl<'p> Accesses<'p> {
         Self { plan, paged }
     }
 
-    /// What a step touches, argument by argument. Weights that are there before the first step are left out.
+    /// Accesses of a step, argument by argument. Weights that are there before the first step are left out.
     pub fn of(&self, entry: &Entry, step: &Step) -> Vec<Access> {
         let results = self.plan.results(step);
         let whole = |space, write| Access { space, bytes: 0..1, buffer: None, write };
@@ -78,7 +78,7 @@ impl<'p> Accesses<'p> {
                 write: results.contains(i),
             }),
             Arg::State(s) => Some(whole(Space::State(s), results.contains(i))),
-            // The pager serves the processor's steps alone.
+            // The pager serves the CPU's steps alone.
             Arg::Matrices(s) if step.unit == 0 => {
                 self.paged.get(&s).map(|&layer| whole(Space::Paged(layer), false))
             }

@@ -1,4 +1,4 @@
-//! Where the parts of neurons lie: up and down of a neuron together, gates of a block one behind the other (PowerInfer-2,
+//! Layout of the parts of neurons: up and down of a neuron together, gates of a block one after the other (PowerInfer-2,
 //! §4.4).
 
 use crate::op::DispatchLayout;
@@ -7,14 +7,14 @@ use crate::types::{Format, GROUP};
 /// Bytes of a cache line: parts begin on one.
 const LINE: usize = 64;
 
-/// Neurons of a block, and of a list of those that are awake.
+/// Neurons of a block, and of a list of those that are active.
 pub const BLOCK: usize = 32;
 
 /// Bytes that a direct read of flash takes, or a multiple of them.
 const FLASH_BLOCK: usize = 4096;
 
-/// Words of the lists of the neurons that rows wake: for every active expert, in the order of the dispatch table, and every
-/// [`BLOCK`] of its neurons a list of [`BLOCK`]` + 1` words: how many are awake, then who, by number, ascending.
+/// Words of the lists of the neurons that rows activate: for every active expert, in the order of the dispatch table, and every
+/// [`BLOCK`] of its neurons a list of [`BLOCK`]` + 1` words: how many are active, then who, by number, ascending.
 pub const fn awake_words(layout: DispatchLayout, inter: usize) -> usize {
     let slots = layout.rows * layout.k;
     let active = if slots < layout.experts { slots } else { layout.experts };
@@ -51,7 +51,7 @@ impl Part {
 ///
 /// Neurons lie in blocks of [`BLOCK`], of which the last may have fewer: first their sketches, then their gates, then up and
 /// down of each. So who reads all gates reads on and on, which memory answers faster than rows here and there, and who reads
-/// a neuron that is awake finds up and down together. A block is one piece, and so are any number of the first blocks.
+/// a neuron that is active finds up and down together. A block is one piece, and so are any number of the first blocks.
 ///
 /// A part is a row of a row-major weight, codes before scales, filled up with zeros: to whole groups of [`GROUP`] numbers,
 /// and to whole cache lines.
@@ -70,12 +70,12 @@ pub struct Bundle {
     pub sketch: bool,
 }
 
-/// Where a part lies in a block of `n` neurons: that of neuron `i` at byte `n · each + first + i · pitch`.
+/// Place of a part in a block of `n` neurons: that of neuron `i` is at byte `n · each + first + i · pitch`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Bytes in front of the part of the first neuron, for each neuron of the block.
+    /// Bytes before the part of the first neuron, for each neuron of the block.
     pub each: usize,
-    /// Further bytes in front of it.
+    /// Further bytes before it.
     pub first: usize,
     /// Bytes from neuron to neuron.
     pub pitch: usize,
@@ -97,7 +97,7 @@ impl Bundle {
         if self.sketch { (self.codes_bytes() + 12).next_multiple_of(LINE) } else { 0 }
     }
 
-    /// Where a part lies in a block.
+    /// Place of a part in a block.
     pub const fn place(self, part: Part) -> Place {
         let (sketch, one) = (self.sketch_bytes(), self.part_bytes());
         let (each, first, pitch) = match part {
@@ -165,7 +165,7 @@ impl Bundle {
         self.rest_pitch() + (PARTS - 1) * self.rest_scales_bytes()
     }
 
-    /// First byte of the scales of up of neuron `i` of a matrix of `inter` there, if they lie by themselves: behind all neurons.
+    /// First byte of the scales of up of neuron `i` of a matrix of `inter` there, if they lie by themselves: after all neurons.
     /// Those of down follow.
     pub const fn rest_scales_at(self, i: usize, inter: usize) -> usize {
         inter * self.rest_pitch() + i * (PARTS - 1) * self.rest_scales_bytes()

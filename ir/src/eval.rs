@@ -16,7 +16,7 @@ use crate::types::Type;
 use std::cell::Cell;
 use thiserror::Error;
 
-/// Why a graph could not be evaluated.
+/// Reason that a graph could not be evaluated.
 #[derive(Debug, Error)]
 pub enum EvalError {
     /// Operands that do not fit the operator.
@@ -27,7 +27,7 @@ pub enum EvalError {
     Value {
         /// Mnemonic of the operator.
         op: &'static str,
-        /// What is wrong.
+        /// The fault.
         message: String,
     },
     /// A weight that cannot be read.
@@ -35,7 +35,7 @@ pub enum EvalError {
     Weight {
         /// Name of the weight.
         name: String,
-        /// What the source says.
+        /// Error of the source.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A call that does not fit the entry point.

@@ -1,4 +1,4 @@
-//! Which unit computes an expert: the units that can, the one where it starts, and how one of them is chosen.
+//! Units of experts: those that can compute one, the one where it starts, and how one of them is chosen.
 //!
 //! Experts that several units can run are assigned anew in every step (TriMoE, §4.2 and §4.3; HybriMoE, §IV). The plan says what an
 //! expert costs on each unit and where its weights are before the first step; the runtime decides, from the rows that the router has
@@ -11,9 +11,9 @@ use bincode::{Decode, Encode};
 /// Units of experts, of all layers.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 pub struct ExpertPlacement {
-    /// Layers with experts beside the processor, ascending. Experts of the others are the processor's, or static graphs'.
+    /// Layers with experts beside the CPU, ascending. Experts of the others are the CPU's, or static graphs'.
     pub layers: Vec<ExpertLayer>,
-    /// How a unit is chosen. Layers share it, as they share frames, links and the costs of an expert.
+    /// Policy that chooses a unit. Layers share it, as they share frames, links and the costs of an expert.
     pub policy: ExpertPolicy,
 }
 
@@ -35,12 +35,12 @@ attributes! {
         pub segments: Vec<u32>,
         /// The same matrices as the hot unit reads them, in the order of `segments`; empty: it reads those.
         pub brought: Vec<u32>,
-        /// Where experts are scheduled, the module of each; −1: it is striped over all of them.
+        /// Module of each expert where experts are scheduled; −1: it is striped over all of them.
         pub modules: Vec<i32>,
     }
 }
 
-/// How the unit of an expert is chosen.
+/// Policy that chooses the unit of an expert.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 pub enum ExpertPolicy {
     /// It is the one where the expert starts.
@@ -48,7 +48,7 @@ pub enum ExpertPolicy {
     Fixed,
     /// In every step, over the host's memories and frames of each layer (TriMoE).
     Scheduled(Scheduled),
-    /// In every step, between the processor and a cache of frames that all layers share (HybriMoE). All layers are alike.
+    /// In every step, between the CPU and a cache of frames that all layers share (HybriMoE). All layers are alike.
     Cached(Cached),
 }
 
@@ -58,7 +58,7 @@ attributes! {
     pub struct Scheduled {
         /// The unit for hot experts: index into [`crate::plan::Plan::units`]. Its memory holds those that start there.
         pub hot: Option<u32>,
-        /// The unit for cold experts: memory modules that compute. Its memory holds all.
+        /// The unit for cold experts: NDP DIMMs. Its memory holds all.
         pub cold: u32,
         /// Modules of that unit.
         pub modules: u32,
@@ -66,9 +66,9 @@ attributes! {
         pub frames: u32,
         /// Whether experts change their places between steps.
         pub moves: bool,
-        /// How the first assignment is refined.
+        /// Refinement of the first assignment.
         pub refine: Refine,
-        /// What an expert costs.
+        /// Costs of an expert.
         pub costs: ExpertCosts,
     }
 }
@@ -81,27 +81,27 @@ attributes! {
         pub hot: u32,
         /// Frames, of all layers together.
         pub frames: u32,
-        /// How the experts of a prompt, and of tokens that are decoded, are divided: names of the runtime's table of policies.
+        /// Policies for the experts of a prompt and of tokens that are decoded: names in the runtime's table of policies.
         pub divides: [String; 2],
         /// The policy of the frames with its parameters, as `[memory] policy` has it. Experts in `pinned` never leave.
         pub keeps: String,
         /// Layers ahead whose experts are brought while the link is idle.
         pub ahead: u32,
-        /// Microseconds that the first expert of a layer takes more on the unit, on the processor, and on the link (Figure 3e).
+        /// Microseconds that the first expert of a layer takes more on the unit, on the CPU, and on the link (Figure 3e).
         pub first_us: [f64; 3],
         /// Experts per token.
         pub k: u32,
-        /// How the router's logits become scores.
+        /// Function that turns the router's logits into scores.
         pub score: Score,
         /// Experts that never leave their frames, by index into [`ExpertPlacement::layers`], ascending.
         pub pinned: Vec<(u32, u32)>,
-        /// What an expert costs.
+        /// Costs of an expert.
         pub costs: ExpertCosts,
     }
 }
 
 words! {
-    /// How an assignment is refined.
+    /// Refinement of an assignment.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Encode, Decode)]
     pub enum Refine, "`none`, `bottleneck` or `full`" {
         /// Not at all: every expert goes where it costs least.
@@ -120,21 +120,21 @@ attributes! {
     pub struct ExpertCosts as "us" {
         /// Computing on the hot unit; empty: there is none.
         pub hot: Vec<(u32, f64)>,
-        /// On the processor.
+        /// On the CPU.
         pub processor: Vec<(u32, f64)>,
         /// On one module; empty: there is none.
         pub cold: Vec<(u32, f64)>,
         /// Bringing the weights to the hot unit's memory.
         pub bring_us: f64,
-        /// Reading weights that are striped over all modules from the processor.
+        /// Reading weights that are striped over all modules from the CPU.
         pub striped_us: f64,
-        /// Reading weights that are in one module from the processor.
+        /// Reading weights that are in one module from the CPU.
         pub localized_us: f64,
         /// Reading weights inside of a module.
         pub internal_us: f64,
         /// Moving them from one module to another.
         pub link_us: f64,
-        /// What attention and dense layers leave between the experts of two layers: what moves there is hidden.
+        /// Time of attention and dense layers between the experts of two layers: transfers in it are hidden.
         pub window_us: f64,
         /// Bytes of the weights.
         pub expert_bytes: u64,
@@ -144,7 +144,7 @@ attributes! {
 }
 
 attributes! {
-    /// Experts of a layer that streams of commands compute, for as many rows as a call has.
+    /// Experts of a layer that NDP command streams compute, for as many rows as a call has.
     #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
     pub struct StreamSet {
         /// Layer.
@@ -195,7 +195,7 @@ impl ExpertPolicy {
         if let Self::Cached(cached) = self { Some(cached) } else { None }
     }
 
-    /// What an expert costs, where that decides.
+    /// Costs of an expert, where the choice of its unit depends on them.
     pub fn costs(&self) -> Option<&ExpertCosts> {
         match self {
             Self::Fixed => None,
@@ -213,7 +213,7 @@ impl ExpertPolicy {
         }
     }
 
-    /// The unit whose memory modules compute.
+    /// The unit with NDP DIMMs.
     pub fn cold(&self) -> Option<u32> {
         if let Self::Scheduled(s) = self { Some(s.cold) } else { None }
     }

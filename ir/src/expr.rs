@@ -119,7 +119,7 @@ impl WeightExpr {
             },
             Self::Repeat { each, of } => match of.shape()?.as_slice() {
                 &[n] => vec![n.checked_mul(*each).ok_or_else(|| error(at, "size overflows"))?],
-                shape => return Err(error(at, format!("of {shape:?}, which is no vector"))),
+                shape => return Err(error(at, format!("of {shape:?}, which is not a vector"))),
             },
             Self::Arrange { order, of } => {
                 let shape = of.shape()?;

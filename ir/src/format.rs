@@ -11,7 +11,7 @@ pub const GROUP: usize = 32;
 /// Output channels of which [`Format::Q4o`] stores one in INT8.
 pub const OUTLIERS: usize = 16;
 
-/// How a weight is stored in the bundle.
+/// Storage format of a weight in the bundle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Encode, Decode)]
 pub enum Format {
     /// IEEE binary32.
@@ -39,7 +39,7 @@ pub enum Format {
     Mxfp4,
 }
 
-/// How the codes of a format lie, and what they stand for in multiples of the scale.
+/// Layout of a format's codes, and their values in multiples of the scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coding {
     /// A byte each: the code.
@@ -54,7 +54,7 @@ pub enum Coding {
 /// the numbers'.
 pub const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// Which numbers share a scale.
+/// Numbers that share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Granularity {
     /// None: each stands alone.
@@ -68,7 +68,7 @@ pub enum Granularity {
 /// Codes of a format, times whose scale they are numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Codes {
-    /// How they lie.
+    /// Layout of the codes.
     pub coding: Coding,
     /// Codes of a block; groups are one block each.
     pub block: usize,
@@ -95,7 +95,7 @@ pub struct FormatSpec {
     pub bits: usize,
     /// Its codes; `None` where numbers stand alone.
     pub codes: Option<Codes>,
-    /// Which numbers share a scale.
+    /// Numbers that share a scale.
     pub granularity: Granularity,
     /// Type of the scales; where numbers stand alone the format itself.
     pub scale: Format,
@@ -256,7 +256,7 @@ impl Format {
         self.spec().codes.is_some()
     }
 
-    /// How its codes lie; `None` where numbers stand alone.
+    /// Layout of its codes; `None` where numbers stand alone.
     pub const fn coding(self) -> Option<Coding> {
         match &self.spec().codes {
             Some(codes) => Some(codes.coding),
@@ -304,7 +304,7 @@ impl Format {
         }
     }
 
-    /// How many of a matrix's `rows` are stored as INT8 beside the others.
+    /// Number of a matrix's `rows` that are stored as INT8 beside the others.
     pub const fn outliers(self, rows: usize) -> usize {
         match self.spec().outliers {
             Some(one_in) => rows / one_in,

@@ -35,13 +35,13 @@ pub enum Operand {
 /// An operator applied.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// What is computed.
+    /// Operator.
     pub op: Op,
     /// From what, as [`Op::signature`] orders it.
     pub inputs: Vec<Operand>,
     /// Results, one or two.
     pub outputs: Vec<ValueId>,
-    /// Where it stands in the model: `embed`, `layers.0.attn`, `layers.0.ffn`, `head`. Rewriting never
+    /// Place in the model: `embed`, `layers.0.attn`, `layers.0.ffn`, `head`. Rewriting never
     /// looks across scopes.
     pub scope: Scope,
 }
@@ -50,7 +50,7 @@ pub struct Node {
 /// which costs no time and rounds nothing. Kernels of more rows may round them to what their arithmetic takes.
 pub const FEW_ROWS: usize = 8;
 
-/// Which entry point a graph is.
+/// Entry point that a graph is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Encode, Decode)]
 pub enum EntryKind {
     /// Up to this many tokens of one sequence.
@@ -101,7 +101,7 @@ impl fmt::Display for EntryKind {
 /// | `%3` rows | `i32[R]` | the rows whose logits are wanted, −1 past the last |
 #[derive(Clone, Debug, PartialEq)]
 pub struct Graph {
-    /// Which entry point.
+    /// Entry point that it is.
     pub kind: EntryKind,
     /// Type of every value, by id.
     pub values: Vec<Type>,
@@ -142,7 +142,7 @@ pub struct StateDecl {
     pub name: String,
     /// `f32[slots, heads, rows, dim]`; the rows of a cache or ring are positions.
     pub ty: Type,
-    /// What it keeps of a sequence.
+    /// Kind: what is kept of a sequence.
     pub kind: StateKind,
 }
 

@@ -1,15 +1,15 @@
-//! What type inference reads operands with: checks that say why they do not fit.
+//! Operand checks of type inference, with the reason that operands do not fit.
 
 use crate::types::{DType, Type};
 use thiserror::Error;
 
-/// Why a node, weight or entry is ill-typed.
+/// Reason that a node, weight or entry is ill-typed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{at}: {message}")]
 pub struct TypeError {
     /// Mnemonic of the operator, or what else is at fault.
     pub at: String,
-    /// What is wrong, with the types found and expected.
+    /// The fault, with the types found and expected.
     pub message: String,
 }
 
@@ -19,7 +19,7 @@ impl TypeError {
         Self { at: at.into(), message: message.into() }
     }
 
-    /// The same error with an outer place in front: `prefill[8] node 3 (add): …`.
+    /// The same error with an outer place prepended: `prefill[8] node 3 (add): …`.
     pub(crate) fn within(self, outer: &str) -> Self {
         Self { at: format!("{outer} ({})", self.at), message: self.message }
     }

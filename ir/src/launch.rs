@@ -1,4 +1,4 @@
-//! Kernels of threads, which units beside the processor launch.
+//! GPU kernels, which units beside the CPU launch.
 
 use crate::op::DispatchLayout;
 use crate::results::Results;
@@ -63,7 +63,7 @@ const MOST_ALONG_X: u32 = i32::MAX as u32;
 /// Blocks along y and z, at most.
 const MOST_BLOCKS: u32 = 65_535;
 
-/// What a kernel is launched with. Its parameters are the addresses of the operands, in order, then the number of valid rows
+/// Launch of a kernel. Its parameters are the addresses of the operands, in order, then the number of valid rows
 /// as a 32-bit integer. No valid row: no launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 pub struct Launch {
@@ -76,7 +76,7 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Blocks along x, y and z, of `n` valid rows. `None` where that is none, or more than a launch can have.
+    /// Blocks along x, y and z, of `n` valid rows. `None` where there are none, or more than a launch can have.
     pub fn blocks(&self, n: u32) -> Option<[u32; 3]> {
         let blocks = self.grid.map(|extent| extent.blocks(n));
         let most = [MOST_ALONG_X, MOST_BLOCKS, MOST_BLOCKS];
@@ -84,7 +84,7 @@ impl Launch {
     }
 }
 
-/// A kernel of threads, in an artifact of the unit that launches it.
+/// A GPU kernel, in an artifact of the unit that launches it.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ThreadKernel {
     /// Index into [`Plan::units`](crate::plan::Plan::units).
@@ -97,7 +97,7 @@ pub struct ThreadKernel {
     pub operands: u32,
     /// Those of them that it writes to.
     pub results: Results,
-    /// How it is launched.
+    /// Grid, block and shared memory of a launch.
     pub launch: Launch,
 }
 

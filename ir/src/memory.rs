@@ -1,13 +1,13 @@
 //! Units, their memories, and what lies where.
 //!
-//! A plan names its units and its memories. Memory 0 is the processor's; every buffer, state and weight that a unit touches
+//! A plan names its units and its memories. Memory 0 is the CPU's; every buffer, state and weight that a unit touches
 //! lies in the unit's own. What crosses from one memory to another does so by a [`Copy`](crate::plan::Builtin::Copy) step.
 
 use crate::op::{Attributes, attributes};
 use crate::text::ops::{Parsed, Reader, Word, Writer};
 use bincode::{Decode, Encode};
 
-/// A unit that executes steps. Unit 0 is the processor that runs the program.
+/// A unit that executes steps. Unit 0 is the CPU that runs the program.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct UnitRef {
     /// Name in the device file.
@@ -19,7 +19,7 @@ pub struct UnitRef {
 }
 
 impl UnitRef {
-    /// The processor of a plan, whose memory is the first.
+    /// The CPU of a plan, whose memory is the first.
     pub fn processor() -> Self {
         Self { name: "cpu".to_owned(), family: "cpu".to_owned(), memory: 0 }
     }

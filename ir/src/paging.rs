@@ -5,7 +5,7 @@ use crate::text::ops::{Parsed, Reader, Word, Writer};
 use bincode::{Decode, Encode};
 
 attributes! {
-    /// What a run holds in memory when its experts do not all fit.
+    /// Memory of a run whose experts do not all fit.
     ///
     /// Everything else is resident: the sum of `resident`, `process` and all frames is the peak, and at most `budget`.
     #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
@@ -38,7 +38,7 @@ attributes! {
         pub layers: Vec<PagedLayer>,
         /// CRC-32C of every matrix, `[layer][expert][gate and up, down]`.
         pub checksums: Vec<u32>,
-        /// How often recorded routing used each expert, `[layer][expert]`: what a cache begins with, and believes until it has seen
+        /// Uses of each expert in recorded routing, `[layer][expert]`: the counts that a cache begins with, until it has seen
         /// more itself. Empty where nothing was recorded.
         pub uses: Vec<u32>,
     }
@@ -59,7 +59,7 @@ attributes! {
         pub gate_up: u32,
         /// Segment of the down matrices; of up and down by neurons, where these are read one by one.
         pub down: u32,
-        /// How the router's logits become scores.
+        /// Function that turns the router's logits into scores.
         pub score: Score,
     }
 }

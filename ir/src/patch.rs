@@ -1,9 +1,9 @@
 //! Labelled changes of a Graph.
 //!
 //! A pass that cuts nodes out of a Graph, or puts some in, says so in a [`Patch`], which is applied whole or not at all:
-//! every use still finds its definition in front of it, every value is defined once, and none is left over. What is wrong
+//! every use still finds its definition before it, every value is defined once, and none is left over. What is wrong
 //! otherwise is said with the label of the patch, and the Graph stays what it was. Types are the verifier's
-//! ([`crate::verify::module`]), which runs behind every pass.
+//! ([`crate::verify::module`]), which runs after every pass.
 
 use crate::graph::{Graph, INPUTS, Node, NodeId, Operand, ValueId};
 use crate::types::Type;
@@ -18,18 +18,18 @@ pub struct Patch {
     known: usize,
     values: Vec<Type>,
     removed: BTreeSet<usize>,
-    /// Nodes, each with that of the Graph in front of which it stands.
+    /// Nodes, each with that of the Graph before which it stands.
     added: Vec<(usize, Node)>,
     redirected: HashMap<ValueId, ValueId>,
 }
 
-/// Why a patch does not fit its Graph.
+/// Reason that a patch does not fit its Graph.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("patch `{label}`: {why}")]
 pub struct PatchError {
     /// The patch.
     pub label: String,
-    /// What would be wrong with the Graph.
+    /// The fault that the Graph would have.
     pub why: String,
 }
 
@@ -57,7 +57,7 @@ impl Patch {
         self.removed.insert(node.0 as usize);
     }
 
-    /// Puts a node in front of one that the Graph has, removed or not, behind all that was put there before. The number
+    /// Puts a node before one that the Graph has, removed or not, after all that was put there before. The number
     /// past the last stands for the end.
     pub fn add(&mut self, before: NodeId, node: Node) {
         self.added.push((before.0 as usize, node));
@@ -156,7 +156,7 @@ fn define(defined: &mut [bool], node: &Node, redirected: &HashMap<ValueId, Value
         match defined.get_mut(v.0 as usize) {
             Some(known) if !*known => *known = true,
             Some(_) => return Err(format!("{} defines %{}, which is defined already", place(), v.0)),
-            None => return Err(format!("{} defines %{}, which is no value", place(), v.0)),
+            None => return Err(format!("{} defines %{}, which is not a value", place(), v.0)),
         }
     }
     Ok(())
@@ -245,7 +245,7 @@ mod tests {
             p.value(Type::f32([1]));
         });
         wrong("`silu` in `` defines %4, which is defined already", |p| p.add(NodeId(3), act(0, 4)));
-        wrong("`silu` in `` defines %9, which is no value", |p| p.add(NodeId(3), act(0, 9)));
+        wrong("`silu` in `` defines %9, which is not a value", |p| p.add(NodeId(3), act(0, 9)));
         wrong("`silu` in `` uses %9 before it is defined", |p| p.add(NodeId(3), act(9, 6)));
         wrong("there is no node 3", |p| p.remove(NodeId(3)));
         wrong("there is no node 4", |p| p.add(NodeId(4), act(0, 6)));

@@ -1,4 +1,4 @@
-//! What memories hold of a plan, and how much that is at most.
+//! Contents of memories under a plan, and their peaks.
 
 use crate::plan::{ALIGN, Arg, Plan, Resident, Segment};
 use std::collections::BTreeSet;
@@ -10,7 +10,7 @@ impl Resident {
         bytes.checked_next_multiple_of(ALIGN)
     }
 
-    /// Bytes of the table of addresses that stands in front of the matrices: 8 for each that the segment has.
+    /// Bytes of the table of addresses that stands before the matrices: 8 for each that the segment has.
     pub fn table_bytes(&self, segment: &Segment) -> u64 {
         let entries = if self.matrices.is_empty() { 0 } else { u64::from(segment.extents().0) };
         (entries * 8).next_multiple_of(ALIGN)
@@ -24,7 +24,7 @@ impl Resident {
 }
 
 impl Plan {
-    /// Bytes of the arena of the processor's memory.
+    /// Bytes of the arena of the CPU's memory.
     pub fn arena_bytes(&self) -> u64 {
         self.memories.first().map_or(0, |m| m.arena_bytes)
     }
@@ -39,7 +39,7 @@ impl Plan {
         self.units.iter().map(|u| u.name.clone()).collect()
     }
 
-    /// Bytes that a memory holds at most while the plan runs, `threads` lanes of the processor each with their scratch:
+    /// Bytes that a memory holds at most while the plan runs, `threads` lanes of the CPU each with their scratch:
     /// arena, states, and the weights that units read there. Of memory 0, weights are those in memory and not on flash.
     /// `None` where that overflows.
     pub fn peak(&self, memory: u32, threads: u64) -> Option<u64> {
@@ -63,7 +63,7 @@ impl Plan {
         for resident in &decl.residents {
             add(resident.bytes(self.segments.get(resident.segment as usize)?)?)?;
         }
-        // A unit beside the processor has one lane, if it has anything to do.
+        // A unit beside the CPU has one lane, if it has anything to do.
         let runs = |unit: u32| self.entries.iter().flat_map(|e| &e.steps).any(|s| s.unit == unit);
         let here = (0..).zip(&self.units).filter(|(_, u)| memory != 0 && u.memory == memory);
         for _ in here.filter(|&(unit, _)| runs(unit)) {

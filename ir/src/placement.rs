@@ -1,4 +1,4 @@
-//! Where things run: the unit of every operator, and tier, capacity, group and home of every expert.
+//! Placement: the unit of every operator, and tier, capacity, group and home of every expert.
 //!
 //! On a target whose shapes are dynamic every expert takes any number of tokens, and a placement says no more
 //! than that. On one whose graphs are static it holds what the passes `tier`, `group` and `reside` decided
@@ -16,12 +16,12 @@ pub const CAPACITY_ALIGN: u32 = 16;
 /// Most capacity tiers of a layer.
 pub const MOST_TIERS: usize = 6;
 
-/// Where everything runs.
+/// Placement of all operators and experts.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 pub struct Placement {
     /// Tokens per call that capacities are for; 0: shapes are dynamic, and nothing has a capacity.
     pub chunk: u32,
-    /// What happens to tokens past an expert's capacity.
+    /// Treatment of tokens past an expert's capacity.
     pub overflow: Overflow,
     /// Names of the units that indices stand for; empty where shapes are dynamic.
     pub units: Vec<String>,
@@ -32,7 +32,7 @@ pub struct Placement {
 }
 
 words! {
-    /// What happens to the tokens that an expert has no room for (NPUMoE, §3.2).
+    /// Treatment of the tokens that an expert has no room for (NPUMoE, §3.2).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Encode, Decode)]
     pub enum Overflow, "`prune` or `spill`" {
         /// Those of the lowest saliency, the L2 norm of the attention output, lose this expert's part.
@@ -56,7 +56,7 @@ impl fmt::Display for Overflow {
     }
 }
 
-/// Where the nodes of one operator run that stand at one place of the model, in all layers.
+/// Unit of the nodes of one operator that stand at one place of the model, in all layers.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct OpPlace {
     /// Entry point.
@@ -67,9 +67,9 @@ pub struct OpPlace {
     pub op: String,
     /// Index of the unit.
     pub unit: u32,
-    /// How many nodes.
+    /// Number of nodes.
     pub nodes: u32,
-    /// Why there.
+    /// Reason for the unit.
     pub why: String,
 }
 
@@ -82,7 +82,7 @@ pub struct ExpertTable {
     pub k: u32,
     /// Capacities of the tiers in tokens, descending; empty: shapes are dynamic.
     pub tiers: Vec<u32>,
-    /// What the profile predicts.
+    /// Prediction of the profile.
     pub expected: Option<Expected>,
     /// Groups that share a static graph, the most popular first; empty: there is no such graph.
     pub groups: Vec<ExpertGroup>,
@@ -91,7 +91,7 @@ pub struct ExpertTable {
 }
 
 attributes! {
-    /// What the profile predicts for a layer.
+    /// Prediction of the profile for a layer.
     #[derive(Clone, Copy, Debug, PartialEq, Encode, Decode)]
     pub struct Expected as "rates" {
         /// Load of the busiest expert over the mean load, r (NPUMoE, §4.1).
@@ -120,7 +120,7 @@ attributes! {
         pub bytes: u64,
         /// Expected microseconds per call on each unit, launch and waiting included; empty: not known yet.
         pub cost_us: Vec<f32>,
-        /// Why it runs there.
+        /// Reason for the unit.
         pub why: String,
     }
 }

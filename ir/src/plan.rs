@@ -39,9 +39,9 @@ pub struct Plan {
     pub model: ModelInfo,
     /// The target.
     pub target: TargetInfo,
-    /// Units that steps run on. The first is the processor.
+    /// Units that steps run on. The first is the CPU.
     pub units: Vec<UnitRef>,
-    /// Memories of the units. The first is the processor's.
+    /// Memories of the units. The first is the CPU's.
     pub memories: Vec<Memory>,
     /// Between which of them values are copied.
     pub links: Vec<MemoryLink>,
@@ -55,11 +55,11 @@ pub struct Plan {
     pub states: Vec<StateBuf>,
     /// Units of experts.
     pub experts: ExpertPlacement,
-    /// Experts that streams of commands compute, at most one set per layer and unit.
+    /// Experts that NDP command streams compute, at most one set per layer and unit.
     pub streams: Vec<StreamSet>,
     /// Kernels of the object code.
     pub kernels: Vec<KernelRef>,
-    /// Kernels of threads that units beside the processor launch.
+    /// GPU kernels that units beside the CPU launch.
     pub launches: Vec<ThreadKernel>,
     /// Static graphs of artifacts.
     pub graphs: Vec<GraphDecl>,
@@ -75,7 +75,7 @@ pub struct Plan {
     pub paging: Option<Paging>,
 }
 
-/// What the runtime must know of the model.
+/// Facts about the model that the runtime needs.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct ModelInfo {
     /// Family (`qwen3_moe`).
@@ -90,7 +90,7 @@ pub struct ModelInfo {
     pub max_context: u32,
     /// Sequences that the states hold.
     pub slots: u32,
-    /// Token put in front of every text, if the tokenizer's configuration asks for one.
+    /// Token put before every text, if the tokenizer's configuration asks for one.
     pub bos: Option<u32>,
     /// Tokens that end a generation.
     pub eos: Vec<u32>,
@@ -98,9 +98,9 @@ pub struct ModelInfo {
     pub parameters: u64,
     /// Parameters that one token uses.
     pub active_parameters: u64,
-    /// How tokens are decoded with fewer experts, where little entry points are compiled.
+    /// Decoding with fewer experts, where little entry points are compiled.
     pub big_little: Option<BigLittle>,
-    /// Percent of the neurons of experts that thresholds behind SiLU make 0, as calibration saw them: an approximation. `None`
+    /// Percent of the neurons of experts that thresholds after SiLU make 0, as calibration saw them: an approximation. `None`
     /// where there are no thresholds.
     pub silenced: Option<f32>,
 }
@@ -123,7 +123,7 @@ impl BigLittle {
     }
 }
 
-/// What the object code was compiled for.
+/// Target of the object code.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct TargetInfo {
     /// Name given to `--target`.
@@ -132,7 +132,7 @@ pub struct TargetInfo {
     pub triple: String,
     /// LLVM CPU name.
     pub cpu: String,
-    /// Features that the processor must have, in `/proc/cpuinfo`-independent LLVM spelling (`avx512f`).
+    /// Features that the CPU must have, in `/proc/cpuinfo`-independent LLVM spelling (`avx512f`).
     pub features: Vec<String>,
 }
 
@@ -147,7 +147,7 @@ pub struct FileRef {
     pub sha256: [u8; 32],
 }
 
-/// How a packed weight lies in its file.
+/// Layout of a packed weight in its file.
 ///
 /// A panel holds `nr` output channels, its columns, in an order that follows the format:
 /// * `f32`, `f16`: `[K][nr]`.
@@ -157,8 +157,8 @@ pub struct FileRef {
 ///   group's channels `4i + j` (low nibble) and `16 + 4i + j` (high nibble), each plus 8.
 /// * `q8h`, `q4h`: as `q8` and `q4`, with scales of f16.
 /// * `mxfp4`: as `q4`, a code being its place in [`E2M1`](crate::types::E2M1).
-/// * `q4c`: as `q4` without the groups' scales; behind the last group, `nr` f32 scales.
-/// * `q4o`: as `q4c`, where the code of an outlier is 0 throughout. Behind the last panel of a matrix stand its outliers,
+/// * `q4c`: as `q4` without the groups' scales; after the last group, `nr` f32 scales.
+/// * `q4o`: as `q4c`, where the code of an outlier is 0 throughout. After the last panel of a matrix stand its outliers,
 ///   in the order of panels and columns: for each panel and once more, how many come before it (u32); for each outlier its
 ///   column in the panel (u32); for each outlier its codes (i8, whole groups); zeros up to a multiple of [`ALIGN`]. Its
 ///   scale stands in the panel.
@@ -188,7 +188,7 @@ pub enum Layout {
     /// Gates of neurons by themselves, `[lead, rows, H]`: as in a [`Bundle`], a row after the other.
     Gates,
     /// Up and down of neurons by themselves, `[lead, rows, 2H]`: as in a [`Bundle`], [`Bundle::rest_pitch`] bytes from one
-    /// neuron to the next. Behind all neurons of a matrix their scales, where these lie by themselves
+    /// neuron to the next. After all neurons of a matrix their scales, where these lie by themselves
     /// ([`Bundle::scales_apart`]): of up and of down of each, [`Bundle::rest_scales_bytes`] bytes.
     Rests,
 }
@@ -240,7 +240,7 @@ impl Layout {
         panels.checked_add(self.outlier_bytes(format, rows, cols)?)
     }
 
-    /// Bytes of the outliers behind a matrix's panels: 0 where a matrix of so many rows has none.
+    /// Bytes of the outliers after a matrix's panels: 0 where a matrix of so many rows has none.
     pub fn outlier_bytes(self, format: Format, rows: u64, cols: usize) -> Option<u64> {
         match format.outliers(usize::try_from(rows).ok()?) as u64 {
             0 => Some(0),
@@ -311,7 +311,7 @@ impl Segment {
         (self.layout == Layout::Rests).then_some(Bundle { format: self.format, hidden, sketch: false })
     }
 
-    /// Where matrix `i` begins in the file; `None` where there is none.
+    /// Offset of matrix `i` in the file, in bytes; `None` where there is none.
     pub fn matrix_offset(&self, i: u32) -> Option<u64> {
         let at = u64::from(i).checked_mul(self.pitch)?.checked_add(self.offset)?;
         (i < self.extents().0).then_some(at)
@@ -354,7 +354,7 @@ pub enum Builtin {
         experts: u32,
         /// Whether an id may be −1, which is served elsewhere.
         partial: bool,
-        /// Where several units compute its experts.
+        /// Candidate units, where several units compute its experts.
         candidates: Option<Candidates>,
     },
     /// `[from, to]`, or of slots `[table, from, to]`: elements of four bytes cross a link, from the memory of `from` to that
@@ -362,7 +362,7 @@ pub enum Builtin {
     Copy {
         /// Elements of a row, or in all.
         words: u32,
-        /// Which rows.
+        /// Rows that are copied.
         span: Span,
     },
     /// `[ids, added, stay, rest]`: which choices find room. See [`crate::Op::LimitCapacity`].
@@ -398,7 +398,7 @@ pub enum Builtin {
         /// Elements from one row of each operand's scores to the next; 0 where there is none.
         strides: [u32; FETCHED],
     },
-    /// `[table, (lists of awake neurons)]`: asks the store for up and down of the neurons that a step behind `neuron_gate` has
+    /// `[table, (lists of awake neurons)]`: asks the store for up and down of the neurons that a step after `neuron_gate` has
     /// listed ([`crate::bundle::awake_words`]), or without lists for all neurons of the experts that the table names.
     Wake {
         /// Index into [`Paging::layers`].
@@ -418,7 +418,7 @@ pub enum Builtin {
         /// Experts per token.
         k: u32,
     },
-    /// The operands of a kernel of threads, in its order: launches it. Which of them it writes the kernel knows.
+    /// The operands of a GPU kernel, in its order: launches it. Which of them it writes the kernel knows.
     Launch {
         /// Index into [`Plan::launches`].
         kernel: u32,
@@ -460,7 +460,7 @@ pub enum Span {
 }
 
 impl Builtin {
-    /// How many of its arguments, the last ones, it writes; 0 of a launch, whose kernel writes some of them. `Fetch` and
+    /// Number of its arguments, the last ones, that it writes; 0 of a launch, whose kernel writes some of them. `Fetch` and
     /// `Wake` leave their last argument as it is, but what reads it comes after them, as if they wrote it.
     pub const fn results(self) -> usize {
         match self {
@@ -503,16 +503,16 @@ impl Port {
 }
 
 attributes! {
-    /// A static graph: a function of an artifact that a unit beside the processor executes.
+    /// A static graph: a function of an artifact that a unit beside the CPU executes.
     #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
     pub struct GraphDecl {
         /// Path of the artifact, relative to the bundle.
         pub package: String,
         /// Function in it.
         pub function: String,
-        /// What it takes, in order.
+        /// Inputs, in order.
         pub inputs: Vec<Port>,
-        /// What it gives, in order.
+        /// Results, in order.
         pub outputs: Vec<Port>,
         /// Whether the artifact keeps a state for each sequence slot.
         pub stateful: bool,
@@ -520,7 +520,7 @@ attributes! {
 }
 
 impl GraphDecl {
-    /// Where rows stand that an attention's graph takes, if that is fixed: it has no `write`, and its mask ends behind
+    /// Position of the first row that an attention's graph takes, if that is fixed: it has no `write`, and its mask ends after
     /// its last row.
     pub fn fixed_start(&self) -> Option<u32> {
         let port = |name: &str| self.inputs.iter().find(|p| p.name == name);
@@ -537,7 +537,7 @@ attributes! {
     pub struct ExpertSet {
         /// Layer.
         pub layer: u32,
-        /// What happens to rows past an expert's capacity.
+        /// Treatment of rows past an expert's capacity.
         pub overflow: Overflow,
         /// Rows that each expert of the layer has room for; 0: no graph has it.
         pub capacities: Vec<u32>,
@@ -574,7 +574,7 @@ attributes! {
         pub inputs: u32,
         /// Channels of `y`.
         pub outputs: u32,
-        /// What attention has besides.
+        /// Further fields of attention.
         pub attention: Option<PartAttention>,
     }
 }
@@ -595,7 +595,7 @@ attributes! {
 }
 
 attributes! {
-    /// Experts of one graph. Groups of the same experts, one behind the other, are sizes of one graph, ascending: a call takes
+    /// Experts of one graph. Groups of the same experts, one after the other, are sizes of one graph, ascending: a call takes
     /// the first that holds its rows.
     #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
     pub struct GraphGroup as "group" {
@@ -632,7 +632,7 @@ pub enum Arg {
     State(u32),
 }
 
-/// Which rows of an entry a step walks.
+/// Rows of an entry that a step walks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 pub enum RowSpace {
     /// The valid token rows.
@@ -641,7 +641,7 @@ pub enum RowSpace {
     Outputs,
 }
 
-/// How many work items a step has, given `n` valid rows. Threads share the items.
+/// Number of work items of a step, given `n` valid rows. Threads share the items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 pub enum Grid {
     /// One item, one thread.
@@ -668,7 +668,7 @@ pub enum Grid {
 pub struct Step {
     /// Index into [`Plan::units`].
     pub unit: u32,
-    /// What runs.
+    /// Code that runs.
     pub code: Code,
     /// Addresses that it gets, in the kernel's order.
     pub args: Vec<Arg>,
@@ -677,7 +677,7 @@ pub struct Step {
     /// Work items.
     pub grid: Grid,
     /// Whether every earlier step of its unit must have ended on all of the unit's threads before this one starts. Units
-    /// beside the processor execute their steps one after the other, and need none.
+    /// beside the CPU execute their steps one after the other, and need none.
     pub barrier: bool,
     /// Steps of this entry whose results it reads or whose buffers it overwrites, ascending. For those of other units it
     /// waits.
@@ -705,7 +705,7 @@ pub struct Buffer {
     pub stride: u32,
 }
 
-/// Where the value of a Graph lies.
+/// Place of a Graph's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Place {
     /// Buffer.
@@ -719,7 +719,7 @@ pub struct Place {
 /// One entry point.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Entry {
-    /// Which.
+    /// Entry point.
     pub kind: EntryKind,
     /// Rows of logits per call.
     pub out_rows: u32,
@@ -778,7 +778,7 @@ impl Plan {
         self.states.iter().map(saved).fold(0, u64::saturating_add)
     }
 
-    /// Layers whose `fetch` somebody hears, in order: experts, and experts per token. They stay on flash, or lie in frames.
+    /// Layers whose `fetch` is observed, in order: experts, and experts per token. They stay on flash, or lie in frames.
     pub fn asked_layers(&self) -> Vec<(u32, u32)> {
         match (&self.paging, &self.experts.policy) {
             (Some(paging), _) => paging.layers.iter().map(|l| (l.experts, l.k)).collect(),
@@ -801,7 +801,7 @@ impl Plan {
         experts
     }
 
-    /// Segments that are read to bring their matrices to another memory, and that no step of the processor reads.
+    /// Segments that are read to bring their matrices to another memory, and that no step of the CPU reads.
     pub fn segments_to_bring(&self) -> BTreeSet<u32> {
         self.experts.layers.iter().flat_map(|l| &l.brought).copied().collect()
     }

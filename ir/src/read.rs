@@ -13,7 +13,7 @@ pub type ReadError = Box<dyn Error + Send + Sync>;
 /// Widest step for which a strided slice reads the covering rectangle instead of index by index.
 const COVER_STEP: usize = 4;
 
-/// What rectangles are read as.
+/// Type that rectangles are read as.
 trait Reader {
     /// A number as it is read.
     type Number: Copy + Default;

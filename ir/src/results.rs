@@ -1,4 +1,4 @@
-//! Which of its arguments a kernel writes.
+//! Arguments that a kernel writes.
 
 use bincode::{Decode, Encode};
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Where a node stands in the model: its layer, and its part of the layer.
+//! Place of a node in the model: its layer, and its part of the layer.
 
 use bincode::de::{Decode, Decoder};
 use bincode::enc::{Encode, Encoder};
@@ -8,7 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
 
-/// Name of a part: letters, digits and `_`, no digit in front. The set is open: whoever lowers a model may add names. What a part is for says its [`Role`].
+/// Name of a part: letters, digits and `_`, no leading digit. The set is open: an importer may add names. Its [`Role`] says what a part is for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Part(Cow<'static, str>);
 
@@ -95,7 +95,7 @@ impl fmt::Display for Part {
     }
 }
 
-/// Where a node stands: in a layer (`layers.3.attn`) or outside of them (`embed`, `head`).
+/// Place of a node: in a layer (`layers.3.attn`) or outside of them (`embed`, `head`).
 ///
 /// The text form of the default is empty: it stands nowhere in particular. `L` is [`AnyLayer`] where something is said of
 /// all layers at once.
@@ -187,7 +187,7 @@ impl<L: fmt::Display + FromStr> FromStr for Scope<L> {
             return Err(malformed());
         }
         let scope = Self { layer, part: Part(Cow::Owned(part.to_owned())) };
-        // One text for each scope: no `layers.03.attn`, and no point without a part behind it.
+        // One text for each scope: no `layers.03.attn`, and no point without a part after it.
         if scope.to_string() == text { Ok(scope) } else { Err(malformed()) }
     }
 }

@@ -1,6 +1,6 @@
 //! States: what outlives a call, of which kind it is, and how it lies in memory.
 //!
-//! A kind says what can be done with a sequence: begin anew, keep a copy, go back. Whoever wants to go back asks it.
+//! A kind says what can be done with a sequence: begin anew, keep a copy, go back. A caller that wants to go back asks it.
 //!
 //! Keys and values are stored as the panels of a weight are, so that `q · kᵀ` and `p · v` are matrix
 //! products like any other. Every (slot, head) is contiguous; the last panel is padded.
@@ -9,11 +9,11 @@ use crate::types::{Format, GROUP};
 use bincode::{Decode, Encode};
 use std::fmt;
 
-/// What a state keeps of a sequence, and so what can be done with it.
+/// Kind of a state: what it keeps of a sequence, and so what can be done with it.
 ///
 /// | kind | begins | goes back to an earlier position |
 /// |---|---|---|
-/// | `cache` | by its length alone | by its length alone: what lies behind is never read before it is written again |
+/// | `cache` | by its length alone | by its length alone: rows after it are never read before it is written again |
 /// | `ring` | by its length alone | by its length alone, as long as what its window sees is not overwritten |
 /// | `recurrent`, `convolution` | as zeros | from a snapshot that was taken at that position |
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Encode, Decode)]
@@ -27,7 +27,7 @@ pub enum StateKind {
         /// Positions that a token sees, its own included.
         window: u32,
     },
-    /// What a recurrence has made of all tokens so far, one block of fixed size per slot: `[slots, heads, rows, dim]`.
+    /// Recurrent state after all tokens so far, one block of fixed size per slot: `[slots, heads, rows, dim]`.
     /// Linear attention has keys by values (Katharopoulos et al., *Transformers are RNNs*, equation 18), Mamba-2 channels of
     /// a head by its state (Dao and Gu, *Transformers are SSMs*, equation 1).
     Recurrent,
@@ -113,7 +113,7 @@ pub struct StateBuf {
     pub format: Format,
     /// Order of the numbers.
     pub order: CacheOrder,
-    /// What it keeps of a sequence.
+    /// Kind: what it keeps of a sequence.
     pub kind: StateKind,
     /// Snapshots that each slot has room for. All slots share the room of all: how many earlier positions their sequences can go back
     /// to. Caches and rings need none, and have none.
@@ -133,7 +133,7 @@ pub struct CacheHead {
     pub dim: usize,
 }
 
-/// Where a number is stored: byte offsets from the start of its (slot, head).
+/// Place of a number: byte offsets from the start of its (slot, head).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CachePlace {
     /// The number, or its code.
@@ -170,7 +170,7 @@ impl CacheHead {
         }
     }
 
-    /// Where channel `c` of token `t` is; of a head that [`Self::bytes`] gives a size.
+    /// Place of channel `c` of token `t`; of a head that [`Self::bytes`] gives a size.
     pub fn place(&self, t: usize, c: usize) -> CachePlace {
         let plain = |at: usize| CachePlace { at, scale: None };
         // Two neighbours in one word, words in steps of a panel's width.

@@ -27,7 +27,7 @@ use crate::plan::Plan;
 use crate::weights::WeightExpr;
 use thiserror::Error;
 
-/// Why a text is not what it should be, and where.
+/// Reason that a text cannot be parsed, and its place.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{line}:{column}: {message}")]
 pub struct ParseError {
@@ -35,7 +35,7 @@ pub struct ParseError {
     pub line: usize,
     /// Column in characters, from 1.
     pub column: usize,
-    /// What was expected and what was found.
+    /// Expected and found text.
     pub message: String,
 }
 

@@ -22,15 +22,15 @@
 //! A plan is untrusted: nothing below panics or overflows on any plan, however made.
 //!
 //! 1. The version is this crate's; vocabulary, hidden size, layers, context and slots are not zero; the
-//!    token put in front is in the vocabulary.
-//! 2. There is at least one unit and one memory; the first unit, the processor, has the first memory. Names of units and of
+//!    token that is prepended is in the vocabulary.
+//! 2. There is at least one unit and one memory; the first unit, the CPU, has the first memory. Names of units and of
 //!    memories are unique, and every index of a unit or a memory is in range. Links join two memories. There are
 //!    at most 64 of each, and a memory but the first has one unit.
 //! 3. File paths are relative, name no parent, current or empty folder, and are unique.
 //! 4. A segment has one to three nonzero axes, is aligned to [`ALIGN`](crate::plan::ALIGN), lies inside its
 //!    file and has exactly the size that shape, format and layout need; its matrices do not overlap.
 //! 5. State names are unique, and every state has room for the model's slots. A cache has room for the context; a ring
-//!    has a window, and room for it behind all rows of a call. Neither has snapshots. Another state is in rows of f32, and
+//!    has a window, and room for it after all rows of a call. Neither has snapshots. Another state is in rows of f32, and
 //!    has as many snapshots as a context has positions at most.
 //! 6. Kernel symbols are C identifiers and unique.
 //! 7. Entries are ordered: prefill first, then decode, each by strictly ascending rows.
@@ -41,8 +41,8 @@
 //!     whole elements inside of them; the dispatch table of a grid is an `i32` buffer argument; built-in
 //!     functions have the arguments, of the sizes, that they need, and write to buffers that hold no operand of
 //!     theirs; a part's graphs take the rows of its step.
-//! 11. Dependencies are ascending and point backwards, and a barrier stands between a step of the processor and each of its
-//!     dependencies there. Units beside the processor have no barriers.
+//! 11. Dependencies are ascending and point backwards, and a barrier stands between a step of the CPU and each of its
+//!     dependencies there. Units beside the CPU have no barriers.
 //! 12. Steps have no data hazard. What a step touches follows from its arguments and the results of its kernel
 //!     ([`Accesses`](crate::access::Accesses)). Before it begins, every earlier step that writes some of it has ended, and for
 //!     what it writes, every earlier step that reads some of it: by barriers, by the order of a unit's own steps, and by
@@ -62,14 +62,14 @@
 //!
 //! # Streams and policies for experts
 //!
-//! 1. Streams are of units beside the processor, one set of a layer for each, and steps run those of their own unit.
+//! 1. Streams are of units beside the CPU, one set of a layer for each, and steps run those of their own unit.
 //! 2. A unit that may be given an expert holds its matrices: the hot unit those that start there, the cold one all.
 //! 3. Modules and frames are in range; curves ascend; every time is finite and not negative. Nothing moves where units are fixed.
 //! 4. Layers that share a cache have experts of the same sizes, and each begins with one in a frame.
 //!
-//! # Kernels of threads
+//! # GPU kernels
 //!
-//! 1. They are of units beside the processor that have a memory of their own, each once in its artifact, whose path stays inside.
+//! 1. They are of units beside the CPU that have a memory of their own, each once in its artifact, whose path stays inside.
 //! 2. A block has whole warps, 1024 threads at most, and 48 KiB of shared memory; a grid has blocks.
 //! 3. Steps launch those of their own unit, with as many addresses as they take, in grids that are possible for all their rows.
 //!
@@ -106,9 +106,9 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{at}: {message}")]
 pub struct VerifyError {
-    /// Where, as a path: `prefill[8] node 3 (add)`, `entries[0].steps[7]`.
+    /// Place, as a path: `prefill[8] node 3 (add)`, `entries[0].steps[7]`.
     pub at: String,
-    /// What is wrong.
+    /// The fault.
     pub message: String,
 }
 

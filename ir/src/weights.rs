@@ -9,7 +9,7 @@ use crate::types::Format;
 use std::error::Error;
 use std::ops::Range;
 
-/// What a weight is for; `model.toml` chooses the storage format per class.
+/// Class of a weight by its use; `model.toml` chooses the storage format per class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum WeightClass {
     /// Matrices of routed experts.
@@ -22,7 +22,7 @@ pub enum WeightClass {
     Exact,
 }
 
-/// How a checkpoint stores the numbers of a leaf.
+/// Encoding of a leaf's numbers in a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Encoding {
     /// One tensor, in the type that the checkpoint gives it: f32, bf16 or f16.
@@ -31,7 +31,7 @@ pub enum Encoding {
     Coded(Box<Coded>),
 }
 
-/// Codes and what makes numbers of them: `(code − zero point) · scale`, the scale times a factor. Whoever reads the leaf knows the
+/// Codes and what makes numbers of them: `(code − zero point) · scale`, the scale times a factor. A reader of the leaf knows the
 /// layouts; the leaf's own name is that of the codes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Coded {
@@ -90,7 +90,7 @@ pub enum WeightExpr {
         step: usize,
         /// Number of indices.
         len: usize,
-        /// What is sliced.
+        /// The expression that is sliced.
         of: Box<WeightExpr>,
     },
     /// Joined along one axis.
@@ -106,7 +106,7 @@ pub enum WeightExpr {
     Split {
         /// Number of heads.
         heads: usize,
-        /// What is split.
+        /// The expression that is split.
         of: Box<WeightExpr>,
     },
     /// `[heads, R, C]` as `[heads·R, C]`.
@@ -115,7 +115,7 @@ pub enum WeightExpr {
     Arrange {
         /// For every matrix, each of its rows once.
         order: Vec<u32>,
-        /// What is arranged.
+        /// The expression that is arranged.
         of: Box<WeightExpr>,
     },
     /// Column `c` times `by[c]`.
@@ -134,7 +134,7 @@ pub enum WeightExpr {
     },
     /// Every number of a vector `each` times, one after the other.
     Repeat {
-        /// How often.
+        /// Number of repetitions.
         each: usize,
         /// The vector.
         of: Box<WeightExpr>,
@@ -143,7 +143,7 @@ pub enum WeightExpr {
     Map {
         /// The function.
         map: Elementwise,
-        /// What it is given.
+        /// The operand.
         of: Box<WeightExpr>,
     },
 }
@@ -198,7 +198,7 @@ pub struct Weight {
     pub expr: WeightExpr,
 }
 
-/// Where checkpoint tensors come from. Several threads may read at a time.
+/// Source of checkpoint tensors. Several threads may read at a time.
 pub trait Source: Sync {
     /// Decodes one rectangle of a leaf into `out`, row-major, as f32. Shapes of fewer than three axes
     /// have `lead` 0, and a vector has the single row 0.

@@ -26,7 +26,7 @@ pub struct Evaluator<'a> {
     states: Vec<Option<Tensor>>,
     /// Tokens of the prompt that a run of calls reads, 0 where a call stands alone.
     prompt: usize,
-    /// What [`op_in`] gets.
+    /// Context that [`op_in`] gets.
     sequence: usize,
 }
 
@@ -143,7 +143,7 @@ impl<'a> Evaluator<'a> {
         self.run_with(entry, ids, pos, slot, rows, &mut |_, _| {})
     }
 
-    /// As [`Self::run`], with somebody watching.
+    /// As [`Self::run`], with an observer.
     ///
     /// # Errors
     /// As [`Self::run`].
@@ -333,7 +333,7 @@ impl<'a> Evaluator<'a> {
     }
 }
 
-/// What a value holds during a run.
+/// Contents of a value during a run.
 #[derive(Default)]
 enum Slot {
     /// Nothing yet, or nothing any more.
@@ -379,7 +379,7 @@ impl RunValues {
         Ok(())
     }
 
-    /// Drops what nobody reads after node `i`.
+    /// Drops values that no node after `i` reads.
     fn forget(&mut self, i: usize) {
         for &v in &self.dying[i] {
             self.values[v] = Slot::Empty;

@@ -3,7 +3,7 @@
 use super::*;
 use std::cmp::Reverse;
 
-/// What a router kernel writes in place of an expert where too few scores are numbers. No dispatch takes it.
+/// Id that a router kernel writes in place of an expert where too few scores are numbers. No dispatch takes it.
 pub const NO_EXPERT: i32 = i32::MAX;
 
 /// The layout of the dispatch table: i32 words that [`Op::Dispatch`] writes and the expert kernels read.

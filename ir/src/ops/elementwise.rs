@@ -1,4 +1,4 @@
-//! What goes element by element, but for activations.
+//! Elementwise operators, but for activations.
 
 use super::math::{map, zip};
 use super::*;

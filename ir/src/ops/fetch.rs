@@ -1,4 +1,4 @@
-//! What the next experts are, told to whoever runs the graph.
+//! Request for the next experts, made to the executor of the graph.
 
 use super::*;
 

@@ -3,7 +3,7 @@
 use super::math::{matvec, sigmoid, zip};
 use super::*;
 
-/// How a gated feed-forward network joins its gate `g` and its up projection `u`.
+/// Function by which a gated feed-forward network joins its gate `g` and its up projection `u`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Glu {
     /// `act(g) · u`: SwiGLU, GeGLU, ReGLU.
@@ -13,7 +13,7 @@ pub enum Glu {
     /// `fatrelu(g) · u`, where `fatrelu(g)` is 0 if `g < threshold`, else `g`: FATReLU (Kurtz et al., ICML 2020; ProSparse,
     /// arXiv 2402.13516, section 3.3).
     FatRelu {
-        /// What is below it becomes 0.
+        /// Magnitude below which a gate becomes 0.
         threshold: f32,
     },
     /// `cats(g) · u`, where `cats(g)` is 0 if `|silu(g)| < threshold`, else `silu(g)`: a SwiGLU whose smallest activations are left

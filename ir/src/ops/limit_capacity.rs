@@ -1,4 +1,4 @@
-//! Which choices static graphs take, and which are served elsewhere.
+//! Capacity limit: choices that static graphs take, and those that are served elsewhere.
 
 use super::*;
 

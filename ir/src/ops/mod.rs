@@ -184,7 +184,7 @@ pub(crate) trait Attributes: Sized {
     fn read(name: &str, r: &mut Reader<'_, '_>) -> Parsed<Option<Self>>;
 }
 
-/// What an operator is. `self` is its attributes.
+/// Operator. `self` is its attributes.
 pub(crate) trait Operator: Attributes {
     /// Mnemonics in the text form: one, unless attributes choose it.
     const NAMES: &'static [&'static str];
@@ -257,7 +257,7 @@ operators! { ($)
         },
         /// `x[T, K], @w[2I, K], @bias[2I]? → f32[T, I]`: gate (first I rows) and up (last I) in one pass.
         LinearGlu {
-            /// How gate and up join.
+            /// Function that joins gate and up.
             glu: Glu,
             /// Whether the bias is there.
             bias: bool,
@@ -349,7 +349,7 @@ operators! { ($)
             zero: usize,
         },
         /// `dispatch, scores f32[T, E], scores of the next layers f32[T, E'], … → dispatch`: the same table. Where experts stay
-        /// on flash, whoever runs the graph has the experts that the table names read, and those of the next layers that its
+        /// on flash, the executor of the graph has the experts that the table names read, and those of the next layers that its
         /// hidden state seems to lead to: the gates of these layers, applied to it, gave the further scores (HybriMoE, §IV-C).
         Fetch {
             /// Layer, counted over those with routed experts.
@@ -364,7 +364,7 @@ operators! { ($)
         /// `x[T, H], dispatch, @gate_up[E, 2I, H], @down[E, H, I], @gate_up_bias[E, 2I]?, @down_bias[E, H]?
         /// → f32[T·k, H]`, one row per (token, expert) slot, in dispatch order. Experts without a gate have `@gate_up[E, I, H]`.
         ExpertFfn {
-            /// How gate and up join.
+            /// Function that joins gate and up.
             glu: Glu,
             /// Whether both biases are there.
             bias: bool,
@@ -377,12 +377,12 @@ operators! { ($)
         /// What [`Op::ExpertFfn`] gives of the same matrices, but that a neuron whose gate makes it 0 adds nothing, even if up or
         /// down is no number. Neurons may stand in any order: sums over them differ by rounding alone.
         NeuronFfn {
-            /// How gate and up join: one that [skips](Glu::skips).
+            /// Function that joins gate and up: one that [skips](Glu::skips).
             glu: Glu,
-            /// Where up and down stay on flash: index of the layer among those that do. The weights are then
+            /// Index of the layer among those whose up and down stay on flash; `None`: they are resident. The weights are then
             /// `@gates[E, I, H], @rests[E, I, 2H]`.
             paged: Option<usize>,
-            /// What is asked before a gate, where no neuron stays on flash. Its weights follow `@neurons`; a neuron of which
+            /// Predictor that is evaluated before a gate, where no neuron stays on flash. Its weights follow `@neurons`; a neuron of which
             /// it says 0 or less adds nothing, whatever its gate would say.
             predict: Option<Predictor>,
         },
@@ -403,7 +403,7 @@ operators! { ($)
         },
         /// `x → cap · tanh(x / cap)`
         SoftCap {
-            /// What no result reaches.
+            /// Bound that no result reaches.
             cap: f32,
         },
         /// `x → factor · x`
@@ -457,7 +457,7 @@ operators! { ($)
     }
 }
 
-/// What an operand slot of an operator takes.
+/// Kind of an operand slot of an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A value.
@@ -500,7 +500,7 @@ impl Op {
     }
 
     /// Operand kinds in order. [`Op::Concat`] takes two or more values; its signature gives two.
-    /// [`Self::takes`] tells whether a number of operands is right.
+    /// [`Self::takes`] tells whether a number of operands is valid.
     pub fn signature(&self) -> Vec<Kind> {
         each!(self, op => op.signature())
     }
@@ -534,7 +534,7 @@ impl Op {
         matches!(self, Self::Embed)
     }
 
-    /// How gate and up join, of experts that are computed by their whole matrices.
+    /// Function that joins gate and up, of experts that are computed by their whole matrices.
     pub fn expert_ffn(&self) -> Option<Glu> {
         match *self {
             Self::ExpertFfn { glu, .. } => Some(glu),

@@ -6,8 +6,8 @@ use super::*;
 use std::borrow::Cow;
 
 words! {
-    /// What says in front of a neuron's gate whether it is awake, at the price of some who are and are passed over (PowerInfer-2,
-    /// §2.2 and §4.1.2): a number that is above 0 for those that it takes to be awake.
+    /// Predictor of active neurons, evaluated before their gates; some active ones are missed (PowerInfer-2,
+    /// §2.2 and §4.1.2): a number that is above 0 for those that it takes to be active.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum Predictor, "`low_rank` or `coarse`" {
         /// `left · (right · x) + margin`, of `@right[E, R, H], @left[E, I, R], @margin[E, 1, I]`: the gates as a product of two
@@ -39,7 +39,7 @@ fn bundles<'a>(a: &'a Args<'_>, hidden: usize) -> Result<Cow<'a, [f32]>, EvalErr
     Ok(first.chunks_exact(hidden).zip(rests).flat_map(|(gate, rest)| [gate, rest].concat()).collect())
 }
 
-/// What a predictor says of the neurons of an expert.
+/// Prediction for the neurons of an expert.
 fn predicted(
     a: &Args<'_>,
     predict: Predictor,

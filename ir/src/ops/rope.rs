@@ -3,7 +3,7 @@
 use super::*;
 
 words! {
-    /// Which channels of a head a rotation pairs.
+    /// Pairing of a head's channels in a rotation.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum RopeStyle, "`half` or `interleaved`" {
         /// Channel `i` with `i + rotary/2`.

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Where LongRoPE changes frequencies.
+/// Threshold at which LongRoPE changes frequencies.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LongSwitch {
     /// Sequences of at most this many tokens use the short frequencies.

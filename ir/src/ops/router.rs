@@ -9,7 +9,7 @@ use bincode::{Decode, Encode};
 use std::cmp::Ordering;
 
 words! {
-    /// How router logits become scores.
+    /// Function that turns router logits into scores.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
     pub enum Score, "`softmax`, `sigmoid` or `identity`" {
         /// Softmax over all experts.
@@ -22,7 +22,7 @@ words! {
 }
 
 words! {
-    /// How the score of a group of experts is formed.
+    /// Score of a group of experts.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum GroupScore, "`max` or `top2sum`" {
         /// The largest score in the group (DeepSeek-V2).
@@ -75,7 +75,7 @@ impl Word for Groups {
     }
 }
 
-/// Where the routing weight of a selected expert comes from.
+/// Source of the routing weight of a selected expert.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum WeightFrom {
     /// Its score, without the selection bias.
@@ -114,7 +114,7 @@ impl Word for WeightFrom {
     }
 }
 
-/// How the weights of the selected experts are normalised.
+/// Normalisation of the weights of the selected experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Renorm {
     /// They stay as they are.

@@ -25,11 +25,11 @@ struct Attr<'t> {
     at: usize,
 }
 
-/// Attributes, taken out by name; what nobody takes is an error.
+/// Attributes, taken out by name; one that is left over is an error.
 #[derive(Debug)]
 pub(super) struct Attrs<'t> {
     list: Vec<Attr<'t>>,
-    /// Where the list stands, for messages.
+    /// Place of the list, for messages.
     at: usize,
 }
 
@@ -182,7 +182,7 @@ impl<'t> Attrs<'t> {
         })
     }
 
-    /// Refuses attributes that nobody took.
+    /// Fails if attributes are left over.
     pub(super) fn finish(self, c: &Cursor<'t>) -> Parsed<()> {
         match self.list.first() {
             None => Ok(()),

@@ -92,7 +92,7 @@ fn axis(c: &mut Cursor<'_>) -> Parsed<Axis> {
     if c.eat_word("cols")? { Ok(Axis::Cols) } else { c.expected("`rows` or `cols`") }
 }
 
-/// The rest of a leaf behind its name.
+/// The rest of a leaf after its name.
 fn leaf(c: &mut Cursor<'_>, tensor: String, encoding: Encoding) -> Parsed<WeightExpr> {
     let shape = c.ints("an extent")?;
     Ok(WeightExpr::Leaf(Leaf { tensor, shape, encoding }))

@@ -1,4 +1,4 @@
-//! What lines of plans and of placements have in common.
+//! Lines that plans and placements have in common.
 
 use super::attrs::{Attrs, Value};
 use super::cursor::{Cursor, Parsed};

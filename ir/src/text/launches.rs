@@ -1,4 +1,4 @@
-//! Kernels of threads: printing and parsing.
+//! GPU kernels: printing and parsing.
 
 use super::attrs::{Attrs, Value};
 use super::cursor::{Cursor, Parsed};
@@ -8,7 +8,7 @@ use crate::launch::{Extent, Launch, ThreadKernel};
 use crate::plan::{Plan, Results};
 use std::fmt;
 
-/// Writes kernels of threads, a line each.
+/// Writes GPU kernels, a line each.
 pub(super) fn write(f: &mut fmt::Formatter<'_>, plan: &Plan) -> fmt::Result {
     for (i, kernel) in plan.launches.iter().enumerate() {
         let ThreadKernel { unit, artifact, symbol, operands, results, launch } = kernel;
@@ -29,7 +29,7 @@ fn extent(of: Extent) -> String {
     }
 }
 
-/// Reads a kernel of threads, behind its index.
+/// Reads a GPU kernel, after its index.
 pub(super) fn read(c: &mut Cursor<'_>) -> Parsed<ThreadKernel> {
     let symbol = c.string("a symbol")?;
     with_attrs(c, |c, a| {

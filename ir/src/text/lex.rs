@@ -20,7 +20,7 @@ pub(super) enum Token<'t> {
 }
 
 impl Token<'_> {
-    /// How messages name the token.
+    /// Name of the token in messages.
     pub(super) fn describe(&self) -> String {
         match self {
             Self::Word(w) => format!("`{w}`"),
@@ -129,7 +129,7 @@ impl<'t> Lexer<'t> {
         }
     }
 
-    /// Digits, letters, points, and signs after an exponent. Whoever wants a number checks it.
+    /// Digits, letters, points, and signs after an exponent. A caller that wants a number checks it.
     fn number(&mut self, at: usize) -> &'t str {
         let mut last = ' ';
         self.chars.next_if(|&(_, c)| c == '-');

@@ -18,7 +18,7 @@ pub(crate) trait Attribute: Sized {
 
 /// The value of an attribute that is a word, with arguments or without: `silu`, `clamped(alpha = 1.702, limit = 7.0)`.
 pub(crate) trait Word: Sized {
-    /// What is expected, for messages.
+    /// Name of the expected value, for messages.
     const WHAT: &'static str;
     /// Writes the word and its arguments.
     fn word(&self, w: &mut Writer);

@@ -41,7 +41,7 @@ impl fmt::Display for Typed<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.values.get(self.1.0 as usize) {
             Some(ty) => write!(f, "{}: {ty}", self.1),
-            // Not a verified graph: printed all the same, for whoever looks for the fault.
+            // Not a verified graph: printed all the same, for a search for the fault.
             None => write!(f, "{}: ?", self.1),
         }
     }

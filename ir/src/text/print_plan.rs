@@ -50,7 +50,7 @@ fn order(order: CacheOrder) -> String {
     }
 }
 
-/// The memory of what does not lie in the processor's.
+/// The memory of what does not lie in the CPU's.
 fn elsewhere(memory: u32, word: &str) -> String {
     if memory == 0 { String::new() } else { format!("{word}{memory}") }
 }

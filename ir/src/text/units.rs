@@ -28,13 +28,13 @@ pub(super) fn write(f: &mut fmt::Formatter<'_>, plan: &Plan) -> fmt::Result {
     Ok(())
 }
 
-/// Reads a unit, behind its index.
+/// Reads a unit, after its index.
 pub(super) fn unit(c: &mut Cursor<'_>) -> Parsed<UnitRef> {
     let name = c.string("a unit name")?;
     with_attrs(c, |c, a| Ok(UnitRef { name, family: a.string(c, "family")?, memory: a.int(c, "memory")? }))
 }
 
-/// Reads a memory, behind its index.
+/// Reads a memory, after its index.
 pub(super) fn memory(c: &mut Cursor<'_>) -> Parsed<Memory> {
     let name = c.string("a memory name")?;
     with_attrs(c, |c, a| {

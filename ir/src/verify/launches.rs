@@ -1,4 +1,4 @@
-//! Checks of kernels of threads; [`super`] lists the invariants.
+//! Checks of GPU kernels; [`super`] lists the invariants.
 
 use super::{VerifyError, require};
 use crate::launch::{MOST_SHARED, MOST_THREADS, ThreadKernel};
@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 /// Threads of a block are whole warps.
 const WARP: u32 = 32;
 
-/// Kernels belong to units beside the processor that work in a memory of their own, each once in its artifact; steps launch those
+/// Kernels belong to units beside the CPU that work in a memory of their own, each once in its artifact; steps launch those
 /// of their own unit, with as many addresses as they take and no more blocks than there can be.
 pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
     let mut seen = BTreeSet::new();

@@ -7,13 +7,13 @@ use std::collections::HashSet;
 /// Most units and memories: what is checked of them grows with their number.
 const MOST: usize = 64;
 
-/// Units have memories, the processor the first; names are unique; links join two memories.
+/// Units have memories, the CPU the first; names are unique; links join two memories.
 pub(super) fn check_units(plan: &Plan) -> Result<(), VerifyError> {
     let at = || "units".to_owned();
     require(!plan.units.is_empty(), at, || "no units".into())?;
     require(!plan.memories.is_empty(), at, || "no memories".into())?;
     require(plan.units.first().is_some_and(|u| u.memory == 0), at, || {
-        "the processor's memory is not the first".into()
+        "the CPU's memory is not the first".into()
     })?;
     let mut names = HashSet::new();
     for (i, u) in plan.units.iter().enumerate() {
@@ -79,7 +79,7 @@ pub(super) fn check_steps(plan: &Plan) -> Result<(), VerifyError> {
     check_peaks(plan)
 }
 
-/// What a memory holds is no more than its capacity, nor than addresses.
+/// Checks that the peak of each memory exceeds neither its capacity nor addresses.
 fn check_peaks(plan: &Plan) -> Result<(), VerifyError> {
     for (i, m) in plan.memories.iter().enumerate() {
         let at = || format!("memories[{i}] ({})", m.name);
@@ -105,10 +105,10 @@ fn check_step(plan: &Plan, entry: &Entry, step: &Step, at: &str) -> Result<(), V
         let (from, to) = (of_buffer(step.args.get(ends)), of_buffer(step.args.get(ends + 1)));
         let table = ends == 0 || of_buffer(step.args.first()) == Some(0);
         let (Some(from), Some(to)) = (from, to) else {
-            return require(false, at, || "a copy of what is no buffer".into());
+            return require(false, at, || "a copy of what is not a buffer".into());
         };
         let linked = plan.links.iter().any(|l| (l.from, l.to) == (from.min(to), from.max(to)));
-        // A unit moves bytes between its own memory and the processor's.
+        // A unit moves bytes between its own memory and the CPU's.
         let own_link = own != 0 && from.min(to) == 0 && from.max(to) == own;
         return require(table && linked && own_link, at, || {
             format!("a copy from memory {from} to memory {to} by a unit of memory {own}")
@@ -123,7 +123,7 @@ fn check_step(plan: &Plan, entry: &Entry, step: &Step, at: &str) -> Result<(), V
         let here = match *arg {
             Arg::Buffer(..) => of_buffer(Some(arg)) == Some(own),
             Arg::State(s) => plan.states.get(s as usize).is_some_and(|s| s.memory == own),
-            // The pager knows of the processor's steps alone.
+            // The pager knows of the CPU's steps alone.
             Arg::Segment(s) | Arg::Matrices(s) if own == 0 => step.unit == 0 || !paged(s),
             Arg::Segment(s) => resident(s, false),
             Arg::Matrices(s) => resident(s, true),

@@ -58,13 +58,13 @@ fn check_inputs(entry: &Entry, here: &str) -> Result<(), VerifyError> {
     Ok(())
 }
 
-/// Dependencies are ascending and point backwards, and barriers stand between steps of the processor that depend on each other.
+/// Dependencies are ascending and point backwards, and barriers stand between steps of the CPU that depend on each other.
 fn check_dependencies(entry: &Entry, here: &str) -> Result<(), VerifyError> {
     let mut phases = Vec::with_capacity(entry.steps.len());
     let mut phase = 0_usize;
     for (i, step) in entry.steps.iter().enumerate() {
         let at = || format!("{here}.steps[{i}]");
-        require(step.unit == 0 || !step.barrier, at, || "a barrier of a unit beside the processor".into())?;
+        require(step.unit == 0 || !step.barrier, at, || "a barrier of a unit beside the CPU".into())?;
         phase += usize::from(step.barrier);
         for pair in step.deps.windows(2) {
             require(pair[0] < pair[1], at, || "dependencies are not ascending".into())?;
@@ -93,9 +93,9 @@ fn join(clock: &mut Clock, other: &Clock) {
     }
 }
 
-/// What has ended for certain when each step begins.
+/// Steps that have ended for certain when each step begins.
 ///
-/// A thread of the processor takes its steps in order. So a step that has ended on all threads says that all of its unit before
+/// A thread of the CPU takes its steps in order. So a step that has ended on all threads says that all of its unit before
 /// it have ended, and that whatever those waited for has ended, too.
 fn clocks(entry: &Entry, units: usize) -> Vec<Clock> {
     let mut clocks: Vec<Clock> = Vec::with_capacity(entry.steps.len());
@@ -184,7 +184,7 @@ struct Piece {
     last: Last,
 }
 
-/// What steps have touched so far.
+/// Accesses of the steps so far.
 struct Hazards<'e> {
     entry: &'e Entry,
     units: usize,

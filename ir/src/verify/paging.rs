@@ -5,7 +5,7 @@ use crate::paging::{PagedLayer, Paging};
 use crate::plan::{ALIGN, Layout, Plan, Segment};
 use std::collections::BTreeSet;
 
-/// What offsets and sizes in memory and on flash are multiples of: direct reads ask for it.
+/// Alignment of offsets and sizes in memory and on flash, in bytes: direct reads require it.
 const BLOCK: u64 = 4096;
 /// Most bytes of one read.
 const LARGEST: u64 = 512 << 10;
@@ -49,7 +49,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
             continue;
         }
         let fits = expert_bytes(plan, layer).is_some_and(|bytes| bytes <= p.frame_bytes);
-        require(fits, at, || "its experts are no neighbours on flash, or larger than a frame".into())?;
+        require(fits, at, || "its experts are not neighbours on flash, or larger than a frame".into())?;
     }
     check_pinned(plan, p)
 }

@@ -73,7 +73,7 @@ fn check_rows(p: &Placement, table: &ExpertTable, units: usize, here: &str) -> R
         let at = || format!("{here}.experts[{e}]");
         let known = (row.group as usize) < n && (row.unit as usize) < units;
         require(known, at, || format!("group {} or unit {} is out of range", row.group, row.unit))?;
-        require(row.load.is_none_or(|x| x.is_finite() && x >= 0.0), at, || "a load that is none".into())?;
+        require(row.load.is_none_or(|x| x.is_finite() && x >= 0.0), at, || "an invalid load".into())?;
         let tier = row.tier.map(|t| table.tiers.get(t as usize).copied());
         let fits = match tier {
             None => p.is_dynamic() && row.capacity == 0,

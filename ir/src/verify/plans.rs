@@ -85,7 +85,7 @@ fn check_model(plan: &Plan) -> Result<(), VerifyError> {
     require(sizes.iter().all(|&n| i32::try_from(n).is_ok()), at, || "a size exceeds i32".into())?;
     require(m.bos.is_none_or(|id| id < m.vocab), at, || "bos is not in the vocabulary".into())?;
     let share = |p: f32| (0.0..=100.0).contains(&p);
-    require(m.silenced.is_none_or(share), at, || "a share of silenced neurons that is none".into())
+    require(m.silenced.is_none_or(share), at, || "an invalid share of silenced neurons".into())
 }
 
 fn check_files(plan: &Plan) -> Result<(), VerifyError> {
@@ -158,7 +158,7 @@ fn check_states(plan: &Plan) -> Result<(), VerifyError> {
             }
         }
         require(s.memory == 0 || !s.kind.needs_snapshots(), at, || {
-            format!("{} in memory {}: nobody brings it back there", s.kind, s.memory)
+            format!("{} in memory {}: no copy brings it back there", s.kind, s.memory)
         })?;
         let most = if s.kind.needs_snapshots() { context } else { 0 };
         require(s.snapshots <= most, at, || {
@@ -272,7 +272,7 @@ fn check_step(plan: &Plan, entry: &Entry, step: &Step, at: &str) -> Result<(), V
                 }
                 _ => false,
             };
-            require(is_table, at, || format!("argument {table} is no dispatch table"))?;
+            require(is_table, at, || format!("argument {table} is not a dispatch table"))?;
         }
     }
     match step.code {
@@ -299,7 +299,7 @@ fn check_step(plan: &Plan, entry: &Entry, step: &Step, at: &str) -> Result<(), V
     }
 }
 
-/// What a kernel writes are arguments of its step, and no weights.
+/// Checks that a kernel's results are arguments of its step, and no weights.
 fn check_results(plan: &Plan, step: &Step, at: impl Fn() -> String) -> Result<(), VerifyError> {
     let results = plan.results(step);
     let may = |arg: Option<&Arg>| matches!(arg, Some(Arg::Buffer(..) | Arg::State(_)));
@@ -317,7 +317,7 @@ fn has_own_results(args: &[Arg], results: usize) -> bool {
     })
 }
 
-/// Whether an argument is a buffer with room for a dispatch table behind its offset.
+/// Whether an argument is a buffer with room for a dispatch table after its offset.
 fn holds_table(entry: &Entry, arg: &Arg, layout: DispatchLayout) -> bool {
     let Arg::Buffer(b, offset) = *arg else { return false };
     let bytes = layout.checked_words().and_then(|n| (n as u64).checked_mul(4));
@@ -349,7 +349,7 @@ fn wakes(plan: &Plan, entry: &Entry, args: &[Arg], [layer, rows, k]: [u32; 3]) -
 
 /// Whether the arguments of a built-in function are of the kinds and sizes that it takes.
 fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows: u32) -> bool {
-    // Whether an argument is a buffer of this type with room for `[rows, cols]` behind its offset.
+    // Whether an argument is a buffer of this type with room for `[rows, cols]` after its offset.
     let holds = |arg: Arg, dtype: DType, cols: Option<u32>| -> bool {
         let Arg::Buffer(b, offset) = arg else {
             return false;

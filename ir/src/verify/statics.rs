@@ -48,7 +48,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
                 format!("experts without a graph of their own for {} rows of hot neurons", hot.batch)
             })?;
         }
-        // Groups of the same experts, one behind the other, are sizes of one graph.
+        // Groups of the same experts, one after the other, are sizes of one graph.
         for sizes in s.groups.chunk_by(|a, b| a.experts == b.experts) {
             let Some(largest) = sizes.last() else { continue };
             require(sizes.is_sorted_by(|a, b| a.capacity < b.capacity), at, || {

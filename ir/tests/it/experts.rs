@@ -1,4 +1,4 @@
-//! Plans whose experts are assigned while they run, and streams of commands.
+//! Plans whose experts are assigned while they run, and NDP command streams.
 
 use crate::plans::{accepted, refused};
 use moec_ir::op::Score;
@@ -115,7 +115,7 @@ fn a_unit_that_may_be_given_an_expert_holds_it() {
     policy("a time", &|s| s.costs.window_us = -1.0);
     policy("one unit", &|s| s.hot = Some(s.cold));
     policy("modules", &|s| s.modules = 0);
-    // Without a card everything is the processor's or the modules'.
+    // Without a card everything is the CPU's or the modules'.
     let mut plan = parse_plan(TEXT).unwrap();
     (plan.experts.layers[0].units, plan.experts.layers[0].starts) = (vec![0, 2], vec![0, 1]);
     let s = scheduled(&mut plan);

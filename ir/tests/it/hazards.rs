@@ -57,7 +57,7 @@ fn accepted(change: impl FnOnce(&mut Plan)) {
     verify::plan(&plan).unwrap();
 }
 
-/// Leaves a step without its barrier, and the processor's steps without what they state of each other.
+/// Leaves a step without its barrier, and the CPU's steps without what they state of each other.
 fn without_barrier(p: &mut Plan, step: usize) {
     p.entries[0].steps[step].barrier = false;
     deps(p, 2, &[]);

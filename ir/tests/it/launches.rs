@@ -1,4 +1,4 @@
-//! Plans with kernels of threads.
+//! Plans with GPU kernels.
 
 use crate::plans::{accepted, refused};
 use moec_ir::plan::{Arg, Builtin, Code, Extent, Grid};

@@ -4,7 +4,7 @@ use moec_ir::plan::{Arg, Plan, Resident};
 use moec_ir::text::parse_plan;
 use moec_ir::verify;
 
-/// A processor hands rows to a card, which multiplies them with a matrix of its own and hands them back. The rows that come
+/// A CPU hands rows to a card, which multiplies them with a matrix of its own and hands them back. The rows that come
 /// back lie where those lay that went.
 const TEXT: &str = r#"plan 17 {scratch_bytes = 64}
 model "m" {vocab = 8, hidden = 8, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
@@ -60,7 +60,7 @@ fn rows_may_come_back_to_where_they_were() {
     verify::plan(&plan).unwrap();
     // Arena, a segment, a table of two addresses with one matrix, scratch.
     assert_eq!(plan.peak(1, 1), Some(256 + 256 + 64 + 128 + 64));
-    // Arena, and two lanes with scratch: nobody reads a weight here.
+    // Arena, and two lanes with scratch: no step reads a weight here.
     assert_eq!(plan.peak(0, 2), Some(768 + 2 * 64));
     assert_eq!(plan.peak(2, 1), None);
 }
@@ -68,7 +68,7 @@ fn rows_may_come_back_to_where_they_were() {
 #[test]
 fn order_between_units_is_that_of_dependencies() {
     let step = |p: &mut Plan, i: usize, deps: &[u32]| p.entries[0].steps[i].deps = deps.to_vec();
-    // Whoever does not wait for the rows that come back would find them while they are written over those that went.
+    // A step that does not wait for the rows that come back would find them while they are written over those that went.
     refused("entries[0].steps[4]", "step 3, which writes it, has not ended", |p| step(p, 4, &[]));
     refused("entries[0].steps[1]", "step 0, which writes it, has not ended", |p| {
         step(p, 1, &[]);
@@ -121,7 +121,7 @@ fn units_memories_and_experts_are_checked() {
     refused("units[1]", "taken", |p| p.units[1].name = "cpu".into());
     refused("units[1]", "no family", |p| p.units[1].family.clear());
     refused("units[1]", "memory 7 is out of range", |p| p.units[1].memory = 7);
-    refused("units", "the processor's memory", |p| p.units.swap(0, 1));
+    refused("units", "the CPU's memory", |p| p.units.swap(0, 1));
     refused("units", "2 units in memory 1", |p| {
         let mut other = p.units[1].clone();
         other.name = "other".into();

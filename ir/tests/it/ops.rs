@@ -563,7 +563,7 @@ fn a_predictor_passes_over_whom_it_takes_to_be_asleep() {
         t.as_f32().chunks_exact(cols).skip(e * n).take(n).map(<[f32]>::to_vec).collect::<Vec<_>>()
     };
     for predict in Predictor::ALL {
-        // Whoever is taken to be asleep is removed by hand: his gate says nothing.
+        // Neurons that are predicted inactive are removed by hand: their gates do not count.
         let mut left_out = neurons.as_f32().to_vec();
         let (mut taken, mut lost) = (0, 0);
         // The table's order is that of experts: expert 0 has row 1.

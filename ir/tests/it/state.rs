@@ -1,4 +1,4 @@
-//! Where the numbers of a KV cache are.
+//! Places of the numbers of a KV cache.
 
 use moec_ir::plan::{CacheOrder, StateBuf};
 use moec_ir::state::CacheHead;
