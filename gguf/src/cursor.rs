@@ -14,7 +14,7 @@ impl<'a> Cursor<'a> {
         Self { file, at }
     }
 
-    /// Where it stands.
+    /// Position, in bytes.
     pub(crate) const fn at(&self) -> usize {
         self.at
     }
@@ -59,7 +59,7 @@ impl<'a> Cursor<'a> {
         self.array(what).map(u64::from_le_bytes)
     }
 
-    /// A text behind its length.
+    /// A text after its length.
     pub(crate) fn text(&mut self, what: &dyn Fn() -> String) -> Result<&'a str, Error> {
         let len = self.u64(what)?;
         let bytes = self.take(len, what)?;

@@ -1,8 +1,8 @@
-//! What can be wrong with a file.
+//! Errors of files.
 
 use crate::kind::Kind;
 
-/// Why a file cannot be read. A message goes on behind "the file cannot be read because".
+/// Reason that a file cannot be read. A message goes on after "the file cannot be read because".
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The first four bytes are others.
@@ -19,13 +19,13 @@ pub enum Error {
         "it ends inside {what}, which wants {wants} bytes from byte {at} on, of which the file has {has}"
     )]
     Cut {
-        /// What was being read.
+        /// Item that was being read.
         what: String,
-        /// Where it begins.
+        /// Offset, in bytes.
         at: usize,
-        /// How many bytes it takes at least.
+        /// Bytes that it takes at least.
         wants: u64,
-        /// How many there are.
+        /// Bytes that there are.
         has: usize,
     },
     /// A text that is not UTF-8.
@@ -44,7 +44,7 @@ pub enum Error {
     Bool {
         /// Of which key.
         what: String,
-        /// What stands there.
+        /// The byte there.
         byte: u8,
     },
     /// Arrays in arrays in arrays.
@@ -52,7 +52,7 @@ pub enum Error {
     Deep {
         /// Of which key.
         what: String,
-        /// How deep they may be.
+        /// Most levels.
         most: usize,
     },
     /// A key that is there twice.
@@ -72,9 +72,9 @@ pub enum Error {
     Mistyped {
         /// The key.
         key: String,
-        /// What it is.
+        /// Found type.
         found: Kind,
-        /// What it should be.
+        /// Expected type.
         expected: &'static str,
     },
     /// A tensor's shape that cannot be.
@@ -82,7 +82,7 @@ pub enum Error {
     Shape {
         /// The tensor.
         tensor: String,
-        /// What is wrong, behind its name.
+        /// The fault, after its name.
         why: String,
     },
     /// A type of numbers that this version does not know, not even by size.
@@ -98,36 +98,36 @@ pub enum Error {
     Unaligned {
         /// The tensor.
         tensor: String,
-        /// Where it begins.
+        /// Offset, in bytes.
         offset: u64,
         /// The alignment.
         alignment: u64,
     },
-    /// A tensor that ends behind the file.
+    /// A tensor that ends after the file.
     #[error("tensor `{tensor}` ends at byte {end} of the data, of which the file has {has}")]
     Outside {
         /// The tensor.
         tensor: String,
-        /// Where it ends.
+        /// End, in bytes.
         end: u64,
-        /// How many bytes of data the file has.
+        /// Bytes of data that the file has.
         has: u64,
     },
     /// Two tensors that share bytes.
     #[error("tensors `{0}` and `{1}` overlap")]
     Overlap(String, String),
     /// Bytes between tensors that are no padding.
-    #[error("{bytes} bytes in front of tensor `{tensor}` belong to no tensor")]
+    #[error("{bytes} bytes before tensor `{tensor}` belong to no tensor")]
     Hole {
-        /// The tensor behind them.
+        /// The tensor after them.
         tensor: String,
-        /// How many there are.
+        /// Number of bytes.
         bytes: u64,
     },
 }
 
 impl Error {
-    /// What a user can do.
+    /// Remedy.
     pub const fn hint(&self) -> &'static str {
         match self {
             Self::Magic(_) => "give a GGUF file",
@@ -142,7 +142,7 @@ impl Error {
     }
 }
 
-/// What it begins with in place of `GGUF`.
+/// First bytes of a file in place of `GGUF`.
 fn magic(bytes: &[u8]) -> String {
     match bytes {
         [] => "it is empty".to_owned(),

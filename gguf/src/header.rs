@@ -1,4 +1,4 @@
-//! What stands in front of the data of a file: its metadata and the table of its tensors.
+//! Header of a file: its metadata and the table of its tensors.
 
 use crate::cursor::Cursor;
 use crate::layout;
@@ -8,7 +8,7 @@ use crate::{Error, Value};
 use std::collections::{HashMap, HashSet};
 
 const MAGIC: &[u8; 4] = b"GGUF";
-/// Where the key says nothing.
+/// Default alignment, in bytes.
 const ALIGNMENT: u64 = 32;
 /// Most axes of a tensor.
 const AXES: u32 = 4;
@@ -23,7 +23,7 @@ pub struct Header<'a> {
     version: u32,
     alignment: u64,
     keys: Vec<(&'a str, Value<'a>)>,
-    /// Where each key stands among them.
+    /// Index of each key.
     by_name: HashMap<&'a str, usize>,
     tensors: Vec<Tensor<'a>>,
 }
@@ -60,7 +60,7 @@ impl<'a> Header<'a> {
         self.version
     }
 
-    /// What the places of tensors are multiples of, in bytes.
+    /// Alignment of tensors, in bytes.
     pub const fn alignment(&self) -> u64 {
         self.alignment
     }
@@ -150,7 +150,7 @@ fn read_tensor<'a>(at: &mut Cursor<'a>, i: u64) -> Result<Entry<'a>, Error> {
     let row = extents.first().copied().unwrap_or_default();
     if !row.is_multiple_of(kind.block as u64) {
         return Err(wrong(format!(
-            "has rows of {row} numbers, which are no whole blocks of {} ({})",
+            "has rows of {row} numbers, which are not whole blocks of {} ({})",
             kind.block, kind.name
         )));
     }

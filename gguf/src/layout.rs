@@ -1,4 +1,4 @@
-//! Where tensors lie in the data: aligned, inside of the file, and none in another.
+//! Layout of tensors in the data: aligned, inside of the file, and none in another.
 
 use crate::Error;
 use crate::tensor::{Entry, Tensor};

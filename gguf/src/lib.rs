@@ -1,6 +1,6 @@
 //! GGUF, the file format of llama.cpp: metadata, a table of tensors, and their numbers in blocks.
 //!
-//! A file is somebody else's data. [`Header::read`] takes the bytes of a whole file, usually mapped, and checks every count,
+//! A file is untrusted data. [`Header::read`] takes the bytes of a whole file, usually mapped, and checks every count,
 //! length, offset and text before it is used: what it returns lies inside of the file, and takes no more memory than the
 //! file's own header justifies. [`types::TYPES`] says how numbers are stored, and [`types::Type::decode`] decodes them.
 //!

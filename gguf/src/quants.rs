@@ -140,7 +140,7 @@ pub fn q4_k(stored: &[u8], from: usize, out: &mut [f32]) {
     });
 }
 
-/// As [`q4_k`], with 32 bytes of fifth bits in front of the codes: bit `g` of byte `i` is that of number `i` of group `g`.
+/// As [`q4_k`], with 32 bytes of fifth bits before the codes: bit `g` of byte `i` is that of number `i` of group `g`.
 pub fn q5_k(stored: &[u8], from: usize, out: &mut [f32]) {
     blocks(stored, from, out, |block: &[u8; 176], out| {
         with_minima(block, &block[48..], out, |group, i| (block[16 + i] >> group & 1) << 4);

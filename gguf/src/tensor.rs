@@ -8,7 +8,7 @@ use std::ops::Range;
 pub struct Tensor<'a> {
     /// Name.
     pub name: &'a str,
-    /// How its numbers are stored.
+    /// Storage format of its numbers.
     pub kind: &'static Type,
     /// Extents, the slowest first: the other way round than in the file.
     pub shape: Vec<usize>,
@@ -23,6 +23,6 @@ pub(crate) struct Entry<'a> {
     pub(crate) shape: Vec<usize>,
     /// Bytes that it takes.
     pub(crate) size: u64,
-    /// Where it begins in the data.
+    /// Offset in the data, in bytes.
     pub(crate) offset: u64,
 }

@@ -1,9 +1,9 @@
-//! How tensors are stored, one row each.
+//! Storage formats of tensors, one row each.
 
 use crate::quants;
 
 /// Decodes consecutive numbers of a row, the first being number `from % block` of the first block, as
-/// `decode(stored, from, out)`. What lies behind the end of `stored` stays as it was.
+/// `decode(stored, from, out)`. What lies after the end of `stored` stays as it was.
 pub type Decode = fn(&[u8], usize, &mut [f32]);
 
 /// A way to store numbers, in blocks of a fixed size. Rows hold whole blocks.
@@ -17,7 +17,7 @@ pub struct Type {
     pub block: usize,
     /// Bytes of a block.
     pub bytes: usize,
-    /// What decodes it, if this version does.
+    /// Decoder, if this version has one.
     pub decode: Option<Decode>,
 }
 

@@ -4,7 +4,7 @@ use crate::Error;
 use crate::cursor::Cursor;
 use crate::kind::Kind;
 
-/// How deep arrays may lie in arrays. Files that are published have none in another.
+/// Most levels of arrays in arrays. Files that are published have none in another.
 const DEPTH: usize = 4;
 
 /// A value of the metadata. Texts and arrays stay in the file.
@@ -68,7 +68,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// What it is, for messages; sizes of numbers are not remembered, and said to be 8 bytes.
+    /// Type, for messages; sizes of numbers are not remembered, and said to be 8 bytes.
     pub const fn kind(&self) -> Kind {
         match self {
             Self::Unsigned(_) => Kind::Unsigned(8),
@@ -80,7 +80,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Reads a value behind its type.
+    /// Reads a value after its type.
     pub(crate) fn read(at: &mut Cursor<'a>, what: &dyn Fn() -> String) -> Result<Self, Error> {
         let kind = read_kind(at, what)?;
         Self::of(kind, at, 0, what)
@@ -114,7 +114,7 @@ fn read_kind(at: &mut Cursor<'_>, what: &dyn Fn() -> String) -> Result<Kind, Err
     Kind::of(kind).ok_or_else(|| Error::Kind { what: what(), kind })
 }
 
-/// Up to eight bytes as eight, filled up behind.
+/// Up to eight bytes as eight, with zeros after them.
 fn wide(bytes: &[u8], fill: u8) -> [u8; 8] {
     let mut out = [fill; 8];
     out.iter_mut().zip(bytes).for_each(|(out, byte)| *out = *byte);

@@ -26,7 +26,7 @@ impl Default for Builder {
     }
 }
 
-/// A text behind its length.
+/// A text after its length.
 pub(crate) fn text(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
 }

@@ -3,7 +3,7 @@
 use super::builder::*;
 use moec_gguf::{Error, Header};
 
-/// What is said of a file.
+/// Error of a file.
 fn said(file: &[u8]) -> String {
     let error = Header::read(file).expect_err("the file is damaged");
     assert!(!error.hint().is_empty());
@@ -112,7 +112,7 @@ fn tensors_that_cannot_be() {
     assert_eq!(one(&[4, 0], 0, 0, 16), "tensor `t` has no numbers: its extents are [4, 0]");
     assert_eq!(
         one(&[40, 2], 8, 0, 999),
-        "tensor `t` has rows of 40 numbers, which are no whole blocks of 32 (Q8_0)"
+        "tensor `t` has rows of 40 numbers, which are not whole blocks of 32 (Q8_0)"
     );
     let large = u64::MAX / 4;
     assert!(one(&[4, large, 4], 0, 0, 16).starts_with("tensor `t` is too large"));
@@ -120,7 +120,7 @@ fn tensors_that_cannot_be() {
     assert_eq!(one(&[4], 0, 16, 64), "tensor `t` begins at byte 16 of the data, not at a multiple of 32");
     assert_eq!(one(&[4], 0, 0, 15), "tensor `t` ends at byte 16 of the data, of which the file has 15");
     assert!(one(&[64], 0, u64::MAX - 31, 64).starts_with("tensor `t` ends at byte 18446744073709551615"));
-    assert_eq!(one(&[4], 0, 32, 64), "32 bytes in front of tensor `t` belong to no tensor");
+    assert_eq!(one(&[4], 0, 32, 64), "32 bytes before tensor `t` belong to no tensor");
     let twice = Builder::default().tensor("t", &[4], 0, &[0; 16]).tensor("t", &[4], 0, &[0; 16]);
     assert_eq!(said(&twice.build()), "tensor `t` is there twice");
     assert_eq!(said(&Builder::default().tensor("", &[4], 0, &[0; 16]).build()), "tensor 0 has no name");

@@ -1,4 +1,4 @@
-//! What a whole file says.
+//! Contents of a whole file.
 
 use super::builder::*;
 use moec_gguf::{Header, Kind, Value};
