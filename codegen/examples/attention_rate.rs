@@ -1,4 +1,4 @@
-//! How fast attention is on this host, on one thread, next to what the machine can do: a chunk of 512 tokens
+//! Speed of attention on this host, on one thread, next to what the machine can do: a chunk of 512 tokens
 //! at the end of a prompt, and one token after one, with the heads of OLMoE-1B-7B, and where 4, 8 or all 16 heads
 //! share keys and values.
 //!
@@ -21,7 +21,7 @@ const DIM: usize = 128;
 /// Tokens of a chunk.
 const CHUNK: usize = 512;
 
-/// Processor time of this thread, in seconds: other processes on a busy host do not count.
+/// CPU time of this thread, in seconds: other processes on a busy host do not count.
 fn now() -> f64 {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `t` receives the time.

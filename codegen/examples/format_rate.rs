@@ -1,4 +1,4 @@
-//! What formats that hold a checkpoint's codes cost beside those that are rounded to: q8h beside q8, q4h and mxfp4 beside q4. A call of
+//! Cost of formats that hold a checkpoint's codes beside those that are rounded to: q8h beside q8, q4h and mxfp4 beside q4. A call of
 //! each by turns; the median of the ratios.
 //!
 //! `cargo run --release -p moec-codegen --example format_rate`

@@ -1,4 +1,4 @@
-//! How fast the kernels are on this host, next to what the machine can do.
+//! Speed of the kernels on this host, next to what the machine can do.
 //!
 //! `cargo run --release -p moec-codegen --example kernel_rate -- [PART OF A NAME] [THREADS]`
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]

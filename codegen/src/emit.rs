@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What is done to every module.
+/// Passes that run on every module.
 const PASSES: &str = "default<O3>";
 /// Stack of a thread in which LLVM runs; its passes recurse on the code's structure.
 const STACK: usize = 64 << 20;

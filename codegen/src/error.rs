@@ -1,4 +1,4 @@
-//! What can go wrong while kernels are written, and whose fault it is.
+//! Errors of kernel generation, and their origin.
 
 /// An error of this crate.
 #[derive(Debug, thiserror::Error)]
@@ -6,9 +6,9 @@ pub enum Error {
     /// This build of LLVM, or this host, cannot serve the machine asked for.
     #[error("target limit: {what}\nhint: {hint}")]
     Target {
-        /// What the target lacks.
+        /// Feature that the target lacks.
         what: String,
-        /// What to do about it.
+        /// Remedy.
         hint: String,
     },
     /// A kernel's parameters contradict each other.

@@ -1,4 +1,4 @@
-//! What is written: LLVM kernels, packed weights, the Rust source of `run`.
+//! Code generation: LLVM kernels, packed weights, the Rust source of `run`.
 //!
 //! * [`spec`]: the kernels that can be asked for; [`compile`] writes them to one ELF object.
 //! * [`schedule`]: how matrix kernels cut their work.

@@ -1,9 +1,9 @@
-//! What kernels are compiled for: a machine as LLVM names it, and the vector shape that follows.
+//! Target machine of kernels, as LLVM names it, and the vector shape that follows.
 
 use crate::error::{Error, Result};
 use inkwell::targets::TargetMachine;
 
-/// A processor in LLVM's words.
+/// A CPU in LLVM's words.
 ///
 /// Kernels use exactly the instructions of [`Machine::all_features`]; `cpu` only tunes their scheduling.
 /// So what a runtime checks before it starts is all that it has to check.
@@ -74,7 +74,7 @@ pub struct Isa {
     pub mr: usize,
     /// Whether there are dot products of bf16 pairs (AVX512-BF16, NEON with BF16).
     pub bf16: bool,
-    /// How bytes are multiplied.
+    /// Multiplication of bytes.
     pub bytes: ByteDot,
     /// Whether there are tile registers that multiply pairs of bf16 (AMX-BF16), beside AVX-512.
     pub tiles: bool,
@@ -83,7 +83,7 @@ pub struct Isa {
     pub permutes: bool,
 }
 
-/// How a machine multiplies four bytes at a time and adds them to a 32-bit lane.
+/// Instruction by which a machine multiplies four bytes at a time and adds them to a 32-bit lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ByteDot {
     /// Not at all.
@@ -99,7 +99,7 @@ pub enum ByteDot {
 }
 
 impl Isa {
-    /// Whether it is that of a thread of a graphics processor.
+    /// Whether it is that of a thread of a GPU.
     pub fn is_thread(&self) -> bool {
         *self == Self::THREAD
     }
@@ -115,7 +115,7 @@ impl Isa {
         Self { lanes: 8, nr: 16, mr: 6, bf16: false, bytes: ByteDot::Maddubs, tiles: false, permutes: false };
     const NEON: Self =
         Self { lanes: 4, nr: 8, mr: 8, bf16: false, bytes: ByteDot::None, tiles: false, permutes: false };
-    /// A thread of a graphics processor.
+    /// A thread of a GPU.
     pub const THREAD: Self =
         Self { lanes: 1, nr: 1, mr: 8, bf16: true, bytes: ByteDot::Sdot, tiles: false, permutes: false };
     const SSE2: Self =
@@ -193,7 +193,7 @@ impl Machine {
         }
     }
 
-    /// Whether the processor converts binary16 by itself.
+    /// Whether the CPU converts binary16 by itself.
     pub(crate) fn converts_f16(&self) -> bool {
         self.is_aarch64() || self.all_features().iter().any(|f| f == "f16c" || f == "avx512f")
     }

@@ -68,7 +68,7 @@ fn main(native: Option<&str>) -> Result<TokenStream> {
     })
 }
 
-/// Where the kernels are.
+/// Table of the kernels.
 fn kernels(plan: &Plan) -> Result<TokenStream> {
     let docs = docs([format!("Kernels in `artifacts/kernels.o`. {GENERATED}")]);
     let symbols = plan.kernels.iter().map(|k| name("kernel", &k.symbol)).collect::<Result<Vec<Ident>>>()?;

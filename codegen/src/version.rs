@@ -1,4 +1,4 @@
-//! Which LLVM this build is linked to.
+//! Version of LLVM that this build is linked to.
 
 /// Version of LLVM, `22.1.8`.
 pub fn llvm_version() -> String {

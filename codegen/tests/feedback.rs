@@ -171,7 +171,7 @@ fn sweeps_lower_the_error_of_every_row() {
     }
 }
 
-/// Whoever else is rounded at the same time, and wherever a row stands, its bytes are the same.
+/// A row's bytes depend neither on the rows that are rounded at the same time nor on its place.
 #[test]
 fn rows_are_rounded_each_by_itself() {
     let (lead, rows, cols) = (2, 37, 72);
@@ -208,7 +208,7 @@ fn rows_are_rounded_each_by_itself() {
     }
 }
 
-/// A matrix of several blocks has the same bytes whoever packs a block, and in whatever order.
+/// A matrix of several blocks has the same bytes whichever thread packs a block, and in whatever order.
 #[test]
 fn blocks_are_packed_each_by_itself() {
     let (rows, cols) = (600, 1024);
@@ -247,7 +247,7 @@ fn blocks_are_packed_each_by_itself() {
     assert!(by_threads.concat() == packed);
 }
 
-/// What is read back from a group becomes that group's numbers again, whatever code the largest of them has.
+/// Stored numbers of a group become that group's numbers again, whatever code the largest of them has.
 #[test]
 fn stored_numbers_are_stored_again() {
     let (n, mut random) = (2 * GROUP, Random(5));

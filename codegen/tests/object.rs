@@ -401,7 +401,7 @@ fn machines_have_their_vectors() {
     assert!(host.features.iter().all(|f| FEATURES.iter().any(|(llvm, _)| llvm == f)), "{host:?}");
 }
 
-/// Where there are instructions for two rows at a time, several rows meet them, and one row those for one.
+/// With instructions for two rows at a time, several rows meet them, and one row those for one.
 #[test]
 fn neon_multiplies_two_rows_at_a_time() {
     let features = ["dotprod", "i8mm", "bf16"].map(str::to_owned).to_vec();
@@ -462,7 +462,7 @@ fn symbols(machine: &Machine, bytes: &[u8]) -> (BTreeSet<String>, Vec<String>) {
     let arm = !machine.triple.starts_with("x86_64");
     assert_eq!(file.architecture(), if arm { Architecture::Aarch64 } else { Architecture::X86_64 });
     assert!(file.is_64() && file.is_little_endian() && file.kind() == ObjectKind::Relocatable);
-    // Apple's linker wants an underscore in front of C's names.
+    // Apple's linker wants an underscore before C's names.
     let name = |s: &object::Symbol<'_, '_>| {
         let name = s.name().unwrap();
         if apple { name.strip_prefix('_').unwrap().to_string() } else { name.to_string() }

@@ -127,7 +127,7 @@ fn stored_as(format: Format, code: i8, scale: f32) -> [u8; 3] {
     [code.cast_unsigned(), bits[0], bits[1]]
 }
 
-/// What the blocks of a weight hold, one after the other; their memory is used again.
+/// Blocks of a weight, one after the other; their memory is used again.
 fn by_blocks(g: &Geometry, values: &[f32], stored: usize) -> Vec<u8> {
     let (mut scratch, mut block_bytes, mut all) = (Scratch::default(), Vec::new(), Vec::new());
     for block in g.blocks() {
@@ -444,7 +444,7 @@ fn errors_of_the_source_come_back() {
 
 const GROUPED: [Format; 4] = [Format::Q8, Format::Q4, Format::Q8h, Format::Q4h];
 
-/// What the largest magnitude alone says: `q8` puts it at 127, `q4` at −8.
+/// Codes by the largest magnitude alone: `q8` puts it at 127, `q4` at −8.
 fn plain(format: Format, x: &[f32; GROUP]) -> [f32; GROUP] {
     let extreme = x.iter().fold(0.0_f32, |a, &x| if x.abs() > a.abs() { x } else { a });
     let bytes = format.coding() == Some(Coding::Bytes);

@@ -65,7 +65,7 @@ fn missed(exact: &[f32], stored: &[f32]) -> f64 {
 }
 
 proptest! {
-    /// The processor's panels hold what the matrix of any other unit holds, whatever weighs errors.
+    /// The CPU's panels hold what the matrix of any other unit holds, whatever weighs errors.
     #[test]
     fn panels_hold_the_one_definition(
         layout in layouts(),
@@ -98,7 +98,7 @@ proptest! {
         prop_assert_eq!(again, one.dequantise());
     }
 
-    /// A twin packs what it reads from a bundle, in panels of another width.
+    /// A host build packs what it reads from a bundle, in panels of another width.
     #[test]
     fn what_is_read_back_is_packed_to_the_same_numbers(
         layouts in [layouts(), layouts()],

@@ -1,4 +1,4 @@
-//! What skipping neurons gains while one token is decoded: kernels of whole experts and of neurons by turns, in OLMoE's
+//! Gain of skipping neurons while one token is decoded: kernels of whole experts and of neurons by turns, in OLMoE's
 //! shapes, by the share of neurons that the gate leaves at 0.
 //!
 //! `cargo run -p moec-codegen --example neuron_rate -- [THREADS] [PART OF A FORMAT'S NAME]`
@@ -43,14 +43,14 @@ fn compare(a: &Path, b: &Path, threads: usize, calls: usize) -> [f64; 3] {
     let of = |f: &dyn Fn(&[f64; 2]) -> f64| median(turns.iter().map(f).collect());
     [of(&|t| t[0]), of(&|t| t[1]), of(&|t| t[0] / t[1])]
 }
-/// What kernels are timed of: a format, and whether neurons have sketches.
+/// Timed kind of kernels: a format, and whether neurons have sketches.
 type Kind = (Format, bool);
 
 fn name((format, sketch): Kind) -> String {
     format!("{}{}", format.name(), if sketch { ", sketched" } else { "" })
 }
 
-/// What decoding gains.
+/// Gain in decoding.
 fn skipped(machine: &Machine, threads: usize, kind: Kind) -> Outcome {
     let (format, sketch) = kind;
     let bytes = 3 * INTER * format.row_bytes(HIDDEN);
@@ -86,7 +86,7 @@ fn skipped(machine: &Machine, threads: usize, kind: Kind) -> Outcome {
     Ok(())
 }
 
-/// What prompts lose, `each` of whose rows an expert has.
+/// Loss in prompts, `each` of whose rows an expert has.
 fn prompt(machine: &Machine, threads: usize, kind: Kind, each: usize) -> Outcome {
     let ((format, sketch), isa) = (kind, machine.isa());
     let bytes = 3 * INTER * format.row_bytes(HIDDEN);

@@ -145,7 +145,7 @@ impl Probe<'_> {
         Ok((rows, out_ld))
     }
 
-    /// Gate and up, and down, either behind its rows in their form.
+    /// Gate and up, and down, either after its rows in their form.
     pub(crate) fn matrices(&self, e: &Expert, order: WeightOrder, compute: Compute) -> Outcome<Path> {
         let (format, layout, schedule) = (self.format, self.layout(), Schedule::default());
         let mut b = Builder::new(self.machine, self.copies);

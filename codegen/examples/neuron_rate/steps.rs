@@ -71,7 +71,7 @@ pub(crate) struct Path {
     _loaded: Loaded,
 }
 
-/// Lanes that take work as it is left, and wait for each other behind every step.
+/// Lanes that take work as it is left, and wait for each other after every step.
 pub(crate) fn time(path: &Path, threads: usize, calls: usize) -> f64 {
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let most = path.steps.iter().map(|s| s.scratch).max().unwrap_or(0);
@@ -144,7 +144,7 @@ fn clock(_threads: usize) -> f64 {
     START.get_or_init(std::time::Instant::now).elapsed().as_secs_f64()
 }
 
-/// What the operands of a kernel are.
+/// Operand of a kernel.
 pub(crate) enum Arg<'a> {
     Ints(&'a [i32]),
     /// Room for so many words.

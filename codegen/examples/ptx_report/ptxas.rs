@@ -1,10 +1,10 @@
-//! NVIDIA's assembler of PTX, which says what a kernel takes of a processor.
+//! NVIDIA's assembler of PTX, which says what a kernel takes of a multiprocessor.
 
 use moec_codegen::simt::Sm;
 use std::path::Path;
 use std::process::Command;
 
-/// What a kernel takes.
+/// Resources of a kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Resources {
     /// Registers of a thread.

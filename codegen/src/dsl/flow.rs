@@ -4,7 +4,7 @@ use super::{F, I, Index, Kb, P, Span};
 use inkwell::basic_block::BasicBlock;
 use inkwell::values::{BasicValue, BasicValueEnum, PhiValue};
 
-/// What a loop can carry from one iteration to the next.
+/// Value that a loop can carry from one iteration to the next.
 pub(crate) trait Carry<'k>: Copy {
     /// The value.
     fn value(self) -> BasicValueEnum<'k>;
@@ -161,7 +161,7 @@ impl<'k> Kb<'k> {
         });
     }
 
-    /// The work items of a `Grid::Experts`, an expert at a time: `body(active expert, its first tile, the one behind its
+    /// The work items of a `Grid::Experts`, an expert at a time: `body(active expert, its first tile, the one after its
     /// last)`, of the items of this call.
     pub(crate) fn tiles_by_expert(&'k self, tiles: usize, body: impl FnOnce(I<'k>, [I<'k>; 2])) {
         let (begin, end) = (self.int_param(2), self.int_param(3));

@@ -26,7 +26,7 @@ fn instruction(machine: &Machine) -> Option<&'static str> {
     }
 }
 
-/// What is to be declared for it; `bytes` is a vector of them.
+/// Declaration that it needs; `bytes` is a vector of them.
 pub(super) fn wanted<'c>(machine: &Machine, bytes: BasicTypeEnum<'c>) -> Option<Wanted<'c>> {
     let types = |name| if name == BYTES_ARM { vec![bytes] } else { Vec::new() };
     instruction(machine).map(|name| (name, types(name)))

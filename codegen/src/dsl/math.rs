@@ -74,7 +74,7 @@ impl<'k> F<'k> {
     }
 
     /// `[cos x, sin x]`, to 2e-7, for `|x| < 2²⁰`: there the difference to the nearest multiple of `π/2` is exact in f32 but for the
-    /// parts of `π/2` behind the first.
+    /// parts of `π/2` after the first.
     pub(crate) fn cos_sin(self) -> [F<'k>; 2] {
         let k = self.k;
         let shifted = self.fma(k.f(std::f32::consts::FRAC_2_PI), k.f(ROUND));

@@ -306,7 +306,7 @@ impl<'k> P<'k> {
 impl<'k> Kb<'k> {
     /// In `body`, [`P::store_vec`] of whole vectors writes past the caches: results that are too many to stay there need
     /// neither be read from memory before they are written nor push out what is read again. Every vector must then be a
-    /// whole line. [`Kb::fence_stores`] must follow before anybody reads them.
+    /// whole line. [`Kb::fence_stores`] must follow before any thread reads them.
     pub(crate) fn past_caches(&'k self, body: impl FnOnce()) {
         self.past_caches.set(true);
         body();

@@ -67,7 +67,7 @@ pub(crate) struct Kb<'c> {
     converts_f16: bool,
     /// Whether whole lines are stored past the caches.
     past_caches: Cell<bool>,
-    /// Shared memory, in a kernel of threads; its operands are parameters of their own there.
+    /// Shared memory, in a GPU kernel; its operands are parameters of their own there.
     shared: Option<PointerValue<'c>>,
     error: RefCell<Option<String>>,
 }

@@ -1,4 +1,4 @@
-//! A kernel of a graphics processor: the language writes what one thread does, in scalars, and this module adds what
+//! A kernel of a GPU: the language writes what one thread does, in scalars, and this module adds what
 //! threads have of each other.
 //!
 //! Threads stand in blocks of a launch; thirty-two of them are a warp, which shuffles values between its lanes; a block has
@@ -43,7 +43,7 @@ pub(super) const LOAD_MATRICES: &str = "llvm.nvvm.ldmatrix.sync.aligned.m8n8.x4.
 pub(super) const MMA_BF16: &str = "llvm.nvvm.mma.m16n8k16.row.col.bf16";
 pub(super) const MMA_F16: &str = "llvm.nvvm.mma.m16n8k16.row.col.f32.f32";
 
-/// What a kernel of threads is begun with.
+/// Inputs of a new GPU kernel.
 pub(crate) struct ThreadKernel<'a> {
     /// Its symbol.
     pub(crate) symbol: &'a str,
@@ -56,7 +56,7 @@ pub(crate) struct ThreadKernel<'a> {
 }
 
 impl<'c> Kb<'c> {
-    /// Begins a kernel of threads in `module`.
+    /// Begins a GPU kernel in `module`.
     pub(crate) fn of_threads(
         ctx: &'c Context,
         module: &Module<'c>,
@@ -130,7 +130,7 @@ impl<'k> Kb<'k> {
         args: &[BasicMetadataValueEnum<'k>],
     ) -> Option<BasicValueEnum<'k>> {
         let Some(function) = self.instructions.get(name) else {
-            self.fail(format!("a kernel of threads is wanted for {name}"));
+            self.fail(format!("a GPU kernel is wanted for {name}"));
             return None;
         };
         match self.b.build_call(*function, args, "") {
@@ -246,7 +246,7 @@ impl F<'_> {
 }
 
 impl I<'_> {
-    /// How many bits are 1, of 32.
+    /// Number of bits that are 1, of 32.
     pub(crate) fn ones(self) -> Self {
         self.k.thread_value(COUNT_ONES, &[self.v.into()]).map_or(self, |v| Self { k: self.k, v })
     }

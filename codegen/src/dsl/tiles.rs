@@ -14,7 +14,7 @@ const STORE: &str = "llvm.x86.tilestored64";
 const DOT: &str = "llvm.x86.tdpbf16ps";
 const FENCE: &str = "llvm.x86.sse.sfence";
 
-/// What a machine with tiles has.
+/// Instructions of a machine with tiles.
 pub(super) const INSTRUCTIONS: [&str; 7] = [LOAD_CONFIG, RELEASE, ZERO, LOAD, STORE, DOT, FENCE];
 
 /// Rows of a tile, at most.
@@ -70,7 +70,7 @@ impl<'k> Kb<'k> {
         self.tile_instruction(RELEASE, &[]);
     }
 
-    /// Has stores past the caches be seen by everybody before later ones are.
+    /// Orders stores past the caches before all later stores, for every thread.
     pub(crate) fn fence_stores(&'k self) {
         self.tile_instruction(FENCE, &[]);
     }

@@ -18,7 +18,7 @@ pub(crate) struct I<'k> {
     pub(super) v: BasicValueEnum<'k>,
 }
 
-/// What can stand for a 64-bit integer.
+/// Value that can stand for a 64-bit integer.
 pub(crate) trait Index<'k>: Copy {
     /// The integer.
     fn int(self, k: &'k Kb<'k>) -> I<'k>;

@@ -1,4 +1,4 @@
-//! What a thread reads at once, and what it does with words of small numbers: loads of up to 16 bytes, copies to shared
+//! Wide accesses of a thread, and its operations on words of small numbers: loads of up to 16 bytes, copies to shared
 //! memory that go on by themselves, dot products of bytes, products of matrices by a warp.
 
 use super::thread::{COMMIT, COPY_16, LOAD_MATRICES, MMA_BF16, MMA_F16, WAIT};

@@ -49,7 +49,7 @@ pub(super) fn scratch_bytes(isa: &Isa) -> usize {
 
 /// Steps that are written out: a turn.
 const TURN: usize = 4;
-/// Bits behind the point of a rate.
+/// Bits after the point of a rate.
 const PARTS: i64 = 16;
 /// Lines that are asked for together, far from each other.
 const STREAMS: usize = 8;
@@ -186,7 +186,7 @@ impl<'k> Job<'_, 'k> {
         };
         each_sum(&|tile, _| k.zero_tile(tile));
         let rows = [0, TILE_ROWS].map(|r| (self.at)(row).words(r * self.apart));
-        // Results that go to the caches find their lines there; those behind the last row are asked for, too.
+        // Results that go to the caches find their lines there; those after the last row are asked for, too.
         let (turns, out) = (steps / TURN, self.out.at.words(row * self.out.ld));
         let each = BLOCK.div_ceil(turns.max(1));
         let step = |step: I<'k>| {
@@ -261,7 +261,7 @@ pub(super) struct Sums<'k> {
     pub(super) weights: P<'k>,
     /// Whole steps.
     pub(super) steps: I<'k>,
-    /// Words of pairs behind them.
+    /// Words of pairs after them.
     pub(super) rest: usize,
     /// Sums of the first row, and words from row to row.
     pub(super) at: P<'k>,

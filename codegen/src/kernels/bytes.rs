@@ -99,7 +99,7 @@ pub(super) fn multiply<'k>(
     });
 }
 
-/// Asks for weights that are wanted later, some lines behind every row that meets a group. Asked for all at once they would fill what
+/// Asks for weights that are wanted later, some lines after every row that meets a group. Asked for all at once they would fill what
 /// a core keeps of lines that are on their way, and the rows would wait for them: on Zen 4 eight rows took twice as long. For the same
 /// reason the group's own lines come before those that it asks for.
 struct Asking<'k> {
@@ -120,14 +120,14 @@ impl<'k> Asking<'k> {
         Self { k, bytes, ahead, alone, lines: alone.pick_int(k.i(0), lines) }
     }
 
-    /// Behind the loads of a group.
+    /// After the loads of a group.
     fn first(&self, group: P<'k>) {
         if self.ahead > 0 {
             self.k.branch(self.alone, || fetch(group, self.bytes, self.ahead), || {});
         }
     }
 
-    /// Behind a round.
+    /// After a round.
     fn next(&self, group: P<'k>, round: I<'k>) {
         if self.ahead == 0 {
             return;

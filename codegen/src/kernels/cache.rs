@@ -44,7 +44,7 @@ pub(crate) fn value_block_bytes(isa: &Isa, format: Format, dim: usize) -> usize 
 
 /// Bytes of the scratch of a cache write that hold a token of one head in bf16, or one group of codes.
 fn small_bytes(dim: usize) -> usize {
-    // Room for a whole vector behind the last number.
+    // Room for a whole vector after the last number.
     (dim * 2).next_multiple_of(64) + 64
 }
 
@@ -53,7 +53,7 @@ fn prepared_ld(dim: usize) -> usize {
     (dim.div_ceil(16) | 1) * 16
 }
 
-/// Where a token goes: its (slot, head), and its number in it.
+/// Place of a token: its (slot, head), and its number in it.
 struct Token<'k> {
     head: P<'k>,
     at: I<'k>,
@@ -223,7 +223,7 @@ fn is_run<'k>(k: &'k Kb<'k>, pos: P<'k>, slot: P<'k>, row: I<'k>, end: I<'k>) ->
     let (lanes, there) = (k.lanes(), k.span_before(end - row));
     let [at, of] = [pos, slot].map(|p| p.words(row).load_vec(there).bits());
     let [first, same] = [pos, slot].map(|p| p.words(row).load_int());
-    // Lanes that are not there are zero, which no position behind the first is.
+    // Lanes that are not there are zero, which no position after the first is.
     let runs = at.equals(first.narrow().splat(lanes) + k.lane_ids());
     let runs = runs.and(of.equals(same.narrow().splat(lanes))).pick_int(k.i32v(1), k.i32v(0));
     runs.lanes_min().wide().equals(k.i(1)).and(first.rem(k.i(lanes as i64)).equals(k.i(0)))

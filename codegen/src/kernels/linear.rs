@@ -25,7 +25,7 @@ pub struct Linear {
     pub n: usize,
     /// Format of the weight.
     pub format: Format,
-    /// How it multiplies.
+    /// Compute type.
     pub compute: Compute,
     /// Matrices, each with its own range of columns.
     pub groups: usize,
@@ -39,7 +39,7 @@ pub struct Linear {
     pub residual_ld: Option<usize>,
     /// Gated epilogue.
     pub glu: Option<Glu>,
-    /// How it cuts its work.
+    /// Division of its work.
     pub schedule: Schedule,
 }
 

@@ -6,7 +6,7 @@ use crate::machine::Isa;
 use crate::spec::Symbol;
 use moec_ir::op::{Activation, Glu};
 
-/// What [`Map`] computes from `a` and perhaps a second operand `b`.
+/// Operation of [`Map`] on `a` and perhaps a second operand `b`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MapOp {
     /// `a + b`; with `broadcast_b`, `b` has one column.
@@ -32,7 +32,7 @@ pub enum MapOp {
     },
     /// `glu(a, b)`.
     Glu {
-        /// How they join.
+        /// Function that joins them.
         glu: Glu,
         /// Row distance of `b`.
         b_ld: usize,
@@ -53,7 +53,7 @@ pub enum MapOp {
     },
     /// `cap · tanh(a / cap)`
     SoftCap {
-        /// What no result reaches.
+        /// Bound that no result reaches.
         cap: f32,
     },
     /// `a · (1 + beta · ln(1 + ⌊(b + offset) / every⌋))` with one position `b`, i32, per row; 0 where it is negative.
@@ -175,7 +175,7 @@ impl Kernel for Map {
     }
 }
 
-/// Where the second operand of a [`MapOp`] comes from.
+/// Source of the second operand of a [`MapOp`].
 enum Second {
     /// There is none.
     None,

@@ -189,7 +189,7 @@ impl<'k> Columns<'k> {
         Self { first, gates, glu, lanes: k.lanes(), spans, pairs }
     }
 
-    /// Where the results of a panel go: `out` is where those of row 0 begin.
+    /// Destination of a panel's results: `out` is where those of row 0 begin.
     pub(crate) fn results(&self, out: P<'k>, form: RowForm) -> Results<'k> {
         let (at, bytes) =
             (self.place(form.form, out), self.spans.len() * self.lanes * number_bytes(form.form));
@@ -199,7 +199,7 @@ impl<'k> Columns<'k> {
         Results { at, ld: form.ld, bytes, lines }
     }
 
-    /// Where the columns of a row go that begins at `row`.
+    /// Address of a panel's columns in a row that begins at `row`.
     fn place(&self, form: Compute, row: P<'k>) -> P<'k> {
         row.bytes(self.first * number_bytes(form))
     }

@@ -39,7 +39,7 @@ use moec_ir::plan::{Grid, Layout, Results};
 use moec_ir::types::Format;
 use std::fmt::Debug;
 
-/// What must hold, and what is wrong where it does not.
+/// Condition that must hold, and the fault where it does not.
 pub(crate) type Rule = (bool, &'static str);
 
 /// Rows of a work item of kernels whose rows are independent and cheap.
@@ -47,7 +47,7 @@ pub(crate) const ROWS: usize = 4;
 
 /// A kernel: all that is known of it, and its code.
 pub(crate) trait Kernel: Debug {
-    /// What it does, in a word.
+    /// Kind of the kernel, in a word.
     fn kind(&self) -> &'static str;
     /// Adds its parameters to its symbol: equal exactly for equal ones.
     fn name(&self, s: &mut Symbol, isa: &Isa);
@@ -77,11 +77,11 @@ pub(crate) trait Kernel: Debug {
     fn schedule_mut(&mut self) -> Option<&mut Schedule> {
         None
     }
-    /// What must hold for it to read and write within bounds.
+    /// Conditions for it to read and write within bounds.
     fn rules(&self, isa: &Isa) -> Vec<Rule>;
     /// Writes its body.
     fn write<'k>(&self, k: &'k Kb<'k>);
-    /// Its code for graphics processors, if they have it.
+    /// Its code for GPUs, if they have it.
     fn on_gpu(&self) -> Option<&dyn GpuKernel> {
         None
     }

@@ -10,7 +10,7 @@ use moec_ir::plan::Results;
 /// Sums that take turns, to hide the latency of additions.
 const SUMS: usize = 4;
 
-/// Which norm.
+/// Kind of norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NormKind {
     /// `x / sqrt(mean(x²) + eps) · weight`
@@ -22,7 +22,7 @@ pub enum NormKind {
 /// `[x, weight?, bias (Layer only), out, …]`: one result per form. A single result of f32 may be `x`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Norm {
-    /// Which norm.
+    /// Kind of norm.
     pub kind: NormKind,
     /// Channels normalised together.
     pub width: usize,
@@ -113,7 +113,7 @@ fn mean<'k>(k: &'k Kb<'k>, x: P<'k>, width: usize) -> F<'k> {
     k.fold_columns(width, SUMS, k.fv(0.0), add, |a, b| a + b).sum() / width as f32
 }
 
-/// What `width` numbers, less their mean if there is one, are multiplied by.
+/// Factor of `width` numbers, less their mean if there is one.
 pub(super) fn factor<'k>(k: &'k Kb<'k>, x: P<'k>, width: usize, eps: f32, mean: Option<F<'k>>) -> F<'k> {
     let squares = |sum, c, span| {
         let x = x.words(c).load_vec(span);

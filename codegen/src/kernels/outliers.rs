@@ -1,4 +1,4 @@
-//! Rows of a weight that stand in INT8 behind panels of nibbles: their codes, brought to the columns of the panel that they
+//! Rows of a weight that stand in INT8 after panels of nibbles: their codes, brought to the columns of the panel that they
 //! belong to.
 //!
 //! A panel has as many of them as it has, and each is read along its input channels. Rows of bytes meet it as such, eight
@@ -90,7 +90,7 @@ fn one<'k>(k: &'k Kb<'k>, x: P<'k>) -> (I<'k>, F<'k>, I<'k>) {
 /// As [`one`], of two groups, one in each half of a vector.
 fn two<'k>(k: &'k Kb<'k>, x: P<'k>) -> (I<'k>, F<'k>, I<'k>) {
     let (lower, (a, scale, start)) = (k.first_lanes(QUADS), one(k, x));
-    // The words of the second begin at the middle of this vector, and none behind it is read.
+    // The words of the second begin at the middle of this vector, and none after it is read.
     let (second, b) = (x.bytes(ROW_GROUP), x.bytes(ROW_GROUP - 4 * QUADS).load_ints());
     let (other, begin) = (second.bytes(SCALE).load().splat(), correction(k, second));
     (lower.pick_int(a, b), lower.pick(scale, other), lower.pick_int(start, begin))
@@ -102,7 +102,7 @@ fn dot<'k>(k: &'k Kb<'k>, sum: I<'k>, codes: I<'k>, x: I<'k>) -> I<'k> {
     k.dot_bytes(sum, weights, x)
 }
 
-/// Where the sums of a group at `x` begin, an eighth in each of eight lanes: VNNI multiplies by `code + 128`, and the row
+/// Initial sums of a group at `x`, an eighth in each of eight lanes: VNNI multiplies by `code + 128`, and the row
 /// has −128 times its own sum.
 fn correction<'k>(k: &'k Kb<'k>, x: P<'k>) -> I<'k> {
     if k.isa.bytes == ByteDot::Vnni {

@@ -1,4 +1,4 @@
-//! What matrix kernels multiply: weight panels, the rows that meet them, and where results go.
+//! Operands of matrix kernels: weight panels, the rows that meet them, and the results.
 
 use crate::dsl::{I, Kb, LINE, P};
 use crate::machine::Isa;
@@ -18,7 +18,7 @@ pub(crate) struct Matrix {
     pub(crate) format: Format,
     /// Form of the rows that meet them.
     pub(crate) compute: Compute,
-    /// How work is cut.
+    /// Division of work.
     pub(crate) schedule: Schedule,
 }
 
@@ -62,16 +62,16 @@ pub(crate) struct Panel<'k> {
     pub(crate) format: Format,
     /// Form of the rows that meet them: f32, or pairs of bf16.
     pub(crate) compute: Compute,
-    /// How work is cut.
+    /// Division of work.
     pub(crate) schedule: Schedule,
     /// Its columns of wider codes.
     pub(crate) outliers: Option<Outliers<'k>>,
 }
 
-/// Where the outliers of a panel lie ([`Layout`]).
+/// Place of a panel's outliers ([`Layout`]).
 #[derive(Clone, Copy)]
 pub(crate) struct Outliers<'k> {
-    /// The first of the matrix's, and the one behind the last.
+    /// The first of the matrix's, and the one after the last.
     range: [I<'k>; 2],
     /// Columns of all.
     columns: P<'k>,
@@ -116,19 +116,19 @@ pub(super) fn is_nibbles(format: Format) -> bool {
 
 /// Rows that meet a panel.
 pub(crate) struct PanelRows<'r, 'k> {
-    /// The first, and the one behind the last.
+    /// The first, and the one after the last.
     pub(crate) range: [I<'k>; 2],
-    /// Where a row lies, in the form that [`Panel::compute`] names.
+    /// Address of a row, in the form that [`Panel::compute`] names.
     pub(crate) at: &'r dyn Fn(I<'k>) -> P<'k>,
     /// Words from row to row, where that is the same for all.
     pub(crate) apart: Option<usize>,
     /// The panel that is wanted next, which need not be mapped.
     pub(crate) next: Option<P<'k>>,
-    /// Where results go.
+    /// Destination of results.
     pub(crate) out: Results<'k>,
 }
 
-/// Where the columns of a panel go.
+/// Destination of a panel's columns.
 #[derive(Clone, Copy)]
 pub(crate) struct Results<'k> {
     /// Those of row 0.

@@ -1,7 +1,7 @@
 //! Heads on their way to a kernel: normalised and rotated where they are read.
 //!
 //! Rotary embedding follows a norm in many models (OLMoE norms a whole row of queries or keys, Qwen3 each head), and keys
-//! go on into the cache. Each of these steps would read and write as much as the one before, so whoever reads heads
+//! go on into the cache. Each of these steps would read and write as much as the one before, so a kernel that reads heads
 //! ([`super::rope`], [`super::cache`]) does what comes before in registers. The order of every sum and product is that of the steps
 //! of their own.
 
@@ -41,7 +41,7 @@ pub struct Rotation {
     pub angles_ld: usize,
 }
 
-/// What is done to heads, with the operands for it.
+/// Operation on heads, with the operands for it.
 pub(super) struct Way<'k> {
     dim: usize,
     /// The norm, whether it spans whole rows, and its weight.

@@ -8,9 +8,9 @@ use moec_ir::types::GROUP;
 
 /// Bytes of a packed group: 32 codes, the scale as f32, and `−128 · Σ codes` as i32.
 pub(crate) const ROW_GROUP: usize = GROUP + 8;
-/// Where the scale stands.
+/// Offset of the scale, in bytes.
 pub(crate) const SCALE: usize = GROUP;
-/// Where the correction stands.
+/// Offset of the correction, in bytes.
 pub(crate) const CORRECTION: usize = GROUP + 4;
 
 /// `[x, out]`: rows in the form that a matrix kernel multiplies, [`packed_words`] per group.

@@ -1,4 +1,4 @@
-//! What the dispatch table tells the kernels of experts.
+//! Dispatch table, as the kernels of experts read it.
 
 use crate::dsl::{I, P};
 use moec_ir::op::DispatchLayout;

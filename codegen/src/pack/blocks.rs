@@ -11,7 +11,7 @@ use std::ops::Range;
 /// them takes some milliseconds.
 const SHARE: usize = 1 << 18;
 
-/// A run of panels of one matrix, which are packed together; without any, the outliers behind them.
+/// A run of panels of one matrix, which are packed together; without any, the outliers after them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
     /// Matrix.
@@ -55,7 +55,7 @@ impl Geometry {
     }
 }
 
-/// Where the rows of a weight come from.
+/// Source of a weight's rows.
 pub trait Rows<E> {
     /// Fills `out`, row-major with full columns, with those rows of that matrix.
     ///
@@ -86,7 +86,7 @@ pub struct Scratch {
     stored: Vec<u8>,
 }
 
-/// Packs a block behind what `out` holds. The bytes of all blocks, one after the other, are the weight's.
+/// Packs a block after what `out` holds. The bytes of all blocks, one after the other, are the weight's.
 ///
 /// Numbers are rounded to the nearest, ties to even; those of grouped formats as [`super::quantise`] says, by
 /// `weighting`, that of the block's matrix; where rows have a scale each, it names the [`outliers`]. What is at hand as codes and scales

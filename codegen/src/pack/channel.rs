@@ -1,8 +1,8 @@
-//! Rows of numbers as whole codes times one scale each: one scale for an output channel, as neural units want it.
+//! Rows of numbers as whole codes times one scale each: one scale for an output channel, as NPUs want it.
 //!
 //! A scale is chosen so that the weighted squared error `Σ wᵢ (xᵢ − s·qᵢ)²` of the row is small, codes being the nearest
 //! ones; it is positive and has [`SCALE_BITS`] significant bits, so that its product with any code is exact in f32.
-//! Whoever multiplies, the processor or another unit, works with the same numbers.
+//! Every unit that multiplies, the CPU or another, works with the same numbers.
 
 use super::quantise::SMALLEST;
 use super::vectors::{Work, widest};
@@ -35,7 +35,7 @@ impl Width {
         }
     }
 
-    /// Where the scales that are tried put the largest magnitude of a row, in codes. What is beyond the range is cut off,
+    /// Codes that the tried scales give the largest magnitude of a row. What is beyond the range is cut off,
     /// for the good of the others: the longer a row, the farther its largest number is from the rest.
     const fn tops(self) -> &'static [f32] {
         match self {

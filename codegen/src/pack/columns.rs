@@ -1,5 +1,5 @@
 //! Matrices whose rows have a scale each, in the order of [`Layout`]: panels of nibbles with their columns' scales, and the
-//! rows of wider codes behind the last panel.
+//! rows of wider codes after the last panel.
 
 use super::channel::{Channel, Width};
 use super::{Geometry, Weighting, feedback, q4o};
@@ -65,7 +65,7 @@ impl Places {
     }
 }
 
-/// Packs panels of a matrix behind what `out` holds. `read` fills its second argument with rows of the matrix, whose
+/// Packs panels of a matrix after what `out` holds. `read` fills its second argument with rows of the matrix, whose
 /// outliers `weighting` names.
 pub(super) fn pack_panels<E>(
     g: &Geometry,
@@ -111,7 +111,7 @@ pub(super) fn pack_panels<E>(
     Ok(())
 }
 
-/// Packs the outliers of a matrix behind what `out` holds; `read` is that of [`pack_panels`].
+/// Packs the outliers of a matrix after what `out` holds; `read` is that of [`pack_panels`].
 pub(super) fn pack_outliers<E>(
     g: &Geometry,
     weighting: Weighting<'_>,
@@ -185,7 +185,7 @@ pub(super) fn round_as_packed(
 ) -> Option<()> {
     for (row, x) in rows.zip(values.chunks_exact_mut(g.cols.max(1))) {
         let (width, mut stored) = channel(g, matrix, row)?;
-        // With a scale that is none, nothing equals what is stored.
+        // With an invalid scale, nothing equals what is stored.
         if !(stored.scale.is_finite() && stored.scale > 0.0) {
             continue;
         }

@@ -1,6 +1,6 @@
 //! Codes and scales that were chosen one after the other, looked at once more.
 //!
-//! Feedback chooses a code before it knows those behind it. Afterwards `tr((W − Ŵ) H (W − Ŵ)ᵀ)` falls further, code by
+//! Feedback chooses a code before it knows those after it. Afterwards `tr((W − Ŵ) H (W − Ŵ)ᵀ)` falls further, code by
 //! code: with all others as they are, the best one is the nearest to `ŵ[k] + ((w − ŵ) H)[k] / H[k, k]` (cyclic coordinate
 //! descent, QuantEase, arXiv 2309.01885, §3). Between two sweeps each group gets the scale that is best for its codes.
 

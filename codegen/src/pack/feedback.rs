@@ -1,4 +1,4 @@
-//! Rounding with error feedback: what a column misses is made up for by the columns behind it.
+//! Rounding with error feedback: what a column misses is made up for by the columns after it.
 //!
 //! A matrix `W` that is stored as `Ŵ` errs by `tr((W − Ŵ) H (W − Ŵ)ᵀ)`, where `H = E[x xᵀ]` are the second moments of
 //! its inputs (QuIP, arXiv 2307.13304, §3.1). With `H = (U + I) D (U + I)ᵀ`, `U` strictly upper triangular and `D`
@@ -24,10 +24,10 @@ use std::ops::Range;
 /// tenth of what rounding misses away; five took 13 %, and twenty no more.
 pub const SWEEPS: usize = 3;
 
-/// Where the scales that are tried put the largest magnitude of a group, in codes of q4.
+/// Codes of q4 that the tried scales give the largest magnitude of a group.
 const TOPS: [f32; 8] = [-8.0, -7.0, -7.5, -8.5, -9.5, -12.0, 6.6, 7.2];
 
-/// How the errors of a matrix's columns make up for each other: the factors of its second moments, which lie in blocks
+/// Error feedback between a matrix's columns: the factors of its second moments, which lie in blocks
 /// on the diagonal.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Feedback {
@@ -79,7 +79,7 @@ impl Feedback {
             .sum()
     }
 
-    /// `tr(X H Xᵀ)` of whole rows: the energy that they have behind the matrix, up to the damping of `H`.
+    /// `tr(X H Xᵀ)` of whole rows: the energy that they have after the matrix, up to the damping of `H`.
     pub fn energy(&self, rows: &[f32]) -> f64 {
         let of = |row: &[f32], block: &Block| -> f64 {
             let n = block.cols.len();
@@ -100,7 +100,7 @@ impl Feedback {
         self.round_in(rows, SWEEPS)
     }
 
-    /// As [`Feedback::round`], with so many sweeps behind feedback: with none, its codes as they are.
+    /// As [`Feedback::round`], with so many sweeps after feedback: with none, its codes as they are.
     pub fn round_in(&self, rows: &[f32], sweeps: usize) -> Vec<Group> {
         vectors::widest(Round { by: self, rows, sweeps })
     }
@@ -218,17 +218,17 @@ struct Strip {
     exact: Vec<Lanes>,
     /// The same with the errors of the columns before.
     fed: Vec<Lanes>,
-    /// What each row was divided by.
+    /// Divisor of each row.
     size: Lanes,
 }
 
-/// What one scale makes of a group.
+/// Result of one scale for a group.
 struct Trial {
     /// Weighted error.
     error: Lanes,
     /// Codes of each column.
     codes: [Lanes; GROUP],
-    /// What each column misses of the exact number.
+    /// Error of each column against the exact number.
     missed: [Lanes; GROUP],
 }
 

@@ -1,7 +1,7 @@
 //! Weight packing: logical rows of f32 to the exact order and format that kernels read, and back.
 //!
 //! Packing streams: it asks for the rows of one panel at a time, and gives the bytes of a block of panels, so memory does
-//! not grow with the weight. Blocks do not know of each other: whoever has threads packs many at a time. The orders are
+//! not grow with the weight. Blocks do not know of each other: a caller with threads packs many at a time. The orders are
 //! those of [`Layout`].
 #![expect(
     clippy::cast_possible_truncation,
@@ -72,7 +72,7 @@ impl Geometry {
         self.layout.matrix_bytes(self.format, self.rows as u64, self.cols).unwrap_or(0)
     }
 
-    /// Of these, the bytes of its outliers, behind its panels.
+    /// Of these, the bytes of its outliers, after its panels.
     fn outlier_bytes(&self) -> usize {
         self.layout.outlier_bytes(self.format, self.rows as u64, self.cols).unwrap_or(0) as usize
     }
@@ -112,7 +112,7 @@ impl Geometry {
         }
     }
 
-    /// Stored rows of a panel. Scales that lie by themselves stand behind all rows of a matrix.
+    /// Stored rows of a panel. Scales that lie by themselves stand after all rows of a matrix.
     fn at_once(&self) -> usize {
         match self.layout {
             Layout::Rests if self.bundle().is_some_and(Bundle::scales_apart) => self.rows.max(1),
@@ -163,7 +163,7 @@ impl Geometry {
         }
     }
 
-    /// Where a part of a row lies, counted over all rows before it: the first byte of its panel in its matrix, and its place
+    /// Place of a part of a row, counted over all rows before it: the first byte of its panel in its matrix, and its place
     /// in there.
     fn locate(&self, row: usize) -> (usize, Lane) {
         let ((panel, column), nr) = (self.column_of(row), self.nr());

@@ -1,4 +1,4 @@
-//! Where the numbers of a row lie in a panel, for every format.
+//! Places of a row's numbers in a panel, for every format.
 //!
 //! Writing and reading take the same places, so that one undoes the other.
 
@@ -51,7 +51,7 @@ impl Lane {
         Self { format, side: 1, first: 0, step, group, scale, scale_step: 2 }
     }
 
-    /// The same with its first scale so many bytes behind the row's first.
+    /// The same with its first scale so many bytes after the row's first.
     pub(super) const fn with_scales(self, scale: usize) -> Self {
         Self { scale, ..self }
     }

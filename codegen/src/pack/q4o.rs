@@ -3,8 +3,8 @@
 //! Units with static graphs take no groups of input channels, only a scale for each output channel, where INT4 loses
 //! accuracy; PowerInfer-2 (§6, §7.6) keeps outliers in INT8 beside it, after AWQ and MixQ. Here an outlier is a whole output
 //! channel, a row of `W[N, K]`: then a unit multiplies by two plain matrices, one of each width, and puts their results side
-//! by side. What is stored is decided here, once, for whoever multiplies: [`super::pack()`] brings the same numbers in the
-//! order of the processor's kernels.
+//! by side. What is stored is decided here, once, for every unit that multiplies: [`super::pack()`] brings the same numbers in the
+//! order of the CPU's kernels.
 
 use super::Weighting;
 use super::channel::{Channel, Width, best_scale};

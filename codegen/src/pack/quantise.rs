@@ -300,7 +300,7 @@ impl Fit {
     }
 }
 
-/// Where the scales that are tried for `q4` put the largest magnitude, in codes. Beyond the range of codes it
+/// Codes that the scales tried for `q4` give the largest magnitude. Beyond the range of codes it
 /// is cut off, for the good of the others.
 const TOPS: [f32; 9] = [-7.0, -7.5, -8.0, -8.5, -9.0, -13.0, 6.7, 7.2, 7.8];
 

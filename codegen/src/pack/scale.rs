@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use moec_ir::types::Format;
 
-/// What a format holds of a scale. Of E2M1 it is a power of two, the nearest one.
+/// Scale as a format stores it. Of E2M1 it is a power of two, the nearest one.
 #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
 #[inline(always)]
 pub(super) fn nearest(format: Format, scale: f32) -> f32 {

@@ -9,7 +9,7 @@
 /// Work that is compiled for every width. Its `run`, and what that calls in its loops, must be `#[inline(always)]`: only so
 /// does it become part of what is compiled for a width.
 pub(super) trait Work {
-    /// What comes of it.
+    /// Result.
     type Output;
     /// Does it.
     fn run(self) -> Self::Output;

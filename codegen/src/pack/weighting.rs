@@ -1,16 +1,16 @@
-//! Which errors of a matrix matter, and its rounding where numbers are not rounded each group by itself.
+//! Weighting of a matrix's errors, and its rounding where numbers are not rounded each group by itself.
 
 use super::quantise::Group;
 use super::{Feedback, feedback, order};
 use moec_ir::types::{Format, GROUP};
 
-/// Which errors of a matrix matter.
+/// Weighting of a matrix's errors.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Weighting<'a> {
-    /// How much those of each column do: finite and not negative, and only their proportions count. `None`: all the
+    /// Weight of each column's errors: finite and not negative, and only their proportions count. `None`: all the
     /// same.
     pub importance: Option<&'a [f32]>,
-    /// How those of one column make up for those of others, where that is known; it has as many columns. Then
+    /// Feedback from one column's errors to others, where it is known; it has as many columns. Then
     /// formats that [`feedback::gains`] names are rounded by it alone.
     pub feedback: Option<&'a Feedback>,
     /// The numbers were read back from codes and scales, and become these again.
@@ -42,5 +42,5 @@ impl<'a> Weighting<'a> {
     }
 }
 
-/// Which errors matter, of each matrix by its number in the weight.
+/// Weighting of each matrix by its number in the weight.
 pub type Importance<'a> = dyn Fn(usize) -> Weighting<'a> + 'a;

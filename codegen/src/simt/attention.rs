@@ -24,7 +24,7 @@ const HELD: usize = 96;
 /// Tokens that parts are whole numbers of.
 const BLOCK: usize = 32;
 
-/// What is fixed at build time.
+/// Shape, fixed at build time.
 struct Shape<'a> {
     d: &'a AttentionDesc,
     cache: Format,

@@ -27,7 +27,7 @@ impl GpuKernel for Combine {
                 let value = y.words(slot.max(k.i(0)) * hidden).words(c).load();
                 slot.ge(k.i(0)).pick(value, k.f(0.0)).fma(weight, sum)
             });
-            // Last, as on the processor.
+            // Last, as on the CPU.
             let sum = residual.map_or(sum, |(r, ld)| sum + r.words(row * ld).words(c).load());
             out.words(row * out_ld).words(c).store(sum);
         });

@@ -2,7 +2,7 @@
 //! rows. What it costs is the reading of the weight.
 //!
 //! Sixteen bytes of codes meet 16 or 32 numbers of a row, so that lanes read the row 64 or 128 bytes apart: from a cache that is a line
-//! for every lane. Such rows are held in shared memory, where four words behind every group of 32 keep eight lanes in different banks.
+//! for every lane. Such rows are held in shared memory, where four words after every group of 32 keep eight lanes in different banks.
 
 use super::weight::{Codes, Part, WeightRow, floats_at_once};
 use crate::dsl::{F, Halves, I, Kb, P, WARP};

@@ -68,7 +68,7 @@ impl Half {
 }
 
 impl ExpertGateUp {
-    /// Which half it is; `None` where panels are written out of neurons.
+    /// Matrix that it multiplies by; `None` where panels are written out of neurons.
     fn half(&self) -> Option<Half> {
         let &Self { layout, hidden, inter, format, compute, x_ld, glu, bias, out, order, schedule } = self;
         (order == WeightOrder::Panels).then_some(Half {
@@ -87,7 +87,7 @@ impl ExpertGateUp {
 }
 
 impl ExpertDown {
-    /// Which half it is, as of [`ExpertGateUp`].
+    /// Matrix that it multiplies by, as of [`ExpertGateUp`].
     fn half(&self) -> Option<Half> {
         let &Self { layout, inter, hidden, format, compute, h_ld, bias, order, schedule } = self;
         (order == WeightOrder::Panels).then_some(Half {

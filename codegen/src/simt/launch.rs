@@ -1,3 +1,3 @@
-//! How kernels of threads are launched: what a plan says of it.
+//! Launches of GPU kernels in a plan.
 
 pub use moec_ir::plan::{Extent, Launch};

@@ -25,7 +25,7 @@ impl Linear {
     }
 }
 
-/// Columns of a result that a warp computes: as many as leave enough warps to fill a processor, for each reads the rows, and
+/// Columns of a result that a warp computes: as many as leave enough warps to fill a GPU, for each reads the rows, and
 /// as registers hold.
 pub(super) const fn per_warp(columns: usize, gated: bool, rows: usize) -> usize {
     match columns {
@@ -35,7 +35,7 @@ pub(super) const fn per_warp(columns: usize, gated: bool, rows: usize) -> usize 
     }
 }
 
-/// How rows meet the weight.
+/// Way in which rows meet the weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     /// Few of them, by warps: so many at a time, in so many bytes of shared memory.
@@ -106,7 +106,7 @@ impl<'k> Operands<'k> {
         Self { x, weights, bias, residual, out: arg().words(group * s.columns()) }
     }
 
-    /// What becomes of a sum, and of the sum of the gate's partner.
+    /// Result of a sum, and of the sum of the gate's partner.
     fn finish(&self, s: &Linear, [row, c]: [I<'k>; 2], sum: F<'k>, up: Option<F<'k>>) -> F<'k> {
         let biased = |sum: F<'k>, c: I<'k>| self.bias.map_or(sum, |b| sum + b.words(c).load());
         let value = match (s.glu, up) {
@@ -117,7 +117,7 @@ impl<'k> Operands<'k> {
     }
 }
 
-/// What a warp does with few rows.
+/// Work of a warp with few rows.
 pub(super) struct Few {
     /// Columns of the result.
     pub(super) per: usize,

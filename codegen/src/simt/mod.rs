@@ -1,7 +1,7 @@
-//! Kernels for graphics processors of NVIDIA's: the same [`KernelSpec`]s with the same operands and meaning, written for
+//! Kernels for NVIDIA GPUs: the same [`KernelSpec`]s with the same operands and meaning, written for
 //! threads, as PTX text.
 //!
-//! | | on processors | here |
+//! | | on CPUs | here |
 //! |---|---|---|
 //! | parameters | table of addresses, range of work items, scratch | one address each, then the number of valid rows |
 //! | work | items of a grid, by threads of a pool | [`Launch`]: blocks of threads |
@@ -61,7 +61,7 @@ pub fn on_tensor_cores(format: Format, depth: usize) -> bool {
 /// Order of keys and of values in a cache: `[ctx][dim]`.
 pub const CACHE_ORDER: CacheOrder = CacheOrder::Keys { nr: 1 };
 
-/// A generation of processors, as the compute capability of theirs that is asked for.
+/// A generation of GPUs, as the compute capability of theirs that is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Sm {
     /// 8.0: Ampere (A100).
@@ -89,10 +89,10 @@ impl Sm {
 /// The version of PTX that is written: that of CUDA 11.8, the first to know all of [`Sm`].
 const PTX: &str = "+ptx78";
 
-/// A kernel that is not a [`KernelSpec`], because processors have it as a function of the runtime, or one that is.
+/// A kernel that is not a [`KernelSpec`], because CPUs have it as a function of the runtime, or one that is.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Kernel {
-    /// As on processors.
+    /// As on CPUs.
     Spec(KernelSpec),
     /// `[ids i32 [T, k], table out]`: the dispatch table. Choices that are no expert have no slot.
     Dispatch(DispatchLayout),
@@ -118,9 +118,9 @@ impl From<KernelSpec> for Kernel {
     }
 }
 
-/// What a [`KernelSpec`] is for graphics processors.
+/// A [`KernelSpec`] for GPUs.
 pub(crate) trait GpuKernel {
-    /// How it is launched; `None` where a form has no kernel.
+    /// Its launch; `None` where a form has no kernel.
     fn launch(&self) -> Option<Launch>;
     /// Writes its body.
     fn write<'k>(&self, k: &'k Kb<'k>);
@@ -142,7 +142,7 @@ impl Kernel {
         }
     }
 
-    /// How it is launched.
+    /// Its launch.
     ///
     /// # Errors
     /// [`Error::Spec`] if its parameters contradict each other, [`Error::Target`] if there is no such kernel here.
@@ -159,8 +159,8 @@ impl Kernel {
             Self::Argmax { .. } => Some(argmax::launch()),
         };
         launch.ok_or_else(|| Error::Target {
-            what: format!("there is no kernel of threads for `{}`", self.symbol()),
-            hint: "leave this step to the processor, or choose another form for it".to_owned(),
+            what: format!("there is no GPU kernel for `{}`", self.symbol()),
+            hint: "leave this step to the CPU, or choose another form for it".to_owned(),
         })
     }
 
@@ -207,7 +207,7 @@ impl Kernel {
 /// PTX of all kernels, symbols sorted, duplicates merged. The same input gives the same text.
 ///
 /// # Errors
-/// [`Error::Target`] where LLVM does not serve these processors or there is no such kernel, [`Error::Spec`] or
+/// [`Error::Target`] where LLVM does not serve these GPUs or there is no such kernel, [`Error::Spec`] or
 /// [`Error::Bug`] for ours.
 pub fn compile(sm: Sm, kernels: &[Kernel]) -> Result<String> {
     let target = target_machine(sm)?;
@@ -245,5 +245,5 @@ fn target_machine(sm: Sm) -> Result<TargetMachine> {
             RelocMode::Default,
             CodeModel::Default,
         )
-        .ok_or_else(|| missing("it has no such processor".to_owned()))
+        .ok_or_else(|| missing("it has no such GPU".to_owned()))
 }

@@ -50,7 +50,7 @@ impl GpuKernel for Norm {
             let x = weight.map_or(x, |w| x * w.words(c).load());
             bias.map_or(x, |b| x + b.words(c).load())
         };
-        // Every thread reads what it writes and nobody else does, so a result may be the operand.
+        // Every thread reads what it writes and no other thread does, so a result may be the operand.
         let (pairs, floats): (Vec<_>, Vec<_>) =
             outs.into_iter().partition(|(_, out)| out.form == Compute::Bf16);
         for (to, out) in pairs {

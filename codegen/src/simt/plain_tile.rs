@@ -27,7 +27,7 @@ pub(super) const fn columns(gated: bool) -> usize {
     if gated { COLUMNS / 2 } else { COLUMNS }
 }
 
-/// What a block multiplies, and what becomes of it: as [`super::tile::Product`], of rows in any form of numbers.
+/// Product of a block, and the use of its result: as [`super::tile::Product`], of rows in any form of numbers.
 pub(super) struct Product<'a, 'k> {
     pub(super) depth: usize,
     pub(super) form: Compute,

@@ -14,7 +14,7 @@ fn by_head(heads: usize) -> Launch {
     Launch { grid, block: WARP as u32, shared: 0 }
 }
 
-/// What is done to a head, with the operands for it.
+/// Operation on a head, with the operands for it.
 struct Way<'k> {
     dim: usize,
     norm: Option<(RowNorm, Option<P<'k>>)>,

@@ -1,5 +1,5 @@
 //! Rows brought into the form that a matrix kernel multiplies: f32 at another distance, or pairs of bf16. A thread for every
-//! word; rows of bytes are the processor's.
+//! word; rows of bytes are the CPU's.
 
 use super::GpuKernel;
 use super::launch::{Extent, Launch};

@@ -83,7 +83,7 @@ impl<'k> Lanes<'k> {
         self.id(i).lt(self.k.i(self.count as i64))
     }
 
-    /// What `read` gives of each expert, `otherwise` past the last.
+    /// Value that `read` gives of each expert, `otherwise` past the last.
     fn all(&self, otherwise: f32, read: impl Fn(I<'k>) -> F<'k>) -> Vec<F<'k>> {
         let last = self.k.i(self.count as i64 - 1);
         let one = |i: usize| self.there(i).pick(read(self.id(i).min(last)), self.k.f(otherwise));

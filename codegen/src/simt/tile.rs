@@ -52,13 +52,13 @@ const fn columns_of_step(format: Format) -> usize {
     if matches!(format, Format::F16) { STEP / 2 } else { STEP }
 }
 
-/// What a block multiplies, and what becomes of it.
+/// Product of a block, and the use of its result.
 pub(super) struct Product<'a, 'k> {
     pub(super) depth: usize,
     pub(super) format: Format,
     /// Whether fragments of gate and up take turns: 16 rows of the weight are 8 columns of the result.
     pub(super) gated: bool,
-    /// Where a row of the block is; any row that is there for one past the end.
+    /// Address of a row of the block; of any valid row for one past the end.
     pub(super) row: &'a dyn Fn(I<'k>) -> P<'k>,
     /// The row of the weight of a column of the block's result, of the gate or of what is multiplied with it. As above.
     pub(super) weight: &'a dyn Fn(I<'k>, I<'k>) -> WeightRow<'k>,
@@ -122,7 +122,7 @@ impl<'k> Product<'_, 'k> {
         keep(&read(k.i(0)), k.shared(0));
         let zero = vec![k.f(0.0); DOWN * ACROSS * 4];
         let sums = k.fold(0, steps, 1, &zero, |step, sums| {
-            // What was copied for this step is here, and nobody reads the one before any more.
+            // What was copied for this step is here, and no thread reads the one before any more.
             k.wait_copies(0);
             k.barrier();
             // The last step is read once more rather than a branch taken.

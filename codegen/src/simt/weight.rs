@@ -15,7 +15,7 @@ pub(super) struct WeightRow<'k> {
     cols: usize,
 }
 
-/// What a lane read: numbers of consecutive columns from each of these on, all to be multiplied by the scale, if any.
+/// Numbers that a lane read: consecutive columns from each of these on, all to be multiplied by the scale, if any.
 pub(super) struct Part<'k> {
     pub(super) runs: Vec<(I<'k>, Vec<F<'k>>)>,
     pub(super) scale: Option<F<'k>>,

@@ -120,9 +120,9 @@ pub struct Product {
     pub format: Format,
     /// In what form rows are multiplied.
     pub compute: Compute,
-    /// How matrices lie.
+    /// Order of the matrices.
     pub order: WeightOrder,
-    /// How work is cut.
+    /// Division of work.
     pub schedule: Schedule,
 }
 
@@ -136,7 +136,7 @@ macro_rules! kernels {
         }
 
         impl KernelSpec {
-            /// What each of them is.
+            /// Each of them as a kernel.
             pub(crate) fn kernel(&self) -> &dyn Kernel {
                 match self {
                     $(Self::$name(kernel) => kernel,)*
@@ -190,7 +190,7 @@ kernels! {
 }
 
 impl KernelSpec {
-    /// What it does, in a word.
+    /// Kind of the kernel, in a word.
     pub fn kind(&self) -> &'static str {
         self.kernel().kind()
     }
@@ -232,7 +232,7 @@ impl KernelSpec {
         self.kernel().layout(isa)
     }
 
-    /// What it multiplies, if it multiplies by a matrix and its work can be cut otherwise.
+    /// Product, if it multiplies by a matrix and its work can be cut otherwise.
     pub fn product(&self) -> Option<Product> {
         self.kernel().product()
     }
@@ -247,7 +247,7 @@ impl KernelSpec {
         self.product().map(|p| p.compute)
     }
 
-    /// How it cuts its work, if it multiplies by a matrix.
+    /// Schedule, if it multiplies by a matrix.
     pub fn schedule(&self) -> Option<Schedule> {
         self.product().map(|p| p.schedule)
     }

@@ -1,4 +1,4 @@
-//! How a matrix kernel cuts its work into pieces: what decides its speed and none of its results.
+//! Schedules: the division of a matrix kernel's work into pieces, which decides its speed and none of its results.
 
 use super::{Compute, KernelSpec, Product};
 use crate::machine::Isa;
@@ -114,13 +114,13 @@ impl Schedule {
         }
     }
 
-    /// What a schedule must keep, and what is wrong where it does not.
+    /// Conditions of a schedule, and the fault where one does not hold.
     pub(crate) fn check(&self, isa: &Isa) -> [(bool, &'static str); 5] {
         [
             // Rows are cut evenly: an item has at least half as many.
             (
                 self.rows / 2 >= evenly_from(isa.mr) && self.rows.is_multiple_of(16) && self.rows <= 1 << 16,
-                "a schedule's work items are no whole tiles, or so small that they would sum in another order",
+                "a schedule's work items are not whole tiles, or so small that they would sum in another order",
             ),
             (matches!(self.unroll, 4 | 8 | 16), "a schedule's loop would sum in another order"),
             ((1..=1 << 12).contains(&self.block), "a schedule's block of sums is empty or huge"),

@@ -30,7 +30,7 @@ fn operands(net: &Network, format: Format) -> [Operand; 2] {
     [Operand::Weight(format, shape(1), gates), Operand::Rests(format, shape(2), rests)]
 }
 
-/// Lists of those of the active experts' neurons of whom `awake(expert, neuron)` is true, as words.
+/// Lists of those of the active experts' neurons of which `awake(expert, neuron)` is true, as words.
 fn lists(net: &Network, awake: impl Fn(usize, usize) -> bool) -> Operand {
     let (blocks, mut words) = (net.inter.div_ceil(BLOCK), vec![-1_i32; net.words()]);
     for active in 0..net.table[0] as usize {

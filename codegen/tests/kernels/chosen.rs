@@ -10,7 +10,7 @@ use moec_codegen::{Compute, KernelSpec, compile};
 use moec_ir::op::{Activation, Glu};
 use moec_ir::types::Format;
 
-/// What a predictor says of the neurons that slots have, as the evaluator would: `right` where there is one, rows of `cols`.
+/// Prediction for the neurons of slots, as the evaluator would give it: `right` where there is one, rows of `cols`.
 fn said(
     net: &Network,
     x: &[f32],
@@ -76,7 +76,7 @@ fn predictors_say_what_their_matrices_say() {
     check(&cases);
 }
 
-/// Who is taken to be asleep costs nothing and gives 0; of the others the bits are those of a kernel that asks every gate.
+/// Neurons that are taken to be inactive cost nothing and give 0; of the others the bits are those of a kernel that asks every gate.
 #[test]
 fn gates_are_asked_of_whom_a_predictor_takes_to_be_awake() {
     let mut cases = up_cases(&mut Rng::new(45));
@@ -110,7 +110,7 @@ fn gates_are_asked_of_whom_a_predictor_takes_to_be_awake() {
                 let active = list / inter.div_ceil(BLOCK);
                 let slots =
                     table[layout.start() + active] as usize..table[layout.start() + active + 1] as usize;
-                // A neuron is listed if a row that it is taken to be awake for wakes it.
+                // A neuron is listed if a row that it is taken to be active for activates it.
                 for &i in &all[list] {
                     let at = |slot: usize| slot * inter + i as usize;
                     let wakes =
@@ -135,7 +135,7 @@ fn gates_are_asked_of_whom_a_predictor_takes_to_be_awake() {
     }
 }
 
-/// Lists in which every neuron of every active expert is awake.
+/// Lists in which every neuron of every active expert is active.
 fn everybody(table: &[i32], inter: usize, words: usize) -> Vec<u32> {
     let mut lists = vec![0; words];
     let blocks = inter.div_ceil(BLOCK);
@@ -148,7 +148,7 @@ fn everybody(table: &[i32], inter: usize, words: usize) -> Vec<u32> {
     lists
 }
 
-/// What is skipped below a threshold of SiLU gives the bits that are computed where nothing is skipped and then set to 0.
+/// A neuron skipped below a threshold of SiLU gives the bits of one that is computed and then set to 0.
 #[test]
 fn a_threshold_skips_what_it_makes_0() {
     let rng = &mut Rng::new(44);
@@ -198,7 +198,7 @@ fn a_threshold_skips_what_it_makes_0() {
                 let words = go(c);
                 (awake(c, &words[4]), words[3].clone(), words[4].clone())
             });
-            // A magnitude is below 0 nowhere, so that nobody slept.
+            // A magnitude is below 0 nowhere, so that all neurons are active.
             let mut cut = full.1.clone();
             let (mut slept, mut woke) = (0, 0);
             for active in 0..net.table[0] as usize {

@@ -206,7 +206,7 @@ fn combination_of_slots() {
         let short = |x: Vec<f32>| x.into_iter().map(|x| bf16::from_f32(x).to_f32()).collect::<Vec<_>>();
         let mut y = short(rng.floats(rows * k * hidden));
         if partial {
-            // The first slot belongs to nobody, and holds what a buffer may hold that nobody wrote.
+            // The first slot belongs to no row, and holds what an unwritten buffer may hold.
             for slot in &mut table[layout.slot()..] {
                 *slot = if *slot == 0 || *slot % 3 == 1 { -1 } else { *slot };
             }

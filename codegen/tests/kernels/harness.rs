@@ -35,7 +35,7 @@ pub(crate) enum Operand {
     Same(usize),
 }
 
-/// What an operand must hold afterwards.
+/// Expected contents of an operand.
 #[derive(Clone, Debug)]
 pub(crate) enum Expect {
     /// Numbers within `tolerance · (1 + |expected|)`. NaN: anything.
@@ -264,7 +264,7 @@ pub(crate) fn rows_as(
     if compute == Compute::F32 {
         return (Operand::Floats(x.to_vec()), ld, x.to_vec());
     }
-    // A word between rows belongs to nobody.
+    // A word between rows belongs to no row.
     let packed_ld = groups * packed_words(cols, compute) + 1;
     let (mut words, mut rounded) = (Vec::new(), x.to_vec());
     for row in rounded.chunks_mut(ld) {
@@ -371,7 +371,7 @@ pub(crate) fn compare_numbers(got: &[u32], expect: &Expect, what: impl Fn() -> S
     }
 }
 
-/// Where the numbers of a state `[key, value]` of the delta rule are.
+/// Places of the numbers of a state `[key, value]` of the delta rule.
 fn state([key, value]: [usize; 2], isa: &Isa) -> CacheHead {
     CacheHead { format: Format::F32, order: delta_order(isa, key), ctx: key, dim: value }
 }
@@ -425,7 +425,7 @@ pub(crate) fn bytes(operand: &Operand, case: &Case, isa: &Isa) -> Result<Vec<u8>
     }
 }
 
-/// What addresses of up and down of neurons are of, one after the other, filled up with ones to equal sizes.
+/// Pieces that addresses of up and down of neurons point to, one after the other, filled up with ones to equal sizes.
 fn pieces(format: Format, [lead, rows, cols]: [usize; 3], values: &[f32]) -> Vec<u8> {
     let geometry = Geometry { layout: Layout::Rests, format, lead, rows, cols };
     let packed = pack_slice(&geometry, values).expect("packs");
@@ -521,7 +521,7 @@ pub(crate) fn run(kernel: KernelFn, isa: &Isa, case: &Case, chunk: usize) -> Vec
     let mut end = items;
     while end > 0 {
         let begin = end.saturating_sub(chunk);
-        // SAFETY: operands have the extents that the kernel documents, and guard pages behind them.
+        // SAFETY: operands have the extents that the kernel documents, and guard pages after them.
         unsafe { kernel(args.as_ptr(), case.n as i64, begin as i64, end as i64, scratch.start) };
         end = begin;
     }

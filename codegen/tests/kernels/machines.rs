@@ -1,4 +1,4 @@
-//! What the kernels are compiled for here.
+//! Target machines of the kernels here.
 
 use crate::harness::PRODUCTS;
 use moec_codegen::{KernelSpec, Machine};

@@ -26,7 +26,7 @@ pub(crate) const KINDS: [(Format, bool, Compute); 10] = [
     (Format::Q8, false, Compute::I8),
     (Format::Q4, false, Compute::I8),
 ];
-/// Rows of which some are whole numbers of steps on every machine, with a rest behind a vector of scales and without.
+/// Rows of which some are whole numbers of steps on every machine, with a rest after a vector of scales and without.
 const WIDTHS: [usize; 9] = [17, 64, 80, 128, 288, 333, 500, 640, 1200];
 
 /// Experts, their neurons and what they hold.
@@ -57,7 +57,7 @@ impl Network {
         Self { layout, n, table, of_slot, hidden, inter, weights, held }
     }
 
-    /// Part `part` of a neuron of the expert that a slot has; `None` for a slot that nobody has.
+    /// Part `part` of a neuron of the expert that a slot has; `None` for an empty slot.
     pub(crate) fn part(&self, slot: usize, neuron: usize, part: usize) -> Option<&[f32]> {
         let e = *self.of_slot.get(slot)?;
         Some(&self.held[((e * self.inter + neuron) * 3 + part) * self.hidden..][..self.hidden])
@@ -95,7 +95,7 @@ pub(crate) fn up_cases(rng: &mut Rng) -> Vec<Case> {
                 };
                 let row = &x[net.table[net.layout.token() + slot] as usize * ld..][..hidden];
                 let gate = dot(row, gate);
-                // Of who sleeps nobody asks; whether a number so small is one differs by rounding.
+                // Inactive neurons are not compared; whether a number so small is one differs by rounding.
                 let least = if let Glu::FatRelu { threshold } = g { threshold } else { 0.0 };
                 if gate < least + 1e-4 { f32::NAN } else { glu(g, gate, dot(row, up)) }
             });
@@ -141,7 +141,7 @@ fn columns_of_who_is_awake() {
         for (format, sketch, _) in KINDS {
             let net = Network::new(rng, layout, format);
             let (hidden, inter) = (net.hidden, net.inter);
-            // Everybody, nobody, one in five.
+            // All, none, one in five.
             let share = rng.pick(&[1, 0, 5]);
             let awake: Vec<bool> =
                 (0..net.layout.experts * inter).map(|_| share > 0 && rng.below(share.max(1)) == 0).collect();
@@ -186,7 +186,7 @@ fn columns_of_who_is_awake() {
     check(&cases);
 }
 
-/// Of every active expert and block: who is awake.
+/// Active neurons of every active expert and block.
 pub(crate) fn awake(case: &Case, words: &[u32]) -> Vec<Vec<u32>> {
     let (Operand::Ints(table), KernelSpec::NeuronUp(NeuronUp { inter, .. })) =
         (&case.operands[1], &case.spec)

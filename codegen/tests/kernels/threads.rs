@@ -1,4 +1,4 @@
-//! Kernels of threads, run by an interpreter of PTX, which watches bounds and races; in pairs of kernels, what nobody wrote, too. Where
+//! GPU kernels, run by an interpreter of PTX, which watches bounds and races; in pairs of kernels, and reads of unwritten memory. Where
 //! `MOEC_CUDA=card` asks for it (`cargo xtask gpu-check`), a card of this machine runs them in its place.
 
 #[path = "card.rs"]
@@ -23,7 +23,7 @@ pub(crate) fn on_gpu() -> bool {
     card::generation().is_some()
 }
 
-/// Checks the cases that there are kernels of threads for. A matrix kernel is checked in one of its ways, the next case's
+/// Checks the cases that there are GPU kernels for. A matrix kernel is checked in one of its ways, the next case's
 /// in the next.
 pub(crate) fn check(cases: &[Case]) {
     for (i, case) in cases.iter().enumerate().filter(|(_, case)| case.n > 0) {
@@ -35,7 +35,7 @@ pub(crate) fn check(cases: &[Case]) {
         let kernel = Kernel::from(case.spec.clone());
         match kernel.launch() {
             Ok(launch) => check_case(&case, &kernel, launch, Sm::ALL[i % Sm::ALL.len()]),
-            // Another form, which is left to the processor.
+            // Another form, which is left to the CPU.
             Err(Error::Target { .. }) => {}
             Err(e) => panic!("{e}"),
         }
@@ -139,14 +139,14 @@ fn check_case(case: &Case, kernel: &Kernel, launch: moec_codegen::simt::Launch, 
     }
 }
 
-/// Where operands are held.
+/// Memory of the operands.
 #[derive(Default)]
 struct Held {
     /// By operand.
     buffers: Vec<Buffer>,
     /// Those that are tables of addresses.
     tables: Vec<Buffer>,
-    /// What these point to.
+    /// Matrices that these point to.
     matrices: Vec<Buffer>,
 }
 
@@ -161,7 +161,7 @@ fn operands(case: &Case, kernel: &Kernel, memory: &mut Memory) -> Held {
             Operand::States(..) => panic!("a state of no GPU kernel"),
             Operand::Cache(cache) => memory.add(&name, &cache.pack_in(CACHE_ORDER)),
             Operand::Same(again) => held.buffers[*again],
-            Operand::Rests(..) => panic!("neurons that lie apart stay with the processor: {case:?}"),
+            Operand::Rests(..) => panic!("neurons that lie apart stay with the CPU: {case:?}"),
             Operand::Weight(format, [lead, rows, cols], values) => {
                 let layout = kernel.layout().expect("a weight");
                 let geometry = Geometry { layout, format: *format, lead: *lead, rows: *rows, cols: *cols };

@@ -1,4 +1,4 @@
-//! Kernels of threads: their PTX, and what NVIDIA's assembler says of it where it is installed.
+//! GPU kernels: their PTX, and what NVIDIA's assembler says of it where it is installed.
 #![allow(clippy::panic, reason = "this is a test, though not all of it a test function")]
 
 #[path = "../../examples/ptx_report/catalogue.rs"]

@@ -26,7 +26,7 @@ const LOWEST: f32 = -1e30;
 /// Most queries of a tile that meet q8 as f32, whatever was asked for.
 const FEW: usize = 8;
 
-/// What is fixed at build time.
+/// Shape, fixed at build time.
 #[derive(Clone, Copy)]
 struct Shape<'a> {
     d: &'a AttentionDesc,
@@ -253,7 +253,7 @@ impl Scratch {
             words += n.next_multiple_of(16);
             at
         };
-        // A vector behind each row: neighbours then do not fall into the same sets of a cache.
+        // A vector after each row: neighbours then do not fall into the same sets of a cache.
         let query = s.query_words().next_multiple_of(lanes) + lanes;
         let score = BLOCK + lanes;
         let output = s.d.v_dim.next_multiple_of(isa.nr) + lanes;

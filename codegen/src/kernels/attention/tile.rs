@@ -14,7 +14,7 @@ use moec_ir::types::{Format, GROUP};
 const UNROLL: usize = 4;
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
 
-/// Where the panels of one block are.
+/// Addresses of the panels of one block.
 pub(super) struct Block<'k> {
     /// Its first token.
     pub(super) first: I<'k>,
@@ -356,7 +356,7 @@ fn few(isa: &Isa, m: usize, shared: usize) -> bool {
     m == isa.mr || m == 4 || (m == 1 && !fours)
 }
 
-/// What a step of a product does to one set of sums.
+/// Effect of a step of a product on one set of sums.
 type Step<'a, 'k> = dyn Fn(I<'k>, usize, &mut [F<'k>]) + 'a;
 
 /// `steps` steps of `rows` rows, a multiple of [`UNROLL`], on top of `sums`: two vectors for each row.

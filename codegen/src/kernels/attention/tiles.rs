@@ -6,7 +6,7 @@
 //! Results are what its tiles start from.
 //!
 //! The last group has fewer queries. Its tiles are whole all the same: a row of a tile makes that row's sums alone,
-//! and nobody reads those of queries that are not there.
+//! and nothing reads those of queries that are not there.
 
 use super::Call;
 use super::tile::Block;
@@ -15,7 +15,7 @@ use crate::kernels::amx::{self, Sums};
 use crate::kernels::cache::BLOCK;
 
 impl<'k> Call<'_, 'k> {
-    /// Where the shapes of tiles are written, if the kernel uses them.
+    /// Address of the shapes of tiles, if the kernel uses them.
     pub(super) fn tile_config(&self) -> Option<P<'k>> {
         self.s.on_tiles(&self.k.isa).then(|| self.at(self.scratch.config))
     }

@@ -26,15 +26,15 @@ pub struct ExpertDown {
     pub hidden: usize,
     /// Format of the weight.
     pub format: Format,
-    /// How it multiplies; `h` is packed accordingly.
+    /// Compute type; `h` is packed accordingly.
     pub compute: Compute,
     /// Row distance of `h`, in words.
     pub h_ld: usize,
     /// Whether the bias is there.
     pub bias: bool,
-    /// How the weight lies.
+    /// Order of the weight's panels.
     pub order: WeightOrder,
-    /// How it cuts its work.
+    /// Division of its work.
     pub schedule: Schedule,
 }
 

@@ -17,7 +17,7 @@ use moec_ir::types::Format;
 
 /// `[x, dispatch i32, w (addresses [E] of GluPanels, of Panels without a gate), bias? f32 [E, 2I], h out [slots, I]]`: the gathered rows
 /// of each active expert through gate and up. With [`WeightOrder::Apart`] the `E` addresses are those of gates, and
-/// `E·I` addresses of up and down stand behind them; [`ExpertDown`](crate::spec::ExpertDown) has these alone.
+/// `E·I` addresses of up and down stand after them; [`ExpertDown`](crate::spec::ExpertDown) has these alone.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertGateUp {
     /// Layout of the dispatch table.
@@ -28,19 +28,19 @@ pub struct ExpertGateUp {
     pub inter: usize,
     /// Format of the weight.
     pub format: Format,
-    /// How it multiplies; `x` is packed accordingly.
+    /// Compute type; `x` is packed accordingly.
     pub compute: Compute,
     /// Row distance of `x`.
     pub x_ld: usize,
-    /// How gate and up join.
+    /// Function that joins gate and up.
     pub glu: Glu,
     /// Whether the bias is there.
     pub bias: bool,
     /// Form of the result: f32 or bf16.
     pub out: RowForm,
-    /// How the weight lies.
+    /// Order of the weight's panels.
     pub order: WeightOrder,
-    /// How it cuts its work.
+    /// Division of its work.
     pub schedule: Schedule,
 }
 

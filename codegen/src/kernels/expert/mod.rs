@@ -18,7 +18,7 @@ use crate::spec::{Compute, packed_words};
 use moec_ir::op::DispatchLayout;
 use moec_ir::types::Format;
 
-/// How the matrices of experts lie.
+/// Order of the matrices of experts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WeightOrder {
     /// In panels, gate and up apart from down.
@@ -63,7 +63,7 @@ impl<'k> Path<'k> {
         k.tiles_by_expert(self.tiles, |active, [first, stop]| {
             let e = expert(self.dispatch, self.layout, active);
             let matrix = self.weights.load_address(e.id);
-            // Behind the last panel of this expert's comes the first of the next one, if there is one for this call.
+            // After the last panel of this expert's comes the first of the next one, if there is one for this call.
             let more = k.more_items((active + 1) * self.tiles);
             let other = expert(self.dispatch, self.layout, more.pick_int(active + 1, active));
             let after = self.weights.load_address(other.id);
@@ -80,7 +80,7 @@ impl<'k> Path<'k> {
     }
 }
 
-/// Bytes of scratch of products, and of a panel that is written behind them out of neurons.
+/// Bytes of scratch of products, and of a panel that is written after them out of neurons.
 pub(crate) fn scratch_bytes(
     isa: &Isa,
     depth: usize,
@@ -123,7 +123,7 @@ fn gathered_ld(words: usize) -> usize {
     (words.div_ceil(16) | 1) * 16
 }
 
-/// Bytes of scratch of gathered rows, behind those of products.
+/// Bytes of scratch of gathered rows, after those of products.
 pub(crate) fn gathered_bytes(isa: &Isa, rows: usize, hidden: usize, compute: Compute) -> usize {
     if on_tiles(isa, compute) { rows * gathered_ld(packed_words(hidden, compute)) * 4 } else { 0 }
 }

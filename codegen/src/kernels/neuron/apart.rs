@@ -1,7 +1,7 @@
-//! Neurons whose up and down come from flash: gates by themselves, then those whom they wake, wherever they lie (PowerInfer-2,
+//! Neurons whose up and down come from flash: gates by themselves, then those that they activate, wherever they lie (PowerInfer-2,
 //! §4.3 and §4.4).
 //!
-//! The same sums as in [`NeuronUp`], in the same order: the same bits. Between the two steps whoever holds neurons is told the
+//! The same sums as in [`NeuronUp`], in the same order: the same bits. Between the two steps the store of neurons gets the
 //! lists. Columns are those of [`NeuronDownAt`](super::NeuronDownAt).
 
 use super::{AHEAD, Call, LIST, NEURONS, NeuronUp, Places, Rests, list};
@@ -103,7 +103,7 @@ impl Kernel for NeuronGate {
 }
 
 /// `[x, dispatch i32, w (addresses [E·I] of Rests), h in and out f32 [slots, I], awake i32]`: up of the neurons that
-/// [`NeuronGate`] found awake, wherever they lie, joined with their gates in `h`.
+/// [`NeuronGate`] found active, wherever they lie, joined with their gates in `h`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NeuronUpAt {
     /// Layout of the dispatch table.
@@ -170,7 +170,7 @@ impl Kernel for NeuronUpAt {
         let blocks = inter.div_ceil(NEURONS);
         k.tiles_by_expert(blocks, |active, [from, end]| {
             let e = expert(k.arg(1), layout, active);
-            // Nobody asks for gates here.
+            // No gates are prefetched here.
             let rests_of = Rests { at: rests, first: e.id * inter };
             let places = Places { k, bundle: call.bundle, inter, matrix: rests, rests: Some(rests_of) };
             let rows = call.rows(&e);

@@ -74,7 +74,7 @@ impl Steps {
             let group = |g: usize| from.bytes(g * ROW_GROUP);
             for g in 0..self.groups {
                 for word in 0..quarter {
-                    // The upper halves of groups of nibbles stand behind all lower ones.
+                    // The upper halves of groups of nibbles stand after all lower ones.
                     let at = match self.format.coding() {
                         Some(Coding::Nibbles) => {
                             word / (quarter / 2) * self.lanes + g * (quarter / 2) + word % (quarter / 2)

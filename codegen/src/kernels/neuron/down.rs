@@ -1,4 +1,4 @@
-//! Columns of down of neurons that are awake, wherever they lie.
+//! Columns of down of neurons that are active, wherever they lie.
 
 use super::numbers::Row;
 use super::{LIST, NEURONS, Places, Rests};
@@ -20,7 +20,7 @@ const COLUMNS: usize = 1024;
 const TOGETHER: usize = 4;
 
 /// `[h f32 [slots, I], dispatch i32, w (addresses [E] of Neurons), awake i32, y out f32 [slots, H]]`: the columns of down of
-/// the neurons that [`NeuronUp`](crate::spec::NeuronUp) found awake.
+/// the neurons that [`NeuronUp`](crate::spec::NeuronUp) found active.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NeuronDown {
     /// Layout of the dispatch table.
@@ -53,7 +53,7 @@ impl Kernel for NeuronDown {
         5
     }
 
-    /// The sums of a work item, and the neurons of an expert that are awake.
+    /// The sums of a work item, and the neurons of an expert that are active.
     fn scratch_bytes(&self, _isa: &Isa) -> usize {
         COLUMNS * 4 + (self.inter + 2 * TOGETHER + 1) * 4
     }
@@ -156,7 +156,7 @@ fn write<'k>(k: &'k Kb<'k>, spec: &NeuronDown, apart: bool) {
                     let rows: Vec<Row<'k>> = (0..TOGETHER).map(|j| places.row(Part::Down, who(j))).collect();
                     let later: Vec<Row<'k>> =
                         (0..TOGETHER).map(|j| places.row(Part::Down, who(TOGETHER + j))).collect();
-                    // Behind the last the list goes on with neurons that add 0.
+                    // After the last the list goes on with neurons that add 0.
                     let by: Vec<F<'k>> = (0..TOGETHER)
                         .map(|j| (i + j).lt(count).pick(h.words(who(j)).load(), k.f(0.0)))
                         .collect();
@@ -187,7 +187,7 @@ fn write<'k>(k: &'k Kb<'k>, spec: &NeuronDown, apart: bool) {
     });
 }
 
-/// Joins the lists of an expert's blocks; behind the last comes that one again, as often as somebody looks ahead.
+/// Joins the lists of an expert's blocks; the last is repeated as often as a reader looks ahead.
 fn gather<'k>(k: &'k Kb<'k>, lists: P<'k>, blocks: usize, to: P<'k>) -> I<'k> {
     to.store_int(k.i32(0));
     let count = k.fold(0, blocks, 1, &[k.i(0)], |block, count| {

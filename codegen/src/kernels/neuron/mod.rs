@@ -1,11 +1,11 @@
-//! Experts by neurons, for few rows: gates first, then only what is read of the neurons that these wake (PowerInfer-2, §4.1.2).
+//! Experts by neurons, for few rows: gates first, then only what is read of the neurons that these activate (PowerInfer-2, §4.1.2).
 //!
 //! Decoding waits for memory, so what counts is which bytes are read. [`NeuronUp`] reads the gates of a block of neurons, writes
-//! down whom any row wakes, and reads the up rows of these alone. [`NeuronDown`] reads their columns. Where bundles have sketches,
+//! down those that any row activates, and reads the up rows of these alone. [`NeuronDown`] reads their columns. Where bundles have sketches,
 //! a gate is read only where its sketch does not prove it to be 0: the same bits come out. Where a predictor has spoken
-//! ([`NeuronPredict`]), a gate is read only where it takes the neuron to be awake: whom it misses is lost, and nothing else differs.
+//! ([`NeuronPredict`]), a gate is read only where it takes the neuron to be active: those it misses are lost, and nothing else differs.
 //!
-//! Sums over neurons are taken in their order, and a neuron that a row does not wake adds an exact 0 to it: a row's bits
+//! Sums over neurons are taken in their order, and a neuron that a row does not activate adds an exact 0 to it: a row's bits
 //! depend neither on the other rows nor on how work is split.
 
 mod apart;
@@ -116,18 +116,18 @@ fn silent<'k>(k: &'k Kb<'k>, gate: F<'k>, glu: Glu) -> I<'k> {
     }
 }
 
-/// Whether a predictor takes a neuron to be asleep of which it says so much. NaN does not.
+/// Whether a predictor takes a neuron to be inactive of which it says so much. NaN does not.
 fn asleep<'k>(k: &'k Kb<'k>, said: F<'k>) -> I<'k> {
     said.lt(k.f(0.0)).or(said.equals(k.f(0.0)))
 }
 
-/// Asks for the beginning of a row that is read soon: memory goes on by itself once it is read, and whoever asks for all of
+/// Asks for the beginning of a row that is read soon: memory goes on by itself once it is read, and asking for all of
 /// it waits until so many lines can be asked for at once.
 fn fetch_row(from: P<'_>) {
     (0..4).for_each(|line| from.beyond(line * LINE).prefetch());
 }
 
-/// Goes through neurons, and lists those of whom `awake` is true: how many, in front of who. `who(i)` is the neuron of number
+/// Goes through neurons, and lists those of which `awake` is true: how many, then which. `who(i)` is the neuron of number
 /// `i`.
 fn list<'k>(
     k: &'k Kb<'k>,
@@ -139,7 +139,7 @@ fn list<'k>(
     let found = k.fold(0, count, 1, &[k.i(0)], |i, found| {
         let neuron = who(i);
         let awake = awake(i, neuron);
-        // Who is not awake is overwritten by who comes next.
+        // Who is not active is overwritten by who comes next.
         to.words(found[0] + 1).store_int(neuron.narrow());
         vec![found[0] + awake.pick_int(k.i(1), k.i(0))]
     });
@@ -159,7 +159,7 @@ struct Call<'k> {
     glu: Glu,
     /// How rows are read, if they are bytes.
     steps: Option<Steps>,
-    /// Whether `h` says who is taken to be awake.
+    /// Whether `h` says which are taken to be active.
     predicted: bool,
 }
 
@@ -181,7 +181,7 @@ impl<'k> Call<'k> {
         self.h.words(slot * self.inter).words(neuron)
     }
 
-    /// Whether any row wakes a neuron; what the gates give stays where the result will be.
+    /// Whether any row activates a neuron; what the gates give stays where the result will be.
     fn wakes(
         &self,
         e: &Expert<'k>,
@@ -195,7 +195,7 @@ impl<'k> Call<'k> {
         let awake = k.fold(e.first, e.end, 1, &[k.i(0)], |slot, awake| {
             let cell = self.hidden(slot, neuron);
             let g = if self.predicted {
-                // A gate of minus infinity: a row's result does not depend on whom others wake.
+                // A gate of minus infinity: a row's result does not depend on what other rows activate.
                 let sleep = || cell.store(k.f(f32::NEG_INFINITY));
                 k.branch(asleep(k, cell.load()), sleep, || cell.store(rows.dot(&gate, slot, ahead)));
                 cell.load()
@@ -209,7 +209,7 @@ impl<'k> Call<'k> {
         k.i(0).lt(awake[0])
     }
 
-    /// Lists the neurons of a block that are taken to be awake for any row.
+    /// Lists the neurons of a block that are taken to be active for any row.
     fn expected(&self, e: &Expert<'k>, places: &Places<'k>, [first, count]: [I<'k>; 2]) -> I<'k> {
         let k = self.k;
         let awake = |_, neuron| {
@@ -243,7 +243,7 @@ impl<'k> Call<'k> {
 }
 
 /// Whether neurons of a format have sketches under a gate: those of bytes and less would be no smaller, and a sketch bounds
-/// gates from above, which says nothing where low ones wake.
+/// gates from above, which says nothing where low ones activate.
 pub const fn neurons_sketched(format: Format, glu: Glu) -> bool {
     !format.is_grouped() && glu.skips_below()
 }

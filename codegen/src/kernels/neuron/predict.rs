@@ -1,4 +1,4 @@
-//! What a predictor says of neurons, in front of their gates (PowerInfer-2, §2.2 and §4.1.2): [`moec_ir::Predictor`].
+//! What a predictor says of neurons, before their gates (PowerInfer-2, §2.2 and §4.1.2): [`moec_ir::Predictor`].
 //!
 //! The product of a row with a matrix of few rows lies in scratch until the neurons of a work item have met it; without that
 //! matrix they meet the row itself. A margin is what makes 0 the border.
@@ -37,7 +37,7 @@ impl<'k> Matrix<'k> {
 
 /// `[x f32, dispatch i32, right (addresses [E] of Gates)?, left or codes (addresses [E] of Gates), margin (addresses [E] of Gates),
 /// h out f32 [slots, I]]`: what a predictor ([`moec_ir::Predictor`]) says of every neuron of the experts that rows chose:
-/// above 0 where it takes one to be awake.
+/// above 0 where it takes one to be active.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NeuronPredict {
     /// Layout of the dispatch table.

@@ -1,4 +1,4 @@
-//! Gates of neurons, and up of those that these wake.
+//! Gates of neurons, and up of those that these activate.
 
 use super::sketch::Sketches;
 use super::{
@@ -16,7 +16,7 @@ use moec_ir::plan::{Grid, Layout, Results};
 use moec_ir::types::Format;
 
 /// `[x, dispatch i32, w (addresses [E] of Neurons), h out f32 [slots, I], awake out i32]`: the neurons that the rows of
-/// each active expert wake, in lists of `awake_words`, and what these give; of the others `h` holds anything. For few
+/// each active expert activate, in lists of `awake_words`, and what these give; of the others `h` holds anything. For few
 /// rows: they are not cut.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NeuronUp {
@@ -32,7 +32,7 @@ pub struct NeuronUp {
     pub compute: Compute,
     /// Whether there are sketches, which are read first.
     pub sketch: bool,
-    /// Whether `h` holds what [`NeuronPredict`](crate::spec::NeuronPredict) says: neurons that it takes to be asleep are passed over, row by
+    /// Whether `h` holds what [`NeuronPredict`](crate::spec::NeuronPredict) says: neurons that it takes to be inactive are passed over, row by
     /// row. Sketches are not read then.
     pub predicted: bool,
     /// Row distance of `x`, in words.
