@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What to do about an error, for people, if there is anything.
+/// Remedy of an error, for people, if there is one.
 pub type Hint = Option<Cow<'static, str>>;
 
-/// Whose fault an error is.
+/// Origin of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The request: an argument out of range, a prompt too long.
@@ -53,7 +53,7 @@ pub enum Error {
         path: Option<PathBuf>,
         /// Reason.
         source: io::Error,
-        /// What to do.
+        /// Remedy.
         hint: Hint,
     },
     /// The output cannot be written.
@@ -67,9 +67,9 @@ pub enum Error {
     BadFile {
         /// File.
         path: PathBuf,
-        /// What is wrong with it: a verb phrase.
+        /// Fault of the file: a verb phrase.
         what: String,
-        /// What to do.
+        /// Remedy.
         hint: Hint,
     },
     /// An extent of the weights cannot be read from the disk.
@@ -81,17 +81,17 @@ pub enum Error {
     /// This machine lacks what the bundle needs, or a device of it fails.
     #[error("{what}")]
     Machine {
-        /// What is lacking or failed, and where.
+        /// Part that is lacking or failed, and where.
         what: String,
-        /// What to do.
+        /// Remedy.
         hint: Hint,
     },
     /// Arguments that this bundle does not take. Found before any work.
     #[error("{what}")]
     Usage {
-        /// Which argument, and what it must be.
+        /// Argument, and its requirement.
         what: String,
-        /// What to do.
+        /// Remedy.
         hint: Hint,
     },
     /// A request that cannot be answered, for a reason that shows when it is worked on.
@@ -99,36 +99,36 @@ pub enum Error {
     Request {
         /// The reason.
         what: String,
-        /// What to do.
+        /// Remedy.
         hint: Hint,
     },
     /// A request exceeds a limit.
     #[error("{what}")]
     Limit {
-        /// Which limit.
+        /// Limit that was passed.
         limit: Limit,
         /// Its value.
         most: usize,
-        /// What was requested, and what there is.
+        /// Requested and available amounts.
         what: String,
-        /// What to do.
+        /// Remedy.
         hint: Hint,
     },
     /// A sequence cannot go on, be copied or be saved at a position, because a state does not hold what that requires. Computing it
     /// again from its beginning can.
     #[error("{what}")]
     State {
-        /// Which state, and what it cannot do.
+        /// State, and the operation that it cannot do.
         what: String,
-        /// What to do.
+        /// Remedy.
         hint: Hint,
     },
     /// The model computed what is not a number, or an expert that does not exist.
     #[error("{what}")]
     Model {
-        /// What, and in which layer or step.
+        /// Fault, and its layer or step.
         what: String,
-        /// What to do.
+        /// Remedy.
         hint: Hint,
     },
     /// A bug of moec.
@@ -139,13 +139,13 @@ pub enum Error {
     Interrupted,
 }
 
-/// What helps where files of the bundle are damaged.
+/// Remedy where files of the bundle are damaged.
 pub(crate) const DAMAGED: &str =
     "the bundle is damaged or incomplete; copy it again, or rebuild it with `moec build`";
-/// What helps where steps cannot run on this machine.
+/// Remedy where steps cannot run on this machine.
 const ELSEWHERE: &str =
     "run the bundle on its target, or emulate the unit with `moec run BUNDLE --emulate …`";
-/// What helps where a kernel or a graph fails.
+/// Remedy where a kernel or a graph fails.
 const VERIFY: &str = "check the bundle with `moec verify`; if it passes, this is a bug of moec";
 
 impl Error {
@@ -373,7 +373,7 @@ impl Error {
         }
     }
 
-    /// Whose fault it is.
+    /// Origin of the error.
     pub fn fault(&self) -> Fault {
         match self {
             Self::Output(_)
@@ -397,7 +397,7 @@ impl Error {
         matches!(self, Self::Usage { .. } | Self::Limit { limit: Limit::Context | Limit::Sequences, .. })
     }
 
-    /// What to do about it, if there is anything.
+    /// Remedy, if there is one.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Io { hint: None, source, .. } => {
@@ -419,7 +419,7 @@ impl Error {
     }
 }
 
-/// The file of an operation, behind its verb.
+/// File of an operation, as messages name it after the operation.
 fn of(path: Option<&Path>) -> String {
     path.map_or_else(String::new, |path| format!(" `{}`", path.display()))
 }

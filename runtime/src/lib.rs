@@ -1,4 +1,4 @@
-//! What ships: executes a Plan.
+//! Runtime of bundles: executes a Plan.
 //!
 //! * [`bundle`]: a bundle's [`Program`], which is its verified Plan with the addresses of its kernels; the manifest of its files.
 //! * [`weights`]: where weights lie: mapped, or in memory of our own.

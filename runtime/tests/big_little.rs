@@ -15,7 +15,7 @@ fn confidence(logits: &[f32]) -> f64 {
     1.0 / logits.iter().map(|&z| f64::from(z - max).exp()).sum::<f64>()
 }
 
-/// What decoding a sequence gives: the logits that count, and whether they are the full model's. The toy's cache holds
+/// Result of decoding a sequence: the logits that count, and whether they are the full model's. The toy's cache holds
 /// ids alone, so that positions do not depend on how earlier ones were decoded.
 fn expected(seq: &[u32], gamma: f32) -> (Vec<f32>, bool) {
     let little = reference_with(seq, LITTLE);

@@ -125,7 +125,7 @@ fn plans_that_would_leave_their_memory() {
     entry("logits nowhere", &|e| e.logits = 10);
     entry("rows of logits that overlap", &|e| e.buffers[8].stride = V as u32 - 1);
     step("buffer", 0, &|s| s.args = vec![Arg::Buffer(10, 0)]);
-    step("behind a buffer", 0, &|s| s.args = vec![Arg::Buffer(0, 1 << 20)]);
+    step("after a buffer", 0, &|s| s.args = vec![Arg::Buffer(0, 1 << 20)]);
     step("segment", 0, &|s| s.args = vec![Arg::Segment(3)]);
     step("matrices", 0, &|s| s.args = vec![Arg::Matrices(3)]);
     step("state", 0, &|s| s.args = vec![Arg::State(1)]);
@@ -193,7 +193,7 @@ impl Unit for Other {
     unsafe fn submit(&self, _: &Launch<'_>, _: Lane) {}
 }
 
-/// Which unit executes a step is the plan's affair, and what a unit executes is its own: they are compared before anything runs.
+/// The plan gives each step its unit, and each unit knows what it executes: the two are compared before anything runs.
 #[test]
 fn a_step_that_its_unit_does_not_execute() {
     let target = plan(&ENTRIES).target.triple;
@@ -214,7 +214,7 @@ fn a_step_that_its_unit_does_not_execute() {
     assert!(e.hint().unwrap().contains("--emulate"));
 }
 
-/// What is linked into a `run`.
+/// Parts that are linked into a `run`.
 #[test]
 fn an_encoded_plan_and_its_kernels() {
     let plan = plan(&ENTRIES);

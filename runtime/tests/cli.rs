@@ -1,4 +1,4 @@
-//! The verbs as a user meets them: arguments in; output, notes and exit status out.
+//! The subcommands as a user meets them: arguments in; output, notes and exit status out.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
@@ -84,7 +84,7 @@ fn a_saved_prompt_is_not_read_again() {
     // Without a prompt the saved one is continued.
     let done = run(&format!("generate -n 9 --ignore-eos --load-prompt {path}"));
     assert_eq!(done.out, format!("{}\n", joined(&continuation(&ids, 9))));
-    assert!(done.err.starts_with("prefill: 1 tokens behind 19 that were saved"), "{}", done.err);
+    assert!(done.err.starts_with("prefill: 1 tokens after 19 that were saved"), "{}", done.err);
     let done = run(&format!("generate --ids 90,91 -n 3 --load-prompt {path}"));
     assert!(done.err.starts_with("note: the saved prompt begins otherwise"), "{}", done.err);
     assert_eq!(done.out, format!("{}\n", joined(&continuation(&[90, 91], 3))));
@@ -92,7 +92,7 @@ fn a_saved_prompt_is_not_read_again() {
     let done = run(&format!("generate -n 3 --load-prompt {path}"));
     assert_eq!(done.status, 1);
     assert!(
-        done.err.contains("is no saved prompt") && done.err.contains("hint: give a file"),
+        done.err.contains("is not a saved prompt") && done.err.contains("hint: give a file"),
         "{}",
         done.err
     );
@@ -109,10 +109,10 @@ fn guesses_are_counted_and_refused_where_tokens_would_differ() {
     assert_eq!(json["ids"], serde_json::json!(continuation(&ids, 12)));
     assert!(json["speculation"]["guessed"].as_u64().is_some());
     let done = run("generate --ids 7,8 -n 12 --speculate 4");
-    assert!(done.err.contains("guesses: "), "{}", done.err);
+    assert!(done.err.contains("draft tokens: "), "{}", done.err);
     let done = run("generate --ids 7,8 -n 12 --speculate 4 --temperature 1");
     assert_eq!(done.status, 2);
-    assert!(done.err.contains("takes the likeliest tokens"), "{}", done.err);
+    assert!(done.err.contains("takes the most probable tokens"), "{}", done.err);
     let narrow = [ENTRIES[0], ENTRIES[2]];
     let alone = run_program(&program(&narrow), dir.path(), "generate --ids 7,8 --speculate 4", None);
     assert!(alone.status == 2 && alone.err.contains("decode_batch = [1, 5]"), "{}", alone.err);
@@ -247,7 +247,7 @@ fn refusals() {
             2,
             &["error: token id 260 is outside of the vocabulary of 260 tokens", "hint: ids are 0 to 259"],
         ),
-        ("generate --ids 1,2 -n 63", 2, &["63 are to follow, but the context holds 64", "hint: "]),
+        ("generate --ids 1,2 -n 63", 2, &["63 more are requested", "hint: "]),
         ("generate --ids 1 --gamma 1.5", 2, &["must be a number from 0 to 1"]),
         ("generate --ids 1 --gamma nan", 2, &["must be a number from 0 to 1"]),
         ("generate --ids 1 --gamma 0.5 --no-big-little", 2, &["cannot be used with"]),
@@ -299,7 +299,7 @@ fn refusals() {
         ("generate --ids 1 --timeline /no/such/folder/x", 1, &["error: cannot create `/no/such/folder/x`"]),
         ("logits --ids 1", 2, &["--out"]),
         ("logits --ids 1 --out /no/such/folder/x", 1, &["error: cannot create `/no/such/folder/x`"]),
-        ("bench --prompt 60 --gen 10", 2, &["10 are to follow, but the context holds 64"]),
+        ("bench --prompt 60 --gen 10", 2, &["10 more are requested"]),
     ];
     for (args, status, words) in cases {
         let done = run(args);

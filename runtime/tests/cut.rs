@@ -10,7 +10,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// What the process of a case does, and the file that it may use.
+/// Variable with the case of a process, and the file that it may use.
 const CASE: &str = "MOEC_CUT_CASE";
 const BYTES: usize = 1 << 20;
 

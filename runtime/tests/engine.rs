@@ -1,4 +1,4 @@
-//! What comes out of the engine depends on the sequence alone: not on chunks, slots, batches or threads.
+//! Results of the engine depend on the sequence alone: not on chunks, slots, batches or threads.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 

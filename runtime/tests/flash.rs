@@ -317,7 +317,7 @@ fn a_device_that_stalls_is_named_and_keeps_its_buffer() {
         assert_eq!((t, error.extent, &error.path), (ticket, 0, &bench.path()));
         assert_eq!(error.fault, ReadFault::Stalled { limit: Duration::from_secs(30) });
         assert!(error.to_string().contains("no answer within 30s"), "{error}");
-        // The device may still write there: the memory is nobody's.
+        // The device may still write there: the memory has no owner.
         assert_eq!(bench.buffers.free(1), 7);
         // Others go on.
         bench.read(&flash, 1, 2).unwrap();
@@ -470,7 +470,7 @@ fn an_extent_is_told_of_when_it_is_there() {
         let ticket = flash.submit(0, 2, Priority::Demand, buffer).unwrap();
         let Some(Event::Arrived { ticket: t, extent: 0 }) = flash.wait(SOON) else { panic!("not there") };
         assert_eq!(t, ticket);
-        // SAFETY: the extent has arrived at the front of the buffer, and nobody writes to it.
+        // SAFETY: the extent has arrived at the front of the buffer, and nothing writes to it.
         let bytes = unsafe { std::slice::from_raw_parts(at.ptr(), 200_000) };
         assert!(bench.is_right(0, 1, bytes));
         bench.gate.open();
@@ -628,7 +628,7 @@ mod any_mix {
                         prop_assert!(cancelled);
                         prop_assert!(over.insert(ticket));
                     }
-                    // Behind the end of its fetch, and once.
+                    // After the end of its fetch, and once.
                     Event::Released { ticket } => prop_assert!(over.remove(&ticket)),
                 }
             }

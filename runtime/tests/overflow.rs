@@ -1,4 +1,4 @@
-//! What becomes of tokens past a capacity: nobody gets more than fits, nothing is lost in spilling, and what is pruned
+//! Tokens past a capacity: no expert gets more than fits, nothing is lost in spilling, and what is pruned
 //! is what matters least.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]

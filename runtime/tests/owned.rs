@@ -21,7 +21,7 @@ use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
-/// Where head, experts and frequencies lie: each in a piece of its own, in an order that no step has. The file ends within a
+/// Places of head, experts and frequencies: each in a piece of its own, in an order that no step has. The file ends within a
 /// piece, and within a block.
 const PLACES: [usize; 3] = [9 * MIB, 5 * MIB, MIB];
 const BYTES: usize = 9 * MIB + 3000;
@@ -31,7 +31,7 @@ const EXPERTS: u64 = PIECE;
 
 const CHECKS: [CheckLevel; 3] = [CheckLevel::Sizes, CheckLevel::Small, CheckLevel::All];
 
-/// The file, with bytes that nobody reads between the segments.
+/// The file, with unread bytes between the segments.
 fn file() -> Vec<u8> {
     let near = weights();
     let mut bytes: Vec<u8> = (0..BYTES).map(|i| (i * 31 / 7) as u8).collect();
@@ -59,7 +59,7 @@ fn program() -> Program {
     Program::new(plan, &resolve).unwrap()
 }
 
-/// Reads past the page cache by `reader`, with `wrap` in front.
+/// Reads past the page cache by `reader`, wrapped by `wrap`.
 fn how(reader: Choice, wrap: Option<Wrap>) -> How {
     let usual = How::from_env().unwrap();
     How { flash: flash::Options { reader, time_limit: Duration::from_secs(5), ..usual.flash }, wrap }
@@ -181,7 +181,7 @@ fn a_step_waits_for_its_own_weights_only() {
     let wrap = faults(&gate, |r| if r.offset >= HEAD { Injected::Stall } else { Injected::Nothing });
     let p = &program();
     let mut engine = engine(p, dir.path(), CheckLevel::Sizes, &how(Choice::Auto, Some(wrap)), 3).unwrap();
-    // Without logits nobody needs the head.
+    // Without logits no step needs the head.
     prefill(&mut engine, Want::None).unwrap();
     assert!(engine.weights().took.is_none());
     std::thread::scope(|scope| {
@@ -210,7 +210,7 @@ fn a_read_that_fails_is_the_error_of_the_call_that_waits() {
         });
         let p = &program();
         let mut engine = engine(p, dir.path(), CheckLevel::Sizes, &how(reader, Some(wrap)), 3).unwrap();
-        // Whoever comes later is told the same.
+        // A later caller is told the same.
         for want in [Want::None, Want::Last, Want::None] {
             let error = prefill(&mut engine, want).unwrap_err();
             assert!(matches!(&error, Error::Read(_)), "{error}");
@@ -315,7 +315,7 @@ fn a_file_with_another_hash_is_never_used() {
         }
     }
     let p = &program();
-    // It was the last byte, which no segment has, and which nobody asked about.
+    // It was the last byte, which no segment has, and which was not requested.
     is_right(&mut engine(p, dir.path(), CheckLevel::Sizes, &how(Choice::Auto, None), 2).unwrap());
 }
 
@@ -354,7 +354,7 @@ fn an_engine_says_where_its_weights_lie() {
     }
 }
 
-/// Where the page cache has the weights the first prompt is served from there, and what follows from memory of our own.
+/// The first prompt is served from weights in the page cache, and what follows from memory of our own.
 #[test]
 fn weights_move_behind_the_first_prompt() {
     let dir = bundle();
@@ -381,7 +381,7 @@ fn weights_move_behind_the_first_prompt() {
     }
 }
 
-/// What was read past the page cache is left in it, so that the next start need not wait.
+/// Weights that were read past the page cache are left in it, so that the next start need not wait.
 #[test]
 fn a_second_start_finds_the_weights_in_the_page_cache() {
     let dir = bundle();
@@ -402,10 +402,10 @@ fn a_second_start_finds_the_weights_in_the_page_cache() {
     is_right(&mut first);
 }
 
-/// What engines have told the user in this process.
+/// Warnings of engines to the user in this process.
 static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// An engine whose weights are mapped, and copied behind the first prompt.
+/// An engine whose weights are mapped, and copied after the first prompt.
 fn moving<'p>(p: &'p Program, dir: &Path, how: &How) -> Engine<'p> {
     let store = MovingStore::open(p, dir, CheckLevel::Small, how).unwrap();
     let warn: fn(&str) = |text| WARNINGS.lock().unwrap().push(text.to_owned());

@@ -27,7 +27,7 @@ fn saved(p: &Program, ids: &[u32]) -> (tempfile::TempDir, std::path::PathBuf) {
     (dir, path)
 }
 
-/// What follows a prompt of which a file holds the beginning.
+/// Continuation of a prompt of which a file holds the beginning.
 fn continued(p: &Program, folder: &Path, path: &Path, prompt: &[u32]) -> (Vec<u32>, usize) {
     let mut engine = open(p, folder, 2);
     // Another sequence was there before.

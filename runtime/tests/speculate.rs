@@ -1,4 +1,4 @@
-//! Speculative decoding: tokens are those of plain decoding, whatever is guessed.
+//! Speculative decoding: tokens are those of plain decoding, whatever the draft.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
@@ -56,14 +56,14 @@ proptest! {
         let (made, did) = guessed(entries, &request, most);
         prop_assert_eq!(&made.ids, &plain[..stop]);
         prop_assert!(did.kept <= did.guessed && did.close <= did.calls);
-        // Every id but the first comes of a call, and kept guesses are those that needed none of their own.
+        // Every id but the first comes of a call, and accepted draft tokens are those that needed none of their own.
         prop_assert!(made.ids.len() <= 1 + did.calls + did.alone + did.kept);
     }
 }
 
 #[test]
 fn what_repeats_itself_is_kept() {
-    // `l f g l`, behind which the model says `f g`: the second token is guessed from where `l f` has stood.
+    // `l f g l`, after which the model says `f g`: the second token is drafted from where `l f` has stood.
     let all = (0..80).flat_map(|l| (0..80).map(move |g| (l, g)));
     let mut prompts = all.flat_map(|(l, g)| (0..256).map(move |f| [l, f, g, l]));
     let prompt = prompts.find(|p| continuation(p, 1) == p[1..2] && continuation(p, 2) == p[1..3]);
@@ -74,7 +74,7 @@ fn what_repeats_itself_is_kept() {
     assert!(did.kept + did.close > 0 && did.acceptance().is_some(), "{did:?}");
 }
 
-/// Kernels of more rows may treat inputs otherwise than those of one row: sizes above eight check no guess.
+/// Kernels of more rows may treat inputs otherwise than those of one row: sizes above eight verify no draft.
 #[test]
 fn large_sizes_check_nothing() {
     let prompt = [1, 2, 3, 1, 2, 3, 1, 2, 3];

@@ -122,14 +122,14 @@ fn special_tokens_are_not_seen() {
 fn bytes_of_no_character_do_not_hold_up_what_follows() {
     let text = pieces();
     for many in [1, 3, 60, 61, 62, 63, 64, 65, 200] {
-        // What the bytes of a run mean is said of the whole run: with one that is none of a character, none is.
+        // What the bytes of a run mean is said of the whole run: with one outside of any character, none is.
         let ids: Vec<u32> =
             vec![BYTES + 0xff; many].into_iter().chain(bytes("😀")).chain([HELLO, FOO]).collect();
         assert_eq!(joined(text.stream(), &ids), text.decode(&ids).unwrap(), "{many}");
         let mut stream = text.stream();
         let given = ids[..many].iter().filter(|&&id| !stream.push(id).unwrap().is_empty()).count();
         assert_eq!(given > 0, many >= 64, "{many}");
-        // Behind a character that was given already it changes nothing of that.
+        // After a character that was given already it changes nothing of that.
         let ids: Vec<u32> = bytes("é").chain(vec![BYTES + 0xff; many]).chain([HELLO, FOO, BAR]).collect();
         assert_eq!(
             joined(text.stream(), &ids),
@@ -137,7 +137,7 @@ fn bytes_of_no_character_do_not_hold_up_what_follows() {
             "{many}"
         );
     }
-    // Behind such bytes a character of a byte level is one, with whichever of its own bytes they are given up; ids that are none of the
+    // After such bytes a character of a byte level is one, with whichever of its own bytes they are given up; ids outside of the
     // tokenizer's have no text.
     let (_dir, level) = self::text(None);
     for many in 50..140 {
@@ -169,7 +169,7 @@ fn a_text_goes_on_behind_another() {
     for prompt in [&[HELLO][..], &[1, HELLO], &[HELLO; 20], &[HELLO, 2, 2, 2, 2, 2, 2, 2]] {
         assert_eq!(joined(text.stream().behind(prompt).unwrap(), &answer), " foobar", "{prompt:?}");
     }
-    // Behind nothing that is written a text begins.
+    // After nothing that is written a text begins.
     assert_eq!(joined(text.stream().behind(&[1]).unwrap(), &answer), "foobar");
     // Characters that are whole only together, and what ends inside of one.
     let crab: Vec<u32> = bytes("🦀").collect();

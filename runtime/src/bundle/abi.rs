@@ -1,4 +1,4 @@
-//! How a step calls its kernel.
+//! Calling convention of kernels.
 
 /// A kernel of the object code.
 ///
@@ -14,7 +14,7 @@
 /// What is computed does not depend on how the items are split into calls.
 ///
 /// # Safety
-/// A kernel trusts its addresses. Whoever puts one into a [`crate::bundle::program::Program`] vouches that it
+/// A kernel trusts its addresses. Code that puts one into a [`crate::bundle::program::Program`] vouches that it
 /// keeps to the extents of the buffers, segments and states that its step names, that it writes no
 /// segment, and that it does not unwind.
 pub type KernelFn =

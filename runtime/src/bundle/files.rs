@@ -18,12 +18,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Reads files of a bundle, or of a folder in it, by their names there, with `/`. Clones share what they map.
 ///
-/// A library that takes a path opens the file itself: whoever hands it one ([`BundleReader::path`]) cannot have it read what
+/// A library that takes a path opens the file itself: a caller that hands it one ([`BundleReader::path`]) cannot have it read what
 /// was checked. Core ML's packages are such files.
 #[derive(Clone, Debug)]
 pub struct BundleReader {
     bundle: Arc<Listing>,
-    /// In front of names: empty, or the folder with a `/`.
+    /// Prefix of names: empty, or the folder with a `/`.
     prefix: String,
 }
 
@@ -67,12 +67,12 @@ impl BundleReader {
         Self { bundle: Arc::clone(&self.bundle), prefix: format!("{}{folder}/", self.prefix) }
     }
 
-    /// Where its files are: the bundle's folder, or the one in it.
+    /// Folder of its files: the bundle's, or the one in it.
     pub fn folder(&self) -> PathBuf {
         self.bundle.folder.join(&self.prefix)
     }
 
-    /// How much is checked.
+    /// Extent of the checks.
     pub fn level(&self) -> CheckLevel {
         self.bundle.check
     }
@@ -82,7 +82,7 @@ impl BundleReader {
         self.bundle.whole.then(|| self.bundle.files.values())
     }
 
-    /// Where a file is, for messages and for libraries that open it themselves.
+    /// Path of a file, for messages and for libraries that open it themselves.
     ///
     /// # Errors
     /// A path outside of the bundle.
@@ -151,7 +151,7 @@ pub struct CheckedFile {
 }
 
 impl CheckedFile {
-    /// Where it was.
+    /// Path when it was opened.
     pub fn path(&self) -> &Path {
         &self.file.path
     }
@@ -208,7 +208,7 @@ impl BundleFile {
         move |source| Error::io(doing, self.path.clone(), source)
     }
 
-    /// Which file it is.
+    /// Identity of the file.
     ///
     /// # Errors
     /// What the system refuses.
@@ -299,7 +299,7 @@ pub(crate) fn file_path(bundle: &Path, relative: &str) -> Result<PathBuf> {
     Ok(bundle.join(path))
 }
 
-/// Asks for pages as large as the processor has them, where the file system takes part (ext4 and XFS of recent Linux):
+/// Asks for pages as large as the CPU has them, where the file system takes part (ext4 and XFS of recent Linux):
 /// a matrix of an expert is then read and mapped by a fault or two, not by one in sixteen small pages. A hint.
 #[cfg(target_os = "linux")]
 fn in_huge_pages(map: &MappedFile) {

@@ -19,7 +19,7 @@ pub const MANIFEST: &str = "manifest.json";
 /// Name of the program in a bundle.
 const RUN: &str = "run";
 
-/// What was checked.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checked {
     /// Files, the manifest not counted.

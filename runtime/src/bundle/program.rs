@@ -28,7 +28,7 @@ pub enum Code {
 }
 
 impl Program {
-    /// Units beside the processor that have steps, each with its index.
+    /// Units beside the CPU that have steps, each with its index.
     pub fn units_beside(&self) -> impl Iterator<Item = (usize, &UnitRef)> {
         let used = |u: usize| self.entries.iter().flat_map(|e| &e.steps).any(|s| s.unit as usize == u);
         self.units.iter().enumerate().skip(1).filter(move |(u, _)| used(*u))
@@ -56,7 +56,7 @@ impl Program {
         Ok(Self { plan, kernels })
     }
 
-    /// What is linked into a `run`: an encoded plan, and its kernels in the plan's order.
+    /// Program that is linked into a `run`: an encoded plan, and its kernels in the plan's order.
     ///
     /// # Errors
     /// As [`Program::new`]; bytes that are no plan.
@@ -67,7 +67,7 @@ impl Program {
         Self::new(plan, &|symbol| kernels.get(symbol).copied())
     }
 
-    /// The same program without these features among what it asks of the processor, because somebody in
+    /// The same program without these features among what it asks of the CPU, because an emulator in
     /// this process executes their instructions.
     #[must_use]
     pub fn emulating(mut self, features: &[String]) -> Self {

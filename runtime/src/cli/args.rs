@@ -50,10 +50,10 @@ pub struct Common {
     /// Most memory that the run may take, such as `4.5GiB`, in place of the bundle's own budget
     #[arg(long, value_name = "SIZE", value_parser = size, allow_negative_numbers = true, conflicts_with = "no_budget")]
     pub(super) budget: Option<u64>,
-    /// Leave no weights on flash, whatever the memory budget of the bundle
+    /// Ignore the bundle's memory budget; keep all weights in RAM
     #[arg(long)]
     pub(super) no_budget: bool,
-    /// Where weights lie: `own`, in memory of this process, in huge pages and read past the page cache; `mapped`, in the page
+    /// Place of weights: `own`, in memory of this process, in huge pages and read past the page cache; `mapped`, in the page
     /// cache, which processes share; `auto`, in its own where that leaves room
     #[arg(long, value_name = "WHERE", default_value = "auto", value_parser = PossibleValuesParser::new(Weights::NAMES).map(where_weights_lie))]
     pub(super) weights: Weights,
@@ -68,20 +68,20 @@ pub struct Common {
     pub(super) prefetch: Option<usize>,
 }
 
-/// How tokens are chosen.
+/// Sampling options.
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
-    /// Divides the logits before one is drawn; 0 takes the likeliest token [default: 0; in `chat` what the model's makers advise, else 1]
+    /// Sampling temperature; 0 is greedy [default: 0; in `chat` what the model's makers advise, else 1]
     #[arg(long, value_name = "T", value_parser = between(0f32..=100.0, "from 0 to 100"), allow_negative_numbers = true)]
     pub temperature: Option<f32>,
-    /// Draw from the likeliest tokens that together have this probability [default: 1; in `chat` as advised]
+    /// Nucleus sampling: keep the most probable tokens with this cumulative probability [default: 1; in `chat` as advised]
     #[arg(long, value_name = "P", value_parser = between(0f32..=1.0, "from 0 to 1"), allow_negative_numbers = true)]
     pub top_p: Option<f32>,
-    /// Draw from this many of the likeliest tokens; 0 from all [default: 0; in `chat` as advised]
+    /// Keep only this many of the most probable tokens; 0 keeps all [default: 0; in `chat` as advised]
     #[arg(long, value_name = "K", allow_negative_numbers = true)]
     pub top_k: Option<usize>,
-    /// Draw from tokens with at least this share of the probability of the likeliest one; 0 from all [default: 0; in `chat` as advised]
+    /// Discard tokens less probable than this share of the most probable one; 0 keeps all [default: 0; in `chat` as advised]
     #[arg(long, value_name = "P", value_parser = between(0f32..=1.0, "from 0 to 1"), allow_negative_numbers = true)]
     pub min_p: Option<f32>,
     /// Draw from the most typical tokens, nearest to the entropy, that together have this probability [default: 1; in `chat` as advised]
@@ -99,7 +99,7 @@ pub struct SamplingArgs {
     /// Add to the logits of tokens: `42:1.5,7:-inf`
     #[arg(long, value_name = "ID:BIAS,…", value_delimiter = ',', value_parser = bias, allow_hyphen_values = true)]
     pub logit_bias: Vec<(u32, f32)>,
-    /// Seed of the random numbers [default: 0; in `chat` a random one, which is shown]
+    /// Random seed [default: 0; in `chat` a random one, which is shown]
     #[arg(long, value_name = "S", allow_negative_numbers = true)]
     pub seed: Option<u64>,
 }
@@ -128,13 +128,13 @@ pub(super) struct Generate {
     /// Text to continue; `-` reads it from standard input, as does leaving it out
     #[arg(long, value_name = "TEXT", conflicts_with = "ids", allow_hyphen_values = true)]
     pub(super) prompt: Option<String>,
-    /// Token ids to continue, taken as they are: none is put in front, and end tokens do not end it
+    /// Token ids to continue, taken as they are: none is prepended, and end tokens do not end it
     #[arg(long, value_name = "ID,ID,…", value_delimiter = ',', num_args = 1, allow_hyphen_values = true)]
     pub(super) ids: Option<Vec<u32>>,
     /// Tokens to generate at most [default: 128, or what the context leaves]
     #[arg(short = 'n', long = "tokens", value_name = "N", value_parser = between(1..=u32::MAX as usize, "from 1 up"), allow_negative_numbers = true)]
     pub(super) n: Option<usize>,
-    /// End at this text, which is not printed; may be given several times
+    /// Stop sequence: generation ends when it appears (it is not printed); may be given several times
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(super) stop: Vec<String>,
     /// Keep a token that was decoded with fewer experts if its largest probability exceeds this; 1 keeps none [default: what
@@ -144,20 +144,20 @@ pub(super) struct Generate {
     /// Decode every token with all experts
     #[arg(long, conflicts_with = "gamma")]
     pub(super) no_big_little: bool,
-    /// Draw N sequences, with the seeds from `--seed` on, and print the one whose tokens are likeliest on average
+    /// Sample N sequences, with the seeds from `--seed` on, and print the one whose tokens are most probable on average
     #[arg(long, value_name = "N", value_parser = between(1..=64usize, "from 1 to 64"), allow_negative_numbers = true)]
     pub(super) best_of: Option<usize>,
-    /// Print all N sequences, the best first, each behind a line with its score
+    /// Print all N sequences, the best first, each after a line with its score
     #[arg(long, requires = "best_of", conflicts_with = "json")]
     pub(super) all: bool,
-    /// Write the prompt's ids, and what the model has made of them, to this file: a later `--load-prompt` begins behind them
+    /// Write the prompt's ids, and what the model has made of them, to this file: a later `--load-prompt` begins after them
     #[arg(long, value_name = "FILE", conflicts_with = "best_of")]
     pub(super) save_prompt: Option<PathBuf>,
     /// Take what a file that `--save-prompt` wrote shares with the beginning of the prompt from there; without `--prompt` and
     /// `--ids` its prompt is continued
     #[arg(long, value_name = "FILE", conflicts_with = "best_of")]
     pub(super) load_prompt: Option<PathBuf>,
-    /// Guess up to N tokens ahead from what the text has said before, and check them in one call; the tokens stay the same
+    /// Speculative decoding: draft up to N tokens by prompt lookup, and verify them in one call; the tokens stay the same
     #[arg(long, value_name = "N", value_parser = between(1..=64usize, "from 1 to 64"), allow_negative_numbers = true, conflicts_with_all = ["best_of", "gamma"])]
     pub(super) speculate: Option<usize>,
     /// End at an end token, also with `--ids`
@@ -169,7 +169,7 @@ pub(super) struct Generate {
     /// Print one JSON object when all is done
     #[arg(long)]
     pub(super) json: bool,
-    /// Give the log-probability of every token, and those of the N likeliest ones, in the JSON object
+    /// Give the log-probability of every token, and those of the N most probable ones, in the JSON object
     #[arg(long, value_name = "N", value_parser = between(0..=MAX_LIKELIEST, "from 0 to 20"), allow_negative_numbers = true, requires = "json", conflicts_with = "best_of")]
     pub(super) log_probabilities: Option<usize>,
     /// Write what every thread and the disk did to this file, for <https://ui.perfetto.dev>

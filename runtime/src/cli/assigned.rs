@@ -1,4 +1,4 @@
-//! What became of experts that are assigned while a plan runs, in words and as JSON.
+//! Statistics of experts that are assigned while a plan runs, in words and as JSON.
 
 use crate::schedule::dispatch::Assigned;
 use serde_json::{Value, json};
@@ -27,14 +27,14 @@ pub(super) fn line(did: &Assigned) -> String {
     if let Some(f) = &did.frames {
         let held = 100.0 * f.hits as f64 / (f.hits + f.misses).max(1) as f64;
         return format!(
-            "experts: {hot:.0} % on the unit with frames, {processor:.0} % on the processor; {held:.0} % of all were in a frame; {} \
-             brought when asked for, {} ahead ({} of these used), {} behind; {} found no frame",
+            "experts: {hot:.0} % on the unit with frames, {processor:.0} % on the CPU; {held:.0} % of all were in a frame; {} \
+             brought when asked for, {} ahead ({} of these used), {} afterwards; {} found no frame",
             f.fetched, f.ahead, f.foreseen, f.kept, f.turned_away
         );
     }
     let moves: u64 = did.moves.iter().sum();
     format!(
-        "experts: {hot:.0} % hot, {processor:.0} % on the processor, {cold:.0} % in modules; {moves} moved ahead of a step, {} \
+        "experts: {hot:.0} % hot, {processor:.0} % on the CPU, {cold:.0} % in modules; {moves} moved ahead of a step, {} \
          fetched in one; {:.0} % of the class that was predicted",
         did.fetched,
         100.0 * share(did)

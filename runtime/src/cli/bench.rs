@@ -186,7 +186,7 @@ fn answer(engine: &mut Engine<'_>, io: &mut Io<'_>) -> Result<(), Failure> {
     }
 }
 
-/// Where weights lie, for people.
+/// Place of the weights, for people.
 fn lie(held: &Held) -> String {
     if !held.own {
         return format!("mapped ({})", held.why);
@@ -195,7 +195,7 @@ fn lie(held: &Held) -> String {
     format!("in {} of its own{huge} ({})", size(held.bytes), held.why)
 }
 
-/// What is measured.
+/// Task to measure.
 #[derive(Clone, Copy)]
 struct Task {
     /// Tokens of each prompt.
@@ -206,7 +206,7 @@ struct Task {
     batch: usize,
 }
 
-/// What came out.
+/// Results.
 struct Report {
     what: Task,
     repeat: usize,
@@ -218,7 +218,7 @@ struct Report {
     first: Option<Duration>,
     memory: Memory,
     held: Held,
-    /// What a decode call of one sequence cannot avoid reading.
+    /// Bytes that a decode call of one sequence must read.
     bytes_per_call: u64,
 }
 

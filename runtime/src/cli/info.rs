@@ -171,7 +171,7 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
     Ok(())
 }
 
-/// What the plan expects of experts with fixed capacities.
+/// Expected statistics of experts with fixed capacities.
 struct Capacities {
     overflow: Overflow,
     /// Share of the rows that find no room, over all layers.
@@ -210,7 +210,7 @@ fn snapshots(p: &Program) -> Option<String> {
     Some(format!("{count} of {} each, {} of the KV cache{distance}", size(one), size(all)))
 }
 
-/// What windows save of a KV cache, in words.
+/// Savings of windows in a KV cache, in words.
 fn less(saved: u64) -> String {
     if saved == 0 { String::new() } else { format!(", {} less for sliding windows", size(saved)) }
 }
@@ -225,7 +225,7 @@ fn lacking<'a>(context: &Context<'a>) -> Vec<&'a str> {
     units.map(|(_, unit)| unit.name.as_str()).collect()
 }
 
-/// Where the weights would lie in a run that begins now and asks for nothing.
+/// Place of the weights in a run that would begin now with default options.
 fn held(program: &Program) -> Result<Choice> {
     if program.paging.is_some() {
         return Ok(Choice::under_budget());

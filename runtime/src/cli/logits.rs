@@ -70,7 +70,7 @@ impl NewFile {
             return Err(failed(io::ErrorKind::IsADirectory.into()));
         }
         if path.exists() && !path.is_file() {
-            return Err(failed(io::Error::other("it exists and is no regular file")));
+            return Err(failed(io::Error::other("it exists and is not a regular file")));
         }
         // In the same folder, so that renaming it is one act.
         let hidden = path.with_file_name(format!(".{}.{}", name.to_string_lossy(), std::process::id()));

@@ -1,4 +1,4 @@
-//! The verbs of a bundle: `generate`, `logits`, `bench`, `info`, and what a crate above this one brings: verbs ([`More`]) and options
+//! The subcommands of a bundle: `generate`, `logits`, `bench`, `info`, and what a crate above this one brings: subcommands ([`More`]) and options
 //! ([`Forms`]).
 //!
 //! Data goes to standard output, everything else to standard error. Exit status 0; 1 if it failed; 2 if the arguments are wrong
@@ -33,14 +33,14 @@ use std::ffi::OsString;
 use std::io::{self, ErrorKind, IsTerminal, Read, Write};
 use std::path::Path;
 
-/// The verb that [`Forms`] are for.
+/// The subcommand that [`Forms`] are for.
 const GENERATE: &str = "generate";
 /// Exit status for bad use.
 const BAD_USE: u8 = 2;
 /// Exit status after an interrupt: 128 + SIGINT.
 const INTERRUPTED: u8 = 130;
 
-/// Where a verb reads and writes.
+/// Input and output of a subcommand.
 pub struct Io<'a> {
     /// Standard input; none if it is a terminal.
     pub input: Option<&'a mut dyn Read>,
@@ -67,31 +67,31 @@ impl Io<'_> {
         }
     }
 
-    /// Writes a note. That nobody can read it is no reason to stop.
+    /// Writes a note. A closed stderr is not an error.
     pub fn note(&mut self, text: &str) {
         let _ = writeln!(self.err, "{text}");
     }
 }
 
-/// What every verb gets.
+/// Context of a subcommand.
 pub struct Context<'a> {
-    /// What runs.
+    /// Program that runs.
     pub program: &'a Program,
     /// The bundle. Its files are read by [`Context::files`].
     pub bundle: &'a Path,
-    /// How the user calls this.
+    /// Name by which the user calls this.
     pub name: &'a str,
     beside: Option<Beside<'a>>,
     native: &'a [Native<'a>],
     files: Option<&'a BundleReader>,
 }
 
-/// A verb that a crate above this one brings.
+/// A subcommand that a crate above this one brings.
 #[derive(Clone, Copy)]
 pub struct More {
     /// Its name, help and options. Those of [`Common`] are among them.
     pub command: fn() -> clap::Command,
-    /// What it does with them.
+    /// Function of the subcommand.
     pub run: for<'a, 'p> fn(&'a Context<'p>, &ArgMatches, &mut Io<'_>) -> Result<(), Failure>,
 }
 
@@ -108,24 +108,24 @@ pub type ReadForm = for<'a, 'p> fn(
 /// Options of `generate` that a crate above this one brings: forms that answers are held to.
 #[derive(Clone, Copy)]
 pub struct Forms {
-    /// Adds them to the verb.
+    /// Adds them to the subcommand.
     pub options: fn(clap::Command) -> clap::Command,
     /// Reads them.
     pub read: ReadForm,
 }
 
-/// How the verbs are called: what [`Front::run`] needs beside a program and its bundle.
+/// Frame of the subcommands: what [`Front::run`] needs beside a program and its bundle.
 #[derive(Clone, Copy)]
 pub struct Front<'a> {
-    /// How the user calls this (`moec run BUNDLE`).
+    /// Name by which the user calls this (`moec run BUNDLE`).
     pub name: &'a str,
-    /// Verbs beside this crate's own.
+    /// Subcommands beside this crate's own.
     pub more: &'a [More],
     /// Options beside this crate's own.
     pub forms: Option<Forms>,
-    /// Where the program does not run on its target.
+    /// Emulation, where the program does not run on its target.
     pub beside: Option<Beside<'a>>,
-    /// What executes units beside the CPU on their own machine.
+    /// Executors of units beside the CPU on their own machine.
     pub native: &'a [Native<'a>],
     /// Files of the bundle, where the caller knows them all. Else those that the plan names are known, and with `--check` those
     /// of the manifest.
@@ -138,16 +138,16 @@ impl Default for Front<'_> {
     }
 }
 
-/// What a program needs beside its bundle where it does not run on its target.
+/// Emulation of a program that does not run on its target.
 #[derive(Clone, Copy)]
 pub struct Beside<'a> {
     /// Folder of the weights.
     pub weights: &'a Path,
-    /// Brings what executes a unit beside the processor.
+    /// Brings what executes a unit beside the CPU.
     pub executor: &'a dyn Fn(&UnitRef) -> Option<Executor>,
 }
 
-/// What executes the units of a family on their own machine.
+/// Executor of a backend's units on their own machine.
 #[derive(Clone, Copy)]
 pub struct Native<'a> {
     /// The family.
@@ -157,13 +157,13 @@ pub struct Native<'a> {
 }
 
 impl<'a> Context<'a> {
-    /// What executes a unit on this machine, or why it has none; `None` where nothing brings units of the family.
+    /// Executor of a unit on this machine, or the reason that it has none; `None` where no backend brings such units.
     fn bring(&self, unit: &UnitRef) -> Option<Result<Executor>> {
         let native = self.native.iter().find(|native| native.family == unit.family)?;
         (native.executor)(unit)
     }
 
-    /// What reads files of the bundle. Where the options ask for it, all of them are held against the manifest first, which is
+    /// Reader of the bundle's files. Where the options ask for it, all of them are held against the manifest first, which is
     /// said. Weights are checked when they are opened, so that what is computed with is what was checked.
     ///
     /// # Errors
@@ -250,27 +250,27 @@ impl<'a> Context<'a> {
 
 /// Tells the user of a run that goes on.
 fn warn(text: &str) {
-    // The stream may be locked already, by this thread: engines run where the verbs do.
+    // The stream may be locked already, by this thread: engines run where the subcommands do.
     let _ = writeln!(io::stderr(), "warning: {text}");
 }
 
-/// How a verb can end without success.
+/// Failure of a subcommand.
 #[derive(Debug)]
 pub enum Failure {
     /// It failed.
     Error(Error),
-    /// A verb of a crate above failed.
+    /// A subcommand of a crate above failed.
     Other {
-        /// What went wrong.
+        /// The fault.
         what: String,
-        /// What to do, if there is anything.
+        /// Remedy, if there is one.
         hint: Option<String>,
     },
     /// It was asked for something that makes no sense.
     Use {
-        /// What, and why not.
+        /// The request, and the reason that it is refused.
         what: String,
-        /// What to do.
+        /// Remedy.
         hint: String,
     },
 }
@@ -312,7 +312,7 @@ impl Front<'_> {
         self.run(&program, bundle, std::env::args_os().skip(1))
     }
 
-    /// Runs a verb of the bundle in the folder `bundle` on the standard streams. `args` begins with the verb. Returns the exit status.
+    /// Runs a subcommand of the bundle in the folder `bundle` on the standard streams. `args` begins with the subcommand. Returns the exit status.
     pub fn run(&self, program: &Program, bundle: &Path, args: impl Iterator<Item = OsString>) -> u8 {
         let stdin = io::stdin();
         let terminal = stdin.is_terminal();
@@ -369,7 +369,7 @@ impl Front<'_> {
     }
 }
 
-/// Runs a verb of this crate. `forms`: options of [`GENERATE`] beside its own, and what was given.
+/// Runs a subcommand of this crate. `forms`: options of [`GENERATE`] beside its own, and what was given.
 fn own(
     context: &Context<'_>,
     verb: Verb,
@@ -405,7 +405,7 @@ fn refuse(e: &clap::Error, name: &str, io: &mut Io<'_>) -> u8 {
         for hint in hints {
             io.note(&hint.replacen("  tip: ", "hint: ", 1));
         }
-        io.note(&format!("hint: `{name} help` lists the verbs, `{name} help VERB` the options of one"));
+        io.note(&format!("hint: `{name} help` lists the subcommands, `{name} help VERB` the options of one"));
     } else {
         io.note(text.trim_end());
     }

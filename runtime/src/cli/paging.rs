@@ -1,4 +1,4 @@
-//! What experts on flash did and need, for people and programs.
+//! Statistics of experts on flash, for people and programs.
 
 use super::size;
 use crate::offload::paging::Report;
@@ -53,7 +53,7 @@ pub(super) fn line(report: &Report) -> String {
     };
     let start = match report.preloaded {
         0 => String::new(),
-        n => format!("; {n} read before anybody asked for them"),
+        n => format!("; {n} read before they were requested"),
     };
     format!(
         "flash: {} read{rate}, waited {:.1} s; {what}: {share:.1} % of {uses} were in memory ({}), {} read ahead, {} of them \

@@ -1,4 +1,4 @@
-//! Memories of units beside the processor: what is taken, and the weights that are brought there.
+//! Memories of units beside the CPU: what is taken, and the weights that are brought there.
 
 use crate::bundle::BundleFiles;
 use crate::bundle::program::Program;
@@ -10,11 +10,11 @@ use crate::weights::store::{CheckLevel, MappedStore, Store};
 use moec_ir::plan::{ALIGN, Resident};
 use std::collections::BTreeSet;
 
-/// What executes the steps of a unit beside the processor.
+/// Executor of the steps of a unit beside the CPU.
 pub enum Executor {
-    /// Static graphs, on rows in the processor's memory.
+    /// Static graphs, on rows in the CPU's memory.
     Graphs(Box<dyn Graphs>),
-    /// Kernels and builtins, in a memory of its own or the processor's.
+    /// Kernels and builtins, in a memory of its own or the CPU's.
     Unit(Box<dyn Unit>),
 }
 
@@ -29,12 +29,12 @@ impl Residents {
     }
 }
 
-/// Memories beside the processor's.
+/// Memories beside the CPU's.
 #[derive(Debug, Default)]
 pub(crate) struct Beside {
     /// First byte of each memory's arena but the first's; none where no unit has a step.
     pub(crate) arenas: Vec<Option<Addr>>,
-    /// By state, where it lies, if not in the processor's memory.
+    /// By state, where it lies, if not in the CPU's memory.
     pub(crate) states: Vec<Option<Addr>>,
     /// Weights of each memory but the first.
     pub(crate) residents: Vec<Residents>,
@@ -42,7 +42,7 @@ pub(crate) struct Beside {
     pub(crate) scratch: Vec<Option<Addr>>,
     /// Bytes that were taken of each memory but the first.
     pub(crate) bytes: Vec<u64>,
-    /// Which of them the processor can read where they lie.
+    /// Whether the CPU can read each of them in place.
     pub(crate) mapped: Vec<bool>,
 }
 
@@ -75,7 +75,7 @@ pub(crate) fn open<'p>(
                 && units.get(u).is_some_and(Option::is_some)
         });
         let Some(unit) = owner.and_then(|u| units.get_mut(u)).and_then(Option::as_mut) else {
-            // Nobody runs a step there.
+            // No step runs there.
             beside.arenas.push(None);
             beside.residents.push(Residents::default());
             beside.bytes.push(0);
@@ -105,7 +105,7 @@ pub(crate) fn open<'p>(
         let mut residents = vec![None; program.segments.len()];
         for resident in &memory.residents {
             let store = store.as_ref().ok_or_else(|| {
-                Error::plan("weights of a memory beside the processor's, and no bundle to read them from")
+                Error::plan("weights of a memory beside the CPU's, and no bundle to read them from")
             })?;
             residents[resident.segment as usize] =
                 Some(bring(program, resident, store, unit.as_ref(), &mut place)?);
@@ -136,7 +136,7 @@ fn bring(
     let segment = program.segments.get(resident.segment as usize).ok_or_else(missing)?;
     if resident.matrices.is_empty() {
         let (from, to) = (store.segment(resident.segment).ok_or_else(missing)?, place(segment.bytes));
-        // SAFETY: the store maps the segment's bytes, and the place has as many, which nobody else has.
+        // SAFETY: the store maps the segment's bytes, and the place has as many, which nothing else uses.
         unsafe { unit.copy(from, to, segment.bytes as usize) };
         forget(from, segment.bytes as usize);
         return Ok(to);
@@ -149,7 +149,7 @@ fn bring(
     for &matrix in &resident.matrices {
         let to = place(bytes);
         // SAFETY: the table has an address for each of the segment's matrices, whose bytes the store maps; the place has as
-        // many, which nobody else has.
+        // many, which nothing else uses.
         unsafe {
             let from = all.of::<Addr>().add(matrix as usize).read();
             unit.copy(from, to, bytes as usize);
@@ -159,7 +159,7 @@ fn bring(
             *address = Some(to);
         }
     }
-    // Whoever asks for a matrix that is not here gets another one, and never what is no address.
+    // A request for a matrix that is not here gets another one, and never an invalid address.
     let first = addresses.iter().flatten().next().copied().ok_or_else(missing)?;
     let addresses: Vec<Addr> = addresses.into_iter().map(|a| a.unwrap_or(first)).collect();
     // SAFETY: the table has room for an address of each matrix.
@@ -175,7 +175,7 @@ pub(crate) fn forget(from: Addr, bytes: usize) {
     let (first, end) = (from.ptr().addr().next_multiple_of(PAGE), (from.ptr().addr() + bytes) / PAGE * PAGE);
     if first < end {
         let at = from.plus(first - from.ptr().addr());
-        // SAFETY: whole pages inside of a read-only mapping of a file, which are read again should anybody want them.
+        // SAFETY: whole pages inside of a read-only mapping of a file, which are read again should they be needed.
         unsafe { libc::madvise(at.ptr().cast(), end - first, libc::MADV_DONTNEED) };
     }
 }

@@ -9,7 +9,7 @@ const FEW: usize = 1024;
 /// A row of the scores that a `fetch` gets: of its own layer for `i` = 0, else of the `i`th layer ahead. Empty where there are none.
 ///
 /// # Safety
-/// Every score of the step has a row of so many experts for each of its valid rows, as far apart as `strides` says, and nobody
+/// Every score of the step has a row of so many experts for each of its valid rows, as far apart as `strides` says, and no step
 /// writes them now.
 pub(crate) unsafe fn scores<'a>(
     launch: &Launch<'_>,
@@ -56,7 +56,7 @@ pub fn dispatch(
     let left_out = |id: i32| partial && id == -1;
     let known = |id: i32| usize::try_from(id).is_ok_and(|id| id < experts);
     if let Some(&bad) = ids.iter().find(|&&id| !known(id) && !left_out(id)) {
-        // Nothing is active, and no slot points outside of its buffer: what runs behind stays in bounds.
+        // Nothing is active, and no slot points outside of its buffer: what runs after stays in bounds.
         out[layout.slot()..layout.words()].fill(0);
         return Err(bad);
     }

@@ -27,7 +27,7 @@ struct BoundStep {
     grid: Grid,
     barrier: bool,
     half: Option<Half>,
-    /// What must have arrived of the weights ([`Arrival::wait`]).
+    /// Amount of the weights that must have arrived ([`Arrival::wait`]).
     needs: usize,
     /// The layer whose experts are brought to its unit while the plan runs, if it reads them.
     brought: Option<usize>,
@@ -47,7 +47,7 @@ pub(crate) struct Bound {
     events: Vec<usize>,
 }
 
-/// What a call of an entry point is about.
+/// Extent of a call of an entry point.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
     pub(crate) n: usize,
@@ -56,7 +56,7 @@ pub(crate) struct Extent {
 }
 
 impl Bound {
-    /// Which matrices of experts on flash a step reads.
+    /// Matrices of experts on flash that a step reads.
     pub(crate) fn half(&self, step: usize) -> Option<Half> {
         self.steps.get(step)?.half
     }
@@ -81,13 +81,13 @@ impl Extent {
     }
 }
 
-/// Where the buffers, weights and states of a memory lie.
+/// Addresses of the buffers, weights and states of a memory.
 pub(crate) struct Places<'a> {
     /// Arenas, by memory; none where no unit has taken one.
     pub(crate) arenas: &'a [Option<Addr>],
     /// States of the plan.
     pub(crate) states: &'a [Addr],
-    /// Weights of the processor's memory.
+    /// Weights of the CPU's memory.
     pub(crate) store: &'a dyn Store,
     /// Weights of other memories.
     pub(crate) residents: &'a [Residents],
@@ -174,7 +174,7 @@ pub(crate) fn bind(
     Ok(bound)
 }
 
-/// Which matrices of experts on flash an argument is about.
+/// Matrices of experts on flash that an argument belongs to.
 ///
 /// Neurons are one segment: who reads it first multiplies by up, who reads it next by down. `ups` are the layers whose first has
 /// come.
@@ -191,7 +191,7 @@ fn half(program: &Program, arg: Arg, ups: &mut HashSet<usize>) -> Option<Half> {
     })
 }
 
-/// What an argument needs of weights that are on their way.
+/// Amount of weights that must have arrived before an argument is read.
 fn needs(store: &dyn Store, arg: Arg) -> usize {
     match (arg, store.arrival()) {
         (Arg::Segment(i) | Arg::Matrices(i), Some(arrival)) => arrival.needs(i),
@@ -208,16 +208,16 @@ pub(crate) struct Walk<'a> {
     pub(crate) events: &'a Events,
     pub(crate) fault: &'a OnceLock<StepFault>,
     pub(crate) extent: Extent,
-    /// What steps wait for; none if all weights are there.
+    /// Arrival of weights that steps wait for; `None` if all weights are there.
     pub(crate) arrival: Option<&'a Arrival>,
-    /// Who knows whom a link brings.
+    /// Component that knows which experts a link brings.
     pub(crate) assigner: Option<&'a Assigner>,
-    /// Where times go, and the index of the entry point.
+    /// Timeline that times go to, and the index of the entry point.
     pub(crate) timeline: Option<(&'a Timeline, u32)>,
 }
 
 impl Walk<'_> {
-    /// Walks some steps of the processor.
+    /// Walks some steps of the CPU.
     ///
     /// # Safety
     /// The inputs are written, and the steps before these have ended. All lanes of `barrier` walk them, each as one of the
@@ -246,7 +246,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Walks some steps of a unit beside the processor, on its one thread; `track` is its place in the timeline.
+    /// Walks some steps of a unit beside the CPU, on its one thread; `track` is its place in the timeline.
     ///
     /// # Safety
     /// As [`Walk::span`].
@@ -262,7 +262,7 @@ impl Walk<'_> {
             if let Some((assigner, layer)) = self.assigner.zip(step.brought) {
                 assigner.wait(layer);
             }
-            // What a step gives that has failed is nobody's operand.
+            // The result of a failed step is never an operand.
             if self.fault.get().is_none() && self.has_weights(i) {
                 // SAFETY: steps of this unit have been submitted in their order, and others have ended.
                 unsafe { self.step(i, lane, track) };
@@ -311,21 +311,21 @@ impl Walk<'_> {
     }
 }
 
-/// The threads of a call: the processor's lanes, and one of every other unit that has steps.
+/// The threads of a call: the CPU's lanes, and one of every other unit that has steps.
 #[derive(Clone, Copy)]
 pub(crate) struct Threads<'a> {
     /// The lanes.
     pub(crate) lanes: usize,
     /// Scratch of the first lane, and bytes from one lane's to the next.
     pub(crate) scratch: (Addr, usize),
-    /// Units beside the processor, with their scratch.
+    /// Units beside the CPU, with their scratch.
     pub(crate) beside: &'a [(usize, Addr)],
-    /// The link that a thread behind these serves, with the unit at its end.
+    /// The link that a thread after these serves, with the unit at its end.
     pub(crate) link: Option<(&'a Link, usize)>,
 }
 
 impl Threads<'_> {
-    /// What thread `index` of the pool does of a walk.
+    /// Runs the part of a walk that thread `index` of the pool has.
     ///
     /// # Safety
     /// As [`Walk::span`], of all threads.
@@ -345,7 +345,7 @@ impl Threads<'_> {
         } else if let Some((link, unit)) = self.link
             && let Some(unit) = walk.units.get(unit).and_then(Option::as_deref)
         {
-            // SAFETY: whoever tells a job keeps what it promises.
+            // SAFETY: the code that submits a job upholds its contract.
             unsafe { link.serve(unit) };
         }
     }

@@ -1,4 +1,4 @@
-//! Which choices of the router find room, where experts have capacities (NPUMoE, §3.2).
+//! Capacity limit: choices of the router that an expert has capacity for (NPUMoE, §3.2).
 
 use crate::error::Error;
 use crate::exec::overflow::{Choices, Decider, Fate, Misrouted, Tally, saliency};
@@ -8,10 +8,10 @@ use moec_ir::plan::ExpertSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What is counted while the steps of a plan run.
+/// Counters of the steps of a plan.
 #[derive(Debug, Default)]
 pub(crate) struct Tallies {
-    /// What became of (token, expert) pairs, by set, with the layer; none of hot neurons, past whose capacity there is nothing.
+    /// Counts of (token, expert) pairs, by set, with the layer; none of hot neurons, past whose capacity there is nothing.
     sets: Mutex<Vec<(u32, Option<Tally>)>>,
     /// Experts that layers of decoding calls computed with, each once for all of a call's rows.
     decoded: AtomicU64,
@@ -96,7 +96,7 @@ impl<'p> CapacityLimit<'p> {
                 }
                 Misrouted::Shape { .. } => StepFault::Unit(Error::plan(e.to_string())),
             });
-            // What runs behind stays in bounds.
+            // What runs after stays in bounds.
             // SAFETY: as above; the slices are gone.
             unsafe {
                 std::slice::from_raw_parts_mut(stay.of::<i32>(), n * k).fill(-1);

@@ -1,4 +1,4 @@
-//! What a chunk graph of attention is given beside its rows: which positions each row sees, and where it is stored.
+//! Inputs of an attention's chunk graph beside its rows: the positions that each row sees, and where it is stored.
 //!
 //! A chunk graph has a fixed number of rows `T` and a state over `C` positions of one sequence. The Neural Engine compares
 //! and indexes nothing (NPUMoE, Figure 4), so both are made here, out of the rows' positions. Rows past those that are
@@ -8,7 +8,7 @@
 
 use half::f16;
 
-/// What a mask adds to a score that does not count. Finite: −∞ would make NaN of a row without any other.
+/// Value that a mask adds to a score that does not count. Finite: −∞ would make NaN of a row without any other.
 pub const MASKED: f32 = -1e4;
 
 /// Positions and lengths that do not go together.
@@ -80,7 +80,7 @@ pub fn write(out: &mut [f16], context: usize, positions: &[u32]) -> Result<(), M
     Ok(())
 }
 
-/// Fills `out[T, width]` with rows in f16, and zeros behind them. A number past f16 becomes an infinity, which graphs
+/// Fills `out[T, width]` with rows in f16, and zeros after them. A number past f16 becomes an infinity, which graphs
 /// refuse.
 ///
 /// # Errors

@@ -26,33 +26,33 @@ mod open;
 
 pub(crate) use calls::{most_rows, turn};
 
-/// How to run.
+/// Options of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
     /// Threads; `None`: `MOEC_THREADS`, else one per core.
     pub threads: Option<usize>,
     /// Whether worker threads are bound to cores ([`Pool::new`]); an error where there are more than cores.
     pub pin: bool,
-    /// How much of the bundle is checked first.
+    /// Extent of the checks of the bundle before it runs.
     pub check: CheckLevel,
     /// Whether no weights stay on flash, those neither that the plan would leave there.
     pub resident: bool,
-    /// Where weights lie that do not stay on flash. Those beside experts on flash are mapped: [`Weights::Own`] is refused there.
+    /// Place of weights that do not stay on flash. Those beside experts on flash are mapped: [`Weights::Own`] is refused there.
     pub weights: Weights,
     /// Whether mapped weights come from disk only when they are first read. Otherwise those that the first prompt has not
     /// touched follow it in the background. [`Weights::Auto`] then maps them.
     pub lazy: bool,
-    /// How experts on flash are handled; `None`: as the environment asks.
+    /// Options of experts on flash; `None`: from the environment.
     pub paging: Option<Paging>,
     /// Looked at between calls of entry points: once true, work ends with [`crate::Error::Interrupted`].
     pub stop: Option<&'static AtomicBool>,
-    /// What the caller means to hold: where the memory for it is not free, the engine does not open. `None`: nothing is looked at.
+    /// Sequences that the caller means to hold: where the memory for them is not free, the engine does not open. `None`: no check.
     pub demand: Option<Demand>,
     /// Tells the user, in a line, what goes on but not as it should.
     pub warn: Option<fn(&str)>,
 }
 
-/// Which rows of a prefill give logits.
+/// Rows of a prefill that give logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
     /// None: only the KV cache is filled.
@@ -99,7 +99,7 @@ pub struct Engine<'p> {
     pub(crate) program: &'p Program,
     /// By index in the plan; none for those that no step names.
     pub(crate) units: Vec<Option<Box<dyn Unit + 'p>>>,
-    /// Those beside the processor, with their scratch.
+    /// Those beside the CPU, with their scratch.
     pub(crate) threads: Vec<(usize, Addr)>,
     pub(crate) beside: Beside,
     tallies: Arc<Tallies>,
@@ -107,7 +107,7 @@ pub struct Engine<'p> {
     pager: Option<OnFlash>,
     timeline: Option<Arc<Timeline>>,
     pub(crate) store: Box<dyn Store + 'p>,
-    /// Why weights lie where they do, for people.
+    /// Reason for the place of the weights, for people.
     why: String,
     /// Whether the store is still to load what the first prompt leaves.
     preload: bool,
@@ -140,7 +140,7 @@ impl<'p> Engine<'p> {
         self.pool.lanes()
     }
 
-    /// What the plan takes.
+    /// Memory of the plan.
     pub fn memory(&self) -> Memory {
         Memory {
             arena: self.arena.bytes() as u64,
@@ -152,13 +152,13 @@ impl<'p> Engine<'p> {
         }
     }
 
-    /// Bytes that were taken of each memory beside the processor's, by the names that the plan gives them.
+    /// Bytes that were taken of each memory beside the CPU's, by the names that the plan gives them.
     pub fn memories_beside(&self) -> impl Iterator<Item = (&str, u64)> {
         let names = self.program.memories.iter().skip(1).map(|m| &*m.name);
         names.zip(self.beside.bytes.iter().copied())
     }
 
-    /// Where weights lie, and why.
+    /// Place of the weights, and the reason.
     pub fn weights(&self) -> Held {
         let held = self.store.held();
         if held.why.is_empty() { Held { why: self.why.clone(), ..held } } else { held }
@@ -174,7 +174,7 @@ impl<'p> Engine<'p> {
         self.follow()
     }
 
-    /// Begins to load what nobody has asked for, once, if it is to be loaded.
+    /// Begins once to load weights that were not requested, if they are to be loaded.
     fn begin_preload(&mut self) {
         if std::mem::take(&mut self.preload) {
             self.store.preload();
@@ -217,13 +217,13 @@ impl<'p> Engine<'p> {
         self.store.arrival().map_or(Ok(()), Arrival::wait_all)
     }
 
-    /// What became of the (token, expert) pairs of each set of experts with fixed capacities, by layer, since the engine
+    /// Counts of the (token, expert) pairs of each set of experts with fixed capacities, by layer, since the engine
     /// was opened; empty where there are none.
     pub fn tallies(&self) -> Vec<(u32, Tally)> {
         self.tallies.all()
     }
 
-    /// What found no room in experts with fixed capacities since the engine was opened, beside what the plan expects; `None`
+    /// Pairs past the capacities of experts since the engine was opened, beside what the plan expects; `None`
     /// where there are none.
     pub fn overflowed(&self) -> Option<Overflowed> {
         Overflowed::of(&self.tallies(), &self.program.placement)
@@ -252,7 +252,7 @@ impl<'p> Engine<'p> {
         self.tallies.decoded()
     }
 
-    /// What became of experts that are assigned while the plan runs; `None` where none are.
+    /// Statistics of experts that are assigned while the plan runs; `None` where none are.
     pub fn assigned(&self) -> Option<Assigned> {
         self.assigner.as_ref().map(|a| a.done())
     }
@@ -267,7 +267,7 @@ impl<'p> Engine<'p> {
         timeline
     }
 
-    /// What a step of an entry point is, in a word or two.
+    /// Name of a step of an entry point, in a word or two.
     pub fn step_name(&self, entry: u32, step: u32) -> String {
         let Some(e) = self.program.entries.get(entry as usize) else { return String::new() };
         let what = match e.steps.get(step as usize).map(|s| s.code) {
@@ -291,7 +291,7 @@ impl<'p> Engine<'p> {
         format!("{} {what}", e.kind)
     }
 
-    /// What the store of experts on flash did since the engine was opened; `None` where all weights are mapped.
+    /// Statistics of the store of experts on flash since the engine was opened; `None` where all weights are mapped.
     pub fn paging(&self) -> Option<paging::Report> {
         self.pager.as_ref().map(OnFlash::report)
     }
@@ -333,7 +333,7 @@ impl<'p> Engine<'p> {
         self.states.keep([(slot, pos)].into_iter())
     }
 
-    /// Makes a slot exactly what it was behind its first `pos` tokens. Snapshots of later positions go.
+    /// Makes a slot exactly what it was after its first `pos` tokens. Snapshots of later positions go.
     ///
     /// # Errors
     /// [`crate::Error::Request`], [`crate::Error::State`]; [`crate::Error::State`] where a ring has overwritten what is seen from there, or another

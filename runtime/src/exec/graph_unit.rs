@@ -1,9 +1,9 @@
 //! Rows that go to static graphs and back (NPUMoE, §3.2 and §4.2).
 //!
-//! The processor routes and decides which rows find room ([`crate::exec::capacity_limit`]). The unit packs the rows of each group's experts
+//! The CPU routes and decides which rows find room ([`crate::exec::capacity_limit`]). The unit packs the rows of each group's experts
 //! one expert after the other, padded to their capacities, has the graph run, and takes the results apart again
 //! ([`Builtin::Experts`]), or runs the graphs of a part ([`Builtin::Part`]). It does so on a thread of its own: experts of the
-//! processor compute while graphs run elsewhere.
+//! CPU compute while graphs run elsewhere.
 
 use crate::bundle::program::{Code, Program};
 use crate::error::{Error, Result};
@@ -18,7 +18,7 @@ use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{self, Builtin, Entry, GraphPart};
 use std::sync::{Arc, Mutex};
 
-/// A unit that executes static graphs, on rows in the processor's memory.
+/// A unit that executes static graphs, on rows in the CPU's memory.
 pub(crate) struct GraphUnit<'p> {
     program: &'p Program,
     graphs: Box<dyn Graphs>,
@@ -198,7 +198,7 @@ impl GraphUnit<'_> {
                     "angles" => chunk::pad(values, width, rows.angles),
                     "mask" => chunk::mask(values, port.shape[3] as usize, positions, window),
                     "write" => chunk::write(values, context, positions),
-                    name => return Err(failed(format!("it takes `{name}`, which nobody gives"))),
+                    name => return Err(failed(format!("it takes `{name}`, which no step gives"))),
                 };
                 filled.map_err(|e| failed(e.to_string()))?;
                 if values.iter().any(|h| !h.is_finite()) {

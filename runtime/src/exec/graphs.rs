@@ -1,11 +1,11 @@
-//! Static graphs that a unit beside the processor executes: a Neural Engine, or its emulation.
+//! Static graphs that a unit beside the CPU executes: a Neural Engine, or its emulation.
 
 use crate::bundle::BundleReader;
 use crate::error::Result;
 pub use half::f16;
 use moec_ir::plan::GraphDecl;
 
-/// What executes static graphs.
+/// Executor of static graphs.
 pub trait Graphs: Send + Sync {
     /// Name of what executes, for `run info`.
     fn name(&self) -> &'static str;
@@ -18,7 +18,7 @@ pub trait Graphs: Send + Sync {
     fn load(&mut self, bundle: &BundleReader, graphs: &[GraphDecl], slots: usize) -> Result<()>;
 
     /// Graphs that a call will come to, in its order, if it is of another entry point than the last one: what is not loaded yet may
-    /// load while the processor computes (PowerInfer-2, §4.1.3). A hint: nothing fails here.
+    /// load while the CPU computes (PowerInfer-2, §4.1.3). A hint: nothing fails here.
     fn prepare(&self, _graphs: &[usize]) {}
 
     /// Runs a graph to its end: `inputs` and `outputs` as long as its ports, in their order; `slot` names the sequence

@@ -1,6 +1,6 @@
-//! What becomes of the tokens that an expert has no room for (NPUMoE, §3.2 and §4.1).
+//! Tokens past an expert's capacity (NPUMoE, §3.2 and §4.1).
 //!
-//! Pure functions over the routing of one chunk: they say what happens to every (token, expert) pair, and whoever
+//! Pure functions over the routing of one chunk: they say what happens to every (token, expert) pair, and the caller that
 //! moves rows obeys. An expert keeps the tokens of the highest saliency, the L2 norm of what attention added to
 //! them; of equal ones it keeps the lowest index. The others are pruned, or spilled: they run on another unit with the
 //! same expert's weights.
@@ -9,7 +9,7 @@ pub use moec_ir::placement::Overflow;
 use moec_ir::placement::Placement;
 use std::cmp::Ordering;
 
-/// What happens to a (token, expert) pair.
+/// Fate of a (token, expert) pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Fate {
     /// The expert computes it where it lives.
@@ -27,7 +27,7 @@ pub enum Misrouted {
     /// No such expert.
     #[error("the router chose expert {expert} of {experts}")]
     Expert {
-        /// What it chose.
+        /// The chosen expert.
         expert: i32,
         /// Experts of the layer.
         experts: usize,
@@ -98,10 +98,10 @@ const CLUMP: f64 = 32.0;
 /// Standard deviations above the expectation that chance does not explain.
 const SURE: f64 = 4.0;
 
-/// What found no room in all layers, beside what the plan expects.
+/// Pairs past the capacities of all layers, beside what the plan expects.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Overflowed {
-    /// What became of pairs.
+    /// Counts of pairs.
     pub tally: Tally,
     /// Pairs that would have found no room at the rates that the plan expects.
     pub expected: f64,
@@ -182,11 +182,11 @@ pub struct Decider {
 }
 
 impl Decider {
-    /// What happens to each choice, where expert `e` has room for `capacities[e]` tokens; 0: for any number. What was
+    /// Decides each choice, where expert `e` has room for `capacities[e]` tokens; 0: for any number. Counts of
     /// routed, pruned and spilled goes into `tally`.
     ///
     /// # Errors
-    /// Choices that are none. Nothing is counted then.
+    /// Invalid choices. Nothing is counted then.
     pub fn decide(
         &mut self,
         choices: &Choices<'_>,

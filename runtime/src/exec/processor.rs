@@ -1,4 +1,4 @@
-//! The processor that runs the program: kernels and builtins, on lanes that walk together.
+//! The CPU that runs the program: kernels and builtins, on lanes that walk together.
 
 use crate::bundle::program::{Code, Program};
 use crate::exec::builtin;
@@ -11,15 +11,15 @@ use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{Builtin, ExpertLayer};
 use std::sync::Arc;
 
-/// The processor. Experts on flash and static capacities are properties of its steps: those that read them ask the pager and
+/// The CPU. Experts on flash and static capacities are properties of its steps: those that read them ask the pager and
 /// the capacity limit.
 #[derive(Default)]
 pub(crate) struct Processor<'p> {
     layers: &'p [ExpertLayer],
     capacity_limit: CapacityLimit<'p>,
-    /// Who knows when experts on flash are there; none where all weights are in memory.
+    /// Store that knows when experts on flash are there; `None` where all weights are in memory.
     pager: Option<OnFlash>,
-    /// Who assigns experts, where several units can run them.
+    /// Dispatcher of experts, where several units can run them.
     assigner: Option<Arc<Assigner>>,
 }
 
@@ -223,7 +223,7 @@ mod tests {
         }
     }
 
-    /// What a unit says that it executes is what it does execute; of the rest it says so.
+    /// Builtins that a unit claims are those that it executes; for the rest it reports a fault.
     #[test]
     fn what_the_processor_does_not_know_is_a_fault() {
         let region = Region::new("test", 512).unwrap();
@@ -286,7 +286,7 @@ mod tests {
     unsafe extern "C" fn count(args: *const *mut u8, n: i64, begin: i64, end: i64, _scratch: *mut u8) {
         assert!(n == 5 && begin < end);
         for i in begin..end {
-            // SAFETY: the test's table has a word per item behind its first.
+            // SAFETY: the test's table has a word per item after its first.
             unsafe { *Addr::read_only(*args).of::<i32>().add(1 + i as usize) += 1 };
         }
     }

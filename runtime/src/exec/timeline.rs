@@ -1,4 +1,4 @@
-//! What every thread and the disk did, and when: for Perfetto (<https://ui.perfetto.dev>).
+//! Timeline of every thread and the disk, for Perfetto (<https://ui.perfetto.dev>).
 //!
 //! A track per lane with its steps, and inside of them the time that it waited for experts; a track of reads, from the moment
 //! when an expert was asked for to its last byte. Nothing is kept past [`MOST`] spans of a track.
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// Most spans of a track.
 pub const MOST: usize = 1 << 18;
 
-/// What a span is.
+/// Kind of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// A step of an entry point, by their indices.

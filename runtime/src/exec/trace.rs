@@ -15,7 +15,7 @@ use std::borrow::Cow;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// When the observer is called.
+/// Moment of an observer's call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
     /// The step is next.
@@ -24,7 +24,7 @@ pub enum Moment {
     After,
 }
 
-/// What the observer sees.
+/// View of a step that the observer gets.
 pub struct StepView<'a> {
     program: &'a Program,
     arena: Addr,
@@ -64,7 +64,7 @@ impl StepView<'_> {
         self.m
     }
 
-    /// Bytes of a buffer of the entry point: a copy, where the processor cannot read them where they lie.
+    /// Bytes of a buffer of the entry point: a copy, where the CPU cannot read them where they lie.
     pub fn buffer(&self, index: u32) -> Option<Cow<'_, [u8]>> {
         let b = self.entry.buffers.get(index as usize)?;
         let arena = match b.memory.checked_sub(1).map(|m| m as usize) {
@@ -74,19 +74,19 @@ impl StepView<'_> {
         self.seen(b.memory, arena.plus(b.offset as usize), b.bytes)
     }
 
-    /// Whether the processor can read a memory where it lies.
+    /// Whether the CPU can read a memory where it lies.
     fn is_mapped(&self, memory: u32) -> bool {
         memory.checked_sub(1).is_none_or(|m| self.beside.mapped.get(m as usize) == Some(&true))
     }
 
-    /// Bytes of a state, snapshots included: a copy, where the processor cannot read them where they lie.
+    /// Bytes of a state, snapshots included: a copy, where the CPU cannot read them where they lie.
     pub fn state(&self, index: u32) -> Option<Cow<'_, [u8]>> {
         let at = self.state_at.get(index as usize)?;
         let state = self.program.states.get(index as usize)?;
         self.seen(state.memory, *at, state.bytes())
     }
 
-    /// Bytes of a memory, brought here where the processor does not see it.
+    /// Bytes of a memory, brought here where the CPU does not see it.
     fn seen(&self, memory: u32, at: Addr, bytes: u64) -> Option<Cow<'_, [u8]>> {
         if self.is_mapped(memory) {
             return Some(Cow::Borrowed(self.look(at, bytes)));
@@ -116,7 +116,7 @@ impl StepView<'_> {
 
 impl Engine<'_> {
     /// Runs entry point `entry` for `rows`, with logits of the rows `wanted`, as part of a sequence of
-    /// `seq_len` tokens. All threads share each step and wait for each other behind it. `observe` is called
+    /// `seq_len` tokens. All threads share each step and wait for each other after it. `observe` is called
     /// on the calling thread before and after every step, those without rows included; its error ends the
     /// run.
     ///
@@ -204,7 +204,7 @@ impl Engine<'_> {
         self.end(entry, rows, fault.into_inner())
     }
 
-    /// Runs entry point `entry` as [`Engine::trace_entry`] does, with nobody looking, and gives the time of
+    /// Runs entry point `entry` as [`Engine::trace_entry`] does, without an observer, and gives the time of
     /// every step. All threads meet around each: the times hold a barrier, and no step overlaps the next.
     ///
     /// # Errors

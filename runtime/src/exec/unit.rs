@@ -1,4 +1,4 @@
-//! What executes steps: the processor, and other units of a target, behind one trait.
+//! Executors of steps: the CPU, and other units of a target, behind one trait.
 
 use crate::bundle::BundleReader;
 use crate::bundle::abi::KernelFn;
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// One thread of those that walk the steps.
 #[derive(Clone, Copy, Debug)]
 pub struct Lane {
-    /// Which, from 0.
+    /// Index, from 0.
     pub index: usize,
     /// Of how many.
     pub of: usize,
@@ -41,7 +41,7 @@ impl std::fmt::Debug for Units<'_> {
 /// A step with its addresses, in one call of its entry point.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch<'a> {
-    /// What runs.
+    /// Code that runs.
     pub code: Code,
     /// One address per argument.
     pub args: &'a [Addr],
@@ -55,7 +55,7 @@ pub struct Launch<'a> {
     pub taken: &'a AtomicUsize,
     /// Index in the entry point.
     pub step: usize,
-    /// Which matrices it reads, if they are of experts on flash.
+    /// Matrices that it reads, if they are of experts on flash.
     pub half: Option<Half>,
     /// Receives what went wrong first.
     pub fault: &'a OnceLock<StepFault>,
@@ -79,12 +79,12 @@ pub struct Half {
     pub part: usize,
 }
 
-/// What went wrong in a step.
+/// Fault in a step.
 #[derive(Debug)]
 pub enum StepFault {
     /// A router chose an expert that does not exist.
     Expert(BadExpert),
-    /// A unit beside the processor failed, or a static graph was refused.
+    /// A unit beside the CPU failed, or a static graph was refused.
     Unit(Error),
     /// Experts could not be read.
     Flash(Error),
@@ -101,7 +101,7 @@ pub struct UnknownStep {
     pub unit: &'static str,
     /// Index in the entry point.
     pub step: usize,
-    /// What it runs.
+    /// Builtin that it runs.
     pub builtin: Builtin,
 }
 
@@ -124,7 +124,7 @@ pub struct BadExpert {
 
 /// Executes the steps of a plan that name it.
 ///
-/// The processor's steps are walked by several lanes together; every other unit has one thread of its own, which submits its
+/// The CPU's steps are walked by several lanes together; every other unit has one thread of its own, which submits its
 /// steps one after the other, and waits where another unit needs what they give.
 pub trait Unit: Send + Sync {
     /// Name, for people.
@@ -143,7 +143,7 @@ pub trait Unit: Send + Sync {
     }
 
     /// Takes a memory of its own, zeroed, aligned to 64 bytes, that stays as long as the unit; asked for once, before it
-    /// runs a step. `None`: it works in the processor's.
+    /// runs a step. `None`: it works in the CPU's.
     ///
     /// # Errors
     /// Memory refused.
@@ -151,15 +151,15 @@ pub trait Unit: Send + Sync {
         Ok(None)
     }
 
-    /// Whether the processor can read its memory where it lies. Others are seen by copies alone.
+    /// Whether the CPU can read its memory where it lies. Others are seen by copies alone.
     fn is_mapped(&self) -> bool {
         false
     }
 
-    /// Copies between its own memory and the processor's, in either direction.
+    /// Copies between its own memory and the CPU's, in either direction.
     ///
     /// # Safety
-    /// Both places have so many bytes, which nobody else uses now, and do not overlap.
+    /// Both places have so many bytes, which nothing else uses now, and do not overlap.
     unsafe fn copy(&self, from: Addr, to: Addr, bytes: usize) {
         // SAFETY: the caller's promise.
         unsafe { std::ptr::copy_nonoverlapping(from.ptr(), to.ptr(), bytes) };
@@ -193,7 +193,7 @@ pub trait Unit: Send + Sync {
 /// Refuses a program with a step that its unit does not execute.
 ///
 /// # Errors
-/// [`Error::Machine`]; [`Error::Machine`] for a unit that nobody has brought.
+/// [`Error::Machine`]; [`Error::Machine`] for a unit without an implementation.
 pub(crate) fn check(units: &[Option<Box<dyn Unit + '_>>], program: &Program) -> Result<()> {
     for entry in &program.entries {
         for (step, s) in entry.steps.iter().enumerate() {
@@ -216,7 +216,7 @@ pub(crate) fn check(units: &[Option<Box<dyn Unit + '_>>], program: &Program) -> 
 /// # Safety
 /// As [`Unit::submit`].
 pub unsafe fn kernel(f: KernelFn, launch: &Launch<'_>, lane: Lane) {
-    // SAFETY: the caller's promise; the ranges are nobody else's.
+    // SAFETY: the caller's promise; nothing else uses the ranges.
     let call = |begin: usize, end: usize| unsafe { kernel_items(f, launch, lane, begin, end) };
     match launch.grid {
         Grid::One => {
@@ -254,7 +254,7 @@ const UNEVEN: usize = 8;
 ///
 /// Neither are items equal (experts have their own numbers of rows) nor are cores (little ones, ones that something else
 /// runs on). So lanes come back for more, and take a part of what is left (guided self-scheduling, Polychronopoulos and
-/// Kuck 1987): large ranges first, which keeps neighbours together, and small ones at the end, where nobody then waits long.
+/// Kuck 1987): large ranges first, which keeps neighbours together, and small ones at the end, where no thread then waits long.
 fn share(taken: &AtomicUsize, items: usize, part: usize, lane: Lane, call: impl Fn(usize, usize)) {
     if items <= lane.of * FEW || lane.of == 1 {
         return call(items * lane.index / lane.of, items * (lane.index + 1) / lane.of);
@@ -270,7 +270,7 @@ fn share(taken: &AtomicUsize, items: usize, part: usize, lane: Lane, call: impl 
 /// Runs some items of a kernel.
 ///
 /// # Safety
-/// As [`Unit::submit`]; nobody else runs these items.
+/// As [`Unit::submit`]; no other thread runs these items.
 pub(crate) unsafe fn kernel_items(f: KernelFn, launch: &Launch<'_>, lane: Lane, begin: usize, end: usize) {
     if begin < end {
         // SAFETY: the kernel is the step's own, its addresses are the step's arguments (`Addr` is transparent over a
@@ -293,7 +293,7 @@ pub unsafe fn copied(unit: &dyn Unit, launch: &Launch<'_>) -> bool {
         (Span::Whole, &[from, to]) => (from, to, 0, row),
         (Span::Slots { rows, k, experts }, &[table, from, to]) => {
             let layout = DispatchLayout { rows: rows as usize, k: k as usize, experts: experts as usize };
-            // SAFETY: the verifier has found the whole table there, in the processor's memory; the step that writes it has
+            // SAFETY: the verifier has found the whole table there, in the CPU's memory; the step that writes it has
             // ended.
             let table = unsafe { std::slice::from_raw_parts(table.of::<i32>(), layout.words()) };
             // Whatever the table says, its slots lie inside.

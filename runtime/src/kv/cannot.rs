@@ -1,10 +1,10 @@
-//! What states cannot do, as errors.
+//! Errors for operations that states cannot do.
 
 use crate::error::{Error, Hint};
 use moec_ir::state::StateKind;
 use std::fmt;
 
-/// What a state cannot do.
+/// Operation that a state cannot do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Cannot {
     /// Go back to an earlier position.
@@ -68,7 +68,7 @@ impl fmt::Display for Cannot {
             }
             Self::Fork => f.write_str("be copied to another slot: another unit keeps it"),
             Self::Save => f.write_str("be saved: another unit keeps it"),
-            Self::Draft => f.write_str("take back tokens that were only guessed"),
+            Self::Draft => f.write_str("take back draft tokens"),
         }
     }
 }
@@ -81,7 +81,7 @@ impl Cannot {
         Error::State { what, hint }
     }
 
-    /// What to do about it.
+    /// Remedy.
     fn hint(&self) -> &'static str {
         match self {
             Self::Snapshot | Self::Rewind { room: 0, .. } => {

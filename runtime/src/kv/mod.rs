@@ -1,4 +1,4 @@
-//! What slots hold of their sequences: states, and the file of one.
+//! States of the sequences in slots, and the file of one.
 
 mod cannot;
 pub mod saved;

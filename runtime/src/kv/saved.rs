@@ -11,7 +11,7 @@
 //! | 4 | version of this form, 2 |
 //! | 32 | SHA-256 of the plan |
 //! | 8 | tokens |
-//! | 8 | of rings, the position behind the furthest that was written; else the tokens |
+//! | 8 | of rings, the position after the furthest that was written; else the tokens |
 //! | 8 | snapshots |
 //! | 4 each | ids |
 //! | 8 each | positions of the snapshots, ascending and before the end |
@@ -34,7 +34,7 @@ use std::path::{Path, PathBuf};
 
 const MAGIC: &[u8; 8] = b"moecsave";
 const VERSION: u32 = 2;
-/// Bytes in front of the ids.
+/// Bytes before the ids.
 const HEAD: usize = 8 + 4 + 32 + 8 + 8 + 8;
 /// SHA-256.
 type Sha = [u8; 32];
@@ -50,7 +50,7 @@ pub struct Saved {
     bytes: u64,
     hash: Sha256,
     written: usize,
-    /// Tokens behind which a prompt of this plan has other angles of positions.
+    /// Tokens after which a prompt of this plan has other angles of positions.
     turn: Option<usize>,
     ids: Vec<u32>,
     snapshots: Vec<usize>,
@@ -94,7 +94,7 @@ pub fn save(engine: &Engine<'_>, slot: u32, ids: &[u32], path: &Path) -> Result<
 
 /// A file is not a saved prompt, or a damaged one.
 fn unusable(path: &Path, why: &str) -> Error {
-    Error::file(path, format!("is no saved prompt that can be used: {why}"))
+    Error::file(path, format!("is not a saved prompt that can be used: {why}"))
         .with_hint("give a file that `--save-prompt` has written, or write it again")
 }
 
@@ -191,7 +191,7 @@ impl Saved {
         self.turn.filter(|&turn| (self.ids.len() > turn) != (tokens > turn))
     }
 
-    /// How many of the first tokens of `prompt` it holds, the last token left aside: its logits are not saved, so that one token
+    /// Number of the first tokens of `prompt` that it holds, the last token left aside: its logits are not saved, so that one token
     /// is always to be computed.
     pub fn shared_with(&self, prompt: &[u32]) -> usize {
         if self.turned_from(prompt.len()).is_some() {

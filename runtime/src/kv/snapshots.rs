@@ -12,11 +12,11 @@
 struct Snapshot {
     /// Number of tokens before it.
     pos: usize,
-    /// Where it lies: an index below the pool's size.
+    /// Its place: an index below the pool's size.
     place: u32,
     /// Slots that begin with these tokens, at least one.
     slots: Vec<u32>,
-    /// When it was made or gone back to.
+    /// Time when it was made or gone back to.
     used: u64,
     /// Not evicted before the next [`Pool::release`].
     kept: bool,
@@ -44,7 +44,7 @@ impl Pool {
         self.size
     }
 
-    /// Where the snapshot of a slot at a position lies.
+    /// Place of the snapshot of a slot at a position.
     pub(super) fn find(&self, slot: u32, pos: usize) -> Option<u32> {
         self.of(slot).find(|s| s.pos == pos).map(|s| s.place)
     }
@@ -107,7 +107,7 @@ impl Pool {
         }
     }
 
-    /// What was kept may go.
+    /// Lets kept snapshots be evicted.
     pub(super) fn release(&mut self) {
         self.all.retain(|s| !s.passing);
         self.all.iter_mut().for_each(|s| s.kept = false);
@@ -153,7 +153,7 @@ mod tests {
     /// Multiples of the distance in full slots, one kept and one more for each slot.
     const SIZE: u32 = (SLOTS * (CONTEXT / DISTANCE + 2)) as u32;
 
-    /// What is done with a slot; the numbers choose another slot, and a position.
+    /// Operation on a slot; the numbers choose another slot, and a position.
     #[derive(Clone, Debug)]
     enum Act {
         Extend(usize),
@@ -178,7 +178,7 @@ mod tests {
     #[derive(Default)]
     struct Naive {
         slots: Vec<Vec<u32>>,
-        /// What each place holds: the tokens before it.
+        /// Tokens before the snapshot in each place.
         places: BTreeMap<u32, Vec<u32>>,
         next: u32,
     }
@@ -195,7 +195,7 @@ mod tests {
             self.places.insert(place, self.slots[slot].clone());
         }
 
-        /// What was evicted saved least of all that could go, by the definition.
+        /// Checks by the definition that the evicted snapshot saved least of all that could be evicted.
         fn check_evicted(before: &Pool, after: &Pool, place: u32) {
             let Some(gone) = before.all.iter().find(|s| s.place == place) else { return };
             assert_eq!(before.all.len(), SIZE as usize);

@@ -1,4 +1,4 @@
-//! What the slots hold of their sequences: the memory of all states, how long each sequence is, and what can be done with it.
+//! States of the sequences in slots: their memory, the length of each sequence, and the operations on it.
 //!
 //! A kind says how a sequence goes back ([`StateKind`]). Of a cache the length is all there is to know, and where all
 //! states are caches nothing here copies or allocates, and only a block that begins is cleared. A ring goes back as far as it has
@@ -15,7 +15,7 @@ use moec_ir::state::{CacheHead, CacheOrder, StateKind};
 /// A state into which all tokens are folded: only a snapshot brings it back.
 #[derive(Clone, Copy, Debug)]
 struct Folded {
-    /// Where it begins in the region.
+    /// Offset of its first byte in the region.
     at: usize,
     /// Bytes of a slot, and of a snapshot.
     slot: usize,
@@ -26,7 +26,7 @@ struct Folded {
 /// Values of a cache or ring, in blocks of tokens.
 #[derive(Clone, Copy, Debug)]
 struct Values {
-    /// Where it begins in the region.
+    /// Offset of its first byte in the region.
     at: usize,
     heads: usize,
     /// Bytes of a head of a slot.
@@ -59,9 +59,9 @@ pub(crate) struct States<'p> {
     /// Tokens of each slot.
     lens: Vec<usize>,
     rings: Vec<Ring>,
-    /// Of each slot the position behind the furthest that was written since it began; empty where there is no ring.
+    /// Of each slot the position after the furthest that was written since it began; empty where there is no ring.
     written: Vec<usize>,
-    /// Values of caches and rings in the processor's memory.
+    /// Values of caches and rings in the CPU's memory.
     values: Vec<Values>,
     /// Empty, as `rings`, where all states are caches.
     folded: Vec<Folded>,
@@ -72,7 +72,7 @@ pub(crate) struct States<'p> {
 
 impl<'p> States<'p> {
     /// Takes the memory of all states of a plan that is verified: zeros. `elsewhere` are the addresses of those that lie beside the
-    /// processor's memory. `sequences` are to be held at most: the pool has no more snapshots than these have room for.
+    /// CPU's memory. `sequences` are to be held at most: the pool has no more snapshots than these have room for.
     ///
     /// # Errors
     /// [`Error::Bundle`] for more than an address space holds, [`Error::Io`] for more than the system gives.
@@ -120,7 +120,7 @@ impl<'p> States<'p> {
         })
     }
 
-    /// Where each state of the plan begins.
+    /// Address of each state of the plan.
     pub(crate) fn addresses(&self) -> &[Addr] {
         &self.at
     }
@@ -212,7 +212,7 @@ impl<'p> States<'p> {
         Ok(())
     }
 
-    /// Makes a slot what it was behind its first `pos` tokens, exactly. Snapshots of what is forgotten go.
+    /// Makes a slot what it was after its first `pos` tokens, exactly. Snapshots of what is forgotten go.
     ///
     /// # Errors
     /// As [`States::check_rewind`]. Nothing is changed then.
@@ -251,7 +251,7 @@ impl<'p> States<'p> {
     /// Whether a sequence can go on at `pos`.
     ///
     /// # Errors
-    /// [`Error::Request`]; [`Error::State`] behind its end; [`Error::State`] before it, where a ring has overwritten what is
+    /// [`Error::Request`]; [`Error::State`] after its end; [`Error::State`] before it, where a ring has overwritten what is
     /// seen from there or a state has no snapshot, and at it after a call that failed.
     pub(crate) fn check_rewind(&self, slot: u32, pos: usize) -> Result<()> {
         let len = self.checked_len(slot)?;
@@ -317,7 +317,7 @@ impl<'p> States<'p> {
         Ok(())
     }
 
-    /// Where what a slot holds of its sequence lies, were it of so many tokens: first bytes and lengths in the region, in the plan's
+    /// Places of a slot's sequence, were it of so many tokens: first bytes and lengths in the region, in the plan's
     /// order.
     ///
     /// # Errors
@@ -368,7 +368,7 @@ impl<'p> States<'p> {
         Ok(())
     }
 
-    /// The position behind the furthest that a slot's rings have seen written; without rings its tokens.
+    /// The position after the furthest that a slot's rings have seen written; without rings its tokens.
     pub(crate) fn written(&self, slot: u32) -> usize {
         let written = self.written.get(slot as usize).copied();
         written.unwrap_or_else(|| self.len(slot).unwrap_or(0))
@@ -471,8 +471,8 @@ impl<'p> States<'p> {
         Ok(())
     }
 
-    /// Clears the blocks of values that `rows` begin and do not fill. Kernels of attention multiply what lies behind a sequence in its
-    /// last block, by 0: what an earlier sequence of the slot left there may be no numbers, and then that is none.
+    /// Clears the blocks of values that `rows` begin and do not fill. Kernels of attention multiply what lies after a sequence in its
+    /// last block, by 0: what an earlier sequence of the slot left there may be NaN, and then the product is NaN.
     fn clear(&mut self, rows: impl Iterator<Item = (u32, usize)> + Clone) -> Result<()> {
         let Self { region, values, .. } = self;
         for of in values {
@@ -535,12 +535,12 @@ impl Values {
 }
 
 impl Folded {
-    /// Where a slot lies.
+    /// Offset of a slot.
     fn live(&self, slot: u32) -> usize {
         self.at + slot as usize * self.slot
     }
 
-    /// Where a slot lies, and a place of the pool.
+    /// Offsets of a slot and of a place of the pool.
     fn places(&self, slot: u32, place: u32) -> (usize, usize) {
         (self.live(slot), self.at + self.live + place as usize * self.slot)
     }
@@ -551,7 +551,7 @@ fn least(plan: &Plan) -> Option<&StateBuf> {
     plan.states.iter().filter(|s| s.kind.needs_snapshots()).min_by_key(|s| s.snapshots)
 }
 
-/// What a plan's states cannot do, in the name of the one that goes back least far.
+/// Error of a plan's states, in the name of the one that goes back least far.
 fn refusal(plan: &Plan, cannot: Cannot) -> Error {
     let (state, kind) = least(plan).map(|s| (s.name.clone(), s.kind)).unwrap_or_default();
     cannot.error(&state, kind)
@@ -576,7 +576,7 @@ pub(crate) fn check_fork(plan: &Plan) -> Result<()> {
     check_own(plan, Cannot::Fork)
 }
 
-/// Refuses a plan of whose states some lie beside the processor's memory: they cannot do this.
+/// Refuses a plan of whose states some lie beside the CPU's memory: they cannot do this.
 ///
 /// # Errors
 /// As [`check_fork`].
@@ -587,7 +587,7 @@ fn check_own(plan: &Plan, cannot: Cannot) -> Result<()> {
     graph.or(elsewhere).map_or(Ok(()), |(state, kind)| Err(cannot.error(&state, kind)))
 }
 
-/// How many tokens of a sequence can be guessed, taken at once, and taken back: what rings hold beside what they see.
+/// Most tokens of a sequence that can be drafted, taken at once, and taken back: the rows that rings hold beside those they see.
 ///
 /// # Errors
 /// [`Error::State`] for a state that folds tokens together without room for a snapshot, or that another unit keeps.
@@ -696,7 +696,7 @@ mod tests {
         assert_eq!(cleared(&[(0, 13), (1, 23)]), []);
     }
 
-    /// What is copied is exactly where tokens that are there lie: every number of theirs is copied, in every order.
+    /// The copied bytes are exactly those of the tokens: every number of theirs is copied, in every order.
     #[test]
     fn the_first_tokens_are_the_first_bytes() {
         let orders = [

@@ -1,4 +1,4 @@
-//! How much memory this process may take.
+//! Memory that this process may take.
 
 #[cfg(target_os = "linux")]
 use std::{fs, path::Path};
@@ -19,14 +19,14 @@ pub(crate) fn available() -> Option<u64> {
     None
 }
 
-/// The number behind a name, in a file of lines.
+/// The number after a name, in a file of lines.
 #[cfg(target_os = "linux")]
 pub(crate) fn field(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name))?;
     value.split_whitespace().next()?.parse().ok()
 }
 
-/// What the files of a version of control groups are called.
+/// File names of a version of control groups.
 #[cfg(target_os = "linux")]
 struct Version {
     limit: &'static str,
@@ -40,7 +40,7 @@ const V1: Version = Version { limit: "memory.limit_in_bytes", held: ["total_rss 
 #[cfg(target_os = "linux")]
 const V2: Version = Version { limit: "memory.max", held: ["anon ", "shmem "] };
 
-/// What the control groups that `groups` (`/proc/self/cgroup`) names, and those above them, leave of their limits: both
+/// Memory left by the limits of the control groups that `groups` (`/proc/self/cgroup`) names, and of those above them: both
 /// versions. Groups without a limit are passed over.
 #[cfg(target_os = "linux")]
 fn rooms<'a>(

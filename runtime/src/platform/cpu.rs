@@ -1,12 +1,12 @@
-//! What this processor can do, and how many threads it should run.
+//! Features of this CPU, and the number of threads to run.
 
 use crate::error::{Error, Result};
 use moec_ir::plan::TargetInfo;
 
-/// How a feature is found out.
+/// Test of a feature.
 #[derive(Clone, Copy)]
 enum Test {
-    /// Every processor of the architecture has it.
+    /// Every CPU of the architecture has it.
     Always,
     /// A function knows.
     Ask(fn() -> bool),
@@ -125,7 +125,7 @@ static DETECTED: &[(&str, Test)] = &[];
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 static SPECIAL: &[(&str, Test)] = &[];
 
-/// A register of a CPUID leaf; 0 if the processor has no such leaf.
+/// A register of a CPUID leaf; 0 if the CPU has no such leaf.
 #[cfg(target_arch = "x86_64")]
 fn cpuid(leaf: u32, sub: u32, reg: Reg) -> u32 {
     use std::arch::x86_64::{__cpuid, __cpuid_count};
@@ -141,7 +141,7 @@ fn cpuid(leaf: u32, sub: u32, reg: Reg) -> u32 {
     }
 }
 
-/// Whether the processor has an AMX feature and the system lets this process use tiles. Linux wants to be
+/// Whether the CPU has an AMX feature and the system lets this process use tiles. Linux wants to be
 /// asked first; asking twice is harmless.
 #[cfg(target_arch = "x86_64")]
 fn amx(leaf: u32, sub: u32, reg: Reg, at: u32) -> bool {
@@ -161,13 +161,13 @@ fn tiles_permitted() -> bool {
     false
 }
 
-/// The test of a feature. LLVM's `+` in front is allowed.
+/// The test of a feature. LLVM's leading `+` is allowed.
 fn test(name: &str) -> Option<Test> {
     let name = name.strip_prefix('+').unwrap_or(name);
     DETECTED.iter().chain(SPECIAL).find(|(n, _)| *n == name).map(|&(_, t)| t)
 }
 
-/// The features, of those given, that this processor lacks or this runtime does not know.
+/// The features, of those given, that this CPU lacks or this runtime does not know.
 ///
 /// Names are LLVM's (`avx512f`, `dotprod`).
 pub fn missing<'a>(features: &[&'a str]) -> Vec<&'a str> {
@@ -213,13 +213,13 @@ pub fn check(target: &TargetInfo) -> Result<()> {
     }
     let missing = missing(&features);
     if !missing.is_empty() {
-        let what = format!("this processor lacks {}, which target `{target}` needs", list(&missing));
+        let what = format!("this CPU lacks {}, which target `{target}` needs", list(&missing));
         return Err(Error::machine(what).with_hint(HERE));
     }
     Ok(())
 }
 
-/// What helps where code is for other machines than this one.
+/// Remedy where code is for other machines than this one.
 const HERE: &str =
     "build for this machine with `moec build --target native`, or run the bundle on one that has them";
 

@@ -1,8 +1,8 @@
 //! Files mapped for reading, and what happens when one is cut under the program.
 //!
-//! A page of a mapped file that is not there any more raises SIGBUS in whoever reads it, which would end the process without
+//! A page of a mapped file that is not there any more raises SIGBUS in the thread that reads it, which would end the process without
 //! a word. So every mapping is listed in a table that a signal handler can read: it looks the address up, says which file
-//! was cut, and ends the process with exit code 1. Faults of other addresses go to whoever was asked before: Rust's own
+//! was cut, and ends the process with exit code 1. Faults of other addresses go to the previous handler: Rust's own
 //! handler, which tells overflows of the stack, or the system, which ends the process.
 //!
 //! The handler allocates nothing and takes no lock: what it says is written down when the file is mapped.
@@ -17,7 +17,7 @@ use std::path::Path;
 /// A file mapped for reading.
 #[derive(Debug)]
 pub struct MappedFile {
-    // In front, so that it goes first.
+    // Declared first, so that it is dropped first.
     #[cfg(unix)]
     watch: Option<watch::Watch>,
     map: Mmap,
@@ -26,7 +26,7 @@ pub struct MappedFile {
 impl MappedFile {
     /// Maps a regular file; an empty one gives no bytes.
     ///
-    /// Bytes that others change while they are mapped change under the reader; where the file is cut, reading what was behind
+    /// Bytes that others change while they are mapped change under the reader; where the file is cut, reading what was after
     /// ends the process with a message.
     ///
     /// # Errors
@@ -116,7 +116,7 @@ mod watch {
     struct Slot {
         start: AtomicUsize,
         end: AtomicUsize,
-        /// What is said of it, and how long that is. Never given back.
+        /// Message about it, and its length. Never freed.
         text: AtomicPtr<u8>,
         len: AtomicUsize,
     }
@@ -133,9 +133,9 @@ mod watch {
     }
 
     static SLOTS: [Slot; MOST] = [const { Slot::free() }; MOST];
-    /// What is said of each file that was ever mapped. Guards changes of [`SLOTS`].
+    /// Message about each file that was ever mapped. Guards changes of [`SLOTS`].
     static SAID: Mutex<BTreeMap<Vec<u8>, &'static [u8]>> = Mutex::new(BTreeMap::new());
-    /// Who was asked about each signal before.
+    /// Previous handler of each signal.
     static BEFORE: [OnceLock<sigaction>; 2] = [const { OnceLock::new() }; 2];
     const SIGNALS: [c_int; 2] = [libc::SIGBUS, libc::SIGSEGV];
 
@@ -199,11 +199,11 @@ mod watch {
         });
     }
 
-    /// What is said of the mapping that an address lies in.
-    /// What goes before the process ends. Never given back: the handler may be reading it.
+    /// Message about the mapping that an address lies in:
+    /// printed before the process ends. Never freed: the handler may be reading it.
     static UNFINISHED: AtomicPtr<libc::c_char> = AtomicPtr::new(ptr::null_mut());
 
-    /// Sets what goes before the process ends.
+    /// Sets the message that is printed before the process ends.
     pub(crate) fn remove_first(path: Option<&Path>) {
         let name = path.and_then(|p| CString::new(p.as_os_str().as_bytes()).ok());
         UNFINISHED.store(name.map_or(ptr::null_mut(), CString::into_raw), Ordering::Release);
@@ -241,7 +241,7 @@ mod watch {
     /// `si_code` of a fault in a mapping that forbids it.
     const SEGV_ACCERR: c_int = 2;
 
-    /// Has whoever was asked before see to a signal.
+    /// Passes a signal to the previous handler.
     ///
     /// # Safety
     /// The arguments are those of a handler.

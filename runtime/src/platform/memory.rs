@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use memmap2::{MmapMut, MmapOptions};
 use std::io;
 
-/// Bytes of a huge page, on the processors that we compile for.
+/// Bytes of a huge page, on the CPUs that we compile for.
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
 /// Gives memory that was freed back to the operating system. glibc's allocator keeps what lies between blocks that are in use; others
@@ -134,7 +134,7 @@ impl Region {
         Some(())
     }
 
-    /// A part of the region as it is; `None` where it lies outside. Whoever asks knows that no step is running.
+    /// A part of the region as it is; `None` where it lies outside. The caller knows that no step is running.
     pub(crate) fn part(&self, at: usize, bytes: usize) -> Option<&[u8]> {
         at.checked_add(bytes).filter(|&end| end <= self.bytes)?;
         // SAFETY: the place lies in the region, which is initialised memory; steps run under `&mut` of the engine that owns it.

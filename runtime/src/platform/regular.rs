@@ -1,4 +1,4 @@
-//! Files that somebody else wrote, opened without trust: only regular files, and no more of them than their kind can have.
+//! Untrusted files: only regular files, and no more of them than their kind can have.
 //!
 //! A FIFO, a device or a socket in place of a file would let a reader wait for ever, or read without end. What a path is, is
 //! asked before it is opened, and once more of what was opened, without waiting for a writer. How much is read is bounded
@@ -12,7 +12,7 @@ use std::path::Path;
 /// A kind of file, and how long one may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// What such a file is, as in "too long for a plan".
+    /// Kind of such a file, as in "too long for a plan".
     pub what: &'static str,
     /// Most bytes.
     pub bytes: u64,
@@ -41,21 +41,21 @@ pub const MANIFEST: Limit = limit("a manifest", 64);
 pub const PLAN: Limit = limit("a plan", 512);
 /// Command streams of a layer: some hundred instructions for each expert.
 pub const STREAMS: Limit = limit("command streams", 64);
-/// Kernels of threads: some tens of KB each.
-pub const PTX: Limit = limit("kernels of threads", 256);
+/// GPU kernels: some tens of KB each.
+pub const PTX: Limit = limit("GPU kernels", 256);
 /// Networks of static graphs, whose weights lie beside them: scales of output channels are most of it.
 pub const NETWORK: Limit = limit("a network", 64);
 /// `kernels.o`: a kernel for each form of matrix, some hundred KB in all.
 pub const OBJECT: Limit = limit("object code", 512);
 
-/// Why a path is not read.
+/// Reason that a path is not read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refused {
     /// It is no regular file.
     Kind(&'static str),
     /// It has more bytes than such a file can have. `found` is what it says; none if it went on where it should have ended.
     Long {
-        /// What it was to be.
+        /// Limit of the expected file.
         limit: Limit,
         /// Its size.
         found: Option<u64>,
@@ -74,7 +74,7 @@ impl fmt::Display for Refused {
                 )
             }
             Self::Long { limit, found: None } => {
-                write!(f, "it goes on behind the {} bytes that {} has at most", limit.bytes, limit.what)
+                write!(f, "it goes on after the {} bytes that {} has at most", limit.bytes, limit.what)
             }
         }
     }
@@ -83,7 +83,7 @@ impl fmt::Display for Refused {
 impl std::error::Error for Refused {}
 
 impl Refused {
-    /// What a user can do.
+    /// Remedy.
     pub fn hint(&self) -> &'static str {
         match self {
             Self::Kind(FOLDER) => "give the file itself, not a folder",
@@ -104,14 +104,14 @@ impl From<Refused> for io::Error {
     }
 }
 
-/// Why a path was refused, if this error says so.
+/// Reason that a path was refused, if this error has one.
 pub fn refused(e: &io::Error) -> Option<&Refused> {
     e.get_ref()?.downcast_ref()
 }
 
 const FOLDER: &str = "a folder";
 
-/// Opens a regular file for reading. Waits for nobody.
+/// Opens a regular file for reading. Never blocks.
 ///
 /// # Errors
 /// [`Refused::Kind`] for whatever else is there, and what the system says.
@@ -143,7 +143,7 @@ pub fn open_with(path: &Path, flags: i32) -> io::Result<File> {
     Ok(file)
 }
 
-/// Which file of the system an open file is, whatever its path names by now.
+/// Identity of an open file, whatever its path names by now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId {
     device: u64,
@@ -171,7 +171,7 @@ pub fn identity(_file: &File) -> io::Result<Option<FileId>> {
     Ok(None)
 }
 
-/// Takes back that nobody waits: io_uring would fail reads that the disk must be asked for.
+/// Clears `O_NONBLOCK`: io_uring would fail reads that the disk must be asked for.
 #[cfg(unix)]
 fn wait_again(file: &File) -> io::Result<()> {
     use std::os::fd::AsRawFd as _;
@@ -243,7 +243,7 @@ pub fn read_unlinked(path: &Path, limit: Limit) -> io::Result<Vec<u8>> {
 pub fn read_text(path: &Path, limit: Limit) -> io::Result<String> {
     String::from_utf8(read(path, limit)?).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
-        io::Error::new(io::ErrorKind::InvalidData, format!("it is no text in UTF-8 (byte {at} cannot be)"))
+        io::Error::new(io::ErrorKind::InvalidData, format!("it is not text in UTF-8 (byte {at} cannot be)"))
     })
 }
 
@@ -251,7 +251,7 @@ fn check(meta: &Metadata) -> io::Result<()> {
     if meta.is_file() { Ok(()) } else { Err(Refused::Kind(kind(meta.file_type())).into()) }
 }
 
-/// What is there in place of a regular file.
+/// Name of the file type in place of a regular file.
 fn kind(found: FileType) -> &'static str {
     if found.is_dir() {
         return FOLDER;
@@ -329,7 +329,7 @@ mod tests {
         #[cfg(target_os = "linux")]
         {
             assert_eq!(fs::metadata("/proc/self/maps").unwrap().len(), 0);
-            assert!(why(read(Path::new("/proc/self/maps"), few)).contains("goes on behind the 4 bytes"));
+            assert!(why(read(Path::new("/proc/self/maps"), few)).contains("goes on after the 4 bytes"));
         }
         fs::write(&path, [b'a', 0xff]).unwrap();
         assert!(read_text(&path, TEXT).unwrap_err().to_string().contains("byte 1"));

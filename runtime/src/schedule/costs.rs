@@ -1,4 +1,4 @@
-//! What an expert costs on each unit and on the links between them, in microseconds: the one table of prices of all policies
+//! Costs of an expert on each unit and on the links between them, in microseconds: the one table of prices of all policies
 //! (TriMoE, §4.2, equations 1 to 4; HybriMoE, §IV-B).
 
 use super::error::ScheduleError;
@@ -59,7 +59,7 @@ impl Table {
 pub struct UnitCosts {
     /// An expert by its tokens, once the unit is warm.
     pub table: Table,
-    /// What the first expert of a layer takes more, where experts are computed one after the other (HybriMoE, Figure 3e: the caches
+    /// Extra time of the first expert of a layer, where experts are computed one after the other (HybriMoE, Figure 3e: the caches
     /// are cold). Sums of times leave it out.
     pub first_us: f64,
 }
@@ -71,7 +71,7 @@ impl From<Table> for UnitCosts {
     }
 }
 
-/// What near-data units cost: units in the host's memories, all alike.
+/// Costs of near-data units: units in the host's memories, all alike.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NearCosts {
     /// `f_calc_ndp`.
@@ -82,7 +82,7 @@ pub struct NearCosts {
     pub link_us: f64,
 }
 
-/// What the experts of a layer cost, in microseconds; all layers have the same.
+/// Costs of a layer's experts, in microseconds; all layers have the same.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Costs {
     /// `f_calc_gpu`: an expert that the GPU holds; `None`: there is no GPU.
@@ -93,7 +93,7 @@ pub struct Costs {
     pub near: Option<NearCosts>,
     /// `T_PCIe` of equation 2: an expert's weights over the link to the GPU, however many tokens it has.
     pub bring_us: f64,
-    /// What the first transfer of a layer takes more, as [`UnitCosts::first_us`].
+    /// Extra time of the first transfer of a layer, as [`UnitCosts::first_us`].
     pub first_bring_us: f64,
     /// The host reads an expert that is interleaved over all of its memories.
     pub striped_us: f64,
@@ -104,8 +104,8 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// Of a GPU with frames and the processor, on a link that takes `bring_us` for an expert: no memory computes, and what the host
-    /// reads is in the processor's table.
+    /// Of a GPU with frames and the CPU, on a link that takes `bring_us` for an expert: no memory computes, and what the host
+    /// reads is in the CPU's table.
     pub fn of_two(gpu: UnitCosts, cpu: UnitCosts, bring_us: f64) -> Self {
         let (striped_us, localized_us, row_us, first_bring_us) = (0.0, 0.0, 0.0, 0.0);
         Self { gpu: Some(gpu), cpu, near: None, bring_us, first_bring_us, striped_us, localized_us, row_us }
@@ -129,7 +129,7 @@ impl Costs {
         self.t_gpu_hit(tokens).max(self.bring_us).max(self.t_dram(layout))
     }
 
-    /// Equation 3: the processor computes an expert.
+    /// Equation 3: the CPU computes an expert.
     pub fn t_cpu(&self, tokens: f64, layout: Layout) -> f64 {
         self.cpu.table.at(tokens).max(self.t_dram(layout))
     }
@@ -161,7 +161,7 @@ impl Costs {
         let (gpu, cpu) = (self.gpu.as_ref(), &self.cpu);
         let times = [
             ("the first expert of the GPU", gpu.map_or(0.0, |u| u.first_us)),
-            ("the first expert of the processor", cpu.first_us),
+            ("the first expert of the CPU", cpu.first_us),
             ("an expert on its way to the GPU", self.bring_us),
             ("the first expert on its way to the GPU", self.first_bring_us),
             ("a read of a striped expert", self.striped_us),

@@ -1,4 +1,4 @@
-//! What is decided at a dispatch: who computes a layer's experts, and whose weights go where for that.
+//! Decision at a dispatch: the unit of each expert of a layer, and the transfers for that.
 
 use crate::offload::cache::Key;
 use crate::schedule::scheduled::Unit;
@@ -8,7 +8,7 @@ use crate::schedule::scheduled::Unit;
 pub struct Bring {
     /// The expert.
     pub key: Key,
-    /// Where to.
+    /// Destination.
     pub frame: u32,
 }
 
@@ -21,19 +21,19 @@ pub enum Transfer {
     Relocate {
         /// The expert.
         key: Key,
-        /// Where to.
+        /// Destination.
         to: Option<u16>,
     },
 }
 
-/// Who computes the experts of a layer.
+/// Units of the experts of a layer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision {
-    /// By expert; the processor, where it has no tokens.
+    /// By expert; the CPU, where it has no tokens.
     pub units: Vec<Unit>,
-    /// What is brought for that, and moved for layers to come, in order.
+    /// Transfers for this layer, and moves for layers to come, in order.
     pub transfers: Vec<Transfer>,
-    /// How long the layer is expected to take, in microseconds.
+    /// Expected time of the layer, in microseconds.
     pub makespan_us: f64,
 }
 

@@ -1,6 +1,6 @@
-//! What can be wrong with what a schedule is made of: costs, experts, places, policies.
+//! Errors in the settings of a schedule: costs, experts, places, policies.
 
-/// Why there is no schedule.
+/// Reason that there is no schedule.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ScheduleError {
     /// A table of costs without points.
@@ -14,12 +14,12 @@ pub enum ScheduleError {
         /// Tokens of the point after it.
         next: u32,
     },
-    /// A time that is none.
+    /// A time that is negative or NaN.
     #[error("{what} must be a number of microseconds from 0 on, not {value}")]
     Time {
-        /// Which.
+        /// Name of the quantity.
         what: &'static str,
-        /// What was given.
+        /// Its value.
         value: f64,
     },
     /// More than can be numbered.
@@ -27,7 +27,7 @@ pub enum ScheduleError {
     TooMany {
         /// Of what.
         what: &'static str,
-        /// How many were given.
+        /// Given number.
         found: usize,
         /// The most.
         limit: usize,
@@ -45,35 +45,35 @@ pub enum ScheduleError {
     /// A layer that is not there.
     #[error("there is no layer {layer}: the scheduler has {layers}, from 0 on")]
     Layer {
-        /// Which was asked for.
+        /// Requested layer.
         layer: usize,
-        /// How many there are.
+        /// Number of layers.
         layers: usize,
     },
     /// Numbers of other than the layer's experts.
     #[error("{found} loads for {experts} experts: give one of each expert, 0 where it has no tokens")]
     Loads {
-        /// How many were given.
+        /// Given number.
         found: usize,
-        /// How many experts a layer has.
+        /// Number of experts of a layer.
         experts: usize,
     },
     /// A memory that is not there.
     #[error("expert {expert} lies in memory {memory}, and there are {memories}, from 0 on")]
     Memory {
-        /// Which expert.
+        /// Expert.
         expert: usize,
         /// Its memory.
         memory: u16,
-        /// How many there are.
+        /// Number of memories.
         memories: usize,
     },
     /// More experts in the memory of the GPU than it has frames.
     #[error("{cached} experts of a layer are in the memory of the GPU, which has {frames} frames for it")]
     Frames {
-        /// How many are cached.
+        /// Number of cached experts.
         cached: usize,
-        /// How many can be.
+        /// Number of frames.
         frames: usize,
     },
     /// An expert without tokens.

@@ -1,12 +1,12 @@
-//! Who computes the experts of a layer, what stays where, and what is foreseen: a system is one choice of each.
+//! Policies: the units of a layer's experts, what stays where, and what is predicted. A system is one choice of each.
 //!
 //! A plan names its solvers and caches, which [`System`]s of other authors and of moec are made of. There are two models of a layer's
-//! time, and a system is for one of them: `sums` of units' times, where memories compute beside the GPU and the processor, and
-//! `timelines` on which experts arrive, where a GPU with frames and the processor share them.
+//! time, and a system is for one of them: `sums` of units' times, where memories compute beside the GPU and the CPU, and
+//! `timelines` on which experts arrive, where a GPU with frames and the CPU share them.
 
 use super::scheduled::Unit;
 
-/// When the three timelines of HybriMoE's simulation are filled: "the timeline with the earliest completion time" (§IV-B) can
+/// Order in which the three timelines of HybriMoE's simulation are filled: "the timeline with the earliest completion time" (§IV-B) can
 /// be read in two ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Order {
@@ -16,7 +16,7 @@ pub enum Order {
     Next,
 }
 
-/// How the experts of a layer are divided among the units that may compute them.
+/// Division of a layer's experts among the units that may compute them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Solver {
     /// The best that we know. On timelines: the best of all cuts by load, mended by moves and swaps, and by a search that leaves
@@ -24,17 +24,17 @@ pub enum Solver {
     Best,
     /// HybriMoE as it is written (§IV-B): three timelines, filled in turn by its three priorities.
     Paper(Order),
-    /// What the GPU holds to the GPU, the rest to the processor: KTransformers in decoding, Fiddler for few tokens.
+    /// Experts in the GPU's memory to the GPU, the rest to the CPU: KTransformers in decoding, Fiddler for few tokens.
     Fixed,
     /// All to the GPU, the rest transferred: AdapMoE, Klotski.
     Gpu,
-    /// All to the processor: a layer of llama.cpp that is not on the GPU.
+    /// All to the CPU: a layer of llama.cpp that is not on the GPU.
     Cpu,
     /// Each where it is computed sooner by itself, a transfer included: Fiddler, and TriMoE before its refinement.
     Cheapest,
     /// TriMoE as it is written (§4.2): each where it costs least, then the costliest expert of the busiest unit moves.
     Refined,
-    /// What the GPU holds to it, the others to this unit, but for as many of the hottest as shorten the step.
+    /// Experts in the GPU's memory to the GPU, the others to this unit, but for as many of the hottest as shorten the step.
     Hottest(Unit),
 }
 
@@ -47,12 +47,12 @@ pub const SOLVERS: &[(&str, Solver, &str)] = &[
     ),
     ("paper", Solver::Paper(Order::Next), "HybriMoE §IV-B; the timeline whose next task ends first goes on"),
     ("paper-free", Solver::Paper(Order::Free), "HybriMoE §IV-B; the timeline that is free first goes on"),
-    ("fixed", Solver::Fixed, "the GPU computes what it holds, the processor the rest"),
+    ("fixed", Solver::Fixed, "the GPU computes what it holds, the CPU the rest"),
     ("gpu", Solver::Gpu, "the GPU computes all; what it does not hold is transferred"),
-    ("cpu", Solver::Cpu, "the processor computes all"),
+    ("cpu", Solver::Cpu, "the CPU computes all"),
     ("cheapest", Solver::Cheapest, "each expert where it is computed sooner by itself"),
     ("refined", Solver::Refined, "TriMoE §4.2; each where it costs least, then the busiest unit gives away"),
-    ("hottest-cpu", Solver::Hottest(Unit::Cpu), "the GPU computes the hottest, the processor the rest"),
+    ("hottest-cpu", Solver::Hottest(Unit::Cpu), "the GPU computes the hottest, the CPU the rest"),
     ("hottest-near", Solver::Hottest(Unit::Near), "the GPU computes the hottest, near-data units the rest"),
 ];
 
@@ -78,16 +78,16 @@ impl Solver {
     }
 }
 
-/// What becomes of the experts in the GPU's memory, and how the others lie.
+/// Experts that the GPU's memory keeps, and the layout of the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keeps {
-    /// What a token uses, until the next one.
+    /// Experts of a token, until the next one.
     Token,
-    /// The most popular of every layer on the GPU: for good, unless loads are foreseen; the others striped over all memories.
+    /// The most popular of every layer on the GPU: for good, unless loads are predicted; the others striped over all memories.
     Popular,
     /// All of the first layers, for good.
     Layers,
-    /// What a policy keeps of those that come.
+    /// Transferred experts that a cache policy keeps.
     Cache(&'static str),
     /// The most popular of every layer, of the others the cold ones each in one memory, the warm ones striped (TriMoE, §4.3).
     Classes,
@@ -95,7 +95,7 @@ pub enum Keeps {
     Local,
 }
 
-/// What is foreseen, and moved for that.
+/// Prediction, and the moves for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Foresees {
     /// Nothing.
@@ -116,12 +116,12 @@ impl Foresees {
     }
 }
 
-/// Which units may compute experts, where their times add up.
+/// Units that may compute experts, where their times add up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Units {
     /// The GPU, what it does not hold and reads as it goes. What it holds it always may.
     pub misses: bool,
-    /// The processor.
+    /// The CPU.
     pub cpu: bool,
     /// Near-data units.
     pub near: bool,
@@ -137,17 +137,17 @@ impl Units {
 pub struct System {
     /// Name.
     pub name: &'static str,
-    /// Who divides the experts of a layer of a prompt.
+    /// Solver for the experts of a layer of a prompt.
     pub prefill: Solver,
     /// Of a token.
     pub decode: Solver,
-    /// Who may compute.
+    /// Units that may compute.
     pub units: Units,
-    /// What stays where.
+    /// Experts that stay.
     pub keeps: Keeps,
-    /// What is foreseen.
+    /// Prediction.
     pub foresees: Foresees,
-    /// What it does, for people.
+    /// Description, for people.
     pub says: &'static str,
 }
 
@@ -168,7 +168,8 @@ impl System {
 /// TriMoE with a solver of ours in place of its own, and whether experts move.
 pub const fn trimoe(name: &'static str, solver: Solver, moves: bool) -> System {
     let foresees = if moves { Foresees::Loads { relayout: true } } else { Foresees::Nothing };
-    let says = "GPU, processor and near-data units; experts move between layouts and memories where loads ask for it";
+    let says =
+        "GPU, CPU and near-data units; experts move between layouts and memories where loads ask for it";
     System::of_sums(name, solver, Units::ALL, Keeps::Classes, foresees, says)
 }
 /// TriMoE as it is written.

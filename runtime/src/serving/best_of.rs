@@ -1,4 +1,4 @@
-//! Best-of-N sampling (PowerInfer-2, §4.1.3): several sequences after one prompt, of which the likeliest counts.
+//! Best-of-N sampling (PowerInfer-2, §4.1.3): several sequences after one prompt, of which the most probable counts.
 //!
 //! The prompt is prefilled once, and what the states hold of it is copied to the slots of the other sequences. All are decoded
 //! in one batch; as sequences end, the batch moves to the smallest entry point that holds what is left.
@@ -46,7 +46,7 @@ pub struct BestOf {
     pub decode: Duration,
     /// Sequences of each call that followed; never more than in the call before.
     pub calls: Vec<usize>,
-    /// How many ids, but the first of each sequence, needed all experts; `None` where fewer are never tried.
+    /// Number of ids, but the first of each sequence, that needed all experts; `None` where fewer are never tried.
     pub fallbacks: Option<Fallbacks>,
 }
 
@@ -91,7 +91,7 @@ pub fn best_of(
     Ok(out)
 }
 
-/// What is made of the sampler of a sequence before it draws, such as one with constraints.
+/// Change of a sequence's sampler before it draws, such as to one with constraints.
 pub type Made<'m> = dyn FnMut(Sampler) -> Result<Sampler> + 'm;
 
 /// As [`best_of`], with what `made` makes of each sampler. What was drawn before an error, an interrupt among them, is in `out`; without a
@@ -201,7 +201,7 @@ mod tests {
             ..BestOf::default()
         };
         assert_eq!(done.ranking(), [3, 1, 2, 0]);
-        // One that was cut short stands behind all that were not, however likely.
+        // One that was cut short stands after all that were not, however likely.
         let done = BestOf {
             candidates: vec![of(1, -0.1, false), of(1, -9.0, true), of(1, -0.05, false)],
             ..BestOf::default()

@@ -18,11 +18,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub struct Decoder {
     /// γ, where fewer experts are tried first; in `[0, 1)`.
     gamma: Option<f32>,
-    /// How often; `None`: big-little decoding is off.
+    /// Counts; `None`: big-little decoding is off.
     tally: Option<Fallbacks>,
 }
 
-/// How many tokens needed all experts.
+/// Number of tokens that needed all experts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fallbacks {
     /// Tokens that were decoded; those of the prompt are not among them.
@@ -37,7 +37,7 @@ impl Fallbacks {
         (self.tokens > 0).then(|| self.full as f64 / self.tokens as f64)
     }
 
-    /// What has come since `earlier`.
+    /// Increase since `earlier`.
     #[must_use]
     pub fn since(self, earlier: Self) -> Self {
         Self { tokens: self.tokens - earlier.tokens, full: self.full - earlier.full }
@@ -81,7 +81,7 @@ impl Decoder {
         self.gamma.is_some()
     }
 
-    /// How many tokens needed all experts so far; `None` where fewer are never tried.
+    /// Number of tokens that needed all experts so far; `None` where fewer are never tried.
     pub fn fallbacks(&self) -> Option<Fallbacks> {
         self.tally
     }

@@ -10,7 +10,7 @@ use crate::serving::scheduler::{Done, End, Event, Job, Scheduler, Setting, Shari
 use crate::serving::speculate::Speculated;
 use std::time::Duration;
 
-/// What a generation has produced and how long it took.
+/// Result of a generation, and its times.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Generation {
     /// The generated ids, an end token included.
@@ -23,7 +23,7 @@ pub struct Generation {
     pub prefill: Duration,
     /// Time of the calls that followed, one per id but the first.
     pub decode: Duration,
-    /// How many ids but the first needed all experts; `None` where fewer are never tried.
+    /// Number of ids but the first that needed all experts; `None` where fewer are never tried.
     pub fallbacks: Option<Fallbacks>,
     /// Log-probabilities, one for each id; empty where the sampler's options ask for none.
     pub log_probabilities: Vec<LogProbabilities>,
@@ -46,7 +46,7 @@ pub fn rate(tokens: usize, time: Duration) -> Option<f64> {
     (tokens > 0 && !time.is_zero()).then(|| tokens as f64 / time.as_secs_f64())
 }
 
-/// What to generate.
+/// Request for a generation.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
     /// KV-cache slot; what it holds is forgotten first.
@@ -59,17 +59,17 @@ pub struct Request<'a> {
     pub end: &'a [u32],
 }
 
-/// What looks at an engine.
+/// Observer of an engine.
 pub type Read<'r> = dyn FnMut(&Engine<'_>) -> Result<()> + 'r;
 
-/// How a request is met beside what it asks for.
+/// Options of a generation beside the request.
 #[derive(Default)]
 pub struct Way<'w> {
-    /// What the slot holds already: tokens of a prompt that the other one may begin as, computed as a part of it.
+    /// Contents of the slot: tokens of a prompt that the other one may begin as, computed as a part of it.
     pub held: &'w [u32],
-    /// Tokens that are guessed and checked in a call at most; with any, the sampler takes the likeliest.
+    /// Most draft tokens that are verified in a call; with any, the sampler takes the most probable.
     pub guesses: usize,
-    /// Gets the engine when the prompt is read, in front of any other token.
+    /// Gets the engine when the prompt is read, before any other token.
     pub read: Option<&'w mut Read<'w>>,
 }
 
@@ -89,10 +89,10 @@ pub fn generate(
     generate_by(engine, request, Way::default(), (decoder, sampler), on_token).map(|(done, _)| done)
 }
 
-/// As [`generate`], behind what the slot holds, and with guesses, of which it says what became.
+/// As [`generate`], after what the slot holds, and with draft tokens, whose counts it returns.
 ///
 /// # Errors
-/// As [`generate`], and what `way.read` returns. With guesses, before any work, [`crate::Error::State`] for states that cannot take
+/// As [`generate`], and what `way.read` returns. With draft tokens, before any work, [`crate::Error::State`] for states that cannot take
 /// tokens back.
 pub fn generate_by(
     engine: &mut Engine<'_>,
@@ -110,7 +110,7 @@ pub fn generate_by(
     let before = decoder.fallbacks();
     sampler.begin(prompt);
     let mut out = Generation { prompt: prompt.len(), ..Generation::default() };
-    // Whoever has put something into the slot wants it used.
+    // A caller that has put something into the slot wants it used.
     let sharing = (!held.is_empty()).then_some(Sharing::All);
     let setting = Setting { slots: slot..slot.saturating_add(1), sharing, ..Setting::default() };
     let mut scheduler = Scheduler::new(engine, decoder, &setting)?;

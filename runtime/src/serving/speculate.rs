@@ -1,42 +1,42 @@
-//! Speculative decoding from the text itself, prompt lookup: what is guessed, and which choices count. The scheduler decodes with it.
+//! Speculative decoding from the text itself, prompt lookup: draft tokens, and the choices that count. The scheduler decodes with it.
 //!
 //! Text repeats itself: code names the same things, answers quote what was asked. Where the last tokens have stood before, the ones
-//! that followed them there are a guess of what follows now. Guesses are taken in one call with the token before them, each
-//! row says which token the model would choose behind it, and guesses are kept up to the first that the model would not have
-//! chosen (Leviathan, Kalman and Matias, 2023, with greedy choices; Saxena's prompt lookup for where guesses come from). What was
-//! taken behind it is taken back: the cache's length is all there is to it.
+//! that followed them there are the draft now. Draft tokens are taken in one call with the token before them, each
+//! row says which token the model would choose after it, and draft tokens are accepted up to the first that the model would not have
+//! chosen (Leviathan, Kalman and Matias, 2023, with greedy choices; Saxena's prompt lookup for where drafts come from). What was
+//! taken after it is taken back: the cache's length is all there is to it.
 //!
-//! **Tokens stay those of plain decoding.** Guesses are checked in entry points for decoding of few rows, whose kernels treat inputs as
+//! **Tokens stay those of plain decoding.** Draft tokens are verified in entry points for decoding of few rows, whose kernels treat inputs as
 //! those of one row do ([`moec_ir::FEW_ROWS`]); those of more rows, and of a prompt, may round them to fewer bits, and then other tokens
 //! come out. What is left is that several rows
 //! are summed in another order than one, which moves the last bits of logits. A choice counts only where its logit leads the
 //! second by more than [`TIE`] times the largest magnitude of the row. Where it leads by less, the token is decoded once more, alone,
 //! as plain decoding does it, and that choice counts.
 
-/// How far the first logit must lead the second, as a share of the largest magnitude in the row.
+/// Lead of the first logit over the second that is required, as a share of the largest magnitude in the row.
 pub const TIE: f32 = 1.0 / 128.0;
 /// Most last tokens that are looked for.
 const LONGEST: usize = 4;
 /// Fewest.
 const SHORTEST: usize = 2;
 
-/// What became of guesses.
+/// Counts of draft tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Speculated {
-    /// Tokens that were guessed.
+    /// Draft tokens.
     pub guessed: usize,
     /// Those of them that the model would have chosen.
     pub kept: usize,
-    /// Calls with guesses.
+    /// Calls with draft tokens.
     pub calls: usize,
-    /// Calls of one token: no guess, or a choice too close to count.
+    /// Calls of one token: no draft, or a choice too close to count.
     pub alone: usize,
     /// Choices too close to count, among these calls.
     pub close: usize,
 }
 
 impl Speculated {
-    /// Of the guesses, how many were kept; none of nothing.
+    /// Share of accepted draft tokens; `None` without any.
     pub fn acceptance(&self) -> Option<f64> {
         (self.guessed > 0).then(|| self.kept as f64 / self.guessed as f64)
     }

@@ -4,8 +4,8 @@ use crate::error::Result;
 use crate::serving::sampler::Constraint;
 use crate::serving::text::TextStream;
 
-/// Watches a text that comes in pieces for the first of several stop strings. The pieces that it gives, joined, are the text in
-/// front of that; of what might become one, nothing is given before it is certain.
+/// Watches a text that comes in pieces for the first of several stop strings. The pieces that it gives, joined, are the text
+/// before that; of what might become one, nothing is given before it is certain.
 #[derive(Clone, Debug, Default)]
 pub struct Stops {
     strings: Vec<String>,
@@ -43,13 +43,13 @@ impl Stops {
         self.found.map(|i| &*self.strings[i])
     }
 
-    /// What was held back, where the text ends without becoming a stop string.
+    /// Text that was held back, where the whole ends without becoming a stop string.
     pub fn finish(self) -> String {
         self.held
     }
 }
 
-/// The part of a text in front of the first of several stop strings; all of it where there is none.
+/// The part of a text before the first of several stop strings; all of it where there is none.
 pub fn cut(text: &str, strings: &[String]) -> String {
     let mut stops = Stops::new(strings.iter().cloned());
     let before = stops.push(text);
@@ -126,7 +126,7 @@ mod tests {
     }
 
     proptest! {
-        /// However the text is cut, what comes out is what stands in front of the first stop string.
+        /// However the text is cut, what comes out is what stands before the first stop string.
         #[test]
         fn cuts_change_nothing(text in "[abü]{0,40}", stops in prop::collection::vec("[abü]{1,4}", 0..4), cuts in prop::collection::vec(1usize..4, 40)) {
             let mut of = Stops::new(stops.clone());

@@ -34,7 +34,7 @@ struct Limit {
 }
 
 impl Text {
-    /// Reads the bundle's tokenizer. `bos` is put in front of every text that does not start with it.
+    /// Reads the bundle's tokenizer. `bos` is put before every text that does not start with it.
     ///
     /// # Errors
     /// [`Error::Request`] if there is no file, as `Text::of_file`, and as [`BundleReader::read`].
@@ -95,7 +95,7 @@ impl Text {
         TextStream::of(Tokens::Lent(self))
     }
 
-    /// As [`Text::stream`], for who outlives whoever opened the tokenizer.
+    /// As [`Text::stream`], for users that outlive the one that opened the tokenizer.
     pub fn own_stream(self: &Arc<Self>) -> TextStream<'static> {
         TextStream::of(Tokens::Shared(Arc::clone(self)))
     }
@@ -122,7 +122,7 @@ const QUIET: usize = 64;
 /// Ids that may be the beginning of a character whose end is still to come: its bytes but the last.
 const OPEN: usize = 3;
 
-/// Ids of a text in front of an answer among which one is looked for that decoders can look back at.
+/// Ids of a text before an answer among which one is looked for that decoders can look back at.
 const BACK: usize = 32;
 
 /// Decodes ids as they come. The pieces, joined, are the text of all ids; no piece ends inside of a
@@ -131,9 +131,9 @@ pub struct TextStream<'a> {
     text: Tokens<'a>,
     /// Whether special tokens are left out.
     skip: bool,
-    /// The ids of the previous piece, for decoders that look back (a space in front of a word), then the new ones.
+    /// The ids of the previous piece, for decoders that look back (a space before a word), then the new ones.
     window: Vec<u32>,
-    /// How many of them are the previous piece's.
+    /// Number of them that are the previous piece's.
     settled: usize,
     /// Of the window's text, what has been returned.
     given: String,
@@ -141,7 +141,7 @@ pub struct TextStream<'a> {
     quiet: usize,
 }
 
-/// Whose tokenizer a stream decodes with.
+/// Tokenizer that a stream decodes with.
 enum Tokens<'a> {
     Lent(&'a Text),
     Shared(Arc<Text>),
@@ -152,7 +152,7 @@ impl<'a> TextStream<'a> {
         Self { text, skip: true, window: Vec::new(), settled: 0, given: String::new(), quiet: 0 }
     }
 
-    /// The text goes on behind these ids: what they say is not given, but a word behind them has its space.
+    /// The text goes on after these ids: what they say is not given, but a word after them has its space.
     ///
     /// # Errors
     /// [`Error::Internal`].
@@ -243,8 +243,8 @@ impl<'a> TextStream<'a> {
         Ok(more)
     }
 
-    /// Forgets the ids of the previous piece, which with the new ones have another text: a byte that is none of a character changes
-    /// what those in front of it mean.
+    /// Forgets the ids of the previous piece, which with the new ones have another text: a byte outside of any character changes
+    /// what those before it mean.
     fn forget(&mut self) -> Result<()> {
         let settled = self.decode(self.settled)?;
         self.given = self.given.strip_prefix(&*settled).unwrap_or_default().to_owned();
@@ -253,7 +253,7 @@ impl<'a> TextStream<'a> {
         Ok(())
     }
 
-    /// What is left: characters that never became whole, as replacement characters.
+    /// Rest: characters that never became whole, as replacement characters.
     ///
     /// # Errors
     /// [`Error::Internal`].

@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a thread spins before it sleeps. Steps last tens of microseconds; a wake-up costs as much.
+/// Time that a thread spins before it sleeps. Steps last tens of microseconds; a wake-up costs as much.
 const SPIN: Duration = Duration::from_micros(20);
 
 /// Pauses, about a microsecond, between two looks at the clock. Then the core is offered to others: on a
 /// busy machine the missing thread may be waiting for this very core, and spinning without that is several
-/// times slower than sleeping at once. Where nobody wants the core, the offer costs next to nothing.
+/// times slower than sleeping at once. Where no thread wants the core, the offer costs next to nothing.
 const PAUSES: u32 = 64;
 
 /// A sense-reversing barrier: the sense is the parity of `generation`. It spins briefly, then sleeps, so
@@ -26,7 +26,7 @@ pub struct Barrier {
 }
 
 impl Barrier {
-    /// A barrier of `lanes` threads. With more threads than cores nobody spins.
+    /// A barrier of `lanes` threads. With more threads than cores none spins.
     pub fn new(lanes: usize) -> Self {
         Self {
             lanes,

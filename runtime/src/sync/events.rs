@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a thread spins before it sleeps, as at a barrier.
+/// Time that a thread spins before it sleeps, as at a barrier.
 const SPIN: Duration = Duration::from_micros(20);
 /// Pauses between two looks at the clock.
 const PAUSES: u32 = 64;
@@ -24,7 +24,7 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    /// Room for as many events as an entry point has; `threads` walk in all. With more of them than cores nobody spins.
+    /// Room for as many events as an entry point has; `threads` walk in all. With more of them than cores none spins.
     pub(crate) fn new(most: usize, threads: usize) -> Self {
         Self {
             left: (0..most).map(|_| AtomicUsize::new(0)).collect(),
@@ -44,7 +44,7 @@ impl Events {
 
     /// A lane has done its share of the step.
     pub(crate) fn arrive(&self, event: usize) {
-        // Sequentially consistent with the sleeper's increment and look: either it sees that nobody is left, or it is seen
+        // Sequentially consistent with the sleeper's increment and look: either it sees that no thread is left, or it is seen
         // here and woken.
         if self.left[event].fetch_sub(1, Ordering::SeqCst) == 1 && self.sleepers.load(Ordering::SeqCst) > 0 {
             drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));

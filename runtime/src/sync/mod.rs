@@ -1,4 +1,4 @@
-//! How threads wait for each other.
+//! Synchronisation of threads.
 
 pub mod barrier;
 pub(crate) mod events;

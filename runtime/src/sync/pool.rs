@@ -7,13 +7,13 @@ use std::cell::UnsafeCell;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
-/// What all threads run, given their lane and the place to meet.
+/// Job of all threads, given their lane and the barrier between steps.
 type Job = dyn Fn(usize, &Barrier) + Sync;
 
 struct Shared {
-    /// Where lanes meet between steps.
+    /// Barrier of lanes between steps.
     barrier: Barrier,
-    /// Where all threads meet before and after a job.
+    /// Barrier of all threads before and after a job.
     gate: Barrier,
     /// Written by lane 0 while all other threads wait at the gate, read by them after it.
     job: UnsafeCell<Option<*const Job>>,
@@ -45,7 +45,7 @@ impl Pool {
             gate: Barrier::new(all),
             job: UnsafeCell::new(None),
         });
-        // Nobody enters the barrier before all threads exist: with one missing it would never open.
+        // No thread enters the barrier before all threads exist: with one missing it would never open.
         let complete = Arc::new(OnceLock::new());
         let mut threads = Vec::new();
         for lane in 1..all {
@@ -79,7 +79,7 @@ impl Pool {
     }
 
     /// Runs `job` on every thread and returns when all are done: on lanes by their index, on others by the indexes that follow.
-    /// Every lane must meet the other lanes equally often, and nobody else may. A panic in a job ends the process: the other lanes would wait for ever.
+    /// Every lane must meet the other lanes equally often, and no other thread may. A panic in a job ends the process: the other lanes would wait for ever.
     pub fn run(&mut self, job: &(dyn Fn(usize, &Barrier) + Sync)) {
         let barrier = &self.shared.barrier;
         if !self.threads.is_empty() {

@@ -1,4 +1,4 @@
-//! Where weights lie: in memory of our own, or in the page cache, mapped. Who decides, and what came of it.
+//! Place of weights: in memory of our own, or in the page cache, mapped; the decision and its result.
 
 pub mod owned;
 pub(crate) mod preload;
@@ -11,7 +11,7 @@ use moec_ir::plan::{StateBuf, StateKind};
 use std::ops::Range;
 use std::time::Duration;
 
-/// Where weights are to lie.
+/// Place of weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Weights {
     /// In memory of our own where there is room for them, else mapped.
@@ -37,22 +37,22 @@ impl Weights {
     }
 }
 
-/// What is left to others where [`Weights::Auto`] takes memory: for the process itself, the file system, and whatever else
+/// Bytes that are left to others where [`Weights::Auto`] takes memory: for the process itself, the file system, and whatever else
 /// begins to run.
 pub const RESERVE: u64 = 512 << 20;
 
-/// Where the weights of a program lie, and why.
+/// Place of a program's weights, and the reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     /// Whether in memory of our own; otherwise they are mapped.
     pub own: bool,
-    /// Why so, for people.
+    /// Reason, for people.
     pub why: String,
     /// Bytes of memory of our own that are set aside for weights.
     pub bytes: u64,
-    /// How many of these the kernel backs with huge pages; none if it does not say.
+    /// Bytes of these that the kernel backs with huge pages; `None` if it does not say.
     pub huge_bytes: Option<u64>,
-    /// What fills it, for people.
+    /// Reader that fills it, for people.
     pub reader: Option<String>,
     /// From the start until all was there; none as long as it is not.
     pub took: Option<Duration>,
@@ -61,7 +61,7 @@ pub struct Held {
 /// Sequences that are to be held at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Demand {
-    /// How many; the slots of the plan at most.
+    /// Number of sequences; the slots of the plan at most.
     pub sequences: usize,
     /// Tokens of each; those of the context at most.
     pub tokens: usize,
@@ -80,7 +80,7 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
-    /// What is decided where experts stay on flash, of the weights beside them.
+    /// Decision where experts stay on flash, for the weights beside them.
     pub(crate) fn under_budget() -> Self {
         Self { own: false, why: "the bundle's memory budget counts them so".to_owned() }
     }

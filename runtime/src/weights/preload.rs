@@ -106,7 +106,7 @@ fn fits(bytes: u64) -> bool {
     available().is_some_and(|there| bytes <= there)
 }
 
-/// Always: elsewhere nothing is mapped ahead, only read, which takes nothing from anybody.
+/// Always: elsewhere nothing is mapped ahead, only read, which takes memory from no one.
 #[cfg(not(target_os = "linux"))]
 fn fits(_bytes: u64) -> bool {
     true

@@ -1,4 +1,4 @@
-//! Where packed weights come from.
+//! Source of packed weights.
 
 use crate::bundle::BundleFiles;
 use crate::bundle::program::Program;
@@ -22,7 +22,7 @@ use std::sync::Arc;
 /// For every index of [`moec_ir::plan::Plan::segments`], an address that `segment` returns is aligned to 64 bytes, and that of at
 /// least the segment's bytes; one that `matrices` returns is that of a table with an address for each of the segment's
 /// matrices, or of its rows and their scales where its layout is [`Layout::Rests`]. All stay the same and readable as long as
-/// the store lives, or until `leave` after a `moves` that was true; where the store has an `arrival`, bytes may be read from when that has let through what the segment needs, and nobody writes to
+/// the store lives, or until `leave` after a `moves` that was true; where the store has an `arrival`, bytes may be read from when that has let through what the segment needs, and nothing writes to
 /// them from then on. An address in a table is that of a matrix, aligned to 64 bytes if the segment's pitch is: always, or of
 /// an expert on flash from when its pager has found it ready until the step is over.
 pub unsafe trait Store: Send + Sync {
@@ -32,9 +32,9 @@ pub unsafe trait Store: Send + Sync {
     fn matrices(&self, index: u32) -> Option<Addr>;
     /// Bytes of weights that the store serves.
     fn bytes(&self) -> u64;
-    /// Begins to load in the background what nobody has asked for yet.
+    /// Begins to load in the background what was not requested yet.
     fn preload(&mut self) {}
-    /// What has to be waited for before a segment is read; none if all may be read from the start.
+    /// Load progress to wait for before a segment is read; `None` if all may be read from the start.
     fn arrival(&self) -> Option<&Arrival> {
         None
     }
@@ -45,21 +45,21 @@ pub unsafe trait Store: Send + Sync {
     fn moves(&mut self) -> Result<bool> {
         Ok(false)
     }
-    /// Nobody has addresses any more that were given before [`Store::moves`] was true.
+    /// No caller has addresses any more that were given before [`Store::moves`] was true.
     fn leave(&mut self) {}
     /// Waits until weights are where they are to stay, but for `moves`, which says what came of it.
     fn settle(&mut self) {}
-    /// What the user is to be told of where weights lie, once.
+    /// Warning about the place of the weights, once.
     fn warning(&mut self) -> Option<String> {
         None
     }
-    /// What it holds, in memory of its own or not.
+    /// Memory that it holds, its own or not.
     fn held(&self) -> Held {
         Held::default()
     }
 }
 
-/// How much of the bundle is checked before it runs. Sizes always are.
+/// Extent of the checks of a bundle before it runs. Sizes are always checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CheckLevel {
     /// Sizes only.
@@ -93,7 +93,7 @@ pub struct MappedStore {
     addresses: Addresses,
 }
 
-/// Where segments begin, and the tables of their matrices.
+/// Addresses of segments, and the tables of their matrices.
 #[derive(Debug)]
 pub(crate) struct Addresses {
     segments: Vec<Option<Addr>>,

@@ -31,7 +31,7 @@ pub(crate) const STRIDE: usize = 272;
 /// Rows that the attention kernel takes at a time.
 const BLOCK: usize = 3;
 
-/// What a router adds to its choice: tests set it to make one up that does not exist.
+/// Number that a router adds to its choice: tests set it to make one up that does not exist.
 pub(crate) static BAD_CHOICE: AtomicI32 = AtomicI32::new(0);
 
 /// Weight of token `v` in the head.
@@ -67,7 +67,7 @@ pub(crate) fn continuation(prompt: &[u32], n: usize) -> Vec<u32> {
     seq.split_off(prompt.len())
 }
 
-/// What all layers but the last make of a sequence.
+/// Effect of all layers but the last on a sequence.
 pub(crate) fn mix(seq: &[u32]) -> usize {
     seq.iter().enumerate().map(|(j, &id)| (j + 1) * id as usize).sum()
 }

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use std::cell::Cell;
 
-/// What is done with a slot: which act, the slot, a position and a number.
+/// Operation on a slot: which act, the slot, a position and a number.
 type Act = (u8, usize, usize, usize);
 
 /// Does acts on an engine and on plain sequences. Whatever is not refused gives the logits of the plain sequence; whatever is
@@ -68,7 +68,7 @@ fn follow(program: &Program, logits: fn(&[Taken]) -> Vec<f32>, acts: &[Act]) -> 
         let refused = done.is_err();
         match done {
             Ok(()) => seqs[slot] = next,
-            // To nothing everybody goes back; snapshots are of all that is there, and the little model asks for their room.
+            // Every state can go back to nothing; snapshots are of all that is there, and the little model asks for their room.
             Err(e) => {
                 let by_name = matches!(e, Error::State { .. }) && (pos > 0 || matches!(act / 2, 4 | 6 | 7));
                 assert!(by_name, "{act} {slot} {pos}: {e}");

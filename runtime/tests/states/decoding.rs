@@ -5,7 +5,7 @@ use crate::toy::{GAMMA, Taken, fill, full, reference, said, sequence, toy, toy_w
 use moec_runtime::serving::generate::{Way, generate_by};
 use moec_runtime::{Decoder, Engine, Fallbacks, Request, Sampler, Sampling, best_of, generate};
 
-/// Guesses that do not count are taken back: the state goes to where they begin, and takes in again what counts.
+/// Draft tokens that do not count are taken back: the state goes to where they begin, and takes in again what counts.
 #[test]
 fn guesses_of_folded_states_leave_the_tokens_of_a_plain_run() {
     let (dir, program) = (common::bundle(), toy_with("head_of_few", 2));
@@ -39,11 +39,11 @@ fn what_cannot_be_taken_back_is_not_guessed() {
     let e = generate_by(&mut engine, &request, way, by, &mut |_| Ok(())).unwrap_err();
     assert_eq!(
         said(&e),
-        "state `layers.0.s` (recurrent) cannot take back tokens that were only guessed | leave out `--speculate`"
+        "state `layers.0.s` (recurrent) cannot take back draft tokens | leave out `--speculate`"
     );
 }
 
-/// What decoding a sequence by the rule gives: the tokens as they were taken in, and how often the full model was asked.
+/// Result of decoding a sequence by the rule: the tokens as they were taken in, and how often the full model was asked.
 fn continuation(prompt: &[u32], n: usize, gamma: f32) -> (Vec<Taken>, usize) {
     let (mut seq, mut fallbacks) = (full(prompt), 0);
     let mut after = reference(&seq);

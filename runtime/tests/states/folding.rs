@@ -83,7 +83,7 @@ fn what_has_no_room_does_not_go_back() {
     });
 }
 
-/// A call that ends half way leaves a state that nobody knows: it does not count as that of any position.
+/// A call that ends half way leaves an unknown state: it does not count as that of any position.
 #[test]
 fn a_state_that_a_failed_call_has_changed_is_not_gone_on_with() {
     with_toy(1, |engine| {

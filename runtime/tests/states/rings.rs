@@ -28,7 +28,7 @@ fn a_ring_goes_back_as_far_as_it_holds_what_is_seen() {
         };
         engine.decode(&[(0, at, ids[at])], sink).unwrap();
     }
-    // Positions up to 17 are gone, and from 22 on nobody sees them.
+    // Positions up to 17 are gone, and from 22 on no row sees them.
     let refused = "state `layers.0.k` (ring) cannot rewind slot 0 from 40 tokens to 21: it has overwritten what is seen from \
                    there, 22 is the least | give the sequence again from its beginning";
     assert_eq!(said(&engine.rewind(0, 21).unwrap_err()), refused);

@@ -28,7 +28,7 @@ pub(crate) fn embed(id: u32, c: usize) -> f32 {
     ((id as usize * (7 + 2 * c) + 3 * c) % 31) as f32 / 4.0
 }
 
-/// What a token adds to the recurrence; the little model takes it for another one.
+/// Input of the recurrence for a token; the little model takes it for another one.
 pub(crate) fn input(id: u32, little: bool, c: usize) -> f32 {
     embed(if little { id + 1 } else { id }, c)
 }

@@ -102,7 +102,7 @@ pub(super) fn run(
     }
 }
 
-/// What is generated, and how.
+/// Settings of a generation.
 struct Job<'a> {
     request: Request<'a>,
     decoder: Decoder,
@@ -114,11 +114,11 @@ struct Job<'a> {
     saved: Option<Saved>,
 }
 
-/// What answers are held to.
+/// Constraints on answers.
 #[derive(Clone, Copy)]
 struct Held<'a> {
     form: Option<&'a MakeConstraint>,
-    /// What makes text of them, where a text ends them.
+    /// Tokenizer, where a text ends answers.
     text: Option<&'a Arc<Text>>,
     stop: &'a [String],
 }
@@ -141,7 +141,7 @@ impl Held<'_> {
     }
 }
 
-/// Refuses to guess where tokens would not be those of a plain run.
+/// Fails if speculative decoding is requested where tokens would not be those of a plain run.
 fn check_speculation(
     context: &Context<'_>,
     args: &Generate,
@@ -149,14 +149,15 @@ fn check_speculation(
 ) -> Result<(), Failure> {
     if form.is_some() {
         return Err(Failure::Use {
-            what: "`--speculate` takes the likeliest tokens, and a grammar forbids some of them".to_owned(),
+            what: "`--speculate` takes the most probable tokens, and a grammar forbids some of them"
+                .to_owned(),
             hint: "leave one of the two out".to_owned(),
         });
     }
     let how = args.sampling.over(&Sampling::GREEDY);
     if how != (Sampling { seed: how.seed, ..Sampling::default() }) {
         return Err(Failure::Use {
-            what: "`--speculate` takes the likeliest tokens, and there are other options of sampling"
+            what: "`--speculate` takes the most probable tokens, and there are other options of sampling"
                 .to_owned(),
             hint: "leave `--speculate` or them out".to_owned(),
         });
@@ -173,7 +174,7 @@ fn check_speculation(
             what: format!(
                 "`--speculate` checks 2 to {FEW_ROWS} tokens in one call, and the bundle has no size of decoding for that"
             ),
-            hint: "name a size for the guesses and one token more in `decode_batch` under `[shapes]` in `model.toml`, as in \
+            hint: "name a size for the draft tokens and one token more in `decode_batch` under `[shapes]` in `model.toml`, as in \
                    `decode_batch = [1, 5]`, and build again"
                 .to_owned(),
         });
@@ -212,7 +213,7 @@ fn restore(
     Ok(Vec::new())
 }
 
-/// Generates as the arguments say: behind a saved prompt, saving this one, guessing.
+/// Generates as the arguments say: after a saved prompt, saving this one, with draft tokens.
 fn made(
     engine: &mut Engine<'_>,
     job: (&Request<'_>, Option<Saved>, &mut Decoder, &mut Sampler, &Generate),
@@ -230,7 +231,7 @@ fn made(
     Ok((done, args.speculate.map(|_| did)))
 }
 
-/// Where a timeline goes. The file is made before any work, so that one that cannot be is refused at once.
+/// Writer of a timeline. The file is made before any work, so that one that cannot be is refused at once.
 struct Watch {
     path: PathBuf,
     file: File,
@@ -258,7 +259,7 @@ impl Watch {
     }
 }
 
-/// What decodes: with fewer experts first where the bundle was built for that, unless it is turned off.
+/// Decoder: with fewer experts first where the bundle was built for that, unless it is turned off.
 fn decoder(context: &Context<'_>, args: &Generate) -> Result<Decoder> {
     match args.gamma {
         _ if args.no_big_little => Ok(Decoder::full()),
@@ -368,7 +369,7 @@ fn several(engine: &mut Engine<'_>, job: Job<'_>, many: usize, io: &mut Io<'_>) 
         };
         io.say(&format!("{head}{words}\n"))?;
         if !c.ended && !args.all {
-            io.note("note: no sequence had come to its end; this is the likeliest so far");
+            io.note("note: no sequence had come to its end; this is the most probable so far");
         }
     }
     done?;

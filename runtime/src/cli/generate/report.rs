@@ -1,4 +1,4 @@
-//! What `generate` says of its work: objects for programs, lines for people.
+//! Reports of `generate`: objects for programs, lines for people.
 
 use crate::error::Result;
 use crate::serving::best_of::BestOf;
@@ -58,7 +58,7 @@ pub(super) fn report_of_several(
     Ok(report)
 }
 
-/// Of guesses.
+/// Counts of draft tokens.
 pub(super) fn add_guesses(report: &mut Value, did: Speculated) {
     let Speculated { guessed, kept, calls, alone, close } = did;
     report["speculation"] = json!({
@@ -74,7 +74,7 @@ pub(super) fn add_guesses(report: &mut Value, did: Speculated) {
 pub(super) fn line_of_guesses(did: Speculated) -> String {
     let share = did.acceptance().map_or(String::new(), |a| format!(" ({:.0} %)", 100.0 * a));
     format!(
-        "guesses: {} of {} kept{share}, in {} calls; {} calls of one token, {} choices too close to count",
+        "draft tokens: {} of {} accepted{share}, in {} calls; {} calls of one token, {} choices too close to count",
         did.kept, did.guessed, did.calls, did.alone, did.close
     )
 }
@@ -90,7 +90,7 @@ pub(super) fn rates(done: &Generation) -> String {
     format!(
         "prefill: {} tokens{}, {}; decode: {} tokens, {}{}",
         done.prompt - done.held,
-        if done.held > 0 { format!(" behind {} that were saved", done.held) } else { String::new() },
+        if done.held > 0 { format!(" after {} that were saved", done.held) } else { String::new() },
         show(done.prefill_rate()),
         done.ids.len(),
         show(done.decode_rate()),

@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
-/// What takes the rows of a call: the engine, the entry point, and the rows of the batch that it computed.
+/// Callback for the rows of a call: the engine, the entry point, and the rows of the batch that it computed.
 type After<'a, 'p> = dyn FnMut(&mut Engine<'p>, usize, Range<usize>) -> Result<()> + 'a;
 
 impl<'p> Engine<'p> {
@@ -259,7 +259,7 @@ impl<'p> Engine<'p> {
         if id >= vocab { Err(Error::bad_id(id, vocab)) } else { Ok(()) }
     }
 
-    /// Runs an entry point on all threads. The processor allocates nothing, as long as it has no more rows than its entry point and
+    /// Runs an entry point on all threads. The CPU allocates nothing, as long as it has no more rows than its entry point and
     /// no expert changes its place.
     fn call(
         &mut self,
@@ -315,7 +315,7 @@ impl<'p> Engine<'p> {
         self.end(entry, rows, fault.into_inner())
     }
 
-    /// Writes the inputs of an entry point, and padding behind them.
+    /// Writes the inputs of an entry point, and padding after them.
     pub(crate) fn begin(
         &mut self,
         entry: usize,
@@ -419,7 +419,7 @@ fn logits<'a>(program: &Program, arena: &'a Region, entry: usize, row: usize) ->
     }
 }
 
-/// Layer of the model that a step of an entry point belongs to, by the names of the weights in front of it.
+/// Layer of the model that a step of an entry point belongs to, by the names of the weights before it.
 fn layer_of(plan: &Plan, entry: usize, step: usize) -> Option<u32> {
     let steps = plan.entries.get(entry)?.steps.get(..step)?;
     let layer = |arg: &Arg| match arg {
@@ -432,7 +432,7 @@ fn layer_of(plan: &Plan, entry: usize, step: usize) -> Option<u32> {
     steps.iter().rev().flat_map(|s| &s.args).find_map(layer)
 }
 
-/// Tokens behind which a prompt has other angles (LongRoPE); `None` where all have the same.
+/// Tokens after which a prompt has other angles (LongRoPE); `None` where all have the same.
 pub(crate) fn turn(plan: &Plan) -> Option<usize> {
     let steps = plan.entries.iter().flat_map(|e| &e.steps);
     let turns = steps.filter_map(|s| match s.code {

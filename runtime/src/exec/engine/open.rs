@@ -62,7 +62,7 @@ impl<'p> Engine<'p> {
         Self::with_units(program, bundle, &mut bring, packages, options)
     }
 
-    /// As [`Engine::open`], with what executes the units beside the processor, which `executor` brings: it is asked for every
+    /// As [`Engine::open`], with what executes the units beside the CPU, which `executor` brings: it is asked for every
     /// unit that has steps. Artifacts of units are read from `packages`.
     ///
     /// # Errors
@@ -138,7 +138,7 @@ impl<'p> Engine<'p> {
         let stride = program.scratch_bytes.checked_next_multiple_of(ALIGN).and_then(|b| b.checked_add(ALIGN));
         let used = |u: usize| program.entries.iter().flat_map(|e| &e.steps).any(|s| s.unit as usize == u);
         let others: Vec<usize> = (1..units.len()).filter(|&u| units[u].is_some() && used(u)).collect();
-        // Units that compute in the processor's memory have their scratch there.
+        // Units that compute in the CPU's memory have their scratch there.
         let scratches = (lanes + others.len()) as u64;
         let scratch_bytes = stride.and_then(|s| s.checked_mul(scratches)).unwrap_or(u64::MAX);
         let scratch = Region::new("scratch", scratch_bytes)?;
@@ -197,7 +197,7 @@ impl<'p> Engine<'p> {
     }
 }
 
-/// What executes each unit of a program that has steps, the processor aside.
+/// Executor of each unit of a program that has steps, the CPU aside.
 fn bring<'p>(
     program: &'p Program,
     executor: &mut dyn FnMut(&UnitRef) -> Option<Executor>,
@@ -221,7 +221,7 @@ fn bring<'p>(
     Ok(units)
 }
 
-/// A store of all weights that the processor's steps read, mapped or in memory of our own, and why so.
+/// A store of all weights that the CPU's steps read, mapped or in memory of our own, and why so.
 fn weights_of<'p>(
     program: &'p Program,
     files: &BundleFiles,

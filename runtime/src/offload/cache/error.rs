@@ -1,4 +1,4 @@
-//! What can be wrong with a question to the cache.
+//! Errors of requests to the cache.
 
 /// A request that the cache cannot answer.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -19,13 +19,13 @@ pub enum CacheError {
     Routing {
         /// Index of the token in the trace.
         token: usize,
-        /// What does not fit.
+        /// Part that does not fit.
         what: String,
     },
     /// A policy that is not in the table.
     #[error("there is no cache policy `{found}`; there are {known}")]
     NoPolicy {
-        /// What was asked for.
+        /// Requested name.
         found: String,
         /// Names of the table.
         known: String,
@@ -35,7 +35,7 @@ pub enum CacheError {
     Setting {
         /// The policy.
         policy: String,
-        /// What is wrong, and what is allowed.
+        /// Invalid part, and the valid ones.
         what: String,
     },
     /// An expert that cannot be pinned.
@@ -45,7 +45,7 @@ pub enum CacheError {
         layer: u16,
         /// Expert.
         expert: u16,
-        /// Why not.
+        /// Reason.
         what: String,
     },
     /// A trace too short to decide on.

@@ -1,4 +1,4 @@
-//! What there is to cache: the routed experts of every layer, with their sizes.
+//! Cacheable experts: the routed experts of every layer, with their sizes.
 
 use super::error::CacheError;
 use super::policy::Id;

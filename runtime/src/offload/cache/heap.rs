@@ -1,9 +1,9 @@
-//! The least of many experts whose priorities change: a binary heap that knows where everybody stands.
+//! The least of many experts whose priorities change: a binary heap that knows each expert's position.
 
 use super::policy::Id;
 use std::cmp::Ordering;
 
-/// What is compared: a value, then the time of the last use.
+/// Sort key: a value, then the time of the last use.
 pub(crate) type Rank = (f64, u64);
 
 const NONE: u32 = u32::MAX;
@@ -101,7 +101,7 @@ impl Heap {
         self.at[self.order[j] as usize] = j as u32;
     }
 
-    /// Moves whoever stands at `i` to where the rank belongs.
+    /// Moves the entry at `i` to where its rank belongs.
     fn settle(&mut self, mut i: usize) {
         while i > 0 && self.less(i, (i - 1) / 2) {
             self.swap(i, (i - 1) / 2);

@@ -2,7 +2,7 @@
 //!
 //! Uses are counted of all experts, resident or not: there are few enough. With aging, a use weighs half as much
 //! after `half_life` tokens; instead of making all counts smaller, every token makes new uses weigh more. With
-//! `bypass`, a miss that was used less often than everybody it could replace is not kept.
+//! `bypass`, a miss that was used less often than every expert it could replace is not kept.
 
 use super::heap::{Heap, compare};
 use super::policy::{Id, Pins, Policy};
@@ -20,7 +20,7 @@ pub(super) struct Lfu {
     steps: u64,
     /// Uses of residents so far.
     clock: u64,
-    /// What a use weighs now.
+    /// Weight of a use now.
     weight: f64,
     /// Growth of the weight per token.
     growth: f64,

@@ -7,7 +7,7 @@ const NONE: Id = Id::MAX;
 /// A list of numbers below `n`, each at most once.
 #[derive(Clone, Debug)]
 pub(crate) struct List {
-    /// The last place is the list itself: behind it stands the front, before it the back.
+    /// The last place is the list itself: after it stands the front, before it the back.
     next: Vec<Id>,
     prev: Vec<Id>,
 }
@@ -34,7 +34,7 @@ impl List {
         self.next[id as usize] != NONE
     }
 
-    /// Puts a number in front, wherever it was.
+    /// Moves a number to the front, wherever it was.
     pub(crate) fn push_front(&mut self, id: Id) {
         self.remove(id);
         let own = self.own();

@@ -7,7 +7,7 @@
 //! `s` are the scores of a layer's experts in this step, of which only the `p` largest count, `p` being twice the
 //! experts that a token uses in the paper. `S` is kept of all experts, resident or not. Experts of different
 //! layers compare by `S` as it stands, which is why scores are shares of 1. The paper keeps every miss; with
-//! `bypass`, one whose `S` is below that of everybody whom it could replace is not kept.
+//! `bypass`, one whose `S` is below that of every expert it could replace is not kept.
 //!
 //! All experts of a layer fade by the same factor, which changes no order among them: a layer's factor is kept
 //! once, and a step touches `p` experts only.

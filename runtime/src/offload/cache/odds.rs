@@ -1,7 +1,7 @@
-//! How often experts that were foreseen are asked for, by their place in the prediction.
+//! Frequency with which predicted experts are requested, by their place in the prediction.
 //!
 //! A prediction ranks the experts of a layer; the first is nearly always right, the last of those that a token uses is right
-//! about half of the time, and what it missed stands right behind. These shares are counted as the model runs, of experts that
+//! about half of the time, and what it missed stands right after. These shares are counted as the model runs, of experts that
 //! would have to be read: the others cost nothing.
 
 /// Weight of the newest of many measurements.
@@ -17,14 +17,14 @@ pub(crate) struct Odds {
 }
 
 impl Odds {
-    /// For `places` places, of which a token uses `k`. Half of what is foreseen is taken to be right until it is known better,
-    /// and little of what stands behind.
+    /// For `places` places, of which a token uses `k`. Half of what is predicted is taken to be right until it is known better,
+    /// and little of what stands after.
     pub(crate) fn new(places: usize, k: usize) -> Self {
         let belief = |place| if place < k { 0.5 } else { 0.1 };
         Self { right: (0..places).map(belief).collect(), seen: vec![PRIOR; places] }
     }
 
-    /// How likely the expert at a place is asked for.
+    /// Probability that the expert at a place is requested.
     pub(crate) fn of(&self, place: usize) -> f64 {
         self.right.get(place).copied().unwrap_or(0.0)
     }

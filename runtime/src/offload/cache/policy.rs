@@ -24,7 +24,7 @@ impl Pins<'_> {
 /// as room is needed, with [`Policy::on_evict`] for each victim, and [`Policy::on_insert`] unless it bypassed.
 /// No method allocates.
 pub trait Policy: Send {
-    /// How many of a layer's largest scores [`Policy::on_scores`] reads, per expert that a token uses; 0: none.
+    /// Number of a layer's largest scores that [`Policy::on_scores`] reads, per expert that a token uses; 0: none.
     fn depth(&self) -> usize {
         0
     }

@@ -1,4 +1,4 @@
-//! Which experts to read ahead (HybriMoE §IV-C): those that save the most time for what their reading costs.
+//! Experts to prefetch (HybriMoE §IV-C): those that save the most time for the cost of their reads.
 //!
 //! The gates of the next layers, applied to the current hidden state, say which experts may be wanted; the
 //! residual stream changes little from layer to layer, so that they are often right. For up to [`DEPTH`] layers
@@ -15,7 +15,7 @@ pub const DEPTH: usize = 3;
 pub struct Candidate {
     /// Expert.
     pub expert: u16,
-    /// How likely it is wanted.
+    /// Probability that it is needed.
     pub probability: f64,
     /// Whether it is in memory, or on its way.
     pub resident: bool,
@@ -32,7 +32,7 @@ pub struct Look<'a> {
     pub compute: f64,
     /// Experts that it uses.
     pub k: usize,
-    /// Its experts, the likeliest first. The first `k` are taken to be those that it will use.
+    /// Its experts, the most probable first. The first `k` are taken to be those that it will use.
     pub candidates: &'a [Candidate],
 }
 

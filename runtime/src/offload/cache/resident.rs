@@ -1,4 +1,4 @@
-//! What is resident, step by step.
+//! Resident experts, step by step.
 
 use super::error::CacheError;
 use super::experts::{CachedLayer, ExpertIndex, Key};
@@ -8,7 +8,7 @@ use super::table::Scope;
 use super::warm::{self, Expected};
 use std::ops::Range;
 
-/// What a step means for whoever holds the bytes.
+/// Consequence of a step for the holder of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The expert is there.
@@ -168,7 +168,7 @@ impl Cache {
         self.touch(layer, chosen, on)
     }
 
-    /// A layer's router has spoken, as in [`Self::step`]: for whoever uses experts before their scores are known.
+    /// A layer's router has spoken, as in [`Self::step`]: for units that use experts before their scores are known.
     ///
     /// # Errors
     /// [`CacheError::NoExpert`].
@@ -180,7 +180,7 @@ impl Cache {
         Ok(())
     }
 
-    /// What [`Self::step`] does once it has scores.
+    /// Part of [`Self::step`] once there are scores.
     ///
     /// # Errors
     /// [`CacheError::NoExpert`], before anything has happened.

@@ -24,7 +24,7 @@ impl Setting {
         &POLICIES[self.policy]
     }
 
-    /// Who shares the bytes.
+    /// Scope that shares the bytes.
     pub fn scope(&self) -> Scope {
         self.scope
     }

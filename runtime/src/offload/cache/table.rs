@@ -7,7 +7,7 @@ use super::mrs::Mrs;
 use super::page_cache::PageCache;
 use super::policy::Policy;
 
-/// Who shares the bytes of a cache.
+/// Scope that shares the bytes of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// All layers.
@@ -21,7 +21,7 @@ pub enum Scope {
 pub struct Parameter {
     /// Its name.
     pub name: &'static str,
-    /// What it does.
+    /// Its effect.
     pub about: &'static str,
     /// Least value.
     pub least: f64,
@@ -38,11 +38,11 @@ pub struct Parameter {
 pub struct PolicyInfo {
     /// Its name.
     pub name: &'static str,
-    /// What it does.
+    /// Its strategy.
     pub about: &'static str,
-    /// What it takes.
+    /// Its parameters.
     pub parameters: &'static [Parameter],
-    /// How bytes may be shared; the usual way first.
+    /// Valid scopes; the usual one first.
     pub scopes: &'static [Scope],
     /// Whether it reads router scores.
     pub scored: bool,
@@ -52,7 +52,7 @@ pub struct PolicyInfo {
 
 const BYPASS: Parameter = Parameter {
     name: "bypass",
-    about: "1: a miss that ranks below everybody whom it could replace is not kept",
+    about: "1: a miss that ranks below every expert it could replace is not kept",
     least: 0.0,
     most: 1.0,
     whole: true,

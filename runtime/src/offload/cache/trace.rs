@@ -4,7 +4,7 @@ use super::error::CacheError;
 use super::experts::ExpertIndex;
 use std::ops::Range;
 
-/// Which experts every token chose in every layer, and the largest scores of its router, if they were recorded.
+/// Experts that every token chose in every layer, and the largest scores of its router, if they were recorded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trace {
     experts: ExpertIndex,
@@ -49,7 +49,7 @@ impl Trace {
         experts.layers().get(layer).map_or(0, |l| (2 * l.k).min(l.experts))
     }
 
-    /// What there is to cache.
+    /// Cacheable experts.
     pub fn experts(&self) -> &ExpertIndex {
         &self.experts
     }
@@ -91,7 +91,7 @@ impl Trace {
             let own = &ranked[self.ranked_at[l]..self.ranked_at[l + 1]];
             let range = |&(e, s): &(u16, f32)| usize::from(e) < layer.experts && (0.0..=1.0).contains(&s);
             if !own.iter().all(range) || !own.is_sorted_by(|a, b| a.1 >= b.1) {
-                return Err(wrong(format!("scores in layer {l} that are no descending shares")));
+                return Err(wrong(format!("scores in layer {l} that are not descending shares")));
             }
         }
         self.chosen.extend_from_slice(chosen);

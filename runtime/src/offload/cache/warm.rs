@@ -1,4 +1,4 @@
-//! What a cache knows before the first token: how often recorded routing used every expert.
+//! Initial knowledge of a cache: how often recorded routing used every expert.
 //!
 //! PowerInfer-2 (§4.2) fills its hot region from a profile before it starts, HybriMoE (§IV-D) begins with the experts that a
 //! warm-up chose. Here nothing is fixed by it: a policy believes the recorded uses as if it had seen them itself, and goes on
@@ -9,10 +9,10 @@ use super::experts::ExpertIndex;
 /// Tokens that recorded routing counts for at most: as many of the model's own outweigh it.
 pub(super) const BELIEVED: f64 = 1024.0;
 
-/// What recorded routing says of every expert, by its number.
+/// Expectation from recorded routing for every expert, by its number.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Expected {
-    /// How likely a token uses it.
+    /// Probability that a token uses it.
     pub(super) probability: Vec<f64>,
     /// Tokens that this counts for, by layer.
     pub(super) tokens: Vec<f64>,

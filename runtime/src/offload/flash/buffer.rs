@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct Class {
     /// Bytes of a buffer; rounded up to [`BLOCK`].
     pub bytes: u64,
-    /// How many.
+    /// Number.
     pub count: u32,
 }
 
@@ -186,14 +186,14 @@ impl Buffer {
     /// Bytes of the buffer; empty if the range lies outside of it.
     ///
     /// # Safety
-    /// Nobody writes to them while the result lives.
+    /// Nothing writes to them while the result lives.
     pub(super) unsafe fn slice(&self, range: Range<u64>) -> &[u8] {
         if range.start > range.end || range.end > self.capacity() {
             return &[];
         }
         let at = self.addr().plus(range.start as usize).ptr();
         // SAFETY: the range was checked to lie in the buffer, whose memory the pool holds; it began as zeros.
-        // That nobody writes is the caller's promise.
+        // That nothing writes is the caller's promise.
         unsafe { std::slice::from_raw_parts(at, (range.end - range.start) as usize) }
     }
 }
@@ -204,7 +204,7 @@ impl Drop for Buffer {
     }
 }
 
-/// A buffer that was filled; nobody writes to it any more.
+/// A buffer that was filled; nothing writes to it any more.
 #[derive(Debug)]
 pub struct Loaded {
     buffer: Buffer,
@@ -222,7 +222,7 @@ impl Loaded {
         self.buffer.addr()
     }
 
-    /// What was read: the extents in their order, each at the next multiple of [`BLOCK`].
+    /// Bytes that were read: the extents in their order, each at the next multiple of [`BLOCK`].
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the buffer is held here, and a scheduler gives it away only when no read fills it.
         unsafe { self.buffer.slice(0..self.bytes) }

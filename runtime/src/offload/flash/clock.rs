@@ -1,4 +1,4 @@
-//! The time, as whoever waits for a read is told it.
+//! Clock for threads that wait for reads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 pub trait Clock: Send + Sync {
     /// Now.
     fn now(&self) -> Duration;
-    /// How long a thread may sleep, in real time, before it asks again whether `moment` has come.
+    /// Time that a thread may sleep, in real time, before it asks again whether `moment` has come.
     fn until(&self, moment: Duration) -> Duration;
 }
 
@@ -47,7 +47,7 @@ impl Clock for ManualClock {
         Duration::from_nanos(self.0.load(Ordering::SeqCst))
     }
 
-    // Nobody says when the clock is put forward, so it is looked at often.
+    // There is no event when the clock is put forward, so it is polled often.
     fn until(&self, moment: Duration) -> Duration {
         if moment <= self.now() { Duration::ZERO } else { Duration::from_millis(1) }
     }

@@ -1,4 +1,4 @@
-//! What can go wrong with a read.
+//! Errors of reads.
 
 use std::fmt;
 use std::io;
@@ -18,7 +18,7 @@ pub struct ReadError {
     pub offset: u64,
     /// Size of the extent.
     pub bytes: u64,
-    /// What happened.
+    /// The fault.
     pub fault: ReadFault,
 }
 
@@ -35,7 +35,7 @@ impl fmt::Display for ReadError {
 
 impl std::error::Error for ReadError {}
 
-/// Why an extent could not be read.
+/// Reason that an extent could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReadFault {
     /// The system reported an error as often as it was asked.
@@ -93,7 +93,7 @@ impl fmt::Display for ReadFault {
 }
 
 impl ReadFault {
-    /// What to do about it.
+    /// Remedy.
     pub fn hint(&self) -> &'static str {
         if self.is_of_the_file() {
             "the file was changed or damaged after the build; copy the bundle again, or rebuild it with `moec build`"

@@ -1,4 +1,4 @@
-//! What is asked of a store and what it tells.
+//! Requests to a store and its events.
 
 use super::buffer::{Buffer, Loaded};
 use super::error::ReadError;
@@ -6,12 +6,12 @@ use super::error::ReadError;
 /// Most extents of one fetch.
 pub const MAX_PARTS: usize = 8;
 
-/// How urgent a fetch is.
+/// Priority of a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Priority {
-    /// Somebody waits for it.
+    /// A thread waits for it.
     Demand,
-    /// Somebody may want it soon. Read while there is no demand.
+    /// It may be needed soon. Read while there is no demand.
     Prefetch,
 }
 
@@ -31,11 +31,11 @@ impl Ticket {
     }
 }
 
-/// What became of a fetch.
+/// Result of a fetch.
 #[derive(Debug)]
 pub enum Event {
     /// An extent is there while others of its fetch are not yet. It lies in the buffer, [`super::extent::BLOCK`]-aligned
-    /// behind those before it, and is not written to until the buffer is submitted again.
+    /// after those before it, and is not written to until the buffer is submitted again.
     Arrived {
         /// Fetch.
         ticket: Ticket,
@@ -53,7 +53,7 @@ pub enum Event {
     Failed {
         /// Fetch.
         ticket: Ticket,
-        /// Which and why.
+        /// The extent and the reason.
         error: ReadError,
     },
     /// It was cancelled. Its buffer is free once the last read into it has ended.
@@ -61,7 +61,7 @@ pub enum Event {
         /// Fetch.
         ticket: Ticket,
     },
-    /// The last read of a fetch that failed or was cancelled has ended, and its buffer is free: told behind
+    /// The last read of a fetch that failed or was cancelled has ended, and its buffer is free: told after
     /// [`Event::Failed`] or [`Event::Cancelled`], and never of a read that does not end.
     Released {
         /// Fetch.
@@ -69,7 +69,7 @@ pub enum Event {
     },
 }
 
-/// What a fetch is to do.
+/// Task of a fetch.
 #[derive(Debug)]
 pub(super) struct Fetch {
     pub(super) ticket: Ticket,

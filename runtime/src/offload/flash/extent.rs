@@ -1,10 +1,10 @@
-//! Which bytes of which file are read and checked together.
+//! Extents: bytes of a file that are read and checked together.
 
 use crate::error::{Error, Result};
 use crate::platform::regular::FileId;
 use std::path::PathBuf;
 
-/// What the offset of an extent is a multiple of, in bytes: direct reads ask for it.
+/// Alignment of an extent's offset, in bytes: direct reads require it.
 pub const BLOCK: u64 = 4096;
 
 /// Bytes that are read, checked and handed out together: the gate and up matrices of an expert, or its down
@@ -17,12 +17,12 @@ pub struct Extent {
     pub offset: u64,
     /// Size, at least 1.
     pub bytes: u64,
-    /// CRC-32C (Castagnoli) of the bytes; none if nobody has summed them: then they are handed out as they were read.
+    /// CRC-32C (Castagnoli) of the bytes; none if there is no checksum: then they are returned as they were read.
     pub crc32c: Option<u32>,
 }
 
 impl Extent {
-    /// Where the next extent begins if it is read together with this one.
+    /// Offset of the next extent if it is read together with this one.
     const fn next(&self) -> u64 {
         (self.offset + self.bytes).next_multiple_of(BLOCK)
     }
@@ -31,7 +31,7 @@ impl Extent {
 /// A file that extents lie in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileEntry {
-    /// Where it is.
+    /// Path.
     pub path: PathBuf,
     /// Its size.
     pub bytes: u64,

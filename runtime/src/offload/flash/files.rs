@@ -16,7 +16,7 @@ pub struct Files {
 #[derive(Debug)]
 struct Open {
     file: File,
-    /// Why the page cache lies between; none if it does not, or is what the table asks for.
+    /// Reason for reading through the page cache; `None` if it is bypassed, or requested by the table.
     buffered: Option<String>,
 }
 
@@ -117,7 +117,7 @@ fn open_one(path: &Path, direct: bool) -> io::Result<File> {
     if direct {
         // Some file systems refuse only when it comes to reading, or want larger blocks.
         let region = Region::new("first block of a file", BLOCK).map_err(io::Error::other)?;
-        // SAFETY: the region has that many zeroed bytes and nobody else knows it.
+        // SAFETY: the region has that many zeroed bytes and nothing else refers to it.
         let block = unsafe { std::slice::from_raw_parts_mut(region.base().ptr(), region.bytes()) };
         match file.read_at(block, 0) {
             Err(e) if refused(&e) => return Err(e),

@@ -1,5 +1,5 @@
 //! A store's view of flash: fetches go in, events come out, a thread of its own reads. Under virtual time there is no such
-//! thread: the same turns are taken by whoever asks, so that the same questions are answered at the same moments.
+//! thread: the requesting thread takes the same turns, so that the same questions are answered at the same moments.
 
 use super::buffer::{Buffer, Buffers};
 use super::clock::Clock;
@@ -18,12 +18,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long dropping waits for reads in flight, and for how long it sleeps in between.
+/// Time that dropping waits for reads in flight.
 const GRACE: Duration = Duration::from_secs(1);
-/// How long to wait where the system asked to try again.
+/// Wait before a read that is to be tried again.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// What was read since the start.
+/// Statistics of reads since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Bytes of extents that arrived, those read again included.
@@ -43,7 +43,7 @@ pub struct Stats {
 /// Makes a device of what reads its bytes, and its clock.
 pub type Device<'a> = &'a dyn Fn(Option<Box<dyn Reader>>) -> (Box<dyn Reader>, Arc<dyn Clock>);
 
-/// Puts something in front of the reader that has the bytes.
+/// Puts something before the reader that has the bytes.
 pub type Wrapped<'a> = &'a dyn Fn(Box<dyn Reader>) -> Box<dyn Reader>;
 
 enum Command {
@@ -72,11 +72,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Who takes turns.
+/// Thread that takes turns.
 enum Hand {
     /// A thread of its own.
     Thread { waker: Arc<dyn Wake>, handle: Option<JoinHandle<()>> },
-    /// Whoever asks.
+    /// The requesting thread.
     Caller(Box<Mutex<Worker>>),
 }
 
@@ -108,7 +108,7 @@ impl Flash {
         Self::with_reader(table, buffers, options, clock, |reader| reader)
     }
 
-    /// As [`Flash::open`], with something put in front of the reader.
+    /// As [`Flash::open`], with something put before the reader.
     ///
     /// # Errors
     /// As [`Flash::open`].
@@ -131,7 +131,7 @@ impl Flash {
         Ok(Self::of(table, buffers, shared, hand, clock, &description, options))
     }
 
-    /// A device whose time passes where somebody waits for it, read as any other: by the same scheduler, cut into the same
+    /// A device whose time passes while a thread waits for it, read as any other: by the same scheduler, cut into the same
     /// blocks. Time passes in [`Flash::wait`], [`Flash::news`] and [`Flash::pass`]. `device` makes it of the reader that has the
     /// bytes, and gives its clock; `wrap` makes that reader from the one that [`Flash::open`] would take; none: no file is opened,
     /// nothing is read, and no checksum is computed.
@@ -289,7 +289,7 @@ impl Flash {
         {}
     }
 
-    /// The time of whoever waits for it.
+    /// Clock of the threads that wait for it.
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock
     }
@@ -299,12 +299,12 @@ impl Flash {
         matches!(self.hand, Hand::Caller(_))
     }
 
-    /// Which reader it is and what it has, for people.
+    /// Name of the reader and its features, for people.
     pub fn describe(&self) -> &str {
         &self.description
     }
 
-    /// What was read so far.
+    /// Statistics of reads so far.
     pub fn stats(&self) -> Stats {
         *lock(&self.shared.stats)
     }
@@ -335,7 +335,7 @@ impl Drop for Flash {
     }
 }
 
-/// What the thread has.
+/// State of the thread.
 struct Worker {
     // Dropped in this order: the reader waits for its reads, then the scheduler keeps what they still hold.
     reader: Box<dyn Reader>,
@@ -496,7 +496,7 @@ impl Worker {
         }
     }
 
-    /// Tells everybody that there will be no more reads.
+    /// Tells all waiting threads that there will be no more reads.
     fn broken(&mut self, errno: i32) {
         let mut inbox = lock(&self.shared.inbox);
         inbox.broken = Some(errno);

@@ -1,4 +1,4 @@
-//! Which [`Reader`] this machine has.
+//! Choice of the [`Reader`] for this machine.
 
 use super::buffer::Buffers;
 use super::files::Files;

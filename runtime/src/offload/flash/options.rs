@@ -1,4 +1,4 @@
-//! How flash is read.
+//! Options of reads from flash.
 
 use crate::error::{Error, Result};
 use std::time::Duration;
@@ -8,7 +8,7 @@ pub const SMALLEST_BLOCK: u32 = 4 << 10;
 /// Largest block, in bytes: the last of the table that a device is measured by (PowerInfer-2, §2.3.2).
 pub const LARGEST_BLOCK: u32 = 512 << 10;
 
-/// Which reader.
+/// Choice of a reader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
     /// io_uring where the kernel has it, else threads.
@@ -35,7 +35,7 @@ impl Choice {
         found.ok_or_else(|| Error::range(what, range, format!("`{name}`")))
     }
 
-    /// What `MOEC_FLASH` asks for; [`Choice::Auto`] if it is not set.
+    /// Choice by `MOEC_FLASH`; [`Choice::Auto`] if it is not set.
     ///
     /// # Errors
     /// As [`Choice::parse`].
@@ -47,10 +47,10 @@ impl Choice {
     }
 }
 
-/// How flash is read.
+/// Options of reads from flash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Which reader.
+    /// Reader.
     pub reader: Choice,
     /// Whether reads pass by the kernel's page cache where the file system lets them.
     pub direct: bool,
@@ -64,10 +64,10 @@ pub struct Options {
     /// Whether the memory of all buffers is made known to the kernel beforehand, where that is possible. It is then there at
     /// once: not for buffers that are filled one after the other, and once.
     pub register: bool,
-    /// How often a block is read again after an error of the device or without getting any further, and an
+    /// Number of times that a block is read again after an error of the device or without getting any further, and an
     /// extent whose checksum is wrong.
     pub retries: u32,
-    /// How often a block is read again because the system asked for it (`EINTR`, `EAGAIN`).
+    /// Number of times that a block is read again because the kernel asked for it (`EINTR`, `EAGAIN`).
     pub interruptions: u32,
     /// Longest time that a read may take.
     pub time_limit: Duration,

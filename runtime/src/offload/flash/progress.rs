@@ -1,4 +1,4 @@
-//! How far fetches and their blocks are.
+//! Progress of fetches and their blocks.
 
 use super::buffer::Buffer;
 use super::event::{MAX_PARTS, Priority, Ticket};

@@ -17,7 +17,7 @@ pub struct Read {
     pub offset: u64,
     /// Bytes, a multiple of 4096. May reach past the end of the file.
     pub bytes: u32,
-    /// Where they go, aligned to 4096 bytes.
+    /// Destination, aligned to 4096 bytes.
     pub at: Addr,
     /// Index of the buffer that they go to.
     pub buffer: u32,
@@ -43,11 +43,11 @@ pub trait Reader: Send {
     /// The reader is broken and must be dropped. Some of the reads may have been started.
     ///
     /// # Safety
-    /// The bytes of every read belong to a buffer of the reader's [`Buffers`](super::Buffers), and nobody else accesses them
+    /// The bytes of every read belong to a buffer of the reader's [`Buffers`](super::Buffers), and nothing else accesses them
     /// before its [`Done`] was returned. No more than [`Reader::depth`] are in flight.
     unsafe fn submit(&mut self, reads: &[Read]) -> io::Result<()>;
 
-    /// Waits until a read has ended, somebody has called [`Wake::wake`], or `at_most` is over (none: for
+    /// Waits until a read has ended, [`Wake::wake`] was called, or `at_most` is over (none: for
     /// ever), and appends all reads that have ended. May return early with none.
     ///
     /// # Errors
@@ -57,7 +57,7 @@ pub trait Reader: Send {
     /// Ends a [`Reader::wait`] from another thread.
     fn waker(&self) -> Arc<dyn Wake>;
 
-    /// What it is, for people.
+    /// Name, for people.
     fn describe(&self) -> String;
 }
 

@@ -1,4 +1,4 @@
-//! Which block is read next, and what its answer means.
+//! Scheduler of blocks: the one that is read next, and the handling of results.
 //!
 //! A fetch reads neighbouring extents into one buffer. It is cut into blocks, in order; as many as the
 //! reader's depth are in flight, those of urgent fetches before all others. An answer that falls short is
@@ -301,7 +301,7 @@ impl Scheduler {
         let state = &mut f.parts[part as usize];
         let (start, end) = (e.offset - base.offset, first.unwrap_or(state.cut));
         if end > state.summed {
-            // SAFETY: the reads of all blocks in front of `end` have ended, and other blocks share no byte with these.
+            // SAFETY: the reads of all blocks before `end` have ended, and other blocks share no byte with these.
             let bytes = unsafe { f.buffer.slice(start + state.summed..start + end) };
             (state.crc32c, state.summed) = (checksum_after(state.crc32c, bytes), end);
         }
@@ -394,7 +394,7 @@ impl Scheduler {
         }
     }
 
-    /// When the first read in flight will have taken too long.
+    /// Time when the first read in flight will have taken too long.
     pub(super) fn deadline(&self) -> Option<Duration> {
         let waiting = self.blocks.iter().flatten().filter(|b| !b.overdue);
         waiting.map(|b| b.since.saturating_add(self.options.time_limit)).min()

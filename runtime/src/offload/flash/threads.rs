@@ -30,7 +30,7 @@ struct Shared {
     state: Mutex<State>,
     /// There is something to read, or the end has come.
     work: Condvar,
-    /// A read has ended, or somebody calls.
+    /// A read has ended, or [`Wake::wake`] was called.
     news: Condvar,
     files: Arc<Files>,
     /// Held so that the memory outlives a read that takes longer than its reader.
@@ -107,8 +107,8 @@ fn work(shared: &Shared) {
 fn perform(files: &Files, read: &Read) -> Result<u32, i32> {
     let file = files.get(read.file).ok_or(libc::EBADF)?;
     let offset = libc::off_t::try_from(read.offset).map_err(|_| libc::EINVAL)?;
-    // SAFETY: the descriptor is open as long as `files`; whoever submitted the read has promised that the
-    // bytes are those of a buffer and that nobody else uses them.
+    // SAFETY: the descriptor is open as long as `files`; the code that submitted the read has promised that the
+    // bytes are those of a buffer and that nothing else uses them.
     let n = unsafe { libc::pread(file.as_raw_fd(), read.at.ptr().cast(), read.bytes as usize, offset) };
     u32::try_from(n).map_err(|_| io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }

@@ -11,13 +11,13 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Token of the question whether somebody has called.
+/// Token of the poll for wake-ups.
 const CALLED: u64 = u64::MAX;
 /// Most bytes of memory that one registration takes.
 const REGISTERED: usize = 1 << 30;
 /// Most registrations that every kernel takes.
 const REGISTRATIONS: usize = 1024;
-/// How long dropping waits for reads in flight.
+/// Time that dropping waits for reads in flight.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// An io_uring with its files and, as far as the kernel allows, its buffers registered.
@@ -31,7 +31,7 @@ pub struct Uring {
     watching: bool,
     /// By buffer, its registration; empty if there are none.
     registered: Vec<Option<u16>>,
-    /// Why buffers are not registered.
+    /// Reason that buffers are not registered.
     unregistered: Option<String>,
     files_registered: bool,
     in_flight: usize,
@@ -43,12 +43,12 @@ struct Call(File);
 
 impl Call {
     fn new() -> io::Result<Self> {
-        // SAFETY: no pointers; the result is a descriptor that nobody owns, or −1.
+        // SAFETY: no pointers; the result is a descriptor without an owner, or −1.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is new and valid, and owned by nobody else.
+        // SAFETY: the descriptor is new and valid, and has no other owner.
         Ok(Self(unsafe { File::from_raw_fd(fd) }))
     }
 }
@@ -66,7 +66,7 @@ impl Uring {
     /// # Errors
     /// The kernel has none, forbids it, or is too old (before 5.11).
     pub fn new(files: Arc<Files>, buffers: Arc<Buffers>, depth: u32, register: bool) -> io::Result<Self> {
-        // One more for the question whether somebody has called.
+        // One more for the poll for wake-ups.
         let ring = IoUring::new(depth.max(1) + 1)?;
         let mut probe = Probe::new();
         ring.submitter().register_probe(&mut probe)?;

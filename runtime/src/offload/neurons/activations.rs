@@ -1,4 +1,4 @@
-//! Which neurons tokens use, as a run records it.
+//! Recorded activations: neurons that tokens use.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ impl Activations {
         if all == 0 { 0.0 } else { 1.0 - active as f64 / all as f64 }
     }
 
-    /// How often each neuron is active, as a share of the uses of its matrix, by rank: the mean over all matrices, the most
+    /// Frequency of each neuron's activation, as a share of the uses of its matrix, by rank: the mean over all matrices, the most
     /// active first.
     pub fn frequencies(&self) -> Vec<f64> {
         let mut counts = vec![0_u64; self.neurons as usize];
@@ -40,7 +40,7 @@ impl Activations {
     }
 
     /// Steps of `batch` sequences that are decoded together: the trace is cut into as many stretches of equal length, and a step uses
-    /// what the tokens at its place of all of them use. What is left behind the last stretch is dropped.
+    /// what the tokens at its place of all of them use. What is left after the last stretch is dropped.
     #[must_use]
     pub fn batched(&self, batch: usize) -> Self {
         let steps = self.tokens.len() / batch.max(1);

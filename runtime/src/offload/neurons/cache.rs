@@ -5,7 +5,7 @@
 //! come and go one by one, by the same rule. A neuron lies in one of them: when its cluster becomes hot it moves there and is
 //! not read again. What goes is forgotten; nothing is written back.
 //!
-//! What a step has used stays until the next one begins, also what a streamed cluster finds in the cold region; and nobody goes for
+//! What a step has used stays until the next one begins, also what a streamed cluster finds in the cold region; and nothing is evicted for
 //! what would not fit even so.
 //!
 //! A neuron costs a look at three arrays and, where it is used, a move in a linked list, however many there are; a cluster as much
@@ -33,7 +33,7 @@ pub struct Segmented {
     /// Of these, what this step has used: it does not go before the next one.
     hot_pinned: u64,
     cold_pinned: u64,
-    /// What the cold region holds of every neuron.
+    /// Parts of every neuron in the cold region.
     held: Vec<u8>,
     /// The step that last used each neuron and cluster.
     stamps: Vec<u32>,
@@ -74,7 +74,7 @@ impl Segmented {
         })
     }
 
-    /// What there is to cache.
+    /// Cacheable neurons.
     pub fn shape(&self) -> Shape {
         self.shape
     }
@@ -89,12 +89,12 @@ impl Segmented {
         (self.hot_used, self.cold_used)
     }
 
-    /// What was asked about neurons.
+    /// Counts of requested neurons.
     pub fn neurons(&self) -> Counts {
         self.neurons
     }
 
-    /// What was asked about clusters.
+    /// Counts of requested clusters.
     pub fn clusters(&self) -> Counts {
         self.clusters
     }
@@ -247,13 +247,13 @@ impl Segmented {
         self.hot.push_front(id);
     }
 
-    /// Makes room in the hot region; `false`, and nobody goes, where what this step has used leaves none.
+    /// Makes room in the hot region; `false`, without an eviction, where what this step has used leaves none.
     fn hot_room(&mut self, bytes: u64, on: &mut impl FnMut(Event)) -> bool {
         if bytes > self.regions.hot.saturating_sub(self.hot_pinned) {
             return false;
         }
         while self.hot_used + bytes > self.regions.hot {
-            // What this step has used stands in front of all others.
+            // What this step has used stands before all others.
             let Some(id) = self.hot.back() else { return false };
             self.hot.remove(id);
             self.hot_used -= self.cluster_bytes(id);
@@ -263,7 +263,7 @@ impl Segmented {
         true
     }
 
-    /// Makes room in the cold region; `false`, and nobody goes, where what this step has used leaves none.
+    /// Makes room in the cold region; `false`, without an eviction, where what this step has used leaves none.
     fn cold_room(&mut self, bytes: u64, on: &mut impl FnMut(Event)) -> bool {
         if bytes > self.regions.cold.saturating_sub(self.cold_pinned) {
             return false;

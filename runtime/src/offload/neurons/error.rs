@@ -1,4 +1,4 @@
-//! What can be wrong with a question about neurons.
+//! Errors of requests for neurons.
 
 /// A request that the policies of neurons cannot answer.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]

@@ -15,7 +15,7 @@ const NEWEST: f64 = 0.1;
 /// Bytes after which flash is known.
 const KNOWN: u64 = 16 << 20;
 
-/// What flash has done so far.
+/// Progress of flash so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Bytes that it has read.
@@ -24,19 +24,19 @@ pub struct Seen {
     pub busy: Duration,
 }
 
-/// What is known, and room to plan.
+/// Predictions, and room to plan.
 #[derive(Default)]
 pub(super) struct Ahead {
     depth: usize,
     ranking: Option<Ranking>,
-    /// Experts that were foreseen for each layer and were not in memory, with their places, by layers ahead.
+    /// Experts that were predicted for each layer and were not in memory, with their places, by layers ahead.
     foreseen: Vec<[Vec<(u16, usize)>; DEPTH]>,
-    /// How often such experts are asked for, by layers ahead.
+    /// Frequency with which such experts are requested, by layers ahead.
     odds: [Odds; DEPTH],
     /// Seconds of a layer, waiting aside.
     layer_seconds: f64,
     last: Option<(usize, Duration, Duration)>,
-    /// When the first layer asked.
+    /// Time when the first layer requested experts.
     began: Option<Duration>,
     candidates: [Vec<Candidate>; DEPTH],
     planned: Vec<Prefetch>,
@@ -68,7 +68,7 @@ impl Ahead {
         }
     }
 
-    /// A layer asks for experts: says how right it was to foresee them, and how long the layer before it took.
+    /// A layer asks for experts: says how right it was to predict them, and how long the layer before it took.
     pub(super) fn asked(&mut self, layer: usize, chosen: &[u16], now: Duration, stalled: Duration) {
         self.began.get_or_insert(now);
         if let Some((before, at, had_stalled)) = self.last.replace((layer, now, stalled))
@@ -84,7 +84,7 @@ impl Ahead {
         }
     }
 
-    /// A layer of a token that is decoded with `k` of its experts asks, `scores` being the router's. Remembers whom a full
+    /// A layer of a token that is decoded with `k` of its experts asks, `scores` being the router's. Remembers which experts a full
     /// call would ask for, and notices such a call.
     pub(super) fn little(&mut self, layer: usize, k: usize, shape: PagedLayer, scores: &[f32]) {
         let (last, full) = (layer + 1 == self.evicted.len(), shape.k as usize);
@@ -103,7 +103,7 @@ impl Ahead {
         self.again &= !last;
     }
 
-    /// Whom the next layers will ask for, if the token is decoded again.
+    /// Experts that the next layers will request if the token is decoded again.
     pub(super) fn known(&mut self, layer: usize) -> bool {
         self.keys.clear();
         if !self.again {
@@ -175,7 +175,7 @@ impl Ahead {
             .extend(self.planned.iter().map(|p| Key { layer: (layer + p.ahead) as u16, expert: p.expert }));
     }
 
-    /// What to read, in order.
+    /// Experts to prefetch, in order.
     pub(super) fn prefetches(&self) -> &[Key] {
         &self.keys
     }

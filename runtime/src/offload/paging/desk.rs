@@ -1,4 +1,4 @@
-//! Where events come in and decisions are carried out: the same for a run and for a simulation of one.
+//! Executor of decisions: passes events in and carries decisions out, the same for a run and for a simulation of one.
 //!
 //! A desk tells its [`Decider`] what flash has to tell, in the order in which flash tells it, with the time of flash's clock, and
 //! has flash do what the decider says. Frames are the buffers of flash, by index.
@@ -30,15 +30,15 @@ struct Flight {
 
 /// A decider, and the frames that it decides about.
 pub struct Desk {
-    /// Who decides.
+    /// Decider.
     pub decider: Decider,
-    /// Who is read into a frame.
+    /// Read in flight into each frame.
     flights: Vec<Option<Flight>>,
-    /// Who lies in it: held so that the frame is its own.
+    /// Expert in each frame: held so that the frame is its own.
     loaded: Vec<Option<Loaded>>,
     /// First byte of every frame that was ever filled.
     bases: Vec<Option<Addr>>,
-    /// Why somebody who was asked for could not be read.
+    /// Reason that a requested expert could not be read.
     pub error: Option<Box<ReadError>>,
     journal: Option<&'static Journal>,
 }
@@ -142,7 +142,7 @@ impl Desk {
                 lost.push(frame);
             }
         }
-        // Whoever waits for these would wait for ever.
+        // A thread that waits for these would wait for ever.
         for frame in lost {
             let told = self.news(flash, News::Failed { frame }, watch);
             let told = told.and(self.news(flash, News::Released { frame }, watch));

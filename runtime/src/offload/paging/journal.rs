@@ -1,6 +1,6 @@
-//! What a decider has heard and said, written down: to be looked at, told again, or compared.
+//! Journal of a decider's events and decisions: to be read, replayed, or compared.
 //!
-//! Off unless somebody asks ([`super::Paging::journal`]). Told again, the events give the same decisions ([`Journal::again`]);
+//! Off by default ([`super::Paging::journal`]). Told again, the events give the same decisions ([`Journal::again`]);
 //! what of them is routing ([`Journal::asks`]) is what a simulation starts from.
 
 use super::decider::{Asked, Decider, Decision, Event, How, News, Scores, Seen};
@@ -22,7 +22,7 @@ pub struct Ask {
     pub active: Vec<i32>,
     /// Experts that other units compute.
     pub beside: Vec<i32>,
-    /// Scores of the first row: its own, then those of the layers ahead. Of a call of many rows nobody asks for them.
+    /// Scores of the first row: its own, then those of the layers ahead. They are not needed for a call of many rows.
     pub scores: Vec<Vec<f32>>,
 }
 
@@ -43,7 +43,7 @@ impl Ask {
         }
     }
 
-    /// What has asked.
+    /// Request of a step.
     fn of(asked: &Asked<'_>) -> Self {
         let scored = if asked.rows == 1 { asked.scored } else { 0 };
         Self {
@@ -69,9 +69,9 @@ pub enum Heard {
 /// A line of a journal.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Line {
-    /// What the decider was told, and when.
+    /// Event, and its time.
     Heard(Duration, Heard),
-    /// What it said to that.
+    /// Decision on it.
     Said(Decision),
 }
 
@@ -83,7 +83,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// For so many lines; what comes behind them is not written down.
+    /// For so many lines; what comes after them is not written down.
     pub fn new(most: usize) -> Self {
         Self { lines: Mutex::default(), most }
     }

@@ -1,6 +1,6 @@
 //! Experts on flash, as a store and as a unit: the steps of a plan find them in memory when they need them.
 //!
-//! * [`decider`]: which frame holds whom, what is read next, and who goes. It follows a [`crate::offload::cache::Cache`], and does
+//! * [`decider`]: which frame holds which expert, what is read next, and what is evicted. It follows a [`crate::offload::cache::Cache`], and does
 //!   nothing itself. `ahead`: which experts of the next layers are read before they are asked for.
 //! * `desk`: what is decided is carried out, on flash; [`journal`]: and written down.
 //! * `pager`: who may be used, for lanes that compute. `stage`: the experts of one layer in one call, in the order in which they
@@ -11,9 +11,9 @@
 //! Memory has three regions: weights outside of experts, which are mapped; pinned experts, which are read when the store is
 //! opened and stay; and frames that a policy shares among the other experts.
 //!
-//! Between the steps of a layer (PowerInfer-2, §4.3): `fetch` tells the pager whom the router chose. What is in memory is
+//! Between the steps of a layer (PowerInfer-2, §4.3): `fetch` tells the pager which experts the router chose. What is in memory is
 //! computed first, the others as they arrive; gate and up of an expert are multiplied while its down matrix is still on its
-//! way. Nobody waits for all: a lane that takes an expert waits for that expert.
+//! way. No thread waits for all: a lane that takes an expert waits for that expert.
 
 mod ahead;
 pub mod decider;
@@ -137,7 +137,7 @@ pub(crate) fn open(
     Ok((PagedStore { mapped, tables, halves, bytes }, pager))
 }
 
-/// Who knows what of the experts is in memory.
+/// Store of experts on flash: whole experts or neurons.
 #[derive(Clone)]
 pub(crate) enum OnFlash {
     /// Whole experts are read.
@@ -147,7 +147,7 @@ pub(crate) enum OnFlash {
 }
 
 impl OnFlash {
-    /// What was done so far.
+    /// Statistics so far.
     pub(crate) fn report(&self) -> Report {
         match self {
             Self::Experts(pager) => pager.report(),
@@ -178,7 +178,7 @@ fn neurons_of(program: &Program, layer: &plan::PagedLayer) -> usize {
     experts as usize * inter as usize
 }
 
-/// What the plan says of experts on flash.
+/// Experts on flash in the plan.
 fn on_flash(program: &Program) -> Result<&plan::Paging> {
     program.paging.as_ref().ok_or_else(|| Error::plan("no experts on flash"))
 }
@@ -221,7 +221,7 @@ fn too_small(budget: u64, least: u64) -> Error {
     ))
 }
 
-/// Who stays pinned with other frames: the hottest, in fewer frames the same share of them.
+/// Experts that stay pinned with another number of frames: the hottest, in fewer frames the same share of them.
 fn still_pinned(paging: &plan::Paging, frames: u32) -> &[(u32, u32)] {
     let all = paging.pinned.len() as u64;
     let share = all * u64::from(frames.min(paging.frames)) / u64::from(paging.frames.max(1));
@@ -271,7 +271,7 @@ pub(crate) fn threads(program: &Program, requested: Option<usize>) -> Result<usi
     Ok(found.min(most))
 }
 
-/// Which reader a run here would take, for people: found by opening it.
+/// Reader that a run here would take, for people: found by opening it.
 ///
 /// # Errors
 /// A program without experts on flash, or files that cannot be opened.
@@ -331,7 +331,7 @@ impl Pager {
         let active = &table[layout.expert()..][..active];
         let score = |i: usize, row: usize| -> &[f32] {
             let Some((experts, _)) = self.shape(layer + i) else { return &[] };
-            // SAFETY: the verifier has found `n` rows of so many experts, as far apart; nobody writes them now.
+            // SAFETY: the verifier has found `n` rows of so many experts, as far apart; nothing writes them now.
             unsafe { scores_of(launch, strides, i, row, experts) }
         };
         let asked = Asked { layer, active, beside, rows: launch.n, k, scores: scores.len(), lanes: lane.of };
@@ -341,7 +341,7 @@ impl Pager {
     }
 }
 
-/// How flash is read when nobody says otherwise: `MOEC_FLASH` names the reader.
+/// Default way to read flash: `MOEC_FLASH` names the reader.
 ///
 /// # Errors
 /// A reader that is not known.

@@ -1,4 +1,4 @@
-//! How experts on flash are handled.
+//! Options of experts on flash.
 
 use super::journal::Journal;
 use super::units::Units;
@@ -6,10 +6,10 @@ use crate::error::Result;
 use crate::offload::flash::{self, Reader};
 use std::fmt;
 
-/// How a program whose experts stay on flash runs. The plan says the rest.
+/// Options of a program whose experts stay on flash. The plan has the rest.
 #[derive(Clone, Copy, Debug)]
 pub struct Paging {
-    /// How flash is read.
+    /// Options of reads from flash.
     pub flash: flash::Options,
     /// Bytes that the run may take; `None`: the plan's budget.
     pub budget: Option<u64>,
@@ -19,15 +19,15 @@ pub struct Paging {
     pub preload: bool,
     /// Whether a report has what tokens used ([`super::Used`]), for replays.
     pub record: bool,
-    /// Put in front of the reader, for tests.
+    /// Put before the reader, for tests.
     pub wrap: Option<Wrap>,
-    /// Where all events and decisions are written down.
+    /// Journal that all events and decisions are written to.
     pub journal: Option<&'static Journal>,
     /// Units whose time counts, and not that of this machine: the run computes what it computes, under virtual time.
     pub units: Option<&'static dyn Units>,
 }
 
-/// Something to be put in front of a reader.
+/// Something to be put before a reader.
 #[derive(Clone, Copy)]
 pub struct Wrap(pub &'static (dyn Fn(Box<dyn Reader>) -> Box<dyn Reader> + Sync));
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What lanes need to know while they compute a layer: written by `fetch`, read until the layer's last step.
+/// Stage of a layer for the lanes that compute it: written by `fetch`, read until the layer's last step.
 #[derive(Debug, Default)]
 pub(super) struct Stage {
     /// Place of each expert in the dispatch table, in the order in which they are computed.
@@ -39,7 +39,7 @@ impl Stage {
         }
     }
 
-    /// Nobody yet, for `lanes` lanes.
+    /// An empty stage for `lanes` lanes.
     pub(super) fn clear(&mut self, lanes: usize) {
         // Twice as many as lanes: one that comes late takes less.
         self.pieces = if lanes > 1 { 2 * lanes } else { 1 };

@@ -1,4 +1,4 @@
-//! Where the matrices of experts are now, as kernels read it.
+//! Tables of the matrices' current addresses, which kernels read.
 
 use crate::exec::unit::Half;
 use crate::platform::memory::Addr;

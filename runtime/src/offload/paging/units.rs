@@ -1,4 +1,4 @@
-//! What units are taken to do, where they are modelled: under virtual time.
+//! Modelled units: durations under virtual time.
 
 use crate::offload::flash::{Clock, Reader};
 use std::fmt;

@@ -1,7 +1,7 @@
-//! Who computes the experts of each layer of a plan that runs, and who is brought into which frame (HybriMoE, §IV).
+//! Director: the unit of each expert of a layer, and transfers into frames (HybriMoE, §IV).
 //!
-//! A layer's router has spoken: [`Director::divide`] gives its experts to the GPU or to the processor, and says whose weights the GPU
-//! needs for that and into which frame they go. Then the scores of the layer and what the gates of the next ones foresee are
+//! A layer's router has spoken: [`Director::divide`] gives its experts to the GPU or to the CPU, and says whose weights the GPU
+//! needs for that and into which frame they go. Then the scores of the layer and what the gates of the next ones predict are
 //! known: [`Director::foresee`] says who is brought ahead, as long as the link would be idle.
 //!
 //! Time is the model's alone: a layer takes the makespan of its schedule, and what lies between two layers takes as long as the
@@ -9,7 +9,7 @@
 //! here moves a byte.
 //!
 //! Frames are shared by all layers. Each holds an expert from the start, and a [`Cache`] says who stays. Where its policy lets some
-//! bypass it, a few frames are not the cache's: whoever passes through lies there until somebody else does.
+//! bypass it, a few frames are not the cache's: an expert that passes through lies there until the next one.
 
 use super::prefetch::{self, Outlook, Prefetch};
 use crate::offload::cache::odds::Odds;
@@ -26,14 +26,14 @@ use std::collections::VecDeque;
 /// Of the frames whose policy lets some bypass it, one in so many is for these, up to as many as a token chooses.
 const SPARE: usize = 4;
 
-/// What a director knows from the start.
+/// Initial knowledge of a director.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// What an expert costs.
+    /// Costs of an expert.
     pub costs: Costs,
     /// All experts, each of one byte: what counts is frames.
     pub experts: ExpertIndex,
-    /// Who divides the experts of a prompt, and of tokens that are decoded.
+    /// Solvers for the experts of a prompt, and of tokens that are decoded.
     pub divides: [Solver; 2],
     /// Solver of the frames.
     pub keeps: Setting,
@@ -41,15 +41,15 @@ pub struct Setup {
     pub ahead: usize,
     /// Microseconds between the experts of two layers.
     pub window_us: f64,
-    /// Who begins in a frame: one for each of these, in this order.
+    /// Initial experts of frames: one for each of these, in this order.
     pub cached: Vec<Key>,
     /// Those of them that never leave.
     pub pinned: Vec<Key>,
-    /// How the router's logits become scores.
+    /// Function that turns the router's logits into scores.
     pub score: Score,
 }
 
-/// What was decided so far, in numbers.
+/// Counters of decisions so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counts {
     /// Experts that layers used and a frame held, or would soon: counted once in each step.
@@ -62,9 +62,9 @@ pub struct Counts {
     pub ahead: u64,
     /// Of these, those that the next step of their layer used.
     pub foreseen: u64,
-    /// Experts that the processor had computed and that were brought behind that.
+    /// Experts that the CPU had computed and that were brought after that.
     pub kept: u64,
-    /// Experts that were to be brought and found no frame: the processor computed them.
+    /// Experts that were to be brought and found no frame: the CPU computed them.
     pub turned_away: u64,
     /// Sum of what layers were expected to take, in microseconds.
     pub makespan_us: f64,
@@ -85,20 +85,20 @@ pub struct Director {
     /// By number of the expert: its frame.
     frames: Vec<Option<u32>>,
     free: Vec<u32>,
-    /// Who is in a frame and not the cache's, the first that came first.
+    /// Experts in a frame that are not the cache's, the oldest first.
     passing: VecDeque<Key>,
-    /// Who is on the way, until when.
+    /// Experts in transfer, and when each ends.
     coming: Vec<(Key, f64)>,
     /// The model's time, when the link is done, and how long the last layer takes.
     now: f64,
     link: f64,
     span: f64,
-    /// The last layer, and whom the processor computed there though no frame held it.
+    /// The last layer, and the experts that the CPU computed there because no frame held them.
     layer: usize,
     missed: Vec<u16>,
     /// By layers ahead: how often what stands at a place of the prediction is used.
     odds: Vec<Odds>,
-    /// By layer: how far ahead it was foreseen last, and whom; whom of these was brought.
+    /// By layer: how far ahead it was predicted last, and which experts; which of these were brought.
     foreseen: Vec<(usize, Vec<u16>)>,
     told: Vec<Key>,
     tasks: Vec<Task>,
@@ -113,7 +113,7 @@ impl Director {
     /// With these.
     ///
     /// # Errors
-    /// Times that are none, experts that do not exist, a policy that gives layers frames of their own or cannot keep who begins
+    /// Negative or NaN times, experts that do not exist, a policy that gives layers frames of their own or cannot keep who begins
     /// in them.
     pub fn new(setup: Setup) -> Result<Self, ScheduleError> {
         let Setup { costs, experts, divides, keeps, ahead, window_us, cached, pinned, score } = setup;
@@ -177,7 +177,7 @@ impl Director {
         })
     }
 
-    /// What was decided so far.
+    /// Counters of decisions so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }
@@ -203,7 +203,7 @@ impl Director {
     }
 
     /// Divides the experts of a layer, of which tokens chose each as often as `loads` says. Who is not in the host's memory
-    /// (`there`) is not brought: the processor computes it as it comes.
+    /// (`there`) is not brought: the CPU computes it as it comes.
     ///
     /// # Errors
     /// A layer or an expert that does not exist.
@@ -242,7 +242,7 @@ impl Director {
         self.link = now + schedule.done.link.max(free.link);
         self.counts.link_us += schedule.done.link - free.link;
         self.layer = layer;
-        // The cache hears of whom it holds and of who comes.
+        // The cache is told which experts it holds and which come.
         let mut comes = Vec::with_capacity(tasks.len());
         for run in &schedule.runs {
             match (run.unit, tasks[run.task].held) {
@@ -264,7 +264,7 @@ impl Director {
             Event::Load(key) | Event::Stream(key) => {
                 let stays = matches!(event, Event::Load(_));
                 let here = passing.iter().position(|p| *p == key);
-                // Whoever passes through has a frame already.
+                // An expert that passes through has a frame already.
                 if let Some(at) = here {
                     if stays {
                         passing.remove(at);
@@ -291,7 +291,7 @@ impl Director {
     }
 
     /// Says who is brought ahead, while the layer that was divided last is computed: `scores(0)` are its router's logits of a
-    /// token, and behind them stand those that the gates of the next `scored − 1` layers give. Of many tokens there are none.
+    /// token, and after them stand those that the gates of the next `scored − 1` layers give. Of many tokens there are none.
     ///
     /// # Errors
     /// An expert that does not exist.
@@ -331,7 +331,7 @@ impl Director {
         Ok(&self.brings)
     }
 
-    /// What a layer ahead is expected to use: as many experts as a token chooses, the first of the gate.
+    /// Predicted uses of a layer ahead: as many experts as a token chooses, the first of the gate.
     fn look(&mut self, layer: usize, ahead: usize, start: f64, logits: &[f32], there: &dyn Fn(Key) -> bool) {
         let mut outlook = std::mem::take(&mut self.outlooks[ahead - 1]);
         outlook.start = start;
@@ -354,7 +354,7 @@ impl Director {
         self.outlooks[ahead - 1] = outlook;
     }
 
-    /// Whom the processor computes now may follow, the highest score first, as long as the link is idle until `end`.
+    /// Experts that the CPU computes now may follow, the highest score first, as long as the link is idle until `end`.
     fn follow(&mut self, logits: &[f32], end: f64, there: &dyn Fn(Key) -> bool) -> Result<(), ScheduleError> {
         let of = |e: u16| logits.get(usize::from(e)).copied().unwrap_or(f32::NEG_INFINITY);
         let mut missed = std::mem::take(&mut self.missed);
@@ -375,7 +375,7 @@ impl Director {
     /// Brings an expert that may be wanted, if the policy keeps it.
     fn invite(&mut self, key: Key) -> Result<bool, ScheduleError> {
         let Self { cache, frames, free, passing, experts, brings, layer, .. } = self;
-        // Whom the layer that is computed now reads keeps its frame.
+        // An expert that the current layer reads keeps its frame.
         let used = |key: &Key| usize::from(key.layer) == *layer;
         let mut taken = false;
         cache.ahead(key, |event| match event {
@@ -420,7 +420,7 @@ impl Director {
         self.coming.push((key, self.link));
     }
 
-    /// A layer has chosen: what was foreseen of it was right or wrong.
+    /// A layer has chosen: what was predicted of it was right or wrong.
     fn learn(&mut self, layer: usize, loads: &[u32]) {
         let used = |e: u16| loads.get(usize::from(e)).is_some_and(|&n| n > 0);
         let counts = &mut self.counts;
@@ -437,7 +437,7 @@ impl Director {
         named.clear();
     }
 
-    /// When a frame holds an expert, from a moment on.
+    /// Time from which on a frame holds an expert.
     fn when(&self, key: Key, from: f64) -> Option<f64> {
         when(&self.experts, &self.frames, &self.coming, key, from)
     }

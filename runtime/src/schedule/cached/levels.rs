@@ -1,15 +1,15 @@
 //! Experts on three levels: flash, the host's memory, the GPU's (HybriMoE §IV-D for the two upper ones).
 //!
 //! Two caches, one inside of the other: what the GPU holds is in the host's memory, too. So an expert that leaves the GPU needs no
-//! way back, and an idle processor can compute what the GPU holds, as §IV-B wants it. The price is the GPU's share of the host's
+//! way back, and an idle CPU can compute what the GPU holds, as §IV-B wants it. The price is the GPU's share of the host's
 //! memory, which is the larger one. What leaves the host leaves the GPU.
 //!
 //! The host's cache hears of every expert that is used. The GPU's hears of those that it held or that were transferred for a layer: the
-//! scheduler says which, and what the processor computes does not come by itself.
+//! scheduler says which, and what the CPU computes does not come by itself.
 
 use crate::offload::cache::{Cache, CacheError, Event, ExpertIndex, Key, Setting};
 
-/// Where the nearest copy of an expert is.
+/// Level of the nearest copy of an expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
     /// On flash alone.
@@ -20,7 +20,7 @@ pub enum Level {
     Gpu,
 }
 
-/// What becomes of the bytes of an expert.
+/// Fate of an expert's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moved {
     /// Read from flash into the host's memory, where it stays.
@@ -58,7 +58,7 @@ impl Levels {
         })
     }
 
-    /// Where an expert is; [`Level::Flash`] for one that does not exist.
+    /// Level of an expert; [`Level::Flash`] for one that does not exist.
     pub fn level(&self, key: Key) -> Level {
         match (self.gpu.contains(key), self.host.contains(key)) {
             (true, _) => Level::Gpu,

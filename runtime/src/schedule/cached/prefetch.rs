@@ -1,4 +1,4 @@
-//! Which experts of the next layers to transfer ahead (§IV-C): those that shorten the simulated layers most.
+//! Experts of the next layers to transfer ahead (§IV-C): those that shorten the simulated layers most.
 //!
 //! The gates of the next layers, applied to the current hidden state, say which experts may be wanted, and by how many tokens.
 //! For up to [`DEPTH`] layers ahead the divider gives the time of a layer with an expert on the host alone, and with it on
@@ -22,7 +22,7 @@ pub struct Outlook {
     pub start: f64,
     /// Experts that it is expected to use. Times of [`Task::held`] are from the layer's start on.
     pub tasks: Vec<Task>,
-    /// How likely each of them is wanted.
+    /// Probability that each of them is needed.
     pub probability: Vec<f64>,
 }
 
@@ -35,7 +35,7 @@ pub struct Prefetch {
     pub expert: u16,
     /// Microseconds that it is expected to save, less what it costs.
     pub gain: f64,
-    /// When it is on the GPU, in microseconds from now.
+    /// Time when it is on the GPU, in microseconds from now.
     pub there: f64,
 }
 
@@ -78,7 +78,7 @@ fn impact(divider: &mut Divider, policy: Solver, layer: &mut Outlook, there: f64
     let mut best: Option<(f64, usize)> = None;
     let (mut last, mut looked_at) = (u32::MAX, 0);
     while looked_at < LOOKED_AT {
-        // The likeliest of the next smaller load.
+        // The most probable of the next smaller load.
         let of = |i: usize| (layer.tasks[i].load, layer.probability.get(i).copied().unwrap_or(0.0));
         let rest = (0..layer.tasks.len()).filter(|&i| layer.tasks[i].held.is_none() && of(i).0 < last);
         let next = rest.max_by(|&i, &j| {
@@ -99,7 +99,7 @@ fn impact(divider: &mut Divider, policy: Solver, layer: &mut Outlook, there: f64
     best
 }
 
-/// How much longer the next layer takes if the link is busy until `there`.
+/// Delay of the next layer if the link is busy until `there`.
 fn delay(divider: &mut Divider, policy: Solver, next: &Outlook, there: f64) -> f64 {
     let late = (there - next.start).max(0.0);
     if late == 0.0 {

@@ -1,7 +1,7 @@
-//! What is on its way to the memory of a unit: one queue, in the order in which it was told, beside all steps.
+//! Transfers to the memory of a unit: one queue in the order of submission, beside all steps.
 //!
-//! In a call one thread serves the link. Whoever decides tells it jobs, and steps that read what was brought wait for a job's
-//! ticket. Outside of a call nobody serves: a job is done at once.
+//! In a call one thread serves the link. The dispatcher gives it jobs, and steps that read what was brought wait for a job's
+//! ticket. Outside of a call no thread serves it: a job is done at once.
 
 use crate::exec::beside::forget;
 use crate::exec::unit::Unit;
@@ -14,11 +14,11 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 /// A matrix on its way.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Way {
-    /// In the processor's memory.
+    /// In the CPU's memory.
     pub(super) from: Addr,
     /// In the unit's.
     pub(super) to: Addr,
-    /// Where the unit's table then names it.
+    /// Entry of the unit's table that then names it.
     pub(super) entry: Addr,
     pub(super) bytes: usize,
 }
@@ -63,7 +63,7 @@ struct State {
 pub(crate) struct Link {
     state: Mutex<State>,
     wake: Condvar,
-    /// Who has left the host's memory since somebody asked.
+    /// Experts that have left the host's memory since the last query.
     gone: Mutex<Vec<Key>>,
 }
 
@@ -77,7 +77,7 @@ impl Link {
         self.lock().served = true;
     }
 
-    /// Nobody tells it anything more in this call.
+    /// No more jobs come in this call.
     pub(crate) fn close(&self) {
         self.lock().served = false;
         self.wake.notify_all();
@@ -109,7 +109,7 @@ impl Link {
     /// Tells it a job; gives its ticket.
     ///
     /// # Safety
-    /// All places have their bytes until the job is done; nobody reads where it writes before its ticket is over.
+    /// All places have their bytes until the job is done; nothing reads where it writes before its ticket is over.
     pub(super) unsafe fn push(&self, job: Job, unit: &dyn Unit) -> u64 {
         let mut state = self.lock();
         state.told += 1;
@@ -139,7 +139,7 @@ impl Link {
         self.lock().told
     }
 
-    /// Who has left since the last time, into `to`.
+    /// Writes the experts that have left since the last call into `to`.
     pub(super) fn take_gone(&self, to: &mut Vec<Key>) {
         to.append(&mut self.gone.lock().unwrap_or_else(PoisonError::into_inner));
     }
@@ -171,7 +171,7 @@ mod tests {
         unsafe fn submit(&self, _: &Launch<'_>, _: Lane) {}
     }
 
-    /// Whoever waits for a ticket sees its bytes, and the table names them; without anybody who serves a job is done at once.
+    /// A thread that waits for a ticket sees its bytes, and the table names them; without a serving thread a job is done at once.
     #[test]
     fn what_is_told_is_done_in_order() {
         const JOBS: usize = 500;

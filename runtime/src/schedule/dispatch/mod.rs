@@ -25,10 +25,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 pub(crate) use link::Link;
 use link::{Job, Way};
 
-/// What became of experts that are assigned in every step since the engine was opened.
+/// Statistics of experts that are assigned in every step, since the engine was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Assigned {
-    /// Experts, counted once in each step, that the hot unit, the processor and the modules ran.
+    /// Experts, counted once in each step, that the hot unit, the CPU and the modules ran.
     pub experts: [u64; 3],
     /// Rows of these.
     pub rows: [u64; 3],
@@ -40,14 +40,14 @@ pub struct Assigned {
     pub predicted: [u64; 2],
     /// Sum over steps of what the scheduler expects them to take, in microseconds.
     pub makespan_us: f64,
-    /// What became of frames that all layers share, where there are any.
+    /// Counters of frames that all layers share, where there are any.
     pub frames: Option<Counts>,
 }
 
 /// Matrices of a layer's experts in two memories, each with a table of their addresses.
 #[derive(Clone, Copy, Debug)]
 struct Matrices {
-    /// The processor's table.
+    /// The CPU's table.
     from: Addr,
     /// The hot unit's.
     to: Addr,
@@ -55,22 +55,22 @@ struct Matrices {
     bytes: usize,
 }
 
-/// What is fixed of a layer.
+/// Constants of a layer.
 struct Layer {
-    /// Indices into its units, as [`Scheduled`] numbers them: the hot unit, the processor, the cold one.
+    /// Indices into its units, as [`Scheduled`] numbers them: the hot unit, the CPU, the cold one.
     places: [u32; 3],
     /// Index of the streams of the cold unit.
     set: Option<u32>,
     segments: Vec<u32>,
 }
 
-/// Who decides.
+/// Scheduler of experts.
 enum Core {
     Scheduled(Box<Running>),
     Cached(Box<Director>),
 }
 
-/// What transfers work with.
+/// Context of transfers.
 struct Hands<'a> {
     units: Units<'a>,
     layers: &'a [Layer],
@@ -97,7 +97,7 @@ impl<'a> Hands<'a> {
         self.matrices.get(layer).map_or(&[], Vec::as_slice)
     }
 
-    /// Where the matrices of an expert lie that the hot unit holds.
+    /// Addresses of the matrices of an expert that the hot unit holds.
     ///
     /// # Safety
     /// As [`Assigner::dispatch`].
@@ -124,7 +124,7 @@ impl<'a> Hands<'a> {
             return;
         };
         let way = |(m, &to): (&Matrices, &Addr)| Way {
-            // SAFETY: tables have an address for each expert, and the processor's are in its memory.
+            // SAFETY: tables have an address for each expert, and the CPU's are in its memory.
             from: unsafe { entry(m.from, expert).of::<Addr>().read() },
             to,
             entry: entry(m.to, expert),
@@ -151,7 +151,7 @@ fn bad(e: ScheduleError) -> Error {
 
 struct State {
     core: Core,
-    /// Who begins in each frame, and where the frame's matrices lie: known when the first step runs.
+    /// Initial expert of each frame, and the addresses of the frame's matrices: known when the first step runs.
     begins: Vec<Key>,
     frames: Vec<Vec<Addr>>,
     /// By frame: the ticket of what was brought there last.
@@ -161,7 +161,7 @@ struct State {
     /// By expert: rows, and the index of its unit among those of the layer.
     loads: Vec<u32>,
     chosen: Vec<u32>,
-    /// Experts of the last layer that others than the processor compute.
+    /// Experts of the last layer that others than the CPU compute.
     beside: Vec<i32>,
     /// The last job that was told ahead.
     ahead: u64,
@@ -180,7 +180,7 @@ pub(crate) struct Assigner {
     link: Arc<Link>,
     /// By layer, what the hot unit's steps wait for; none where nothing is brought beside them.
     needs: Box<[AtomicU64]>,
-    /// Who knows what the host's memory holds, where experts stay on flash.
+    /// Store that knows the experts in the host's memory, where experts stay on flash.
     pager: Option<OnFlash>,
     forgets: bool,
 }
@@ -250,7 +250,7 @@ impl Assigner {
         })))
     }
 
-    /// Says where matrices lie: `processor` and `hot` give the address of a segment's table in the processor's memory and in
+    /// Says where matrices lie: `processor` and `hot` give the address of a segment's table in the CPU's memory and in
     /// that of the hot unit.
     ///
     /// # Errors
@@ -261,7 +261,7 @@ impl Assigner {
         processor: &dyn Fn(u32) -> Option<Addr>,
         hot: &dyn Fn(u32) -> Option<Addr>,
     ) -> Result<()> {
-        // A unit that works in the processor's memory finds all experts there.
+        // A unit that works in the CPU's memory finds all experts there.
         let apart = self.hot.is_some_and(|unit| program.memory_of(unit as u32) != 0);
         let mut all = Vec::new();
         for layer in &self.layers {
@@ -296,14 +296,14 @@ impl Assigner {
         self.hot.filter(|_| !self.needs.is_empty()).map(|hot| (&*self.link, hot))
     }
 
-    /// Waits until whom the steps of a layer read has come.
+    /// Waits until the experts that a layer's steps read have come.
     pub(crate) fn wait(&self, layer: usize) {
         if let Some(need) = self.needs.get(layer) {
             self.link.wait(need.load(Ordering::Acquire));
         }
     }
 
-    /// What was done so far.
+    /// Statistics so far.
     pub(crate) fn done(&self) -> Assigned {
         let state = self.lock();
         let mut done = state.done;
@@ -442,7 +442,7 @@ impl Assigner {
         }
     }
 
-    /// Gives `ask` the experts of the last layer that others than the processor compute, once nobody is on the way any more who
+    /// Gives `ask` the experts of the last layer that units other than the CPU compute, once no transfer is under way any more that
     /// was brought ahead of it: what it asks for may take the place of these in the host's memory.
     pub(crate) fn beside<T>(&self, ask: impl FnOnce(&[i32]) -> T) -> T {
         let state = self.lock();
@@ -450,7 +450,7 @@ impl Assigner {
         ask(&state.beside)
     }
 
-    /// Has brought whom layers ahead may want: `scores(0)` are the logits of the layer that was assigned last, and behind them stand
+    /// Brings experts that layers ahead may want: `scores(0)` are the logits of the layer that was assigned last, and after them stand
     /// those that the gates of the next layers give.
     ///
     /// # Safety

@@ -1,4 +1,4 @@
-//! What a plan says of its experts, as those who decide have it.
+//! Schedulers' settings from a plan.
 
 use crate::offload::cache::{CachedLayer, ExpertIndex, Key, Setting};
 use crate::schedule::cached::director;
@@ -8,7 +8,7 @@ use crate::schedule::scheduled::{Layout, Place, Placement, Scheduler, Setup, Win
 use crate::schedule::{Costs, NearCosts, Table};
 use moec_ir::plan::{Cached, ExpertCosts, ExpertLayer, ExpertPlacement, Refine, Scheduled};
 
-/// What experts of a plan cost.
+/// Costs of a plan's experts.
 ///
 /// # Errors
 /// Times that are negative or not finite.
@@ -28,7 +28,7 @@ pub fn costs(c: &ExpertCosts) -> Result<Costs, ScheduleError> {
     })
 }
 
-/// What a scheduler is made of, for so many layers of `experts` experts.
+/// Settings of a scheduler, for so many layers of `experts` experts.
 ///
 /// # Errors
 /// As [`costs`].
@@ -71,7 +71,7 @@ fn places(layer: &ExpertLayer, hot: Option<u32>) -> Vec<Place> {
     places.map(|(&module, &at)| Place { layout: layout(module), cached: cached(at) }).collect()
 }
 
-/// What a director knows from the start.
+/// Initial knowledge of a director.
 ///
 /// # Errors
 /// As [`costs`]; a name that is no policy's.

@@ -1,4 +1,4 @@
-//! How much migration fits behind the other work.
+//! Amount of migration that fits after the other work.
 
 use super::placement::Layout;
 use super::setup::Window;

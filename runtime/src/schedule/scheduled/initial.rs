@@ -1,4 +1,4 @@
-//! Where experts are before the first step, by loads that were recorded before (TriMoE, §4.3).
+//! Places of experts before the first step, by recorded loads (TriMoE, §4.3).
 
 use super::placement::{Layout, Place, Placement};
 use super::predictor::{Class, classes};

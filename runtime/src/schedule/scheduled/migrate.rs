@@ -1,4 +1,4 @@
-//! Who moves where before a layer's next step (TriMoE, §4.3).
+//! Moves before a layer's next step (TriMoE, §4.3).
 //!
 //! The step is scheduled with the loads that are expected. Three kinds of tasks are feasible: hot experts that the
 //! GPU does not hold are read ahead; experts whose layout is not that of their class change it; where one memory takes
@@ -36,7 +36,7 @@ pub(crate) struct Migrator {
     ranked: Vec<(Ticks, usize)>,
 }
 
-/// What is known of the layer.
+/// Facts about the layer.
 pub(crate) struct Outlook<'a> {
     pub(crate) prices: &'a Prices,
     pub(crate) foresees: Foresees,
@@ -111,7 +111,7 @@ impl Migrator {
         self.ranked = ranked;
     }
 
-    /// What an expert's class asks for and its place does not give.
+    /// Action that an expert's class asks for and its place lacks.
     fn wanted(&self, outlook: &Outlook<'_>, placement: &Placement, expert: usize) -> Option<Action> {
         let (place, class) = (placement.places()[expert], *outlook.classes.get(expert)?);
         let number = expert as u16;
@@ -191,7 +191,7 @@ impl Migrator {
         true
     }
 
-    /// What an action lowers the excess by.
+    /// Decrease of the excess by an action.
     fn benefit(&mut self, outlook: &Outlook<'_>, placement: &Placement, action: Action) -> Ticks {
         let before = self.excess();
         let undo = self.apply(outlook, placement.places(), action);
@@ -259,7 +259,7 @@ impl Migrator {
     }
 }
 
-/// Whom a prefetch replaces: the cached expert of which least is expected, if that is less than of who comes.
+/// Expert that a prefetch replaces: the cached one of which least is expected, if that is less than of the new one.
 fn coldest(outlook: &Outlook<'_>, placement: &Placement, expert: usize) -> Option<u16> {
     let cached = placement.places().iter().enumerate().filter(|p| p.1.cached);
     let least = cached.map(|p| p.0).min_by(|&a, &b| outlook.loads[a].total_cmp(&outlook.loads[b]))?;

@@ -1,8 +1,8 @@
-//! Where the experts of a layer are.
+//! Places of the experts of a layer.
 
 use crate::schedule::error::ScheduleError;
 
-/// How an expert's weights lie in the host's memory (TriMoE, §4.3).
+/// Layout of an expert's weights in the host's memory (TriMoE, §4.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layout {
     /// Interleaved over all memories: what the host reads fastest.
@@ -21,16 +21,16 @@ impl Layout {
     }
 }
 
-/// Where one expert is: its home in the host's memory, and whether the GPU has a copy.
+/// Place of one expert: its home in the host's memory, and whether the GPU has a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// How it lies in the host's memory.
+    /// Layout in the host's memory.
     pub layout: Layout,
     /// Whether it is resident in the GPU's memory.
     pub cached: bool,
 }
 
-/// Where the routed experts of one layer are. Shared experts are outside of it.
+/// Places of the routed experts of one layer. Shared experts are outside of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     places: Vec<Place>,
@@ -73,7 +73,7 @@ impl Placement {
         self.frames
     }
 
-    /// How many experts are cached.
+    /// Number of cached experts.
     pub fn cached(&self) -> usize {
         self.cached
     }

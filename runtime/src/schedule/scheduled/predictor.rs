@@ -1,4 +1,4 @@
-//! What load an expert is expected to have (TriMoE, §4.3, equation 8), and the class that follows.
+//! Expected load of an expert (TriMoE, §4.3, equation 8), and the class that follows.
 
 use super::placement::{Layout, Place};
 use crate::schedule::sums::prices::Prices;
@@ -11,17 +11,17 @@ pub const ALPHA: f32 = 0.3;
 /// step; of 1, 1.25, 1.5 and 2 this one gave the shortest steps over loads that drift, slowly and fast.
 const UNEVEN: f64 = 1.5;
 
-/// How far beyond the boundary of classes a load must be for an expert to change its layout: what is near it would
+/// Margin beyond the boundary of classes that a load must pass for an expert to change its layout: what is near it would
 /// go back and forth. Of 1 to 2 this one gave the shortest steps over loads that drift; with 1, where they drift
 /// fast, moving lost more than it gained.
 const MARGIN: f64 = 1.5;
 
-/// Which unit an expert is for.
+/// Class of an expert: the unit that it is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Class {
     /// The GPU.
     Hot,
-    /// The processor.
+    /// The CPU.
     Warm,
     /// A near-data unit.
     #[default]
@@ -36,12 +36,12 @@ pub struct Predictor {
 }
 
 impl Predictor {
-    /// Nothing is expected of anybody.
+    /// No tokens are expected of any expert.
     pub(crate) fn new(layers: usize, experts: usize) -> Self {
         Self { averages: vec![0.0; layers * experts], experts }
     }
 
-    /// What is expected of a layer before its first step.
+    /// Sets the expectation of a layer before its first step.
     pub(crate) fn begin(&mut self, layer: usize, loads: &[f64]) {
         for (average, &load) in self.layer_mut(layer).iter_mut().zip(loads) {
             *average = if load.is_finite() { load.max(0.0) as f32 } else { 0.0 };
@@ -65,7 +65,7 @@ impl Predictor {
     }
 }
 
-/// How often predictions were right.
+/// Counts of right and wrong predictions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Experts of all steps: for each one is decided whether it stays, and if not, where it goes.
@@ -93,9 +93,9 @@ impl Tally {
 
 /// Up to how many tokens an expert is cold, where a layer has these loads.
 ///
-/// On its own an expert may be faster on the processor, which has only so much time: what counts is where the
-/// processor and the near-data units end together. The most loaded beyond the GPU's frames are striped and go to
-/// the processor, the others are localized; of all cuts between the two the one is taken whose makespan
+/// On its own an expert may be faster on the CPU, which has only so much time: what counts is where the
+/// CPU and the near-data units end together. The most loaded beyond the GPU's frames are striped and go to
+/// the CPU, the others are localized; of all cuts between the two the one is taken whose makespan
 /// (equation 7, the slowest memory taken as [`UNEVEN`] times the mean) is least. Below 0: nothing is cold.
 pub(crate) fn boundary(
     prices: &Prices,
@@ -143,7 +143,7 @@ pub(crate) fn misplaced(place: Place, class: Class, load: f64, boundary: f64) ->
 
 /// Classes of a layer's experts.
 ///
-/// Hot are the most loaded, as many as the GPU has frames, where it computes them faster than the processor does.
+/// Hot are the most loaded, as many as the GPU has frames, where it computes them faster than the CPU does.
 /// Of the others those are cold that have no more tokens than the [`boundary`].
 pub(crate) fn classes(
     prices: &Prices,

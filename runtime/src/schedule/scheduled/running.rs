@@ -94,7 +94,7 @@ impl Running {
     }
 
     /// Brings the experts to the GPU that it is to run and does not hold, in frames of those that it is not to run now.
-    /// Where there is none, the processor runs them.
+    /// Where there is none, the CPU runs them.
     fn bring_missing(&mut self, layer: usize) {
         for expert in 0..self.decision.units.len() {
             if self.decision.units[expert] != Unit::Gpu || self.frames[layer].contains(&(expert as u16)) {

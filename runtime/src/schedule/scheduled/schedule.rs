@@ -1,4 +1,4 @@
-//! What a scheduler answers.
+//! Results of a scheduler.
 
 use super::placement::Layout;
 
@@ -7,43 +7,43 @@ use super::placement::Layout;
 pub enum Unit {
     /// The GPU.
     Gpu,
-    /// The processor.
+    /// The CPU.
     Cpu,
     /// The near-data unit of the memory that the expert lies on.
     Near,
 }
 
-/// Where an expert is computed in one step.
+/// Unit that computes an expert in one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Home {
     /// On the GPU.
     Gpu,
-    /// On the processor.
+    /// On the CPU.
     Cpu,
     /// On the near-data unit of this memory.
     Near(u16),
 }
 
-/// What moves before a layer's next step (TriMoE, §4.3).
+/// Move before a layer's next step (TriMoE, §4.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// The GPU reads an expert ahead of its use, into the frame of another or a free one.
     Prefetch {
-        /// Who comes.
+        /// Expert that comes.
         expert: u16,
-        /// Whose frame it takes.
+        /// Expert that it evicts.
         evict: Option<u16>,
     },
     /// Localized becomes striped, or striped localized.
     Relayout {
-        /// Who changes.
+        /// Expert that changes its layout.
         expert: u16,
         /// Its layout afterwards.
         to: Layout,
     },
     /// A localized expert goes from one memory to another.
     Rebalance {
-        /// Who goes.
+        /// Expert that leaves.
         expert: u16,
         /// From this memory.
         from: u16,
@@ -53,7 +53,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// Who moves.
+    /// Expert that moves.
     pub fn expert(self) -> u16 {
         match self {
             Self::Prefetch { expert, .. }
@@ -68,7 +68,7 @@ impl Action {
 pub struct Move {
     /// Layer of the expert.
     pub layer: usize,
-    /// What moves.
+    /// The move.
     pub action: Action,
     /// Microseconds that it is predicted to save.
     pub benefit_us: f64,
@@ -79,18 +79,18 @@ pub struct Move {
 /// One step of one layer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Schedule {
-    /// Where each expert is computed; `None`: it has no tokens.
+    /// Unit of each expert; `None`: it has no tokens.
     pub homes: Vec<Option<Home>>,
     /// Equation 7, in microseconds.
     pub makespan_us: f64,
     /// Equation 5 of the GPU.
     pub gpu_us: f64,
-    /// Equation 5 of the processor.
+    /// Equation 5 of the CPU.
     pub cpu_us: f64,
     /// Equation 6 of each memory, with contention.
     pub memory_us: Vec<f64>,
-    /// What each memory's near-data unit computes, without contention.
+    /// Time of each memory's near-data unit, without contention.
     pub near_us: Vec<f64>,
-    /// What moves for the layer that comes next.
+    /// Moves for the layer that comes next.
     pub moves: Vec<Move>,
 }

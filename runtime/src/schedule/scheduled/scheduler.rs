@@ -104,7 +104,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Who computes what in a step of a layer, of which `loads` are the tokens by expert.
+    /// Assigns the experts of a step of a layer to units; `loads` are the tokens by expert.
     ///
     /// # Errors
     /// [`ScheduleError::Layer`], [`ScheduleError::Loads`].
@@ -137,7 +137,7 @@ impl Scheduler {
         Ok(&self.schedule)
     }
 
-    /// What moves before a layer's next step, in a window on the links; the layer's experts are there from now on.
+    /// Moves before a layer's next step, in a window on the links; the layer's experts are there from now on.
     ///
     /// # Errors
     /// [`ScheduleError::Layer`].
@@ -176,22 +176,22 @@ impl Scheduler {
         Ok(&self.schedule)
     }
 
-    /// What it was made of.
+    /// Its settings.
     pub fn setup(&self) -> &Setup {
         &self.setup
     }
 
-    /// Where the experts of a layer are.
+    /// Places of the experts of a layer.
     pub fn placement(&self, layer: usize) -> Option<&Placement> {
         self.placements.get(layer)
     }
 
-    /// What is expected.
+    /// Predictor of loads.
     pub fn predictor(&self) -> &Predictor {
         &self.predictor
     }
 
-    /// How often that was right so far.
+    /// Counts of right predictions so far.
     pub fn tally(&self) -> Tally {
         self.tally
     }

@@ -1,4 +1,4 @@
-//! What a scheduler is made of.
+//! Settings of a scheduler.
 
 use crate::schedule::costs::Costs;
 use crate::schedule::error::ScheduleError;
@@ -11,7 +11,7 @@ pub const MOST_MEMORIES: usize = 1 << 8;
 /// Layers, at most.
 pub const MOST_LAYERS: usize = 1 << 12;
 
-/// How long attention and dense layers leave the links to migration, in microseconds (TriMoE, §4.3).
+/// Time that attention and dense layers leave the links to migration, in microseconds (TriMoE, §4.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Window {
     /// On PCIe.
@@ -20,12 +20,12 @@ pub struct Window {
     pub link_us: f64,
 }
 
-/// What a scheduler is made of.
+/// Settings of a scheduler.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setup {
-    /// Who decides.
+    /// System that decides.
     pub system: System,
-    /// What experts cost.
+    /// Costs of experts.
     pub costs: Costs,
     /// Layers with routed experts.
     pub layers: usize,
@@ -43,7 +43,7 @@ impl Setup {
     /// Whether a scheduler can be made of it.
     ///
     /// # Errors
-    /// [`ScheduleError::TooMany`] for more than can be numbered, [`ScheduleError::Time`] for a rate that is none,
+    /// [`ScheduleError::TooMany`] for more than can be numbered, [`ScheduleError::Time`] for an invalid rate,
     /// [`ScheduleError::NoUnit`] where the policy cannot do without a unit that has no costs.
     pub fn check(&self) -> Result<(), ScheduleError> {
         let limits = [
@@ -61,7 +61,7 @@ impl Setup {
         if !decode.has_sums() {
             return Err(ScheduleError::Solver(decode.name()));
         }
-        // Where the processor may compute, it can stand in for the others.
+        // Where the CPU may compute, it can stand in for the others.
         if !units.cpu && self.costs.gpu.is_none() {
             return Err(ScheduleError::NoUnit { policy: name.to_owned(), unit: "GPU" });
         }

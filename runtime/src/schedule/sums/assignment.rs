@@ -1,7 +1,7 @@
-//! Who computes what, and how long it takes: equations 5 to 7 of TriMoE, kept up to date move by move.
+//! Assignment of experts to units, and its time: equations 5 to 7 of TriMoE, kept up to date move by move.
 //!
 //! `T_contention` of equation 6 is what the host's reads take of a memory's time: a read of a striped expert, by the
-//! GPU or by the processor, takes the same of every memory, one of a localized expert takes all of its memory
+//! GPU or by the CPU, takes the same of every memory, one of a localized expert takes all of its memory
 //! ([`super::Costs::contention`]). What the GPU holds is not read. Reads of striped experts are counted once for
 //! all memories, so that an expert moves in constant time.
 
@@ -22,7 +22,7 @@ pub(crate) struct Task {
     pub(crate) memory: u16,
     /// Whether the GPU holds it.
     pub(crate) cached: bool,
-    /// What it adds to each time, by the unit that computes it.
+    /// Increase of each time, by the unit that computes it.
     pub(crate) effects: [Effect; 3],
     /// `f_calc_gpu`.
     pub(crate) calc: Ticks,
@@ -45,7 +45,7 @@ impl Task {
         effects
     }
 
-    /// What it costs on a unit.
+    /// Cost on a unit.
     pub(crate) fn cost(&self, unit: Unit) -> Ticks {
         let effect = self.effects[unit as usize];
         match unit {
@@ -71,13 +71,13 @@ impl Task {
         best
     }
 
-    /// What it adds to each time where it is computed.
+    /// Increase of each time where it is computed.
     pub(crate) fn effect(&self, unit: Unit) -> Effect {
         self.effects[unit as usize]
     }
 }
 
-/// Times that an expert adds: to the GPU, to the processor, to every memory, and to its own.
+/// Times that an expert adds: to the GPU, to the CPU, to every memory, and to its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Effect {
     pub(crate) gpu: Ticks,
@@ -113,7 +113,7 @@ pub(crate) struct Assignment {
     pub(crate) memories: Vec<Ticks>,
 }
 
-/// What determines the makespan.
+/// Device that determines the makespan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Device {
     Gpu,
@@ -138,7 +138,7 @@ impl Assignment {
         self.add(task.memory, task.effect(unit));
     }
 
-    /// What moving a task to another unit changes.
+    /// Change by moving a task to another unit.
     pub(crate) fn change(&self, task: usize, to: Unit) -> Effect {
         let t = &self.tasks[task];
         t.effect(to) - t.effect(self.units[task])
@@ -170,7 +170,7 @@ impl Assignment {
         self.gpu.max(self.cpu).max(self.slowest())
     }
 
-    /// The device that takes longest; of several, the GPU before the processor before the memories by number.
+    /// The device that takes longest; of several, the GPU before the CPU before the memories by number.
     pub(crate) fn bottleneck(&self) -> Device {
         let makespan = self.makespan();
         if self.gpu == makespan {

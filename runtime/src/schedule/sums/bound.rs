@@ -1,14 +1,14 @@
-//! What no assignment beats.
+//! Lower bound of all assignments.
 //!
 //! Three bounds, each of a part of the problem: an expert takes its cheapest unit; of a memory every expert that lies
-//! on it takes the least that it can, and so do the reads of striped ones of all; GPU and processor share what no
+//! on it takes the least that it can, and so do the reads of striped ones of all; GPU and CPU share what no
 //! memory computes, and a weighted mean of the two is at least the sum of the cheaper of both, at any weights.
 
 use super::assignment::{Assignment, UNITS};
 use super::ticks::Ticks;
 use crate::schedule::scheduled::Unit;
 
-/// Weights of the GPU's time beside the processor's, in sixteenths.
+/// Weights of the GPU's time beside the CPU's, in sixteenths.
 const WEIGHTS: [Ticks; 5] = [1, 4, 8, 12, 15];
 
 /// A time that no assignment of these tasks is shorter than.

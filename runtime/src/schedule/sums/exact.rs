@@ -4,7 +4,7 @@ use super::assignment::{Assignment, Effect, UNITS};
 use super::ticks::Ticks;
 use crate::schedule::scheduled::Unit;
 
-/// What it needs beside the assignment, kept from step to step.
+/// Buffers beside the assignment, kept from step to step.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Exact {
     order: Vec<usize>,

@@ -1,4 +1,4 @@
-//! How two units share experts in the systems that TriMoE is compared with: a cut through the experts by load.
+//! Division between two units in the systems that TriMoE is compared with: a cut through the experts by load.
 
 use super::assignment::Assignment;
 use super::ticks::Ticks;

@@ -18,7 +18,7 @@ const DENSE: usize = 1025;
 pub(crate) struct Prices {
     costs: Costs,
     units: Units,
-    /// By tokens: calculation on the GPU, on the processor, and equation 4.
+    /// By tokens: calculation on the GPU, on the CPU, and equation 4.
     dense: Vec<[Ticks; 3]>,
     /// Of a striped and of a localized expert.
     rates: [Rates; 2],
@@ -77,8 +77,8 @@ impl Prices {
         Task { effects, calc: times(task.calc), transfer: times(task.transfer), ..task }
     }
 
-    /// What an expert that is expected to have `tokens` takes of the processor where it is striped, of a near-data
-    /// unit where it is localized, and of every memory where the processor reads it.
+    /// Time that an expert with `tokens` expected tokens takes of the CPU where it is striped, of a near-data
+    /// unit where it is localized, and of every memory where the CPU reads it.
     pub(crate) fn either(&self, tokens: f64) -> [Ticks; 3] {
         let chance = -(-tokens).exp_m1();
         let [_, cpu, near] = self.calculation(tokens / chance.max(f64::MIN_POSITIVE));

@@ -26,10 +26,10 @@ const PARTS: usize = 1000;
 /// It ends where the range of targets is this part of the makespan.
 const CLOSE: Ticks = 512;
 
-/// Where it starts again: experts on the first unit that can compute them.
+/// Starts of the search: experts on the first unit that can compute them.
 const STARTS: [(Unit, Unit); 3] = [(Unit::Near, Unit::Cpu), (Unit::Gpu, Unit::Cpu), (Unit::Cpu, Unit::Gpu)];
 
-/// What it needs beside the assignment, kept from step to step.
+/// Buffers beside the assignment, kept from step to step.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Search {
     best: Assignment,

@@ -1,4 +1,4 @@
-//! Which tasks are the GPU's, and how long that takes.
+//! Tasks of the GPU, and the time that they take.
 //!
 //! An allocation says all: transfers take equally long, so those of the most loaded go first (Johnson's rule for two
 //! machines), and a GPU that computes in the order in which experts are there is never done later than in another order.
@@ -30,7 +30,7 @@ pub(crate) struct Allocation {
     first: First,
 }
 
-/// What first tasks take more.
+/// Extra times of first tasks.
 #[derive(Clone, Copy, Debug, Default)]
 struct First {
     gpu: f64,
@@ -39,7 +39,7 @@ struct First {
 }
 
 impl Allocation {
-    /// Everything with the processor.
+    /// Everything with the CPU.
     pub(crate) fn begin(&mut self, costs: &Costs, tasks: &[Task], free: Free) {
         self.tasks.clear();
         self.tasks.extend(tasks.iter().enumerate().map(|(i, t)| Timed {
@@ -65,7 +65,7 @@ impl Allocation {
         };
     }
 
-    /// How many of the tasks the GPU holds, or will without being told.
+    /// Number of tasks that the GPU holds, or will without being told.
     pub(crate) fn held(&self) -> usize {
         self.tasks.partition_point(|t| t.held.is_some())
     }
@@ -75,12 +75,12 @@ impl Allocation {
         self.free.link + self.first.link + (n + 1) as f64 * self.transfer
     }
 
-    /// When the GPU begins, and what the processor's time starts with.
+    /// Start of the GPU, and of the CPU's time.
     pub(crate) fn starts(&self) -> [f64; 2] {
         [self.free.gpu + self.first.gpu, self.free.cpu + self.first.cpu]
     }
 
-    /// When the units are done: GPU, processor.
+    /// Ends of the units: GPU, CPU.
     pub(crate) fn ends(&self) -> [f64; 2] {
         self.ends_with(usize::MAX, usize::MAX)
     }
@@ -104,13 +104,13 @@ impl Allocation {
         [if any_gpu { gpu } else { self.free.gpu }, if any_cpu { cpu } else { self.free.cpu }]
     }
 
-    /// When the later of both is done.
+    /// End of the later of both.
     pub(crate) fn makespan(&self) -> f64 {
         let [gpu, cpu] = self.ends();
         gpu.max(cpu)
     }
 
-    /// The timelines. The processor computes the least loaded first.
+    /// The timelines. The CPU computes the least loaded first.
     pub(crate) fn lay_out(&self, out: &mut Timelines) {
         out.runs.clear();
         let [mut gpu, mut cpu] = [self.free.gpu, self.free.cpu];

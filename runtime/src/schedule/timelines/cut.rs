@@ -1,5 +1,5 @@
 //! The best of all cuts: the `t` most loaded of those that the GPU does not hold are transferred, the `c` least loaded of those
-//! that it holds go to the processor.
+//! that it holds go to the CPU.
 //!
 //! Held experts are there before any transfer arrives, so that a time of the GPU is the larger of two: held ones and then all
 //! transferred without a pause, or from the transfer that it waits for last. Both are sums, and all cuts take `n²/4` steps.
@@ -11,7 +11,7 @@ use super::allocation::Allocation;
 pub(crate) struct Cut {
     /// Held tasks, the least loaded first.
     held: Vec<usize>,
-    /// By `c`: when the GPU is done with the held ones that are left; the processor's time for the others.
+    /// By `c`: when the GPU is done with the held ones that are left; the CPU's time for the others.
     kept: Vec<(f64, f64)>,
     gone: Vec<bool>,
 }
@@ -27,7 +27,7 @@ impl Cut {
         let (others, [start, cpu]) = (a.tasks.len() - held, a.starts());
         let left: f64 = a.tasks[held..].iter().map(|t| t.cpu).sum();
         let mut best = (f64::INFINITY, 0, 0);
-        // Of `t` transferred: the GPU's time from the last wait on, its time without waits, the processor's time that they save.
+        // Of `t` transferred: the GPU's time from the last wait on, its time without waits, the CPU's time that they save.
         let (mut waits, mut sum, mut saved) = (0.0_f64, 0.0, 0.0);
         for t in 0..=others {
             for (c, &(there, gone)) in self.kept.iter().enumerate() {

@@ -43,7 +43,7 @@ impl Divider {
         })
     }
 
-    /// What experts cost.
+    /// Costs of experts.
     pub fn costs(&self) -> &Costs {
         &self.costs
     }
@@ -51,7 +51,7 @@ impl Divider {
     /// The timelines of a layer. Equal tasks give equal timelines.
     ///
     /// # Errors
-    /// [`ScheduleError::NoTokens`], [`ScheduleError::Twice`], [`ScheduleError::Time`] for a time of `held` or `free` that is none.
+    /// [`ScheduleError::NoTokens`], [`ScheduleError::Twice`], [`ScheduleError::Time`] for a negative or NaN time of `held` or `free`.
     pub fn schedule(
         &mut self,
         policy: Solver,
@@ -70,7 +70,7 @@ impl Divider {
         Ok(&self.schedule)
     }
 
-    /// How long a layer takes at most, in microseconds, in less time: nothing is searched or laid out, tasks are taken as they
+    /// Upper bound of a layer's time, in microseconds, in less time: nothing is searched or laid out, tasks are taken as they
     /// are.
     pub(crate) fn makespan(&mut self, policy: Solver, tasks: &[Task], free: Free) -> f64 {
         self.divide(policy, tasks, free);
@@ -102,7 +102,7 @@ impl Divider {
 
     fn check(&mut self, tasks: &[Task], free: Free) -> Result<(), ScheduleError> {
         let held = tasks.iter().filter_map(|t| t.held).map(|value| ("an expert on its way", value));
-        let free = [("the GPU", free.gpu), ("the processor", free.cpu), ("the link", free.link)];
+        let free = [("the GPU", free.gpu), ("the CPU", free.cpu), ("the link", free.link)];
         if let Some((what, value)) = held.chain(free).find(|t| !t.1.is_finite() || t.1 < 0.0) {
             return Err(ScheduleError::Time { what, value });
         }

@@ -1,4 +1,4 @@
-//! A layer as three timelines: a GPU, the processor, and the link over which experts arrive (HybriMoE, §IV-B).
+//! A layer as three timelines: a GPU, the CPU, and the link over which experts arrive (HybriMoE, §IV-B).
 //!
 //! [`Divider::schedule`] divides the [`Task`]s of a layer by one of the [solvers](crate::schedule::Solver): three timelines are filled
 //! in turn as the paper does it, or the best of all cuts through the experts by load is taken, mended and searched on, or each goes

@@ -1,7 +1,7 @@
 //! The simulation of §IV-B: three timelines that are filled in turn.
 //!
-//! The GPU takes the most loaded of what is there, the processor the least loaded of what is not (and of what is, once there is
-//! no other), the link the most loaded of what is not. Ties go to the GPU, then to the processor.
+//! The GPU takes the most loaded of what is there, the CPU the least loaded of what is not (and of what is, once there is
+//! no other), the link the most loaded of what is not. Ties go to the GPU, then to the CPU.
 
 use super::allocation::Allocation;
 use crate::schedule::policy::Order;
@@ -9,9 +9,9 @@ use crate::schedule::policy::Order;
 /// Queues, kept from layer to layer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Paper {
-    /// What the GPU holds or will hold: when, and the task. The most loaded first.
+    /// Tasks that the GPU holds or will hold: when, and the task. The most loaded first.
     gpu: Vec<(f64, usize)>,
-    /// What it does not hold, the most loaded first.
+    /// Tasks that it does not hold, the most loaded first.
     cpu: std::collections::VecDeque<usize>,
 }
 

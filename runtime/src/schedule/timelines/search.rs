@@ -7,10 +7,10 @@ use super::allocation::Allocation;
 /// Most parts that are looked at: some microseconds.
 const MOST: usize = 4096;
 
-/// What it needs beside the allocation, kept from layer to layer.
+/// Buffers beside the allocation, kept from layer to layer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Search {
-    /// By task: what it and all behind it take at least.
+    /// By task: what it and all after it take at least.
     rest: Vec<f64>,
     now: Vec<bool>,
     best: Vec<bool>,
@@ -23,7 +23,7 @@ pub(crate) struct Search {
 struct Part {
     task: usize,
     transfers: usize,
-    /// GPU, processor; `None`: it has no task.
+    /// GPU, CPU; `None`: it has no task.
     ends: [Option<f64>; 2],
 }
 
@@ -47,7 +47,7 @@ impl Search {
         let idle = [a.free.gpu, a.free.cpu];
         let [gpu, cpu] = [0, 1].map(|u| part.ends[u].unwrap_or(idle[u]));
         let bound = gpu.max(cpu).max(f64::midpoint(gpu, cpu + self.rest[part.task]));
-        // A gain that is none but for rounding is none.
+        // A gain that is only rounding does not count.
         if bound >= self.least * (1.0 - 1e-12) || self.left == 0 {
             return;
         }

@@ -1,4 +1,4 @@
-//! What is given to a scheduler, and what it decides.
+//! Input and result of a scheduler.
 
 use crate::schedule::scheduled::Unit;
 
@@ -9,30 +9,30 @@ pub struct Task {
     pub expert: u16,
     /// Its tokens.
     pub load: u32,
-    /// When the GPU holds it, in microseconds from now: 0 if it is cached, later while it is on its way. `None`: it is
+    /// Time when the GPU holds it, in microseconds from now: 0 if it is cached, later while it is on its way. `None`: it is
     /// with the host alone.
     pub held: Option<f64>,
 }
 
-/// When units and the link are done with what they were told before, in microseconds from now.
+/// Times when units and the link are done with earlier work, in microseconds from now.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Free {
     /// The GPU: dense parts, shared experts.
     pub gpu: f64,
-    /// The processor.
+    /// The CPU.
     pub cpu: f64,
     /// The link: experts that are on their way.
     pub link: f64,
 }
 
-/// When an expert is computed, in microseconds from now.
+/// Time when an expert is computed, in microseconds from now.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Run {
     /// Its place among the tasks.
     pub task: usize,
     /// Expert.
     pub expert: u16,
-    /// Who computes it.
+    /// Unit that computes it.
     pub unit: Unit,
     /// Its way over the link, from when to when, if it is transferred for this.
     pub transfer: Option<(f64, f64)>,
@@ -45,11 +45,11 @@ pub struct Run {
 /// Three timelines.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timelines {
-    /// Every task once: those of the GPU in its order, then those of the processor in its own.
+    /// Every task once: those of the GPU in its order, then those of the CPU in its own.
     pub runs: Vec<Run>,
-    /// When the last expert is computed; when the latest of [`Free::gpu`] and [`Free::cpu`] is, without tasks.
+    /// End of the last expert; the later of [`Free::gpu`] and [`Free::cpu`] without tasks.
     pub makespan: f64,
-    /// When units and the link are done.
+    /// Times when units and the link are done.
     pub done: Free,
 }
 

@@ -7,12 +7,12 @@ pub struct LogProbabilities {
     pub id: u32,
     /// Its log-probability.
     pub chosen: f64,
-    /// The likeliest tokens with theirs, the likeliest first, equal ones by id.
+    /// The most probable tokens with theirs, the most probable first, equal ones by id.
     pub likeliest: Vec<(u32, f64)>,
 }
 
 impl LogProbabilities {
-    /// Of `logits` (`f32[vocab]`): of the token `id`, and of the `n` likeliest. Logits that are not numbers count as −∞.
+    /// Of `logits` (`f32[vocab]`): of the token `id`, and of the `n` most probable. Logits that are not numbers count as −∞.
     pub fn of(logits: &[f32], id: u32, n: usize) -> Self {
         let norm = norm(logits);
         let of = |&z: &f32| if z.is_nan() { f64::NEG_INFINITY } else { f64::from(z) - norm };

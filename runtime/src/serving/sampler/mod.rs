@@ -19,7 +19,7 @@ pub use random::SplitMix64;
 use softmax::{Weights, largest, largest_k};
 use stages::{CUTS, Candidate, History, ON_LOGITS};
 
-/// What an answer must be like: which tokens may come next, and what has come.
+/// Constraint on an answer: the tokens that may come next, given those that have come.
 pub trait Constraint: Send {
     /// Makes −∞ of the logits of tokens that may not come next.
     ///
@@ -89,7 +89,7 @@ impl Sampler {
         self
     }
 
-    /// How it chooses.
+    /// Its options.
     pub fn how(&self) -> &Sampling {
         &self.how
     }

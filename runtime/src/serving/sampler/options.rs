@@ -1,21 +1,21 @@
-//! How tokens are chosen: the options, their ranges and what they mean where nobody asks.
+//! Sampling options, their ranges and their defaults.
 
 use crate::error::{Error, Result};
 
-/// Most of the likeliest tokens whose log-probabilities are given beside that of the chosen one (OpenAI's limit).
+/// Most of the most probable tokens whose log-probabilities are given beside that of the chosen one (OpenAI's limit).
 pub const MAX_LIKELIEST: usize = 20;
 
-/// How tokens are chosen. The default takes the likeliest token.
+/// Sampling options. The default is greedy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// Divides the logits; 0 chooses the largest one. 0 to 100.
     pub temperature: f32,
-    /// Only the likeliest tokens that together have at least this probability stay; 0 keeps the likeliest one (as OpenAI), 1 keeps all.
+    /// Only the most probable tokens that together have at least this probability stay; 0 keeps the most probable one (as OpenAI), 1 keeps all.
     /// 0 to 1.
     pub top_p: f32,
-    /// Only this many of the likeliest tokens stay; 0 keeps all.
+    /// Only this many of the most probable tokens stay; 0 keeps all.
     pub top_k: usize,
-    /// Only tokens stay that have at least this share of the probability of the likeliest one; 0 keeps all. 0 to 1.
+    /// Only tokens stay that have at least this share of the probability of the most probable one; 0 keeps all. 0 to 1.
     pub min_p: f32,
     /// Only the most typical tokens stay, those whose −ln p is nearest to the entropy, until they together have this probability
     /// (Meister et al. 2023, "Locally Typical Sampling", §3); 1 keeps all. Above 0, up to 1.
@@ -28,11 +28,11 @@ pub struct Sampling {
     pub presence_penalty: f32,
     /// Subtracted from the logit of a token once for every time that it stands in the answer (as OpenAI and vLLM). −100 to 100.
     pub frequency_penalty: f32,
-    /// Added to the logits of these tokens; −∞ forbids one. Ids behind the vocabulary change nothing.
+    /// Added to the logits of these tokens; −∞ forbids one. Ids after the vocabulary change nothing.
     pub bias: Vec<(u32, f32)>,
     /// Of the random numbers.
     pub seed: u64,
-    /// Gives the log-probability of every chosen token and those of this many likeliest ones; at most [`MAX_LIKELIEST`].
+    /// Gives the log-probability of every chosen token and those of this many most probable ones; at most [`MAX_LIKELIEST`].
     pub log_probabilities: Option<usize>,
 }
 
@@ -57,7 +57,7 @@ const RANGES: [Bounded; 7] = [
 ];
 
 impl Sampling {
-    /// Takes the likeliest token.
+    /// Takes the most probable token.
     pub const GREEDY: Self = Self {
         temperature: 0.0,
         top_p: 1.0,
@@ -72,7 +72,7 @@ impl Sampling {
         log_probabilities: None,
     };
 
-    /// Refuses numbers that are out of their ranges, whoever gave them.
+    /// Fails if a number is out of its range, whatever its source.
     ///
     /// # Errors
     /// [`Error::Usage`], of the first one.

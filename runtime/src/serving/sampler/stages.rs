@@ -1,7 +1,7 @@
 //! The stages of a choice, in their order: two tables.
 //!
 //! Stages on logits come first. Of those that are still finite, the largest that top-k leaves become candidates with weights, which the cuts thin out; each
-//! cut sees what the one before it has left, with the probabilities of what is left (as transformers' processors do).
+//! cut sees what the one before it has left, with the probabilities of what is left (as transformers' logits processors do).
 
 use super::Sampling;
 use std::collections::HashMap;
@@ -9,14 +9,14 @@ use std::collections::HashMap;
 /// A token that may be chosen: its weight, in proportion to its probability, and its id.
 pub(super) type Candidate = (f64, u32);
 
-/// Where a token stands in a sequence.
+/// Occurrences of a token in a sequence.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
     /// Times in the answer; 0 if it stands in the prompt alone.
     pub(super) answer: u32,
 }
 
-/// What stages know of a sequence.
+/// Tokens of a sequence, as stages know them.
 pub(super) type History = HashMap<u32, Seen>;
 
 /// A stage that changes logits.

@@ -72,7 +72,7 @@ fn logits(p: &[f32]) -> Vec<f32> {
     p.iter().map(|p| p.ln() + 2.0).collect()
 }
 
-/// Which ids are ever drawn, each draw from the same history.
+/// Ids that are ever drawn, each draw from the same history.
 fn kept(how: &Sampling, logits: &[f32]) -> Vec<u32> {
     let drawn = draws(how.clone(), logits, 4000);
     (0..logits.len() as u32).filter(|id| drawn.contains(id)).collect()
@@ -86,7 +86,7 @@ fn min_p_is_a_share_of_the_likeliest() {
     assert_eq!(of(0.21), [1, 2, 3]);
     assert_eq!(of(0.5), [1, 2]);
     assert_eq!(of(1.0), [1]);
-    // Behind a temperature: half of it squares the shares.
+    // After a temperature: half of it squares the shares.
     assert_eq!(kept(&Sampling { min_p: 0.21, temperature: 0.5, ..hot() }, &logits), [1, 2]);
 }
 
@@ -97,7 +97,7 @@ fn typical_tokens_are_near_the_entropy() {
     assert_eq!(kept(&Sampling { typical_p: 0.5, ..hot() }, &uneven), [0]);
     assert_eq!(kept(&Sampling { typical_p: 0.7, ..hot() }, &uneven), [0, 1]);
     assert_eq!(kept(&Sampling { typical_p: 0.9, ..hot() }, &uneven), [0, 1, 2]);
-    // Entropy 1.22: two tokens (1.61 each) are nearer to it than the likeliest one (0.69), and equal ones stay together.
+    // Entropy 1.22: two tokens (1.61 each) are nearer to it than the most probable one (0.69), and equal ones stay together.
     let flat = logits(&[0.5, 0.2, 0.2, 0.1]);
     assert_eq!(kept(&Sampling { typical_p: 0.3, ..hot() }, &flat), [1, 2]);
 }

@@ -1,4 +1,4 @@
-//! What to call next: a state machine over sequences and slots that calls nothing itself.
+//! State machine over sequences and slots: decides the next call, and calls nothing itself.
 //!
 //! [`Core::next`] says what to do, and is told what came of it: by [`Core::placed`], [`Core::prompted`], [`Core::decoded`],
 //! [`Core::chosen`] and [`Core::end`]. It has no clock and no randomness, so the same calls give the same answers.
@@ -8,10 +8,10 @@ use super::slots::{Means, Place, Resumes, Slots};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// What to do next.
+/// Next action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// Nobody wants anything.
+    /// There is no work.
     Idle,
     /// Bring a slot to where a sequence begins.
     Place { id: Id, place: Place },
@@ -22,14 +22,14 @@ pub(super) enum Action {
         range: Range<usize>,
         /// Tokens of the prompt.
         whole: usize,
-        /// Whose first tokens are chosen from the logits behind it; empty before the prompt's end.
+        /// Sequences whose first tokens are chosen from the logits after it; empty before the prompt's end.
         choose: Vec<Id>,
     },
     /// Decode these rows together: sequence, slot, position, token.
     Decode { rows: Vec<(Id, u32, usize, u32)> },
 }
 
-/// How far a sequence is.
+/// Progress of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     /// Its slot is not yet what it should be.
@@ -53,7 +53,7 @@ struct Sequence {
     prompt: usize,
     /// Tokens whose states are in the slot.
     filled: usize,
-    /// Where it parts from what a slot held, and where a chunk is to end for the sake of a snapshot.
+    /// Position where it parts from what a slot held, and where a chunk is to end for the sake of a snapshot.
     parts: Option<usize>,
 }
 
@@ -118,7 +118,7 @@ impl Core {
         ids
     }
 
-    /// What to do next. The same again until it is told what came of it.
+    /// Next action. The same again until it is told the result.
     ///
     /// The rule of rounds: free slots go to the requests that wait, one to each in turn. Then come chunks of
     /// prompts, the oldest prompt first, up to the budget and at least one; then one step of decoding of all that run.
@@ -173,7 +173,7 @@ impl Core {
 
     /// Gives a free slot to one sequence of the request whose turn it is; whether there were both.
     ///
-    /// A request of many sequences holds up nobody: its others wait behind those of the requests that have come meanwhile, and no
+    /// A request of many sequences holds up no other: its others wait after those of the requests that have come meanwhile, and no
     /// request gets a second slot before each has got one.
     fn admit(&mut self, resumes: &Resumes<'_>) -> bool {
         let Some(mut request) = self.waiting.pop_front_if(|_| self.slots.free() > 0) else { return false };
@@ -207,7 +207,7 @@ impl Core {
         self.ids(id, 0..self.live.iter().find(|s| s.id == id).map_or(0, |s| s.ids.len()))
     }
 
-    /// A slot that is nobody's holds what somebody else has put there, of a prompt of `whole` tokens.
+    /// A free slot holds what a caller has put there, of a prompt of `whole` tokens.
     pub(super) fn hold(&mut self, slot: u32, ids: &[u32], whole: usize) {
         let turned = self.slots.turned(whole);
         if let Some(slot) = self.slots.get_mut(slot).filter(|slot| slot.owner.is_none()) {

@@ -1,7 +1,7 @@
-//! Several tokens of one sequence in a call: guesses from the text itself, checked by the model (`speculate.rs` says what is guessed,
+//! Several tokens of one sequence in a call: draft tokens from the text itself, verified by the model (`speculate.rs` says what is drafted,
 //! and which choices count).
 //!
-//! A sequence that decodes alone takes guesses; together with others it gets a token a step, as they do, since the rows of a step are
+//! A sequence that decodes alone takes draft tokens; together with others it gets a token a step, as they do, since the rows of a step are
 //! taken then.
 
 use super::model::Model;
@@ -10,13 +10,13 @@ use crate::error::{Error, Result};
 use crate::serving::speculate::{guess, leads};
 
 impl<M: Model> Inner<'_, M> {
-    /// Decodes a sequence that runs alone, with guesses of what comes; `false` where there are none, or none of the choices counts, so
+    /// Decodes a sequence that runs alone, with draft tokens; `false` where there are none, or none of the choices counts, so
     /// that its next token is to be decoded plainly.
     pub(super) fn guess(&mut self, row: (Id, u32, usize, u32), sink: &mut Sink<'_>) -> Result<bool> {
         let (id, slot, pos, last) = row;
         let Self { model, live, core, speculated: did, .. } = self;
         let Some(of) = live.get(&id).filter(|of| of.guesses > 0) else { return Ok(false) };
-        // Of what is still to come, one token needs no guess.
+        // Of what is still to come, one token needs no draft.
         let most = of.guesses.min(model.guesses()).min(of.left.saturating_sub(1));
         // Where a chunk ends there is to be a snapshot.
         let left = core.chunk() - 1 - pos % core.chunk();
@@ -47,11 +47,11 @@ impl<M: Model> Inner<'_, M> {
         });
         match called {
             Err(Error::Interrupted) => return Err(Error::Interrupted),
-            // It may be a guess's fault: the last token by itself shows whether it is the sequence's.
+            // It may be a draft token's fault: the last token by itself shows whether it is the sequence's.
             Err(_) => return Ok(false),
             Ok(()) => {}
         }
-        // The token behind the last one that counts is computed by the next call, which replaces what is there.
+        // The token after the last one that counts is computed by the next call, which replaces what is there.
         if let Err(e) = model.take_back(slot, pos, &ids[..chosen.len()]) {
             return self.fail(id, e, sink).map(|()| true);
         }

@@ -1,4 +1,4 @@
-//! What a scheduler is asked for, and what it tells.
+//! Requests to a scheduler, and its events.
 
 use crate::error::{Error, Limit, Result};
 use crate::serving::sampler::{LogProbabilities, Sampler};
@@ -19,11 +19,11 @@ pub fn check_room(prompt: usize, n: usize, max: usize) -> Result<()> {
 
 /// A prompt fits the context, and what is to follow it does not.
 fn no_room(prompt: usize, n: usize, max: usize) -> Error {
-    let what = format!("the prompt takes {prompt} tokens and {n} are to follow, but the context holds {max}");
+    let what = format!("the context holds {max} tokens; the prompt has {prompt}, and {n} more are requested");
     Error::limit(Limit::Context, max, what).with_hint(match max.saturating_sub(prompt) {
         0 => "shorten the prompt, or build with a larger `max_context`".to_owned(),
         left => format!(
-            "up to {left} fit behind this prompt; ask for no more, shorten the prompt, or build with a larger `max_context`"
+            "up to {left} fit after this prompt; ask for no more, shorten the prompt, or build with a larger `max_context`"
         ),
     })
 }
@@ -44,7 +44,7 @@ pub trait Choose: Send {
         false
     }
 
-    /// Log-probabilities where the last token was chosen, if anybody asked for them.
+    /// Log-probabilities where the last token was chosen, if they were requested.
     fn last(&self) -> Option<&LogProbabilities> {
         None
     }
@@ -82,7 +82,7 @@ impl<C: Choose + ?Sized> Choose for &mut C {
 pub struct Job<'j> {
     /// Token ids to continue.
     pub prompt: Vec<u32>,
-    /// What chooses the tokens of each sequence; at least one.
+    /// Sampler of each sequence; at least one.
     pub choosers: Vec<Box<dyn Choose + 'j>>,
     /// Tokens of a sequence at most.
     pub n: usize,
@@ -90,12 +90,12 @@ pub struct Job<'j> {
     pub end: Vec<u32>,
     /// Time after which a sequence ends that is not done, from when it has its slot.
     pub limit: Option<Duration>,
-    /// Tokens of a sequence that are guessed and checked in a call at most, where it decodes alone. Its chooser takes the likeliest
+    /// Most draft tokens of a sequence that are verified in a call, where it decodes alone. Its chooser takes the most probable
     /// token then. Where states cannot take tokens back, none are.
     pub guesses: usize,
 }
 
-/// What becomes of a sequence.
+/// Event of a sequence.
 #[derive(Debug)]
 pub enum Event {
     /// It has slots from now on; `shared`: so many tokens of its prompt were there already.
@@ -107,21 +107,21 @@ pub enum Event {
     Token {
         /// The token.
         id: u32,
-        /// Where it was chosen, if its chooser says.
+        /// Log-probabilities where it was chosen, if its chooser gives them.
         log_probabilities: Option<LogProbabilities>,
     },
     /// It is over.
     Ended(End),
 }
 
-/// Why a sequence is over.
+/// Reason that a sequence is over.
 #[derive(Debug)]
 pub enum End {
     /// An end token, or its chooser says that it is complete.
     Stop,
     /// It has as many tokens as were asked for.
     Length,
-    /// Nobody wants it any longer.
+    /// The client no longer wants it.
     Cancelled,
     /// Its time is over.
     Expired,
@@ -130,7 +130,7 @@ pub enum End {
 }
 
 impl End {
-    /// What it is called in figures, in the order of [`End::index`].
+    /// Names in metrics, in the order of [`End::index`].
     pub const NAMES: [&'static str; 5] = ["stop", "length", "cancelled", "expired", "failed"];
 
     /// Its place in [`End::NAMES`].

@@ -1,7 +1,7 @@
 //! Many sequences over one engine: who gets a slot, which chunk of a prompt comes next, and who decodes together.
 //!
 //! **The rule of rounds.** A free slot goes to the request that has waited longest; one of several sequences then queues again for its
-//! next, so that neither it nor those behind it wait until all slots are free. A round computes chunks of prompts, the oldest prompt
+//! next, so that neither it nor those after it wait until all slots are free. A round computes chunks of prompts, the oldest prompt
 //! first, up to a budget of tokens and at least one chunk; then all sequences that run decode one token together, in the smallest
 //! entry point that takes them. So a prompt waits for one step of decoding per chunk, and a running sequence for
 //! one round's chunks per token: neither starves. Sequences that end leave their slot at once, and others enter.
@@ -40,7 +40,7 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How a scheduler works.
+/// Settings of a scheduler.
 #[derive(Clone, Debug)]
 pub struct Setting {
     /// The slots that sequences may have; those past the plan's are left out.
@@ -51,7 +51,7 @@ pub struct Setting {
     pub budget: Option<usize>,
     /// Whether each answer is to the bit that of a run by itself.
     pub exact: bool,
-    /// How much of what slots hold is taken over. `None`: as much as leaves every answer what it is by itself, but for rounding.
+    /// Extent to which slots' contents are reused. `None`: as much as leaves every answer what it is by itself, but for rounding.
     pub sharing: Option<Sharing>,
 }
 
@@ -61,10 +61,10 @@ impl Default for Setting {
     }
 }
 
-/// What a call of [`Scheduler::step`] did.
+/// Work of a call of [`Scheduler::step`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Done {
-    /// Nothing: there is nobody.
+    /// Nothing: there are no sequences.
     Idle,
     /// A slot was brought to where a sequence begins.
     Placed,
@@ -77,13 +77,13 @@ pub enum Done {
 /// A step, and how long its calls of the engine took, choosing tokens included.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
-    /// What was done.
+    /// Work that was done.
     pub done: Done,
     /// Time.
     pub took: Duration,
 }
 
-/// What a scheduler has done since it began.
+/// Counters of a scheduler since it began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Tokens of prompts that were computed.
@@ -108,7 +108,7 @@ pub struct Counters {
     pub ended: [u64; 5],
 }
 
-/// How full it is.
+/// Load of a scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
     /// Sequences without a slot.
@@ -117,11 +117,11 @@ pub struct Load {
     pub running: usize,
     /// Slots that sequences may have.
     pub slots: usize,
-    /// Of these, those that are nobody's and hold text for later.
+    /// Of these, free ones that hold text for later.
     pub kept: usize,
 }
 
-/// Who hears of sequences; false ends the one that it is about.
+/// Receiver of sequences' events; false ends the one that it is about.
 pub type Sink<'s> = dyn FnMut(Id, Event) -> bool + 's;
 
 /// Many sequences over one engine.
@@ -171,13 +171,13 @@ impl<'e, 'p, 'j> Scheduler<'e, 'p, 'j> {
         self.inner.submit(job, slots)
     }
 
-    /// Says that a slot that is nobody's holds these tokens: somebody has put them there, as the first of a prompt of `whole` tokens. A
+    /// Says that a free slot holds these tokens: the caller has put them there, as the first of a prompt of `whole` tokens. A
     /// prompt that begins so takes them over.
     pub fn hold(&mut self, slot: u32, ids: &[u32], whole: usize) {
         self.inner.core.hold(slot, ids, whole);
     }
 
-    /// Ends a sequence, wherever it is. Its slot is free at once, and keeps the text. Nobody hears of it.
+    /// Ends a sequence, wherever it is. Its slot is free at once, and keeps the text. Its client is not told.
     pub fn cancel(&mut self, id: Id) {
         self.inner.end(id, &End::Cancelled, false);
     }
@@ -190,7 +190,7 @@ impl<'e, 'p, 'j> Scheduler<'e, 'p, 'j> {
         self.inner.step(sink)
     }
 
-    /// Steps until there is nobody, or `each` says false; `each` hears of every step.
+    /// Steps until no sequence is left, or `each` returns false; `each` gets every step.
     ///
     /// # Errors
     /// As [`Scheduler::step`].
@@ -203,17 +203,17 @@ impl<'e, 'p, 'j> Scheduler<'e, 'p, 'j> {
         }
     }
 
-    /// What was done so far.
+    /// Counters so far.
     pub fn counters(&self) -> Counters {
         self.inner.counters
     }
 
-    /// What became of guesses.
+    /// Counts of draft tokens.
     pub fn speculated(&self) -> Speculated {
         self.inner.speculated
     }
 
-    /// How full it is.
+    /// Load now.
     pub fn load(&self) -> Load {
         self.inner.load()
     }
@@ -225,7 +225,7 @@ struct Live<'j> {
     left: usize,
     end: std::sync::Arc<[u32]>,
     limit: Option<Duration>,
-    /// When its time is over: `limit` after it got its slot.
+    /// Time when it expires: `limit` after it got its slot.
     deadline: Option<Instant>,
     guesses: usize,
 }
@@ -451,7 +451,7 @@ impl<'j, M: Model> Inner<'j, M> {
         Ok(())
     }
 
-    /// Tells of a sequence; one that nobody listens to ends. Whether somebody does.
+    /// Sends an event of a sequence; one without a receiver ends. Returns whether there is one.
     fn tell(&mut self, id: Id, event: Event, sink: &mut Sink<'_>) -> bool {
         let heard = sink(id, event);
         if !heard {
@@ -484,7 +484,7 @@ impl<'j, M: Model> Inner<'j, M> {
     }
 }
 
-/// What came of choosing a token.
+/// Result of choosing a token.
 enum Choice {
     Token {
         id: u32,

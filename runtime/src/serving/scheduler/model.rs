@@ -1,4 +1,4 @@
-//! What a scheduler calls: an engine, or a toy in tests.
+//! Model that a scheduler calls: an engine, or a toy in tests.
 
 use super::slots::{Means, Sharing};
 use crate::bundle::program::Program;
@@ -10,7 +10,7 @@ use moec_ir::EntryKind;
 
 /// Computes tokens in slots.
 pub(super) trait Model {
-    /// What its states can do.
+    /// KV capabilities of its states.
     fn means(&self) -> Means;
 
     /// Brings a slot to the first `keep` tokens of what is in `from`, or in itself, and gives how many of these are there: fewer
@@ -23,7 +23,7 @@ pub(super) trait Model {
     /// Has a slot go back to where it is now, if its states need that and can.
     fn snapshot(&mut self, slot: u32);
 
-    /// Appends a chunk of a prompt of `whole` tokens; `sink` gets the logits behind it, if they are wanted.
+    /// Appends a chunk of a prompt of `whole` tokens; `sink` gets the logits after it, if they are wanted.
     fn prompt(
         &mut self,
         slot: u32,
@@ -38,7 +38,7 @@ pub(super) trait Model {
     /// after it, for several rows at once and in any order.
     fn decode(&mut self, rows: &[(u32, usize, u32)], sink: &(dyn Fn(usize, &[f32]) + Sync)) -> Result<()>;
 
-    /// Tokens that [`Model::extend`] takes behind the first one at most.
+    /// Tokens that [`Model::extend`] takes after the first one at most.
     fn guesses(&self) -> usize;
 
     /// Appends several tokens to a sequence in one call, of which some may be taken back; `sink` gets the index and the logits of each, in
@@ -63,7 +63,7 @@ pub(super) struct Served<'e, 'p> {
     pub(super) sharing: Option<Sharing>,
 }
 
-/// How much sequences of a program may share, and what the states can do for it. `reduced`: decoding leaves keys and values that
+/// Sharing between sequences of a program, and the capabilities of its states. `reduced`: decoding leaves keys and values that
 /// fewer experts have computed.
 fn means(program: &Program, exact: bool, reduced: bool) -> Means {
     let prefill = |k: EntryKind| matches!(k, EntryKind::Prefill(_)).then(|| k.rows());
@@ -110,7 +110,7 @@ impl Model for Served<'_, '_> {
     }
 
     fn snapshot(&mut self, slot: u32) {
-        // One that cannot be made is one that nobody asks for.
+        // One that cannot be made is never requested.
         drop(self.engine.snapshot(slot));
     }
 

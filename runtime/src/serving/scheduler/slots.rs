@@ -1,11 +1,11 @@
-//! Which slot a sequence gets, and what of its prompt lies in one already: an index of what the slots hold.
+//! Choice of a sequence's slot, and the part of its prompt that is in one already: an index of what the slots hold.
 //!
 //! A slot keeps its text when its sequence has left, until another sequence wants the slot: system prompts and the turns of a
 //! conversation are found again. Text is compared with all slots, which are few, token by token.
 
 use super::Id;
 
-/// How much of a prompt may be taken from what a slot holds.
+/// Part of a prompt that may be taken from what a slot holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
     /// Nothing.
@@ -17,13 +17,13 @@ pub enum Sharing {
     All,
 }
 
-/// What the states of a model can do for sharing.
+/// KV capabilities of a model's states.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Means {
     pub(super) sharing: Sharing,
     /// Tokens of a chunk.
     pub(super) chunk: usize,
-    /// Tokens behind which a prompt has other angles of positions: what is shared is of prompts on the same side.
+    /// Tokens after which a prompt has other angles of positions: what is shared is of prompts on the same side.
     pub(super) turn: Option<usize>,
     /// Whether a sequence can be copied from slot to slot.
     pub(super) fork: bool,
@@ -34,7 +34,7 @@ pub(super) struct Means {
 /// The furthest position of a slot up to another one at which a sequence can go on, as [`crate::Engine::resumes`] gives it.
 pub(super) type Resumes<'r> = dyn Fn(u32, usize) -> usize + 'r;
 
-/// Where a sequence begins.
+/// Start of a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) slot: u32,
@@ -46,18 +46,18 @@ pub(super) struct Place {
     pub(super) equal: usize,
 }
 
-/// What a slot holds.
+/// Contents of a slot.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Slot {
-    /// Whose it is.
+    /// Its owner.
     pub(super) owner: Option<Id>,
     /// The tokens whose states are there.
     pub(super) held: Vec<u32>,
-    /// Whether they belong to a prompt behind the turn of its angles.
+    /// Whether they belong to a prompt after the turn of its angles.
     pub(super) turned: bool,
-    /// How many of them, from the first on, came in whole chunks of a prompt.
+    /// Number of them, from the first on, that came in whole chunks of a prompt.
     pub(super) pure: usize,
-    /// When it was last taken or left; 0: never.
+    /// Time when it was last taken or left; 0: never.
     used: u64,
 }
 
@@ -87,7 +87,7 @@ impl Slots {
         self.all.get_mut(slot.checked_sub(self.first)? as usize)
     }
 
-    /// Whether a prompt of so many tokens is behind the turn of its angles.
+    /// Whether a prompt of so many tokens is after the turn of its angles.
     pub(super) fn turned(&self, tokens: usize) -> bool {
         self.means.turn.is_some_and(|turn| tokens > turn)
     }
@@ -134,13 +134,13 @@ impl Slots {
         Some(Place { slot: self.first + place.slot, ..place })
     }
 
-    /// Where a prompt parts from what a slot holds, if a snapshot there would save the next prompt that parts there an eighth of a chunk.
+    /// Position where a prompt parts from what a slot holds, if a snapshot there would save the next prompt that parts there an eighth of a chunk.
     pub(super) fn parts(&self, place: Place, kept: usize) -> Option<usize> {
         let saves = place.equal.saturating_sub(kept) >= (self.means.chunk / 8).max(1);
         (self.means.snapshots && self.means.sharing == Sharing::All && saves).then_some(place.equal)
     }
 
-    /// A slot is nobody's; what it holds stays until somebody takes it.
+    /// The slot becomes free; what it holds stays until it is taken.
     pub(super) fn leave(&mut self, slot: u32) {
         self.clock += 1;
         let clock = self.clock;
@@ -158,7 +158,7 @@ impl Slots {
         }
     }
 
-    /// How many tokens of a prompt a slot gives, and how many it holds that may be shared. The last one is always computed, for its logits.
+    /// Number of a prompt's tokens that a slot gives, and the number that may be shared. The last one is always computed, for its logits.
     fn shared(&self, i: usize, prompt: &[u32], resumes: &Resumes<'_>) -> (usize, usize) {
         let slot = &self.all[i];
         if slot.turned != self.turned(prompt.len()) {

@@ -10,38 +10,38 @@ const CONTEXT: usize = 40;
 const CHUNK: usize = 4;
 const VOCAB: usize = 11;
 
-/// What slots hold, and what was called.
+/// Contents of slots, and the calls.
 #[derive(Default)]
 struct Toy {
     slots: Vec<Vec<u32>>,
     sharing: Option<Sharing>,
     fork: bool,
-    /// Where slots can go back to; `None`: anywhere.
+    /// Positions that slots can go back to; `None`: any.
     snapshots: Option<Vec<Vec<usize>>>,
     /// Snapshots that a slot keeps.
     room: usize,
-    /// Where the last guesses began.
+    /// Slot and start of the last draft tokens.
     kept: Option<(u32, usize)>,
-    /// Tokens behind which a prompt is another one: what it holds is `VOCAB` more than its tokens.
+    /// Tokens after which a prompt is another one: what it holds is `VOCAB` more than its tokens.
     turn: Option<usize>,
-    /// A token behind which the model fails.
+    /// A token after which the model fails.
     poison: Option<u32>,
     /// Tokens that were computed of each prompt call, and rows of each decode call.
     calls: Vec<(usize, usize)>,
 }
 
-/// The logits behind a sequence.
+/// The logits after a sequence.
 fn logits(seq: &[u32]) -> Vec<f32> {
     let sum = seq.iter().enumerate().map(|(i, &x)| (i + 2) * (x as usize * x as usize + 3)).sum::<usize>();
     (0..VOCAB).map(|v| ((sum * (v + 5) + v * v) % 97) as f32).collect()
 }
 
-/// What a slot holds of a token of a sequence that is so long.
+/// Contents of a slot for a token of a sequence that is so long.
 fn held(id: u32, length: usize, turn: Option<usize>) -> u32 {
     id + if turn.is_some_and(|turn| length > turn) { VOCAB as u32 } else { 0 }
 }
 
-/// What a run by itself gives.
+/// Result of a run by itself.
 fn alone(prompt: &[u32], n: usize, end: u32, turn: Option<usize>) -> Vec<u32> {
     let mut seq: Vec<u32> = prompt.iter().map(|&id| held(id, prompt.len(), turn)).collect();
     let mut made = Vec::new();
@@ -198,7 +198,7 @@ impl Model for Toy {
     }
 }
 
-/// A request of a test: when it comes, its prompt, how many sequences, their length, and after how many tokens nobody wants the first.
+/// A request of a test: when it comes, its prompt, how many sequences, their length, and after how many tokens the client drops the first.
 #[derive(Clone, Debug)]
 struct Asked {
     at: usize,
@@ -226,7 +226,7 @@ fn job(prompt: &[u32], many: usize, n: usize) -> Job<'static> {
     Job { prompt: prompt.to_vec(), choosers, n, end: vec![7], limit: None, guesses: 0 }
 }
 
-/// What became of a sequence.
+/// Result of a sequence.
 #[derive(Debug, Default)]
 struct Seen {
     tokens: Vec<u32>,
@@ -267,7 +267,7 @@ proptest! {
             let done = s.step(&mut |id, event| {
                 let mut seen = seen.borrow_mut();
                 let seen: &mut Seen = seen.entry(id).or_default();
-                assert!(seen.end.is_none(), "{id} goes on behind its end");
+                assert!(seen.end.is_none(), "{id} goes on after its end");
                 match event {
                     Event::Token { id, .. } => seen.tokens.push(id),
                     Event::Ended(end) => seen.end = Some(end.index()),
@@ -276,7 +276,7 @@ proptest! {
                 true
             }).unwrap().done;
             steps += 1;
-            prop_assert!(steps < 20_000, "somebody starves");
+            prop_assert!(steps < 20_000, "a request starves");
             if done == Done::Idle && all.iter().all(|a| a.at < steps) {
                 break;
             }

@@ -39,9 +39,9 @@ const REWRITES: usize = 2;
 const TIME: Duration = Duration::from_mins(1);
 
 thread_local! {
-    /// When the regular expressions of this thread's text have to end.
+    /// Time when the regular expressions of this thread's text have to end.
     static END: Cell<Option<Instant>> = const { Cell::new(None) };
-    /// What a normalizer refused: the crate drops its errors, or takes them for impossible.
+    /// Refusal of a normalizer: the crate drops its errors, or takes them for impossible.
     static REFUSED: Cell<Option<String>> = const { Cell::new(None) };
 }
 
@@ -149,7 +149,7 @@ impl Replacement {
         }
     }
 
-    /// How many times as long a text becomes, at most, if what matches is not empty or the rule says that it may be.
+    /// Factor by which a text becomes longer, at most, if what matches is not empty or the rule says that it may be.
     fn growth(&self) -> usize {
         let content = self.content.len();
         match self.literal {
@@ -216,7 +216,7 @@ impl Normal {
         }
     }
 
-    /// How many times as long a text becomes by the file's own rules; those of Unicode are bounded by themselves.
+    /// Factor by which a text becomes longer by the file's own rules; those of Unicode are bounded by themselves.
     fn growth(&self) -> usize {
         match self {
             Self::Replace(rule) => rule.growth(),

@@ -42,7 +42,7 @@ impl Text {
         Ok(bos.into_iter().chain(ids).collect())
     }
 
-    /// Ids of a text that goes on from another: nothing is put in front.
+    /// Ids of a text that goes on from another: nothing is prepended.
     ///
     /// # Errors
     /// As [`Text::encode`].

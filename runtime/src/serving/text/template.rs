@@ -36,7 +36,7 @@ fn check_template(rule: &Map<String, Value>) -> Result<(), String> {
         if let Some(id) = piece["SpecialToken"]["id"].as_str()
             && rule.get("special_tokens").and_then(|tokens| tokens.get(id)).is_none()
         {
-            return Err(format!("its template names `{id}`, which is no key of its `special_tokens`"));
+            return Err(format!("its template names `{id}`, which is not a key of its `special_tokens`"));
         }
         match piece["Sequence"]["id"].as_str() {
             Some("B") => return Err("its template for one text has a second one (`B`)".into()),

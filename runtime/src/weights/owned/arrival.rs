@@ -1,4 +1,4 @@
-//! Who waits for weights that are still being read, and for how long.
+//! Load progress: threads wait here for weights that are still being read.
 //!
 //! Pieces are read in an order of their own. What is there is a number, how many of them from the front; what a segment
 //! needs is one, too. So a step asks with one load, and once all are there an engine does not ask at all.
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Why weights do not come. Everybody who waits for them is told.
+/// Reason that weights do not come. All waiting threads get it.
 #[derive(Clone, Debug)]
 pub(super) enum Why {
     /// A piece cannot be read.
@@ -25,7 +25,7 @@ pub(super) enum Why {
         /// SHA-256 of the file.
         found: [u8; 32],
     },
-    /// Whoever reads them has ended.
+    /// The thread that reads them has ended.
     Ended,
 }
 
@@ -82,7 +82,7 @@ impl Arrival {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many pieces must be there before a segment is read, for [`Arrival::wait`].
+    /// Number of pieces that must be there before a segment is read, for [`Arrival::wait`].
     pub fn needs(&self, segment: u32) -> usize {
         self.needs.get(segment as usize).copied().unwrap_or(0)
     }
@@ -96,7 +96,7 @@ impl Arrival {
     ///
     /// # Errors
     /// One of them does not come: [`Error::Read`] where it cannot be read, [`Error::BadFile`] where its file is another one.
-    /// Whoever waits for as many from then on is told the same.
+    /// A thread that waits for as many from then on gets the same.
     pub fn wait(&self, pieces: usize) -> Result<()> {
         // Acquire: pairs with the store in `advance`.
         if self.there.load(Ordering::Acquire) >= pieces {
@@ -174,7 +174,7 @@ impl Arrival {
         self.news.notify_all();
     }
 
-    /// Waits until a piece was read. False if it will not be, or nobody wants it any more.
+    /// Waits until a piece was read. False if it will not be, or is no longer needed.
     pub(super) fn was_read(&self, piece: usize) -> bool {
         let mut state = self.lock();
         while !state.read[piece] {
@@ -186,7 +186,7 @@ impl Arrival {
         !state.stop
     }
 
-    /// Nobody wants anything any more.
+    /// No more pieces are needed.
     pub(super) fn stop(&self) {
         self.lock().stop = true;
         self.news.notify_all();

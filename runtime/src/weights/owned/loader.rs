@@ -16,10 +16,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Pieces on their way at once: as much as the reader has in flight, and as much again behind it.
+/// Pieces on their way at once: as much as the reader has in flight, and as much again after it.
 const AHEAD: usize = 8;
 
-/// How long a thread waits for reads before it looks whether it is to end.
+/// Time that a thread waits for reads before it looks whether it is to end.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Most threads that have memory backed. The kernel clears every page first: one core does that slower than a good drive
@@ -78,7 +78,7 @@ impl Drop for Loader {
     }
 }
 
-/// Tells whoever waits that nothing more comes, however a thread ends.
+/// Tells waiting threads that nothing more comes, however a thread ends.
 struct Told<'a>(&'a Arrival);
 
 impl Drop for Told<'_> {
@@ -87,7 +87,7 @@ impl Drop for Told<'_> {
     }
 }
 
-/// What the reading threads share.
+/// State that the reading threads share.
 pub(super) struct Reading {
     arrival: Arc<Arrival>,
     /// Its extents are numbered as [`extent`] does.
@@ -214,7 +214,7 @@ impl Reading {
         self.caches.get(file as usize)?.as_ref()
     }
 
-    /// Where the file system had to read a piece through the page cache, it stays there no longer than it must.
+    /// Lets go of a piece that the file system had to read through the page cache, so that it stays there no longer than it must.
     fn let_go(&self, piece: usize) {
         if let Some(&Piece { file, offset, bytes }) = self.pieces.all.get(piece)
             && self.passing[piece].load(Relaxed)
@@ -247,7 +247,7 @@ impl Whole {
                 return false;
             };
             let at = self.memory.base().plus(piece * pitch).ptr();
-            // SAFETY: a piece has its place of `PIECE` bytes in the memory, which is held here; it was read, and nobody
+            // SAFETY: a piece has its place of `PIECE` bytes in the memory, which is held here; it was read, and nothing
             // writes there any more.
             hash.update(unsafe { std::slice::from_raw_parts(at, bytes) });
         }

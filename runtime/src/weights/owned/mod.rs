@@ -38,7 +38,7 @@ pub use moving::MovingStore;
 ///
 /// Once a file was read it may be changed, cut or removed; before, that ends the calls that wait for it in an error.
 pub struct OwnedStore {
-    // In front: its threads end before the memory goes.
+    // Declared first: its threads end before the memory goes.
     _loader: Loader,
     arrival: Arc<Arrival>,
     memory: Arc<Buffers>,
@@ -46,12 +46,12 @@ pub struct OwnedStore {
     reader: String,
 }
 
-/// How files are read.
+/// Options of reads.
 #[derive(Clone, Copy, Debug)]
 pub struct How {
     /// Of the disk.
     pub flash: flash::Options,
-    /// Put in front of the reader, for tests.
+    /// Put before the reader, for tests.
     pub wrap: Option<Wrap>,
 }
 
@@ -98,7 +98,7 @@ impl OwnedStore {
         let addresses = Addresses::new(program, &|_| true, &|s, end| {
             let first = pieces.place(s.file, s.offset);
             let inside = end <= program.files.get(s.file as usize)?.bytes;
-            // A segment without bytes, at the end of a file, has an address that nobody reads.
+            // A segment without bytes, at the end of a file, has an address that is never read.
             inside.then(|| memory.base().plus(first.unwrap_or(0)))
         })?;
         let table = Arc::new(table(&pieces, files())?);
@@ -168,7 +168,7 @@ fn table<'a>(
 
 // SAFETY: every address lies in the memory of the pieces, which the store holds: 2 MiB-aligned, plus whole pieces, plus the rest
 // of an offset that the verifier has found to be a multiple of 64; the pieces of a file follow each other without a gap, so the
-// segment's bytes lie there, too (`open`). They are written by reads until the arrival lets their pieces through, and by nobody
+// segment's bytes lie there, too (`open`). They are written by reads until the arrival lets their pieces through, and by nothing
 // after. Tables are never changed; an address is as large as a pointer.
 unsafe impl Store for OwnedStore {
     fn segment(&self, index: u32) -> Option<Addr> {

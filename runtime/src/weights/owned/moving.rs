@@ -1,5 +1,5 @@
 //! Weights that move: mapped where the page cache has them already, so that the first token comes at once; then, when memory
-//! of our own is filled behind the first prompt, from there. Where it cannot be filled they stay mapped.
+//! of our own is filled after the first prompt, from there. Where it cannot be filled they stay mapped.
 
 use super::{Arrival, How, OwnedStore, PageCache, Pieces};
 use crate::bundle::BundleFiles;
@@ -20,9 +20,9 @@ pub struct MovingStore<'p> {
     from: Option<MappedStore>,
     /// From when it is filled.
     to: Option<OwnedStore>,
-    /// Why they stay mapped, for people.
+    /// Reason that they stay mapped, for people.
     refused: Option<String>,
-    /// What is still to be said of it.
+    /// Warning that is still to be printed.
     warning: Option<String>,
     /// Whether the addresses are those of `to`.
     moved: bool,
@@ -146,7 +146,7 @@ unsafe impl Store for MovingStore<'_> {
             _ => {
                 let why = self.refused.clone();
                 let why = why.unwrap_or_else(|| {
-                    "the page cache has them; they move to memory of its own behind the first prompt"
+                    "the page cache has them; they move to memory of its own after the first prompt"
                         .to_owned()
                 });
                 Held { why, ..Held::default() }

@@ -1,4 +1,4 @@
-//! Which pieces of the weight files are read, in which order, and what a segment needs of them.
+//! Order of reading pieces of the weight files, and the pieces that a segment needs.
 
 use crate::bundle::program::Program;
 use crate::error::Result;
@@ -76,7 +76,7 @@ impl Pieces {
 /// In which order pieces come.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Order {
-    /// Indices of pieces, each once. Those that nobody needs are missing.
+    /// Indices of pieces, each once. Those that no step needs are missing.
     pub(super) pieces: Vec<u32>,
     /// By segment, how many of them from the front must be there before it is read.
     pub(super) needs: Vec<usize>,
@@ -84,7 +84,7 @@ pub(super) struct Order {
 
 impl Order {
     /// The order in which the steps of a program, prefill first, use segments. Files that `whole` names are read from their
-    /// beginning to their end, and nothing of them is used before: somebody sums them up.
+    /// beginning to their end, and nothing of them is used before: they are summed up.
     pub(super) fn new(program: &Program, pieces: &Pieces, whole: &dyn Fn(u32) -> bool) -> Self {
         let of = |s: &Segment| if whole(s.file) { pieces.of_file(s.file) } else { pieces.of_segment(s) };
         let steps = program.entries.iter().flat_map(|e| &e.steps);

@@ -1,4 +1,4 @@
-//! What the page cache has of a file, and what it is to let go.
+//! Parts of a file in the page cache, and their release.
 
 use crate::platform::mapped::MappedFile;
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! What there is to cache, and how memory is divided.
+//! Cacheable neurons, and the division of memory.
 
 use crate::offload::neurons::error::NeuronError;
 
@@ -58,7 +58,7 @@ impl Shape {
     }
 }
 
-/// What each region may hold, in bytes.
+/// Capacity of each region, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Regions {
     /// For what always stays.

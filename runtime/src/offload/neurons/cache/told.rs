@@ -1,11 +1,11 @@
-//! What the cache is asked and what it says.
+//! Requests to the cache and its answers.
 
-/// What is asked of a neuron.
+/// Part of a neuron.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// What says whether it is active.
+    /// Gate: tells whether the neuron is active.
     Gate,
-    /// What an active one needs beside it.
+    /// Up and down, which an active neuron needs beside it.
     Rest,
     /// Both.
     Whole,
@@ -24,7 +24,7 @@ impl Part {
     }
 }
 
-/// Where what was asked for is.
+/// Place of a requested neuron.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// In the hot region.
@@ -47,7 +47,7 @@ impl Found {
     }
 }
 
-/// What happens to others when something is asked for.
+/// Effect of a request on other neurons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A neuron leaves the cold region and is forgotten.
@@ -58,7 +58,7 @@ pub enum Event {
     Promote(u32),
 }
 
-/// What was asked of one granularity.
+/// Counts of requests, of one granularity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Questions.

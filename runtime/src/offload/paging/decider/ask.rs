@@ -85,7 +85,7 @@ impl Decider {
         Ok(())
     }
 
-    /// Whether nobody asks flash for an expert, since another memory holds it.
+    /// Whether an expert is never read from flash, since another memory holds it.
     fn lives_elsewhere(&self, key: Key) -> bool {
         self.elsewhere.binary_search(&key).is_ok()
     }

@@ -1,4 +1,4 @@
-//! What a decider hears, and what it says.
+//! Events and decisions of a decider.
 
 use crate::offload::cache::Key;
 use crate::offload::flash::Priority;
@@ -42,19 +42,19 @@ pub struct Asked<'a> {
     pub k: usize,
     /// Experts in the order of the dispatch table; what the layer does not have is passed over.
     pub active: &'a [i32],
-    /// Experts of the layer that other units compute, which hold them: whoever is in memory has been used.
+    /// Experts of the layer that other units compute, which hold them: those in memory have been used.
     pub beside: &'a [i32],
     /// Layers whose scores there are, its own first.
     pub scored: usize,
     /// These scores.
     pub scores: Scores<'a>,
-    /// Time in which whoever computes has waited for flash, since the start.
+    /// Time that computing threads have waited for flash, since the start.
     pub stalled: Duration,
-    /// What flash has done.
+    /// Progress of flash.
     pub flash: Seen,
 }
 
-/// What happens: all that a decider knows.
+/// Event: all that a decider knows.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
     /// A layer asks for its experts.
@@ -63,7 +63,7 @@ pub enum Event<'a> {
     News(News),
 }
 
-/// What happens to frames.
+/// Changes of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum News {
     /// The run begins.
@@ -80,7 +80,7 @@ pub enum News {
         /// Frame.
         frame: u32,
     },
-    /// What was to be read into a frame cannot be read. The frame is not free yet.
+    /// The read into a frame has failed. The frame is not free yet.
     Failed {
         /// Frame.
         frame: u32,
@@ -99,7 +99,7 @@ pub enum News {
     },
 }
 
-/// What is to be done, in the order in which it was decided.
+/// Decision, in the order in which it was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// An expert is to be read. [`Decision::Load`] follows when a frame is free.
@@ -108,9 +108,9 @@ pub enum Decision {
         key: Key,
         /// The first of its parts that is read.
         first: u8,
-        /// How many.
+        /// Number of parts.
         parts: u8,
-        /// [`Priority::Prefetch`]: nobody has asked for it yet.
+        /// [`Priority::Prefetch`]: it was not requested yet.
         priority: Priority,
         /// Whether it only passes through: the cache does not keep it.
         passes: bool,
@@ -123,12 +123,12 @@ pub enum Decision {
         key: Key,
         /// The first of its parts that is read.
         first: u8,
-        /// How many.
+        /// Number of parts.
         parts: u8,
-        /// How urgent it is.
+        /// Priority of the read.
         priority: Priority,
     },
-    /// What is being read ahead is needed now.
+    /// A prefetch is needed now.
     Hurry {
         /// Frame.
         frame: u32,
@@ -161,7 +161,7 @@ pub enum Decision {
         frame: u32,
         /// Expert.
         key: Key,
-        /// Whether somebody waits for it: the call has to end.
+        /// Whether a step waits for it: the call has to end.
         asked: bool,
     },
 }

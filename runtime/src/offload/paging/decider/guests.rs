@@ -1,7 +1,7 @@
 //! Experts that were read ahead for one layer: guests, in frames that the cache does not have.
 //!
-//! A guess must not push out whom the policy keeps. A guest lies in a frame of those that experts pass through. When its layer
-//! asks, it is used as whoever has just been read, and the policy says whether it stays; if it is not asked for it goes, and
+//! A prediction must not evict an expert that the policy keeps. A guest lies in a frame of those that experts pass through. When its layer
+//! asks, it is used as one that has just been read, and the policy says whether it stays; if it is not asked for it goes, and
 //! what has not been read of it by then never is.
 
 use super::{Decider, Held, Want, Why};
@@ -65,7 +65,7 @@ impl Decider {
         if self.cache.contains(key) || self.held[id] != Held::No {
             return true;
         }
-        // Whoever is pinned has a frame of its own, and moves back into it after an error.
+        // A pinned expert has a frame of its own, and moves back into it after an error.
         if self.cache.is_pinned(key) && matches!(self.cache.ahead(key, |_| {}), Ok(true)) {
             self.guess(id);
             return true;
@@ -78,7 +78,7 @@ impl Decider {
         true
     }
 
-    /// Reads an expert that nobody has asked for.
+    /// Reads an expert that was not requested.
     fn guess(&mut self, id: usize) {
         self.counts.ahead += 1;
         self.why[id] = Why::Guessed;

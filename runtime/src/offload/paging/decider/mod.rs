@@ -1,6 +1,6 @@
-//! Who holds which frame, who is read next, who goes: decided, and nothing done.
+//! Decisions on frames: the expert in each, the next read, and evictions. Nothing is done here.
 //!
-//! A [`Decider`] hears events, each with the time, and says what is to be done. It reads no byte, waits for nobody, holds no
+//! A [`Decider`] hears events, each with the time, and says what is to be done. It reads no byte, does not wait, holds no
 //! lock and looks at no clock: its decisions are a function of what it has heard ([`Event`] is all of it). So the pager, which
 //! reads and waits (`pager`), a replay of what it has heard (`journal`), and a simulation on modelled units (`simulate`) are
 //! told the same for the same.
@@ -10,7 +10,7 @@
 //! * `guests`: experts that were read ahead for one layer.
 //! * `reads`: what is to be read, what is being read, and what became of it.
 //!
-//! The cache decides who stays ([`Cache::step`]); a decider gives frames to whoever is read. Nothing here allocates after
+//! The cache decides which experts stay ([`Cache::step`]); a decider gives frames to those that are read. Nothing here allocates after
 //! [`Decider::new`].
 
 mod ask;
@@ -44,7 +44,7 @@ struct Place {
     bytes: u64,
 }
 
-/// Where an expert is.
+/// Place of an expert.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Held {
     /// On flash.
@@ -66,20 +66,20 @@ struct Want {
     parts: u8,
 }
 
-/// What a frame is for.
+/// Use of a frame.
 #[derive(Clone, Copy, Debug, Default)]
 enum Frame {
     #[default]
     Free,
-    /// Somebody is read into it.
+    /// An expert is read into it.
     Reading(Want),
-    /// Somebody lies in it.
+    /// It holds an expert.
     Full,
     /// A read that failed or was given up may still write to it.
     Draining,
 }
 
-/// Why an expert is read.
+/// Reason for reading an expert.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Why {
     /// A step has asked for it.
@@ -102,24 +102,24 @@ pub struct Turn {
     pub passes: bool,
 }
 
-/// What was decided so far, in numbers.
+/// Counters of decisions so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Experts that were asked for and in memory, or on their way.
     pub hits: u64,
     /// Experts that were asked for and had to be read.
     pub misses: u64,
-    /// Of those that were there: read ahead, and asked for as foreseen.
+    /// Of those that were there: read ahead, and requested as predicted.
     pub foreseen: u64,
     /// Experts that were read ahead.
     pub ahead: u64,
     /// Misses that the cache did not keep.
     pub streamed: u64,
-    /// Experts that the cache began with and that were there before anybody asked for them.
+    /// Experts that the cache began with and that were there before they were requested.
     pub preloaded: u64,
 }
 
-/// What a decider needs to know beside the plan.
+/// Settings of a decider beside the plan.
 #[derive(Clone, Copy, Debug)]
 pub struct How<'a> {
     /// Bytes of an expert, by layer.
@@ -137,7 +137,7 @@ pub struct Decider {
     places: Vec<Place>,
     /// Layer and index of every expert.
     keys: Vec<Key>,
-    /// Who is pinned, in the order of the plan, and how often recorded routing used everybody.
+    /// Pinned experts, in the order of the plan, and how often recorded routing used each expert.
     pinned: Vec<Key>,
     uses: Vec<u32>,
     spare: usize,
@@ -156,19 +156,19 @@ pub struct Decider {
     queues: [VecDeque<Want>; 2],
     events: Vec<cache::Event>,
     chosen: Vec<u16>,
-    /// Why it was read, until somebody asks for it; by number.
+    /// Reason for reading each expert, until it is requested; by number.
     why: Vec<Why>,
-    /// Who was read ahead and is not the cache's.
+    /// Prefetched experts that are not the cache's.
     guests: Vec<usize>,
     /// Experts of the last layer that pass through, and whether they are too many: then each is read in two parts.
     streams: usize,
     split: bool,
     order: Vec<Turn>,
-    /// Where gate and up are computed, by place in the order; and the first place where they are not.
+    /// Whether gate and up are computed, by place in the order; and the first place where they are not.
     passed: Vec<bool>,
     next: usize,
     ahead: Ahead,
-    /// Whether somebody who was asked for could not be read.
+    /// Whether a requested expert could not be read.
     broken: bool,
     counts: Counts,
     out: Vec<Decision>,
@@ -253,7 +253,7 @@ impl Decider {
         Ok(&self.out)
     }
 
-    /// What was said to the last event.
+    /// Decisions on the last event.
     pub fn said(&self) -> &[Decision] {
         &self.out
     }
@@ -278,7 +278,7 @@ impl Decider {
         self.parts.get(id).is_some_and(|parts| parts & (1 << part) != 0)
     }
 
-    /// Whether somebody who was asked for could not be read: the call has to end, and the next one begins anew.
+    /// Whether a requested expert could not be read: the call has to end, and the next one begins anew.
     pub fn is_broken(&self) -> bool {
         self.broken
     }
@@ -288,7 +288,7 @@ impl Decider {
         self.cache.contains(key)
     }
 
-    /// What was decided so far.
+    /// Counters of decisions so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }
@@ -304,11 +304,11 @@ impl Decider {
     }
 
     /// Pinned experts, in the order of the plan, then as many others as the cache holds, by their recorded uses: the hottest
-    /// first. They are read behind whatever a step asks for; whoever is not there when a step needs it is read as any other
+    /// first. They are read after whatever a step requests; one that is missing when a step needs it is read as any other
     /// expert.
     fn begin(&mut self) {
         for at in 0..self.pinned.len() {
-            // Their frames are set aside, so that nobody goes.
+            // Their frames are set aside, so that none is evicted.
             if matches!(self.cache.ahead(self.pinned[at], |_| {}), Ok(true)) {
                 self.begin_with(self.pinned[at]);
             }
@@ -324,7 +324,7 @@ impl Decider {
         self.pump();
     }
 
-    /// Nobody has asked for it: a read that fails is nobody's error, and is done again on demand.
+    /// It was not requested: a failed read is not an error, and is done again on demand.
     fn begin_with(&mut self, key: Key) {
         let id = self.id(key);
         self.why[id] = Why::Start;

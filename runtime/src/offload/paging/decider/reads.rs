@@ -1,4 +1,4 @@
-//! What is to be read, what is being read, and what became of it.
+//! Reads: pending, in flight, and their results.
 
 use super::{Decider, Decision, Frame, Held, WHOLE, Want, Why};
 use crate::offload::flash::Priority;
@@ -13,7 +13,7 @@ impl Decider {
         self.out.push(Decision::Want { key: self.keys[id], first, parts, priority, passes });
     }
 
-    /// What was read ahead is needed now.
+    /// Raises the priority of a prefetch that is needed now.
     pub(super) fn hurry(&mut self, id: usize) {
         let whole = Want { id, first: 0, parts: 2 };
         match self.held[id] {
@@ -77,14 +77,14 @@ impl Decider {
         wanted.chain(reading).map(|w| self.place(w.id).bytes).sum()
     }
 
-    /// What a frame is for; one that there is not is for nobody.
+    /// Use of a frame; a frame that does not exist has none.
     fn frame(&self, frame: u32) -> Frame {
         self.frames.get(frame as usize).copied().unwrap_or_default()
     }
 
     /// A part of an expert is there.
     pub(super) fn arrived(&mut self, frame: u32, part: u8) {
-        // Of a read that was given up nobody wants to hear.
+        // A cancelled read is not reported.
         let Frame::Reading(want) = self.frame(frame) else { return };
         if self.parts[want.id] & (1 << part) == 0 && part < 2 {
             self.parts[want.id] |= 1 << part;
@@ -112,7 +112,7 @@ impl Decider {
         let Frame::Reading(Want { id, .. }) = self.frame(frame) else { return };
         self.frames[frame as usize] = Frame::Draining;
         (self.held[id], self.parts[id]) = (Held::No, 0);
-        // What nobody has asked for is read again if somebody does.
+        // What was not requested is read again once it is.
         let asked = self.why[id] == Why::Asked;
         self.broken |= asked;
         self.out.push(Decision::Lost { frame, key: self.keys[id], asked });
@@ -133,8 +133,8 @@ impl Decider {
         }
         self.evict(turn.id);
         if part == 0 {
-            // Down matrices are read in the order in which they will be computed, whoever was first to finish: with all
-            // frames taken by later ones nobody would go on.
+            // Down matrices are read in the order in which they will be computed, whichever finished first: with all
+            // frames taken by later ones no thread could go on.
             self.passed[at] = true;
             while let Some(&turn) = self.order.get(self.next)
                 && (self.passed[self.next] || !turn.passes)

@@ -42,7 +42,7 @@ fn key(layer: u16, expert: u16) -> Key {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Slot {
     Free,
-    /// Whom it reads, the first part and how many.
+    /// Expert that it reads, the first part and how many.
     Reading(Key, u8, u8),
     Full(Key),
     Draining,
@@ -55,7 +55,7 @@ struct Bench {
     slots: Vec<Slot>,
     now: Duration,
     pinned: Vec<Key>,
-    /// Whom the layer that has asked still needs.
+    /// Experts that the requesting layer still needs.
     needed: Vec<Key>,
     /// Whether everything is being forgotten.
     resets: bool,
@@ -119,7 +119,7 @@ impl Bench {
         };
         let mut keys: Vec<Key> = self.slots.iter().filter_map(held).collect();
         keys.sort_unstable();
-        assert!(keys.windows(2).all(|w| w[0] != w[1]), "somebody is held twice: {:?}", self.slots);
+        assert!(keys.windows(2).all(|w| w[0] != w[1]), "an expert is held twice: {:?}", self.slots);
         said
     }
 
@@ -156,7 +156,7 @@ impl Bench {
         let frame = of.into_iter().nth(which % count).unwrap();
         let news = match (*self.slot(frame), what) {
             (Slot::Draining, 0) => {
-                // It had ended before anybody gave it up, or it has failed: both are told of reads that nobody wants.
+                // It had ended before it was cancelled, or it has failed: both are reported of reads that are not needed.
                 assert!(self.tell(Event::News(News::Failed { frame })).is_empty());
                 return true;
             }
@@ -186,7 +186,7 @@ impl Bench {
         true
     }
 
-    /// Computes the layer that has asked, as long as nobody fails who is waited for.
+    /// Computes the layer that has asked, as long as no expert fails that is waited for.
     fn compute(&mut self, what: &mut impl FnMut() -> (usize, u8)) {
         for part in 0..2 {
             for at in 0..self.decider.order().len() {
@@ -196,7 +196,7 @@ impl Bench {
                         return self.needed.clear();
                     }
                     let (which, how) = what();
-                    assert!(self.happen(which, how), "nobody reads {turn:?}: {:?}", self.slots);
+                    assert!(self.happen(which, how), "nothing reads {turn:?}: {:?}", self.slots);
                 }
                 if turn.passes && (part == 1 || self.decider.split()) {
                     let own = self.decider.keys()[turn.id];
@@ -220,7 +220,7 @@ fn call() -> impl Strategy<Value = Call> {
 }
 
 proptest! {
-    /// No frame holds two, nobody is held twice, who is pinned or in use never goes, and two that hear the same say the same;
+    /// No frame holds two, no expert is held twice, one that is pinned or in use is never evicted, and equal events give equal decisions;
     /// in every order in which reads end, fail and are let go. And every layer is computed or has a failure.
     #[test]
     fn promises_are_kept(
@@ -272,7 +272,7 @@ fn loads(said: &[Decision]) -> Vec<(u32, Key)> {
     said.iter().filter_map(load).collect()
 }
 
-/// What is told late of a read that was given up is not taken for news of the frame's next read: the frame has no next read
+/// A late event of a cancelled read is not taken for one of the frame's next read: the frame has no next read
 /// before its reader has let go.
 #[test]
 fn a_frame_is_taken_again_when_its_reader_has_let_go() {
@@ -287,7 +287,7 @@ fn a_frame_is_taken_again_when_its_reader_has_let_go() {
     // The next call begins anew: what is being read is given up, and only the third frame is free.
     let again = loads(&bench.ask(0, &[2, 3, 4], 7, &[]));
     assert_eq!(again, [(2, key(0, 2))]);
-    // The failure of the second frame is told late, and twice: nobody is meant.
+    // The failure of the second frame is told late, and twice: no expert is meant.
     for _ in 0..2 {
         assert!(bench.tell(Event::News(News::Failed { frame: 1 })).is_empty());
     }

@@ -1,7 +1,7 @@
-//! Neurons on flash, for whoever computes: up and down of those that a token wakes, and of no others (PowerInfer-2, §4.2 to
+//! Neurons on flash, for the computing threads: up and down of those that a token activates, and of no others (PowerInfer-2, §4.2 to
 //! §4.4).
 //!
-//! Gates are resident. A step behind them lists who is awake; `wake` takes the lists, and asks the cache for what was read
+//! Gates are resident. A step after them lists the active neurons; `wake` takes the lists, and asks the cache for what was read
 //! together with these neurons, a *unit*. What is missing is read into a few buffers and copied from there to frames, without
 //! what pads it on flash. Lanes compute what is there first, the others as they arrive: up of one block of neurons while those
 //! of the next are on their way. Who computes when depends on the disk; results do not: sums over neurons are taken in the order of
@@ -39,7 +39,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a lane waits for news before it looks whether another lane has taken them.
+/// Time that a lane waits for events before it looks whether another lane has taken them.
 const NEWS: Duration = Duration::from_micros(200);
 
 /// Reads that are under way at once, at most. The plan's spare frames have room for their buffers.
@@ -59,7 +59,7 @@ struct Layer {
     units: u32,
 }
 
-/// How neurons lie.
+/// Layout of neurons.
 #[derive(Clone, Copy, Debug)]
 struct Lie {
     /// Neurons of a unit.
@@ -174,7 +174,7 @@ impl NeuronPager {
         let _ = self.timeline.set(timeline);
     }
 
-    /// What was done so far.
+    /// Statistics so far.
     pub(crate) fn report(&self) -> Report {
         let mut state = self.lock();
         self.hear(&mut state);
@@ -255,7 +255,7 @@ impl NeuronPager {
         }
     }
 
-    /// Waits until the neurons of an item are there; `None` behind the last one.
+    /// Waits until the neurons of an item are there; `None` after the last one.
     fn item(&self, half: Half, at: usize, lane: Lane) -> Result<Option<Item>> {
         let mut waits: Option<Instant> = None;
         loop {
@@ -292,7 +292,7 @@ impl NeuronPager {
         }
     }
 
-    /// What flash has to tell.
+    /// Handles events of flash.
     fn hear(&self, state: &mut State) {
         while let Some(event) = self.flash.poll() {
             match event {
@@ -317,7 +317,7 @@ impl NeuronPager {
         while state.error.is_none() {
             let Some(unit) = state.next() else { return };
             let Some(buffer) = self.flash.buffers().take(1) else {
-                // Reads that were given up keep their buffers until they end. Where those are all, nobody will be heard of.
+                // Reads that were given up keep their buffers until they end. Where those are all, no event will come.
                 if let (0, Some(lost)) = (state.under_way, &state.lost) {
                     state.error = Some(Error::Read(Box::new(lost.clone())));
                 }
@@ -358,7 +358,7 @@ pub(super) fn units(program: &Program) -> Result<Vec<(u32, u32, u64, u64)>> {
     Ok(units)
 }
 
-/// Where a unit's neurons are found by kernels.
+/// Writes the addresses of a unit's neurons into the tables that kernels read.
 fn enter(tables: &Tables, lie: Lie, half: Half, first: usize, count: usize, at: Addr) {
     for i in 0..count {
         tables.set(half, (first + i) * lie.addresses, at.plus(i * lie.bytes));

@@ -41,7 +41,7 @@ pub(super) fn load(
             let first =
                 segment.matrix_offset(expert).ok_or_else(lost)? + bundle.rest_scales_at(0, inter) as u64;
             let place = region.base().plus(at);
-            // SAFETY: the region has room for the scales of all neurons of all layers, of which `at` bytes are taken; nobody else
+            // SAFETY: the region has room for the scales of all neurons of all layers, of which `at` bytes are taken; nothing else
             // has its address yet.
             let bytes = unsafe { std::slice::from_raw_parts_mut(place.ptr(), inter * each) };
             file.seek(SeekFrom::Start(first)).and_then(|_| file.read_exact(bytes)).map_err(failed)?;

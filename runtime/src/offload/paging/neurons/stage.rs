@@ -4,11 +4,11 @@ use super::{Layer, Lie};
 use moec_ir::bundle::BLOCK;
 use std::ops::Range;
 
-/// What a layer needs.
+/// Needs of a layer.
 pub(super) struct Needs<'a> {
     /// Experts in the order of the dispatch table.
     pub(super) active: &'a [i32],
-    /// Lists of the awake, [`moec_ir::bundle::awake_words`]; none: all neurons.
+    /// Lists of the active neurons, [`moec_ir::bundle::awake_words`]; none: all neurons.
     pub(super) lists: Option<&'a [i32]>,
 }
 
@@ -17,7 +17,7 @@ pub(super) struct Needs<'a> {
 pub(super) struct Item {
     /// Place in the dispatch table.
     pub(super) place: usize,
-    /// Which share.
+    /// Index of the share.
     pub(super) piece: usize,
     /// Of how many.
     pub(super) pieces: usize,
@@ -132,7 +132,7 @@ impl Stage {
         self.units[at]
     }
 
-    /// The place whose turn it is: down goes through them in reverse. `None` behind the last.
+    /// The place whose turn it is: down goes through them in reverse. `None` after the last.
     pub(super) fn turn(&self) -> Option<usize> {
         let place = (self.begun < self.len()).then_some(self.begun)?;
         Some(if self.part == 0 { place } else { self.len() - 1 - place })
@@ -180,7 +180,7 @@ impl Stage {
         self.items = items;
     }
 
-    /// How many items there are now.
+    /// Number of items now.
     pub(super) fn items(&self) -> usize {
         self.items.len()
     }

@@ -1,4 +1,4 @@
-//! What memory holds of neurons, and what is on its way.
+//! State of neurons: those in memory, and those in flight.
 
 use super::stage::{Needs, Stage};
 use super::{Layer, Lie, enter, layer_of};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// Most tokens whose neurons are recorded.
 const RECORDED: usize = 1 << 12;
 
-/// Where a unit is.
+/// Place of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Slot {
     /// On flash.
@@ -26,7 +26,7 @@ enum Slot {
     There(u32),
 }
 
-/// What changes, in one hand at a time.
+/// Mutable state, under one lock.
 pub(super) struct State {
     pub(super) stage: Stage,
     cache: Segmented,
@@ -41,7 +41,7 @@ pub(super) struct State {
     pending: HashMap<Ticket, u32>,
     /// Reads that have not ended.
     pub(super) under_way: usize,
-    /// Why the call does not go on.
+    /// Reason that the call cannot go on.
     pub(super) error: Option<Error>,
     /// The last read that failed.
     pub(super) lost: Option<ReadError>,
@@ -89,7 +89,7 @@ impl State {
         }
     }
 
-    /// Why the call does not go on, as an error.
+    /// Fails if the call cannot go on.
     pub(super) fn failed(&self) -> Result<()> {
         match &self.error {
             None => Ok(()),
@@ -131,7 +131,7 @@ impl State {
         }
     }
 
-    /// What was recorded.
+    /// Recorded uses.
     pub(super) fn used(&self) -> Option<Used> {
         let (shape, activations) = self.recorded.clone()?;
         Some(Used::Neurons { activations, shape, capacity: self.cache.regions().cold })
@@ -143,7 +143,7 @@ impl State {
         self.wave(lie, layers);
     }
 
-    /// An item is computed. Behind the last of a wave follows the next one.
+    /// An item is computed. After the last of a wave follows the next one.
     pub(super) fn computed(&mut self, lie: Lie, layers: &[Layer]) {
         if self.stage.computed() {
             self.wave(lie, layers);
@@ -236,7 +236,7 @@ impl State {
         Some(unit)
     }
 
-    /// A unit has come: it goes to a frame, if anybody still wants it.
+    /// A unit has come: it goes to a frame, if it is still wanted.
     pub(super) fn arrived(&mut self, lie: Lie, layers: &[Layer], ticket: Ticket, bytes: &[u8]) {
         let Some(id) = self.ended(ticket) else { return };
         if self.slots[id as usize] != Slot::Coming {

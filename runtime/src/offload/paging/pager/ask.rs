@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Most tokens that are recorded.
 const RECORDED: usize = 1 << 14;
 
-/// What a step asks for.
+/// Request of a step.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::offload::paging) struct Asked<'a> {
     pub(in crate::offload::paging) layer: usize,
@@ -74,7 +74,7 @@ impl Pager {
         Ok(())
     }
 
-    /// Writes down whom a token has chosen.
+    /// Records the experts that a token has chosen.
     fn record(&self, state: &mut State, layer: usize) {
         let Some((trace, token)) = &mut state.record else { return };
         if layer == 0 {

@@ -1,4 +1,4 @@
-//! Who computes waits for an expert, and lets one go that only passed through.
+//! Computing threads: wait for an expert, and release one that only passed through.
 //!
 //! Under virtual time all lanes together are one modelled unit: they take their turns in the order of the stage, so that what
 //! is decided does not depend on which thread of this machine was first.
@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
-/// How long a lane waits for news before it looks whether another lane has taken them.
+/// Time that a lane waits for events before it looks whether another lane has taken them.
 const NEWS: Duration = Duration::from_micros(200);
 
 impl Pager {
@@ -40,7 +40,7 @@ impl Pager {
             if stage.computed(at, half.part)
                 && let Err(e) = self.computed(&stage, at, half)
             {
-                // Nobody is to wait for this lane.
+                // No lane is to wait for this one.
                 self.hall.broken.store(true, Ordering::Release);
                 return launch.fail(StepFault::Flash(e));
             }
@@ -69,7 +69,7 @@ impl Pager {
         let start = clock.now();
         while !self.hall.is_ready(id, part) {
             self.go_on()?;
-            // Whoever hears something does it under the lock, so that all is heard in the order in which it was told.
+            // Events are handled under the lock, so that they are handled in the order in which they were sent.
             self.flash.news(Some(NEWS));
             self.take_news(&mut self.lock())?;
         }
@@ -84,7 +84,7 @@ impl Pager {
         Ok(())
     }
 
-    /// Under virtual time: waits for a part of an expert when everybody before it has been computed. The lane with its first
+    /// Under virtual time: waits for a part of an expert when every expert before it has been computed. The lane with its first
     /// piece lets time pass until it is there, others follow.
     fn wait_in_turn(
         &self,

@@ -1,4 +1,4 @@
-//! Experts on flash and in frames, for whoever computes.
+//! Experts on flash and in frames, for the computing threads.
 //!
 //! What is read, kept and given up is decided elsewhere ([`super::decider`]); a desk carries it out. The pager keeps both under a
 //! lock, tells them what steps ask for and what lanes have computed, and enters addresses of what has come where kernels read
@@ -52,12 +52,12 @@ struct Place {
     bytes: u64,
 }
 
-/// What changes, in one hand at a time.
+/// Mutable state, under one lock.
 struct State {
     desk: Desk,
     /// Routing so far, and of the token under way.
     record: Option<(Trace, Vec<u16>)>,
-    /// What does not change any more.
+    /// Constant part of the report.
     report: Report,
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct Pager {
     units: Option<&'static dyn Units>,
 }
 
-/// What lanes look at without a lock.
+/// View that lanes read without a lock.
 struct Hall {
     places: Vec<Place>,
     /// Layer and index of every expert.
@@ -83,7 +83,7 @@ struct Hall {
     /// Whether the call has to end.
     broken: AtomicBool,
     timeline: OnceLock<Arc<Timeline>>,
-    /// Who hears of experts that leave memory.
+    /// Listener for experts that leave memory.
     above: OnceLock<Arc<dyn Above>>,
 }
 

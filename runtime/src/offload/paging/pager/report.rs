@@ -1,4 +1,4 @@
-//! What the store did.
+//! Statistics of the store.
 
 use super::Pager;
 use crate::offload::cache::Trace;
@@ -8,7 +8,7 @@ use crate::offload::paging::decider::Counts;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// What recorded tokens used, and the cache that was there for it.
+/// Uses of recorded tokens, and the cache that was there for them.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Used {
     /// Whole experts, all of one byte in the trace.
@@ -24,21 +24,21 @@ pub enum Used {
     Neurons {
         /// Neurons of every token.
         activations: Activations,
-        /// What there is to cache.
+        /// Cacheable neurons.
         shape: Shape,
         /// Bytes of the cache.
         capacity: u64,
     },
 }
 
-/// What the store did since it was opened.
+/// Statistics of the store since it was opened.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
     /// Experts that were asked for and in memory, or on their way.
     pub hits: u64,
     /// Experts that were asked for and had to be read.
     pub misses: u64,
-    /// Of those that were there: read ahead, and asked for as foreseen.
+    /// Of those that were there: read ahead, and requested as predicted.
     pub foreseen: u64,
     /// Experts that were read ahead.
     pub ahead: u64,
@@ -46,13 +46,13 @@ pub struct Report {
     pub streamed: u64,
     /// Time in which the first lane waited for flash.
     pub stalled: Duration,
-    /// What was read.
+    /// Statistics of reads.
     pub flash: Stats,
-    /// Which reader it is.
+    /// Name of the reader.
     pub reader: String,
     /// Policy of the cache with its parameters.
     pub policy: String,
-    /// What the tokens used that were decoded one by one, where that was recorded ([`super::super::Paging::record`]).
+    /// Uses of the tokens that were decoded one by one, where they were recorded ([`super::super::Paging::record`]).
     pub used: Option<Used>,
     /// Most bytes of one read.
     pub block_bytes: u32,
@@ -68,13 +68,13 @@ pub struct Report {
     pub pinned: u32,
     /// Bytes of their frames.
     pub pinned_bytes: u64,
-    /// Experts that the cache began with and that were in memory before anybody asked for them: pinned ones, and those that
+    /// Experts that the cache began with and that were in memory before they were requested: pinned ones, and those that
     /// recorded routing used most.
     pub preloaded: u64,
 }
 
 impl Pager {
-    /// What was done so far.
+    /// Statistics so far.
     pub(crate) fn report(&self) -> Report {
         let mut report = {
             let mut state = self.lock();
@@ -89,7 +89,7 @@ impl Pager {
         report
     }
 
-    /// What was recorded.
+    /// Recorded uses.
     fn used(&self) -> Option<Used> {
         let state = self.lock();
         let (trace, _) = state.record.as_ref()?;

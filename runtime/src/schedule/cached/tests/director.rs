@@ -1,4 +1,4 @@
-//! What a director must do, whatever is chosen: frames hold one expert each, and who is computed on the GPU is in one.
+//! Invariants of a director, whatever is chosen: frames hold one expert each, and an expert that the GPU computes is in one.
 
 use super::*;
 use crate::offload::cache::{CacheError, CachedLayer, ExpertIndex, Key};
@@ -39,7 +39,7 @@ fn logits(random: &mut SplitMix64, experts: usize) -> Vec<f32> {
     (0..experts).map(|_| random.unit() as f32 * 4.0).collect()
 }
 
-/// Follows what is brought: whom each frame holds.
+/// Follows what is brought: the expert in each frame.
 struct Twin(BTreeMap<u32, Key>);
 
 impl Twin {
@@ -93,7 +93,7 @@ fn frames_hold_one_expert_each_and_the_gpu_computes_whom_they_hold() {
                 twin.bring(&director, &brings.collect::<Vec<_>>(), &setup.pinned);
                 for (expert, _) in said.units.iter().enumerate().filter(|on| *on.1 == Unit::Gpu) {
                     let key = Key { layer: layer as u16, expert: expert as u16 };
-                    assert!(loads[expert] > 0, "nobody chose it");
+                    assert!(loads[expert] > 0, "no token chose it");
                     assert_eq!(director.frame(key).and_then(|f| twin.0.get(&f)), Some(&key));
                 }
                 let ahead = if prompt { 0 } else { 4.min(LAYERS - layer) };
@@ -113,7 +113,7 @@ fn frames_hold_one_expert_each_and_the_gpu_computes_whom_they_hold() {
     }
 }
 
-/// What gates foresee rightly is there when it is asked for, and layers are done sooner.
+/// A correctly predicted expert is there when it is requested, and layers are done sooner.
 #[test]
 fn what_is_foreseen_rightly_is_there() {
     let mut spans = Vec::new();

@@ -1,4 +1,4 @@
-//! What schedules must be.
+//! Invariants of schedules.
 
 mod director;
 mod optimum;
@@ -10,7 +10,7 @@ use crate::schedule::timelines::*;
 use crate::schedule::{Costs, Order, SOLVERS, ScheduleError, Solver, Table, Unit, UnitCosts};
 use crate::serving::sampler::SplitMix64;
 
-/// Times of straight lines: the GPU's hardly rise, the processor's do (Figure 3f).
+/// Times of straight lines: the GPU's hardly rise, the CPU's do (Figure 3f).
 fn costs(gpu: [f64; 2], cpu: [f64; 2], first: f64, transfer: f64) -> Costs {
     let line = |[one, more]: [f64; 2], first_us| UnitCosts {
         table: Table::new(vec![(1, one), (2, one + more)]).expect("a table"),
@@ -33,7 +33,7 @@ fn random_layer(random: &mut SplitMix64, most: usize) -> (Costs, Vec<Task>) {
     layer_of(random, most, 0.2)
 }
 
-/// The same of a machine whose GPU takes up to `rise` µs longer with each token, beside which the processor may be faster.
+/// The same of a machine whose GPU takes up to `rise` µs longer with each token, beside which the CPU may be faster.
 fn layer_of(random: &mut SplitMix64, most: usize, rise: f64) -> (Costs, Vec<Task>) {
     let mut between = |from: f64, to: f64| from + (to - from) * random.unit();
     let transfer = between(20.0, 400.0);

@@ -1,4 +1,4 @@
-//! How far from the best schedule each policy is.
+//! Distance of each policy from the best schedule.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What is transferred ahead.
+//! Experts that are transferred ahead.
 
 use super::*;
 
@@ -27,7 +27,7 @@ fn the_layer_that_gains_more_goes_first() {
     // Either of the far ones saves a transfer.
     assert_eq!(found[0], Prefetch { ahead: 2, expert: 5, gain: 30.0, there: 30.0 });
     assert_eq!(who(&found[1..]), [(2, 6)]);
-    // An expert that nobody may want gains nothing.
+    // An expert that no token can choose gains nothing.
     let vague = outlook(90.0, &[(5, 8, 0.0, false)]);
     assert_eq!(who(&planned(&[near, vague], 0.0)), [(1, 0)]);
     assert!(planned(&[], 0.0).is_empty());

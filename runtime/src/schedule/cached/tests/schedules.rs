@@ -45,8 +45,8 @@ fn every_expert_runs_once_and_nobody_does_two_things_at_once() {
     }
 }
 
-/// Figure 5 of the paper: GPU 1 each, the processor as many as tokens, transfers 3. Loads are not printed; with these the
-/// processor computes the cached E while the GPU gets the uncached C.
+/// Figure 5 of the paper: GPU 1 each, the CPU as many as tokens, transfers 3. Loads are not printed; with these the
+/// CPU computes the cached E while the GPU gets the uncached C.
 #[test]
 fn the_example_of_the_paper() {
     let costs = costs([1.0, 0.0], [1.0, 1.0], 0.0, 3.0);

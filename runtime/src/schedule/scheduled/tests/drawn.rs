@@ -45,7 +45,7 @@ impl Random {
     }
 }
 
-/// Costs of Table 1 for a model: rooflines, with half of the peak for the processor's tiles and for the GPU.
+/// Costs of Table 1 for a model: rooflines, with half of the peak for the CPU's tiles and for the GPU.
 pub(super) fn costs(model: &Model) -> Costs {
     let weights = 3 * model.width * model.inner;
     let bytes = 2 * weights;

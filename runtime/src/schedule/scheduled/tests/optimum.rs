@@ -1,4 +1,4 @@
-//! How far from the least makespan.
+//! Distance from the least makespan.
 
 use super::drawn::{MODELS, costs};
 use super::workload::{ALL, small};
@@ -38,7 +38,7 @@ fn the_search_is_within_three_percent_of_the_least_makespan() {
     assert!(stalled > CASES / 40 && worst_paper > 1.3);
 }
 
-/// Two memories with three experts each, and a processor that is idle: no move of one expert helps both.
+/// Two memories with three experts each, and a CPU that is idle: no move of one expert helps both.
 #[test]
 fn the_search_leaves_a_plateau_where_the_refinement_of_the_paper_stalls() {
     let mut costs = costs(&MODELS[0]);
@@ -46,7 +46,7 @@ fn the_search_leaves_a_plateau_where_the_refinement_of_the_paper_stalls() {
     costs.localized_us = 0.0;
     let places: Vec<Place> =
         (0..6u16).map(|e| Place { layout: Layout::Local(e % 2), cached: false }).collect();
-    // On a memory 4 tokens take 737 µs each; on the processor 20.
+    // On a memory 4 tokens take 737 µs each; on the CPU 20.
     let mut a = Assignment::default();
     a.clear(2);
     for (e, &place) in places.iter().enumerate() {

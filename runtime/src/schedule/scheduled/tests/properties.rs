@@ -1,4 +1,4 @@
-//! What holds of every schedule.
+//! Invariants of every schedule.
 
 use super::drawn::Random;
 use super::systems::{GPU_ALONE, SYSTEMS};
