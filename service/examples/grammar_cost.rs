@@ -1,6 +1,6 @@
-//! What a grammar costs for each token: `cargo run -p moec-service --example grammar_cost [tokenizer.json]`.
+//! Cost of a grammar for each token: `cargo run -p moec-service --example grammar_cost [tokenizer.json]`.
 //!
-//! A JSON schema is held against a vocabulary, and the likeliest allowed token of random logits is taken, over and over. Without a
+//! A JSON schema is held against a vocabulary, and the most probable allowed token of random logits is taken, over and over. Without a
 //! file, the vocabulary is made up: all bytes, and words of random letters up to the size of Qwen3's.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 

@@ -1,14 +1,14 @@
-//! Errors of this crate, and how a verb reports them.
+//! Errors of this crate, and how a subcommand reports them.
 
 use moec_runtime::cli::Failure;
 use std::fmt;
 
-/// What went wrong, and what to do about it.
+/// Error, with its remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
-    /// What went wrong, and where.
+    /// The fault, and its place.
     pub what: String,
-    /// What to do about it, if there is anything.
+    /// Remedy, if there is one.
     pub hint: Option<String>,
 }
 

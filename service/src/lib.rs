@@ -1,4 +1,4 @@
-//! What people and programs talk to: the verbs of a bundle that hold conversations, on the runtime's engine.
+//! Service for people and programs: the subcommands of a bundle that hold conversations, on the runtime's engine.
 //!
 //! Invariant: this crate reaches `moec-ir` and `moec-runtime` and nothing else of the workspace, so that it builds beside a generated
 //! runner.
@@ -18,10 +18,10 @@ pub use error::{Error, Result};
 use moec_runtime::cli::{Front, More, Native};
 pub use serve::{Asked, Requests};
 
-/// The verbs beside the runtime's own.
+/// The subcommands beside the runtime's own.
 const VERBS: &[More] = &[chat::VERB, serve::VERB, worker::VERB];
 
-/// The verbs of a bundle, the runtime's and this crate's, and grammars for those of the runtime. `native`: what executes
+/// The subcommands of a bundle, the runtime's and this crate's, and grammars for those of the runtime. `native`: what executes
 /// units beside the CPU.
 pub fn front(native: &'static [Native<'static>]) -> Front<'static> {
     Front { more: VERBS, forms: Some(grammar::FORMS), native, ..Front::default() }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::hash::{BuildHasher, RandomState};
 
-/// What a bundle's checkpoint says of sampling in its `generation_config.json`.
+/// Sampling parameters of a bundle's checkpoint, from its `generation_config.json`.
 pub const FILE: &str = "artifacts/sampling.json";
 /// That file.
 const LIMIT: regular::Limit = regular::Limit { what: "options of sampling", bytes: 1 << 16 };

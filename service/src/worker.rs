@@ -1,4 +1,4 @@
-//! What a process does that was started to work for another.
+//! Worker: a process that was started to work for another.
 
 use crate::error::{Error, Result};
 use crate::process::NAME;
@@ -9,7 +9,7 @@ use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
-/// What a process can be started for: its name, and what serves requests until the connection ends.
+/// Job of a process: its name, and the function that serves requests until the connection ends.
 type Job = (&'static str, fn(&mut Link) -> io::Result<()>);
 
 const JOBS: [Job; 2] =
@@ -64,7 +64,7 @@ fn serve(link: &mut Link) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    /// What a [`Process`](crate::process) of the other tests runs: this program, with the name of this test.
+    /// Program of a [`Process`](crate::process) of the other tests: this one, with the name of this test.
     #[test]
     fn bounded_worker() {
         super::run().unwrap();

@@ -120,7 +120,7 @@ fn a_full_context_drops_the_oldest_turns() {
     assert!(done.err.contains("no longer sees the oldest turn"), "{}", done.err);
 }
 
-/// What the makers of the model advise holds where nothing is said, and the seed of an answer gives it again.
+/// Defaults are the advice of the model's makers, and the seed of an answer gives it again.
 #[test]
 fn defaults_are_those_of_the_model_and_seeds_are_shown() {
     let dir = talking();
@@ -205,7 +205,7 @@ fn commands() {
     );
     for (line, words) in [
         ("/nothing", "no command `/nothing`"),
-        ("/set temperature hot", "`hot` is no value of temperature"),
+        ("/set temperature hot", "`hot` is not a value of temperature"),
         ("/set top_p 2", "top_p must be from 0 to 1"),
         ("/load /nowhere", "cannot read a conversation from `/nowhere`"),
         ("/regenerate", "no answer yet"),

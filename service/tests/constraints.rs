@@ -84,7 +84,7 @@ fn json(reply: &Reply) -> Value {
     serde_json::from_str(&reply.body).unwrap_or_else(|e| panic!("{e}: {}", reply.body))
 }
 
-/// What a schema of `response_format` or of a tool's arguments is asked with.
+/// Request with a schema of `response_format` or of a tool's arguments.
 fn schema(schema: &Value) -> Value {
     json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}})
 }

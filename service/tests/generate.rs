@@ -1,4 +1,4 @@
-//! What this crate brings to the runtime's `generate`: grammars, over the small model of the runtime's tests.
+//! Grammars in the runtime's `generate`, over the small model of the runtime's tests.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 

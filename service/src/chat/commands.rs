@@ -1,4 +1,4 @@
-//! What begins with `/` in a chat.
+//! Commands of a chat, which begin with `/`.
 #![allow(clippy::unnecessary_wraps, reason = "all rows of the table have one type")]
 
 use super::{Conversation, FILE, json_or_text};
@@ -10,19 +10,19 @@ use moec_runtime::platform::regular;
 use serde_json::json;
 use std::path::Path;
 
-/// What a command does with what stands behind it.
+/// Function of a command, which gets its argument.
 type Do = fn(&mut Conversation<'_, '_, '_>, &str, &mut Io<'_>) -> Result<(), Failure>;
 
-/// Name, what stands behind it, what it does, and how.
+/// Name, what stands after it, what it does, and how.
 const COMMANDS: &[(&str, &str, &str, Do)] = &[
     ("help", "", "this list", help),
-    ("reset", "", "begin anew, with the same system message", reset),
-    ("system", "TEXT", "begin anew with another system message, or with none", system),
+    ("reset", "", "start a new conversation with the same system message", reset),
+    ("system", "TEXT", "start a new conversation with another system message, or with none", system),
     ("regenerate", "", "answer the last message anew, with the next seed", regenerate),
     ("set", "NAME VALUE", "set an option of sampling, or a variable of the template", set),
     ("save", "FILE", "write the conversation to a file, as JSON", save),
     ("load", "FILE", "go on with a conversation from a file", load),
-    ("quit", "", "end; so does the end of the input", |_, _, _| Ok(())),
+    ("quit", "", "quit (also Ctrl-D)", |_, _, _| Ok(())),
 ];
 
 /// Runs a command, without its `/`.
@@ -43,7 +43,7 @@ fn help(_: &mut Conversation<'_, '_, '_>, _: &str, io: &mut Io<'_>) -> Result<()
         io.note(&format!("{:20} {what}", format!("/{name} {takes}")));
     }
     let names: Vec<&str> = OPTIONS.iter().map(|(name, _)| *name).collect();
-    io.note(&format!("options of sampling: {}", names.join(", ")));
+    io.note(&format!("sampling parameters: {}", names.join(", ")));
     Ok(())
 }
 
@@ -102,7 +102,7 @@ fn set(chat: &mut Conversation<'_, '_, '_>, text: &str, _: &mut Io<'_>) -> Resul
     };
     let mut how = chat.how.clone();
     if !put(&mut how, value) {
-        return Err(Error::new(format!("`{value}` is no value of {name}")).into());
+        return Err(Error::new(format!("`{value}` is not a value of {name}")).into());
     }
     how.check()?;
     if name == "seed" {

@@ -1,4 +1,4 @@
-//! Where lines come from: a terminal with history, or standard input.
+//! Sources of lines: a terminal with history, or standard input.
 
 use crate::error::{Error, Result};
 use moec_runtime::Error as Failed;
@@ -12,7 +12,7 @@ const LONGEST: usize = 16 << 20;
 
 /// One line.
 pub(super) enum Line {
-    /// What was written.
+    /// The text.
     Text(String),
     /// An empty one, or an interrupt while it was written.
     Nothing,
@@ -44,7 +44,7 @@ impl Lines {
         Ok(Self::Terminal(Box::new(editor), path))
     }
 
-    /// Whether an error ends nothing: somebody is there who can go on.
+    /// Whether an error ends nothing: the user can go on.
     pub(super) fn goes_on(&self) -> bool {
         matches!(self, Self::Terminal(..))
     }
@@ -96,7 +96,7 @@ fn piped(read: &mut Vec<u8>, io: &mut Io<'_>) -> Result<Line> {
     Ok(if text.trim().is_empty() { Line::Nothing } else { Line::Text(text.to_owned()) })
 }
 
-/// Where the history is kept: the user's folder for state (XDG).
+/// Path of the history: in the user's folder for state (XDG).
 fn history() -> Option<PathBuf> {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
     let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")))?;

@@ -22,7 +22,7 @@ use serde_json::{Map, Value, json};
 use session::{Answer, End, Session};
 use std::path::{Path, PathBuf};
 
-/// The verb.
+/// The subcommand.
 pub(crate) const VERB: More = More { command, run };
 
 /// A conversation that is loaded.
@@ -31,7 +31,7 @@ const FILE: regular::Limit = regular::Limit { what: "a conversation", bytes: 64 
 /// Hold a conversation, in the terminal or line by line
 #[derive(Args)]
 struct Chat {
-    /// What the model is told first
+    /// System prompt
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     system: Option<String>,
     /// Chat template (Jinja) in place of the bundle's own
@@ -161,7 +161,7 @@ fn template(context: &Context<'_>, files: &BundleReader, file: Option<&Path>) ->
     Template::new(&source, &own.map(|own| own.tokens).unwrap_or_default())
 }
 
-/// How answers are read. What a grammar holds is text from its first token on, whatever the prompt has begun, unless the grammar itself
+/// Syntax of answers. The output of a grammar is text from its first token on, whatever the prompt has begun, unless the grammar itself
 /// writes thoughts or calls.
 fn syntax(template: &Template, grammar: Option<&Grammar>) -> &'static Syntax {
     let own = Syntax::of(template.source());
@@ -189,7 +189,7 @@ struct Conversation<'a, 'e, 'p> {
     n: Option<usize>,
     vars: Map<String, Value>,
     messages: Vec<Message>,
-    /// The first message, behind that of the system, of which the model is still told.
+    /// The first message, after that of the system, of which the model is still told.
     first: usize,
     json: bool,
     quiet: bool,
@@ -203,7 +203,7 @@ impl Conversation<'_, '_, '_> {
         self.messages.extend(system.map(|text| Message::new("system", text)));
     }
 
-    /// What the model is told first.
+    /// System prompt.
     fn system(&self) -> Option<String> {
         self.messages.first().filter(|m| m.role == "system").map(|m| m.content.clone())
     }
@@ -218,11 +218,11 @@ impl Conversation<'_, '_, '_> {
         done
     }
 
-    /// How tokens are drawn, in words.
+    /// Sampling options, in words.
     fn drawn(&self) -> String {
         let Sampling { temperature, top_p, top_k, min_p, .. } = self.how;
         if temperature <= 0.0 {
-            return "sampling: temperature 0, always the likeliest token".to_owned();
+            return "sampling: temperature 0, always the most probable token".to_owned();
         }
         let cuts = [
             (top_k > 0).then(|| format!(", top_k {top_k}")),
@@ -269,7 +269,7 @@ impl Conversation<'_, '_, '_> {
             self.first = before;
             let what =
                 format!("the prompt has {} tokens, and the context holds {}", prompt.ids.len(), self.max);
-            return Err(Error::new(what).hint("say it in fewer words, or begin anew with `/reset`"));
+            return Err(Error::new(what).hint("shorten it, or start a new conversation with `/reset`"));
         }
         let out = self.messages[before..self.first].iter().filter(|m| m.role == "user").count();
         if out > 0 {
@@ -334,7 +334,7 @@ impl Conversation<'_, '_, '_> {
         if !self.quiet {
             let shown = |r: Option<f64>| r.map_or("–".to_owned(), |r| format!("{r:.1} tokens/s"));
             io.note(&format!(
-                "prompt: {} tokens, {} of them kept, {}; answer: {} tokens, {}",
+                "prompt: {} tokens ({} cached), {}; answer: {} tokens, {}",
                 done.prompt,
                 done.kept,
                 shown(rate(done.prompt - done.kept, done.prefill)),
@@ -371,7 +371,7 @@ impl Said<'_> {
         self.show(events, io)
     }
 
-    /// What was held back.
+    /// Prints what was held back.
     fn finish(&mut self, io: &mut Io<'_>) -> moec_runtime::Result<()> {
         let rest = self.stream.take().map(TextStream::finish).transpose()?.unwrap_or_default();
         self.say(&rest, io)?;

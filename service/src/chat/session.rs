@@ -4,7 +4,7 @@ use moec_runtime::serving::scheduler::{self, Choose, Done, Event, Job, Sharing};
 use moec_runtime::{Decoder, Engine, Error, Result, Sampler, Scheduler, Setting};
 use std::time::Duration;
 
-/// Why an answer ended.
+/// Reason that an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// An end token.
@@ -38,7 +38,7 @@ impl End {
     }
 }
 
-/// What an answer took.
+/// Result and figures of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
     /// Its tokens, an end token included.
@@ -51,7 +51,7 @@ pub struct Answer {
     pub prefill: Duration,
     /// Time of the calls that followed.
     pub decode: Duration,
-    /// Why it ended.
+    /// Reason that it ended.
     pub end: End,
 }
 
@@ -66,7 +66,7 @@ impl<'e, 'p> Session<'e, 'p> {
     /// # Errors
     /// As [`Scheduler::new`].
     pub fn new(engine: &'e mut Engine<'p>, decoder: &'e mut Decoder) -> Result<Self> {
-        // Of a conversation all is kept: nobody holds its answers against those of other runs.
+        // All of a conversation is kept: its answers are not compared with those of other runs.
         let setting = Setting { sharing: Some(Sharing::All), ..Setting::default() };
         Ok(Self { scheduler: Scheduler::new(engine, decoder, &setting)? })
     }

@@ -26,7 +26,7 @@ use words::Word;
 /// Files of grammars: written by hand.
 const FILE: regular::Limit = regular::Limit { what: "a grammar", bytes: 4 << 20 };
 
-/// What an answer must be.
+/// Grammar of an answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Grammar {
     /// A grammar in llguidance's variant of Lark.
@@ -38,7 +38,7 @@ pub enum Grammar {
 }
 
 impl Grammar {
-    /// What it is, for messages.
+    /// Kind, for messages.
     fn kind(&self) -> &'static str {
         match self {
             Self::Lark(_) => "grammar",
@@ -55,7 +55,7 @@ pub struct GrammarArgs {
     /// Hold answers to the grammar in this file, in llguidance's variant of Lark
     #[arg(long, value_name = "FILE", group = "held")]
     pub grammar: Option<std::path::PathBuf>,
-    /// Hold answers to the JSON schema in this file
+    /// Constrain output to the JSON schema in this file
     #[arg(long, value_name = "FILE", group = "held")]
     pub json_schema: Option<std::path::PathBuf>,
     /// Hold answers to this regular expression
@@ -98,7 +98,7 @@ impl GrammarArgs {
             (_, Some(path), _) => {
                 let schema = serde_json::from_str(&text(path)?);
                 let schema =
-                    schema.map_err(|e| Error::new(format!("`{}` is no JSON: {e}", path.display())))?;
+                    schema.map_err(|e| Error::new(format!("`{}` is not valid JSON: {e}", path.display())))?;
                 Ok(Some(Grammar::Schema(schema)))
             }
             (.., regex) => Ok(regex.clone().map(Grammar::Regex)),
@@ -150,7 +150,7 @@ impl Grammars {
         self.matcher(grammar).map(|(matcher, _)| Box::new(Held(matcher)) as _)
     }
 
-    /// What holds one answer, and its first mask.
+    /// Matcher of one answer, and its first mask.
     ///
     /// # Errors
     /// As [`Grammars::constraint`].
@@ -180,7 +180,7 @@ impl Grammars {
     }
 }
 
-/// Why a grammar cannot be used, where the library gives no more than the name of a state.
+/// Reason that a grammar cannot be used, where the library gives no more than the name of a state.
 fn reason(why: &str) -> &str {
     match why {
         _ if why.contains("NoExtension") => {
@@ -209,7 +209,7 @@ fn apply(mask: &[u8], logits: &mut [f32]) {
     }
 }
 
-/// A token as the trie takes it: no text has the mark in front of special ones.
+/// A token as the trie takes it: no text has the mark before special ones.
 fn marked(word: Word) -> Vec<u8> {
     word.special.then_some(TokTrie::SPECIAL_TOKEN_MARKER).into_iter().chain(word.bytes).collect()
 }
@@ -248,7 +248,7 @@ pub(crate) mod tests {
     pub(crate) const VOCAB: usize = 130;
     pub(crate) const END: u32 = 128;
 
-    /// A tokenizer of bytes, with `</s>` behind them.
+    /// A tokenizer of bytes, with `</s>` after them.
     pub(crate) fn tokenizer() -> String {
         let spelled = |b: u32| {
             char::from_u32(b).filter(char::is_ascii_graphic).map_or(format!("<0x{b:02X}>"), String::from)
@@ -269,7 +269,7 @@ pub(crate) mod tests {
         (Grammars::new(tokenizer().as_bytes(), VOCAB, &[END]).unwrap(), END)
     }
 
-    /// What is drawn from logits that wish for something else.
+    /// Text that is drawn from logits that prefer something else.
     fn drawn(grammar: &Grammar, seed: u64) -> String {
         let (grammars, end) = bytes();
         let how = Sampling { temperature: 1.0, seed, ..Sampling::GREEDY };

@@ -75,7 +75,7 @@ type Mask = std::result::Result<Arc<[u8]>, String>;
 struct Session {
     /// By answer; none where it is still to come.
     masks: Vec<Option<Mask>>,
-    /// Whose masks the process sends next, in order.
+    /// Ids of the answers whose masks the process sends next, in order.
     pending: VecDeque<usize>,
     worker: Worker,
     // After the process, which goes back first.
@@ -239,7 +239,7 @@ mod tests {
         assert_eq!((workers.0.idle(), workers.take().unwrap().id()), (1, id));
     }
 
-    /// What takes gigabytes or never ends where nothing ends it.
+    /// Grammars that take gigabytes or never end are refused.
     #[test]
     fn grammars_that_take_too_much_are_refused() {
         for schema in [

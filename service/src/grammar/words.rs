@@ -7,13 +7,13 @@ use std::collections::BTreeSet;
 /// A token of a vocabulary.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Word {
-    /// What it stands for in a text; none if the tokenizer does not have it.
+    /// Bytes that it stands for in a text; none if the tokenizer does not have it.
     pub(crate) bytes: Vec<u8>,
     /// Whether it is special: never part of an answer's text.
     pub(crate) special: bool,
 }
 
-/// What the decoder of a tokenizer makes of a token's spelling.
+/// Effect of a tokenizer's decoder on a token's spelling.
 enum Spelling {
     /// Each character stands for a byte (GPT-2).
     Bytes,
@@ -53,7 +53,7 @@ pub(crate) fn words(tokenizer: &Value, vocab: usize) -> Result<Vec<Word>> {
             continue;
         }
         let bytes = spelling.bytes(token);
-        let bytes = bytes.ok_or_else(|| unfit(format!("`{token}` is no spelling of bytes")))?;
+        let bytes = bytes.ok_or_else(|| unfit(format!("`{token}` is not a spelling of bytes")))?;
         put(id, Word { bytes, special: false })?;
     }
     for token in added() {

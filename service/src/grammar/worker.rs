@@ -11,7 +11,7 @@ use moec_runtime::cli::limits;
 use serde::{Deserialize, Serialize};
 use std::io::{self, ErrorKind};
 
-/// What its process is started for.
+/// Name of the job that its process is started for.
 pub(crate) const JOB: &str = "grammars";
 /// Seconds on the CPU to read a vocabulary.
 const OPEN: u64 = 60;
@@ -22,7 +22,7 @@ pub(super) const TOKEN: u64 = 1;
 /// Memory of a grammar, its parsers and masks.
 pub(super) const MEMORY: u64 = 256 << 20;
 
-/// What a worker is sent first; the `tokenizer.json` follows.
+/// First message to a worker; the `tokenizer.json` follows.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Vocabulary {
     /// Logits of the model.
@@ -31,7 +31,7 @@ pub(super) struct Vocabulary {
     pub(super) ends: Vec<u32>,
 }
 
-/// What a worker is sent then, any number of times.
+/// Further message to a worker, any number of times.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Command {
     /// Compile this for so many answers, in place of what was before. The reply is the first mask.

@@ -21,7 +21,7 @@ use std::time::Duration;
 /// The subcommand, hidden, of every program that starts such a process. Test programs take it for the name of a test.
 pub(crate) const NAME: &str = "bounded_worker";
 
-/// How long a process may be silent. Its own limits count its time on the CPU and end it earlier, unless the machine is very busy.
+/// Time that a process may be silent. Its own limits count its time on the CPU and end it earlier, unless the machine is very busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A process that works for this one. It ends with the value.
@@ -31,7 +31,7 @@ pub(crate) struct Process {
     pub(crate) link: Link,
 }
 
-/// Ends a process when dropped, wherever that is: whoever waits for its reply gets an error.
+/// Ends a process when dropped, wherever that is: a thread that waits for its reply gets an error.
 #[derive(Debug)]
 pub(crate) struct End(Option<UnixStream>);
 
@@ -72,7 +72,7 @@ impl Process {
         })
     }
 
-    /// What ends it.
+    /// Handle that ends it.
     ///
     /// # Errors
     /// Too many files are open.

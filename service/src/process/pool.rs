@@ -5,15 +5,15 @@ use crate::error::{Error, Result};
 use std::io::{self, ErrorKind};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What a worker says to a request: what was asked for, or why not.
+/// Reply of a worker to a request: the result, or the reason that there is none.
 pub(crate) type Reply = std::result::Result<Vec<u8>, String>;
 
-/// Processes of one job that have nothing to do. As many are started as are taken at a time: whoever takes them bounds their
+/// Processes of one job that have nothing to do. As many are started as are taken at a time: the caller bounds their
 /// number.
 #[derive(Debug)]
 pub(crate) struct Pool {
     job: &'static str,
-    /// What a process is sent before its first request, which it answers with one reply; nothing: it needs none.
+    /// Opening that a process is sent before its first request, which it answers with one reply; nothing: it needs none.
     opening: Vec<Arc<[u8]>>,
     idle: Mutex<Vec<Idle>>,
 }
@@ -50,7 +50,7 @@ impl Pool {
         Ok(Worker { taken: Some(taken), pool: Arc::clone(self) })
     }
 
-    /// How many have nothing to do.
+    /// Number of idle processes.
     #[cfg(test)]
     pub(crate) fn idle(&self) -> usize {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).len()
@@ -66,7 +66,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// What ends it.
+    /// Handle that ends it.
     ///
     /// # Errors
     /// Too many files are open; it has ended.

@@ -1,4 +1,4 @@
-//! What becomes of a request: text, piece by piece, of each of its answers.
+//! Answers to a request: text, piece by piece, of each of them.
 
 use super::Server;
 use super::error::{Answer, ApiError};
@@ -19,15 +19,15 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 /// A piece of an answer.
 #[derive(Debug, Default)]
 pub(super) struct Piece {
-    /// Which answer.
+    /// Index of the answer.
     pub(super) choice: usize,
     /// Text that is certain by now.
     pub(super) text: String,
     /// Of the token that it came with.
     pub(super) log_probabilities: Option<LogProbabilities>,
-    /// Characters in front of that token's own text, whether they are certain or not.
+    /// Characters before that token's own text, whether they are certain or not.
     pub(super) offset: usize,
-    /// Why nothing follows.
+    /// Reason that nothing follows.
     pub(super) finish: Option<&'static str>,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Piece {
 pub(super) struct Usage {
     pub(super) prompt: usize,
     pub(super) answers: usize,
-    /// Tokens of prompts that lay in a slot already.
+    /// Prompt tokens served from the KV cache.
     pub(super) shared: usize,
 }
 
@@ -212,7 +212,7 @@ impl<'t> Answers<'t> {
     }
 }
 
-/// The stream of an answer's text: behind the prompt where it goes on from there, else by itself.
+/// The stream of an answer's text: after the prompt where it goes on from there, else by itself.
 fn begun<'t>(stream: TextStream<'t>, prompt: &[u32], options: &Options) -> Answer<TextStream<'t>> {
     Ok(if options.behind { stream.behind(prompt)? } else { stream })
 }
@@ -235,7 +235,7 @@ mod tests {
     use super::*;
     use crate::grammar::tests::{END, tokenizer};
 
-    /// What was made before the time of an answer was over is the answer.
+    /// An answer whose time is over ends with the text until then.
     #[test]
     fn answers_whose_time_is_over_are_cut() {
         let text = Text::parse(tokenizer().as_bytes(), None).unwrap();

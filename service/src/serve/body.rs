@@ -29,7 +29,7 @@ pub(super) fn large_bodies() -> Arc<Semaphore> {
 /// A body, until its prompts are encoded.
 pub(super) struct Body {
     pub(super) value: Value,
-    /// What is logged of its request.
+    /// Log record of its request.
     pub(super) record: Arc<Record>,
     // Dropped after the value, so that its memory is free by then.
     _large: Option<LargeBody>,
@@ -119,7 +119,8 @@ pub(super) fn parse(bytes: &[u8]) -> Answer<Value> {
     let mut count = values(bytes);
     fits(count)?;
     let body: Value = serde_json::from_slice(bytes).map_err(|e| {
-        ApiError::new(StatusCode::BAD_REQUEST, format!("the body is no JSON: {e}")).code("invalid_json")
+        ApiError::new(StatusCode::BAD_REQUEST, format!("the request body is not valid JSON: {e}"))
+            .code("invalid_json")
     })?;
     // What is read as JSON later counts before it is.
     count += arguments(&body).map(|text| values(text.as_bytes())).sum::<usize>();

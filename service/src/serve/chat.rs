@@ -56,7 +56,7 @@ pub(super) async fn complete(server: Arc<Server>, body: Body) -> Answer<Response
     answer(server, text, vec![ids], options, constraints, form).await
 }
 
-/// What a request asks for.
+/// Parsed request.
 pub(super) struct Asked {
     text: Arc<Text>,
     pub(super) ids: Vec<u32>,
@@ -161,7 +161,7 @@ fn message(value: &Value, at: &str) -> Answer<Value> {
                 let piece = (part["type"] == "text").then(|| part["text"].as_str()).flatten();
                 let refused = || {
                     let message = format!(
-                        "`{at}.content` has a part that is no text; hint: this model reads text alone"
+                        "`{at}.content` has a part that is not text; hint: this model reads text alone"
                     );
                     ApiError::bad(at, message).code("unsupported_content")
                 };
@@ -203,7 +203,7 @@ fn variables(fields: Fields<'_>) -> Answer<Map<String, Value>> {
     Ok(more)
 }
 
-/// What the model may call.
+/// Tools that the model may call.
 struct Tools {
     all: Arc<[Value]>,
     choice: ToolChoice,
@@ -272,7 +272,7 @@ impl Tools {
         (!self.all.is_empty() && !matches!(self.choice, ToolChoice::None)).then_some(&self.all)
     }
 
-    /// What parses an answer behind a prompt. Where nothing may be called, what looks like a call is text.
+    /// Parser of an answer after a prompt. Where nothing may be called, what looks like a call is text.
     fn parser(&self, syntax: &'static Syntax, prompt: &str) -> Parser {
         let parser = Parser::new(syntax, prompt);
         match self.shown() {
@@ -306,7 +306,7 @@ impl Tools {
     }
 }
 
-/// What an answer must be.
+/// Grammar of the answer, if any.
 fn response_format(fields: Fields<'_>) -> Answer<Option<Grammar>> {
     let Some(format) = fields.object("response_format")? else { return Ok(None) };
     match format.string("type")? {
@@ -336,7 +336,7 @@ struct Choice {
     begun: Option<String>,
 }
 
-/// What a piece adds to an answer.
+/// Addition of a piece to an answer.
 #[derive(Default)]
 struct Delta {
     content: String,
@@ -344,7 +344,7 @@ struct Delta {
     calls: Vec<CallDelta>,
 }
 
-/// What a piece adds to a call.
+/// Addition of a piece to a call.
 struct CallDelta {
     index: usize,
     /// Id and name, where the call begins.
@@ -365,7 +365,7 @@ impl Delta {
         self.calls.into_iter().map(of).collect()
     }
 
-    /// Puts what follows behind it.
+    /// Puts what follows after it.
     fn append(&mut self, more: Self) {
         self.content += &more.content;
         self.reasoning += &more.reasoning;
@@ -394,7 +394,7 @@ impl Chat {
         json!({"id": self.id, "object": kind, "created": self.created, "model": self.model, "seed": self.seed, "choices": choices})
     }
 
-    /// What a piece adds, and why nothing follows.
+    /// Addition of a piece, and the reason that nothing follows.
     fn delta(&mut self, piece: &Piece) -> (Delta, Option<&'static str>) {
         let mut delta = Delta::default();
         let Some(choice) = self.choices.get_mut(piece.choice) else { return (delta, piece.finish) };

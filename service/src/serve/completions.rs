@@ -30,7 +30,7 @@ pub(super) async fn complete(server: Arc<Server>, body: Body) -> Answer<Response
     answer(server, text, prompts, options, Vec::new(), form).await
 }
 
-/// What a request asks for.
+/// Parsed request.
 pub(super) struct Asked {
     text: Arc<Text>,
     pub(super) prompts: Vec<Vec<u32>>,
@@ -170,7 +170,7 @@ fn of_token(l: &LogProbabilities, offset: usize, names: &Names) -> Value {
     })
 }
 
-/// Puts lists behind lists of the same names.
+/// Puts lists after lists of the same names.
 fn join(lists: &mut Value, more: Value) {
     let (Some(lists), Value::Object(more)) = (lists.as_object_mut(), more) else { return };
     for (name, mut list) in more {

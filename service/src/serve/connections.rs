@@ -17,7 +17,7 @@ use tokio::time::{Sleep, sleep, timeout};
 
 /// Refused connections at a time that are given time to read why; others are closed at once.
 const REFUSALS: usize = 128;
-/// How long a refused client may take to read why.
+/// Time that a refused client may take to read the reason.
 const REFUSAL_TIME: Duration = Duration::from_secs(2);
 
 /// Most connections.
@@ -114,7 +114,7 @@ impl Drop for Admission {
     }
 }
 
-/// What counts as one address: of IPv6 the first half, since whoever has one address has all of its second half.
+/// Network that counts as one address: of IPv6 the first half, since the owner of one address has all of its second half.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & (u128::MAX << 64)).into(),
@@ -135,7 +135,7 @@ impl WriteTimeout {
         Self { stream, limit, waits: None }
     }
 
-    /// What became of a write, or the error that it waits too long.
+    /// Result of a write, or the error that it waits too long.
     fn in_time<T>(&mut self, context: &mut Context<'_>, write: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if write.is_ready() {
             self.waits = None;

@@ -1,4 +1,4 @@
-//! Which requests get a process that holds their answers to a grammar, and when.
+//! Processes that hold answers to a grammar, and the requests that get one.
 
 use super::error::{Answer, ApiError};
 use crate::grammar::Grammar;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 /// Seconds after which a client that was sent away may ask again.
 const RETRY_AFTER: &str = "1";
 
-/// An answer that is none.
+/// An error response.
 #[derive(Debug)]
 pub(super) struct ApiError {
     pub(super) status: StatusCode,
@@ -68,7 +68,7 @@ impl ApiError {
     }
 }
 
-/// What a client can do, in the fields of requests. Hints that name options of a command line are left out.
+/// Remedy for a client, in the fields of requests. Hints that name options of a command line are left out.
 pub(super) fn hint(own: Option<String>) -> String {
     own.filter(|hint| !hint.contains("`-")).map_or_else(String::new, |hint| format!("; hint: {hint}"))
 }

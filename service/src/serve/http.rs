@@ -28,11 +28,11 @@ use tokio::net::TcpListener;
 /// Bytes of the head of a request, and of what a connection holds of a body or an answer.
 const HEAD: usize = 64 << 10;
 /// Names of this machine, beside those under `localhost` (RFC 6761, §6.3); Docker has one for who asks from a container. None is
-/// a name that whoever writes pages can register.
+/// a name that an attacker can register.
 const LOCAL: [&str; 2] = ["localhost", "host.docker.internal"];
 /// The page to talk to the model.
 const PAGE: &str = include_str!("page.html");
-/// What the page may load: nothing but itself.
+/// Sources that the page may load: nothing but itself.
 const PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; \
                            img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -82,7 +82,7 @@ pub(super) async fn serve(
     }
     drop(listener);
     // Connections on which nothing is asked, such as those that browsers open ahead, are closed at once.
-    // Every answer has its limit: a connection that stays open behind it is one that nobody reads.
+    // Every answer has its limit: a connection that stays open after it is one that no client reads.
     let limit = server.limit + 2 * server.client_timeout;
     tokio::select! {
         () = graceful.shutdown() => {}
@@ -106,18 +106,16 @@ fn routes(server: Arc<Server>) -> Router {
         .route("/v1/models/{*id}", get(model))
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chat))
-        .fallback(|| async {
-            ApiError::new(StatusCode::NOT_FOUND, "there is nothing at this path").code("unknown_url")
-        })
+        .fallback(|| async { ApiError::new(StatusCode::NOT_FOUND, "unknown endpoint").code("unknown_url") })
         .method_not_allowed_fallback(|| async {
-            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this path has no such method")
+            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method not allowed")
         })
         .layer(guarded)
         .layer(from_fn(log))
         .with_state(server)
 }
 
-/// Who may ask, and from where.
+/// Refuses requests of clients that may not ask, or from places that may not.
 async fn guard(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
     let asks = request.method() == Method::OPTIONS && server.cors.is_some();
     let path = request.uri().path();
@@ -131,7 +129,7 @@ async fn guard(State(server): State<Arc<Server>>, request: Request, next: Next) 
                        page reaches it by a name of its own; hint: send one of these as `Host`";
         ApiError::new(StatusCode::FORBIDDEN, message).code("unknown_host").into_response()
     } else if !open && !is_allowed(&server, request.headers()) {
-        let message = "a key is wanted; hint: send `Authorization: Bearer KEY`";
+        let message = "missing or invalid API key; hint: send `Authorization: Bearer KEY`";
         ApiError::new(StatusCode::UNAUTHORIZED, message).code("invalid_api_key").into_response()
     } else if asks {
         StatusCode::NO_CONTENT.into_response()
@@ -167,7 +165,7 @@ fn is_local(headers: &HeaderMap) -> bool {
     local || name.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
 }
 
-/// Whether a request has the key, where one is wanted. How long it takes says nothing about where keys differ. The scheme in front of
+/// Whether a request has the key, where one is wanted. How long it takes says nothing about where keys differ. The scheme before
 /// it may be in capitals or not (RFC 9110, §11.1).
 fn is_allowed(server: &Server, headers: &HeaderMap) -> bool {
     const SCHEME: &[u8] = b"Bearer ";

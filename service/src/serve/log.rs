@@ -16,7 +16,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tracing::{Dispatch, Level};
 
-/// How lines are written.
+/// Format of lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum LogFormat {
     /// For people.
@@ -26,7 +26,7 @@ pub(super) enum LogFormat {
 }
 
 impl LogFormat {
-    /// What writes the lines of the thread that it is the default of.
+    /// Writer of the lines of the thread that it is the default of.
     ///
     /// # Errors
     /// There is no standard error.
@@ -107,7 +107,7 @@ pub(super) async fn log(mut request: Request, next: Next) -> Response {
     response.map(|body| Body::new(Logged { body, line }))
 }
 
-/// What is logged with its end.
+/// Fields that are logged with its end.
 struct Line {
     record: Arc<Record>,
     method: Method,

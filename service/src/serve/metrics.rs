@@ -1,4 +1,4 @@
-//! What the server did and does, in the text form that Prometheus reads.
+//! Metrics of the server, in the text form that Prometheus reads.
 
 use moec_runtime::exec::overflow::Overflowed;
 use moec_runtime::serving::scheduler::{Counters, End, Load};
@@ -68,11 +68,11 @@ impl Metrics {
     }
 
     fn with<T>(&self, body: impl FnOnce(&mut State) -> T) -> T {
-        // Numbers are whole whoever wrote them.
+        // Numbers are integers, whatever their source.
         body(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What the scheduler and its engine have counted.
+    /// Publishes the counters of the scheduler and its engine.
     pub(super) fn publish(&self, counters: Counters, load: Load, engine: &Engine<'_>) {
         let (experts, overflowed) = (engine.decoded_experts(), engine.overflowed());
         self.with(|s| {
@@ -116,7 +116,7 @@ impl Metrics {
             (
                 "moec_shared_tokens_total",
                 "counter",
-                "Tokens of prompts that lay in a slot already.",
+                "Prompt tokens served from the KV cache.",
                 c.shared_tokens,
             ),
             (
@@ -128,7 +128,7 @@ impl Metrics {
             (
                 "moec_reread_tokens_total",
                 "counter",
-                "Tokens of prompts that lay in a slot and were computed again, for want of a snapshot where they end.",
+                "Prompt tokens in the KV cache that were computed again, since no snapshot is at their end.",
                 c.reread_tokens,
             ),
             ("moec_tokens_total", "counter", "Tokens that were chosen.", c.tokens),
@@ -201,7 +201,7 @@ impl Metrics {
             let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {time}");
         }
         let name = "moec_sequences_ended_total";
-        let _ = writeln!(out, "# HELP {name} Sequences that are over, by why.\n# TYPE {name} counter");
+        let _ = writeln!(out, "# HELP {name} Finished sequences by reason.\n# TYPE {name} counter");
         for (why, count) in End::NAMES.iter().zip(c.ended) {
             let _ = writeln!(out, "{name}{{why=\"{why}\"}} {count}");
         }

@@ -1,4 +1,4 @@
-//! `serve`: answers requests of OpenAI's form over HTTP.
+//! `serve`: an OpenAI-compatible HTTP server.
 //!
 //! One thread owns the engine ([`worker`]): it steps the scheduler and takes requests from a channel. Everything else, connections,
 //! text and JSON, is asynchronous on another one ([`http`]), and never waits for a kernel.
@@ -54,13 +54,13 @@ const TEMPLATE: regular::Limit = regular::Limit { what: "a chat template", bytes
 /// The variable with the key that clients must send.
 const KEY: &str = "MOEC_API_KEY";
 
-/// Answer requests of OpenAI's form over HTTP, and serve a page to talk to the model.
+/// Start an OpenAI-compatible HTTP server with a web page to chat.
 ///
 /// `POST /v1/completions` and `/v1/chat/completions`, `GET /v1/models`, `/health`, `/metrics` and `/`. Sequences of all clients are
 /// decoded together, as many as the KV cache has slots, the largest number of `decode_batch` in `model.toml`, and as memory is free for.
 #[derive(Args)]
 struct Serve {
-    /// Address to listen at; others than this machine reach it where this is not a loopback address
+    /// Address to bind; use 0.0.0.0 to accept remote connections
     #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     host: IpAddr,
     /// Port to listen at; 0 takes a free one
@@ -75,7 +75,7 @@ struct Serve {
     /// Name of the model in requests and answers [default: the name of the bundle's folder]
     #[arg(long, value_name = "NAME")]
     model_name: Option<String>,
-    /// Sequences that may wait for a slot; more are sent away with status 429
+    /// Maximum number of queued sequences; further requests get HTTP 429
     #[arg(long, value_name = "N", default_value_t = 64)]
     max_queue: usize,
     /// Seconds after which an answer that is not done is cut, with `finish_reason` "length"; waiting for a slot does not count
@@ -93,13 +93,13 @@ struct Serve {
     /// Seconds that a client may take for the head of a request, for its body, for reading on, and between two requests
     #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
     client_timeout: u64,
-    /// Origin whose pages may ask, or `*`: without it browsers let none but the server's own
+    /// Allowed CORS origin, or `*` [default: same origin only]
     #[arg(long, value_name = "ORIGIN")]
     cors: Option<HeaderValue>,
     /// Tokens of prompts between two steps of decoding, at least one chunk [default: the largest chunk that was compiled]
     #[arg(long, value_name = "N")]
     prompt_tokens: Option<usize>,
-    /// Give every answer to the bit as in a run by itself: rows decode one by one, and only whole chunks of prompts are shared
+    /// Bitwise-reproducible answers, independent of batching: rows decode one by one, and only whole chunks of prompts are shared
     #[arg(long)]
     exact: bool,
     /// Decode every token with all experts
@@ -108,21 +108,21 @@ struct Serve {
     /// Write a line for each request to standard error: method, path, status, tokens, and times
     #[arg(long, short)]
     verbose: bool,
-    /// How these lines are written; naming it asks for them, as `--verbose` does [default: text]
+    /// Format of these lines; naming it asks for them, as `--verbose` does [default: text]
     #[arg(long, value_name = "FORMAT", value_enum)]
     log: Option<LogFormat>,
     #[command(flatten)]
     common: Common,
 }
 
-/// The verb.
+/// The subcommand.
 pub(crate) const VERB: More = More { command, run };
 
 fn command() -> clap::Command {
     Serve::augment_args(clap::Command::new("serve"))
 }
 
-/// What all requests see.
+/// State that all requests share.
 struct Server {
     model: String,
     started: u64,
@@ -130,7 +130,7 @@ struct Server {
     slots: usize,
     vocab: u32,
     eos: Vec<u32>,
-    /// How tokens are drawn where a request does not say.
+    /// Default sampling options of requests.
     sampling: Sampling,
     /// The tokenizer, or why there is none.
     text: Result<Arc<Text>, String>,
@@ -272,9 +272,7 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
         io.note(&format!("warning: {why}; there is nothing to answer texts with"));
     }
     if !args.host.is_loopback() && server.key.is_none() {
-        io.note(&format!(
-            "warning: others than this machine reach {at}, and no key is wanted; `--api-key` asks for one"
-        ));
+        io.note(&format!("warning: other machines reach {at} without an API key; `--api-key` requires one"));
     }
     metrics.publish(scheduler.counters(), scheduler.load(), scheduler.engine());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
@@ -299,7 +297,7 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
                 Some(log) => tracing::dispatcher::with_default(log, serve),
                 None => serve(),
             };
-            // What still runs beside it has nobody to tell.
+            // What still runs has no client any more.
             runtime.shutdown_background();
             // Threads beside it may still have the server, and with it a way to ask.
             let _ = finish.send(Command::Finish);
@@ -335,7 +333,7 @@ fn open<'a>(
     }
 }
 
-/// How many sequences are answered at a time, and why no more.
+/// Number of sequences that are answered at a time, and the reason for no more.
 fn capacity(engine: &Engine<'_>, sequences: u32) -> String {
     let slots = engine.program().model.slots.max(1);
     let each = engine.memory().kv as f64 / f64::from(slots) / (1 << 20) as f64;
@@ -371,7 +369,7 @@ fn name(context: &Context<'_>) -> String {
     name.strip_suffix(".moec").unwrap_or(&name).to_owned()
 }
 
-/// What asks the server to stop: SIGINT and, on Unix, SIGTERM.
+/// Signals that stop the server: SIGINT and, on Unix, SIGTERM.
 struct Signals {
     #[cfg(unix)]
     both: [tokio::signal::unix::Signal; 2],

@@ -1,4 +1,4 @@
-//! How log-probabilities name tokens: by the bytes that they stand for.
+//! Names of tokens in log-probabilities: the bytes that they stand for.
 
 use super::Server;
 use super::error::{Answer, ApiError};

@@ -1,4 +1,4 @@
-//! What requests of all endpoints share: how tokens are chosen, how many, and what ends them.
+//! Common fields of requests of all endpoints: sampling options, number of tokens, and what ends them.
 
 use super::Server;
 use super::error::{Answer, ApiError};
@@ -15,7 +15,7 @@ const MAX_STOP_BYTES: usize = 256;
 /// Most tokens with a bias.
 const MAX_BIASES: usize = 1024;
 
-/// How answers are made.
+/// Options of answers.
 #[derive(Clone, Debug)]
 pub(super) struct Options {
     pub(super) sampling: Sampling,
@@ -29,12 +29,12 @@ pub(super) struct Options {
     pub(super) ignore_eos: bool,
     /// Whether texts have special tokens as they are written.
     pub(super) special: bool,
-    /// Whether texts go on behind their prompts, so that a first word has its space; else each is one by itself.
+    /// Whether texts go on after their prompts, so that a first word has its space; else each is one by itself.
     pub(super) behind: bool,
     pub(super) stream: bool,
     /// Whether the last event of a stream has the usage.
     pub(super) usage: bool,
-    /// What is logged of the request.
+    /// Log record of the request.
     pub(super) record: Arc<Record>,
 }
 

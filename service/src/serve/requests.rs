@@ -19,7 +19,7 @@ pub struct Requests {
     runtime: tokio::runtime::Runtime,
 }
 
-/// What a request would ask the engine: prompts in tokens, and how many tokens may follow each.
+/// Work that a request asks of the engine: prompts in tokens, and how many tokens may follow each.
 pub type Asked = Vec<(Vec<u32>, usize)>;
 
 impl Requests {

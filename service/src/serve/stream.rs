@@ -22,7 +22,7 @@ const EVENTS: usize = 64;
 
 /// The form that an endpoint gives its answers.
 pub(super) trait Form: Send + 'static {
-    /// An event in front of all others of an answer, where the form has one.
+    /// An event before all others of an answer, where the form has one.
     fn first(&mut self, _choice: usize) -> Option<Value> {
         None
     }
@@ -96,7 +96,7 @@ pub(super) async fn answer(
     Ok((headers, Body::new(Events(body))).into_response())
 }
 
-/// Nobody listens.
+/// The client has gone.
 struct Gone;
 
 /// Sends all events of a stream.

@@ -8,19 +8,19 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::time::Instant;
 use tokio::sync::mpsc::UnboundedSender;
 
-/// What the engine's thread is asked for.
+/// Request to the engine's thread.
 pub(super) enum Command {
     /// Sequences after a prompt.
     Submit(Ask),
-    /// Nobody waits for these any longer.
+    /// Requests whose clients have gone.
     Cancel(u64),
-    /// Nothing follows: it ends as soon as nobody waits.
+    /// Nothing follows: it ends as soon as no client waits.
     Finish,
-    /// It is to end at once, whoever waits.
+    /// It is to end at once, even if clients wait.
     End,
 }
 
-/// Sequences that somebody waits for.
+/// Sequences that clients wait for.
 pub(super) struct Ask {
     /// Names it.
     pub(super) ticket: u64,
@@ -30,7 +30,7 @@ pub(super) struct Ask {
     pub(super) tell: UnboundedSender<Told>,
 }
 
-/// What comes of it.
+/// Its result.
 pub(super) enum Told {
     /// It will be computed.
     Accepted,
@@ -40,7 +40,7 @@ pub(super) enum Told {
     Of(usize, Event),
 }
 
-/// Cancels what was asked for when nobody waits any longer.
+/// Cancels a request when its client no longer waits.
 pub(super) struct Ticket {
     pub(super) number: u64,
     pub(super) worker: Sender<Command>,
@@ -59,11 +59,11 @@ struct Waiter {
     choice: usize,
     tell: UnboundedSender<Told>,
     asked: Instant,
-    /// When its last token came.
+    /// Time of its last token.
     last: Option<Instant>,
 }
 
-/// Works until nobody can ask any longer and all is answered.
+/// Works until no more requests can come and all are answered.
 ///
 /// # Errors
 /// As [`Scheduler::step`]; [`Error::Interrupted`] where it is to end at once.

@@ -18,7 +18,7 @@ const FUEL: u64 = 2_000_000;
 const FUEL_PER_BYTE: u64 = 16;
 /// Macros and blocks inside each other.
 const RECURSION: usize = 200;
-/// What stands for the end of a message that is to be continued.
+/// Tag that stands for the end of a message that is to be continued.
 const TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 /// Names under which a message carries what was thought before it.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
@@ -105,7 +105,7 @@ fn size(value: &Json) -> usize {
     }
 }
 
-/// What templates find beside their variables.
+/// Environment of templates beside their variables.
 fn environment(fuel: Option<u64>) -> Environment<'static> {
     let mut env = Environment::new();
     // With marks as they are by default, building a syntax does not fail.
@@ -137,7 +137,7 @@ fn invalid(what: impl Into<std::borrow::Cow<'static, str>>) -> minijinja::Error 
 fn strftime(now: DateTime<FixedOffset>, format: &str) -> Result<String, minijinja::Error> {
     let mut out = String::new();
     let written = write!(out, "{}", now.format(format));
-    written.map(|()| out).map_err(|_| invalid(format!("`{format}` is no format of a time")))
+    written.map(|()| out).map_err(|_| invalid(format!("`{format}` is not a format of a time")))
 }
 
 /// `tojson` as transformers has it: nothing is escaped for HTML.
@@ -223,7 +223,7 @@ fn untag(rendered: &str, last: &str) -> Result<String> {
         Error::new("the chat template leaves out a part of the last message, so that it cannot be continued")
     })?;
     let (text, rest) = rendered.split_at(at);
-    // Where the template has trimmed the message, what stands in front of the mark is trimmed, too.
+    // Where the template has trimmed the message, what stands before the mark is trimmed, too.
     Ok(if rest.starts_with(TAG) { text } else { text.trim_end() }.to_owned())
 }
 

@@ -97,7 +97,7 @@ impl Templates {
     }
 }
 
-/// What a template renders.
+/// Values that a template renders.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Render<'a> {
     /// Messages, each an object with `role` and `content`.
@@ -112,7 +112,7 @@ pub struct Render<'a> {
     pub continue_final_message: bool,
     /// Variables of the model's own: `enable_thinking`, `reasoning_effort`.
     pub more: Option<&'a Map<String, Json>>,
-    /// What `strftime_now` takes for the time; none: the clock's.
+    /// Time of `strftime_now`; `None`: the clock's.
     #[serde(serialize_with = "worker::write_time")]
     pub now: Option<DateTime<FixedOffset>>,
 }
@@ -139,7 +139,7 @@ impl Template {
     /// Parses it. Gives why it is not a template.
     ///
     /// # Errors
-    /// A source that takes too much, whoever uses it; no process could be started.
+    /// A source that takes too much, for all users; no process could be started.
     pub fn check(&self) -> Result<Option<Error>> {
         if self.source.len() > MAX_SOURCE {
             let bytes = self.source.len();
@@ -188,9 +188,9 @@ impl Template {
 pub struct Message {
     /// `system`, `user`, `assistant`, …
     pub role: String,
-    /// What it says.
+    /// Text of the message.
     pub content: String,
-    /// What was thought before, where the family tells it apart.
+    /// Earlier reasoning, where the family separates it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! Prompts as token ids: special tokens are the template's, never those of what somebody wrote.
+//! Prompts as token ids: special tokens are the template's, never those of a message.
 
 use super::{Render, Template};
 use crate::error::Result;
@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 /// Cuts a special token in a text into two. No text has it: it is no character (Unicode, §23.7).
 const CUT: char = '\u{fdd0}';
 
-/// What follows from a conversation.
+/// Prompt of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prompt {
     /// Token ids.
@@ -43,7 +43,7 @@ impl Template {
     }
 }
 
-/// JSON whose texts have every special token cut behind its first character.
+/// JSON whose texts have every special token cut after its first character.
 fn cut(value: &Value, special: &[String]) -> Value {
     match value {
         Value::String(text) => cut_text(text, special).into(),

@@ -9,14 +9,14 @@ const MAX_DEPTH: usize = 128;
 /// Bytes that a step of a template stands for.
 const STEP: usize = 64;
 
-/// What is written of values. It takes a template's fuel as it grows: values that hold each other many times are small until then.
+/// Output of values. It takes a template's fuel as it grows: values that hold each other many times are small until then.
 struct Out<'s, 't, 'e> {
     text: String,
     state: &'s State<'t, 'e>,
 }
 
 impl Out<'_, '_, '_> {
-    /// What `write` writes.
+    /// Output of `write`.
     ///
     /// # Errors
     /// Those of `write`; fuel that runs out.
@@ -50,12 +50,12 @@ impl Write for Out<'_, '_, '_> {
     }
 }
 
-/// How [`json`] writes.
+/// Style of [`json`].
 #[derive(Clone, Debug)]
 pub(super) struct Style {
     /// Whether what is not ASCII becomes `\uXXXX`.
     pub ensure_ascii: bool,
-    /// What a level is indented by; none: all in one line.
+    /// Indentation of a level; `None`: all in one line.
     pub indent: Option<String>,
     /// Between items, and between a key and its value.
     pub separators: (String, String),

@@ -1,4 +1,4 @@
-//! What templates may do, and what not. Equality with transformers is `tests/templates.rs`.
+//! Limits of templates. Equality with transformers is `tests/templates.rs`.
 
 use super::*;
 use serde_json::json;
@@ -44,7 +44,7 @@ fn a_clock_that_is_given() {
     let now = chrono::Local.with_ymd_and_hms(2024, 7, 26, 12, 0, 0).single().map(|now| now.fixed_offset());
     assert_eq!(template.render(&Render { now, ..Render::default() }).unwrap(), "26 July 2024");
     let bad = Template::new("{{ strftime_now('%!') }}", &BTreeMap::new()).unwrap();
-    assert!(bad.render(&Render::default()).unwrap_err().what.contains("no format of a time"));
+    assert!(bad.render(&Render::default()).unwrap_err().what.contains("not a format of a time"));
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn what_is_written_of_values_takes_fuel() {
     assert!(all.len() > 3 << 20, "{}", all.len());
 }
 
-/// What would overflow a stack, or takes memory or time without a step of the engine.
+/// Templates that overflow a stack, or take memory or time without a step of the engine, end their process alone.
 #[test]
 fn hostile_templates_end_their_process_alone() {
     let doubled =

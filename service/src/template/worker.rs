@@ -12,14 +12,14 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
 
-/// What its process is started for.
+/// Name of the job that its process is started for.
 pub(crate) const JOB: &str = "templates";
 /// Seconds on the CPU to parse and render a template once.
 pub(super) const TIME: u64 = 4;
 /// Memory of a template, a conversation and its prompt.
 pub(super) const MEMORY: u64 = 512 << 20;
 
-/// What the process is sent, any number of times. The reply is the prompt, or nothing where nothing is rendered.
+/// Request to the process, any number of times. The reply is the prompt, or nothing where nothing is rendered.
 #[derive(Debug, Serialize)]
 pub(super) struct Request<'a> {
     pub(super) source: Cow<'a, str>,

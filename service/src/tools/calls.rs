@@ -12,10 +12,10 @@ pub(super) fn json(text: &str, _: &[Value]) -> Result<Vec<ToolCall>, String> {
 /// ([`element`]): what is left of a list here has no end.
 pub(super) fn named(text: &str, _: &[Value]) -> Result<Vec<ToolCall>, String> {
     if text.starts_with('[') {
-        return Err("the list of calls is no JSON, or has no end".to_owned());
+        return Err("the list of calls is not valid JSON, or has no end".to_owned());
     }
     let (head, arguments) =
-        text.split_once("[ARGS]").ok_or("the calls are no list, and a call has no `[ARGS]`")?;
+        text.split_once("[ARGS]").ok_or("the calls are not a list, and a call has no `[ARGS]`")?;
     let (name, id) = named_head(head);
     Ok(vec![ToolCall { name: name.to_owned(), arguments: object(arguments)?, id }])
 }
@@ -26,7 +26,7 @@ fn named_head(head: &str) -> (&str, Option<String>) {
     (name.trim(), of_nine(id.trim()))
 }
 
-/// What stands first in what is left of a list of calls (Mistral's earlier form), whose `[` is there.
+/// First part of what is left of a list of calls (Mistral's earlier form), whose `[` is there.
 pub(super) enum Element {
     /// Nothing that is whole.
     Open,
@@ -51,7 +51,7 @@ pub(super) fn element(list: &str) -> (Element, usize) {
     (Element::Whole(call), before + text.len())
 }
 
-/// What follows the `[` of a list, and the comma where an element has been taken.
+/// Text after the `[` of a list, and after the comma where an element has been taken.
 fn first_of(list: &str) -> &str {
     let inside = list.trim_start();
     let inside = inside.strip_prefix('[').unwrap_or(inside).trim_start();
@@ -130,7 +130,7 @@ fn python(value: &str) -> Value {
     }
 }
 
-/// `functions.NAME:N<|tool_call_argument_begin|>{…}`, the N-th call of a conversation (Kimi-K2). What stands in front of the mark is
+/// `functions.NAME:N<|tool_call_argument_begin|>{…}`, the N-th call of a conversation (Kimi-K2). What stands before the mark is
 /// the id, if it has this form.
 pub(super) fn numbered(text: &str, _: &[Value]) -> Result<Vec<ToolCall>, String> {
     let (head, arguments) =
@@ -139,10 +139,10 @@ pub(super) fn numbered(text: &str, _: &[Value]) -> Result<Vec<ToolCall>, String>
     Ok(calls.into_iter().map(|call| ToolCall { id: numbered_name(head).1, ..call }).collect())
 }
 
-/// What stands in front of the arguments of Kimi-K2.
+/// Mark before the arguments of Kimi-K2.
 const KIMI_MARK: &str = "<|tool_call_argument_begin|>";
 
-/// The name of a function in front of [`KIMI_MARK`], and the id.
+/// The name of a function before [`KIMI_MARK`], and the id.
 fn numbered_name(head: &str) -> (&str, Option<String>) {
     let head = head.trim();
     let (of, number) = head.rsplit_once(':').unwrap_or((head, ""));
@@ -159,7 +159,7 @@ fn with(name: &str, arguments: String) -> Result<Vec<ToolCall>, String> {
     }
 }
 
-/// What stands between two marks at the beginning, and what follows.
+/// Text between two marks at the beginning, and what follows.
 fn inside<'t>(text: &'t str, open: &str, close: &str) -> Result<(&'t str, &'t str), String> {
     let missing = |mark: &str| format!("`{mark}` is missing");
     let rest = text.strip_prefix(open).ok_or_else(|| missing(open))?;
@@ -218,7 +218,7 @@ pub(crate) fn begun_json(text: &str) -> Option<ToolCall> {
     }
 }
 
-/// A call with its arguments as the text has them, where they are an object behind the name.
+/// A call with its arguments as the text has them, where they are an object after the name.
 fn as_written(text: &str, call: ToolCall) -> ToolCall {
     let written = first_written(text).filter(|w| w.name == call.name && w.arguments.starts_with('{'));
     written.map_or(call.clone(), |written| ToolCall { arguments: written.arguments, ..call })
@@ -242,7 +242,7 @@ pub(super) fn first_value(text: &str) -> &str {
     }
 }
 
-/// What follows these words, with space around them.
+/// Text after these words, with space around them.
 fn behind<'t>(text: &'t str, words: &[&str]) -> Option<&'t str> {
     words.iter().try_fold(text, |text, word| text.trim_start().strip_prefix(word))
 }
@@ -255,7 +255,7 @@ fn parse(text: &str) -> Result<Value, String> {
 fn object(text: &str) -> Result<String, String> {
     match parse(text)? {
         Value::Object(_) => Ok(text.trim().to_owned()),
-        _ => Err("the arguments are no JSON object".to_owned()),
+        _ => Err("the arguments are not a JSON object".to_owned()),
     }
 }
 
@@ -266,7 +266,7 @@ fn call(value: &Value) -> Result<ToolCall, String> {
         None => "{}".to_owned(),
         Some(Value::String(text)) => object(text)?,
         Some(object @ Value::Object(_)) => object.to_string(),
-        Some(_) => return Err("the arguments are no JSON object".to_owned()),
+        Some(_) => return Err("the arguments are not a JSON object".to_owned()),
     };
     Ok(ToolCall { name: name.to_owned(), arguments, id: None })
 }

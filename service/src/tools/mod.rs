@@ -1,4 +1,4 @@
-//! What models say beside their answer: what they think, and which tools they call, parsed while it comes.
+//! Parts of a model's output beside its answer: reasoning and tool calls, parsed while it comes.
 //!
 //! Families write it in ways of their own, which [`SYNTAXES`] tells apart by what their chat templates write.
 
@@ -18,7 +18,7 @@ pub struct ToolCall {
     pub name: String,
     /// Its arguments: a JSON object.
     pub arguments: String,
-    /// What the model calls it, if it does in the form of its family, and no other call so: its template then wants that again.
+    /// Id by the model, if its family writes one, and no other call has it: its template then wants that again.
     pub id: Option<String>,
 }
 
@@ -31,11 +31,11 @@ pub enum Event {
     Reasoning(String),
     /// A call, whole.
     Call(ToolCall),
-    /// What was to be a call and is none.
+    /// A malformed call.
     Broken {
         /// As it was written.
         text: String,
-        /// Why it is none.
+        /// Reason.
         why: String,
     },
 }
@@ -43,7 +43,7 @@ pub enum Event {
 /// Reads a call, or several, of tools that are declared so.
 type Read = fn(&str, &[Value]) -> Result<Vec<ToolCall>, String>;
 
-/// What stands between two marks.
+/// Kind of the text between two marks.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     /// Thoughts.
@@ -69,20 +69,20 @@ const fn span(open: &'static str, close: &'static str, kind: Kind) -> Span {
     Span { open, close, kind }
 }
 
-/// How a family writes thoughts and calls.
+/// Syntax of reasoning and calls in a family.
 #[derive(Debug)]
 pub struct Syntax {
-    /// Of whom.
+    /// Name of the model family that writes calls so.
     pub name: &'static str,
-    /// What its templates write, all of it.
+    /// Every mark that its templates write.
     marks: &'static [&'static str],
     spans: &'static [Span],
 }
 
 const THINK: Span = span("<think>", "</think>", Kind::Reasoning);
-/// What ends a header of harmony.
+/// Mark that ends a header of harmony.
 const MESSAGE: &str = "<|message|>";
-/// What ends a message of harmony.
+/// Marks that end a message of harmony.
 const ENDS: [&str; 3] = ["<|end|>", "<|call|>", "<|return|>"];
 
 /// All that are known; the first whose marks a template has counts.
@@ -160,13 +160,13 @@ impl Syntax {
     }
 }
 
-/// What the text that comes belongs to.
+/// Part that the text belongs to.
 #[derive(Clone, Debug)]
 enum State {
     Content,
     /// The header of an answer that may name a recipient (harmony).
     Addressed,
-    /// What is between marks: what it is, and what ends it.
+    /// Text between marks: its kind, and the marks that end it.
     In(Kind, &'static [&'static str]),
     /// The arguments of a call to this function (harmony).
     Arguments(String),
@@ -178,9 +178,9 @@ pub struct Parser {
     syntax: &'static Syntax,
     state: State,
     held: String,
-    /// Whether line ends are skipped: behind a mark of thoughts.
+    /// Whether line ends are skipped: after a mark of thoughts.
     fresh: bool,
-    /// What may be called.
+    /// Tools that may be called.
     tools: Arc<[Value]>,
     /// Whether anything may be.
     may_call: bool,
@@ -225,14 +225,14 @@ impl Parser {
         self.spans().next().is_none()
     }
 
-    /// What is told from text.
+    /// Spans that are separated from text.
     fn spans(&self) -> impl Iterator<Item = &'static Span> + use<> {
         let may_call = self.may_call;
         let wanted = move |span: &&Span| may_call || !matches!(span.kind, Kind::Calls(..) | Kind::Nothing);
         self.syntax.spans.iter().filter(wanted)
     }
 
-    /// What is certain after one more piece of text, special tokens included.
+    /// Events that are certain after one more piece of text, special tokens included.
     pub fn push(&mut self, piece: &str) -> Vec<Event> {
         self.held.push_str(piece);
         let mut events = Vec::new();
@@ -240,7 +240,7 @@ impl Parser {
         events
     }
 
-    /// What was held back, when all text has come.
+    /// Events that were held back, when all text has come.
     pub fn finish(mut self) -> Vec<Event> {
         let mut events = Vec::new();
         let text = std::mem::take(&mut self.held);
@@ -348,7 +348,7 @@ impl Parser {
                         self.held.replace_range(..bytes, "[");
                         self.called(call.map(|call| vec![call]), text, events);
                     }
-                    // What a model says behind the list is no part of it.
+                    // What a model says after the list is no part of it.
                     calls::Element::End => {
                         self.held.drain(..bytes);
                         self.state = State::In(Kind::Nothing, closes);
@@ -404,7 +404,7 @@ impl Parser {
         self.fresh = true;
     }
 
-    /// Takes the text in front of a mark, and lets the mark go.
+    /// Takes the text before a mark, and lets the mark go.
     fn take(&mut self, at: usize, mark: usize) -> String {
         let text = self.held[..at].to_owned();
         self.held.drain(..at + mark);
@@ -453,7 +453,7 @@ impl Syntax {
     }
 }
 
-/// What follows a header of harmony, such as `assistant<|channel|>commentary to=functions.f <|constrain|>json`.
+/// State after a header of harmony, such as `assistant<|channel|>commentary to=functions.f <|constrain|>json`.
 fn after_header(header: &str, may_call: bool) -> State {
     let words = || {
         header.split([' ', '\n']).flat_map(|w| w.split("<|channel|>")).flat_map(|w| w.split("<|constrain|>"))

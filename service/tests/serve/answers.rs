@@ -1,4 +1,4 @@
-//! What is answered: text, log-probabilities, offsets, where texts end, the first words of tokens.
+//! Answers: text, log-probabilities, offsets, where texts end, the first words of tokens.
 
 use crate::clients::CHAT;
 use crate::common::*;
@@ -32,7 +32,7 @@ pub(crate) fn answers(at: &str) {
     let last = events.last().unwrap();
     assert_eq!((&last["usage"]["prompt_tokens"], last["choices"].as_array().unwrap().len()), (&json!(3), 0));
     assert_eq!(last["usage"]["prompt_tokens_details"]["cached_tokens"], 2, "the prompt lay in a slot");
-    // Where no probability is wanted, the likeliest token stays.
+    // Where no probability is wanted, the most probable token stays.
     let mut narrow = body.clone();
     (narrow["temperature"], narrow["top_p"]) = (json!(50.0), json!(0));
     assert_eq!(complete(at, &narrow).json()["choices"][0]["text"], text);

@@ -91,7 +91,7 @@ pub(crate) fn a_second_signal_ends_what_waits() {
     drop(held);
 }
 
-/// Neither one that says nothing, as browsers open ahead, nor one that stays open behind an answer.
+/// Neither one that says nothing, as browsers open ahead, nor one that stays open after an answer.
 pub(crate) fn connections_without_a_request_do_not_hold_up_the_end() {
     let (mut held, mut since) = (Vec::new(), Instant::now());
     let status = with_server(&[], |at| {
@@ -126,7 +126,7 @@ pub(crate) fn connections_have_limits(at: &str) {
     let late = format!("{POST}\r\nContent-Length: 9\r\n\r\n{{");
     assert_eq!(raw(connect(at, "127.0.0.1"), &late).unwrap().status, 408);
     soon("a client that is late stays", Box::new(|| status("127.0.0.1") == 200));
-    // Nothing, a part of a head, and an answer behind which nothing is asked.
+    // Nothing, a part of a head, and an answer after which nothing is asked.
     let mut held: Vec<TcpStream> = (0..3).map(|_| connect(at, "127.0.0.1")).collect();
     write!(held[1], "GET /health HTT").unwrap();
     write!(held[2], "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();

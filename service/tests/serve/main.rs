@@ -1,4 +1,4 @@
-//! The server over the runtime's toy model, whose logits are exact: every answer is the one of a run by itself, whoever asks beside it.
+//! The server over the runtime's toy model, whose logits are exact: every answer is the one of a run by itself, whatever other clients request.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "what fails here fails the test")]
 

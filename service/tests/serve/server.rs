@@ -89,7 +89,7 @@ pub(crate) fn terminate() {
     assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
 }
 
-/// What replies say.
+/// Accessors of replies.
 pub(crate) trait Said {
     fn json(&self) -> Value;
     fn said(&self) -> Vec<Value>;
