@@ -124,7 +124,7 @@ fn main() -> Outcome<()> {
         let ways = [
             ("experts, whole", expert, Memory { gates: all / 2, rests: 0 }),
             ("gates stay, then active", neurons, Memory { gates: all / 3, rests: all / 6 }),
-            ("active, foreseen", bundle, Memory { gates: all / 2, rests: 0 }),
+            ("active, predicted", bundle, Memory { gates: all / 2, rests: 0 }),
         ];
         let stores = ways.map(|(_, shape, memory)| store(scratch.path(), shape, memory));
         let mut times = [Duration::ZERO; 3];

@@ -1,4 +1,4 @@
-//! How long it takes to decide which unit computes which expert, and how long a layer then takes by its costs.
+//! Time to decide which unit computes which expert, and the time of a layer then by its costs.
 //!
 //! Three tables: schedulers over the memories of the host, by system (TriMoE's models and costs, batches of drifting loads);
 //! solvers of timelines (HybriMoE), by layer; and the director of cache frames that all layers share. Times are medians.

@@ -1,4 +1,4 @@
-//! What is simulated, replayed and modelled; nothing of it ships.
+//! Simulations, replays and models; nothing of it ships.
 //!
 //! The policies are the runtime's own ([`moec_runtime::offload::cache`], [`moec_runtime::offload::neurons`], [`moec_runtime::offload::paging`]): passes choose among
 //! them by what recorded routing says ([`cache`], [`resident`], [`neurons::plan`]), and a simulation runs them on modelled units under

@@ -1,7 +1,7 @@
 //! A run that computes nothing and reads nothing: recorded routing on modelled units, under virtual time.
 //!
 //! The desk, the decider, the cache and its policy, and the scheduler of flash are those of a run; modelled are the device
-//! behind the scheduler ([`crate::flash::Modelled`]) and whoever computes ([`Units`]). A run under virtual time takes the same
+//! after the scheduler ([`crate::flash::Modelled`]) and the computing units ([`Units`]). A run under virtual time takes the same
 //! turns ([`moec_runtime::offload::paging::Paging::units`]), so that both decide the same.
 
 use moec_ir::plan;
@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What is simulated.
+/// Scene to simulate.
 #[derive(Clone, Copy, Debug)]
 pub struct Scene<'a> {
     /// Experts, frames and policy of the plan.
@@ -32,11 +32,11 @@ pub struct Scene<'a> {
     pub ahead: usize,
     /// Whether the cache begins with what recorded routing used most.
     pub preload: bool,
-    /// Where events and decisions are written down.
+    /// Journal that events and decisions are written to.
     pub journal: Option<&'static Journal>,
 }
 
-/// What a unit did.
+/// Work of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Did {
     /// Computed what lies between the experts of two layers.
@@ -57,16 +57,16 @@ pub enum Did {
     },
 }
 
-/// What came out.
+/// Result.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SimulatedRun {
-    /// What was decided, in numbers.
+    /// Counters of decisions.
     pub counts: Counts,
-    /// What flash did.
+    /// Statistics of flash.
     pub flash: flash::Stats,
     /// Time until the last expert was computed.
     pub wall: Duration,
-    /// Time in which nobody computed since an expert was not there.
+    /// Time in which no thread computed since an expert was missing.
     pub stalled: Duration,
 }
 

@@ -1,17 +1,17 @@
-//! Which experts stay under two budgets, the host's memory and the GPU's: by replays of recorded routing.
+//! Resident experts under two budgets, the host's memory and the GPU's: by replays of recorded routing.
 
 use crate::cache::{SHARES, hottest};
 use moec_runtime::offload::cache::{CacheError, Key, Setting, Trace, grid};
 use moec_runtime::schedule::cached::{Level, Levels, Moved};
 
-/// What a use of an expert takes, in microseconds, by where it is; and what a transfer takes that nobody waits for.
+/// Time of a use of an expert, in microseconds, by where it is; and of a transfer that no step waits for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prices {
     /// On the GPU.
     pub gpu: f64,
-    /// By the processor, from the host's memory.
+    /// By the CPU, from the host's memory.
     pub host: f64,
-    /// A read from flash, in front of that.
+    /// A read from flash, before that.
     pub flash: f64,
     /// The link's time that a transfer takes from others.
     pub transfer: f64,
@@ -41,16 +41,16 @@ impl Uses {
     }
 }
 
-/// What was chosen.
+/// Choice.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resident {
-    /// Who stays on the GPU for good, the hottest first.
+    /// Experts pinned on the GPU, the hottest first.
     pub pinned: Vec<Key>,
     /// Percent of the GPU's budget that they take.
     pub share: u8,
-    /// Who decides on the rest of the GPU's memory, and on the host's.
+    /// Policy for the rest of the GPU's memory, and for the host's.
     pub setting: Setting,
-    /// What that is worth on the half of the trace that it was not chosen on.
+    /// Result on the half of the trace that it was not chosen on.
     pub held_out: Uses,
     /// The same of the hottest experts alone, who never change.
     pub held_out_fixed: Uses,

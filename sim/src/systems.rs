@@ -26,12 +26,12 @@ pub const MRS_BYPASS: &str = "mrs alpha=0.9 depth=2 bypass=1";
 pub const LRU: &str = "lru";
 
 const PAPER: Solver = Solver::Paper(Order::Next);
-/// GPU and processor.
+/// GPU and CPU.
 const TWO: Units = Units { misses: true, cpu: true, near: false };
 /// Loads of the next step, for transfers alone.
 const AHEAD: Foresees = Foresees::Loads { relayout: false };
 
-/// llama.cpp: the first layers on the GPU, the others on the processor.
+/// llama.cpp: the first layers on the GPU, the others on the CPU.
 pub const LLAMA_CPP: System = System {
     name: "llama.cpp",
     prefill: Solver::Fixed,
@@ -39,7 +39,7 @@ pub const LLAMA_CPP: System = System {
     units: TWO,
     keeps: Keeps::Layers,
     foresees: Foresees::Nothing,
-    says: "whole layers on the graphics processor, the others' experts on the processor",
+    says: "whole layers on the GPU, the experts of the others on the CPU",
 };
 /// AdapMoE: the GPU alone, experts of the next layer ahead, LRU. So does Klotski, whose batches hide more of the transfers.
 pub const ADAPMOE: System = System {
@@ -49,7 +49,7 @@ pub const ADAPMOE: System = System {
     units: TWO,
     keeps: Keeps::Cache(LRU),
     foresees: Foresees::Gates(1),
-    says: "all on the graphics processor, what it lacks is brought, one layer ahead where that can be foreseen (Klotski, AdapMoE)",
+    says: "all experts on the GPU; missing ones are transferred, one layer ahead where predicted (Klotski, AdapMoE)",
 };
 /// Fiddler: popular experts on the GPU, each other one where it is computed sooner.
 pub const FIDDLER: System = System {
@@ -59,9 +59,9 @@ pub const FIDDLER: System = System {
     units: TWO,
     keeps: Keeps::Popular,
     foresees: Foresees::Nothing,
-    says: "popular experts stay on the graphics processor, each other one is computed where that is done sooner by itself",
+    says: "popular experts stay on the GPU, each other one is computed where it is done sooner",
 };
-/// KTransformers: popular experts on the GPU; the processor has the others in decoding, the GPU in prefill (Table I).
+/// KTransformers: popular experts on the GPU; the CPU has the others in decoding, the GPU in prefill (Table I).
 pub const KTRANSFORMERS: System = System {
     name: "KTransformers",
     prefill: Solver::Gpu,
@@ -69,7 +69,7 @@ pub const KTRANSFORMERS: System = System {
     units: TWO,
     keeps: Keeps::Popular,
     foresees: Foresees::Nothing,
-    says: "popular experts stay on the graphics processor; the processor has the others while tokens are decoded",
+    says: "popular experts stay on the GPU; the CPU computes the others while tokens are decoded",
 };
 /// HybriMoE.
 pub const HYBRIMOE: System = System {
@@ -79,7 +79,7 @@ pub const HYBRIMOE: System = System {
     units: TWO,
     keeps: Keeps::Cache(MRS),
     foresees: Foresees::Gates(3),
-    says: "HybriMoE as it is written: three timelines, MRS, three layers ahead",
+    says: "HybriMoE as published: three timelines, MRS, three layers ahead",
 };
 /// moec: the same with its own division, and MRS with bypass.
 pub const MOEC: System = System {
@@ -89,7 +89,7 @@ pub const MOEC: System = System {
     units: TWO,
     keeps: Keeps::Cache(MRS_BYPASS),
     foresees: Foresees::Gates(3),
-    says: "the same with the best of all cuts, searched on, and the policy that the profile's routing gains most by",
+    says: "HybriMoE with the best of all divisions, found by search, and the cache policy that gains most on the profile's routing",
 };
 
 /// All experts on the GPU, fetched when their layer's router has spoken. MoBiLE's are these, fewer first.
@@ -97,14 +97,14 @@ pub const OFFLOADING: System = System {
     name: "offloading",
     keeps: Keeps::Token,
     foresees: Foresees::Nothing,
-    says: "all on the graphics processor, what it lacks is brought",
+    says: "all experts on the GPU; missing ones are transferred",
     ..ADAPMOE
 };
 /// Pre-gated MoE: a layer's experts are known one layer before.
 pub const PRE_GATED: System = System {
     name: "Pre-gated MoE",
     foresees: Foresees::Gates(1),
-    says: "the same, and a gate says one layer before what is brought",
+    says: "the same, and a gate predicts transfers one layer ahead",
     ..OFFLOADING
 };
 
@@ -127,7 +127,7 @@ pub const EN_KTRANSFORMERS_HELD: System = System::of_sums(
     Units { misses: false, cpu: true, near: false },
     Keeps::Popular,
     AHEAD,
-    "what the GPU holds on either, the rest on the processor",
+    "what the GPU holds on either, the rest on the CPU",
 );
 /// The same, with as many of the hottest others on the GPU as shorten the step.
 pub const EN_KTRANSFORMERS: System = System::of_sums(
@@ -136,7 +136,7 @@ pub const EN_KTRANSFORMERS: System = System::of_sums(
     TWO,
     Keeps::Popular,
     AHEAD,
-    "the hottest on the GPU, the rest on the processor, cut where the step is shortest",
+    "the hottest on the GPU, the rest on the CPU, cut where the step is shortest",
 );
 /// MoNDE: GPU and near-data units; the hottest experts go to the GPU, as many as balance the two.
 pub const MONDE: System = System::of_sums(

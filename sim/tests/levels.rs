@@ -24,7 +24,7 @@ fn setting(text: &str) -> Setting {
     text.parse().expect("a setting")
 }
 
-/// What is told and what is said are the same, and the GPU's experts are the host's.
+/// Notifications and answers agree, and the GPU's experts are the host's.
 #[test]
 fn one_inside_of_the_other() {
     let trace = trace(true, 0.5, 200);
@@ -103,7 +103,7 @@ fn what_is_chosen_is_no_worse_than_what_it_is_chosen_from() {
         let all = |u: Uses| u.gpu + u.host + u.flash;
         assert_eq!((all(held_out), all(fixed), fixed.transfers), (128 * 6, 128 * 6, 0));
         if !skewed {
-            // Nobody is popular, and choices repeat: what stays must change.
+            // No expert is popular, and choices repeat: what stays must change.
             assert!(chosen.share < 100 && held_out.us(&PRICES) < 0.8 * fixed.us(&PRICES), "{chosen:?}");
         }
     }

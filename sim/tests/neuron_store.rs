@@ -1,5 +1,5 @@
-//! Neurons on flash: results are those of the whole matrices, whatever memory holds and whoever computes, and no byte is read
-//! that nobody needs.
+//! Neurons on flash: results are those of the whole matrices, whatever memory holds and whichever thread computes, and no byte is read
+//! that no step needs.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
@@ -67,7 +67,7 @@ impl Model {
         &self.numbers[at..at + HIDDEN]
     }
 
-    /// What whole matrices give, with sums in the order of clusters, and how many neurons are active.
+    /// Results of whole matrices, with sums in the order of clusters, and the number of active neurons.
     fn dense(&self, matrices: &[u32], x: &[f32]) -> (Vec<f32>, u64) {
         let (mut y, mut active) = (vec![0.0; HIDDEN], 0);
         for &matrix in matrices {
@@ -104,7 +104,7 @@ struct Relu<'a> {
     /// By place and cluster.
     sums: Vec<Mutex<Vec<f32>>>,
     clusters: usize,
-    /// Where a neuron is one read: who is active, as a predictor without an error would say.
+    /// Model where a neuron is one read: the active ones, as a predictor without an error would say.
     oracle: Option<&'a Model>,
 }
 

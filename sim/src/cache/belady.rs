@@ -1,7 +1,7 @@
 //! Belady's optimum: the bound that no policy passes, since it knows what comes.
 //!
 //! After every step the cache keeps, of what it held and what was just read, those experts that are used again
-//! the soonest; a miss that comes back later than everybody else is not kept. With experts of one size this is
+//! the soonest; a miss that comes back later than every other expert is not kept. With experts of one size this is
 //! the least number of misses that is possible (L. A. Belady, 1966, with bypass).
 //!
 //! With experts of several sizes the best choice of whole experts is a hard problem. What is counted then is the
@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 /// Not used again: past every step.
 const NEVER: u64 = u64::MAX;
 
-/// What is held where everybody's next use is known.
+/// Held experts where every next use is known.
 pub struct Belady {
     capacity: u64,
     /// Bytes that are there, by number.
@@ -24,7 +24,7 @@ pub struct Belady {
     held: u64,
     /// The step that uses it again, by number.
     next: Vec<u64>,
-    /// What is held, the latest use first.
+    /// Held experts, the latest use first.
     order: BTreeSet<(Reverse<u64>, Id)>,
 }
 

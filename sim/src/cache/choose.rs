@@ -1,4 +1,4 @@
-//! Which policy a bundle ships with, and whom it pins: what reads least on recorded routing, and still does on routing
+//! Policy that a bundle ships with, and the experts it pins: what reads least on recorded routing, and still does on routing
 //! that it was not chosen on.
 
 use super::belady::optimum;
@@ -9,11 +9,11 @@ use moec_runtime::offload::cache::{CacheError, Key, Setting, Trace, grid};
 
 /// Fewest tokens of a stretch.
 const FOLD_TOKENS: usize = 16;
-/// What a policy must gain on LRU in hit rate on held-out stretches, besides what chance may give it: half a
+/// Gain on LRU in hit rate that a policy needs on held-out folds, besides what chance may give it: half a
 /// point. Pins must gain as much on the choice without them.
 pub const MARGIN: f64 = 0.005;
 
-/// Why a setting was chosen.
+/// Reason that a setting was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// It beats LRU by [`Choice::margin`] or more on held-out stretches, and is worse on none.
@@ -22,7 +22,7 @@ pub enum Reason {
     NothingBeatsLru,
 }
 
-/// Who says how much of the cache is pinned.
+/// Source of the pinned share of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pin {
     /// The replays: one of [`SHARES`], or nothing.
@@ -31,12 +31,12 @@ pub enum Pin {
     Percent(u8),
 }
 
-/// What was chosen, and what that rests on.
+/// Choice, and what it rests on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
     /// The chosen row: a setting, and how much of the cache is pinned.
     pub chosen: Row,
-    /// Why that setting.
+    /// Reason for that setting.
     pub reason: Reason,
     /// Experts that are pinned, the hottest first.
     pub pinned: Vec<Key>,
@@ -55,7 +55,7 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// What another policy must gain on LRU: [`MARGIN`], and twice the standard error of a hit rate over as many
+    /// Gain on LRU that another policy needs: [`MARGIN`], and twice the standard error of a hit rate over as many
     /// uses, so that a short trace does not decide by chance.
     pub fn margin(&self) -> f64 {
         margin(self.held_out_lru)
@@ -90,7 +90,7 @@ impl Choice {
 /// Then the chosen setting, LRU and the one that reads least are tried again with shares of the cache pinned to the hottest
 /// experts. They are looked at on every stretch with the hottest experts of the *other* stretches pinned. Again those that
 /// are worse than LRU on any stretch are out, and pins are chosen where they gain on the choice without them as much as that
-/// must gain on LRU. Where somebody else says how much is pinned, the best setting with that share is taken.
+/// must gain on LRU. Where the caller says how much is pinned, the best setting with that share is taken.
 ///
 /// # Errors
 /// [`CacheError::TooShort`].

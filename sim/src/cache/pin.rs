@@ -1,4 +1,4 @@
-//! Whom to pin: the experts that recorded routing used most often take a share of the cache, and a policy has the rest.
+//! Experts to pin: those that recorded routing used most often take a share of the cache, and a policy has the rest.
 
 use super::replay::{fold, replay_pinned};
 use super::runs::{FOLDS, FoldedRow, Row};
@@ -24,7 +24,7 @@ pub fn hottest(trace: &Trace, bytes: u64, tokens: impl Fn(usize) -> bool) -> Vec
     order.into_iter().map_while(fits).collect()
 }
 
-/// How often the tokens of a trace used each expert, `[layer][expert]`.
+/// Number of times that the tokens of a trace used each expert, `[layer][expert]`.
 pub fn uses(trace: &Trace) -> Vec<u32> {
     counted(trace, |_| true)
 }

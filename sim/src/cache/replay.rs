@@ -3,7 +3,7 @@
 use moec_runtime::offload::cache::{Cache, CacheError, Event, Key, Setting, Trace};
 use std::ops::AddAssign;
 
-/// What was counted.
+/// Counts of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Uses of experts that were resident.
@@ -90,7 +90,7 @@ pub fn replay(trace: &Trace, capacity: u64, setting: &Setting, folds: usize) -> 
     replay_pinned(trace, capacity, setting, &[], folds)
 }
 
-/// The same with experts that never go. Their first use counts as a miss: somebody has to read them.
+/// The same with experts that never go. Their first use counts as a miss: they have to be read once.
 ///
 /// # Errors
 /// As [`Cache::with_pinned`].

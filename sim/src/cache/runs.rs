@@ -1,4 +1,4 @@
-//! What settings did on a trace, and on the stretches that it is cut into.
+//! Results of settings on a trace, and on the folds that it is cut into.
 
 use super::replay::Tally;
 use moec_runtime::offload::cache::Setting;
@@ -6,14 +6,14 @@ use moec_runtime::offload::cache::Setting;
 /// Stretches that a trace is cut into. Each is held out once.
 pub(super) const FOLDS: usize = 4;
 
-/// What one setting did on the whole trace.
+/// Result of one setting on the whole trace.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     /// The setting.
     pub setting: Setting,
     /// Percent of the cache that is pinned to the hottest experts.
     pub pinned: u8,
-    /// What was counted.
+    /// Counts.
     pub tally: Tally,
 }
 

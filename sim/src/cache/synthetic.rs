@@ -1,4 +1,4 @@
-//! Traces that nobody recorded, with a popularity that somebody did: for tests and benchmarks.
+//! Synthetic traces with a recorded popularity, for tests and benchmarks.
 //!
 //! Every expert of a layer has a latent logit `z = ln w + g`, of which a token uses the `k` largest. With `g` from
 //! a Gumbel distribution that is drawing without replacement by the weights `w`; `w = −ln(1 − π)` makes each
@@ -17,7 +17,7 @@ pub type Popularity = Vec<(u32, Vec<f64>)>;
 /// numbered, and a first line with names, are passed over.
 ///
 /// # Errors
-/// [`CacheError::Experts`] for a line that is none, or if no line is of this model and domain.
+/// [`CacheError::Experts`] for an invalid line, or if no line is of this model and domain.
 pub fn popularity(csv: &str, model: &str, domain: &str) -> Result<Popularity, CacheError> {
     let wrong = |what: String| CacheError::Experts(what);
     let mut layers = Popularity::new();

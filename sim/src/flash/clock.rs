@@ -20,7 +20,7 @@ impl Clock for VirtualClock {
         Duration::from_nanos(self.0.load(Ordering::SeqCst))
     }
 
-    // Whoever waits is a modelled unit, which lets that much pass.
+    // The waiting thread is a modelled unit, which lets that much time pass.
     fn until(&self, moment: Duration) -> Duration {
         moment.saturating_sub(self.now())
     }

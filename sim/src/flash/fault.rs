@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// What happens to a read.
+/// Fault of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Injected {
-    /// What would happen anyway.
+    /// No fault.
     Nothing,
     /// An error of that number, and nothing was read.
     Error(i32),
-    /// That many bytes at most; those behind are spoilt.
+    /// That many bytes at most; the bytes after them are damaged.
     Short(u32),
     /// No bytes, as at the end of a file.
     End,
@@ -34,7 +34,7 @@ pub struct Gate(Arc<State>);
 #[derive(Default)]
 struct State {
     open: AtomicBool,
-    /// Who waits for readers that hold something back.
+    /// Wakers of threads that wait for readers that hold something back.
     wakers: Mutex<Vec<Arc<dyn Wake>>>,
 }
 
@@ -54,7 +54,7 @@ impl Gate {
     }
 }
 
-/// A reader with faults put in front.
+/// A reader wrapped to inject faults.
 pub struct Faulty {
     inner: Box<dyn Reader>,
     plan: Box<dyn FnMut(&Read) -> Injected + Send>,

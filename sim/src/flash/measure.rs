@@ -1,4 +1,4 @@
-//! How fast a disk is read: by block size, reads in flight, order and range.
+//! Speed of reads from a disk: by block size, reads in flight, order and range.
 
 use moec_runtime::error::{Error, Result};
 use moec_runtime::offload::flash::files::Files;
@@ -15,14 +15,14 @@ use std::time::{Duration, Instant};
 pub const BLOCKS: [u32; 8] =
     [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10];
 
-/// What one figure is taken of.
+/// Settings of one figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {
     /// Bytes of a read; as [`Options::block_bytes`].
     pub block_bytes: u32,
     /// Reads in flight.
     pub depth: u32,
-    /// Whether blocks are read in any order, or one behind the other.
+    /// Whether blocks are read in any order, or one after the other.
     pub random: bool,
     /// Bytes from the front of the file that reads fall into.
     pub range_bytes: u64,
@@ -31,13 +31,13 @@ pub struct Point {
 /// A figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
-    /// What it was taken of.
+    /// Its settings.
     pub point: Point,
     /// 10⁹ bytes per second.
     pub gb_per_s: f64,
 }
 
-/// What was measured.
+/// Measured rates.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FlashRates {
     /// The reader, in words.
@@ -126,7 +126,7 @@ struct Places {
 
 impl Places {
     fn next(&mut self) -> u64 {
-        // xorshift64: any order that no drive foresees.
+        // xorshift64: any order that no drive predicts.
         for shift in [13_i32, -7, 17] {
             self.state ^= if shift > 0 { self.state << shift } else { self.state >> -shift };
         }
@@ -157,7 +157,7 @@ fn measure(
     let (mut done, mut bytes): (Vec<Done>, u64) = (Vec::with_capacity(held.len()), 0);
     let (start, mut in_flight, mut failure) = (Instant::now(), 0, None);
     loop {
-        // SAFETY: every read has a buffer of its own, which is held and which nobody looks at; there are as
+        // SAFETY: every read has a buffer of its own, which is held and which is never read; there are as
         // many as the depth.
         unsafe { reader.submit(&next) }?;
         in_flight += next.len();
@@ -229,7 +229,7 @@ impl Scratch {
         Ok(scratch)
     }
 
-    /// Where it is.
+    /// Path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -237,7 +237,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // It is not worth an error: whoever finds the file knows by its name what it is.
+        // It is not worth an error: the file's name says what it is.
         let _ = std::fs::remove_file(&self.path);
     }
 }

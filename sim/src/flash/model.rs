@@ -6,7 +6,7 @@
 //! it.
 //!
 //! Who waits for it lets virtual time pass. With a reader behind it the bytes are really read, however long that takes; alone
-//! it is a device without bytes, for whoever asks only when they would be there.
+//! it is a device without bytes, for callers that ask only when they would be there.
 
 use super::clock::VirtualClock;
 use moec_runtime::offload::flash::{Clock, Done, Read, Reader, Wake};
@@ -18,7 +18,7 @@ use std::time::Duration;
 /// Most reads in flight of a modelled device: as many as every reader behind it takes.
 const MOST: u32 = 32;
 
-/// What a link to a device is taken to do.
+/// Model of a link to a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
     /// From the last byte of a read to its answer.
@@ -55,12 +55,12 @@ pub struct Modelled {
     clock: Arc<VirtualClock>,
     /// Reads under way, with the moments when they will be answered, in order.
     queue: VecDeque<(Duration, u64)>,
-    /// When the link is free.
+    /// Time when the link is free.
     free: Duration,
-    /// Who has the bytes, and what it has answered before its time.
+    /// Reader that has the bytes, and its results before their time.
     inner: Option<Box<dyn Reader>>,
     answers: Vec<Done>,
-    /// Sizes of reads that nobody has bytes for.
+    /// Sizes of reads without bytes.
     sizes: VecDeque<u32>,
 }
 
@@ -71,7 +71,7 @@ impl Modelled {
         Self { link, clock, queue, free: Duration::ZERO, inner, answers: Vec::new(), sizes }
     }
 
-    /// The answer of whoever has the bytes, which may take its time: none of it is virtual.
+    /// Result of the real reader, which may take its time: none of it is virtual.
     fn answer(&mut self, token: u64, bytes: u32) -> io::Result<Done> {
         let Some(inner) = &mut self.inner else { return Ok(Done { token, result: Ok(bytes) }) };
         loop {
@@ -124,7 +124,7 @@ impl Reader for Modelled {
         Ok(())
     }
 
-    /// Calls nobody: whoever asks for something waits on the same thread.
+    /// Wakes no thread: requests and waits are on the same thread.
     fn waker(&self) -> Arc<dyn Wake> {
         struct Nobody;
         impl Wake for Nobody {
@@ -159,12 +159,12 @@ mod tests {
         let mut done = Vec::new();
         device.wait(&mut done, Some(Duration::from_micros(5))).unwrap();
         assert_eq!((clock.now(), done.len()), (Duration::from_micros(5), 0));
-        // SAFETY: nobody writes to them.
+        // SAFETY: nothing writes to them.
         unsafe { device.submit(&[read(1, 4000), read(2, 8000)]) }.unwrap();
         let answer = |token, bytes| Done { token, result: Ok(bytes) };
         for (most, at, want) in [
             (Some(Duration::from_micros(4)), 9, vec![]),
-            // At 5 + 4 + 10, and 8 behind it.
+            // At 5 + 4 + 10, and 8 after it.
             (None, 19, vec![answer(1, 4000)]),
             (Some(Duration::ZERO), 19, vec![]),
             (Some(Duration::from_micros(50)), 27, vec![answer(2, 8000)]),

@@ -1,6 +1,6 @@
 //! The arithmetic that a step is given.
 
-/// Which cluster is computed.
+/// Cluster to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Work {
     /// The lane that computes it.

@@ -1,4 +1,4 @@
-//! Where bundles lie in a file, and the memory that they are read into.
+//! Layout of neuron bundles in a file, and the memory that they are read into.
 
 use moec_runtime::error::{Error, Result};
 use moec_runtime::offload::flash::{BLOCK, Class, Extent, ExtentTable, FileEntry};
@@ -13,7 +13,7 @@ pub struct Memory {
     pub rests: u64,
 }
 
-/// The extents of a file that holds bundles, one behind the other from `offset` on: two for each neuron, or one where
+/// The extents of a file that holds bundles, one after the other from `offset` on: two for each neuron, or one where
 /// [`Shape::rest`] is 0.
 ///
 /// # Errors

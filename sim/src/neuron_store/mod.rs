@@ -2,9 +2,9 @@
 //!
 //! What is kept, read and computed next is decided in [`crate::neurons`]: a cache for each of the two parts of a bundle, and a
 //! pipeline over the clusters of a step. The store carries that out: lanes come to [`NeuronStore::work`] and take what is ready,
-//! flash reads beside them, and whoever finds nothing to do hears what has come. Arithmetic is that of a [`Compute`].
+//! flash reads beside them, and a thread without work handles what has come. Arithmetic is that of a [`Compute`].
 //!
-//! Who computes when depends on the disk; results need not: a cluster's rows are given in order, and whoever sums over clusters
+//! Who computes when depends on the disk; results need not: a cluster's rows are given in order, and a caller that sums over clusters
 //! does it at the end, in their order.
 
 mod compute;
@@ -22,7 +22,7 @@ use state::{Flow, GATE, REST, Side, State, Want, run};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long a lane waits for news before it looks whether another lane has made something ready.
+/// Time that a thread waits for events before it looks whether another thread has made something ready.
 const NEWS: Duration = Duration::from_micros(200);
 
 /// Neurons on flash and in memory.
@@ -137,7 +137,7 @@ impl NeuronStore {
         }
     }
 
-    /// What was asked of first and second parts.
+    /// Counts of requests for first and second parts.
     pub fn counts(&self) -> [Counts; 2] {
         self.lock().sides.each_ref().map(|s| s.cache.neurons())
     }
@@ -151,7 +151,7 @@ impl NeuronStore {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What flash has to tell.
+    /// Handles events of flash.
     fn hear(&self, state: &mut State) {
         while let Some(event) = self.flash.poll() {
             match event {

@@ -1,4 +1,4 @@
-//! What a step has done so far: its clusters, their reads, and what memory holds of each part.
+//! State of a step: its clusters, their reads, and the parts in memory.
 
 use super::compute::{Compute, Row, Work};
 use crate::neurons::{Next, Pipeline, Stage, Task};
@@ -39,7 +39,7 @@ pub(super) struct Flow {
     pub(super) place: usize,
     pub(super) matrix: u32,
     pub(super) cluster: u32,
-    /// Who may be active, then who is, in order.
+    /// Possibly active neurons, then the active ones, in order.
     pub(super) neurons: Vec<u32>,
     /// Bytes of both parts, by place in `neurons`.
     pub(super) parts: [Vec<Option<Arc<Loaded>>>; 2],

@@ -8,7 +8,7 @@
 
 use super::error::NeuronError;
 
-/// How the weights of a row are stored: codes one behind the other, with a scale for each group.
+/// Storage format of a row's weights: codes one after the other, with a scale for each group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RowFormat {
     /// Bits of a code.
@@ -75,14 +75,14 @@ impl Bundle {
             return wrong(format!("1 to {MOST_HIDDEN} can be"));
         }
         if !block.is_power_of_two() || block > MOST_BLOCK {
-            return wrong(format!("a block of {block} bytes is no power of 2 up to {MOST_BLOCK}"));
+            return wrong(format!("a block of {block} bytes is not a power of 2 up to {MOST_BLOCK}"));
         }
         let RowFormat { bits, group, scale_bytes } = format;
         if !(1..=64).contains(&bits) || scale_bytes > 8 || !(hidden * u64::from(bits)).is_multiple_of(8) {
-            return wrong(format!("{bits} bits each are no whole number of bytes"));
+            return wrong(format!("{bits} bits each are not a whole number of bytes"));
         }
         if group > 0 && !hidden.is_multiple_of(u64::from(group)) {
-            return wrong(format!("they are no whole number of groups of {group}"));
+            return wrong(format!("they are not a whole number of groups of {group}"));
         }
         let groups = hidden.checked_div(u64::from(group)).unwrap_or(0);
         let (codes, scales) = (hidden * u64::from(bits) / 8, groups * u64::from(scale_bytes));
@@ -171,7 +171,7 @@ impl Bundle {
     }
 }
 
-/// How fast random reads are, by their size. Between two rows the rate follows a line over the logarithms of both; past the
+/// Rates of random reads, by their size. Between two rows the rate follows a line over the logarithms of both; past the
 /// ends it stays.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RatesByBlock(Vec<(u64, f64)>);

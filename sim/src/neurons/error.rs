@@ -1,4 +1,4 @@
-//! What can be wrong with a question about neurons.
+//! Errors of requests for neurons.
 
 use moec_runtime::offload::neurons::NeuronError as CacheError;
 
@@ -10,18 +10,18 @@ pub enum NeuronError {
     Bundle {
         /// Weights of a row.
         hidden: u64,
-        /// What is wrong, and what is asked for.
+        /// The fault, and the requirement.
         what: String,
     },
     /// Rates that say nothing about the time of a read.
-    #[error("the table of read rates is no table: {0}")]
+    #[error("the table of read rates is not a table: {0}")]
     Rates(String),
     /// A pipeline that is told what cannot be.
     #[error("cluster {cluster}: {what}")]
     Pipeline {
         /// The cluster.
         cluster: u32,
-        /// What was told.
+        /// The request.
         what: String,
     },
     /// Tables that a planner cannot use.
@@ -30,7 +30,7 @@ pub enum NeuronError {
     /// A trace that cannot be made or replayed.
     #[error("activations: {0}")]
     Trace(String),
-    /// What the cache refuses.
+    /// Error of the cache.
     #[error(transparent)]
     Cache(#[from] CacheError),
 }

@@ -1,17 +1,17 @@
-//! Who does what next: the five stages of neuron clusters, computed by several workers while one reads (PowerInfer-2, §4.3).
+//! Scheduling of the five stages of neuron clusters, computed by several workers while one reads (PowerInfer-2, §4.3).
 //!
 //! A cluster goes through Pred, GIO, GC, UDIO and UDC in this order, and through those alone that it needs: what is in memory
-//! is not read, what is not active ends early. With [`Order::Cluster`] a cluster waits for nobody else: whoever is free takes
+//! is not read, what is not active ends early. With [`Order::Cluster`] a cluster waits for no other: a free thread takes
 //! what is ready, of whatever matrix. With [`Order::Matrix`] (Figure 6a) a matrix begins when all clusters of the one before it
 //! are through; gate is one matrix, up and down are the next.
 //!
-//! Decisions only. Somebody says what has ended and what a cluster needs next ([`Pipeline::done`]), and asks what to
+//! Decisions only. The caller says what has ended and what a cluster needs next ([`Pipeline::done`]), and asks what to
 //! do ([`Pipeline::compute`], [`Pipeline::read`]); the time is theirs.
 
 use super::error::NeuronError;
 use std::collections::VecDeque;
 
-/// What is done with a cluster, in order.
+/// Stage of a cluster, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Stage {
     /// Pred: which of its neurons may be active.
@@ -59,7 +59,7 @@ pub struct Task {
     pub stage: Stage,
 }
 
-/// What a cluster needs next.
+/// Next need of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// This stage.
@@ -72,9 +72,9 @@ pub enum Next {
 #[derive(Clone, Debug)]
 pub struct Pipeline {
     order: Order,
-    /// The block of every cluster, an expert for instance: its two matrices are one behind the other in [`Order::Matrix`].
+    /// The block of every cluster, an expert for instance: its two matrices are one after the other in [`Order::Matrix`].
     blocks: Vec<u32>,
-    /// What each cluster is to do or does; none at its end.
+    /// Stage that each cluster is to do or does; none at its end.
     stages: Vec<Option<Stage>>,
     running: Vec<bool>,
     /// Tasks that are ready, one queue for each stage.
@@ -133,13 +133,13 @@ impl Pipeline {
         Ok(pipeline)
     }
 
-    /// What a computing worker does next; none while nothing is ready. First what may make reads necessary, so that flash has
+    /// Next task of a computing worker; none while nothing is ready. First what may make reads necessary, so that flash has
     /// work, then what ends a cluster.
     pub fn compute(&mut self) -> Option<Task> {
         self.take(&[Stage::Predict, Stage::Gate, Stage::Rest])
     }
 
-    /// What the reading worker does next; none while nothing is ready. First gates, since more reads hang on them.
+    /// Next task of the reading worker; none while nothing is ready. First gates, since more reads hang on them.
     pub fn read(&mut self) -> Option<Task> {
         self.take(&[Stage::ReadGate, Stage::ReadRest])
     }
@@ -152,13 +152,13 @@ impl Pipeline {
     /// A task has ended, and `next` is what its cluster needs now.
     ///
     /// # Errors
-    /// [`NeuronError::Pipeline`] for a task that nobody has taken, or a stage that is not behind it.
+    /// [`NeuronError::Pipeline`] for a task that was not taken, or a stage that is not after it.
     pub fn done(&mut self, task: Task, next: Next) -> Result<(), NeuronError> {
         let Task { cluster, stage } = task;
         let at = cluster as usize;
         let wrong = |what: String| Err(NeuronError::Pipeline { cluster, what });
         if self.running.get(at) != Some(&true) || self.stages[at] != Some(stage) {
-            return wrong(format!("{stage:?} has ended, which nobody had begun"));
+            return wrong(format!("{stage:?} has ended, which was not begun"));
         }
         if let Next::Stage(next) = next
             && next <= stage

@@ -1,8 +1,8 @@
-//! How many neurons of a layer are hot at a batch size: the share that makes the layer fastest (PowerInfer-2, §4.1.3, §5).
+//! Number of hot neurons of a layer at a batch size: the share that makes the layer fastest (PowerInfer-2, §4.1.3, §5).
 //!
 //! Neurons are sorted by how often they are active at this batch size. The first `h` are hot: the unit for dense work computes
-//! all of them. The others are cold: the processor computes those that are active, and reads of them what the cache
-//! lacks, while it computes (§4.3). Both work side by side, behind attention, in whose time the missing hot ones are read:
+//! all of them. The others are cold: the CPU computes those that are active, and reads of them what the cache
+//! lacks, while it computes (§4.3). Both work side by side, after attention, in whose time the missing hot ones are read:
 //!
 //! ```text
 //! time(h, step) = attention + max(dense(h), predict(h) + sparse · active(h, step), read · missing(h, step), bytes(h, step) / memory rate)
@@ -19,19 +19,19 @@
 use super::error::NeuronError;
 use super::recorded::{Asked, Recorded};
 
-/// What a layer costs at one batch size. Times are in seconds, rates in bytes per second.
+/// Costs of a layer at one batch size. Times are in seconds, rates in bytes per second.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tables {
-    /// How often each neuron is active for at least one token of the batch, 0 to 1, the most active first.
+    /// Frequency with which each neuron is active for at least one token of the batch, 0 to 1, the most active first.
     pub active: Vec<f64>,
     /// Neurons of a cluster: the step of the search.
     pub cluster: usize,
     /// Time of the dense unit for so many neurons, by neurons: on a line between two rows, and on that of the nearest two before the
     /// first and past the last row. A single row is a rate.
     pub dense: Vec<(usize, f64)>,
-    /// The processor's time for one active neuron, all workers together.
+    /// The CPU's time for one active neuron, all workers together.
     pub sparse: f64,
-    /// The processor's time to predict one cold neuron, active or not, all workers together.
+    /// The CPU's time to predict one cold neuron, active or not, all workers together.
     pub predict: f64,
     /// Time of attention, in which hot neurons are read.
     pub attention: f64,
@@ -47,7 +47,7 @@ pub struct Tables {
     pub held: usize,
 }
 
-/// What is decided for a batch size.
+/// Decision for a batch size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Share {
     /// Hot neurons, a whole number of clusters or all.
@@ -56,7 +56,7 @@ pub struct Share {
     pub seconds: f64,
     /// Of which the dense unit takes.
     pub dense: f64,
-    /// The processor, on average.
+    /// The CPU, on average.
     pub sparse: f64,
     /// Reads of cold neurons, on average.
     pub reads: f64,
@@ -103,7 +103,7 @@ pub fn time_of(tables: &Tables, recorded: Option<&Recorded<'_>>, hot: usize) -> 
     check(tables, recorded)?;
     let n = tables.active.len();
     if hot > n || (hot != n && !hot.is_multiple_of(tables.cluster)) {
-        return Err(NeuronError::Plan(format!("{hot} of {n} neurons are no whole number of clusters")));
+        return Err(NeuronError::Plan(format!("{hot} of {n} neurons are not a whole number of clusters")));
     }
     replayed(tables, recorded, hot)
 }
@@ -115,7 +115,7 @@ pub fn hides(tables: &Tables, hot: usize) -> bool {
     missing == 0.0 || missing <= tables.attention * tables.flash
 }
 
-/// What steps ask for beside the hot neurons, nothing of which is missing.
+/// Requests of steps beside the hot neurons, nothing of which is missing.
 fn asked(tables: &Tables, recorded: Option<&Recorded<'_>>, hot: usize) -> Vec<Asked> {
     match recorded {
         Some(recorded) => recorded.asked(hot),

@@ -1,4 +1,4 @@
-//! What steps of a layer ask for, by a trace, and what of it memory lacks: one replay for each number of hot neurons.
+//! Requests of a layer's steps, by a trace, and the part of them that memory lacks: one replay for each number of hot neurons.
 
 use super::error::NeuronError;
 use moec_runtime::offload::neurons::Activations;
@@ -44,7 +44,7 @@ impl Recorded<'_> {
         Ok(())
     }
 
-    /// What the counted steps ask for behind the first `hot` neurons of each matrix, nothing of which is missing.
+    /// Requests of the counted steps after the first `hot` neurons of each matrix, nothing of which is missing.
     pub(super) fn asked(&self, hot: usize) -> Vec<Asked> {
         let steps = self.activations.tokens.iter().skip(self.lead);
         let active = |step: &Vec<(u32, Vec<u32>)>| {
@@ -75,7 +75,7 @@ impl Recorded<'_> {
             for &(matrix, ref active) in step {
                 let cold = cold(active, hot);
                 let there: Vec<bool> = cold.iter().map(|&n| cache.holds(matrix, n, Part::Whole)).collect();
-                // What is there is used first, so that nobody goes who is still wanted.
+                // What is there is used first, so that none is evicted that is still wanted.
                 for pass in [true, false] {
                     for (&neuron, _) in cold.iter().zip(&there).filter(|(_, there)| **there == pass) {
                         let found = cache.neuron(matrix, neuron, Part::Whole, |_| ())?;

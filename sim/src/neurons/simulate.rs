@@ -8,14 +8,14 @@ use std::collections::BinaryHeap;
 /// A cluster with what each stage takes, in nanoseconds; none where it does not need the stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Job {
-    /// Which block it belongs to, an expert for instance ([`Pipeline::new`]).
+    /// Block that it belongs to, an expert for instance ([`Pipeline::new`]).
     pub block: u32,
     /// By [`Stage`].
     pub stages: [Option<u64>; 5],
 }
 
 impl Job {
-    /// What follows a stage; the first one where none is given.
+    /// Need after a stage; the first one where none is given.
     fn next(&self, after: Option<Stage>) -> Next {
         let behind = Stage::ALL.into_iter().filter(|&s| after.is_none_or(|a| s > a));
         let mut needed = behind.filter(|&s| self.stages[s as usize].is_some());
@@ -23,12 +23,12 @@ impl Job {
     }
 }
 
-/// What one worker did.
+/// Work of one worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// 0 for the one that reads, then those that compute.
     pub worker: usize,
-    /// What it did.
+    /// Its task.
     pub task: Task,
     /// From, in nanoseconds.
     pub from: u64,
@@ -36,7 +36,7 @@ pub struct Span {
     pub to: u64,
 }
 
-/// What a run took, in nanoseconds.
+/// Times of a run, in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// From the beginning to the end of the last cluster.
@@ -45,16 +45,16 @@ pub struct Outcome {
     pub computing: u64,
     /// Of the one that reads.
     pub reading: u64,
-    /// While nobody computed and flash was read: what reading adds to the critical path (Table 4).
+    /// Time without computation while flash was read: what reading adds to the critical path (Table 4).
     pub exposed: u64,
     /// Computing workers without work, all together, up to the end.
     pub bubbles: u64,
-    /// Who did what when, by its end.
+    /// Work of all workers, by its end.
     pub spans: Vec<Span>,
 }
 
 impl Outcome {
-    /// The share of the time in which everybody waits for flash.
+    /// Share of the time in which all threads wait for flash.
     pub fn io_share(&self) -> f64 {
         if self.makespan == 0 { 0.0 } else { self.exposed as f64 / self.makespan as f64 }
     }

@@ -8,7 +8,7 @@ use super::error::NeuronError;
 use moec_runtime::offload::neurons::Activations;
 use moec_runtime::serving::sampler::SplitMix64;
 
-/// What is drawn.
+/// Recipe of a trace.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Recipe {
     /// Layers.
@@ -23,7 +23,7 @@ pub struct Recipe {
     pub sparsity: f64,
     /// Exponent of the frequencies by rank; 0: all neurons are alike.
     pub skew: f64,
-    /// How likely a neuron keeps its state without being drawn again, 0 to below 1.
+    /// Probability that a neuron keeps its state without being drawn again, 0 to below 1.
     pub persistence: f64,
     /// Tokens.
     pub tokens: u32,
@@ -68,7 +68,7 @@ impl Recipe {
     /// A trace.
     ///
     /// # Errors
-    /// [`NeuronError::Trace`] for shares that are none, no or more than all experts per token, or too much to hold.
+    /// [`NeuronError::Trace`] for invalid shares, no or more than all experts per token, or too much to hold.
     pub fn draw(&self) -> Result<Activations, NeuronError> {
         let wrong = |what: &str| Err(NeuronError::Trace(what.to_owned()));
         let share = |v: f64| (0.0..=1.0).contains(&v);

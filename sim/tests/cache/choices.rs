@@ -1,4 +1,4 @@
-//! What is chosen, and when it is not.
+//! Choices, and reasons for none.
 
 use super::*;
 use moec_runtime::offload::cache::CacheError;

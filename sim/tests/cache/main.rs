@@ -36,7 +36,7 @@ pub(crate) fn total(trace: &Trace, capacity: u64, text: &str) -> Tally {
     replay(trace, capacity, &setting(text), 1).unwrap().total()
 }
 
-/// Which of the uses of a trace hit, in order; `h`, or `m`, or `s` for a miss that is not kept.
+/// Hits of a trace's uses, in order; `h`, or `m`, or `s` for a miss that is not kept.
 pub(crate) fn letters(trace: &Trace, capacity: u64, text: &str) -> String {
     let mut cache = moec_runtime::offload::cache::Cache::new(trace.experts(), capacity, &setting(text));
     let mut out = String::new();

@@ -82,7 +82,7 @@ fn the_hottest_come_first() {
     let trace = one_layer(5, &[2, 0, 2, 1, 2, 0, 4]);
     let of = |bytes| hottest(&trace, bytes, |_| true).iter().map(|k| k.expert).collect::<Vec<_>>();
     assert_eq!(of(2), [2, 0]);
-    // Equals in order; whoever was never used is not there.
+    // Equals in order; an expert that was never used is not there.
     assert_eq!(of(9), [2, 0, 1, 4]);
     assert_eq!(of(0), [0_u16; 0]);
     let late: Vec<_> = hottest(&trace, 1, |token| token > 4).iter().map(|k| k.expert).collect();
@@ -133,13 +133,13 @@ proptest! {
             }
             let used: u64 = held.iter().map(|k| trace.experts().layers()[usize::from(k.layer)].bytes).sum();
             prop_assert_eq!(used, cache.used());
-            // Whoever is pinned is there from its first use on.
+            // A pinned expert is there from its first use on.
             let own = step.chosen.iter().map(|&e| key(layer as u16, e));
             prop_assert!(own.filter(|k| pinned.contains(k)).all(|k| cache.contains(k)));
         }
     }
 
-    /// To the others it is a smaller cache, which nobody asks for a pinned expert.
+    /// To the others it is a smaller cache, which is never asked for a pinned expert.
     #[test]
     fn policies_hear_nothing_of_the_pinned(
         trace in traces(false), capacity in 0_u64..40, setting in any_setting(), which: u64

@@ -1,4 +1,4 @@
-//! What holds on every trace.
+//! Invariants on every trace.
 
 use super::*;
 use moec_runtime::offload::cache::{Cache, Key, grid};
@@ -44,7 +44,7 @@ pub(crate) fn any_setting() -> impl Strategy<Value = Setting> {
 
 type Hears<'a, S> = dyn Fn(&mut S, usize, &[(u16, f32)]) + 'a;
 
-/// What a slow and simple cache over all layers does with a trace, victims by `rank`: the least goes, if it ranks
+/// Results of a slow and simple cache over all layers on a trace, victims by `rank`: the least goes, if it ranks
 /// below the newcomer or `bypass` is off. `hear` sees every step first, `used` every use.
 struct Naive<'a, S> {
     state: S,
@@ -269,7 +269,7 @@ proptest! {
     }
 }
 
-/// Weights grow and factors fade until they are brought back; nobody notices.
+/// Weights grow and factors fade until they are brought back; results stay the same.
 #[test]
 fn a_long_run_is_its_slow_model() {
     let mut trace = Trace::new(experts(1, 6, 1), true);

@@ -8,7 +8,7 @@ use super::*;
 use moec_runtime::offload::neurons::Activations;
 use proptest::prelude::*;
 
-/// 14336 neurons of 8 KiB, activity falling with a power of the rank, NPU and processor at the paper's rates (§2.3.1).
+/// 14336 neurons of 8 KiB, activity falling with a power of the rank, NPU and CPU at the paper's rates (§2.3.1).
 fn layer(batch: i32) -> Tables {
     let once = |i: usize| (0.9 * (1.0 + i as f64 / 60.0).powf(-0.75)).min(1.0);
     let active = (0..14_336).map(|i| 1.0 - (1.0 - once(i)).powi(batch)).collect();
@@ -104,7 +104,7 @@ fn small(trace: &Activations, held: usize, dense: f64, sparse: f64, read: f64) -
     }
 }
 
-/// What a share takes where every neuron goes through the pipeline by itself, one worker computes and one reads.
+/// Time of a share where every neuron goes through the pipeline by itself, one worker computes and one reads.
 fn simulated(tables: &Tables, recorded: &Recorded<'_>, hot: usize) -> f64 {
     let ns = |time: f64| Some((time * 1e6) as u64);
     let steps = recorded.replay(hot, tables.held, tables.cluster).unwrap();
