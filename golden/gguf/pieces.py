@@ -3,7 +3,7 @@
 
     pip install gguf==0.19.0 sentencepiece==0.2.3 && python pieces.py
 
-Pieces are trained as Llama's were: pairs that are merged, bytes for what is no piece, spaces kept, a space in front of texts.
+Pieces are trained as Llama's were: pairs that are merged, bytes for what is no piece, spaces kept, a space before texts.
 """
 
 import io

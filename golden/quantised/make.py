@@ -8,9 +8,9 @@ metadata, and hashes.json the SHA-256 of each matrix, dequantised to f32 as it i
 the type that the tools store; they are widened to f32 before the tool dequantises, so that no product is rounded to 16 bits.
 
 Who packs and dequantises: compressed-tensors' compressors for its formats and FP8 blocks, ModelOpt's NVFP4QTensor for its NVFP4.
-AutoAWQ packs on a graphics processor alone: here AWQ is packed by its published order, and dequantised by AutoAWQ's
+AutoAWQ packs on a GPU alone: here AWQ is packed by its published order, and dequantised by AutoAWQ's
 `dequantize_gemm`. GPTQ is packed and dequantised as `BaseQuantLinear.pack_original` and `dequantize_weight` of GPTQModel 7.7 do,
-written anew, because the package wants a graphics processor.
+written anew, because the package wants a GPU.
 """
 
 import hashlib

@@ -12,7 +12,7 @@ const MOST: u64 = 16 << 20;
 /// Writes the checkpoint into a folder that goes away. `tensors` has a line `NAME: bf16[ROWS, COLUMNS]` for each.
 ///
 /// # Errors
-/// A line that is none, with its place in the file at `path`; a disk that does not take it.
+/// An invalid line, with its place in the file at `path`; a failed write.
 pub(super) fn write(config: &str, tensors: &str, path: &Path) -> Result<Scratch> {
     let mut header = Map::new();
     let mut end = 0_u64;
@@ -22,7 +22,7 @@ pub(super) fn write(config: &str, tensors: &str, path: &Path) -> Result<Scratch>
             continue;
         }
         let (name, shape) = tensor(line).ok_or_else(|| {
-            Error::input(format!("`{}:{}`: `{line}` is no tensor", path.display(), i + 1))
+            Error::input(format!("`{}:{}`: `{line}` is not a tensor", path.display(), i + 1))
                 .hint("write `model.norm.weight: bf16[64]`")
         })?;
         let bytes = shape.iter().try_fold(2_u64, |n, &d| n.checked_mul(d));

@@ -11,11 +11,11 @@
 //! …
 //! ```
 //!
-//! A file goes through the same list as any compilation ([`moec_pipeline::PIPELINE`]), with the verifier in front and
-//! behind. What goes in is a `graph`, for passes that decide places also the `loads` of experts and the `placement` as it is
-//! in front of the pass, for `threshold` the `thresholds`, `LAYER = THRESHOLD` each, for `cluster` which neurons are `hot`. In place of
+//! A file goes through the same list as any compilation ([`moec_pipeline::PIPELINE`]), with the verifier before and
+//! after each pass. What goes in is a `graph`, for passes that decide places also the `loads` of experts and the `placement` as it is
+//! before the pass, for `threshold` the `thresholds`, `LAYER = THRESHOLD` each, for `cluster` which neurons are `hot`. In place of
 //! a Graph a checkpoint can stand, its `config` and its `tensors`, which `lower` begins with. Passes that change a Plan begin with a
-//! Graph, too, and run behind those from `layout` on: kernels, and who writes what, stand in no text. What comes out is then
+//! Graph, too, and run after those from `layout` on: kernels, and who writes what, stand in no text. What comes out is then
 //! what the pass changed, line by line. Further keys of the header: `target` (x86-64-v3 if there is none; a device
 //! file beside the file where it ends in `.toml`), `from`, the first
 //! pass to run, and `show: changes`, for what a pass changed of a Graph.
@@ -46,11 +46,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where files run that say nothing else: a target that is the same everywhere.
+/// Default target: one that is the same everywhere.
 const TARGET: &str = "x86-64-v3";
 /// The first pass that makes a Plan.
 const LAYOUT: &str = "layout";
-/// What stands for a change of nothing.
+/// Text that stands for an unchanged Graph.
 const UNCHANGED: &str = "; nothing changes";
 
 /// A file that was read.
@@ -66,7 +66,7 @@ impl Filetest {
     /// Reads a file. `name` is the pass, in place of the one that the header names.
     ///
     /// # Errors
-    /// A file that cannot be read, a header that is none, no such pass.
+    /// A file that cannot be read, an invalid header, no such pass.
     pub fn read(path: &Path, name: Option<&str>) -> Result<Self> {
         let text = fs::read_to_string(path).map_err(|e| io_error("read", path, &e))?;
         let sections = Sections::parse(&text, path)?;
@@ -90,7 +90,7 @@ impl Filetest {
         self.pass
     }
 
-    /// What comes out.
+    /// Output of the pass.
     ///
     /// # Errors
     /// What is wrong with the input, and what the pass says.
@@ -145,14 +145,14 @@ impl Filetest {
         self.compile(c, device)
     }
 
-    /// Runs the pass, and what it needs in front of it.
+    /// Runs the pass, and what it needs before it.
     fn compile<'d>(&self, mut c: Compilation<'d>, device: &'d Device) -> Result<String> {
         c.inputs.units = Units::of(device);
         let Pass { name, when, prints, .. } = *self.pass;
         let first = PIPELINE.iter().position(|p| p.name == self.from.name).unwrap_or(0);
         let last = PIPELINE.iter().position(|p| p.name == name).unwrap_or(0);
         if first > last {
-            return Err(Error::input(format!("`{}` is behind `{name}`", self.from.name)));
+            return Err(Error::input(format!("`{}` comes after `{name}`", self.from.name)));
         }
         let silent = Progress::silent();
         if let Some(before) = last.checked_sub(1).filter(|&before| before >= first) {
@@ -216,19 +216,19 @@ impl Filetest {
         Ok(Loads { chunk: given.chunk, origin: String::new(), layers })
     }
 
-    /// Thresholds of layers; what they silence nobody has counted.
+    /// Thresholds of layers; how many neurons they make inactive is not known.
     fn thresholds(&self, text: &str) -> Result<Thresholds> {
         let wrong = |why: String| {
             Error::input(format!("the thresholds of `{}` are wrong", self.path.display())).because(why)
         };
         let given: BTreeMap<String, f32> = toml::from_str(text).map_err(|e| wrong(e.to_string()))?;
-        let layer = |name: String| name.parse().map_err(|_| wrong(format!("`{name}` is no layer")));
+        let layer = |name: String| name.parse().map_err(|_| wrong(format!("`{name}` is not a layer")));
         let by_layer = given.into_iter().map(|(name, t)| Ok((layer(name)?, t))).collect::<Result<_>>()?;
         Ok(Thresholds { by_layer, percent: 0.0 })
     }
 }
 
-/// Neurons that are hot: of every layer how many at which batch, and the hottest of each expert, whom the others follow.
+/// Neurons that are hot: of every layer how many at which batch, and the hottest of each expert, which the others follow.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Hot {
@@ -244,7 +244,7 @@ struct HotOf {
     hottest: Vec<Vec<u32>>,
 }
 
-/// What a calibration would have seen: for every layer how many tokens of each chunk chose each expert.
+/// Loads that a calibration would have seen: for every layer how many tokens of each chunk chose each expert.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Given {
@@ -276,7 +276,7 @@ fn agree(module: &Module, placement: Option<&Placement>, loads: Option<&Loads>) 
     Ok(())
 }
 
-/// What a Graph says of its model.
+/// Model of a Graph.
 fn model_of(module: &Module) -> ModelInfo {
     let nodes = || module.entries.iter().flat_map(|g| g.nodes.iter().map(move |n| (g, n)));
     let cols = |(g, n): (&moec_ir::Graph, &moec_ir::Node)| Some(g.ty(*n.outputs.first()?).cols() as u32);

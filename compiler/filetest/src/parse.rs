@@ -4,15 +4,15 @@ use moec_base::error::{Error, Result};
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// What lines begin with that are not of a text form, to which they are comments.
+/// Prefix of lines that are not of a text form, to which they are comments.
 const MARK: &str = ";!";
 
-/// What goes in, by the names of the sections.
+/// Inputs, by the names of the sections.
 const INPUTS: [&str; 7] = ["graph", "placement", "loads", "thresholds", "hot", "config", "tensors"];
 /// Own keys of the header.
 const KEYS: [&str; 4] = ["pass", "from", "target", "show"];
 
-/// A text with its sections. Each keeps the lines in front of it as empty ones, so that messages name lines of the file.
+/// A text with its sections. Each keeps the lines before it as empty ones, so that messages name lines of the file.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sections {
     /// Keys of the header with their values.
@@ -22,7 +22,7 @@ pub(super) struct Sections {
     inputs: Vec<(String, String)>,
     /// Whether an error is expected, and the text.
     pub(super) expect: Option<(bool, String)>,
-    /// The text in front of what is expected.
+    /// The text before what is expected.
     pub(super) front: String,
 }
 

@@ -1,12 +1,12 @@
 //! Pass `barriers`: which steps wait, and for what.
 //!
-//! All threads of the processor walk its steps together. A step must wait for the others only where it
+//! All threads of the CPU walk its steps together. A step must wait for the others only where it
 //! conflicts with a step since the last barrier: one of the two writes bytes that the other touches.
 
 use moec_ir::access::{Access, Accesses};
 use moec_ir::plan::{Entry, Plan};
 
-/// Sets `barrier` and `deps` of every step. Barriers are among the processor's steps alone: other units run theirs in order,
+/// Sets `barrier` and `deps` of every step. Barriers are among the CPU's steps alone: other units run theirs in order,
 /// and steps of different units wait for each other by their dependencies.
 pub fn barriers(plan: &mut Plan) {
     let mut entries = std::mem::take(&mut plan.entries);
@@ -47,7 +47,7 @@ fn dependencies(touched: &[Vec<Access>], at: usize) -> Vec<u32> {
             for t in theirs {
                 touches = true;
                 wrote |= t.write;
-                // Whoever wrote all of it has waited for everybody before. Buffers that share a part of their bytes have not.
+                // A step that wrote all of it has waited for all earlier users. Buffers that share a part of their bytes have not.
                 covers |= t.write && t.bytes.start <= mine.bytes.start && mine.bytes.end <= t.bytes.end;
             }
             if wrote || (touches && mine.write) {

@@ -2,7 +2,7 @@
 //!
 //! A neuron is what is computed or skipped: a row of gate, a row of up and a column of down, which lie together (PowerInfer-2,
 //! §3.1 and §4.4). Where a gate is ReLU or one of its kind, few rows leave most neurons at 0, so that decoding need not read
-//! them (§2.2). Which neurons are hot is what calibration saw (§5): they stand in front of every expert, so that any number
+//! them (§2.2). Which neurons are hot is what calibration saw (§5): they stand before every expert, so that any number
 //! of the hottest is one piece.
 //!
 //! ```text
@@ -35,11 +35,11 @@ pub const fn worth(format: Format) -> f64 {
     if format.is_quantised() { 0.6 } else { 0.5 }
 }
 
-/// What calibration saw of a layer's neurons.
+/// Recorded activity of a layer's neurons.
 pub trait Activity {
     /// Share of them that are 0 for one token, of the experts that it chose; `None` where nothing was seen.
     fn zeros(&self, layer: u32) -> Option<f64>;
-    /// Share of them whose gate behind SiLU has a smaller magnitude; `None` where nothing was seen.
+    /// Share of them whose gate after SiLU has a smaller magnitude; `None` where nothing was seen.
     fn below(&self, _layer: u32, _magnitude: f32) -> Option<f64> {
         None
     }
@@ -82,7 +82,7 @@ type Halves = [WeightId; 2];
 
 /// Turns experts, and dense networks that are in memory, into neurons wherever that changes no result and `skip` asks for it;
 /// `auto` where enough zeros were seen. `paged`: experts stay on flash, all of them by neurons or none: `auto` leaves them whole,
-/// and whoever knows better says `on` ([`super::reads`]).
+/// and a user who knows better says `on` ([`super::reads`]).
 ///
 /// # Errors
 /// `on` for a model none of whose experts can be turned, or, where they stay on flash, not all.
@@ -148,7 +148,7 @@ pub fn cluster(module: &mut Module, skip: Skip, seen: &dyn Activity, paged: bool
     Ok(())
 }
 
-/// How gate and up of a node that becomes neurons join, and whose weights it has; `None`: it stays.
+/// Function that joins gate and up of a node that becomes neurons, and its weights; `None`: it stays.
 fn turned(module: &Module, node: &Node) -> Option<(Glu, Halves)> {
     let &Op::ExpertFfn { glu, bias: false, fixed: false } = &node.op else { return None };
     let &[_, _, Operand::Weight(gate_up), Operand::Weight(down)] = node.inputs.as_slice() else {
@@ -210,8 +210,8 @@ fn bundle(
     (first..module.weights.len() as u32).map(WeightId).collect()
 }
 
-/// The orders of all experts in one; `None` where nobody leaves his place. An expert of whom nothing was seen, or something
-/// else than his neurons, keeps his order.
+/// The orders of all experts in one; `None` where no neuron moves. An expert of which nothing was seen, or something
+/// else than its neurons, keeps its order.
 pub(super) fn order(experts: &[Option<Vec<usize>>], inter: usize) -> Option<Vec<u32>> {
     let usual = || (0..inter).collect::<Vec<_>>();
     let whole = |order: &Vec<usize>| {

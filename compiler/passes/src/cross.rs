@@ -1,13 +1,13 @@
 //! Pass `cross`: what a unit reads lies in its own memory.
 //!
 //! Until here a step names the buffer of a value, wherever that lies. Where a unit reads a value of another memory, a copy is
-//! put in front of it, once for all readers until the value is written again. Where a unit writes a value of another memory, it
-//! writes into a buffer of its own, and a copy behind it brings home what it has written: of experts the slots of their table, so
+//! put before it, once for all readers until the value is written again. Where a unit writes a value of another memory, it
+//! writes into a buffer of its own, and a copy after it brings home what it has written: of experts the slots of their table, so
 //! that the rows of several units stand side by side.
 //!
-//! A copy is a step of the unit whose memory is not the processor's: its queue moves the bytes, and the processor goes on.
+//! A copy is a step of the unit whose memory is not the CPU's: its queue moves the bytes, and the CPU goes on.
 //!
-//! It stands behind `fuse`, since kernels that become one leave nothing to copy between them.
+//! It stands after `fuse`, since kernels that become one leave nothing to copy between them.
 
 use super::memory::aligned;
 use moec_base::error::{Error, Result};
@@ -62,7 +62,7 @@ pub fn cross(plan: &mut Plan) -> Result<()> {
     Ok(())
 }
 
-/// How dispatch tables can be laid out: experts, and experts per token, by layer.
+/// Possible shapes of dispatch tables: experts, and experts per token, by layer.
 struct Shape {
     experts: Vec<(usize, usize)>,
 }
@@ -137,7 +137,7 @@ impl Crossing<'_> {
         Ok(())
     }
 
-    /// What a buffer holds has changed: its copies are of before.
+    /// Drops the copies of a buffer whose contents have changed.
     fn forget(&mut self, b: u32) {
         self.copies.retain(|&(of, _), _| of != b);
     }
@@ -159,7 +159,7 @@ impl Crossing<'_> {
         if let Some(&copy) = self.copies.get(&(b, own)) {
             return Ok(copy);
         }
-        // The queue of the unit whose memory is not the processor's. Between two others the way leads through that.
+        // The queue of the unit whose memory is not the CPU's. Between two others the way leads through that.
         let theirs = entry.buffers[b as usize].memory;
         if own != 0 && theirs != 0 {
             let between = self.here(entry, b, 0, node)?;
@@ -229,7 +229,7 @@ impl Crossing<'_> {
         });
     }
 
-    /// The table in the processor's memory, and the slots that it names of a buffer with one row for each.
+    /// The table in the CPU's memory, and the slots that it names of a buffer with one row for each.
     fn slots(&self, entry: &Entry, table: u32, y: u32) -> Result<(u32, Span)> {
         let (words, slots) = (&entry.buffers[table as usize], entry.buffers[y as usize].rows as usize);
         let rows = entry.kind.rows();

@@ -26,24 +26,24 @@ pub struct Decisions {
     pub version: u32,
     /// `activations` of `model.toml`.
     pub activations: String,
-    /// How weights in groups were rounded.
+    /// Rounding of weights in groups.
     #[serde(default)]
     pub rounding: Rounding,
     /// Threads of the measurements, if there were any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
-    /// What the cost model knew of a core.
+    /// Figures of a core in the cost model.
     pub figures: Vec<Figure>,
     /// Matrix kernels, once for every entry point that calls them.
     pub kernels: Vec<KernelDecision>,
-    /// What else was decided, in the order of the build.
+    /// Other decisions, in the order of the build.
     pub decisions: Vec<Decision>,
-    /// How often calibration saw experts chosen, by layer, where the build took a profile.
+    /// Recorded choices of experts, by layer, where the build took a profile.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expert_use: Vec<ExpertUse>,
 }
 
-/// How often calibration saw the experts of a layer chosen.
+/// Recorded choices of a layer's experts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExpertUse {
@@ -53,7 +53,7 @@ pub struct ExpertUse {
     pub chosen: Vec<u64>,
 }
 
-/// What was decided about one thing.
+/// Decision about one thing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Decision {
@@ -68,11 +68,11 @@ pub struct Decision {
     /// Of which weights, by their names before any rewriting.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub weights: Vec<String>,
-    /// What was taken.
+    /// The choice.
     pub chosen: String,
-    /// Why.
+    /// Reason.
     pub reason: String,
-    /// What is known of what was taken.
+    /// Figures of the choice.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub figures: Figures,
     /// All that could have been taken, and what was, if it was compared.
@@ -80,13 +80,13 @@ pub struct Decision {
     pub alternatives: Vec<Alternative>,
 }
 
-/// What could have been taken.
+/// Alternative that could have been taken.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Alternative {
     /// As [`Decision::chosen`] names it.
     pub what: String,
-    /// What was measured, simulated or estimated of it.
+    /// Figures that were measured, simulated or estimated of it.
     pub figures: Figures,
 }
 
@@ -127,7 +127,7 @@ impl Decision {
         self.alternatives.iter().find(|a| a.what == self.chosen)
     }
 
-    /// What policies made of recorded routing.
+    /// Results of policies on recorded routing.
     pub fn of_cache(choice: &Choice) -> Self {
         let name = |policy: &dyn std::fmt::Display, pinned: u8| match pinned {
             0 => policy.to_string(),
@@ -168,11 +168,11 @@ pub struct Figure {
     pub value: f64,
     /// `GOP/s` or `GB/s`.
     pub unit: String,
-    /// Where it comes from.
+    /// Source.
     pub source: String,
 }
 
-/// Who chose a schedule.
+/// Method that chose a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum By {
@@ -188,32 +188,32 @@ pub enum By {
 pub struct KernelDecision {
     /// Index into the kernels of the plan.
     pub kernel: u32,
-    /// What it computes (`expert_gate_up`).
+    /// Kind of kernel (`expert_gate_up`).
     pub kind: String,
     /// Entry point.
     pub entry: String,
     /// Rows of a call that was planned for.
     pub rows: usize,
-    /// What such a call does.
+    /// Load of such a call.
     pub load: DecisionLoad,
     /// Format of the weights.
     pub format: String,
     /// Form of the arithmetic.
     pub compute: String,
-    /// Why that form.
+    /// Reason for that form.
     pub why: String,
     /// The schedule.
     pub schedule: Pieces,
-    /// Who chose it.
+    /// Method that chose it.
     pub by: By,
-    /// What the cost model says.
+    /// Prediction of the cost model.
     pub predicted: Predicted,
-    /// What the clock says of a part of the matrix, in every schedule that was tried.
+    /// Measured times of a part of the matrix, in every schedule that was tried.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub measured: Vec<Measured>,
 }
 
-/// What a call does.
+/// Load of a call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DecisionLoad {

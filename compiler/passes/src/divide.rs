@@ -119,7 +119,7 @@ fn split(graph: &Graph, routed: &Routed, layer: u32, glu: Glu, halves: &Halves) 
     let there = patch.value(graph.ty(slots).clone());
     patch.add(at, expert(fixed, &halves.hot, there));
     patch.add(at, expert(Op::NeuronFfn { glu, paged: None, predict: None }, &[cold], slots));
-    // What the processor has is weighted while the unit computes.
+    // What the CPU has is weighted while the unit computes.
     let end = NodeId(routed.combine as u32);
     patch.remove(end);
     let sums = [slots, there].map(|y| {

@@ -3,7 +3,7 @@
 //! Where experts stay on flash, a `fetch` stands between the router's choice and the experts. It gets the router's scores,
 //! which rank the experts of its own layer for the cache (HybriMoE, eq. 3). Where one token is decoded, it also gets what
 //! the gates of the next layers say of this layer's hidden state: the residual stream changes little from layer to layer,
-//! so that their choices can be foreseen (HybriMoE, §IV-C). No result changes.
+//! so that their choices can be predicted (HybriMoE, §IV-C). No result changes.
 
 use moec_base::error::{Error, Result};
 use moec_ir::graph::EntryKind;
@@ -15,11 +15,11 @@ struct Routed {
     /// Its `dispatch`.
     dispatch: usize,
     logits: ValueId,
-    /// What the logits are computed from, and weights that give them; `None` where more than a matrix does.
+    /// Operand that the logits are computed from, and the node that gives them; `None` where more than a matrix does.
     gate: Option<(Operand, Node)>,
 }
 
-/// Puts a `fetch` behind every `dispatch`. Up to `ahead` next layers are foreseen, fewer at the end.
+/// Puts a `fetch` after every `dispatch`. Up to `ahead` next layers are predicted, fewer at the end.
 ///
 /// # Errors
 /// A layer that is not of the form that `lower` gives: our bug.
@@ -28,7 +28,7 @@ pub fn fetch(module: &mut Module, ahead: usize) -> Result<()> {
         let layers = routed(graph)?;
         let alone = matches!(graph.kind, EntryKind::Decode(1) | EntryKind::Little(1));
         let ahead = if alone { ahead.min(FETCHED - 1) } else { 0 };
-        // From the last layer on, so that places in front stay what they are.
+        // From the last layer on, so that earlier places stay what they are.
         for (i, layer) in layers.iter().enumerate().rev() {
             let next = layers.get(i + 1..).unwrap_or_default();
             let patch = foresee(graph, i, layer, &next[..ahead.min(next.len())]);
@@ -39,7 +39,7 @@ pub fn fetch(module: &mut Module, ahead: usize) -> Result<()> {
 }
 
 /// Layers with routed experts, in order. Where static graphs have some of the experts, what counts is the `dispatch` of those
-/// that the processor computes: their weights alone stay on flash.
+/// that the CPU computes: their weights alone stay on flash.
 fn routed(graph: &Graph) -> Result<Vec<Routed>> {
     let mut found = Vec::new();
     let here = |node: &Node| {

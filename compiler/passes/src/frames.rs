@@ -1,10 +1,10 @@
-//! Experts that the processor and a unit with frames divide while the plan runs (HybriMoE, §IV): who can run them, what that
+//! Experts that the CPU and a unit with frames divide while the plan runs (HybriMoE, §IV): who can run them, what that
 //! costs, and, in pass `fill`, how many frames there are and who begins in them.
 //!
-//! All experts lie where the processor reads them. The memory of one other unit holds some of them besides, in frames that all layers
+//! All experts lie where the CPU reads them. The memory of one other unit holds some of them besides, in frames that all layers
 //! share; [`moec_runtime::schedule`] divides each layer's experts when its router has spoken, and brings others into frames. `[placement]
 //! policy` names the system that does it. What can be known before is decided here: what an expert costs on the unit, on the
-//! processor and on the link between them.
+//! CPU and on the link between them.
 //!
 //! A frame is a promise, as `[memory] budget` is: `fill` stands at the end, since what all else takes of the other memory is known
 //! there. Who begins in a frame, what stays there for good and which policy keeps the rest is chosen by replays of recorded routing
@@ -42,12 +42,14 @@ fn hot<'a>(list: &UnitList<'a>, wanted: &moec_config::Homes) -> Result<Free<'a>>
             "`policy = \"{name}\"` under `[placement]`, and `{}` has no unit for it",
             list.device.name
         ))
-        .because("it divides experts between the processor and a unit that takes shapes as they come, with a memory of its own")
-        .hint("take a target with a graphics processor (`moec targets`), or leave `policy` out")
+        .because(
+            "it divides experts between the CPU and a unit with dynamic shapes, with a memory of its own",
+        )
+        .hint("take a target with a GPU (`moec targets`), or leave `policy` out")
     })?;
     if list.modules {
         return Err(Error::limit(format!("`policy = \"{name}\"` on `{}`", list.device.name))
-            .because("where memory modules compute, experts are assigned by TriMoE's schedule")
+            .because("with NDP DIMMs, experts are assigned by TriMoE's schedule")
             .hint(
                 "leave `policy` under `[placement]` out; `refine`, `moves` and `cached` say how that works",
             ));
@@ -87,7 +89,7 @@ pub fn frames(
     let own = homes.memory(hot.index);
     let (home, there) =
         device.processor_memory().zip(device.memory_of(hot.unit)).filter(|_| own > 0).ok_or_else(|| {
-            Error::limit(format!("`{}` works in the processor's memory", hot.unit.name))
+            Error::limit(format!("`{}` works in the CPU's memory", hot.unit.name))
                 .because("it would find all experts there, and needs no frames")
                 .hint("leave `policy` under `[placement]` out")
         })?;
@@ -107,7 +109,7 @@ pub fn frames(
     let way = |bytes: f64| device.transfer_us(home, there, bytes).unwrap_or(0.0);
     let back = device.transfer_us(there, home, 0.0).unwrap_or(0.0);
     let times = |unit| curve(device, unit, expert.weights()).ok_or_else(|| without_costs(device, unit));
-    let processor = device.units.first().ok_or_else(|| Error::bug("a device without a processor"))?;
+    let processor = device.units.first().ok_or_else(|| Error::bug("a device without a CPU"))?;
     let units = vec![0, hot.index];
     let placed = match placement {
         Some(placed) => placed,
@@ -146,12 +148,12 @@ pub fn frames(
     Ok(())
 }
 
-/// What the user promises and asks for.
+/// Options of the user.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
-    /// Who divides.
+    /// System that divides.
     pub system: &'static System,
-    /// Where experts are wanted, with a share of all.
+    /// Preferred unit of experts, with a share of all.
     pub experts: &'a Home,
     /// Experts of each layer in frames, on average.
     pub cached: Option<u32>,
@@ -200,7 +202,7 @@ pub fn fill(plan: &mut Plan, wanted: Wanted<'_>, profile: Option<&Profile>) -> R
     }))
 }
 
-/// What there is room for.
+/// Room for experts.
 struct Room {
     /// Unit and memory of the frames.
     unit: u32,
@@ -250,7 +252,7 @@ impl Room {
     }
 }
 
-/// Who begins in a frame, who stays there, and why.
+/// Initial and pinned experts of frames, and the reason.
 struct Kept {
     begin: Vec<Key>,
     pinned: Vec<Key>,
@@ -290,7 +292,7 @@ fn kept(plan: &Plan, wanted: Wanted<'_>, room: &Room, trace: Option<&Trace>) -> 
         }
         _ => None,
     };
-    // Whom replays keep for good, one of every layer, then the hottest.
+    // Experts that replays pin, one of every layer, then the hottest.
     let mut begin: Vec<Key> = choice.iter().flat_map(|c| &c.0).copied().collect();
     let held = |begin: &[Key], layer: u16| begin.iter().any(|k| k.layer == layer);
     let lacking = (0..room.layers as u16).filter(|&l| !held(&begin, l)).collect::<Vec<_>>();
@@ -313,7 +315,7 @@ fn kept(plan: &Plan, wanted: Wanted<'_>, room: &Room, trace: Option<&Trace>) -> 
             Kept { begin, pinned, keeps, why }
         }
         (None, Keeps::Cache(keeps)) => {
-            let setting: Setting = keeps.parse().map_err(|_| Error::bug("a policy that is none"))?;
+            let setting: Setting = keeps.parse().map_err(|_| Error::bug("an invalid policy"))?;
             let why = format!("frames begin with those that {seen}; `{keeps}` keeps the others that come");
             Kept { begin, pinned: Vec::new(), keeps: setting.to_string(), why }
         }
@@ -329,7 +331,7 @@ fn kept(plan: &Plan, wanted: Wanted<'_>, room: &Room, trace: Option<&Trace>) -> 
     })
 }
 
-/// What uses cost, of one row each.
+/// Costs of uses, of one row each.
 fn prices(plan: &Plan, wanted: Wanted<'_>) -> Prices {
     let first = |points: &[(u32, f64)]| points.first().map_or(0.0, |p| p.1);
     let times = plan.experts.policy.costs();

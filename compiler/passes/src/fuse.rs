@@ -2,9 +2,9 @@
 //!
 //! What a step writes and the next one reads passes through memory in between, and steps that do little to a row take as
 //! long as that takes. Where the target has one kernel for both, the second step goes, and with it the rows between them
-//! if nobody else reads them. The target's rules keep every sum, product and rounding, so results are the same bits.
+//! if nothing else reads them. The target's rules keep every sum, product and rounding, so results are the same bits.
 //!
-//! It stands behind `layout`, since kernels are what is joined, not operators: the rows that a matrix multiplies, brought
+//! It stands after `layout`, since kernels are what is joined, not operators: the rows that a matrix multiplies, brought
 //! into its form once for all matrices that read them, are no node of the Graph. Every buffer still has a place of its own,
 //! so a step may stand wherever its operands are written.
 

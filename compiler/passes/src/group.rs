@@ -24,14 +24,14 @@ use moec_ir::Module;
 use moec_ir::placement::{ExpertGroup, ExpertTable, Placement};
 use moec_profile::loads::{LayerLoads, Loads};
 
-/// What is asked for.
+/// Options.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Experts per graph; `None`: what costs least.
     pub group: Option<usize>,
     /// Most sizes that a graph has functions for.
     pub sizes: usize,
-    /// Where groups run.
+    /// Preferred unit of groups.
     pub home: Wish,
 }
 
@@ -116,7 +116,7 @@ pub fn group_layer(
         }
         let fits = units.npu.graph_limit().map_or(usize::MAX, |limit| (limit / size.bytes.max(1)) as usize);
         let g = match (options.group, options.home) {
-            // What runs on the processor is no graph.
+            // What runs on the CPU is no graph.
             (wanted, Wish::Processor) => wanted.unwrap_or(members.len()),
             (Some(wanted), _) => check(table, wanted.min(members.len()), fits, size, units)?,
             (None, home) => {
@@ -168,14 +168,14 @@ fn check(table: &ExpertTable, g: usize, fits: usize, size: ExpertSize, units: &U
     })
 }
 
-/// What groups of a layer's experts cost.
+/// Costs of groups of a layer's experts.
 struct Costs<'a> {
     layer: &'a LayerLoads,
     size: ExpertSize,
     units: &'a Units<'a>,
     /// Most sizes of a graph.
     most: usize,
-    /// Expected microseconds per call of each expert on the processor.
+    /// Expected microseconds per call of each expert on the CPU.
     cpu: Vec<f64>,
 }
 
@@ -201,7 +201,7 @@ impl<'a> Costs<'a> {
         sizes
     }
 
-    /// Expected microseconds per call, on the processor and on the NPU.
+    /// Expected microseconds per call, on the CPU and on the NPU.
     fn both(&self, experts: &[usize], capacity: u32) -> (f64, f64) {
         let cpu = experts.iter().map(|&e| self.cpu[e]).sum();
         let sizes = self.sizes(experts, capacity);

@@ -1,21 +1,21 @@
-//! Pass `home`: what units beside the processor compute with shapes as they come.
+//! Pass `home`: what units beside the CPU compute with dynamic shapes.
 //!
-//! Static graphs have found their place ([`reside`](super::reside)); what is left is the processor's, or goes to a unit that
-//! runs the processor's operators: a graphics processor, memory that computes.
+//! Static graphs have found their place ([`reside`](super::reside)); what is left is the CPU's, or goes to a unit that
+//! runs the CPU's operators: a GPU, NDP DIMMs.
 //!
 //! **Experts.** A unit gets all of a layer's, a share of them, or under `auto` those that cost less there: the expected time of
-//! an expert's rows, and of bringing the rows there and back over the link, against the processor's. The most popular come
+//! an expert's rows, and of bringing the rows there and back over the link, against the CPU's. The most popular come
 //! first (HybriMoE, §IV-B: what is used most lies where it is computed fastest), as many as the unit's memory has room for. An
 //! expert has one home, and its weights lie there.
 //!
 //! **Attention** has one home in all entry points, that of the KV cache. It goes to such a unit where the user says so.
 //!
 //! **Mixers** that are no attention (delta rules, state spaces, short convolutions) have one home, too, that of their states. They
-//! go where the user says, or with the rest where its unit runs all of their operators, else they are the processor's.
+//! go where the user says, or with the rest where its unit runs all of their operators, else they are the CPU's.
 //!
 //! **The rest** (embeddings, norms, routers, dense networks, sums, the head) goes where the user says, or with attention where all
 //! experts and mixers are there, too, and the memory holds the model: then nothing crosses a link but tokens and logits. A dispatch and its
-//! combine stand with the rest where one unit has all of a layer's experts, else with the processor, where the rows of several units
+//! combine stand with the rest where one unit has all of a layer's experts, else with the CPU, where the rows of several units
 //! meet; so do angles that hang on the length of a prompt.
 //!
 //! No result changes: every expert computes the same rows, wherever it lives, and `combine` adds them in the order of the
@@ -35,10 +35,10 @@ use moec_runtime::schedule::Keeps;
 use moec_targets::families;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Why a unit runs experts whose unit is not fixed.
+/// Reason for a unit of experts whose unit is not fixed.
 pub const ASSIGNED: &str = "assigned anew in every step";
 
-/// Where nodes and experts live that are no static graphs.
+/// Units of nodes and experts that are no static graphs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Homes {
     /// Units of the plan.
@@ -58,7 +58,7 @@ pub struct Homes {
 }
 
 impl Default for Homes {
-    /// Everything on the processor.
+    /// Everything on the CPU.
     fn default() -> Self {
         let memory = Memory { name: "memory".to_owned(), ..Memory::default() };
         Self {
@@ -74,7 +74,7 @@ impl Default for Homes {
 }
 
 impl Homes {
-    /// Everything that is no static graph on the processor of a device.
+    /// Everything that is no static graph on the CPU of a device.
     pub fn at_home(list: &UnitList<'_>) -> Self {
         let (units, memories, links) = list.for_plan();
         Self { units, memories, links, ..Self::default() }
@@ -157,8 +157,8 @@ impl Homes {
         families::streams(&self.units.get(unit as usize)?.family)
     }
 
-    /// Experts of a layer whose matrices are in a memory beside the processor's, ascending: those that start on its unit, or all where
-    /// memory modules compute.
+    /// Experts of a layer whose matrices are in a memory beside the CPU's, ascending: those that start on its unit, or all on
+    /// targets with NDP DIMMs.
     pub fn experts_of(&self, layer: u32, memory: u32) -> Vec<u32> {
         let Some((_, of)) = self.experts.of_layer(Some(layer)) else { return Vec::new() };
         let cold = self.experts.policy.cold();
@@ -244,7 +244,7 @@ pub fn home(
                     Home::Share(_, percent) => layer < (count * usize::from(percent) + 50) / 100,
                     _ => taken.saturating_add(whole) <= most(&homes, free.index),
                 };
-                // Behind the first layer that does not fit, none does.
+                // After the first layer that does not fit, none does.
                 *taken = if fits { taken.saturating_add(whole) } else { u64::MAX };
                 popular.iter().filter(|_| fits).map(|&e| (e, free.index)).collect()
             }
@@ -264,7 +264,7 @@ pub fn home(
             }
             (Home::Share(name, _), None) => {
                 return Err(Error::input(format!("`experts` under `[placement]` gives `{name}` a share"))
-                    .hint("name a unit beside the processor: the others stay with the processor"));
+                    .hint("name a unit beside the CPU: the others stay with the CPU"));
             }
             (_, Some(free)) => popular.iter().map(|&e| (e, free.index)).collect(),
             (_, None) => Vec::new(),
@@ -358,7 +358,7 @@ fn stored(weight: &Weight) -> u64 {
     (weight.format.row_bytes(cols) * rows) as u64
 }
 
-/// Takes no more than `budget` bytes of the memory of a unit beside the processor, the first where none is named.
+/// Takes no more than `budget` bytes of the memory of a unit beside the CPU, the first where none is named.
 ///
 /// # Errors
 /// There is no such memory.
@@ -370,8 +370,8 @@ fn promise(homes: &mut Homes, list: &UnitList<'_>, named: Option<u32>, budget: u
             "`device_budget` under `[memory]`, and `{}` has no memory but its own",
             list.device.name
         ))
-        .because("it is for the memory of a graphics processor")
-        .hint("`budget` under `[memory]` is that of the processor's")
+        .because("it is for the memory of a GPU")
+        .hint("`budget` under `[memory]` is that of the CPU's")
     })?;
     of.capacity = Some(of.capacity.map_or(budget, |c| c.min(budget)));
     Ok(())
@@ -398,7 +398,7 @@ fn take(placed: &mut Placement, layer: usize, chosen: &[(u32, u32)], homes: &mut
     // What a static graph computes is not among the rows that are left.
     let free = |unit: u32| unit == 0 || chosen.iter().any(|&(_, u)| u == unit);
     let mut units: Vec<u32> = table.experts.iter().map(|row| row.unit).filter(|&u| free(u)).collect();
-    // Experts of static graphs are the processor's where their rows do not pay for a launch.
+    // Experts of static graphs are the CPU's where their rows do not pay for a launch.
     units.extend(table.experts.iter().any(|row| !free(row.unit)).then_some(0));
     units.sort_unstable();
     units.dedup();
@@ -416,8 +416,8 @@ pub(super) fn settle(placed: &mut Placement, of: &ExpertLayer) {
     regroup(table);
 }
 
-/// Groups of static graphs keep their experts and their numbers, by which their artifacts are named; of the processor's, the
-/// experts that have moved become groups of their own, behind all others.
+/// Groups of static graphs keep their experts and their numbers, by which their artifacts are named; of the CPU's, the
+/// experts that have moved become groups of their own, after all others.
 fn regroup(table: &mut ExpertTable) {
     for index in 0..table.groups.len() {
         let unit = |e: &u32| table.experts.get(*e as usize).map_or(0, |row| row.unit);
@@ -447,7 +447,7 @@ fn regroup(table: &mut ExpertTable) {
     }
 }
 
-/// The experts that cost less on another unit than on the processor, each with the cheapest, as far as memories have room.
+/// The experts that cost less on another unit than on the CPU, each with the cheapest, as far as memories have room.
 /// `rows` are expected per call; `able` are the units that run the experts. What has no table of times is not chosen.
 #[allow(clippy::too_many_arguments, reason = "all are read once, from one place")]
 fn cheaper(
@@ -530,7 +530,7 @@ fn runs(free: Free<'_>, node: &Node) -> Result<()> {
         return Ok(());
     }
     Err(Error::limit(format!("`{unit}` does not run `{op}` of `{}`", node.scope))
-        .hint("leave it on the processor: `\"auto\"` or `\"cpu\"` under `[placement]`"))
+        .hint("leave it on the CPU: `\"auto\"` or `\"cpu\"` under `[placement]`"))
 }
 
 /// Gives the nodes of a role in all layers to a unit.
@@ -554,7 +554,7 @@ pub(super) fn takes_experts(module: &Module, layer: u32, free: Free<'_>) -> Resu
     let of = nodes.filter(|n| n.scope.layer == Some(layer));
     if of.clone().any(|n| matches!(n.op, Op::ZeroExperts { .. })) {
         return Err(Error::limit(format!("layer {layer} has experts that compute nothing"))
-            .hint("leave all of its experts on the processor: `experts = \"cpu\"` under `[placement]`"));
+            .hint("leave all of its experts on the CPU: `experts = \"cpu\"` under `[placement]`"));
     }
     of.filter(|n| matches!(n.op, Op::ExpertFfn { fixed: false, .. })).try_for_each(|n| runs(free, n))
 }
@@ -586,7 +586,7 @@ pub(super) fn expert_rows(module: &Module, placed: &mut Placement, homes: &Homes
     }
 }
 
-/// Counts a node in its row of the placement, which is new or takes the place of what stood there of the processor's.
+/// Counts a node in its row of the placement, which is new or takes the place of what stood there of the CPU's.
 fn list(placed: &mut Placement, row: OpPlace) {
     let same = |o: &OpPlace| o.entry == row.entry && o.scope == row.scope && o.op == row.op;
     if let Some(found) = placed.ops.iter_mut().find(|o| same(o) && o.unit == row.unit && o.why == row.why) {

@@ -1,8 +1,8 @@
-//! How many neurons of every expert are hot, by the batch that is decoded (PowerInfer-2, §4.1.3 and §5): for devices with a unit
-//! for dense work beside the processor, from their tables and what calibration saw of neurons.
+//! Number of hot neurons of every expert, by the batch that is decoded (PowerInfer-2, §4.1.3 and §5): for devices with a unit
+//! for dense work beside the CPU, from their tables and what calibration saw of neurons.
 //!
 //! Decided for each layer by [`moec_sim::neurons::plan`]. A step of a batch computes the experts that any of its tokens chose;
-//! of each the hot neurons are a dense product of the unit, and of the others the processor takes those that are active, which a
+//! of each the hot neurons are a dense product of the unit, and of the others the CPU takes those that are active, which a
 //! predictor without error or cost is taken to name. Units are timed by their tables of matrix products, launches included.
 
 use crate::decisions::Decision;
@@ -118,7 +118,7 @@ impl Experts {
         if neurons == 0 { 0.0 } else { units.npu.launch_us() * 1e-6 + seconds(units.npu, rows, weights) }
     }
 
-    /// Seconds of the whole processor for one active neuron.
+    /// Seconds of the whole CPU for one active neuron.
     pub fn sparse_seconds(&self, units: &Units<'_>, rows: f64) -> f64 {
         seconds(units.cpu, rows, (3 * self.hidden) as f64)
     }
@@ -178,15 +178,15 @@ pub struct HotShare {
     pub neurons: u32,
     /// Microseconds that attention and experts are expected to take.
     pub us: f64,
-    /// The same without hot neurons: the processor alone.
+    /// The same without hot neurons: the CPU alone.
     pub cold_us: f64,
     /// Whether the bundle has networks of them.
     pub networks: bool,
 }
 
-/// What decisions about hot neurons begin with.
+/// Prefix of decisions about hot neurons.
 const SUBJECT: &str = "hot neurons of batches of ";
-const NETWORKS: &str = "in networks, beside the processor, which takes the others";
+const NETWORKS: &str = "in networks, beside the CPU, which takes the others";
 const TABLES: &str = "none are built";
 
 impl HotShare {
@@ -202,10 +202,10 @@ impl HotShare {
             .in_layer(self.layer)
             .with(&[("neurons", self.neurons.into()), ("hot", self.hot.into())])
             .or("with hot neurons", &[("layer_us", self.us)])
-            .or("the processor alone", &[("layer_us", self.cold_us)])
+            .or("the CPU alone", &[("layer_us", self.cold_us)])
     }
 
-    /// What such a decision says.
+    /// Parses such a decision.
     pub fn of(d: &Decision) -> Option<Self> {
         let batch = d.subject.strip_prefix(SUBJECT)?.parse().ok()?;
         let count = |name: &str| d.figure(name).map(|n| n as u32);
@@ -388,7 +388,7 @@ impl Wanted<'_> {
     }
 }
 
-/// How often the neurons of an expert are active in the batches that it takes part in, by rank: the mean over experts, weighted by
+/// Frequency of an expert's active neurons in the batches that it takes part in, by rank: the mean over experts, weighted by
 /// these batches.
 pub fn by_rank(seen: &NeuronCounts, batch: usize) -> Vec<f64> {
     let width = seen.width as usize;

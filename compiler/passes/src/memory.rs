@@ -32,7 +32,7 @@ pub fn memory(plan: &mut Plan) -> Result<()> {
     Ok(())
 }
 
-/// Offsets of an entry's buffers in a memory, one behind the other.
+/// Offsets of an entry's buffers in a memory, one after the other.
 fn side_by_side(entry: &Entry, memory: u32) -> Vec<u64> {
     let own = entry.buffers.iter().filter(|b| b.memory == memory);
     own.scan(0, |end, b| Some(std::mem::replace(end, *end + aligned(b.bytes)))).collect()

@@ -1,4 +1,4 @@
-//! Pass `offload`: experts of the prefill that live on another unit leave the processor's path (NPUMoE, §3.2).
+//! Pass `offload`: experts of the prefill that live on another unit leave the CPU's path (NPUMoE, §3.2).
 //!
 //! Routing stays where it is. What the router chose is split in two: rows that an expert's static graph has room for,
 //! and what is served here: experts without a graph and, under `spill`, rows past a capacity. Each part has its own
@@ -12,7 +12,7 @@
 //!                                        out = combine(y1, there, weights) + combine(y2, here, weights)
 //! ```
 //!
-//! The graphs stand in front of the experts that are served here, so that a unit which computes beside the processor
+//! The graphs stand before the experts that are served here, so that a unit which computes beside the CPU
 //! begins first. Experts of decoding are left alone: their rows are too few for a static graph (§4.3). Their hot neurons alone
 //! may become graphs ([`super::divide`]).
 //!
@@ -30,7 +30,7 @@ use moec_ir::plan::{ExpertSet, ExpertTable, GraphDecl, GraphGroup, GraphPart, Ho
 use moec_ir::{EntryKind, Graph, Module, Node, NodeId, Op, Operand, Patch, Scope, ValueId};
 use std::collections::BTreeMap;
 
-/// What a plan says of static graphs.
+/// Static graphs of a plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Statics {
     /// Graphs.
@@ -39,13 +39,13 @@ pub struct Statics {
     pub sets: Vec<ExpertSet>,
     /// Other parts that they compute.
     pub parts: Vec<GraphPart>,
-    /// Where those stand: nodes that become one step.
+    /// Places of those: nodes that become one step.
     pub cuts: Vec<PartCut>,
     /// Index of the unit that executes them.
     pub unit: u32,
 }
 
-/// What legalisation made of the parts that a placement gives to the unit, where its graphs are written in operators of its own.
+/// Decisions of legalisation on the parts that a placement gives to the unit, where its graphs are written in operators of its own.
 pub fn legalised(module: &Module, placement: &Placement, units: &Units<'_>) -> Vec<Decision> {
     let decision = |part: StaticPart| {
         let made = part.legalised.iter().map(|(name, count)| format!("{count} {}", name.replace('_', " ")));
@@ -68,12 +68,12 @@ pub fn legalised(module: &Module, placement: &Placement, units: &Units<'_>) -> V
     parts.filter(|part| !part.legalised.is_empty()).map(decision).collect()
 }
 
-/// Where a part stands in an entry point.
+/// Place of a part in an entry point.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartCut {
     /// Index into [`Statics::parts`].
     pub part: u32,
-    /// Where.
+    /// Its nodes.
     pub cut: Cut,
 }
 
@@ -193,10 +193,10 @@ impl Statics {
 }
 
 /// Rewrites the prefill of every layer that has a set. With `fixed`, static graphs compute what finds room, else the
-/// processor does.
+/// CPU does.
 ///
 /// # Errors
-/// A layer without attention in front of its experts; one that is not of the form that `lower` gives: our bug.
+/// A layer without attention before its experts; one that is not of the form that `lower` gives: our bug.
 pub fn offload(module: &mut Module, statics: &Statics, fixed: bool) -> Result<()> {
     let sets: BTreeMap<u32, &ExpertSet> = statics.sets.iter().map(|s| (s.layer, s)).collect();
     for graph in module.entries.iter_mut().filter(|g| g.kind.is_prefill()) {
@@ -204,15 +204,13 @@ pub fn offload(module: &mut Module, statics: &Statics, fixed: bool) -> Result<()
             let other_form = || Error::bug(format!("the experts of layer {layer} have another form"));
             let routed = Routed::find(graph, layer).ok_or_else(other_form)?;
             let salient = attended(graph, layer, routed.dispatch).ok_or_else(|| {
-                Error::limit(format!("layer {layer} has no attention in front of its experts"))
+                Error::limit(format!("layer {layer} has no attention before its experts"))
                     .because("which rows find room in an expert's graph is decided by what attention gave for them")
-                    .hint("set `experts = \"cpu\"` under `[placement]`: the processor takes any number of rows")
+                    .hint("set `experts = \"cpu\"` under `[placement]`: the CPU takes any number of rows")
             })?;
             if let Op::Dispatch { partial: true, .. } = graph.nodes[routed.dispatch].op {
                 return Err(Error::limit(format!("layer {} has experts that compute nothing", set.layer))
-                    .hint(
-                        "leave all of its experts on the processor: `experts = \"cpu\"` under `[placement]`",
-                    ));
+                    .hint("leave all of its experts on the CPU: `experts = \"cpu\"` under `[placement]`"));
             }
             let patch = split(graph, &routed, salient, set, fixed).ok_or_else(other_form)?;
             patch.apply(graph).map_err(|e| Error::bug(e.to_string()))?;
@@ -221,7 +219,7 @@ pub fn offload(module: &mut Module, statics: &Statics, fixed: bool) -> Result<()
     Ok(())
 }
 
-/// Where the experts of a layer stand.
+/// Nodes of a layer's experts.
 pub(super) struct Routed {
     dispatch: usize,
     pub(super) ffn: usize,
@@ -240,12 +238,12 @@ impl Routed {
     }
 }
 
-/// What the attention of a layer gives, or the mixer that it has in its place, before it is added to anything, if that is known
-/// in front of node `end`. Attention may stand in front of the experts or beside them.
+/// Result of a layer's attention, or of the mixer in its place, before it is added to anything, if that is known
+/// before node `end`. Attention may stand before the experts or beside them.
 fn attended(graph: &Graph, layer: u32, end: usize) -> Option<Operand> {
     let own = |n: &&Node| n.scope.layer == Some(layer) && n.scope.role().mixes_tokens();
     let mut last = graph.nodes.get(..end)?.iter().rev().find(own)?;
-    // Behind its own nodes stand the sums with other mixers and with the stream.
+    // After its own nodes stand the sums with other mixers and with the stream.
     while let (Op::Add, Some(&Operand::Value(given))) = (&last.op, last.inputs.get(1)) {
         match graph.def(given).and_then(|n| graph.nodes.get(n.0 as usize)).filter(own) {
             Some(node) => last = node,
@@ -278,7 +276,7 @@ fn split(graph: &Graph, routed: &Routed, salient: Operand, set: &ExpertSet, fixe
     let tables = [patch.value(of_table), dispatch.outputs[0]];
     let slots = [patch.value(of_slots), ffn.outputs[0]];
     let sums = [patch.value(of_rows.clone()), patch.value(of_rows)];
-    // What stood between the three stays in front: it depends on none of them.
+    // What stood between the three stays before them: it depends on none of them.
     let reads = |n: &Node| n.inputs.contains(&Operand::Value(out));
     let reader = graph.nodes.iter().position(reads).unwrap_or(graph.nodes.len());
     let before = NodeId(reader as u32);

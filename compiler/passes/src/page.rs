@@ -146,7 +146,7 @@ pub fn lay_out_neurons(segments: &mut [Segment], layers: &[PagedLayer]) -> Resul
     Ok((end, frame))
 }
 
-/// What a frame of neurons holds.
+/// Contents of a frame of neurons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame {
     /// Neurons.
@@ -163,7 +163,7 @@ pub fn frame_bytes(segments: &[Segment], layers: &[PagedLayer]) -> u64 {
     layers.iter().map(pitch).max().unwrap_or(0).max(BLOCK)
 }
 
-/// What the user promises, and asks for.
+/// Options of the user.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
     /// Bytes that a run may take.
@@ -178,7 +178,7 @@ pub struct Wanted<'a> {
     pub pin: Pin,
     /// Layers ahead whose experts are read before they are asked for.
     pub prefetch: u32,
-    /// Where the weights will lie.
+    /// Memory where the weights will be.
     pub flash: Option<&'a Memory>,
 }
 
@@ -196,10 +196,10 @@ pub fn block_bytes(flash: Option<&Memory>) -> u32 {
     good.and_then(|b| u32::try_from(b).ok()).unwrap_or(LARGEST_BLOCK)
 }
 
-/// What was chosen, for `moec explain`.
+/// Choices, for `moec explain`.
 #[derive(Clone, Debug)]
 pub struct Paged {
-    /// The replays, where routing was recorded and nobody named a policy.
+    /// The replays, where routing was recorded and no policy is named.
     pub choice: Option<Choice>,
 }
 
@@ -314,12 +314,12 @@ fn page_neurons(plan: &mut Plan, wanted: Wanted<'_>, sums: &Sums) -> Result<Page
     Ok(Paged { choice: None })
 }
 
-/// Who stays.
+/// Pinned experts.
 struct Kept {
     policy: Setting,
     /// Share of the cache that is pinned.
     percent: u8,
-    /// To whom, the hottest first.
+    /// Experts that get them, the hottest first.
     pinned: Vec<Key>,
     choice: Option<Choice>,
 }

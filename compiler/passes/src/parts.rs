@@ -1,4 +1,4 @@
-//! Which parts of a model a placement gives to a unit whose graphs are static.
+//! Parts of a model that a placement gives to a unit whose graphs are static.
 
 use moec_costs::units::Units;
 use moec_family::{Cut, StaticPart};
@@ -6,7 +6,7 @@ use moec_ir::placement::{ExpertTable, Placement};
 use moec_ir::{EntryKind, Module, Op, Scope};
 
 /// Parts that a placement gives to the unit in any entry point, in the order of the model. The placement tells layers apart
-/// by nothing but this: those that cannot be a graph are on the processor.
+/// by nothing but this: those that cannot be a graph are on the CPU.
 pub fn placed(module: &Module, placement: &Placement, units: &Units<'_>) -> Vec<StaticPart> {
     let Some(graph) = module.entries.first() else { return Vec::new() };
     let there = |scope: &Scope| module.entries.iter().any(|g| placed_in(placement, units, scope, g.kind));
@@ -23,7 +23,7 @@ fn placed_in(placement: &Placement, units: &Units<'_>, scope: &Scope, entry: Ent
     of_scope.any(|o| Op::MATRICES.contains(&&*o.op) && o.unit == units.npu_index())
 }
 
-/// Where a part stands in the entry points in which a placement gives it to the unit. Attention has one state, so that is in
+/// Nodes of a part in the entry points in which a placement gives it to the unit. Attention has one state, so that is in
 /// all of them or in none.
 pub fn cuts<'a>(
     part: &'a StaticPart,
@@ -44,7 +44,7 @@ pub fn groups<'a>(placement: &'a Placement, units: &Units<'_>) -> Vec<(&'a Exper
     placement.experts.iter().flat_map(of).collect()
 }
 
-/// Why a region of the placement cannot be graphs: `nodes` of a scope in one entry point.
+/// Fails if a region of the placement cannot be graphs: `nodes` of a scope in one entry point.
 ///
 /// # Errors
 /// The reason, for people.

@@ -1,6 +1,6 @@
 //! Pass `place`: experts that several units can run, and what it costs them.
 //!
-//! Where a device has memory modules that compute, no expert has one home: it is hot, warm or cold by the rows that a step gives
+//! Where a device has NDP DIMMs, no expert has one home: it is hot, warm or cold by the rows that a step gives
 //! it (TriMoE, §3.1), and the runtime assigns it anew in every step ([`moec_runtime::schedule`]). What can be known before is
 //! decided here: what an expert costs on each unit by its rows (§4.2, equations 1 to 4), how many experts the hot unit holds,
 //! and where all of them lie when the first step begins (§4.3, "optimized initial layout via offline trace analysis").
@@ -28,7 +28,7 @@ const ROWS: [u32; 22] =
 /// Bytes of a weight that units multiply.
 const NUMBER_BYTES: f64 = 2.0;
 
-/// Gives every layer of experts its units and a schedule, where the device has memory modules that compute and the user has not
+/// Gives every layer of experts its units and a schedule, where the device has NDP DIMMs and the user has not
 /// placed experts.
 ///
 /// # Errors
@@ -143,7 +143,7 @@ pub fn alike(module: &Module) -> Result<Option<(Vec<u32>, Expert)>> {
     let Some(&(_, expert)) = experts.first() else { return Ok(None) };
     if let Some((layer, other)) = experts.iter().find(|(_, other)| *other != expert) {
         return Err(Error::limit(format!("layer {layer} has experts of {} by {}", other.hidden, other.inner))
-            .because(format!("those in front of it are {} by {}", expert.hidden, expert.inner))
+            .because(format!("those before it are {} by {}", expert.hidden, expert.inner))
             .hint("a schedule takes layers that are alike: give experts a home, `experts = \"cpu\"` under `[placement]`"));
     }
     Ok(Some((experts.iter().map(|(layer, _)| *layer).collect(), Expert(expert))))
@@ -175,7 +175,7 @@ fn ffn(expert: StreamExpert) -> Op {
     Op::ExpertFfn { glu: expert.glu, bias: expert.bias, fixed: false }
 }
 
-/// What an expert costs where memory computes.
+/// Costs of an expert on a target with NDP DIMMs.
 ///
 /// # Errors
 /// Why it does not run there, and what to do.
@@ -188,7 +188,7 @@ pub fn costs(
     streams.costs(device, cold.unit, expert, &ROWS).map_err(|why| {
         Error::limit(format!("`{}` does not run the experts of this model", cold.unit.name))
             .because(why)
-            .hint("change what it says, or leave experts to the processor: `experts = \"cpu\"` under `[placement]`")
+            .hint("change what it says, or leave experts to the CPU: `experts = \"cpu\"` under `[placement]`")
     })
 }
 
@@ -234,18 +234,18 @@ pub fn curve(device: &Device, unit: &Unit, weights: f64) -> Option<Vec<(u32, f64
 
 /// The error for a unit whose cost of an expert the device file leaves out.
 pub fn without_costs(device: &Device, unit: &Unit) -> Error {
-    Error::input(format!("the device file of `{}` does not say what an expert costs on `{}`", device.name, unit.name))
+    Error::input(format!("target `{}` has no measured expert costs of `{}`", device.name, unit.name))
         .hint("`moec profile-device DIR`, with `--gpu` for a GPU, measures the machine that will run the bundle and writes a \
                device file: give its path as `--target`")
 }
 
-/// What an expert costs on every unit.
+/// Costs of an expert on every unit.
 fn times(device: &Device, hot: Option<Free<'_>>, cold: &StreamCosts, size: &Size) -> Result<ExpertCosts> {
     let curve = |unit: &Unit| {
         let points = curve(device, unit, size.weights).ok_or_else(|| without_costs(device, unit))?;
         Ok::<_, Error>(points.into_iter().map(|(rows, us)| (rows, us + unit.launch_us())).collect::<Vec<_>>())
     };
-    let processor = device.units.first().ok_or_else(|| Error::bug("a device without a processor"))?;
+    let processor = device.units.first().ok_or_else(|| Error::bug("a device without a CPU"))?;
     let bring = hot.and_then(|hot| {
         device.transfer_us(device.processor_memory()?, device.memory_of(hot.unit)?, size.bytes)
     });
@@ -278,7 +278,7 @@ fn frames(
 }
 
 /// Microseconds between the experts of two layers: what else a layer has is read once, by the hot unit where there is one (§4.1:
-/// it keeps attention and what all tokens share), else by the processor.
+/// it keeps attention and what all tokens share), else by the CPU.
 pub fn window_us(module: &Module, device: &Device, hot: Option<Free<'_>>) -> Result<f64> {
     let unit =
         hot.map(|f| f.unit).or(device.units.first()).ok_or_else(|| Error::bug("a device without units"))?;

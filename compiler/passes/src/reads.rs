@@ -28,11 +28,11 @@ struct Layer {
     bundle: Bundle,
     /// By expert, the share of tokens that choose it.
     chosen: Vec<f64>,
-    /// By expert and neuron, the share of these that wake the neuron.
+    /// By expert and neuron, the share of these that activate the neuron.
     awake: Vec<Vec<f64>>,
 }
 
-/// What is read, and how often.
+/// Part that is read, and how often.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Item {
     /// Share of tokens that ask for it.
@@ -42,7 +42,7 @@ struct Item {
     held: f64,
 }
 
-/// What a token is expected to read, in bytes; by neurons `None` where memory has no room for their gates and some of the rest.
+/// Expected reads of a token, in bytes; by neurons `None` where memory has no room for their gates and some of the rest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Expected {
     experts: f64,
@@ -65,7 +65,7 @@ pub fn decide(
     let times = times_slower(flash, (bundle.rest_pitch() * bundle.read_together()) as u64);
     let by_neurons = found.neurons.is_some_and(|bytes| bytes * times < found.experts);
     let why = match found.neurons {
-        None => "gates would leave too little of the budget for what they wake".to_owned(),
+        None => "gates would leave too little of the budget for what they activate".to_owned(),
         Some(_) => {
             format!("what a token is expected to read, where bytes of small reads count {times:.1} times")
         }
@@ -118,7 +118,7 @@ fn beside(module: &Module, experts: &BTreeSet<WeightId>) -> f64 {
     weights + states + page::PROCESS as f64
 }
 
-/// What a token reads with so much memory for experts.
+/// Expected reads of a token with so much memory for experts.
 fn expected(layers: &[Layer], room: f64) -> Expected {
     let experts = layers.iter().flat_map(|l| {
         let part = |rows: usize, cols: usize| (rows as f64) * (cols as f64) * l.bundle.format.bits() / 8.0;
@@ -173,7 +173,7 @@ impl Layer {
     }
 }
 
-/// How many times slower a byte is in reads of so many bytes than in the largest ones.
+/// Factor by which a byte is slower in reads of so many bytes than in the largest ones.
 fn times_slower(flash: Option<&Memory>, bytes: u64) -> f64 {
     let rows = flash.map_or(&[][..], |m| &m.bandwidth);
     let best = rows.iter().map(Bandwidth::rate).fold(0.0, f64::max);
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
     use moec_device::Bandwidth;
 
-    /// Two experts, of which one is chosen three times as often, with neurons of which every fifth is awake for all tokens and
+    /// Two experts, of which one is chosen three times as often, with neurons of which every fifth is active for all tokens and
     /// the others for few.
     fn layer(format: Format, few: f64) -> Layer {
         let awake: Vec<f64> = (0..100).map(|i| if i % 5 == 0 { 1.0 } else { few }).collect();
@@ -207,7 +207,7 @@ mod tests {
     fn neurons_read_what_is_awake_and_gates_take_room() {
         let layer = layer(Format::Bf16, 0.0);
         let gates = 200.0 * 4096.0;
-        // Room for gates and half of up and down: all that is awake.
+        // Room for gates and half of up and down: all that is active.
         let found = expected(std::slice::from_ref(&layer), gates + 100.0 * 8192.0 + 200.0 * 56.0);
         assert_eq!(found.neurons, Some(0.0));
         // One expert fits: the other is read by a quarter of the tokens.
@@ -222,7 +222,7 @@ mod tests {
         let units = |format| layer(format, 0.5).units().collect::<Vec<_>>();
         assert_eq!(units(Format::Q8).len(), 200);
         assert!(units(Format::Q8).iter().all(|u| (u.read, u.held) == (4096.0, 4096.0)));
-        // Two neurons share a block of q4, and either wakes it.
+        // Two neurons share a block of q4, and either activates it.
         let q4 = units(Format::Q4);
         assert_eq!((q4.len(), q4[0].often, q4[99].often), (100, 0.25, 0.75 * 0.75));
     }

@@ -1,19 +1,19 @@
 //! Pass `reside`: where everything lives (NPUMoE, §3.2 and §4.3).
 //!
 //! **Groups of experts.** A launch on the NPU must be paid for by the tokens that it computes. A group stays there when
-//! launching, waiting and computing, padding included, cost less than its expected load costs on the processor; else
-//! it is cold, and its experts run on the processor, where they take any number of tokens. There they have no
+//! launching, waiting and computing, padding included, cost less than its expected load costs on the CPU; else
+//! it is cold, and its experts run on the CPU, where they take any number of tokens. There they have no
 //! capacity, and drop nothing.
 //!
 //! **Operators.** What the device's table of operations does not name as legal never goes to the NPU. Of the rest, a
-//! graph runs from its first matrix to its last: what stands in front of the first or behind the last would only
+//! graph runs from its first matrix to its last: what stands before the first or after the last would only
 //! widen what is handed over, and single element-wise operators would not pay for a launch. Matrices that must stay
-//! exact (routers: they decide ties) stay on the processor, since the NPU computes in f16. Per entry point the table of
+//! exact (routers: they decide ties) stay on the CPU, since the NPU computes in f16. Per entry point the table of
 //! costs decides. Attention has one home in all of them, that of the KV cache. Where a unit's graphs keep no state it goes there only
 //! where it is asked for; else, under `auto`, a whole request, a prompt and
 //! an answer of stated lengths, is simulated with attention on either unit, and it lives where the request ends first
 //! (and where both are as fast, where it takes less energy). What the emitter cannot write as a graph, or what is
-//! larger than a graph may be, stays on the processor and says so; where the user wants it on the NPU, it is refused. Mixers that are
+//! larger than a graph may be, stays on the CPU and says so; where the user wants it on the NPU, it is refused. Mixers that are
 //! no attention always stay: a graph holds no state that folds tokens.
 
 use super::parts;
@@ -30,7 +30,7 @@ use moec_ir::{EntryKind, Graph, Module, Node, Op, Operand, Role, Scope, WeightCl
 use moec_profile::loads::{LayerLoads, Loads};
 use std::collections::{BTreeMap, HashMap};
 
-/// What is asked for.
+/// Options.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
     /// Attention, dense networks and the head.
@@ -166,7 +166,7 @@ pub(super) fn limit_contexts(placement: &mut Placement, loads: &Loads, units: &U
     }
 }
 
-/// Where every operator of every entry point runs, alike ones of all layers together; with `attention` on that unit where
+/// Unit of every operator of every entry point, alike ones of all layers together; with `attention` on that unit where
 /// it is free to choose.
 fn operators(
     module: &Module,
@@ -242,7 +242,7 @@ fn experts(kind: EntryKind, table: &ExpertTable, size: ExpertSize, units: &Units
     }
 }
 
-/// What the device's table says of an operator.
+/// Row of an operator in the device's table.
 pub(super) fn row_of(units: &Units<'_>, op: &str) -> String {
     match units.npu.row(op) {
         Some(row) if row.legal => row.operation.clone(),
@@ -301,7 +301,7 @@ fn partition(
                 let scope = &graph.nodes[first].scope;
                 return Err(Error::limit(format!("`{scope}` cannot be a graph of `{}`", units.npu.name))
                     .because(why)
-                    .hint("set `attention = \"auto\"` under `[placement]`: then it stays on the processor"));
+                    .hint("set `attention = \"auto\"` under `[placement]`: then it stays on the CPU"));
             }
             (wins, stays) = (false, format!("cannot be a graph: {why}"));
         }
@@ -311,14 +311,14 @@ fn partition(
             out[i] = match (inside, wins) {
                 (true, true) => (true, row_of(units, node.op.name())),
                 (true, false) => (false, stays.clone()),
-                (false, _) => (false, "no matrix in front of it and behind it: no launch for it".to_owned()),
+                (false, _) => (false, "no matrix before it and after it: no launch for it".to_owned()),
             };
         }
     }
     Ok(out)
 }
 
-/// Microseconds of these nodes on processor and NPU, launch and waiting included.
+/// Microseconds of these nodes on CPU and NPU, launch and waiting included.
 fn costs(module: &Module, graph: &Graph, units: &Units<'_>, nodes: &[usize], ctx: usize) -> [f64; 2] {
     let rows = graph.kind.rows() as f64;
     let us = |unit: &moec_device::Unit| -> f64 {
@@ -333,7 +333,7 @@ fn attends(graph: &Graph, nodes: &[usize]) -> bool {
     nodes.iter().any(|&i| matches!(graph.nodes[i].op, Op::Attention(_)))
 }
 
-/// What the unit's family can make graphs of, scope by scope.
+/// Operators that the unit's backend can make graphs of, scope by scope.
 struct Writable<'a> {
     module: &'a Module,
     units: &'a Units<'a>,
@@ -353,7 +353,7 @@ impl Writable<'_> {
     }
 }
 
-/// Why a node cannot run on the NPU, whatever it costs.
+/// Reason that a node cannot run on the NPU, whatever it costs.
 fn refusal(module: &Module, node: &Node, units: &Units<'_>) -> Option<String> {
     if !units.npu.is_legal(node.op.name()) {
         return Some(row_of(units, node.op.name()));

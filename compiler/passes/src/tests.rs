@@ -33,7 +33,7 @@ fn layer(chunk: u32, samples: Vec<Vec<u32>>) -> Loads {
     Loads { chunk, origin: String::new(), layers: vec![layer] }
 }
 
-/// Runs the three passes on a layer, the verifier behind each.
+/// Runs the three passes on a layer, the verifier after each.
 fn place(
     loads: &Loads,
     units: &Units<'_>,
@@ -151,7 +151,7 @@ fn eight_experts_of_phi_share_a_graph_and_nine_are_refused() {
     let auto = group::Options { group: None, sizes: 1, home: Wish::Auto };
     let e = group_layer(&mut p.experts[0], &loads.layers[0], huge, &units, auto).unwrap_err();
     assert!(e.hint.unwrap().contains("not even one"));
-    // On the processor there is no graph, and no limit.
+    // On the CPU there is no graph, and no limit.
     place(&loads, &units, &wanted(3, Overflow::Spill), huge, Wish::Processor);
     // What does not divide leaves a small last group.
     nine.group = Some(6);
@@ -210,7 +210,7 @@ fn contexts_are_few_enough_to_load() {
     assert_eq!(there(&p).len(), 5);
 }
 
-/// Where a launch costs what it does, experts share graphs.
+/// Experts share graphs where launches have high costs.
 #[test]
 fn launches_of_a_phone_make_groups_large() {
     let phone = Device::find("snapdragon-8-gen-3").unwrap();
@@ -279,12 +279,12 @@ proptest! {
     fn no_other_tiers_compute_fewer_rows(needs in vec(0_u32..9, 1..12), tiers in 1_usize..=6) {
         let device = device();
         let units = Units::of(&device).unwrap();
-        // 16 tokens to the unit, and so often that nobody is judged by too few.
+        // 16 tokens to the unit, and so often that no expert is judged by too few.
         let loads = layer(160, vec![needs.iter().map(|n| n * 16).collect(); 64]);
         let p = tier(&loads, &units, &wanted(tiers, Overflow::Prune), 1.0);
         let table = &p.experts[0];
         let rows: u64 = table.experts.iter().map(|r| u64::from(r.capacity)).sum();
-        // One that nobody chose is guarded by the rule of three: 3 tokens in 64 chunks, so one alignment.
+        // One that was never chosen is guarded by the rule of three: 3 tokens in 64 chunks, so one alignment.
         let needs: Vec<u32> = needs.iter().map(|n| (n * 16).max(16)).collect();
         prop_assert_eq!(rows, least_rows(&needs, tiers));
     }

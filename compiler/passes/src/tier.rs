@@ -20,7 +20,7 @@ use moec_profile::importance::ENOUGH;
 use moec_profile::loads::{LayerLoads, Loads};
 
 /// Coverages that a quality budget chooses from. Past 1 they are multiples of the largest load that calibration saw: text
-/// that nobody has seen may load an expert more.
+/// that calibration has not seen may load an expert more.
 pub const LADDER: [f64; 16] =
     [0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99, 0.995, 1.0, 1.25, 1.5, 2.0, 3.0, 8.0];
 
@@ -36,7 +36,7 @@ pub fn tier(loads: &Loads, units: &Units<'_>, wanted: &ExpertsConfig, coverage: 
     }
 }
 
-/// What happens to rows past a capacity, where nothing else is said.
+/// Treatment of rows past a capacity, by default.
 fn overflow(wanted: &ExpertsConfig) -> Overflow {
     wanted.overflow.unwrap_or(Overflow::Spill)
 }
@@ -134,7 +134,7 @@ pub(super) fn tiers(needs: &[u32], most: usize) -> Vec<u32> {
     found
 }
 
-/// What the profile predicts for a table: experts with a capacity overflow past it and pad up to it, a graph at a
+/// Prediction of the profile for a table: experts with a capacity overflow past it and pad up to it, a graph at a
 /// time where there are groups. What overflows is what other text than that of the capacities would
 /// ([`LayerLoads::held_out_overflow`]).
 pub fn predict(layer: &LayerLoads, table: &ExpertTable) -> Expected {
@@ -167,7 +167,7 @@ pub fn few(placement: &Placement) -> Option<String> {
     let more = if more > 0 { format!("; and {more} more layers") } else { String::new() };
     (!layers.is_empty()).then(|| {
         format!(
-            "calibration met some experts fewer than {ENOUGH} times, and their capacities are guarded guesses \
+            "calibration met some experts fewer than {ENOUGH} times, and their capacities are guarded estimates \
              ({shown}{more}); more text or more `tokens` helps"
         )
     })

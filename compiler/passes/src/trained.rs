@@ -10,7 +10,7 @@ use std::error::Error;
 use std::fmt;
 use std::ops::Range;
 
-/// What names of such leaves begin with.
+/// Prefix of the names of such leaves.
 const PREFIX: &str = "trained:";
 /// Digits of the digest.
 const DIGITS: usize = 16;

@@ -41,7 +41,7 @@ struct Job {
     rows: usize,
 }
 
-/// What was found for a job.
+/// Result of a job.
 struct Found {
     schedule: Schedule,
     by: By,
@@ -191,7 +191,7 @@ fn decision(
     })
 }
 
-/// What the model knew of the machine.
+/// Figures of the machine in the model.
 fn figures(target: &CpuTarget) -> Vec<Figure> {
     let f = target.figures();
     let rate = |what: &str, r: &moec_cpu::Rate, unit: &str| Figure {

@@ -22,38 +22,38 @@ use moec_profile::loads::Loads;
 /// A model on its way through the compiler: what it is made from, and what passes made of it so far, stage by stage.
 #[derive(Debug)]
 pub struct Compilation<'a> {
-    /// What it is given.
+    /// Inputs.
     pub inputs: Inputs<'a>,
     /// Times kernels, where the build was asked to.
     pub timer: Option<Box<dyn KernelTimer + 'a>>,
     /// The Graph, from `lower` on.
     pub module: Module,
-    /// Where things run, from `tier` on.
+    /// Placement of all parts, from `tier` on.
     pub placed: Placed,
     /// Experts as neurons, from `cluster` on.
     pub neurons: Neurons,
     /// The Plan, from `layout` on.
     pub planned: Option<Planned>,
-    /// What the last pass that ran has changed.
+    /// IR that the last pass has changed.
     pub(super) prints: Prints,
 }
 
-/// Where things run.
+/// Placement of all parts.
 #[derive(Clone, Debug)]
 pub struct Placed {
-    /// Loads of the experts in chunks of the build, where graphs are static. `tier` takes those of the profile where nobody
-    /// has given others.
+    /// Loads of the experts in chunks of the build, where graphs are static. `tier` takes those of the profile unless others
+    /// were given.
     pub loads: Option<Loads>,
-    /// What lives on which unit, where graphs are static. Where they are not, but somebody has given a placement, experts
-    /// keep its capacities, and are all computed on the processor.
+    /// Placement on units with static graphs. Where graphs are not static, but a placement was given, experts
+    /// keep its capacities, and are all computed on the CPU.
     pub placement: Option<Placement>,
-    /// Where attention lives and why, where `reside` decided that by what a request costs.
+    /// Unit of attention and the reason, where `reside` decided it by the costs of a request.
     pub attention: Option<Decision>,
-    /// What static graphs compute, from `offload` on.
+    /// Static graphs, from `offload` on.
     pub statics: Statics,
-    /// What legalisation made of them.
+    /// Decisions of legalisation on them.
     pub legalised: Vec<Decision>,
-    /// Where the rest lives, from `home` on.
+    /// Units of the rest, from `home` on.
     pub homes: Homes,
 }
 
@@ -64,26 +64,26 @@ pub struct Neurons {
     pub shares: Vec<HotShare>,
     /// Those that become networks, with the neurons of each expert, the hottest first, where the user asks for it.
     pub networks: Vec<(HotLayer, Vec<Vec<u32>>)>,
-    /// How experts on flash are read, and which predictors are taken.
+    /// Decisions on reads of experts on flash, and on predictors.
     pub decisions: Vec<Decision>,
     /// Numbers that were computed for weights of their own.
     pub trained: Trained,
 }
 
-/// How, where and when things run.
+/// Planned Plan, with what it is made of.
 #[derive(Clone, Debug)]
 pub struct Planned {
     /// The Plan.
     pub plan: Plan,
-    /// Whether it says who waits for whom: from `barriers` on.
+    /// Whether it has dependencies between steps: from `barriers` on.
     pub ordered: bool,
     /// Its kernels.
     pub kernels: Vec<KernelSpec>,
-    /// Kernels of threads, in the order of its launches.
+    /// GPU kernels, in the order of its launches.
     pub thread_kernels: Vec<Kernel>,
     /// Weight that each of its segments packs.
     pub segment_weights: Vec<WeightId>,
-    /// Why kernels are what they are, from `tune` on.
+    /// Reasons for the choice of kernels, from `tune` on.
     pub decisions: Option<Decisions>,
 }
 
@@ -102,7 +102,7 @@ pub struct Compiled<'a> {
     pub plan: Plan,
     /// Kernels of the plan.
     pub kernels: Vec<KernelSpec>,
-    /// Kernels of threads, in the order of the plan's launches.
+    /// GPU kernels, in the order of the plan's launches.
     pub thread_kernels: Vec<Kernel>,
     /// Weight that each segment of the plan packs.
     pub segment_weights: Vec<WeightId>,
@@ -110,17 +110,17 @@ pub struct Compiled<'a> {
     pub trained: Trained,
     /// All units of the device.
     pub list: UnitList<'a>,
-    /// Where what static graphs leave lives.
+    /// Units of what static graphs leave.
     pub homes: Homes,
     /// The units that share the model, where graphs are static.
     pub units: Option<Units<'a>>,
-    /// Where things run, where graphs are static.
+    /// Placement, where graphs are static.
     pub placement: Option<Placement>,
     /// Hot neurons that become networks, with the neurons of each expert, the hottest first.
     pub hot_neurons: Vec<(HotLayer, Vec<Vec<u32>>)>,
-    /// Where graphs are static and calibration kept rows: the profile that has them, and the Graph that names their weights.
+    /// Profile with rows, and the Graph that names their weights, where graphs are static and calibration kept rows.
     pub samples: Option<(&'a Profile, Module)>,
-    /// Why all of this is what it is.
+    /// Reasons for all of this.
     pub decisions: Decisions,
 }
 
@@ -130,7 +130,7 @@ impl<'a> Compilation<'a> {
         Self::of_graph(inputs, Module::default())
     }
 
-    /// A model whose Graph there is: some pass behind `lower` is its first.
+    /// A model whose Graph there is: some pass after `lower` is its first.
     pub fn of_graph(inputs: Inputs<'a>, module: Module) -> Self {
         let placed = Placed {
             loads: None,
@@ -144,7 +144,7 @@ impl<'a> Compilation<'a> {
         Self { inputs, timer: None, module, placed, neurons, planned: None, prints }
     }
 
-    /// What a bundle is written of.
+    /// Parts that a bundle is written of.
     ///
     /// # Errors
     /// Our bugs: a compilation of a Graph, or one that passes were left out of.
@@ -176,7 +176,7 @@ impl<'a> Compilation<'a> {
         })
     }
 
-    /// What passes have planned.
+    /// Plan of the passes so far.
     ///
     /// # Errors
     /// Before `layout` there is nothing.

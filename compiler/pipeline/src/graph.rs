@@ -97,7 +97,7 @@ pub(super) fn cluster(
         .hint("leave `skip` under `[experts]` at `\"auto\"`"))
 }
 
-/// Divides experts between the networks of their hot neurons and the processor.
+/// Divides experts between the networks of their hot neurons and the CPU.
 fn divide(
     given: &Inputs<'_>,
     module: &mut Module,
@@ -107,15 +107,15 @@ fn divide(
     let Some((units, placement)) = given.units.as_ref().zip(placed.placement.as_mut()) else { return Ok(()) };
     let refused = |what: &str| {
         Error::limit(format!("`hot` under `[placement]` asks for networks of hot neurons, with {what}"))
-            .hint("leave `hot` out: then the processor computes the experts of decoding")
+            .hint("leave `hot` out: then the CPU computes the experts of decoding")
     };
     if given.config.memory.budget.is_some() {
         return Err(refused("a memory budget")
-            .because("the processor's neurons are resident where others are a unit's, and a budget would read them from flash"));
+            .because("the CPU's neurons are resident where others are a unit's, and a budget would read them from flash"));
     }
     if given.config.experts.skip == Skip::Off {
         return Err(refused("`skip = \"off\"`")
-            .because("the processor computes what is not hot neuron by neuron, and skips those at 0"));
+            .because("the CPU computes what is not hot neuron by neuron, and skips those at 0"));
     }
     divide::divide(module, networks)?;
     divide::placed(placement, module, units);
@@ -125,7 +125,7 @@ fn divide(
 }
 
 pub(super) fn fetch(given: &Inputs<'_>, module: &mut Module, homes: &Homes) -> Result<()> {
-    // Neurons are asked for when it is known who is awake.
+    // Neurons are asked for when it is known which are active.
     let neurons = module.entries.iter().flat_map(|g| &g.nodes).any(|n| n.op.pages_neurons());
     if neurons {
         return Ok(());

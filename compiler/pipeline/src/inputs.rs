@@ -1,4 +1,4 @@
-//! What a compilation is given.
+//! Inputs of a compilation.
 
 use super::{Compilation, Stops};
 use moec_base::error::{Error, Result};
@@ -19,12 +19,12 @@ use moec_profile::Profile;
 /// Most bytes of logits that one call may give: a longer chunk gives fewer rows per call.
 const LOGITS_BYTES: usize = 64 << 20;
 
-/// What a compilation is given: what the user asked for, and what was measured for it. No pass changes it.
+/// Inputs of a compilation: the user's options, and measurements. No pass changes them.
 #[derive(Clone, Debug)]
 pub struct Inputs<'a> {
-    /// What the user asked for.
+    /// Options of the user.
     pub config: &'a Config,
-    /// What is compiled.
+    /// Model to compile.
     pub start: Start<'a>,
     /// For which CPU.
     pub target: &'a CpuTarget,
@@ -32,19 +32,19 @@ pub struct Inputs<'a> {
     pub list: UnitList<'a>,
     /// The units that share the model, where graphs are static; `None` where shapes are dynamic.
     pub units: Option<Units<'a>>,
-    /// What calibration saw. Static graphs need it.
+    /// Profile of the calibration. Static graphs need it.
     pub profile: Option<&'a Profile>,
     /// Measures what a placement costs in quality, where the user states what it may cost.
     pub quality: Option<&'a dyn QualityProbe>,
     /// Formats of weights that are not those of their classes.
     pub formats: Formats,
-    /// Below which gates behind SiLU become 0, where they do.
+    /// Below which gates after SiLU become 0, where they do.
     pub thresholds: Thresholds,
     /// No rule applies: weights and nodes stay what `lower` made of them, for who looks at them by name.
     pub as_lowered: bool,
 }
 
-/// What a compilation begins with.
+/// Start of a compilation.
 #[derive(Clone, Copy, Debug)]
 pub enum Start<'a> {
     /// A checkpoint, and what import made of it.
@@ -73,7 +73,7 @@ pub struct Change<'a> {
     pub changed: &'a Module,
     /// The model.
     pub model: &'a ModelInfo,
-    /// Where the weights of either come from.
+    /// Source of the weights of either.
     pub source: &'a dyn Source,
 }
 
@@ -134,7 +134,7 @@ impl<'a> Inputs<'a> {
         }
     }
 
-    /// What import made of the checkpoint.
+    /// Specification that import made of the checkpoint.
     ///
     /// # Errors
     /// Our bug: a compilation of a Graph has none.
@@ -198,7 +198,7 @@ impl<'a> Inputs<'a> {
         })
     }
 
-    /// What a plan says of the model.
+    /// Facts about the model in a plan.
     ///
     /// # Errors
     /// A model or a shape past what a plan can hold.
@@ -233,7 +233,7 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// The token in front of every text, where the tokenizer's configuration asks for one.
+/// The token before every text, where the tokenizer's configuration asks for one.
 ///
 /// # Errors
 /// One that the model does not have.
@@ -243,7 +243,7 @@ pub fn first_token(checkpoint: &Checkpoint, spec: &ModelSpec) -> Result<Option<u
     match spec.bos.filter(|_| asks) {
         Some(bos) if bos as usize >= spec.vocab => {
             Err(Error::input(format!("`bos_token_id` is {bos}, but the model has {} tokens", spec.vocab))
-                .because("`add_bos_token` in `tokenizer_config.json` puts it in front of every text")
+                .because("`add_bos_token` in `tokenizer_config.json` puts it before every text")
                 .hint("the configuration files are not of this model: download them again"))
         }
         bos => Ok(bos),

@@ -24,31 +24,31 @@ use moec_passes::{barriers, cross, memory, schedule, threshold};
 pub struct Pass {
     /// Name for `--print-after` and `--stop-after`.
     pub name: &'static str,
-    /// Which compilations have anything for it to do.
+    /// Compilations that it runs in.
     pub when: When,
-    /// What it changes, and so what is printed after it.
+    /// IR that it changes, which is printed after it.
     pub prints: Prints,
     run: fn(&mut Compilation<'_>) -> Result<()>,
-    /// Why it stands there.
+    /// Reason for its place.
     pub why: &'static str,
 }
 
-/// Which compilations a pass is for.
+/// Compilations that a pass runs in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
     /// All.
     Always,
     /// Targets with a unit whose graphs are static.
     Static,
-    /// Models whose experts have capacities: for such targets, and for their twins on the processor.
+    /// Models whose experts have capacities: for such targets, and for their host builds on the CPU.
     Capacities,
     /// Models that memory does not hold.
     Budget,
     /// Models that memory does not hold, and those whose experts are brought into frames ahead.
     Asks,
-    /// Targets with units that take shapes as they come beside the processor.
+    /// Targets with units with dynamic shapes beside the CPU.
     Beside,
-    /// Targets with memory modules that compute, and builds with a policy of frames.
+    /// Targets with NDP DIMMs, and builds with a policy of frames.
     Assigned,
     /// Builds with a policy of frames.
     Frames,
@@ -56,7 +56,7 @@ pub enum When {
     Memories,
     /// Models whose experts have thresholds.
     Thresholds,
-    /// All but those in which somebody looks at values by name, and wants to find every one.
+    /// All but those whose values are read by name, so that each must exist.
     NotAsLowered,
 }
 
@@ -69,8 +69,8 @@ impl When {
             Self::Capacities => "where experts have capacities",
             Self::Budget => "where memory has a budget",
             Self::Asks => "where memory has a budget, or frames hear of scores",
-            Self::Beside => "where units beside the processor take shapes as they come",
-            Self::Assigned => "where memory modules compute, or `policy` names a system",
+            Self::Beside => "where units beside the CPU have dynamic shapes",
+            Self::Assigned => "with NDP DIMMs, or `policy` names a system",
             Self::Frames => "where `policy` names a system",
             Self::Memories => "where units have memories of their own",
             Self::Thresholds => "where gates have thresholds",
@@ -97,14 +97,14 @@ impl When {
     }
 }
 
-/// What a pass changes.
+/// IR that a pass changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prints {
-    /// What to compute.
+    /// Computation.
     Graph,
-    /// Where things run.
+    /// Units.
     Placement,
-    /// How, where and when.
+    /// Steps, memory and order.
     Plan,
 }
 
@@ -137,7 +137,7 @@ pub const PIPELINE: &[Pass] = &[
             threshold::threshold(&mut c.module, &c.inputs.thresholds);
             Ok(())
         },
-        why: "what the model is changes here, once and before anybody looks at it; all else changes how it is computed",
+        why: "what the model is changes here, once and before any other pass; all else changes how it is computed",
     },
     Pass {
         name: "format",
@@ -153,7 +153,7 @@ pub const PIPELINE: &[Pass] = &[
         run: |c| graph::rewrite(&c.inputs, &mut c.module),
         why: "on the Graph, where equations hold; the target's cost picks the form",
     },
-    // The placement: what fits into static graphs, and where it lives. Shapes of a processor are dynamic.
+    // The placement: what fits into static graphs, and where it lives. Shapes of a CPU are dynamic.
     Pass {
         name: "tier",
         when: When::Static,
@@ -180,35 +180,35 @@ pub const PIPELINE: &[Pass] = &[
         when: When::Capacities,
         prints: Prints::Graph,
         run: |c| graph::offload(&c.inputs, &mut c.module, &mut c.placed),
-        why: "every expert has its home; what lives on another unit leaves the processor's path before kernels are chosen",
+        why: "every expert has its home; what lives on another unit leaves the CPU's path before kernels are chosen",
     },
     Pass {
         name: "home",
         when: When::Beside,
         prints: Prints::Placement,
         run: |c| placement::home(&c.inputs, &c.module, &mut c.placed),
-        why: "what static graphs leave is the processor's, or goes to units that take shapes as they come",
+        why: "what static graphs leave is the CPU's, or goes to units with dynamic shapes",
     },
     Pass {
         name: "place",
         when: When::Assigned,
         prints: Prints::Placement,
         run: |c| placement::place(&c.inputs, &c.module, &mut c.placed),
-        why: "whom nobody has given a home is assigned in every step; what that costs is known now",
+        why: "experts without a fixed unit are scheduled at run time; their costs are known now",
     },
     Pass {
         name: "cluster",
         when: When::NotAsLowered,
         prints: Prints::Graph,
         run: |c| neurons::cluster(&c.inputs, &mut c.module, &mut c.placed, &mut c.neurons),
-        why: "whom the processor alone computes is known; what is left can lie neuron by neuron, before kernels are chosen",
+        why: "which experts the CPU alone computes is known; what is left can lie neuron by neuron, before kernels are chosen",
     },
     Pass {
         name: "fetch",
         when: When::Asks,
         prints: Prints::Graph,
         run: |c| graph::fetch(&c.inputs, &mut c.module, &c.placed.homes),
-        why: "the processor's experts are final; where memory has a budget, layers say whom they will read",
+        why: "the CPU's experts are final; where memory has a budget, layers say which they will read",
     },
     // The Plan: how, where and when.
     Pass {
@@ -282,11 +282,11 @@ pub const PIPELINE: &[Pass] = &[
         when: When::Frames,
         prints: Prints::Plan,
         run: |c| plan::fill(&c.inputs, &c.placed.homes, planned(&mut c.planned)?),
-        why: "what all else takes of the other memory is known, and how many experts the processor's memory holds",
+        why: "what all else takes of the other memory is known, and how many experts the CPU's memory holds",
     },
 ];
 
-/// What passes have planned.
+/// Plan of the passes so far.
 ///
 /// # Errors
 /// Our bug: `layout` was left out.
@@ -299,10 +299,10 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     PIPELINE.iter().map(|p| p.name)
 }
 
-/// Where to start, what to print and where to stop.
+/// Passes to start at, to print after and to stop at.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stops<'a> {
-    /// Run no pass before this one: the compilation holds what those in front of it would have made.
+    /// Run no pass before this one: the compilation holds what those before it would have made.
     pub start_at: Option<&'a str>,
     /// Print the IR after this pass.
     pub print_after: Option<&'a str>,
@@ -313,8 +313,8 @@ pub struct Stops<'a> {
 impl Compilation<'_> {
     /// Runs the pipeline; `print` gets the text that `stops` asks for. Gives whether it ran to its end.
     ///
-    /// The IR is verified behind every pass, and in front of the first where that is not `lower`. Nothing else runs passes: a
-    /// bundle's twin, the measurement of a placement, calibration and filetests are compilations, too, which start where
+    /// The IR is verified after every pass, and before the first where that is not `lower`. Nothing else runs passes: a
+    /// bundle's host build, the measurement of a placement, calibration and filetests are compilations, too, which start where
     /// their Graph stands. (What two passes share they call: `tier` forms groups to know what they cost.)
     ///
     /// # Errors
@@ -332,7 +332,7 @@ impl Compilation<'_> {
         let passes = PIPELINE.get(first.unwrap_or(0)..).unwrap_or_default();
         let count = passes.iter().filter(|p| p.when.applies(self)).count();
         let bar = progress.items("Planning", count as u64, "passes");
-        // Whoever starts later brings a Graph of his own.
+        // A compilation that starts later brings its own Graph.
         if let Some(name) = stops.start_at {
             self.verify().map_err(|e| e.context(format!("the IR is wrong before pass `{name}`")))?;
         }

@@ -1,4 +1,4 @@
-//! Runs the pass `cluster`: experts become neurons, and predictors say which of them are awake.
+//! Runs the pass `cluster`: experts become neurons, and predictors say which of them are active.
 
 use super::{Change, Inputs, Neurons, Placed, graph};
 use moec_base::error::Result;

@@ -9,21 +9,21 @@ use moec_passes::hot::HotShare;
 use moec_passes::tune::{self, KernelTimer};
 use moec_passes::{frames, fuse, layout, page};
 
-/// 10⁹ bytes per second of a disk that nobody has measured.
+/// 10⁹ bytes per second of a disk that was not measured.
 const FLASH_GB_PER_S: f64 = 2.0;
 
 pub(super) fn layout(given: &Inputs<'_>, module: &Module, placed: &Placed) -> Result<Planned> {
     let artifacts = given.artifacts()?;
     let cache = given.config.kv_format();
     let (statics, homes) = (&placed.statics, &placed.homes);
-    // A twin has no budget of its own: its Graph says what asks flash. Frames hear of scores without any.
+    // A host build has no budget of its own: its Graph says what asks flash. Frames hear of scores without any.
     let asks = || module.entries.iter().flat_map(|e| &e.nodes).any(|n| n.op.reads_disk());
     let framed = homes.experts.policy.cached().is_some();
     let paged = given.config.memory.budget.is_some() || (!framed && asks());
     let draft =
         layout::layout(module, given.model_info()?, given.target, cache, &artifacts, statics, homes, paged)?;
     let mut plan = draft.plan;
-    // What bounds the experts of a twin is no placement of its own.
+    // What bounds the experts of a host build is no placement of its own.
     let divided = given.units.is_some() || !given.list.free.is_empty();
     if let Some(placement) = placed.placement.as_ref().filter(|_| divided) {
         plan.placement = placement.clone();

@@ -1,7 +1,7 @@
 //! Dense networks by neurons: an expert that every row chooses.
 //!
 //! A router with one expert has no choice, whatever its logit, so a channel of the embedding will do for one. Nothing is weighted or
-//! summed behind it: slots stand in the order of rows.
+//! summed after it: slots stand in the order of rows.
 //!
 //! ```text
 //! h = linear_glu(x, gate_up)     →   table = dispatch(router(slice(embedding)))
@@ -50,7 +50,7 @@ fn network(module: &Module, graph: &Graph, at: usize) -> Option<Network> {
     (alone && fits).then_some(Network { nodes: [at, reader], glu, halves: [gate_up, down], layer })
 }
 
-/// What a router says that has one expert: ids of all rows. It stands behind the embedding.
+/// Choices of a router with one expert: ids of all rows. It stands after the embedding.
 ///
 /// # Errors
 /// A Graph without an embedding: our bug.
@@ -62,7 +62,7 @@ pub(super) fn choices(graph: &mut Graph) -> Result<ValueId> {
         return Err(Error::bug("an embedding of nothing"));
     };
     let rows = graph.kind.rows();
-    let mut patch = Patch::new("everybody chooses", graph);
+    let mut patch = Patch::new("every row chooses", graph);
     let [logits, ids, weights] =
         [Type::f32([rows, 1]), Type::i32([rows, 1]), Type::f32([rows, 1])].map(|ty| patch.value(ty));
     let router = RouterDesc {

@@ -59,7 +59,7 @@ fn each_batch_has_its_share_and_prompts_have_whole_experts() {
         let wanted =
             ["linear", "router", "dispatch", "expert_ffn", "neuron_ffn", "combine", "combine", "add"];
         assert_eq!(ops(graph), wanted);
-        // The unit begins first, and what the processor has is weighted first.
+        // The unit begins first, and what the CPU has is weighted first.
         let [hot, cold] = ["expert_ffn", "neuron_ffn"]
             .map(|name| graph.nodes.iter().find(|n| n.op.name() == name).unwrap());
         assert!(matches!(hot.op, Op::ExpertFfn { fixed: true, .. }));
@@ -79,7 +79,7 @@ fn where_all_neurons_are_hot_none_is_left() {
     moec_ir::verify::module(&divided).unwrap();
     assert_eq!(divided.entries[..2], module().entries[..2]);
     assert_eq!(ops(&divided.entries[2]), ["linear", "router", "dispatch", "expert_ffn", "combine"]);
-    // Nobody leaves his place.
+    // No neuron moves.
     assert!(divided.weights.iter().all(|w| !w.expr.to_string().contains("arrange")));
 }
 

@@ -53,7 +53,7 @@ impl Call<'_> {
 }
 
 impl Builder<'_> {
-    /// The step of a node that a unit beside the processor takes part in. It gets values by their first columns.
+    /// The step of a node that a unit beside the CPU takes part in. It gets values by their first columns.
     pub(super) fn offloaded(
         &self,
         frame: &mut Frame<'_>,
@@ -101,7 +101,7 @@ impl Builder<'_> {
     }
 }
 
-/// The step of a `fetch`: the table stays where it is. Of experts that live on several units it asks for the processor's, and
+/// The step of a `fetch`: the table stays where it is. Of experts that live on several units it asks for the CPU's, and
 /// there is none where those are none.
 pub(super) fn fetched(
     frame: &mut Frame<'_>,
@@ -113,7 +113,7 @@ pub(super) fn fetched(
 ) -> Result<Option<Step>> {
     let value = |operand: &Operand| match operand {
         Operand::Value(v) => Ok(*v),
-        _ => Err(Error::bug("a `fetch` of something that is no value")),
+        _ => Err(Error::bug("a `fetch` of something that is not a value")),
     };
     let table = node.inputs.first().ok_or_else(|| Error::bug("a `fetch` of nothing"))?;
     let (whole, out) = (value(table)?, node.outputs[0]);

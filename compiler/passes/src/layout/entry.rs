@@ -20,12 +20,12 @@ use moec_ir::plan::{
 use moec_ir::{Format, Graph, Module, Node, Op, Operand, StateId, ValueId, WeightClass, WeightId};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// What is laid out so far, over all entry points.
+/// Layout so far, over all entry points.
 pub(super) struct Builder<'a> {
     pub(super) module: &'a Module,
     pub(super) target: &'a CpuTarget,
     pub(super) statics: &'a Statics,
-    /// Where nodes and experts live that units beside the processor run with shapes as they come.
+    /// Units of nodes and experts beside the CPU that run with dynamic shapes.
     pub(super) homes: &'a Homes,
     /// Whether experts stay on flash.
     pub(super) paged: bool,
@@ -33,7 +33,7 @@ pub(super) struct Builder<'a> {
     cache: Format,
     /// Its tensors that are values, not keys.
     pub(super) values: HashSet<StateId>,
-    /// Weights that linear layers on the processor multiply by.
+    /// Weights that linear layers on the CPU multiply by.
     matrices: HashSet<WeightId>,
     pub(super) kernels: Vec<KernelSpec>,
     kernel_ids: HashMap<String, u32>,
@@ -46,23 +46,23 @@ pub(super) struct Builder<'a> {
     pub(super) brought: BTreeMap<u32, [u32; 2]>,
     /// Experts that streams compute.
     pub(super) streams: Vec<StreamSet>,
-    /// What writes the kernels of threads of units that launch their own, by unit.
+    /// Writers of the GPU kernels of units that launch their own, by unit.
     pub(super) threads: BTreeMap<u32, ThreadTarget>,
     /// These kernels, in the order of [`Builder::launches`].
     pub(super) thread_kernels: Vec<Kernel>,
     pub(super) launches: Vec<ThreadKernel>,
     pub(super) ends: [u64; 2],
     pub(super) scratch: u64,
-    /// By memory beside the processor's and segment: the matrices that lie there, none for the whole.
+    /// By memory beside the CPU's and segment: the matrices that lie there, none for the whole.
     pub(super) residents: BTreeMap<(u32, u32), Vec<u32>>,
-    /// Memories of states that lie beside the processor's.
+    /// Memories of states that lie beside the CPU's.
     pub(super) states: BTreeMap<u32, u32>,
 }
 
 /// A node whose steps are made.
 pub(super) struct Placed<'a> {
     pub(super) node: &'a Node,
-    /// What is computed, and what is added to it.
+    /// Node that is computed, and what is added to it.
     producer: &'a Node,
     residual: Option<ValueId>,
     /// Index of the node.
@@ -254,7 +254,7 @@ impl Builder<'_> {
         for unit in units {
             each.push((unit, self.select(unit, &view, node)?));
         }
-        // What several units compute together lies where the processor finds it, unless nobody but one of them reads it.
+        // What several units compute together lies where the CPU finds it, unless only one of them reads it.
         let memory = match node.op {
             Op::ExpertFfn { .. } => homes.whole(node.scope.layer).map_or(0, |unit| homes.memory(unit)),
             _ => homes.memory(unit),
@@ -377,7 +377,7 @@ impl Builder<'_> {
         Ok(steps)
     }
 
-    /// Brings the matrices of a layer's experts to a memory beside the processor's, as far as they live there.
+    /// Brings the matrices of a layer's experts to a memory beside the CPU's, as far as they live there.
     pub(super) fn reside(&mut self, layer: u32, memory: u32, segment: u32) -> Result<()> {
         if memory == 0 {
             return Ok(());
@@ -456,7 +456,7 @@ impl Builder<'_> {
             return Ok(segment);
         }
         let weight = self.module.weight(id);
-        // The file of experts that stay on flash has what the processor reads.
+        // The file of experts that stay on flash has what the CPU reads.
         let file = usize::from(weight.class == WeightClass::Experts && !(threads && self.paged));
         let offset = self.ends[file].next_multiple_of(ALIGN);
         let bytes = moec_cpu::packed_bytes(layout, weight.format, &weight.shape)
@@ -490,7 +490,7 @@ fn divide(
 ) -> Result<()> {
     let [step] = steps else { return Err(Error::bug("a `dispatch` of several steps")) };
     let Code::Builtin(Builtin::Dispatch { candidates, .. }) = &mut step.code else {
-        return Err(Error::bug("a `dispatch` that is none"));
+        return Err(Error::bug("an invalid `dispatch`"));
     };
     *candidates = Some(Candidates { layer: index, units: int(of.units.len())? });
     for &unit in &of.units {

@@ -1,4 +1,4 @@
-//! Where the values of an entry point lie.
+//! Places of the values of an entry point.
 
 use super::int;
 use crate::memory::aligned;
@@ -7,7 +7,7 @@ use moec_ir::plan::Buffer;
 use moec_ir::{Graph, Node, Op, Operand, Type, ValueId};
 use std::collections::HashMap;
 
-/// Where a value is.
+/// Place of a value.
 #[derive(Clone, Copy)]
 pub(super) enum Home {
     Buffer { buffer: u32, column: usize, ld: usize },

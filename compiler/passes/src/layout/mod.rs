@@ -2,7 +2,7 @@
 //!
 //! The target chooses kernels and weight layouts node by node; slices become views, additions of a
 //! residual go into the epilogue of what produced the other operand. Every buffer gets a place of its
-//! own and every step a barrier, so the plan already runs; the passes behind only make it tight.
+//! own and every step a barrier, so the plan already runs; later passes only make it tight.
 
 mod builtins;
 mod entry;
@@ -31,13 +31,13 @@ pub struct Draft {
     pub plan: Plan,
     /// Kernels, in the order of [`Plan::kernels`].
     pub kernels: Vec<KernelSpec>,
-    /// Kernels of threads, in the order of [`Plan::launches`].
+    /// GPU kernels, in the order of [`Plan::launches`].
     pub thread_kernels: Vec<Kernel>,
     /// Weight that each segment packs.
     pub segment_weights: Vec<WeightId>,
 }
 
-/// Where states lie and in which order. Those that fold tokens have room for snapshots.
+/// Places and order of states. Those that fold tokens have room for snapshots.
 fn states(
     module: &Module,
     builder: &Builder<'_>,
@@ -159,7 +159,7 @@ pub fn layout(
     Ok(Draft { plan, kernels, thread_kernels, segment_weights: builder.segment_weights })
 }
 
-/// What writes the kernels of each unit that launches its own.
+/// Writers of the kernels of each unit that launches its own.
 fn thread_targets(target: &CpuTarget, homes: &Homes) -> BTreeMap<u32, ThreadTarget> {
     let of = |(index, unit): (usize, &UnitRef)| {
         let family = families::threads(&unit.family)?;

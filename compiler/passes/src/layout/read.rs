@@ -1,4 +1,4 @@
-//! Who reads what: which additions a producer makes, which tensors of the KV cache are values, and which weights are matrices of
+//! Readers of values: which additions a producer makes, which tensors of the KV cache are values, and which weights are matrices of
 //! linear layers.
 
 use crate::offload::Statics;
@@ -23,7 +23,7 @@ pub(super) fn values(module: &Module) -> HashSet<StateId> {
     found
 }
 
-/// Weights that kernels of the processor multiply by in a linear layer: one that is outside of static graphs, and that
+/// Weights that kernels of the CPU multiply by in a linear layer: one that is outside of static graphs, and that
 /// `elsewhere` does not give to a unit with kernels of its own.
 pub(super) fn matrices(
     module: &Module,

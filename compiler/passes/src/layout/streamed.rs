@@ -10,7 +10,7 @@ use moec_ir::plan::{Arg, Builtin, Code, Grid, Layout, Step, StreamSet};
 use moec_ir::{Op, Operand};
 
 impl Builder<'_> {
-    /// The step of a layer's experts on a unit that has streams: rows as they come, weights as the processor's kernels have
+    /// The step of a layer's experts on a unit that has streams: rows as they come, weights as the CPU's kernels have
     /// them.
     pub(super) fn streamed(
         &mut self,
@@ -42,7 +42,7 @@ impl Builder<'_> {
         let memory = self.homes.memory(unit);
         for input in 2..node.inputs.len() {
             let Operand::Weight(w) = node.inputs[input] else {
-                return Err(Error::bug("a weight that is none"));
+                return Err(Error::bug("an operand that is not a weight"));
             };
             if input > 3 {
                 let segment = self.segment(w, Layout::Rows, false)?;
@@ -56,7 +56,7 @@ impl Builder<'_> {
                 let name = &self.homes.units[unit as usize].name;
                 return Err(Error::limit(format!("`{name}` does not read weights as `{}` packs them", self.target.name()))
                     .because(format!("they lie as {layout:?}"))
-                    .hint("its processor needs AVX-512; or leave experts to the processor: `experts = \"cpu\"` under `[placement]`"));
+                    .hint("its CPU needs AVX-512; or leave experts to the CPU: `experts = \"cpu\"` under `[placement]`"));
             }
             let segment = self.segment(w, layout, false)?;
             self.experts.entry(layer).or_default()[input - 2] = segment;

@@ -1,4 +1,4 @@
-//! Kernels of threads, of units that launch their own in place of the processor's.
+//! GPU kernels, of units that launch their own in place of the CPU's.
 
 use super::entry::{Builder, Placed};
 use super::int;
@@ -60,9 +60,9 @@ impl Builder<'_> {
         };
         let kernel = threads.kernel_of(work, rows(self.module, graph, place.node)).ok_or_else(refused)?;
         let launch = threads.launch(&kernel).map_err(|e| {
-            refused().because(e).hint(
-                "leave it to the processor under `[placement]`, or choose another format for what it reads",
-            )
+            refused()
+                .because(e)
+                .hint("leave it to the CPU under `[placement]`, or choose another format for what it reads")
         })?;
         let grid = threads.grid(&kernel);
         let artifact = format!("artifacts/{name}.ptx");
@@ -84,7 +84,7 @@ impl Builder<'_> {
     }
 
     /// Refuses what no unit with kernels of its own can share with others: experts that change their unit while the plan runs, or
-    /// that stay on flash, lie as the processor reads them.
+    /// that stay on flash, lie as the CPU reads them.
     ///
     /// # Errors
     /// Such a plan.

@@ -1,7 +1,7 @@
-//! Behind `cluster`: few rows ask a predictor who is awake before they ask gates (PowerInfer-2, §2.2, §4.1.2 and §5).
+//! After `cluster`: few rows ask a predictor which neurons are active before they ask gates (PowerInfer-2, §2.2, §4.1.2 and §5).
 //!
-//! Where experts lie by neurons every gate is read, or a sketch of it, to know who is awake. A predictor says so for fewer bytes, and
-//! errs: whom it takes to be awake has its gate computed first, so that a needless call costs a gate; who is missed is lost. So
+//! Where experts lie by neurons every gate is read, or a sketch of it, to know which neurons are active. A predictor says so for fewer bytes, and
+//! errs: a neuron it takes to be active has its gate computed first, so that a needless call costs a gate; a missed one is lost. So
 //! results change, and nothing is done unless `predict` under `[experts]` asks for it.
 //!
 //! ```text
@@ -41,7 +41,7 @@ pub struct Layer {
     why: String,
 }
 
-/// What bytes follow from.
+/// Shape that bytes follow from.
 #[derive(Clone, Copy)]
 struct Shape {
     experts: usize,
@@ -82,7 +82,7 @@ impl Shape {
             }
     }
 
-    /// Bytes that a token reads with a predictor: all of it, gates of whom it takes to be awake, up and down of who is.
+    /// Bytes that a token reads with a predictor: all of it, gates of the neurons it takes to be active, up and down of those that are.
     fn predicted(&self, tried: &Tried, awake: f64) -> f64 {
         let (part, all) = (Self::row(self.format, self.hidden) as f64, (self.k * self.inter) as f64);
         (self.k * self.held(tried.kind)) as f64 + all * part * (tried.predicted + 2.0 * awake * tried.recall)
@@ -225,8 +225,8 @@ fn name(kind: Kind) -> String {
     }
 }
 
-/// Neurons that a node computes, of the layer that it belongs to: those that are awake past a border. Below a threshold of SiLU
-/// they are awake on two sides of what sleeps.
+/// Neurons that a node computes, of the layer that it belongs to: those that are active past a border. Below a threshold of SiLU
+/// they are active on two sides of what sleeps.
 fn by_neurons(node: &Node) -> Option<(u32, Glu, WeightId)> {
     match (&node.op, node.inputs.as_slice(), node.scope.layer) {
         (&Op::NeuronFfn { glu, paged: None, predict: None }, &[_, _, Operand::Weight(w)], Some(layer))
@@ -304,7 +304,7 @@ pub fn apply(module: &mut Module, layers: &[Layer], trained: &mut Trained, which
     crate::rewrite::drop_unused_weights(module);
 }
 
-/// What is wrong where a predictor is asked for and there are no neurons to predict.
+/// Error where a predictor is required and there are no neurons to predict.
 pub fn nothing_to_predict(wanted: Predict) -> Error {
     Error::input(format!("`predict = \"{}\"`, but there is nothing to predict", wanted.name()))
         .because(

@@ -1,8 +1,8 @@
 //! Trains predictors of a layer's neurons on the rows of a profile, and counts what they miss on rows that they have not seen.
 //!
-//! A predictor takes a neuron to be awake where what it says of the gate is past the border less `κ` of its standard errors. The errors
-//! and `κ` are of every other row, so that of the neurons that these rows wake the wished share is found; recall and the share that is
-//! taken to be awake are counted on the others. Rows are of a layer: of whom its router chose for them a profile says nothing,
+//! A predictor takes a neuron to be active where what it says of the gate is past the border less `κ` of its standard errors. The errors
+//! and `κ` are of every other row, so that of the neurons that these rows activate the wished share is found; recall and the share that is
+//! taken to be active are counted on the others. Rows are of a layer: which experts its router chose for them is not in a profile,
 //! so that every row meets every expert.
 
 use super::low_rank;
@@ -55,7 +55,7 @@ pub(super) struct Neurons<'a> {
     pub(super) glu: Glu,
 }
 
-/// What says something of gates.
+/// Kind of predictor of gates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kind {
     pub(super) predictor: Predictor,
@@ -68,9 +68,9 @@ pub(super) struct Tried {
     pub(super) kind: Kind,
     /// Standard errors that the border is lower by.
     pub(super) kappa: f64,
-    /// Of the neurons that rows wake, those that are found: on rows that nothing was fitted to.
+    /// Of the neurons that rows activate, those that are found: on rows that nothing was fitted to.
     pub(super) recall: f64,
-    /// Of all neurons, those that are taken to be awake there.
+    /// Of all neurons, those that are taken to be active there.
     pub(super) predicted: f64,
     /// `[experts, inter]`: what is added to what is said.
     pub(super) margins: Vec<f32>,
@@ -78,7 +78,7 @@ pub(super) struct Tried {
 
 /// All predictors of a layer.
 pub(super) struct Trained {
-    /// Share of neurons that rows wake, of those that nothing was fitted to.
+    /// Share of neurons that rows activate, of those that nothing was fitted to.
     pub(super) awake: f64,
     /// Rows that were fitted to, and rows that were counted.
     pub(super) rows: [usize; 2],
@@ -94,7 +94,7 @@ pub(super) struct Factors {
     pub(super) right: Vec<f32>,
 }
 
-/// What one expert tells of a kind: of the neurons that rows wake, and of the others, how many standard errors below the border the
+/// Statistics of one expert for a kind: of the neurons that rows activate, and of the others, how many standard errors below the border the
 /// predictor puts them.
 #[derive(Default)]
 struct Seen {
@@ -104,7 +104,7 @@ struct Seen {
     asleep: Vec<f32>,
 }
 
-/// Whether a gate wakes its neuron, as [`moec_ir::Op::NeuronFfn`] has it.
+/// Whether a gate activates its neuron, as [`moec_ir::Op::NeuronFfn`] has it.
 fn wakes(glu: Glu, gate: f32) -> bool {
     match glu {
         Glu::FatRelu { threshold } => gate >= threshold,
@@ -112,7 +112,7 @@ fn wakes(glu: Glu, gate: f32) -> bool {
     }
 }
 
-/// The gate from which on neurons are awake.
+/// The gate from which on neurons are active.
 fn border(glu: Glu) -> f32 {
     match glu {
         Glu::FatRelu { threshold } => threshold,
@@ -120,7 +120,7 @@ fn border(glu: Glu) -> f32 {
     }
 }
 
-/// Trains all kinds whose weights are smaller than the gates; `recall` is the share of awake neurons that they are to find.
+/// Trains all kinds whose weights are smaller than the gates; `recall` is the share of active neurons that they are to find.
 ///
 /// # Errors
 /// Weights that cannot be read, an interrupt.
@@ -218,7 +218,7 @@ fn expert(
     Ok((factors, seen))
 }
 
-/// What the gates say once their numbers are rounded to codes.
+/// Predicted gates once their numbers are rounded to codes.
 fn by_codes(of: &Neurons<'_>, gates: &[f32], rows: &[f32]) -> Vec<f32> {
     let mut said = vec![0.0; rows.len() / of.hidden * of.inter];
     for (i, gates) in gates.chunks(NEURONS * of.hidden).enumerate() {
@@ -233,7 +233,7 @@ fn by_codes(of: &Neurons<'_>, gates: &[f32], rows: &[f32]) -> Vec<f32> {
     said
 }
 
-/// What the first `used` of `rank` factors say: `small` are rows times all of `right`.
+/// Prediction of the first `used` of `rank` factors: `small` are rows times all of `right`.
 fn by_factors(of: &Neurons<'_>, factors: &Factors, small: &[f32], [rank, used]: [usize; 2]) -> Vec<f32> {
     let row = |t: &[f32]| {
         let mut sums = vec![0.0; of.inter];

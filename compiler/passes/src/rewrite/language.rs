@@ -124,7 +124,7 @@ pub enum Attr {
     Glu(Glu),
 }
 
-/// What is known of an e-class.
+/// Facts about an e-class.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Fact {
     /// Shape; empty for attributes and for operators with two results.
@@ -146,7 +146,7 @@ impl Fact {
     }
 }
 
-/// The analysis: tables behind the leaves, and shapes.
+/// The analysis: tables after the leaves, and shapes.
 #[derive(Default)]
 pub struct Facts {
     /// Attributes.

@@ -1,6 +1,6 @@
 //! Pass `rewrite`: equality saturation over each block of the model (egg, Willsey et al., POPL 2021).
 //!
-//! Every region gets its own e-graph, all rules of a table run to saturation, and what operators cost on the processor picks
+//! Every region gets its own e-graph, all rules of a table run to saturation, and what operators cost on the CPU picks
 //! one form of each value. Limits are counts, never times, so that a build is reproducible.
 
 pub mod language;
@@ -21,10 +21,10 @@ const ITERATIONS: usize = 16;
 /// Most e-nodes per region.
 const NODES: usize = 20_000;
 
-/// What rewriting did: how often each rule changed a region.
+/// Number of times that each rule changed a region.
 pub type Applied = BTreeMap<String, usize>;
 
-/// What operators cost on a unit.
+/// Costs of operators on a unit.
 #[derive(Clone, Copy)]
 pub struct Costs<'a> {
     /// Whether the unit runs an operator, by its name in the Graph.
@@ -33,11 +33,11 @@ pub struct Costs<'a> {
     pub launch: f64,
 }
 
-/// Which rules run and what operators cost.
+/// Rules that run, and costs of operators.
 pub struct Options<'a> {
     /// Keeps a rule; `None` keeps all. Tests bisect with it.
     pub keep: Option<&'a dyn Fn(&str) -> bool>,
-    /// What operators cost on the processor.
+    /// Costs of operators on the CPU.
     pub costs: Costs<'a>,
 }
 

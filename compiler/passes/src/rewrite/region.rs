@@ -166,11 +166,11 @@ pub(super) struct Rebuild<'r, 'b, 'm, C: egg::CostFunction<Moe>> {
     pub(super) region: &'r Region,
     /// Choice.
     pub(super) extractor: Extractor<'r, C, Moe, Facts>,
-    /// Where nodes go.
+    /// Builder of the nodes.
     pub(super) builder: &'b mut GraphBuilder<'m>,
     /// New value of every old one from outside.
     pub(super) outside: &'b HashMap<ValueId, ValueId>,
-    /// What classes have become.
+    /// Operands that classes have become.
     pub(super) memo: HashMap<Id, Vec<Operand>>,
 }
 
@@ -263,7 +263,7 @@ impl<C: egg::CostFunction<Moe>> Rebuild<'_, '_, '_, C> {
     fn weight(&mut self, id: Id) -> Result<Weight> {
         match self.operand(id)? {
             Operand::Weight(w) => Ok(self.builder.module().weight(w).clone()),
-            _ => Err(Error::bug("a weight expression over something that is no weight")),
+            _ => Err(Error::bug("a weight expression over something that is not a weight")),
         }
     }
 
@@ -299,7 +299,7 @@ impl<C: egg::CostFunction<Moe>> Rebuild<'_, '_, '_, C> {
 pub(super) struct Traffic<'a> {
     /// E-graph.
     pub(super) egraph: &'a EGraph<Moe, Facts>,
-    /// What operators cost on the unit.
+    /// Costs of operators on the unit.
     pub(super) costs: Costs<'a>,
 }
 

@@ -1,4 +1,4 @@
-//! What the tables of rules are made of.
+//! Rows of the tables of rules.
 
 use super::language::{Attr, Facts, Moe};
 use egg::{Applier, EGraph, Id, PatternAst, Rewrite, Subst, Symbol, Var};
@@ -10,7 +10,7 @@ pub(super) type Graph = EGraph<Moe, Facts>;
 pub struct Row {
     /// Rule.
     pub rule: Rule,
-    /// What it states.
+    /// The equation.
     pub equation: &'static str,
 }
 

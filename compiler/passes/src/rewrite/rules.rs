@@ -30,7 +30,7 @@ pub fn all() -> Vec<Row> {
                 => "(linear_glu_bias ?k ?x (w_rows ?g ?u) (w_rows ?bg ?bu))"
                 if same_storage("?g", "?u"))),
 
-        // The scale of a norm goes into the weights behind it, exact only while they are stored in f32.
+        // The scale of a norm goes into the weights after it, exact only while they are stored in f32.
         row("rms_norm(x, w) = rms_norm(x, 1) · w, where every reader can fold w",
             rewrite!("norm-split"; "(rms_norm ?a ?x ?w)" => "(scale_cols (rms_unit ?a ?x) ?w)" if foldable("?a"))),
         row("(x · s) Wᵀ = x (W · s)ᵀ",
