@@ -21,7 +21,7 @@ use std::process::Command;
 /// Names the static library of `prebuilt/` that is embedded.
 const GIVEN: &str = "MOEC_PREBUILT";
 
-/// What decides what is built, beside the packages of the library; relative to the workspace.
+/// Files that decide what is built, beside the packages of the library; relative to the workspace.
 const WORKSPACE: &[&str] = &["Cargo.toml", "Cargo.lock"];
 
 /// Variables that describe the outer build and would leak into the inner one: whole names, or all that begin so.
@@ -53,10 +53,10 @@ const LEAKS: &[&str] = &[
     "TARGET",
 ];
 
-/// How sections that `main` does not reach are left out; linkers that cannot do it link everything.
+/// Flags that leave out sections that `main` does not reach; linkers that cannot do it link everything.
 const PARTIAL_LINKS: &[&[&str]] = &[&["-Wl,--gc-sections,--entry=main"], &[]];
 
-/// How far what is embedded is compressed, of 10.
+/// Compression of what is embedded, of 10.
 const EFFORT: u8 = 9;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -89,7 +89,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Where what is compiled is kept: `TARGET/prebuilt` of `TARGET/PROFILE/build/moec-bundle-HASH/out`.
+/// Folder of compiled code: `TARGET/prebuilt` of `TARGET/PROFILE/build/moec-bundle-HASH/out`.
 fn kept(out: &Path) -> PathBuf {
     let mut above = out.ancestors().skip(2);
     let usual = above.next().and_then(Path::file_name).is_some_and(|n| n == "build");

@@ -14,7 +14,7 @@ use moec_runtime::bundle::abi::KernelFn;
 use std::ffi::{c_char, c_int};
 use std::io::Write;
 
-/// What a bundle's table object holds, under the symbol `moec_table`.
+/// Contents of a bundle's table object, under the symbol `moec_table`.
 #[repr(C)]
 struct Table {
     /// The encoded plan.
@@ -23,7 +23,7 @@ struct Table {
     plan_bytes: usize,
     /// Kernels, in the plan's order.
     kernels: *const KernelFn,
-    /// How many.
+    /// Number of kernels.
     kernel_count: usize,
 }
 
@@ -45,7 +45,7 @@ extern "C" fn main(_count: c_int, _arguments: *const *const c_char) -> c_int {
         )
     };
     let status = moec_service::front(moec_units::PRECOMPILED).main(plan, kernels);
-    // Returning from C's `main` flushes C's streams only. Whom a closed one concerns has been told by the verb.
+    // Returning from C's `main` flushes C's streams only. The subcommand has reported a closed one.
     let _ = std::io::stdout().flush();
     c_int::from(status)
 }

@@ -21,7 +21,7 @@ pub fn bytes_up(n: u64) -> String {
     format!("{} MiB", n.div_ceil(1 << 20))
 }
 
-/// What [`bytes`] and people write: a number with `KiB`, `MiB`, `GiB` or `TiB`, or bytes. `None`: something else.
+/// Size that [`bytes`] and people write: a number with `KiB`, `MiB`, `GiB` or `TiB`, or bytes. `None`: something else.
 pub fn parse_bytes(text: &str) -> Option<u64> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());

@@ -1,6 +1,6 @@
 //! Interrupts: SIGINT, SIGTERM and SIGHUP, from the first moment on.
 //!
-//! While there is nothing to clean up, each of them ends the process at once, wherever it waits. While somebody holds a [`Hold`]
+//! While there is nothing to clean up, each of them ends the process at once, wherever it waits. While a thread holds a [`Hold`]
 //! (a bundle that is half written, a scratch folder), the first signal is noted: loops that poll [`check`] end, system calls
 //! that wait return, and what was begun is removed. A second one ends the process then, too. The exit code is 128 and the
 //! signal's number: 130 after Ctrl-C. A SIGHUP that the parent process has ignored stays ignored, as `nohup` wants it.
@@ -16,12 +16,12 @@ use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 /// The signal that has come; 0 if none has.
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
-/// How many have something to clean up.
+/// Number of holders with something to clean up.
 static HOLDS: AtomicUsize = AtomicUsize::new(0);
 /// The process that is waited for, which gets the signal, too; 0 if there is none.
 static CHILD: AtomicI32 = AtomicI32::new(0);
 
-/// What is said of an interrupt.
+/// Message of an interrupt.
 const SAID: &str = "error: interrupted\n";
 
 /// Whether the user asked to stop. Long loops poll it.
@@ -115,7 +115,7 @@ extern "C" fn on_signal(signal: libc::c_int) {
     }
 }
 
-/// What a signal does now: a handler's address, or one of the constants for none.
+/// Current action of a signal: a handler's address, or one of the constants for none.
 #[cfg(unix)]
 fn action_of(signal: libc::c_int) -> libc::sighandler_t {
     // SAFETY: `action` is a valid `sigaction` to write to (zero is a valid bit pattern of every field); no new one is given.

@@ -1,4 +1,4 @@
-//! What all crates of the compiler stand on: errors, words and sizes for people, progress, interrupts, files written whole, the
+//! Base of all crates of the compiler: errors, words and sizes for people, progress, interrupts, files written whole, the
 //! cache folder, and the paths of a bundle's files.
 
 pub mod cache_dir;

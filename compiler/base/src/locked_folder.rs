@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 /// Locked while the process lives. It also marks the folder as moec's.
 pub const LOCK: &str = "lock";
-/// How often names and locks are tried for, when other processes take them.
+/// Number of tries for names and locks, when other processes take them.
 pub const TRIES: usize = 100;
 /// File descriptors that are kept for removing the folder, one for each folder in it that is open at once.
 const RESERVED: usize = 12;

@@ -22,7 +22,7 @@ pub const PLAN: &str = "plan.bin";
 pub const DEVICE: &str = "device.toml";
 /// Text form of the plan.
 pub const PLAN_TEXT: &str = "plan.txt";
-/// Why kernels are what they are.
+/// Reasons for the choice of kernels.
 pub const DECISIONS: &str = "decisions.json";
 /// Signature of the manifest, by minisign or `moec sign`.
 pub const SIGNATURE: &str = "manifest.json.minisig";

@@ -1,4 +1,4 @@
-//! What the user sees while he waits: stage lines, warnings and bars, all on stderr.
+//! Progress for the user: stage lines, warnings and bars, all on stderr.
 //!
 //! | | on a terminal | elsewhere | under `--verbose` |
 //! |---|---|---|---|
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const VERB: Style = AnsiColor::Green.on_default().bold();
 const WARNING: Style = AnsiColor::Yellow.on_default().bold();
 
-/// Where stage lines and bars go.
+/// Destination of stage lines and bars.
 #[derive(Clone, Debug)]
 pub struct Progress {
     quiet: bool,
@@ -56,7 +56,7 @@ impl Progress {
         }
     }
 
-    /// The last line of a verb, with the time since `start`.
+    /// The last line of a subcommand, with the time since `start`.
     pub fn finished(&self, what: &str, start: Instant) {
         self.stage("Finished", &format!("{what} in {:.2}s", start.elapsed().as_secs_f64()));
     }
@@ -73,7 +73,7 @@ impl Progress {
         }
     }
 
-    /// Whether bars are drawn. Whoever has no other sign of life writes lines where they are not.
+    /// Whether bars are drawn. Where they are not, a caller that shows nothing else prints lines.
     pub fn draws(&self) -> bool {
         self.draws
     }
@@ -113,14 +113,14 @@ impl Progress {
     }
 
     fn line(&self, line: &str) {
-        // A closed stderr leaves nobody to tell.
+        // A closed stderr cannot be reported anywhere.
         self.bars.suspend(|| {
             let _ = writeln!(anstream::stderr().lock(), "{line}");
         });
     }
 }
 
-/// `1 token` of `tokens`: units are regular plurals, perhaps with words behind.
+/// `1 token` of `tokens`: units are regular plurals, perhaps with words after them.
 fn singular(unit: &str) -> String {
     let (noun, rest) = unit.split_once(' ').map_or((unit, String::new()), |(n, r)| (n, format!(" {r}")));
     format!("1 {}{rest}", noun.strip_suffix('s').unwrap_or(noun))

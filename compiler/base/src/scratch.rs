@@ -9,7 +9,7 @@ use moec_ir::plan::Plan;
 use std::fs;
 use std::path::Path;
 
-/// What names of such folders begin with.
+/// Prefix of the names of such folders.
 const PREFIX: &str = "scratch-";
 
 /// A folder that is removed when dropped.

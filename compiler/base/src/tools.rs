@@ -1,4 +1,4 @@
-//! What families are helped by on this machine: the cache folder, and moec itself.
+//! Tools of backends on this machine: the cache folder, and moec itself.
 
 use crate::cache_dir;
 use moec_family::Tools;
@@ -8,14 +8,14 @@ use std::sync::OnceLock;
 /// The file of this program, if it is moec.
 static MOEC: OnceLock<PathBuf> = OnceLock::new();
 
-/// Says that this program is moec: its own verbs are there to be started.
+/// Says that this program is moec: its own subcommands are there to be started.
 pub fn this_is_moec() {
     if let Ok(path) = std::env::current_exe() {
         MOEC.get_or_init(|| path);
     }
 }
 
-/// What there is, by the cache folder.
+/// Tools that there are, by the cache folder.
 pub fn beside(cache: &Path) -> Tools<'_> {
     Tools { cache, moec: MOEC.get().map(PathBuf::as_path) }
 }

@@ -1,4 +1,4 @@
-//! Artifacts of units beside the processor: written by their families.
+//! Artifacts of units beside the CPU: written by their families.
 
 use moec_base::cache_dir;
 use moec_base::error::{Error as Bug, Result, io_error};
@@ -71,17 +71,17 @@ fn write_streams(c: &Compiled<'_>, root: &Path, progress: &Progress) -> Result<u
     Ok(written)
 }
 
-/// Writes the kernels of threads of every unit that launches some, and beside their text what an assembler makes of it, if there is one.
+/// Writes the GPU kernels of every unit that launches some, and beside their text what an assembler makes of it, if there is one.
 fn write_threads(c: &Compiled<'_>, root: &Path, progress: &Progress, emitted: &mut Emitted) -> Result<()> {
     let launches = &c.plan.launches;
     for free in &c.list.free {
         let own = launches.iter().zip(&c.thread_kernels).filter(|(k, _)| k.unit == free.index);
         let (names, kernels): (Vec<_>, Vec<_>) = own.map(|(k, kernel)| (&k.artifact, kernel.clone())).unzip();
         let Some(artifact) = names.first() else { continue };
-        let family = free.family.threads().ok_or_else(|| Bug::bug("kernels of threads of no family"))?;
+        let family = free.family.threads().ok_or_else(|| Bug::bug("GPU kernels of no family"))?;
         let generation = family.generation(free.unit);
         let threads = generation.and_then(|g| ThreadTarget::new(g, c.target));
-        let threads = threads.ok_or_else(|| Bug::bug("kernels of threads for no generation"))?;
+        let threads = threads.ok_or_else(|| Bug::bug("GPU kernels for no generation"))?;
         let what = format!("{} kernels for {}", kernels.len(), threads.sm().name());
         let _phase = progress.phase("Compiling", &what);
         let text = threads.compile(&kernels).map_err(|e| {
@@ -99,7 +99,7 @@ fn write_threads(c: &Compiled<'_>, root: &Path, progress: &Progress, emitted: &m
                 emitted.assembler = Some(by);
             }
             None => emitted.notes.push(format!(
-                "`{artifact}` is text alone, which the driver assembles whenever the bundle is opened: `{}` installs \
+                "`{artifact}` contains only PTX; the driver compiles it at every start: `{}` installs \
                  what writes machine code beside it",
                 family.installs_assembler()
             )),

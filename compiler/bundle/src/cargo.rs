@@ -135,7 +135,7 @@ fn watch(cargo: &mut Command, progress: &Progress) -> Result<()> {
     };
     if let Some(stderr) = child.stderr.take() {
         let mut line = Vec::new();
-        // Its own bar is drawn anew behind a carriage return.
+        // Its own bar is drawn anew after a carriage return.
         for byte in BufReader::new(stderr).bytes().map_while(io::Result::ok) {
             if byte != b'\n' && byte != b'\r' {
                 line.push(byte);
@@ -159,7 +159,7 @@ fn watch(cargo: &mut Command, progress: &Progress) -> Result<()> {
     ))
 }
 
-/// What cargo's bar says: `    Building [=====>      ] 12/80: tokenizers, clap`.
+/// Progress in cargo's bar: `    Building [=====>      ] 12/80: tokenizers, clap`.
 fn placed(line: &str) -> Option<(u64, u64, &str)> {
     let (_, rest) = line.split_once("Building [")?.1.split_once("] ")?;
     let (figures, what) = rest.split_once(':')?;

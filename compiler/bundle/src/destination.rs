@@ -1,7 +1,7 @@
-//! What a build may replace: nothing, an empty folder, or a bundle with nothing else in it.
+//! Folders that a build may replace: nothing, an empty folder, or a bundle with nothing else in it.
 //!
 //! A folder is a bundle if its `manifest.json` is one that moec wrote; a file of that name is not enough. What the manifest
-//! does not list is somebody's, and a folder that holds any of it is left alone. Links are never followed.
+//! does not list belongs to the user, and a folder that holds any of it is left alone. Links are never followed.
 
 use super::manifest;
 use moec_base::error::{Error, Result, io_error};
@@ -18,7 +18,7 @@ const UNLISTED: [&str; 3] = [MANIFEST, SIGNATURE, RUN];
 /// Most strangers that an error names.
 const NAMED: usize = 4;
 
-/// What lies where a bundle is to go. Anything else is refused.
+/// State of a bundle's destination. Anything else is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// Nothing.
@@ -29,7 +29,7 @@ pub enum Standing {
     Bundle,
 }
 
-/// A path without a slash at its end, behind which a link would be followed.
+/// A path without a slash at its end, after which a link would be followed.
 pub(super) fn plain(path: &Path) -> PathBuf {
     path.components().collect()
 }
@@ -58,13 +58,14 @@ pub fn look(path: &Path, shown: &Path) -> Result<Standing> {
         return Ok(Standing::Empty);
     }
     let hint = "name another folder with `-o`: only an earlier bundle is replaced, and only if nothing else is in it";
-    let listed = manifest::listed(path)
-        .map_err(|why| Error::usage(format!("`{shown}` exists and is no bundle")).because(why).hint(hint))?;
+    let listed = manifest::listed(path).map_err(|why| {
+        Error::usage(format!("`{shown}` already exists and is not a moec bundle")).because(why).hint(hint)
+    })?;
     let strangers = strangers(path, &listed).map_err(|e| io_error("read", path, &e))?;
     if strangers.is_empty() {
         return Ok(Standing::Bundle);
     }
-    let error = Error::usage(format!("`{shown}` is a bundle, but holds what is no part of it"));
+    let error = Error::usage(format!("`{shown}` is a bundle, but holds what is not part of it"));
     Err(error
         .because(named(&strangers))
         .hint("move that away, or name another folder with `-o`: a bundle is replaced whole"))
@@ -78,7 +79,7 @@ pub(super) fn named(strangers: &[String]) -> String {
     format!("{}{more}", first.join(", "))
 }
 
-/// What lies in a bundle and is not its own: files, links and folders, each named from the bundle on, sorted. Folders of
+/// Entries of a bundle's folder that are not its own: files, links and folders, each named from the bundle on, sorted. Folders of
 /// strangers are not entered. A listed path that is no regular file is a stranger, too.
 ///
 /// # Errors
@@ -129,7 +130,7 @@ pub(super) fn remove(
     let strange: BTreeSet<String> = strangers(bundle, listed)?.into_iter().collect();
     let unlisted = UNLISTED.iter().filter(|f| **f != MANIFEST).map(|f| (*f).to_owned());
     for file in listed.iter().cloned().chain(unlisted) {
-        // A stranger of that name, or in place of a folder above, stays, and so does what lies behind it.
+        // A stranger of that name, or in place of a folder above, stays, and so does the folder it leads to.
         let mut ends = file.match_indices('/').map(|(at, _)| at).chain([file.len()]);
         if ends.any(|at| file.get(..at).is_some_and(|f| strange.contains(f))) {
             continue;

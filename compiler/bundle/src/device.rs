@@ -10,7 +10,7 @@ use moec_ir::plan::Plan;
 use moec_runtime::platform::regular::Limit;
 use std::path::Path;
 
-/// How long a description may be.
+/// Longest description.
 const MOST: Limit = Limit { what: "a device", bytes: 1 << 20 };
 
 /// The description of a target, as a device file. `native` stands as what it was resolved to.

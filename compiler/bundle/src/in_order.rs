@@ -1,7 +1,7 @@
 //! Work on all cores whose results are wanted in order, with a bound on what is under way.
 //!
-//! A worker takes a job and a buffer at once, so the buffers bound what is held, and whoever works on the earliest job always
-//! has one: results that wait for an earlier one wait for somebody who is working.
+//! A worker takes a job and a buffer at once, so the buffers bound what is held, and the worker of the earliest job always
+//! has one: results that wait for an earlier one wait for a worker that is running.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, mpsc};
@@ -26,7 +26,7 @@ struct Left<I: Iterator> {
     /// Number of the next job.
     next: usize,
     free: Vec<Vec<u8>>,
-    /// Nobody wants more.
+    /// Closed: no more results are wanted.
     over: bool,
 }
 
@@ -35,7 +35,7 @@ struct Taken<J> {
     number: usize,
     job: J,
     buffer: Vec<u8>,
-    /// Jobs that nobody has heard of yet.
+    /// Jobs that are not announced yet.
     news: Vec<J>,
 }
 
@@ -91,7 +91,7 @@ impl<J: Clone + Send, I: Iterator<Item = J> + Send> Jobs<I> {
     ) -> Result<(), E> {
         thread::scope(|scope| {
             let (send, results) = mpsc::channel();
-            // Where this ends early nobody must wait for a buffer.
+            // Where this ends early no worker may wait for a buffer.
             let _end = End { jobs: self, always: true };
             for _ in 0..self.workers {
                 let (send, expect, work) = (send.clone(), &expect, &work);

@@ -14,7 +14,7 @@
 //! | `artifacts/sampling.json` | what the checkpoint says of sampling, if it does |
 //! | `runner/` | the generated crate; for a Mac also `build.sh`, which makes `run` of it there |
 //! | `run` | the program, where the host can link for the target |
-//! | `manifest.json.minisig` | a signature of the manifest, where somebody signed it; the manifest does not list it |
+//! | `manifest.json.minisig` | a signature of the manifest, where it was signed; the manifest does not list it |
 
 pub mod artifacts;
 pub mod cargo;

@@ -17,7 +17,7 @@ const RUNTIME: Option<&[u8]> = Some(include_bytes!(concat!(env!("OUT_DIR"), "/pr
 #[cfg(not(prebuilt))]
 const RUNTIME: Option<&[u8]> = None;
 
-/// What rustc asks of the linker for a program: no section that nothing reaches, no symbols, everything relocated before
+/// Flags that rustc gives the linker for a program: no section that nothing reaches, no symbols, everything relocated before
 /// `main` and read-only from then on.
 const FLAGS: &[&str] = &[
     "-pie",

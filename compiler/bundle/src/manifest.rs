@@ -28,7 +28,7 @@ pub struct Manifest {
     pub target: String,
     /// Version of LLVM that compiled the kernels.
     pub llvm: String,
-    /// What assembled kernels of threads, with its release; none where their text is all there is.
+    /// Assembler of GPU kernels, with its release; `None` where they are only PTX.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub assembler: Option<String>,
     /// SHA-256 over the names, types, shapes and places of the checkpoint's tensors.
@@ -60,7 +60,7 @@ pub struct FileEntry {
     pub sha256: String,
 }
 
-/// What manifests of every version say, for replacing bundles of earlier ones.
+/// Fields of manifests of every version, for replacing bundles of earlier ones.
 #[derive(Deserialize)]
 struct AnyVersion {
     bundle_version: u32,

@@ -19,7 +19,7 @@ const FOLDER: &str = "objects";
 const MOST: u64 = 512 << 20;
 /// Most bytes of an entry.
 const ENTRY: Limit = Limit { what: "cached object code", bytes: 64 << 20 };
-/// Bytes of the SHA-256 in front of an object.
+/// Bytes of the SHA-256 before an object.
 const SUM: usize = 32;
 
 /// The folder of kept objects; without a cache folder nothing is kept.

@@ -32,28 +32,28 @@ use std::thread;
 /// Bytes after which the system is asked to put them on the disk: later ones are packed meanwhile.
 const SYNCED: u64 = 64 << 20;
 
-/// What is packed.
+/// Weights to pack.
 pub struct Packing<'a> {
     /// Weights.
     pub module: &'a Module,
     /// Weight of each segment of the plan.
     pub segment_weights: &'a [WeightId],
-    /// Where their numbers come from.
+    /// Source of their numbers.
     pub source: &'a dyn Source,
-    /// Which errors matter, for grouped formats.
+    /// Importance of errors, for grouped formats.
     pub importance: Option<&'a dyn WeightImportance>,
-    /// What earlier bundles have of it.
+    /// Parts in earlier bundles.
     pub reuse: Option<&'a Reuse>,
 }
 
-/// What was packed.
+/// Result of packing.
 #[derive(Debug, Default)]
 pub struct Done {
     /// Bytes of the segments.
     pub bytes: u64,
-    /// How many of them earlier bundles had.
+    /// Number of them that earlier bundles had.
     pub reused: u64,
-    /// What later builds may take, by file, if there are notes of earlier ones.
+    /// Parts that later builds may take, by file, if there are notes of earlier ones.
     pub(crate) files: BTreeMap<String, Packed>,
 }
 
@@ -94,9 +94,9 @@ pub fn pack(c: &Packing<'_>, plan: &mut Plan, root: &Path, progress: &Progress) 
 struct Piece<'a> {
     name: &'a str,
     packer: Packer<'a>,
-    /// Zeros in front of it.
+    /// Zeros before it.
     padding: usize,
-    /// Where its checksum goes.
+    /// Index of its checksum.
     checksum: Option<usize>,
     /// Key of its weight, for later builds.
     key: String,
@@ -126,7 +126,7 @@ impl Piece<'_> {
     }
 }
 
-/// What a weight file holds, in the order of its bytes, and where it ends.
+/// Pieces of a weight file, in the order of its bytes, and its end.
 fn pieces<'a>(
     c: &Packing<'a>,
     segments: &'a [Segment],
@@ -138,7 +138,7 @@ fn pieces<'a>(
         let (Some(segment), Some(&weight)) = (segments.get(index), c.segment_weights.get(index)) else {
             return Err(Error::bug("a segment that does not exist"));
         };
-        let misplaced = || Error::bug(format!("`{}` does not lie behind what is before it", segment.name));
+        let misplaced = || Error::bug(format!("`{}` does not lie after what is before it", segment.name));
         let offset = matrix_offset(segment, matrices.start).unwrap_or(segment.offset);
         let padding = offset.checked_sub(end).and_then(|n| usize::try_from(n).ok()).ok_or_else(misplaced)?;
         let one = segment.matrix_bytes().ok_or_else(misplaced)?;
@@ -155,7 +155,7 @@ fn pieces<'a>(
     Ok((all, end))
 }
 
-/// Where a matrix of a segment begins in its file.
+/// Offset of a segment's matrix in its file.
 fn matrix_offset(segment: &Segment, matrix: usize) -> Option<u64> {
     segment.matrix_offset(u32::try_from(matrix).ok()?)
 }
@@ -168,7 +168,7 @@ fn parts(
     file: u32,
 ) -> Vec<(usize, Range<usize>, Option<usize>)> {
     let lead = |s: &Segment| s.extents().0 as usize;
-    // Neurons by themselves have no checksums, and gates lie in front of them.
+    // Neurons by themselves have no checksums, and gates lie before them.
     let whole = paging.filter(|p| !p.by_neurons());
     let paged: Vec<_> =
         whole.iter().flat_map(|p| &p.layers).map(|l| [l.gate_up as usize, l.down as usize]).collect();
@@ -212,21 +212,21 @@ fn failed(e: PackError) -> Error {
     }
 }
 
-/// What is packed at a time.
+/// Piece that is packed at a time.
 #[derive(Clone)]
 struct Job<'p, 'a> {
     piece: &'p Piece<'a>,
     block: Block,
-    /// Where it goes in the file, padding included.
+    /// Offset in the file, padding included.
     offset: u64,
-    /// Zeros in front of it.
+    /// Zeros before it.
     padding: usize,
     /// Its number in the piece.
     number: usize,
 }
 
 impl Job<'_, '_> {
-    /// Packs it behind what `out` holds, or takes it from an earlier bundle, which is what this tells.
+    /// Packs it after what `out` holds, or takes it from an earlier bundle, which is what this tells.
     fn pack(&self, reuse: Option<&Reuse>, scratch: &mut Scratch, out: &mut Vec<u8>) -> Result<bool> {
         let Self { piece, block, .. } = self;
         let start = out.len();
@@ -276,7 +276,7 @@ fn write(pieces: &[Piece<'_>], reuse: Option<&Reuse>, end: u64, path: &Path, bar
     let file = File::create_new(path).map_err(failed_io)?;
     let synced = file.try_clone().map_err(failed_io)?;
     let file = Mutex::new(file);
-    // By whoever has just packed them: they are still in that core's cache.
+    // By the thread that has just packed them: they are still in that core's cache.
     let put = |offset: u64, bytes: &[u8]| {
         let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
         file.seek(SeekFrom::Start(offset))?;

@@ -154,7 +154,7 @@ pub fn complete(module: &Module, packed: &Packed, bundle: &Path) -> Result<()> {
     };
     Err(Error::input(format!("`{}` alone has not all that its reference multiplies", bundle.display()))
         .because(format!(
-            "`{first}`{and} lives on another unit than the processor, in the codes of a package alone"
+            "`{first}`{and} lives on another unit than the CPU, in the codes of a package alone"
         ))
         .hint("name the folder of the checkpoint that it was built from: `--source HF_DIR`"))
 }
@@ -195,7 +195,7 @@ fn leaf(w: &Weight) -> WeightExpr {
     WeightExpr::Leaf(Leaf { tensor: w.name.clone(), shape: w.shape.clone(), encoding: Encoding::Plain })
 }
 
-/// What is stored, with where.
+/// Stored expressions, with their places.
 fn segments(module: &Module, packed: &Packed) -> Vec<(WeightExpr, WeightExpr)> {
     let held = module.weights.iter().filter(|w| packed.holds(&w.name));
     held.map(|w| (w.expr.clone(), leaf(w))).collect()

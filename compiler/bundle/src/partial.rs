@@ -114,7 +114,7 @@ impl Partial {
             self.if_only_a_bundle(&old, back)?;
             if let Err(e) = fs::rename(new, at) {
                 let error = io_error("put into place", at, &e);
-                // What cannot go back now stays in the workspace, for whoever looks next.
+                // What cannot go back now stays in the workspace, for the user to find.
                 self.done = back().is_err();
                 return Err(error);
             }
@@ -125,7 +125,7 @@ impl Partial {
             .hint("wait until other builds of it are over"))
     }
 
-    /// What was taken away must be what may be removed: something may have come since it was looked at. Then all goes back.
+    /// Checks that what was taken away may be removed: something may have come since it was looked at. Then all goes back.
     fn if_only_a_bundle(&self, taken: &Path, back: impl FnOnce() -> io::Result<()>) -> Result<()> {
         match destination::look(taken, &self.destination) {
             Ok(_) => Ok(()),
@@ -138,7 +138,7 @@ impl Partial {
 }
 
 /// [`destination::look`], where another build may give the name away between two steps of it. What it refuses is looked at
-/// once more, while nobody may.
+/// once more, while no other build may.
 fn look_beside_others(at: &Path) -> Result<Standing> {
     destination::look(at, at).or_else(|_| {
         let _turn = Turn::take(parent_of(at));
@@ -146,14 +146,14 @@ fn look_beside_others(at: &Path) -> Result<Standing> {
     })
 }
 
-/// What a rename onto a folder answers that is not empty any more, or has become something else.
+/// Errors of a rename onto a folder that is not empty any more, or has become something else.
 const SOMEBODY_WAS_FASTER: [io::ErrorKind; 3] =
     [io::ErrorKind::DirectoryNotEmpty, io::ErrorKind::AlreadyExists, io::ErrorKind::NotADirectory];
 
 impl Drop for Partial {
     fn drop(&mut self) {
         if !self.done {
-            // An error is being reported, and whoever builds next tidies up, too.
+            // An error is being reported, and the next build tidies up, too.
             let _ = self.workspace.remove();
         }
     }

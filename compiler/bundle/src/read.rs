@@ -46,7 +46,7 @@ impl Bundle {
         let path = folder.join(PLAN);
         let bytes = manifest.read_file(folder, PLAN, regular::PLAN)?;
         let malformed = |cause: String| {
-            Error::input(format!("`{}` is no plan of this version", path.display()))
+            Error::input(format!("`{}` is not a plan of this version", path.display()))
                 .because(cause)
                 .hint("build the bundle again")
         };
@@ -87,7 +87,7 @@ impl Bundle {
         self.manifest.part(|name| !in_plan(name)).check(&self.folder, true)
     }
 
-    /// What reads its files, each of which is checked against the manifest when it is read.
+    /// Reader of its files, each of which is checked against the manifest when it is read.
     ///
     /// # Errors
     /// A manifest that is of another build than the plan.
@@ -108,7 +108,7 @@ impl Bundle {
     pub fn graph(&self) -> Result<Module> {
         let path = self.folder.join(GRAPH);
         let malformed =
-            |cause: String| Error::input(format!("`{}` is no graph", path.display())).because(cause);
+            |cause: String| Error::input(format!("`{}` is not a graph", path.display())).because(cause);
         let bytes = self.manifest.read_file(&self.folder, GRAPH, regular::PLAN)?;
         let text = String::from_utf8(bytes).map_err(|e| malformed(e.to_string()))?;
         let module = moec_ir::text::parse_module(&text).map_err(|e| malformed(e.to_string()))?;
@@ -116,7 +116,7 @@ impl Bundle {
         Ok(module)
     }
 
-    /// Why kernels are what they are.
+    /// Reasons for the choice of kernels.
     ///
     /// # Errors
     /// A bundle of an earlier moec, or a file that is not well-formed.
@@ -145,7 +145,7 @@ impl Bundle {
         !self.plan.graphs.is_empty() || self.is_foreign()
     }
 
-    /// What users are told where the host build stands in for its object code.
+    /// Note to users where the host build stands in for its object code.
     pub fn host_build_note(&self) -> String {
         let triple = &self.plan.target.triple;
         format!("its kernels are for {triple}: its graph and weights were compiled for this machine instead")
@@ -154,12 +154,12 @@ impl Bundle {
     /// Loads the object code into this process.
     ///
     /// # Errors
-    /// A processor that lacks a feature, or code that does not load.
+    /// A CPU that lacks a feature, or code that does not load.
     pub fn unit(&self) -> Result<HostUnit> {
         self.load(HostUnit::load)
     }
 
-    /// As [`Bundle::unit`]; instructions that this processor lacks are emulated where that is possible, which
+    /// As [`Bundle::unit`]; instructions that this CPU lacks are emulated where that is possible, which
     /// is said.
     ///
     /// # Errors
@@ -167,7 +167,7 @@ impl Bundle {
     pub fn emulated_unit(&self, progress: &Progress) -> Result<HostUnit> {
         let unit = self.load(HostUnit::load_emulated)?;
         if !unit.emulated().is_empty() {
-            progress.warn(&format!("this processor lacks {}: emulated, slowly", unit.emulated().join(", ")));
+            progress.warn(&format!("this CPU lacks {}: emulated, slowly", unit.emulated().join(", ")));
         }
         Ok(unit)
     }

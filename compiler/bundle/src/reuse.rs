@@ -38,11 +38,11 @@ const KEPT: usize = 16;
 /// Most bytes of a note that is read.
 const MOST: Limit = Limit { what: "a note of packed weights", bytes: 256 << 20 };
 
-/// What a build noted of its bundle.
+/// Note of a build about its bundle.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Note {
-    /// Where the bundle was put.
+    /// Folder of the bundle.
     bundle: PathBuf,
     /// Weight files, by their paths in it.
     files: BTreeMap<String, Packed>,
@@ -64,7 +64,7 @@ pub(crate) struct Packed {
 pub(crate) struct Matrix {
     /// Key of its weight.
     pub(crate) weight: String,
-    /// Which of the weight's matrices.
+    /// Index of the weight's matrix.
     pub(crate) lead: usize,
     /// First byte.
     pub(crate) offset: u64,
@@ -79,21 +79,21 @@ struct Place {
     blocks: Vec<u32>,
 }
 
-/// What earlier builds left.
+/// Parts of earlier builds that can be reused.
 pub struct Reuse {
     /// Folder of the notes of this checkpoint.
     folder: PathBuf,
     /// Files of the checkpoint when it was opened.
     stamp: String,
-    /// What all keys begin with.
+    /// Prefix of all keys.
     origin: String,
-    /// What keys of grouped formats have besides.
+    /// Further prefix of keys of grouped formats.
     rounding: String,
     known: HashMap<(String, usize), Place>,
 }
 
 impl Reuse {
-    /// What is known of a checkpoint. `rounding`: the profile and how it rounds grouped formats, if it does. `None`: there is no
+    /// Reusable parts of a checkpoint. `rounding`: the profile and how it rounds grouped formats, if it does. `None`: there is no
     /// cache folder, or the checkpoint cannot be told from another.
     pub(crate) fn of(checkpoint: &Checkpoint, rounding: Option<&str>) -> Option<Self> {
         let stamp = stamp(checkpoint)?;
@@ -122,7 +122,7 @@ impl Reuse {
         for (_, path) in paths.into_iter().rev() {
             match Note::read(&path).filter(|_| notes.len() < KEPT) {
                 Some(note) => notes.push(note),
-                // Whoever removes it first has done so for all.
+                // The first to remove it has done so for all.
                 None => drop(fs::remove_file(&path)),
             }
         }
@@ -150,7 +150,7 @@ impl Reuse {
         short(&text)
     }
 
-    /// Puts a block of a matrix behind what `out` holds: number `block`, `at` bytes from the matrix's first, of `bytes` bytes.
+    /// Puts a block of a matrix after what `out` holds: number `block`, `at` bytes from the matrix's first, of `bytes` bytes.
     /// `false`, and `out` as it was: no earlier bundle has it whole.
     pub(crate) fn copy(
         &self,
@@ -225,7 +225,7 @@ fn short(text: &str) -> String {
     hex(hash.get(..16).unwrap_or_default())
 }
 
-/// When a file was last changed in any way, which no program can set.
+/// Time of a file's last change of any kind, which no program can set.
 #[cfg(unix)]
 fn changed(facts: &fs::Metadata) -> (i64, i64, u64) {
     use std::os::unix::fs::MetadataExt as _;

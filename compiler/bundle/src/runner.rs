@@ -134,7 +134,7 @@ fn collect(dir: &Dir<'static>, to: &Path, files: &mut Vec<(PathBuf, String)>) {
 }
 
 fn parse(manifest: &str) -> Result<Table> {
-    manifest.parse().map_err(|e| Error::bug("an embedded manifest is no TOML").because(e))
+    manifest.parse().map_err(|e| Error::bug("an embedded manifest is not valid TOML").because(e))
 }
 
 /// A crate's manifest without what only its own tests need.
@@ -224,12 +224,12 @@ mod tests {
     use moec_targets::families::FAMILIES;
     use std::process::Command;
 
-    /// What the runners have besides the runtime.
+    /// Libraries of the runners besides the runtime.
     fn runners() -> impl Iterator<Item = Option<&'static Runner>> {
         [None].into_iter().chain(FAMILIES.iter().filter_map(|family| family.runner()).map(Some))
     }
 
-    /// Where a runner's lock file lies: beside the crate that brings its units.
+    /// Path of a runner's lock file: beside the crate that brings its units.
     fn lock_path(more: Option<&Runner>) -> String {
         let Some(last) = more.and_then(|more| more.crates.last()) else {
             return "compiler/bundle/runner/Cargo.lock".into();

@@ -16,14 +16,14 @@ use std::fs::{self, OpenOptions};
 use std::io::{Cursor, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 
-/// Who signed.
+/// Signer of a bundle.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Signed {
     /// Sixteen digits that tell keys apart, as minisign shows them.
     pub key_id: String,
-    /// What the signer says, covered by the signature.
+    /// Comment of the signer, covered by the signature.
     pub comment: String,
-    /// Whether it was held against a public key. If not, anybody may have written it.
+    /// Whether it was held against a public key. If not, its author is unknown.
     pub checked: bool,
 }
 
@@ -48,7 +48,7 @@ pub fn check(bundle: &Bundle, key: &Path) -> Result<Signed> {
     let shown = bundle.folder.display();
     let text = text_of(key)?;
     let no_key = |e: &dyn std::fmt::Display| {
-        Error::input(format!("`{}` is no public key", key.display()))
+        Error::input(format!("`{}` is not a public key", key.display()))
             .because(e)
             .hint("a public key is the file `….pub` that `moec sign --new-key` or `minisign -G` writes")
     };
@@ -97,7 +97,7 @@ pub fn sign(bundle: &Bundle, key: &Path, password: &dyn Fn() -> Result<String>) 
     Ok(Signed { key_id: shown_id(secret.keynum()), comment, checked: true })
 }
 
-/// Makes a pair of keys: `path`, which nobody else may read and which has no password, and `path.pub`. Gives the public
+/// Makes a pair of keys: `path`, which no other user may read and which has no password, and `path.pub`. Gives the public
 /// key's path and the pair's id.
 ///
 /// # Errors
@@ -121,7 +121,7 @@ pub fn new_key(path: &Path) -> Result<(PathBuf, String)> {
 fn secret(key: &Path, password: &dyn Fn() -> Result<String>) -> Result<SecretKey> {
     let parsed = SecretKeyBox::from_string(&text_of(key)?);
     let no_key = |e: minisign::PError| {
-        Error::input(format!("`{}` is no secret key, or its password is another", key.display()))
+        Error::input(format!("`{}` is not a secret key, or its password is another", key.display()))
             .because(e)
             .hint("`moec sign --new-key FILE` makes a pair of keys")
     };
@@ -146,7 +146,7 @@ fn read(folder: &Path) -> Result<Option<(Signature, String)>> {
     }
     let text = text_of(&path)?;
     let malformed = |e: &dyn std::fmt::Display| {
-        Error::input(format!("`{}` is no signature", path.display()))
+        Error::input(format!("`{}` is not a signature", path.display()))
             .because(e)
             .hint("sign the bundle again with `moec sign`, or remove the file")
     };

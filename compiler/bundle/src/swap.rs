@@ -6,7 +6,7 @@
 use std::io;
 use std::path::Path;
 
-/// Steps of a replacement behind which a test can end the process (`MOEC_DIE_AFTER`), in their order. Of the steps that
+/// Steps of a replacement after which a test can end the process (`MOEC_DIE_AFTER`), in their order. Of the steps that
 /// exchange names, `exchange` is taken where the system can, `take` and `place` where it cannot.
 pub const STEPS: [&str; 11] =
     ["folder", "lock", "write", "sync", "exchange", "take", "place", "file", "remove", "unlock", "tidy"];
@@ -14,7 +14,7 @@ pub const STEPS: [&str; 11] =
 /// Ends the process here, without a word and without tidying up, if a test asks for it.
 #[cfg(debug_assertions)]
 pub(super) fn reached(step: &str) {
-    debug_assert!(STEPS.contains(&step), "`{step}` is no step");
+    debug_assert!(STEPS.contains(&step), "`{step}` is not a step");
     if std::env::var_os("MOEC_DIE_AFTER").is_some_and(|s| s == step) {
         std::process::abort();
     }
@@ -43,7 +43,7 @@ pub(super) fn exchange(a: &Path, b: &Path) -> io::Result<bool> {
     }
 }
 
-/// What systems and file systems without the step answer; `EPERM` comes from filters of system calls that are older than it.
+/// Errors of systems and file systems without the step; `EPERM` comes from filters of system calls that are older than it.
 #[cfg(unix)]
 const ABSENT: [i32; 5] = [libc::EINVAL, libc::ENOSYS, libc::ENOTSUP, libc::EOPNOTSUPP, libc::EPERM];
 #[cfg(not(unix))]

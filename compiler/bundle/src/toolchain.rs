@@ -1,4 +1,4 @@
-//! What links `run`: this machine's own tools, or those that link for another one.
+//! Linkers of `run`: this machine's own tools, or those that link for another one.
 //!
 //! For this machine's own kind moec carries the runtime compiled, and a C compiler links it. Everything else is
 //! built by cargo, with a rustc that has the standard library of the target, and a linker; for machines of another
@@ -12,13 +12,13 @@ use std::fmt;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// What builds `run` on a Mac, relative to the bundle.
+/// Script that builds `run` on a Mac, relative to the bundle.
 pub const MAC_SCRIPT: &str = "runner/build.sh";
 
 /// Oldest Rust that `run` builds with.
 pub const RUST: (u32, u32) = (1, 95);
 
-/// How `run` is linked for a system on a machine of another kind, and how it is executed there.
+/// Tools that link `run` for a system on a machine of another kind, and execute it there.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Cross {
     /// Rust's name of the system, which is LLVM's, too.
@@ -30,7 +30,7 @@ pub struct Cross {
     pub flags: &'static [&'static str],
     /// Command that runs its programs on other machines.
     pub emulator: &'static [&'static str],
-    /// What Debian and Ubuntu call linker and emulator; `None`: Android's kit for native code (NDK) has the linker.
+    /// Packages of linker and emulator in Debian and Ubuntu; `None`: Android's kit for native code (NDK) has the linker.
     pub packages: Option<&'static str>,
     /// Debian's word for the architecture, where Debian has Rust's standard library for it.
     pub debian: Option<&'static str>,
@@ -65,7 +65,7 @@ pub const CROSS: &[Cross] = &[
 ];
 
 impl Cross {
-    /// What brings linker and emulator: a command of Debian and Ubuntu in backticks, or where they are.
+    /// Source of linker and emulator: a command of Debian and Ubuntu in backticks, or where they are.
     pub fn install(&self) -> String {
         match self.packages {
             Some(packages) => format!("`apt-get install --no-install-recommends {packages}`"),
@@ -94,7 +94,7 @@ impl Cross {
 /// C compilers that link the precompiled runtime; the first that is there is taken.
 const C_COMPILERS: [&str; 3] = ["cc", "gcc", "clang"];
 
-/// How `run` comes about.
+/// Way in which `run` is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Route {
     /// This C compiler links the precompiled runtime.
@@ -132,13 +132,13 @@ impl Route {
 pub struct Toolchain {
     /// The compiler.
     pub rustc: OsString,
-    /// What it says to `-vV`.
+    /// Output of `-vV`.
     pub version: String,
     /// The row of the target, if it is another kind of machine.
     pub cross: Option<&'static Cross>,
 }
 
-/// Why `run` cannot be linked for a target.
+/// Reason that `run` cannot be linked for a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Missing {
     /// There is no C compiler.
@@ -178,7 +178,7 @@ impl fmt::Display for Missing {
 }
 
 impl Missing {
-    /// What to do.
+    /// Remedy.
     pub fn hint(&self) -> String {
         match self {
             Self::C => {
@@ -268,7 +268,7 @@ pub fn has_std(rustc: &OsString, triple: &str) -> bool {
     })
 }
 
-/// What a program prints to stdout, if it is there and succeeds.
+/// Standard output of a program, if it is there and succeeds.
 fn said(program: &OsString, args: &[&str]) -> Option<String> {
     let out = Command::new(program).args(args).output().ok().filter(|o| o.status.success())?;
     Some(String::from_utf8_lossy(&out.stdout).into_owned())

@@ -2,8 +2,8 @@
 //!
 //! `.NAME.partial-ID` holds a file `lock`, which its build keeps locked for as long as it lives, the bundle that is being
 //! written (`bundle`), and for a moment the one that it replaces: under the same name once the two were exchanged, or as
-//! `replaced` where the system renames twice. Who can take the lock knows that the build is dead, whoever has its process
-//! id by now. The next build of that name removes what is left; whoever finds no bundle at all puts `replaced` back first.
+//! `replaced` where the system renames twice. A process that can take the lock knows that the build is dead, even if another has its process
+//! id by now. The next build of that name removes what is left; one that finds no bundle at all puts `replaced` back first.
 
 use super::destination::{self, Standing, gone};
 use super::manifest;
@@ -53,12 +53,12 @@ impl Workspace {
         LockedFolder::abandoned(path).map(Self)
     }
 
-    /// Where the bundle is written.
+    /// Folder that the bundle is written into.
     pub(super) fn bundle(&self) -> PathBuf {
         self.0.path().join(BUNDLE)
     }
 
-    /// Where a bundle goes that is replaced by two renames.
+    /// Folder of a bundle that is replaced by two renames.
     pub(super) fn replaced(&self) -> PathBuf {
         self.0.path().join(REPLACED)
     }
@@ -90,7 +90,7 @@ impl Workspace {
             return Ok(None);
         }
         left.sort();
-        Ok(Some(format!("`{}` stays: {} is no build's", path.display(), destination::named(&left))))
+        Ok(Some(format!("`{}` stays: {} is not a build's", path.display(), destination::named(&left))))
     }
 }
 
@@ -191,7 +191,7 @@ fn of_an_earlier_moec(path: &Path) -> bool {
     dead && fs::read_dir(path).is_ok_and(|mut all| all.all(own))
 }
 
-/// What hidden folders of builds are called behind the bundle's name, before who made them.
+/// Suffix of hidden folders of builds: after the bundle's name, before who made them.
 const PARTIAL: &str = ".partial-";
 /// As [`PARTIAL`], of bundles that builds of an earlier moec were replacing.
 const EARLIER_REPLACED: &str = ".replaced-";

@@ -22,39 +22,39 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// What was written.
+/// Summary of a written bundle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
     /// Bytes of packed weights.
     pub weight_bytes: u64,
-    /// How many of them earlier bundles had.
+    /// Number of them that earlier bundles had.
     pub reused_bytes: u64,
-    /// How long packing them took, until they were on the disk.
+    /// Duration of packing them, until they were on the disk.
     pub packing: Duration,
     /// Bytes of weights in packages of other units.
     pub package_bytes: u64,
-    /// What families left out, and what helps, a line each.
+    /// Notes of backends on what they left out, and the remedy, a line each.
     pub notes: Vec<String>,
     /// Whether `run` is there.
     pub run: bool,
-    /// Why it is not, though it was wanted.
+    /// Reason that `run` is missing, though it was wanted.
     pub missing: Option<Missing>,
     /// SHA-256 of the manifest, hexadecimal.
     pub manifest_sha256: String,
 }
 
-/// What a bundle has besides what every one has.
+/// Optional parts of a bundle.
 #[derive(Clone, Debug, Default)]
 pub struct Options<'a> {
-    /// How `run` comes about, or what keeps it from that; `None` where it is not wanted.
+    /// Way in which `run` is made, or what keeps it from that; `None` where it is not wanted.
     pub route: Option<Result<Route, Missing>>,
     /// Whether weights may come from earlier bundles.
     pub reuse: bool,
     /// Whether the sources of the runtime are in it.
     pub sources: bool,
-    /// Which errors of weights matter, for grouped formats; `None`: all the same.
+    /// Importance of the weights' errors, for grouped formats; `None`: all the same.
     pub importance: Option<&'a dyn WeightImportance>,
-    /// What the manifest says of the profile.
+    /// Entry of the profile in the manifest.
     pub profile: Option<ProfileEntry>,
 }
 

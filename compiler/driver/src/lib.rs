@@ -26,7 +26,7 @@ use moec_targets::families;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What to build.
+/// Request for a build.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
     /// The `model.toml`.
@@ -35,9 +35,9 @@ pub struct Request<'a> {
     pub target: &'a str,
     /// Folder of the bundle.
     pub output: Option<&'a Path>,
-    /// Share of the experts, in percent, that a graphics processor's memory holds, in place of what the `model.toml` says.
+    /// Share of the experts, in percent, that a GPU's memory holds, in place of what the `model.toml` says.
     pub gpu_experts: Option<u8>,
-    /// How long kernels are timed, if they are.
+    /// Time for measuring kernels, if they are measured.
     pub tune: Option<Duration>,
     /// Whether `run` is linked.
     pub link: bool,
@@ -47,7 +47,7 @@ pub struct Request<'a> {
     pub sources: bool,
     /// Whether weights that an earlier bundle of the checkpoint has are taken from there.
     pub reuse: bool,
-    /// Where to print and to stop.
+    /// Passes to print after and to stop at.
     pub stops: Stops<'a>,
 }
 
@@ -58,7 +58,7 @@ pub struct Built {
     pub folder: PathBuf,
     /// Its plan.
     pub plan: Plan,
-    /// What was written.
+    /// Summary of what was written.
     pub summary: Summary,
 }
 
@@ -127,7 +127,7 @@ pub fn build(
     Ok(Some(Built { folder, plan, summary }))
 }
 
-/// What the user asked for: the `model.toml`, with what the request has in place of it.
+/// Configuration of the user: the `model.toml`, with what the request has in place of it.
 ///
 /// # Errors
 /// A file that cannot be used, or that asks for what the device cannot do.
@@ -199,7 +199,7 @@ fn check(inputs: &Inputs<'_>, progress: &Progress) -> Result<()> {
     Ok(())
 }
 
-/// What calibration saw, where something is decided by it: what is static, what does not fit, what is approximated.
+/// Profile of the calibration, where something is decided by it: what is static, what does not fit, what is approximated.
 ///
 /// # Errors
 /// Those of a calibration; no profile where one is needed.
@@ -216,7 +216,7 @@ fn recorded(inputs: &Inputs<'_>, progress: &Progress) -> Result<Option<Profile>>
     Ok(profile)
 }
 
-/// What measures losses of quality, where the user allows some.
+/// Probe of losses of quality, where the user allows some.
 ///
 /// # Errors
 /// Texts that cannot be read.
@@ -238,7 +238,7 @@ fn mixed(inputs: &mut Inputs<'_>, progress: &Progress) -> Result<Vec<Decision>> 
         Size::Any => Ok(Vec::new()),
         Size::Auto | Size::Most(_) if inputs.units.is_some() => {
             Err(Error::limit("`size` under `[weights]` and static graphs do not go together yet")
-                .hint("leave it out, or build for a target of the processor alone"))
+                .hint("leave it out, or build for a target of the CPU alone"))
         }
         Size::Auto | Size::Most(_) => {
             let (formats, decisions) = mix::choose(inputs, progress)?;
@@ -270,7 +270,7 @@ fn check_size(compiled: &Compiled<'_>, size: Size) -> Result<()> {
     .hint("say so much less under `size`"))
 }
 
-/// Where `--gpu-experts` wants experts.
+/// Placement of experts by `--gpu-experts`.
 fn gpu_experts(percent: u8) -> Home {
     Home::Share(UnitKind::Gpu.name().to_owned(), percent)
 }
