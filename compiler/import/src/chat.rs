@@ -10,7 +10,7 @@ const TOKENS: [&str; 7] =
 /// The key of the templates.
 const KEY: &str = "chat_template";
 
-/// What `artifacts/chat_template.json` holds: the templates by name and the texts of special tokens. `file`: a template that goes
+/// Contents of `artifacts/chat_template.json`: the templates by name and the texts of special tokens. `file`: a template that goes
 /// before the one for conversations in the configuration. None without a template.
 ///
 /// # Errors

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub use super::containers::{File, Tensor};
 
-/// How checkpoints are read.
+/// Options of reading checkpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImportOptions {
     /// Accept numbers that are infinite or not a number.
@@ -49,7 +49,7 @@ impl Checkpoint {
         Self { container, options: options.clone(), tokenizer: OnceLock::new(), touched: AtomicUsize::new(0) }
     }
 
-    /// Where it lies.
+    /// Path.
     pub fn path(&self) -> &Path {
         self.container.path()
     }
@@ -67,7 +67,7 @@ impl Checkpoint {
         self.container.generation_config()
     }
 
-    /// How texts begin.
+    /// Beginning of texts.
     ///
     /// # Errors
     /// It is there and cannot be read.
@@ -83,7 +83,7 @@ impl Checkpoint {
         chat::templates(self.container.chat_template()?, self.container.tokenizer_config()?.as_ref())
     }
 
-    /// How its makers draw tokens, in the form that a bundle keeps it in, if they say.
+    /// Sampling parameters by its makers, in the form that a bundle keeps them in, if there are any.
     ///
     /// # Errors
     /// It is there and cannot be read.
@@ -142,7 +142,7 @@ impl Checkpoint {
         self.container.order(tensor)
     }
 
-    /// Where there are no tensors, what records which ones are requested.
+    /// Recorder of the requested tensors, where there are none.
     pub(super) fn asked(&self) -> Option<&containers::asked::Asked> {
         self.container.asked()
     }
@@ -163,7 +163,7 @@ impl Checkpoint {
         }
     }
 
-    /// How the numbers of a leaf are stored, for people.
+    /// Storage of a leaf's numbers, for people.
     pub fn stored_as(&self, leaf: &Leaf) -> String {
         match &leaf.encoding {
             Encoding::Coded(coded) => quantised::describe(coded),
@@ -171,7 +171,7 @@ impl Checkpoint {
         }
     }
 
-    /// How its types are decoded.
+    /// Encodings of its types.
     pub(super) fn encodings(&self) -> &'static [&'static encodings::Encoding] {
         self.container.encodings()
     }

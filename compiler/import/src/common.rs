@@ -1,4 +1,4 @@
-//! What most families share: sizes, llama-like attention, gated networks, embedding and head.
+//! Common parts of most families: sizes, llama-like attention, gated networks, embedding and head.
 #![expect(clippy::cast_possible_truncation, reason = "models compute with their factors in f32")]
 
 use super::checkpoint::Checkpoint;
@@ -31,17 +31,17 @@ pub struct Base<'a> {
     pub kv_heads: Size,
     /// Added to the variance in norms.
     pub eps: f32,
-    /// How gate and up of networks join.
+    /// Function that joins gate and up of networks.
     pub glu: Glu,
     /// Whether the embedding table is the head where the config is silent.
     pub tied: bool,
     /// Whether norms store what their weights differ from 1.
     pub zero_centred: bool,
-    /// What rows are multiplied by.
+    /// Factors of rows.
     pub multipliers: Multipliers,
-    /// What no logit reaches.
+    /// Bound that no logit reaches.
     pub logit_cap: Option<f32>,
-    /// What the names of all tensors but the head's begin with.
+    /// Prefix of the names of all tensors but the head's.
     root: &'static str,
     vocab: Dim,
 }
@@ -143,7 +143,7 @@ impl<'a> Base<'a> {
         Ok(Block { norm, mixers: vec![mixer], post_norm })
     }
 
-    /// Which layers are of the first of two kinds, by `layer_types`.
+    /// Layers of the first of two kinds, by `layer_types`.
     ///
     /// # Errors
     /// Another kind, and a list that is missing or too short.
@@ -188,7 +188,7 @@ impl<'a> Base<'a> {
         })
     }
 
-    /// Which layers are dense: by `mlp_layer_types`, or the first few, and those that `moe_layer_freq` leaves out. Where the config
+    /// Dense layers: by `mlp_layer_types`, or the first few, and those that `moe_layer_freq` leaves out. Where the config
     /// is silent, the first `first`.
     ///
     /// # Errors
@@ -406,13 +406,13 @@ fn is_of_activations(name: &str) -> bool {
     name.rsplit_once('.').is_some_and(|(_, last)| NAMES.contains(&last))
 }
 
-/// What the names of tensors begin with, of models of text and of models of more than text.
+/// Prefixes of the names of tensors, of models of text and of models of more than text.
 const ROOTS: [&str; 4] = ["model", "model.language_model", "language_model.model", "backbone"];
 
-/// What the head is called, of models of text and of models of more than text.
+/// Names of the head, of models of text and of models of more than text.
 const HEADS: [&str; 2] = ["lm_head.weight", "language_model.lm_head.weight"];
 
-/// What the names of tensors begin with that predict several tokens at once.
+/// Prefix of the names of tensors that predict several tokens at once.
 const AHEAD: &str = "mtp.";
 
 /// Whether a tensor is of the part of a model that sees.
@@ -423,10 +423,10 @@ fn sees(name: &str) -> bool {
     PARTS.iter().any(|part| name.starts_with(part))
 }
 
-/// What the embedding table is called below the root.
+/// Names of the embedding table below the root.
 const EMBEDDINGS: [&str; 3] = ["embed_tokens.weight", "word_embeddings.weight", "embeddings.weight"];
 
-/// What the norm before the head is called below the root.
+/// Names of the norm before the head, below the root.
 const FINAL_NORMS: [&str; 4] = ["norm", "embedding_norm", "norm_f", "final_layernorm"];
 
 /// Name of the embedding table, if the checkpoint has one below a root.
@@ -435,7 +435,7 @@ fn embeddings(checkpoint: &Checkpoint, root: &str) -> Option<String> {
     named.into_iter().find(|name| checkpoint.get(name).is_some())
 }
 
-/// What is added to the variance in norms.
+/// Number that norms add to the variance.
 fn eps(config: &Config) -> Result<f32> {
     const KEYS: [&str; 5] =
         ["rms_norm_eps", "norm_eps", "layer_norm_epsilon", "layer_norm_eps", "layernorm_epsilon"];
@@ -449,7 +449,7 @@ pub const LAYERS: &str = "layers_block_type";
 /// Norms of a layer before its two blocks, as most families call them.
 pub const PRE_NORMS: [&str; 2] = ["input_layernorm", "post_attention_layernorm"];
 
-/// What the names of tensors have that say which neurons of a network a token needs (TurboSparse, PowerInfer).
+/// Part of the names of tensors that say which neurons of a network a token needs (TurboSparse, PowerInfer).
 const PREDICTOR: &str = ".predictor.";
 
 /// A warning about last tokens that no text can have.

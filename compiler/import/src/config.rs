@@ -13,7 +13,7 @@ const DAMAGED: &str = "the file may be that of another model, or damaged; downlo
 #[derive(Clone, Debug)]
 pub struct Config {
     file: String,
-    /// Keys that lead to this object, each with a dot behind it.
+    /// Keys that lead to this object, each with a dot after it.
     path: String,
     map: Map<String, Value>,
 }

@@ -1,7 +1,7 @@
 //! Lowering: from what a checkpoint computes to Graphs, one for each entry point.
 //!
 //! The form is naive: one operator for each step of the equations. What can be computed better is found
-//! by the passes behind, whatever family it came from.
+//! by later passes, whatever family it came from.
 #![expect(clippy::cast_possible_truncation, reason = "shapes are found to fit before they are used")]
 
 use crate::mixers::Mixer;
@@ -98,7 +98,7 @@ fn bug(e: TypeError) -> Error {
     Error::bug("a model does not lower").because(e)
 }
 
-/// What comes of adding nodes.
+/// Result of adding nodes.
 pub type Built<T = ValueId> = std::result::Result<T, TypeError>;
 
 /// Rows that a mixer reads.
@@ -110,7 +110,7 @@ pub struct Rows {
     pub block: ValueId,
     /// The residual stream as the layer got it.
     pub layer: ValueId,
-    /// What the last block of the layer before read, but of the first layer.
+    /// Operand of the last block of the layer before, but of the first layer.
     pub before: Option<ValueId>,
 }
 
@@ -125,7 +125,7 @@ pub struct Lowering<'a, 'm> {
     pub g: GraphBuilder<'m>,
     /// Angles of each rotation, which layers share.
     angles: Vec<(&'a Rope, ValueId)>,
-    /// What the last block of the layer before read, and what the last block read.
+    /// Operands of the last block of the layer before, and of the last block.
     read: [Option<ValueId>; 2],
 }
 

@@ -40,7 +40,7 @@ impl Map {
         #[cfg(unix)]
         {
             use memmap2::UncheckedAdvice::DontNeed;
-            // SAFETY: the map is a file mapping that nobody writes through, so dropping its pages loses
+            // SAFETY: the map is a file mapping that is never written through, so dropping its pages loses
             // nothing: the next read faults them in with the file's content. Bytes that share a page with
             // the range are the same file and come back the same way. The range was checked above.
             let advised = unsafe {

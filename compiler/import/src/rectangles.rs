@@ -10,7 +10,7 @@ use std::ops::Range;
 /// A failure of the source, as the languages know it.
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 
-/// Where a rectangle lies in a leaf, as [`Source::read`] has it.
+/// Place of a rectangle in a leaf, as [`Source::read`] has it.
 #[derive(Clone, Debug)]
 struct Rect {
     lead: usize,

@@ -10,7 +10,7 @@ use moec_base::error::{Error, Result};
 use serde_json::{Map, Value};
 use std::f64::consts::PI;
 
-/// What a family assumes where the config is silent.
+/// Defaults of a family where the config is silent.
 #[derive(Clone, Copy, Debug)]
 pub struct Defaults {
     /// Base of the frequencies.

@@ -1,4 +1,4 @@
-//! How the makers of a checkpoint draw tokens, as a bundle keeps it.
+//! Sampling parameters by the makers of a checkpoint, as a bundle keeps them.
 
 use super::Config;
 use serde_json::{Map, Value};
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 const KEYS: [&str; 7] =
     ["do_sample", "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty"];
 
-/// What `artifacts/sampling.json` holds: these keys, as the checkpoint has them. None where it has none of them.
+/// Contents of `artifacts/sampling.json`: these keys, as the checkpoint has them. None where it has none of them.
 pub(super) fn sampling(config: Option<&Config>) -> Option<Vec<u8>> {
     let value = |key: &&str| Some(((*key).to_owned(), config?.value(key)?.clone()));
     let found: Map<String, Value> = KEYS.iter().filter_map(value).collect();

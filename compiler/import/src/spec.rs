@@ -1,4 +1,4 @@
-//! What a checkpoint computes, said once: the result of the import and the input of lowering.
+//! Specification of a checkpoint's computation: the result of the import and the input of lowering.
 //!
 //! A [`ModelSpec`] names no family's quirks. Whatever sets one family apart from another is a field here.
 
@@ -20,13 +20,13 @@ pub struct ModelSpec {
     pub max_positions: usize,
     /// Embedding table `[vocab, hidden]`.
     pub embed: WeightExpr,
-    /// What its rows, the sum of each block, and logits are multiplied by.
+    /// Factors of its rows, of the sum of each block, and of logits.
     pub multipliers: Multipliers,
-    /// What no logit reaches: `cap · tanh(x / cap)`.
+    /// Bound that no logit reaches: `cap · tanh(x / cap)`.
     pub logit_cap: Option<f32>,
     /// Layers in order.
     pub layers: Vec<LayerSpec>,
-    /// Norm in front of the head.
+    /// Norm before the head.
     pub final_norm: Norm,
     /// Language-model head `[vocab, hidden]`; `None` where the embedding table serves.
     pub head: Option<WeightExpr>,
@@ -40,7 +40,7 @@ pub struct ModelSpec {
     pub params: u64,
     /// Parameters that take part in computing one token.
     pub active_params: u64,
-    /// What the user should know about the checkpoint.
+    /// Warnings for the user about the checkpoint.
     pub warnings: Vec<String>,
 }
 
@@ -103,11 +103,11 @@ impl LayerSpec {
 /// A residual block: `x += post_norm(mixer(h) + mixer(h) + …)` of `h = norm(x)`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Block {
-    /// Norm in front; without it, `h` is `x`.
+    /// Norm of the input; without it, `h` is `x`.
     pub norm: Option<Norm>,
-    /// What reads `h`, one mixer at least.
+    /// Mixers that read `h`, one at least.
     pub mixers: Vec<Mixer>,
-    /// Norm of the sum, in front of the residual.
+    /// Norm of the sum, before the residual.
     pub post_norm: Option<Norm>,
 }
 

@@ -59,7 +59,7 @@ impl Dim {
 /// A checkpoint being read. What was taken is remembered, so that the rest can be reported.
 pub struct Tensors<'a> {
     checkpoint: &'a Checkpoint,
-    /// How weights may be quantised.
+    /// Possible quantisations of weights.
     ways: Vec<Way>,
     /// Number of parameters of each tensor that was taken.
     taken: RefCell<HashMap<String, u64>>,

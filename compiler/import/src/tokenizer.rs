@@ -15,9 +15,9 @@ const HINT: &str =
 /// A text that is no tokenizer, or has more tokens than the model.
 pub(crate) fn check(json: &[u8], spec: &ModelSpec) -> Result<()> {
     let unusable =
-        |why| Error::input(format!("`{FILE}` is no tokenizer that can be used")).because(why).hint(HINT);
+        |why| Error::input(format!("`{FILE}` is not a tokenizer that can be used")).because(why).hint(HINT);
     let text = Text::parse(json, None).map_err(unusable)?;
-    // What it puts in front of a text need not be among its tokens.
+    // What it puts before a text need not be among its tokens.
     let framing = text.encode("").map_err(|e| unusable(e.to_string()))?;
     let largest = text.largest().into_iter().chain(framing.iter().map(|&id| (id, String::new()))).max();
     match largest {

@@ -1,6 +1,6 @@
-//! Where a file of a checkpoint lies: in its folder, whatever links say.
+//! Path of a checkpoint's file: in its folder, whatever links say.
 //!
-//! A checkpoint is somebody else's data. A link in it that leads out would have moec read, and copy into a bundle, what its
+//! A checkpoint is untrusted data. A link in it that leads out would have moec read, and copy into a bundle, what its
 //! author has no right to. The one exception is the download cache of Hugging Face, where every file of
 //! `models--NAME/snapshots/REVISION` is a link to a blob in `models--NAME/blobs`.
 
@@ -16,7 +16,7 @@ const HINT: &str =
 /// The path of a file of the checkpoint in `dir`; `None` if there is none.
 ///
 /// # Errors
-/// A name that is none of a file in the folder, a link that leads out of it, or one that leads nowhere.
+/// A name that is not that of a file in the folder, a link that leads out of it, or one that leads nowhere.
 pub(crate) fn find(dir: &Path, name: &str) -> Result<Option<PathBuf>> {
     let plain = |c: Component<'_>| matches!(c, Component::Normal(_));
     if name.is_empty() || !Path::new(name).components().all(plain) {

@@ -13,14 +13,14 @@ use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// How a container is recognised and opened.
+/// Recognition and opening of a container.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
     /// Name for people.
     pub name: &'static str,
-    /// What is recognised, as a message goes on behind "give".
+    /// Description of what is recognised, as a message goes on after "give".
     pub looks: &'static str,
-    /// Whether this is one, from names alone; whoever is first in the table takes it.
+    /// Whether this is one, from names alone; the first row of the table that says so takes it.
     pub is: fn(&Path) -> bool,
     /// Reads its configuration; no weight is looked at.
     pub config: fn(&Path) -> Result<Config>,
@@ -50,10 +50,10 @@ pub fn open(path: &Path, fits: impl FnOnce(&Config) -> Result<()>) -> Result<Box
     (kind.open)(path, config)
 }
 
-/// An open checkpoint, as its container has it. Whoever implements this has checked what the files say: nothing is read
-/// outside of them, and no tensor ends behind its file.
+/// An open checkpoint, as its container has it. An implementation has checked what the files say: nothing is read
+/// outside of them, and no tensor ends after its file.
 pub trait Container: fmt::Debug + Send + Sync {
-    /// Where it lies.
+    /// Path.
     fn path(&self) -> &Path;
 
     /// The files that hold tensors; [`Tensor::file`] counts them.
@@ -82,7 +82,7 @@ pub trait Container: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// How texts begin, in the keys of `tokenizer_config.json`.
+    /// Beginning of texts, in the keys of `tokenizer_config.json`.
     ///
     /// # Errors
     /// It is there and cannot be read.
@@ -106,7 +106,7 @@ pub trait Container: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// How its types are decoded.
+    /// Encodings of its types.
     fn encodings(&self) -> &'static [&'static Encoding] {
         &ENCODINGS
     }
@@ -116,7 +116,7 @@ pub trait Container: fmt::Debug + Send + Sync {
         self.files().first().map_or("", |file| &file.name)
     }
 
-    /// Where there are no tensors, what records which ones are requested.
+    /// Recorder of the requested tensors, where there are none.
     fn asked(&self) -> Option<&asked::Asked> {
         None
     }
@@ -133,7 +133,7 @@ pub trait Container: fmt::Debug + Send + Sync {
 pub struct File {
     /// Name, as messages have it.
     pub name: String,
-    /// Where it lies.
+    /// Path.
     pub path: PathBuf,
 }
 

@@ -33,11 +33,11 @@ pub type Decode = fn(&[u8], usize, &mut [f32]);
 pub struct Same {
     /// The format.
     pub format: Format,
-    /// How they become its numbers.
+    /// Conversion to its numbers.
     pub taken: Taken,
 }
 
-/// How stored numbers are taken over.
+/// Conversion of stored numbers.
 #[derive(Clone, Copy, Debug)]
 pub enum Taken {
     /// As they are, if this says of their bytes that all are finite.
@@ -92,8 +92,8 @@ mod tests {
     fn rows_differ_and_fill_their_blocks() {
         for row in ENCODINGS.into_iter().chain([&fp8::E4M3, &mxfp4::E8M0]) {
             let found = of(&ENCODINGS, row.dtype);
-            assert!(found.is_none_or(|found| found.title == row.title), "{} is behind another", row.title);
-            // Every number of two blocks is written, from any column on, and nothing is read behind the blocks.
+            assert!(found.is_none_or(|found| found.title == row.title), "{} is after another", row.title);
+            // Every number of two blocks is written, from any column on, and nothing is read after the blocks.
             let cols = 2 * row.block;
             let stored = vec![0x31; row.row_bytes(cols).unwrap()];
             let mut whole = vec![f32::NAN; cols];

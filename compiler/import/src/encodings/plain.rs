@@ -65,7 +65,7 @@ pub const F16: Encoding = Encoding {
     ..PLAIN
 };
 
-/// What encodings of one number per block share.
+/// Common fields of encodings with one number per block.
 pub(super) const PLAIN: Encoding =
     Encoding { title: "", dtype: "", block: 1, bytes: 1, same: None, decode: |_, _, _| {} };
 

@@ -1,4 +1,4 @@
-//! Bamboo and TurboSparse-Mistral: Mistral's dense layers with dReLU, a ReLU behind the gate and one behind up
+//! Bamboo and TurboSparse-Mistral: Mistral's dense layers with dReLU, a ReLU after the gate and one after up
 //! (arXiv 2406.05955, eq. 2).
 //!
 //! TurboSparse-Mistral has predictors of neurons beside each network. They are not read, and a warning says so.

@@ -27,7 +27,7 @@ const NAMES: MoeNames = MoeNames {
     ..MoeNames::DEEPSEEK
 };
 
-/// Which layers are of a kind: one in every so many, by the keys of that number and of the first; `usual` where these are absent.
+/// Layers of a kind: one in every so many, by the keys of that number and of the first; `usual` where these are absent.
 fn every(
     config: &Config,
     keys: [&'static str; 2],

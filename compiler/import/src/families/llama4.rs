@@ -67,7 +67,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     })
 }
 
-/// Which layers are rotated: those with 1 in `no_rope_layers`; all but every n-th where the list is empty.
+/// Layers with rotation: those with 1 in `no_rope_layers`; all but every n-th where the list is empty.
 fn rotated(config: &Config, layers: usize) -> Result<impl Fn(usize) -> bool + use<>> {
     const LIST: &str = "no_rope_layers";
     let empty = config.value(LIST).and_then(Value::as_array).is_none_or(Vec::is_empty);
@@ -79,7 +79,7 @@ fn rotated(config: &Config, layers: usize) -> Result<impl Fn(usize) -> bool + us
     })
 }
 
-/// Which layers have experts: those of `moe_layers`, else every n-th.
+/// Layers with experts: those of `moe_layers`, else every n-th.
 fn sparse(config: &Config) -> Result<impl Fn(usize) -> bool + use<>> {
     let list = config.opt_ids("moe_layers")?;
     let every = config.opt_size(&["interleave_moe_layer_step"])?.map_or(1, |s| s.n);

@@ -31,7 +31,7 @@ const NAMES: MoeNames = MoeNames {
 
 /// Published configurations say what each layer is by a letter.
 const PATTERN: &str = "hybrid_override_pattern";
-/// What a layer is: its name, and its letter.
+/// Kinds of layers: name and letter.
 const KINDS: [[&str; 2]; 4] =
     [["linear_attention", "M"], ["full_attention", "*"], ["moe", "E"], ["mlp", "-"]];
 

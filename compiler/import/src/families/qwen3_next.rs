@@ -53,7 +53,7 @@ pub(super) fn hybrid(
     })
 }
 
-/// Which layers attend: by `layer_types`, or every `full_attention_interval`-th.
+/// Layers with attention: by `layer_types`, or every `full_attention_interval`-th.
 fn attends(config: &Config) -> Result<impl Fn(usize) -> bool + use<>> {
     const KINDS: [&str; 2] = ["linear_attention", "full_attention"];
     let types = config.opt_texts("layer_types")?;

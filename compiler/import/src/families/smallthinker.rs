@@ -1,4 +1,4 @@
-//! SmallThinker (arXiv 2507.20984): experts with ReGLU, chosen by a router that reads the stream in front of the layer,
+//! SmallThinker (arXiv 2507.20984): experts with ReGLU, chosen by a router that reads the stream before the layer,
 //! before any norm; layers without rotation, and layers with a sliding window.
 //!
 //! Weights of the chosen are a softmax of their logits, or sigmoids divided by their sum. The choice is the same, since both

@@ -83,7 +83,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     })
 }
 
-/// Which layers are dense: by `mlp_layer_types`, or all that `moe_layers_enum` does not name.
+/// Dense layers: by `mlp_layer_types`, or all that `moe_layers_enum` does not name.
 fn dense(b: &Base<'_>) -> Result<impl Fn(usize) -> bool + use<>> {
     const KEY: &str = "moe_layers_enum";
     let of_types = b.dense_layers(0)?;
@@ -94,7 +94,7 @@ fn dense(b: &Base<'_>) -> Result<impl Fn(usize) -> bool + use<>> {
     Ok(move |l: usize| list.as_ref().map_or_else(|| of_types(l), |sparse| !sparse.contains(&l)))
 }
 
-/// How networks of each layer join gate and up: with a bound where the list has a number above 0.
+/// Functions that join gate and up in each layer's networks: with a bound where the list has a number above 0.
 fn limits(config: &Config, key: &str, layers: usize) -> Result<Vec<Glu>> {
     const SILU: Glu = Glu::Gated(moec_ir::Activation::Silu);
     let Some(list) = config.value(key) else { return Ok(vec![SILU; layers]) };

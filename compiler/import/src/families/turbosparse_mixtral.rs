@@ -1,4 +1,4 @@
-//! TurboSparse-Mixtral (arXiv 2406.05955): Mixtral with dReLU, a ReLU behind the gate and one behind up.
+//! TurboSparse-Mixtral (arXiv 2406.05955): Mixtral with dReLU, a ReLU after the gate and one after up.
 //!
 //! Published checkpoints have predictors of neurons beside the experts. They are not read, and a warning says so.
 

@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Where a model lies in the cache.
+/// Folder of a model in the cache.
 #[derive(Clone, Debug)]
 pub(super) struct Repo {
     root: PathBuf,
@@ -27,7 +27,7 @@ pub(super) fn home() -> Result<PathBuf> {
         .ok_or_else(|| Error::environment("there is no folder for downloads").hint("set `HF_HOME` to one"))
 }
 
-/// Where models lie: `$HF_HUB_CACHE`, or `hub` below [`home`].
+/// Folder of models: `$HF_HUB_CACHE`, or `hub` below [`home`].
 pub(super) fn models() -> Result<PathBuf> {
     var("HF_HUB_CACHE").map_or_else(|| home().map(|h| h.join("hub")), Ok)
 }

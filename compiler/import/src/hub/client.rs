@@ -12,11 +12,11 @@ use ureq::{Agent, Body};
 const MOST_LIST: u64 = 64 << 20;
 /// Redirections that are followed.
 const HOPS: usize = 5;
-/// How long a connection, and the beginning of an answer, may take.
+/// Time that a connection, and the beginning of an answer, may take.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long a piece may take, of [`PIECE`] bytes at most.
+/// Time that a piece may take, of [`PIECE`] bytes at most.
 const PIECE_PATIENCE: Duration = Duration::from_mins(10);
-/// Bytes that one request asks for: a line that stalls is noticed behind it, and what has come stays.
+/// Bytes that one request asks for: a line that stalls is noticed after it, and what has come stays.
 pub(super) const PIECE: u64 = 256 << 20;
 
 /// A file as the hub lists it.
@@ -58,7 +58,7 @@ pub(super) struct Client {
     token: Option<String>,
 }
 
-/// Why a piece did not come.
+/// Reason that a piece did not come.
 pub(super) enum Broken {
     /// Asking again may help.
     Line(String),
@@ -71,8 +71,10 @@ impl Client {
     pub(super) fn new(endpoint: &str, token: Option<String>) -> Result<Self> {
         let endpoint = endpoint.trim_end_matches('/').to_owned();
         if authority(&endpoint).is_none() {
-            return Err(Error::environment(format!("`HF_ENDPOINT` is `{endpoint}`, which is no address"))
-                .hint("it begins with `https://`, as in `https://huggingface.co`"));
+            return Err(Error::environment(format!(
+                "`HF_ENDPOINT` is `{endpoint}`, which is not an address"
+            ))
+            .hint("it begins with `https://`, as in `https://huggingface.co`"));
         }
         let agent = Agent::config_builder()
             .max_redirects(0)
@@ -109,7 +111,11 @@ impl Client {
                     format!("{}{path}", authority(&url).unwrap_or_default())
                 }
                 whole if authority(whole).is_some() => whole.to_owned(),
-                _ => return Err(Broken::Said(Error::environment("the hub redirects to what is no address"))),
+                _ => {
+                    return Err(Broken::Said(Error::environment(
+                        "the hub redirects to what is not an address",
+                    )));
+                }
             };
         }
         Err(Broken::Said(Error::environment("the hub redirects from place to place without end")))
@@ -174,7 +180,7 @@ impl Client {
         }
     }
 
-    /// What a status other than 200 means.
+    /// Error of a status other than 200.
     fn refusal(&self, name: &Name, response: &Response<Body>) -> Error {
         let status = response.status().as_u16();
         let code = header(response, "x-error-code").unwrap_or_default();

@@ -15,9 +15,9 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How often a line may break without anything having come.
+/// Number of times that a line may break without anything having come.
 const ATTEMPTS: u32 = 5;
-/// How long the first pause is; each is twice the one before.
+/// Length of the first pause; each is twice the one before.
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// Fetches files that the cache lacks, and puts all of them into the commit's folder.
@@ -207,7 +207,7 @@ impl Fetch<'_> {
         Ok(done)
     }
 
-    /// One request's bytes behind those that are there.
+    /// One request's bytes after those that are there.
     fn piece(&self, out: &mut File, sum: &mut Sum, done: &mut u64) -> Result<(), Stopped> {
         let to = self.file.bytes.min(done.saturating_add(PIECE));
         let mut from =
@@ -228,7 +228,7 @@ impl Fetch<'_> {
     }
 }
 
-/// Why a piece ended early.
+/// Reason that a piece ended early.
 enum Stopped {
     Disk(io::Error),
     Hub(Broken),
@@ -238,7 +238,7 @@ enum Stopped {
 mod tests {
     use super::*;
 
-    /// What another process does while it is waited for.
+    /// Result of a wait, while another process does `what`.
     fn after(what: impl Fn(&Path, &Path) -> io::Result<()>) -> (Option<File>, tempfile::TempDir) {
         let folder = tempfile::tempdir().unwrap();
         let [partial, blob] = ["blob.incomplete", "blob"].map(|n| folder.path().join(n));

@@ -22,7 +22,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where models come from, without `HF_ENDPOINT`.
+/// Address of the hub without `HF_ENDPOINT`.
 const ENDPOINT: &str = "https://huggingface.co";
 /// Small files that a build may read.
 const SMALL: [&str; 8] = [
@@ -44,7 +44,7 @@ const NAMED: usize = 8;
 /// `HF_HUB_OFFLINE`.
 ///
 /// # Errors
-/// No such model, revision or file, one that is not given to everybody, no network, too little space, a file with another hash;
+/// No such model, revision or file, one with restricted access, no network, too little space, a file with another hash;
 /// offline, a model that is not in the cache.
 pub fn fetch(name: &Name, offline: bool, progress: &Progress) -> Result<PathBuf> {
     let repo = Repo::of(name)?;
@@ -82,16 +82,17 @@ fn asked_for(var: &str) -> bool {
     std::env::var(var).is_ok_and(|v| ["1", "true", "yes", "on"].contains(&v.to_ascii_lowercase().as_str()))
 }
 
-/// What the cache has of a name.
+/// Path in the cache for a name.
 fn from_cache(name: &Name, repo: &Repo) -> Result<PathBuf> {
     let missing = |what: String| {
         let held = cache::held();
         let there = if held.is_empty() {
-            "it holds no models".to_owned()
+            "the cache holds no models".to_owned()
         } else {
-            format!("it holds {}", quoted(&held))
+            format!("the cache holds {}", quoted(&held))
         };
-        Error::input(what).hint(format!("{there}; without `--offline` and `HF_HUB_OFFLINE` it is fetched"))
+        Error::input(what)
+            .hint(format!("{there}; run without `--offline` and `HF_HUB_OFFLINE` to download it"))
     };
     let Some(commit) = repo.commit() else {
         return Err(missing(format!("`{name}` is not in the cache, `{}`", repo.root().display())));
@@ -166,7 +167,7 @@ fn named_by_index(name: &Name, folder: &Path) -> Result<BTreeSet<String>> {
     map.values()
         .map(|file| file.as_str().filter(|f| name::is_plain(f)).map(str::to_owned))
         .collect::<Option<_>>()
-        .ok_or_else(|| wrong("it names what is no file beside it".to_owned()))
+        .ok_or_else(|| wrong("it names what is not a file beside it".to_owned()))
 }
 
 /// A GGUF file, and the other parts where it is one of several (`-00001-of-00003.gguf`).

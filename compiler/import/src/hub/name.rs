@@ -5,12 +5,12 @@ use std::fmt;
 /// The revision of a name that has none.
 const MAIN: &str = "main";
 
-/// What was asked for. All parts are plain: none leads out of a folder.
+/// Requested model. All parts are plain: none leads out of a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
-    /// Who publishes it.
+    /// Its publisher.
     pub owner: String,
-    /// What it is called.
+    /// Its name.
     pub model: String,
     /// Branch, tag or commit.
     pub revision: String,
@@ -58,7 +58,7 @@ impl fmt::Display for Name {
     }
 }
 
-/// Whether a word can be the name of a file: letters, digits, `.`, `_` and `-`, and no dot in front.
+/// Whether a word can be the name of a file: letters, digits, `.`, `_` and `-`, and no leading dot.
 pub(super) fn is_plain(word: &str) -> bool {
     let known = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     !word.is_empty() && word.len() <= 200 && !word.starts_with('.') && word.chars().all(known)

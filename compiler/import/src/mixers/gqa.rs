@@ -43,7 +43,7 @@ pub struct Gqa {
     pub clip: Option<f32>,
     /// Rotation of the first channels of each head; none in layers that see no positions but by the mask (NoPE).
     pub rope: Option<Rope>,
-    /// Which channels it pairs.
+    /// Pairing of channels.
     pub style: RopeStyle,
     /// Sliding window in tokens.
     pub window: Option<usize>,
@@ -79,7 +79,7 @@ impl Temperature {
     }
 }
 
-/// What the result of attention is multiplied by.
+/// Factor of attention's result.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutputGate {
     /// `[heads·v_dim, hidden]`, or `[heads, hidden]` for one number a head.
@@ -220,7 +220,7 @@ impl Mix for Gqa {
     }
 }
 
-/// Which channels the norms of query and key cover.
+/// Channels that the norms of query and key cover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNormKind {
     /// Each head apart.
@@ -231,7 +231,7 @@ pub enum QkNormKind {
     Plain,
 }
 
-/// How a family gates the result of attention.
+/// Gating of attention's result in a family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gated {
     /// By the sigmoid of what the query's matrix has after each head.
@@ -247,10 +247,10 @@ pub enum Gated {
     },
 }
 
-/// What sets the attention of llama-like families apart.
+/// Options of the attention of llama-like families.
 #[derive(Clone, Copy, Debug)]
 pub struct GqaOptions {
-    /// What the names of its tensors begin with, below the layer.
+    /// Prefix of the names of its tensors, below the layer.
     pub at: &'static str,
     /// Names of the norms of query and key.
     pub norms: [&'static str; 2],
@@ -290,9 +290,9 @@ pub struct GqaOptions {
     pub temperature: Option<Temperature>,
     /// Name of the extra softmax column of each head.
     pub sinks: Option<&'static str>,
-    /// What holds of the rotation where the config is silent; `None` where query and key are not rotated.
+    /// Default rotation; `None` where query and key are not rotated.
     pub rope: Option<rope::Defaults>,
-    /// Which channels it pairs.
+    /// Pairing of channels.
     pub style: RopeStyle,
     /// Factor on the scores; `None`: one over the root of a head's channels.
     pub scale: Option<f32>,

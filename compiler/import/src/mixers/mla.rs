@@ -46,7 +46,7 @@ pub struct Mla {
     pub rope: Option<Rope>,
     /// Gate of the result, before the output.
     pub gate: Option<OutputGate>,
-    /// Which channels it pairs.
+    /// Pairing of channels.
     pub style: RopeStyle,
     /// Factor on the scores.
     pub scale: f32,
@@ -140,10 +140,10 @@ impl Mix for Mla {
     }
 }
 
-/// What sets the latent attention of families apart.
+/// Options of the latent attention of families.
 #[derive(Clone, Copy, Debug)]
 pub struct MlaOptions {
-    /// What the names of its tensors begin with, below the layer.
+    /// Prefix of the names of its tensors, below the layer.
     pub at: &'static str,
     /// Name of the output's matrix.
     pub out: &'static str,
@@ -151,7 +151,7 @@ pub struct MlaOptions {
     pub gate: Option<&'static str>,
     /// Whether query and key are rotated.
     pub rotated: bool,
-    /// Which channels the rotation pairs.
+    /// Pairing of the rotation's channels.
     pub style: RopeStyle,
     /// Whether `partial_rotary_factor` is the share that is rotated of a whole head.
     pub partial_of_head: bool,
@@ -258,7 +258,7 @@ impl Base<'_> {
         })
     }
 
-    /// What expands latents: `[heads, latent, nope]` to keys, as it meets queries, and `[heads, value, latent]` to values.
+    /// Expansions of latents: `[heads, latent, nope]` to keys, as it meets queries, and `[heads, value, latent]` to values.
     /// Checkpoints have both in one matrix, or each by itself in this form.
     fn expansions(
         &self,

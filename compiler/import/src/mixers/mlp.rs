@@ -19,7 +19,7 @@ pub struct Mlp {
     pub up: Projection,
     /// `[hidden, inner]`.
     pub down: Projection,
-    /// How gate and up join.
+    /// Function that joins gate and up.
     pub glu: Glu,
 }
 

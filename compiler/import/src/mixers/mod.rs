@@ -1,4 +1,4 @@
-//! What mixes tokens or channels, `[T, hidden]` to `[T, hidden]`: one file each, with what it is, how a checkpoint has it, and the
+//! Mixers of tokens or channels, `[T, hidden]` to `[T, hidden]`: one file each, with what it is, how a checkpoint has it, and the
 //! nodes that compute it.
 
 mod delta;
@@ -30,7 +30,7 @@ use crate::lower::{Built, Lowering, Rows};
 use crate::spec::{Projection, Rope};
 use moec_ir::{Part, WeightClass, WeightExpr};
 
-/// What a mixer says of itself.
+/// A mixer's description of itself.
 pub trait Mix {
     /// Its part of the layer, by which nodes, weights and states are named.
     fn part(&self) -> Part;
@@ -38,7 +38,7 @@ pub trait Mix {
     /// Its weights, each with its class.
     fn weights(&self) -> Vec<(WeightClass, &WeightExpr)>;
 
-    /// What it keeps of a sequence.
+    /// State that it keeps of a sequence.
     fn kept(&self) -> Kept {
         Kept::default()
     }
@@ -60,7 +60,7 @@ pub trait Mix {
 pub struct Kept {
     /// Of each token.
     pub each: u64,
-    /// How many tokens back it looks, if not to the first.
+    /// Number of tokens back that it looks, if not to the first.
     pub window: Option<usize>,
     /// Of all tokens together.
     pub folded: u64,
@@ -99,7 +99,7 @@ impl Mixer {
         }
     }
 
-    /// What it says of itself.
+    /// Its description of itself.
     pub fn of(&self) -> &dyn Mix {
         match self {
             Self::Gqa(m) => &**m,

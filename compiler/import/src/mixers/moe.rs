@@ -30,7 +30,7 @@ pub struct Moe {
     pub reads_before: bool,
     /// Bias on the choice of experts, `[experts]`.
     pub select_bias: Option<WeightExpr>,
-    /// What the rows that the experts read are projected by, and the sum of what they give: `[latent, hidden]` and
+    /// Projections of the rows that the experts read, and of the sum of their results: `[latent, hidden]` and
     /// `[hidden, latent]`.
     pub latent: Option<[Projection; 2]>,
     /// The experts.
@@ -41,7 +41,7 @@ pub struct Moe {
     pub share: f32,
 }
 
-/// What a router reads.
+/// Input of a router.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RouterInput {
     /// The rows that the experts read.
@@ -68,7 +68,7 @@ pub struct ExpertWeights {
     pub down: WeightExpr,
     /// `[experts, 2·inner]` or `[experts, inner]`, and `[experts, hidden]`.
     pub bias: Option<(WeightExpr, WeightExpr)>,
-    /// How gate and up join.
+    /// Function that joins gate and up.
     pub glu: Glu,
 }
 
@@ -174,7 +174,7 @@ impl Mix for Moe {
     }
 }
 
-/// How a family stores gate and up in one tensor.
+/// Layout of gate and up in one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fused {
     /// `[experts, 2·inner, hidden]`, all of gate before all of up; or both tensors of a layer with the last two axes exchanged.
@@ -209,7 +209,7 @@ pub fn renorm(norm_topk_prob: bool) -> Renorm {
     if norm_topk_prob { Renorm::Sum { eps: 0.0 } } else { Renorm::None }
 }
 
-/// Which layers of Qwen's models are mixtures of experts.
+/// Layers of Qwen's models that are mixtures of experts.
 ///
 /// # Errors
 /// Keys of the wrong type.
@@ -219,7 +219,7 @@ pub fn sparse_layers(config: &Config) -> Result<impl Fn(usize) -> bool + use<>> 
     Ok(move |layer: usize| !dense.iter().any(|&d| d as usize == layer) && (layer + 1).is_multiple_of(step))
 }
 
-/// Which layers of DeepSeek's models and their like are dense: the first few, and any that
+/// Dense layers of DeepSeek's models and their like: the first few, and any that
 /// `moe_layer_freq` leaves out.
 ///
 /// # Errors
@@ -230,7 +230,7 @@ pub fn dense_first(config: &Config, default: usize) -> Result<impl Fn(usize) -> 
     Ok(move |layer: usize| layer < first || !layer.is_multiple_of(step))
 }
 
-/// What a family calls the tensors of a mixture, below the layer.
+/// Names of a mixture's tensors, below the layer.
 #[derive(Clone, Copy, Debug)]
 pub struct MoeNames {
     /// Router.
@@ -584,7 +584,7 @@ fn transpose(of: WeightExpr) -> WeightExpr {
     WeightExpr::Transpose(Box::new(of))
 }
 
-/// Gate (even) and up (odd) one behind the other.
+/// Gate (even) and up (odd) one after the other.
 fn interleaved(of: WeightExpr, axis: Axis, len: usize) -> WeightExpr {
     let half = |start| WeightExpr::Slice { axis, start, step: 2, len, of: Box::new(of.clone()) };
     WeightExpr::Concat { axis, of: vec![half(0), half(1)] }

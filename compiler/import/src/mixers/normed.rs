@@ -8,11 +8,11 @@ use moec_ir::{Part, WeightClass, WeightExpr};
 /// The mixer and its norms.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Normed {
-    /// The norm in front.
+    /// The norm before the mixer.
     pub before: Norm,
     /// The mixer.
     pub mixer: Mixer,
-    /// The norm behind.
+    /// The norm after the mixer.
     pub behind: Norm,
 }
 

@@ -1,6 +1,6 @@
-//! What the parts of an expert are called.
+//! Names of the parts of an expert.
 
-/// How a family names the parts of experts.
+/// Names of the parts of experts in a family.
 #[derive(Clone, Copy, Debug)]
 pub struct Parts {
     /// Gate projection, of an expert that has tensors of its own.

@@ -20,7 +20,7 @@ pub struct SelectiveScan {
     pub rank: usize,
     /// Rows that the convolution reads, its own included.
     pub taps: usize,
-    /// What is convolved, `[C, hidden]`.
+    /// Projection to the convolved channels, `[C, hidden]`.
     pub input: Projection,
     /// Gate, `[C, hidden]`.
     pub gate: Projection,

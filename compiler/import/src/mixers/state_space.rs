@@ -23,7 +23,7 @@ pub struct StateSpace {
     pub taps: usize,
     /// Gate, `[heads·P, hidden]`.
     pub gate: Projection,
-    /// What is convolved: x, b, c, `[heads·P + 2·groups·N, hidden]`.
+    /// Projection to the convolved channels: x, b, c, `[heads·P + 2·groups·N, hidden]`.
     pub xbc: Projection,
     /// Step, `[heads, hidden]`, with a bias.
     pub step: Projection,

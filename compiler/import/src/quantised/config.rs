@@ -1,4 +1,4 @@
-//! What `quantization_config` says: in which layouts weights may be.
+//! `quantization_config`: layouts in which weights may be.
 #![expect(clippy::cast_possible_truncation, reason = "whole numbers of a config")]
 
 use super::{

@@ -43,7 +43,7 @@ struct Table<'a> {
     wide: usize,
 }
 
-/// What the codes of a row have in common with their neighbours: zero points and scales, from a first group of columns on.
+/// Common factors of neighbouring codes of a row: zero points and scales, from a first group of columns on.
 #[derive(Default)]
 struct Shared {
     /// Matrix and group of rows.
@@ -146,7 +146,7 @@ impl<'a> Decoder<'a> {
         })
     }
 
-    /// Where the codes of rows lie in their tensor.
+    /// Bytes of the rows' codes in their tensor.
     pub(crate) fn bytes(&self, lead: usize, rows: &Range<usize>) -> Range<usize> {
         let Words { packing, bits, high, wide, .. } = self.codes;
         let codes = if packing.by_rows() { packing.codes(bits) } else { 1 };

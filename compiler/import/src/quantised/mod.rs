@@ -53,7 +53,7 @@ pub enum Grid {
     E2m1,
 }
 
-/// How codes lie in the words of a tensor: code `i` of a word is at bit `bits · order[i]` of it.
+/// Packing of codes in the words of a tensor: code `i` of a word is at bit `bits · order[i]` of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Packing {
     /// Suffix of the tensor: appended to the weight's name, or in place of `.weight`, if it begins with a dot.
@@ -114,7 +114,7 @@ pub fn named(weight: &str, suffix: &str) -> String {
 /// Scales as most have them.
 const SCALES: &[&Encoding] = &[&F32, &BF16, &F16];
 
-/// What most layouts have.
+/// Common fields of most layouts.
 const PLAIN: Layout = Layout {
     name: "",
     title: "",
@@ -252,7 +252,7 @@ fn title(layout: &Layout, bits: u32) -> String {
     if layout.title.ends_with("INT") { format!("{}{bits}", layout.title) } else { layout.title.to_owned() }
 }
 
-/// How the numbers of a leaf are stored, for people.
+/// Storage of a leaf's numbers, for people.
 pub fn describe(coded: &Coded) -> String {
     let Some(layout) = of(&coded.layout) else { return coded.layout.clone() };
     let block = if layout.transposed { [coded.block[1], coded.block[0]] } else { coded.block };

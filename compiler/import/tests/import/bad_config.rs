@@ -21,7 +21,7 @@ fn no_config() {
     let dir = tempfile::tempdir().unwrap();
     insta::assert_snapshot!(refusal(dir.path()), @"
     Input: `DIR` is not a checkpoint
-      hint: give the folder of a Hugging Face checkpoint, with its `config.json` and its weights as safetensors, or a GGUF file, the first where there are several
+      hint: give the folder of a Hugging Face checkpoint, with its `config.json` and its weights as safetensors, or a GGUF file (the first of a split one)
     ");
     fs::write(dir.path().join("config.json"), "{").unwrap();
     insta::assert_snapshot!(refusal(dir.path()), @"

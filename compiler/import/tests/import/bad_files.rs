@@ -30,7 +30,7 @@ fn refused(header: &str, data: usize) -> String {
 fn not_a_folder() {
     insta::assert_snapshot!(refusal(Path::new("/nowhere/at/all")), @"
     Input: `DIR` is not a checkpoint
-      hint: give the folder of a Hugging Face checkpoint, with its `config.json` and its weights as safetensors, or a GGUF file, the first where there are several
+      hint: give the folder of a Hugging Face checkpoint, with its `config.json` and its weights as safetensors, or a GGUF file (the first of a split one)
     ");
 }
 
@@ -144,7 +144,7 @@ fn a_hole_between_tensors() {
     let header = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},
                      "b":{"dtype":"F32","shape":[2],"data_offsets":[12,20]}}"#;
     insta::assert_snapshot!(refused(header, 20), @"
-    Input: bytes 8 .. 12 in front of tensor `b` in `model.safetensors` belong to no tensor
+    Input: bytes 8 .. 12 before tensor `b` in `model.safetensors` belong to no tensor
       hint: the file is damaged or is not a safetensors file; download it again
     ");
 }

@@ -26,7 +26,7 @@ const Q8: Encoding = Encoding {
     },
 };
 
-/// What is read of this container: everything, and one more.
+/// Encodings that are read of this container: all, and one more.
 const READ: [&Encoding; ENCODINGS.len() + 1] = {
     let mut all = [&Q8; ENCODINGS.len() + 1];
     let mut i = 0;
@@ -183,7 +183,7 @@ fn what_a_container_says_wrongly_is_refused() {
         assert!(said.contains("does not fit tensor `w`"), "{said}");
     }
     insta::assert_snapshot!(read(one("Q9", &[2, 64], 144), &[2, 64]).unwrap_err(), @"tensor `w` in `memory` is stored as Q9, which is not supported");
-    // A tensor that is behind the data.
+    // A tensor that is after the data.
     let mut cut = one("F32", &[2, 64], 512);
     cut.data.truncate(500);
     insta::assert_snapshot!(read(cut, &[2, 64]).unwrap_err(), @"`memory` has no tensor `w`");

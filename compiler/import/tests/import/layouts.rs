@@ -77,7 +77,7 @@ fn keys_that_older_configs_leave_out() {
     }
 }
 
-/// Which layers attend is said by their list, or by an interval; how much of a head is rotated may be left out.
+/// Layers with attention are given by their list, or by an interval; how much of a head is rotated may be left out.
 #[test]
 fn layers_of_the_delta_rule() {
     for (family, types) in [("qwen3_next", true), ("qwen3_next", false), ("qwen3_5_moe", false)] {
@@ -123,7 +123,7 @@ fn smallthinker_in_earlier_and_later_spelling() {
     check("smallthinker_4b", folder.write().path());
 }
 
-/// What sets SmallThinker's two published shapes apart changes the logits.
+/// The differences between SmallThinker's two published shapes change the logits.
 #[test]
 fn rotation_window_and_weights_of_the_chosen_matter() {
     for (key, value) in [

@@ -164,7 +164,7 @@ fn fused_experts_have_scales_of_their_own() {
     }
 }
 
-/// What a change to a checkpoint in a layout is refused with.
+/// Error of a changed checkpoint in a layout.
 fn refused(layout: &str, change: impl FnOnce(&mut Folder)) -> String {
     let [mut folder, _] = quantised(layout);
     change(&mut folder);

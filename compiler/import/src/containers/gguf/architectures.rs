@@ -61,7 +61,7 @@ static ARCHITECTURES: [Architecture; 9] = [
 pub(super) fn find(keys: &Keys<'_>) -> Result<&'static Architecture> {
     const TYPE: &str = "general.type";
     if let Some(kind) = keys.text(TYPE)?.filter(|kind| *kind != "model") {
-        return Err(Error::limit(format!("{} is `{kind}`, which is no model by itself", keys.name(TYPE)))
+        return Err(Error::limit(format!("{} is `{kind}`, which is not a model by itself", keys.name(TYPE)))
             .hint("give the GGUF file of a language model"));
     }
     let name = keys.architecture()?;

@@ -13,7 +13,7 @@ const HINT: &str = "download all files of the model again, into one folder";
 /// Digits of either number of a name.
 const DIGITS: usize = 5;
 
-/// What the name of a file says, if it counts: what stands in front, its number from 1 on, and how many there are.
+/// What the name of a file says, if it counts: the prefix, its number from 1 on, and how many there are.
 fn counted(name: &str) -> Option<(&str, usize, usize)> {
     let stem = name.strip_suffix(".gguf")?;
     let (stem, of) = stem.rsplit_once("-of-")?;

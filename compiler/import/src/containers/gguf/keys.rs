@@ -35,7 +35,7 @@ impl<'a> Keys<'a> {
         })
     }
 
-    /// A key with the name of the architecture in front, if it has such.
+    /// A key, with the architecture's name as its prefix where it has one.
     fn full(&self, key: &str) -> String {
         match key.strip_prefix('.') {
             Some(rest) => format!("{}.{rest}", self.architecture().unwrap_or("?")),

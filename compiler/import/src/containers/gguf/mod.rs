@@ -1,7 +1,7 @@
 //! GGUF files, one or several that belong together: metadata and tensors of llama.cpp, given in the spelling of Hugging Face.
 //!
 //! Each architecture is a row of [`architectures`]: how its tensors are called, and which keys its configuration has. Experts
-//! lie behind each other in one tensor; each is given as a tensor of its own, a part of the bytes of all. Numbers stay as they
+//! lie one after the other in one tensor; each is given as a tensor of its own, a part of the bytes of all. Numbers stay as they
 //! are stored, and [`encodings`] says how they are decoded.
 
 mod architectures;
@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 /// The row of the table.
 pub(super) const KIND: Kind = Kind {
     name: "GGUF",
-    looks: "a GGUF file, the first where there are several",
+    looks: "a GGUF file (the first of a split one)",
     is: |path| path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")),
     config: |path| Ok(Gguf::open(path)?.config),
     open: |path, _| Ok(Box::new(Gguf::open(path)?)),
@@ -106,9 +106,8 @@ impl Gguf {
 
 /// Reads the header of a file.
 fn read<'a>(name: &str, map: &'a [u8]) -> Result<Header<'a>> {
-    Header::read(map).map_err(|e| {
-        Error::input(format!("`{name}` is no GGUF file that can be read")).hint(e.hint()).because(e)
-    })
+    Header::read(map)
+        .map_err(|e| Error::input(format!("`{name}` is not a valid GGUF file")).hint(e.hint()).because(e))
 }
 
 impl Container for Gguf {

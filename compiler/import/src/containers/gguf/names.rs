@@ -72,7 +72,7 @@ pub(super) struct Placed {
 }
 
 impl Names {
-    /// What a stored tensor is: one, or as many as it has experts. A name that is not known stays, behind that of its layer.
+    /// What a stored tensor is: one, or as many as it has experts. A name that is not known stays, after that of its layer.
     pub(super) fn place(&self, tensor: &Tensor<'_>) -> Vec<Placed> {
         let whole = |name: String| Placed {
             name,
@@ -163,7 +163,7 @@ fn renamed(table: &[(&str, &str)], name: &str) -> Option<String> {
     Some(format!("{}.{suffix}", find(stem)?))
 }
 
-/// The order that undoes the pairing of rows: of each head, llama.cpp has the channels that are rotated together behind each
+/// The order that undoes the pairing of rows: of each head, llama.cpp has the channels that are rotated together after each
 /// other, and Hugging Face half a head apart. `None` if the rows do not divide.
 pub(super) fn order(heads: usize, rows: usize) -> Option<Vec<u32>> {
     let width = rows.checked_div(heads)?;

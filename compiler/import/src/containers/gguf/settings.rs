@@ -89,7 +89,7 @@ pub(super) fn config(own: Own, model: &Model<'_>) -> Result<Settings> {
     let tokens = tokens.map_or_else(|| keys.needed(".vocab_size"), Ok)?;
     put(&mut s, "vocab_size", Some(tokens));
     put(&mut s, "hidden_size", Some(keys.needed(".embedding_length")?));
-    // Layers that predict several tokens at once stand behind the others.
+    // Layers that predict several tokens at once stand after the others.
     let layers = keys.needed(".block_count")?;
     let beyond = keys.count(".nextn_predict_layers")?.unwrap_or(0);
     put(&mut s, "num_hidden_layers", Some(layers.saturating_sub(beyond)));

@@ -13,11 +13,11 @@ use std::marker::PhantomData;
 
 /// Longest header that is read, as the `safetensors` crate has it.
 const MAX_HEADER: u64 = 100_000_000;
-/// Bytes of the length field in front of the header.
+/// Bytes of the length field before the header.
 const LENGTH: usize = 8;
 const DAMAGED: &str = "the file is damaged or is not a safetensors file; download it again";
 
-/// What a valid header says.
+/// Contents of a valid header.
 pub(crate) struct Header {
     /// Tensors in the order of their data.
     pub(crate) tensors: Vec<(String, TensorInfo)>,
@@ -178,7 +178,7 @@ fn spread(file: &str, spans: &[Span], data: usize) -> Option<Error> {
     for s in spans {
         if s.start != end {
             let message = format!(
-                "bytes {end} .. {} in front of tensor `{}` in `{file}` belong to no tensor",
+                "bytes {end} .. {} before tensor `{}` in `{file}` belong to no tensor",
                 s.start, s.name
             );
             return Some(Error::input(message).hint(DAMAGED));

@@ -129,7 +129,7 @@ impl Container for Safetensors {
     fn chat_template(&self) -> Result<Option<String>> {
         let name = "chat_template.jinja";
         let read = read(&self.dir, name, regular::CONFIG)?.map(String::from_utf8);
-        read.transpose().map_err(|e| Error::input(format!("`{name}` is no text in UTF-8")).because(e))
+        read.transpose().map_err(|e| Error::input(format!("`{name}` is not text in UTF-8")).because(e))
     }
 
     fn tokenizer(&self) -> Result<Option<Vec<u8>>> {
@@ -159,7 +159,7 @@ fn config(dir: &Path, name: &str) -> Result<Option<Config>> {
     read(dir, name, regular::CONFIG)?.map(|text| Config::parse(name, &text)).transpose()
 }
 
-/// What a file of the folder holds, if it has that file.
+/// Contents of a file of the folder, if it has that file.
 fn read(dir: &Path, name: &str, limit: regular::Limit) -> Result<Option<Vec<u8>>> {
     let Some(path) = folder::find(dir, name)? else { return Ok(None) };
     regular::read(&path, limit).map(Some).map_err(|e| folder::unreadable(name, &e))

@@ -1,4 +1,4 @@
-//! Which files hold the tensors of a checkpoint: one, or those that an index names.
+//! Files that hold the tensors of a checkpoint: one, or those that an index names.
 
 use super::super::folder;
 use super::header::{self, Entries};
@@ -16,7 +16,7 @@ pub(crate) const INDEX: &str = "model.safetensors.index.json";
 pub(crate) struct Shards {
     /// Names relative to the folder, and where they are.
     pub(crate) files: Vec<(String, PathBuf)>,
-    /// Which of the files the index says each tensor is in; empty without an index.
+    /// File of each tensor by the index; empty without an index.
     pub(crate) tensors: Vec<(String, usize)>,
 }
 

@@ -21,7 +21,7 @@ pub(super) fn parts(keys: &Keys<'_>, tokens: &Tokens<'_>) -> Result<Parts> {
         let (left, right) = merge.split_at_checked(space?)?;
         Some(json!([left, right.get(1..)?]))
     };
-    let bad = || Error::input(format!("{} has an entry that is no pair", keys.name(MERGES)));
+    let bad = || Error::input(format!("{} has an entry that is not a pair", keys.name(MERGES)));
     let merges = merges.iter().map(|merge| pair(merge).ok_or_else(bad)).collect::<Result<Vec<_>>>()?;
     let pre = keys.text(PRE)?.ok_or_else(|| {
         keys.missing(PRE).because("without it nothing says how texts are split before bytes are merged")

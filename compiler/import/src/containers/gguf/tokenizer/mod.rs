@@ -1,5 +1,5 @@
 //! From the metadata to a `tokenizer.json`.
-#![expect(clippy::cast_possible_truncation, reason = "a type that is no small number is an unknown one")]
+#![expect(clippy::cast_possible_truncation, reason = "a type that is not a small number is an unknown one")]
 
 mod bytes;
 mod pieces;
@@ -35,7 +35,7 @@ const DEFINED: u64 = 4;
 /// Values that cannot be.
 pub(super) fn config(keys: &Keys<'_>) -> Result<Map<String, Value>> {
     let mut map = Map::new();
-    // llama.cpp puts the first token in front of pieces where nothing is said.
+    // llama.cpp puts the first token before pieces where nothing is said.
     let begins = keys.flag(BOS)?.unwrap_or(keys.text(MODEL)? == Some("llama"));
     map.insert("add_bos_token".to_owned(), begins.into());
     if let Some(template) = keys.text(TEMPLATE)? {

@@ -33,7 +33,7 @@ fn pieces_are_merged_as_sentencepiece_does() {
     assert_eq!(config["add_bos_token"], true);
 }
 
-/// A text behind its length.
+/// A text after its length.
 fn entry(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
 }
