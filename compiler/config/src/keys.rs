@@ -27,9 +27,9 @@ pub struct Key {
     pub name: &'static str,
     /// Default, as TOML or in words.
     pub default: &'static str,
-    /// What it may be.
+    /// Valid values.
     pub range: &'static str,
-    /// What it does. One line each in `model.toml`.
+    /// Description. One line each in `model.toml`.
     pub help: &'static [&'static str],
     /// Reads a value.
     pub(super) set: fn(&mut Config, &Value<'_>) -> Result<(), Wrong>,
@@ -50,7 +50,7 @@ pub const KEYS: &[Key] = &[
         default: "\".\"",
         range: "a path",
         help: &[
-            "Folder of the checkpoint (`config.json`, `*.safetensors`), or a GGUF file, seen from this file.",
+            "Folder of the checkpoint (`config.json`, `*.safetensors`), or a GGUF file, relative to this file.",
         ],
         set: |c, v| {
             let path = v.text()?;
@@ -96,7 +96,9 @@ pub const KEYS: &[Key] = &[
         name: "decode_batch",
         default: "[1]",
         range: "a list of integers in 1..=64, ascending",
-        help: &["Sequences that are decoded together. One graph is compiled for each size."],
+        help: &[
+            "Batch sizes to compile for decoding; the largest is the number of parallel requests of `run serve`.",
+        ],
         set: |c, v| {
             let sizes = v.integers(1..=64)?;
             if sizes.is_empty() || !sizes.is_sorted_by(|a, b| a < b) {
@@ -203,7 +205,7 @@ pub const KEYS: &[Key] = &[
         default: "\"\"",
         range: "a size such as \"4.5 GiB\" or \"900 MiB\", or \"\" for its capacity",
         help: &[
-            "Most memory that a run may take of the graphics processor's, where `policy` under `[placement]` has experts",
+            "Most memory that a run may take of the GPU's, where `policy` under `[placement]` has experts",
             "brought there. What nothing else takes of it are frames of one expert each.",
         ],
         set: |c, v| {
@@ -280,7 +282,7 @@ pub const KEYS: &[Key] = &[
         default: "[]",
         range: "a list of paths",
         help: &[
-            "Texts to calibrate on, in UTF-8, seen from this file. What they make of the model's activations",
+            "Texts to calibrate on, in UTF-8, relative to this file. What they make of the model's activations",
             "decides how q8 and q4 weights are rounded.",
         ],
         set: |c, v| paths(c, v).map(|texts| c.calibrate.text = texts),
@@ -383,8 +385,8 @@ pub const KEYS: &[Key] = &[
         range: "\"auto\", \"on\" or \"off\"",
         help: &[
             "Whether decoding skips neurons that an expert's gate makes exactly 0 (ReLU and its kind). Weights then lie neuron by",
-            "neuron, and only those that a token wakes are read whole. `auto`: where the profile has seen enough zeros. No result",
-            "changes but for rounding. Not with experts on other units. With a memory budget up and down of neurons that a token wakes",
+            "neuron, and only those that a token activates are read whole. `auto`: where the profile has seen enough zeros. No result",
+            "changes but for rounding. Not with experts on other units. With a memory budget up and down of neurons that a token activates",
             "are read from flash; `auto`: where less is then read than of whole experts, by what the profile has seen.",
         ],
         set: |c, v| Skip::parse(v.text()?).map(|s| c.experts.skip = s).ok_or(Wrong::Range),
@@ -395,8 +397,8 @@ pub const KEYS: &[Key] = &[
         default: "\"off\"",
         range: "\"off\", \"auto\", \"low-rank\" or \"coarse\"",
         help: &[
-            "What says which neurons a token wakes before their gates are read, where experts lie by neurons in memory: matrices",
-            "of low rank, or gates in four bits, trained on the profile. Whom it misses is left out, so that results change. `auto` is",
+            "What says which neurons a token activates before their gates are read, where experts lie by neurons in memory: matrices",
+            "of low rank, or gates in four bits, trained on the profile. Neurons it misses are skipped, which changes results. `auto` is",
             "what reads least, where that is less than gates or their sketches, and `max_perplexity_increase` allows it.",
         ],
         set: |c, v| Predict::parse(v.text()?).map(|p| c.experts.predict = p).ok_or(Wrong::Range),
@@ -407,7 +409,7 @@ pub const KEYS: &[Key] = &[
         default: "0.99",
         range: "a number in 0.5..=1.0",
         help: &[
-            "Share of the awake neurons that a predictor is to find, on the rows of the profile that it is fitted to.",
+            "Share of the active neurons that a predictor is to find, on the rows of the profile that it is fitted to.",
         ],
         set: |c, v| v.number(0.5..=1.0).map(|x| c.experts.recall = x),
     },
@@ -463,7 +465,7 @@ pub const KEYS: &[Key] = &[
             "simulates a request of `prompt` and `generate` tokens with attention on either and takes what ends first: the KV",
             "cache has one home. Dense networks and the head go where a call costs less. What cannot be a graph stays on the",
             "CPU; the name of a unit refuses such a model by name. What a unit cannot run never goes there. Of a unit that takes",
-            "shapes as they come this is attention alone. Where graphs keep no state (Hexagon), `auto` is the CPU for attention.",
+            "dynamic shapes this is attention alone. Where graphs keep no state (Hexagon), `auto` is the CPU for attention.",
         ],
         set: |c, v| {
             let home = Home::parse(v.text()?).filter(|h| !matches!(h, Home::Share(..)));
@@ -487,7 +489,7 @@ pub const KEYS: &[Key] = &[
         default: "8",
         range: "0..=1048576",
         help: &[
-            "Tokens generated behind it. The default is the mean of NPUMoE's workloads, long prompts with short answers; chats",
+            "Tokens generated after it. The default is the mean of NPUMoE's workloads, long prompts with short answers; chats",
             "generate hundreds, and every token pays a launch per layer on the NPU.",
         ],
         set: |c, v| v.integer(0..=1 << 20).map(|n| c.mix.generate = n),
@@ -499,7 +501,7 @@ pub const KEYS: &[Key] = &[
         range: HOMES,
         help: &[
             "Where experts run. `auto` is what costs less under the load that calibration saw. `\"gpu:50%\"` gives a unit with",
-            "shapes as they come that share of the experts of each layer, those that calibration saw most.",
+            "dynamic shapes that share of the experts of each layer, those that calibration saw most.",
         ],
         set: |c, v| Home::parse(v.text()?).map(|h| c.placement.experts = h).ok_or(Wrong::Range),
     },
@@ -509,8 +511,8 @@ pub const KEYS: &[Key] = &[
         default: "\"auto\"",
         range: UNITS,
         help: &[
-            "Where mixers of tokens that are no attention run (delta rules, state spaces, short convolutions), on targets with a unit",
-            "that takes shapes as they come. `auto` goes with `rest` where its unit runs all of their operators; else it is the CPU.",
+            "Where mixers of tokens that are not attention run (delta rules, state spaces, short convolutions), on targets with a unit",
+            "that has dynamic shapes. `auto` goes with `rest` where its unit runs all of their operators; else it is the CPU.",
         ],
         set: |c, v| {
             let home = Home::parse(v.text()?).filter(|h| !matches!(h, Home::Share(..)));
@@ -523,7 +525,7 @@ pub const KEYS: &[Key] = &[
         default: "\"auto\"",
         range: UNITS,
         help: &[
-            "Where all else runs, on targets with a unit that takes shapes as they come: embeddings, norms, routers, dense and",
+            "Where all else runs, on targets with a unit with dynamic shapes: embeddings, norms, routers, dense and",
             "shared networks, sums, the head. `auto` goes with attention where experts and mixers are there, too, and the unit's memory",
             "holds the model; else it is the CPU. A layer whose experts are divided has its dispatch and its sum on the CPU.",
         ],
@@ -538,9 +540,9 @@ pub const KEYS: &[Key] = &[
         default: "\"none\"",
         range: SYSTEMS,
         help: &[
-            "Who divides experts between the processor and a graphics processor while the model runs, and brings them into its",
+            "Strategy that places experts on the CPU and a GPU while the model runs, and brings them into its",
             "memory. With `none` each has a home for good. `moec` searches the best division of every layer, and brings ahead",
-            "what gates foresee; `hybrimoe` does so as the paper has it. The others are what it compares with: `llama.cpp` divides",
+            "what gates predict; `hybrimoe` does so as the paper has it. The others are what it compares with: `llama.cpp` divides",
             "layers, `ktransformers` and `fiddler` keep popular experts there, `adapmoe` computes all there (Klotski, too).",
             "`experts` then names the unit, and a share is that of its frames (`\"gpu:25%\"`).",
         ],
@@ -560,7 +562,7 @@ pub const KEYS: &[Key] = &[
         range: HOT,
         help: &[
             "Where the hot neurons of experts whose gates leave zeros are computed while tokens are decoded. A unit with static",
-            "graphs gets networks of them, one for each expert and batch, as calibration saw them; the processor computes the",
+            "graphs gets networks of them, one for each expert and batch, as calibration saw them; the CPU computes the",
             "others meanwhile, and skips those at 0. Prompts have whole experts.",
         ],
         set: |c, v| {
@@ -574,7 +576,7 @@ pub const KEYS: &[Key] = &[
         default: "\"auto\"",
         range: "\"auto\", or 0..=4096",
         help: &[
-            "Experts of each layer that the memory of a graphics processor holds, on targets whose memory modules compute:",
+            "Experts of each layer that the memory of a GPU holds, on targets with NDP DIMMs:",
             "there the runtime assigns experts to units in every step, and brings hot ones ahead; and where `policy` has experts",
             "brought there, on average over the layers. `auto`: as many as fit.",
         ],
@@ -608,7 +610,7 @@ pub const KEYS: &[Key] = &[
         default: "true",
         range: "true or false",
         help: &[
-            "Whether experts change their places between steps there: into the graphics processor's memory, from one module to",
+            "Whether experts change their places between steps there: into the GPU's memory, from one module to",
             "another, over all modules (TriMoE, §4.3).",
         ],
         set: |c, v| v.boolean().map(|on| c.placement.moves = on),
@@ -641,7 +643,7 @@ pub const KEYS: &[Key] = &[
         default: "[]",
         range: "a list of paths",
         help: &[
-            "Texts that the loss is measured on, in UTF-8, seen from this file: best some that calibration has not read.",
+            "Texts that the loss is measured on, in UTF-8, relative to this file: best some that calibration has not read.",
             "Without any, those of `[calibrate]`.",
         ],
         set: |c, v| paths(c, v).map(|texts| c.quality.text = texts),

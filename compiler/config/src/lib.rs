@@ -102,7 +102,7 @@ pub struct Weights {
     pub embeddings: Format,
     /// Arithmetic of activations.
     pub activations: Activations,
-    /// How numbers are rounded.
+    /// Rounding of numbers.
     pub rounding: Rounding,
     /// Bytes of all weights, for which single ones get smaller formats than those of their classes.
     pub size: Size,
@@ -111,7 +111,7 @@ pub struct Weights {
 /// A size of weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Size {
-    /// What the formats make of them.
+    /// As the formats require.
     #[default]
     Any,
     /// The smallest that `max_perplexity_increase` allows.
@@ -120,7 +120,7 @@ pub enum Size {
     Most(u64),
 }
 
-/// How weights are rounded to groups of codes.
+/// Rounding of weights to groups of codes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rounding {
@@ -169,7 +169,7 @@ pub struct ExpertsConfig {
     pub group: Option<usize>,
     /// Most numbers of rows that a graph has functions for.
     pub sizes: usize,
-    /// What happens to tokens past a capacity; `None`: what [`Config::overflow`] says.
+    /// Treatment of tokens past a capacity; `None`: by [`Config::overflow`].
     pub overflow: Option<Overflow>,
     /// Share of the calibration's chunks whose load an expert's capacity covers.
     pub coverage: f64,
@@ -177,18 +177,18 @@ pub struct ExpertsConfig {
     pub skip: Skip,
     /// Whether few rows ask a predictor before they ask gates.
     pub predict: Predict,
-    /// Share of the awake neurons that a predictor is to find.
+    /// Share of the active neurons that a predictor is to find.
     pub recall: f64,
-    /// Which neurons behind SiLU count as 0.
+    /// Threshold of neurons after SiLU that count as 0.
     pub threshold: Threshold,
 }
 
-/// What says which neurons are awake, before gates do (PowerInfer-2, §2.2).
+/// Predictor of active neurons, before gates are read (PowerInfer-2, §2.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Predict {
     /// Gates alone: no result changes.
     Off,
-    /// What reads least, where quality allows it.
+    /// The one that reads least, where quality allows it.
     Auto,
     /// Matrices of low rank.
     LowRank,
@@ -221,7 +221,7 @@ impl Predict {
     }
 }
 
-/// Which neurons of experts with SiLU count as 0: those whose gate has a magnitude below a threshold, a layer's own (CATS, arXiv
+/// Neurons of experts with SiLU that count as 0: those whose gate has a magnitude below a threshold, a layer's own (CATS, arXiv
 /// 2404.08763).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Threshold {
@@ -237,7 +237,7 @@ impl Threshold {
     /// Largest share: past it a model is no longer one.
     pub const MOST: f64 = 0.95;
 
-    /// What `model.toml` says: `off`, `auto` or a share such as `50%`.
+    /// Parses the value in `model.toml`: `off`, `auto` or a share such as `50%`.
     pub fn parse(text: &str) -> Option<Self> {
         match text {
             "off" => Some(Self::Off),
@@ -253,7 +253,7 @@ impl Threshold {
 /// Whether neurons that are 0 are skipped (PowerInfer-2, §4.1.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Skip {
-    /// Where the profile has seen enough of them.
+    /// As the profile says, where it has seen enough of them.
     Auto,
     /// Wherever that changes no result.
     On,
@@ -274,7 +274,7 @@ impl Skip {
 }
 
 impl ExpertsConfig {
-    /// What holds where `model.toml` says nothing.
+    /// Default where `model.toml` is silent.
     pub const DEFAULT: Self = Self {
         tiers: 6,
         group: None,
@@ -300,7 +300,7 @@ pub struct Decoding {
 }
 
 impl Decoding {
-    /// What holds where `model.toml` says nothing.
+    /// Default where `model.toml` is silent.
     pub const DEFAULT: Self = Self { big_little: false, gamma: 0.7, little: None };
 }
 
@@ -315,20 +315,20 @@ pub struct Homes {
     pub experts: Home,
     /// Everything else.
     pub rest: Home,
-    /// Where experts' hot neurons are computed beside the processor.
+    /// Unit of experts' hot neurons, beside the CPU.
     pub hot: Home,
-    /// Who divides experts between the processor and a unit with frames; `None`: they have homes.
+    /// Policy that divides experts between the CPU and a unit with frames; `None`: their units are fixed.
     pub policy: Option<&'static System>,
     /// Experts of a layer that the memory of a hot unit holds; `None`: as many as it has room for.
     pub cached: Option<u32>,
-    /// How experts are assigned to units in every step.
+    /// Refinement of the assignment of experts to units in every step.
     pub refine: Refine,
     /// Whether experts change their places between steps.
     pub moves: bool,
 }
 
 impl Homes {
-    /// What holds where `model.toml` says nothing.
+    /// Defaults where `model.toml` is silent.
     pub fn defaults() -> Self {
         Self {
             attention: Home::Auto,
@@ -344,7 +344,7 @@ impl Homes {
     }
 }
 
-/// What a typical request is made of, by which `placement.attention = "auto"` is decided.
+/// Typical request, by which `placement.attention = "auto"` is decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mix {
     /// Tokens of the prompt.
@@ -362,13 +362,13 @@ impl Mix {
 /// A unit to run on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Home {
-    /// What the device's tables say.
+    /// By the device's tables.
     #[default]
     Auto,
     /// The unit of that name, or the first of that kind, where it is legal.
     Unit(String),
     /// There a share of the experts of each layer, in percent, the most popular of those that calibration saw; the others on the
-    /// processor.
+    /// CPU.
     Share(String, u8),
 }
 
@@ -508,7 +508,7 @@ impl Config {
         }
     }
 
-    /// What an empty file at that path says.
+    /// Configuration of an empty file at that path.
     pub fn defaults(path: &Path) -> Self {
         Self {
             path: path.into(),
@@ -558,7 +558,7 @@ impl Config {
                 "`{shown}:{at}`: `model.source`: there is no `{}`",
                 config.model.source.display()
             ))
-            .hint("`source` is the folder that holds the checkpoint's `config.json`, or a GGUF file, seen from this file"));
+            .hint("`source` is the folder that holds the checkpoint's `config.json`, or a GGUF file, relative to this file"));
         }
         Ok(config)
     }
@@ -603,7 +603,7 @@ impl Config {
         }
     }
 
-    /// What happens to tokens past an expert's capacity. The CPU is beside every unit with static graphs and loses nothing;
+    /// Treatment of tokens past an expert's capacity. The CPU is beside every unit with static graphs and loses nothing;
     /// where the user says what may be lost, the least salient rows are dropped.
     pub fn overflow(&self) -> Overflow {
         let budget = self.quality.max_perplexity_increase;

@@ -31,7 +31,7 @@ impl fmt::Display for At {
     }
 }
 
-/// Reads a text; also gives the place of `model.source`, for whoever looks at the folder.
+/// Reads a text; also gives the place of `model.source`, for callers that look at the folder.
 pub(super) fn read(text: &str, path: &Path) -> Result<(Config, At)> {
     let file = path.display();
     let table = DeTable::parse(text).map_err(|e| {
@@ -136,7 +136,7 @@ fn refused(at: &str, key: &Key, wrong: Wrong, value: &DeValue<'_>, shown: &str) 
     }
 }
 
-/// What a value is, in words.
+/// Type of a value, in words.
 fn type_name(value: &DeValue<'_>) -> &'static str {
     match value {
         DeValue::String(_) => "a string",

@@ -8,7 +8,7 @@ use moec_ir::{Format, WeightClass};
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// What the comments say of the model.
+/// Facts about the model for the comments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     /// Family (`qwen3_moe`).

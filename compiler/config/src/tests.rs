@@ -1,4 +1,4 @@
-//! What a `model.toml` may say, and how a wrong one is refused.
+//! Valid `model.toml` files, and errors of invalid ones.
 
 use super::*;
 use proptest::prelude::*;
@@ -129,7 +129,7 @@ fn the_little_model_has_fewer_experts() {
         little.map_err(|e| format!("{e} | {}", e.hint.as_deref().unwrap_or_default()))
     };
     assert_eq!(of("", Some(8)), Ok(None));
-    assert_eq!(of("little = 9", Some(8)), Ok(None), "nobody asked for it");
+    assert_eq!(of("little = 9", Some(8)), Ok(None), "it was not requested");
     let on = "big_little = true\n";
     for (experts, half) in [(2, 1), (3, 2), (4, 2), (6, 3), (8, 4)] {
         assert_eq!(of(on, Some(experts)), Ok(Some(half)));

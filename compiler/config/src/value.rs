@@ -6,7 +6,7 @@ use toml::de::DeValue;
 /// A value of a key.
 pub(super) struct Value<'a>(pub(super) &'a DeValue<'a>);
 
-/// Why a value is refused.
+/// Reason that a value is refused.
 pub(super) enum Wrong {
     /// It has another type than this one.
     Type(&'static str),
