@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// whole or not at all, and replaces an earlier bundle of the same name. Building twice gives the same bytes.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// What to build
+    /// Path of the model.toml
     #[arg(value_name = "MODEL.TOML")]
     pub config: PathBuf,
     /// A name that `moec targets` lists, or a path of your own device file
@@ -24,7 +24,7 @@ pub struct Args {
     /// Folder to write [default: the checkpoint's name, the target and `.moec`]
     #[arg(long, short, value_name = "DIR")]
     pub output: Option<PathBuf>,
-    /// Hold this share of all experts in the graphics processor's memory, and bring others there while the model runs: `policy` and
+    /// Hold this share of all experts in the GPU's memory, and bring others there while the model runs: `policy` and
     /// `experts` under `[placement]`
     #[arg(long, value_name = "SHARE", value_parser = share)]
     pub gpu_experts: Option<u8>,

@@ -1,4 +1,4 @@
-//! What `moec inspect` says of a bundle, and `moec build --json` of its plan.
+//! Output of `moec inspect` on a bundle, and of `moec build --json` on its plan.
 
 use super::{divided, explain, output, packages, paging, trust};
 use moec_base::paths::is_inside;
@@ -143,7 +143,7 @@ pub(super) fn snapshots(plan: &Plan) -> Option<String> {
     Some(format!("{count} of {} each, {} of the KV cache{distance}", human::bytes(one), human::bytes(all)))
 }
 
-/// What a plan decided, in numbers.
+/// Facts of a plan, in numbers.
 pub(super) fn facts(plan: &Plan) -> Value {
     let weights: u64 = plan.segments.iter().map(|s| s.bytes).sum();
     let (cache, saved) = (plan.state_bytes(), plan.saved_by_rings());
@@ -178,7 +178,7 @@ pub(super) fn facts(plan: &Plan) -> Value {
     })
 }
 
-/// How many packages hold the static graphs of a plan.
+/// Number of packages that hold the static graphs of a plan.
 fn count(plan: &Plan) -> usize {
     plan.graphs.iter().map(|g| &g.package).collect::<std::collections::BTreeSet<_>>().len()
 }

@@ -79,7 +79,7 @@ fn side(path: &Path) -> Result<Vec<Row>> {
 /// A property of two bundles.
 type Pair = (&'static str, String, Option<String>, Option<String>);
 
-/// Puts rows with the same name beside each other, in the order of the first, those of the second alone behind their part.
+/// Puts rows with the same name beside each other, in the order of the first, those of the second alone after their part.
 fn beside(a: &[Row], b: &[Row]) -> Vec<Pair> {
     let mut parts: Vec<&'static str> = Vec::new();
     a.iter().chain(b).for_each(|(part, ..)| {

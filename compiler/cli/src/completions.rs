@@ -10,7 +10,7 @@ use moec_base::Result;
 /// For bash: `moec completions bash > ~/.local/share/bash-completion/completions/moec`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Which shell
+    /// Shell
     pub shell: Shell,
 }
 

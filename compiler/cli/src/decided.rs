@@ -122,7 +122,7 @@ fn ranges<'a>(of: impl Iterator<Item = &'a Figures>) -> Vec<Range<'a>> {
     all
 }
 
-/// What a name ends in that says a unit, and how such a number is written.
+/// Suffix of a name that says a unit, and the format of such a number.
 type UnitName = (&'static str, fn(f64) -> String);
 
 const UNITS: [UnitName; 6] = [

@@ -1,11 +1,11 @@
-//! What `moec inspect` says of experts of decoding that two units compute: hot neurons in graphs, cold ones in kernels.
+//! Output of `moec inspect` on experts of decoding that two units compute: hot neurons in graphs, cold ones in kernels.
 
 use moec_base::human;
 use moec_ir::plan::{Arg, Builtin, Code, Entry, Layout, Plan};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// What an entry point decodes by.
+/// Division of an entry point's experts.
 struct Divided {
     entry: String,
     /// Layers.

@@ -26,7 +26,7 @@ pub const PAGES: &[Page] = &[
 pub struct Args {
     /// The page's file name
     pub page: Option<String>,
-    /// Write manual pages of moec and of its verbs into this folder, which is there
+    /// Write manual pages of moec and of its subcommands into this folder, which is there
     #[arg(long, value_name = "DIR", conflicts_with = "page")]
     pub man: Option<PathBuf>,
 }
@@ -48,7 +48,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Help of every verb.
+/// Help of every subcommand.
 fn command_line() -> String {
     let mut command = Cli::command().term_width(100);
     command.build();
@@ -81,7 +81,7 @@ fn trimmed(command: &mut clap::Command) -> String {
 fn targets() -> Result<String> {
     let mut out = String::from(
         "# Targets\n\n`--target` takes one of these names, or the path of a device file of your own (`moec targets NAME`\n\
-         prints one to start from). Every target compiles on every machine. A processor that lacks a feature refuses the\n\
+         prints one to start from). Every target compiles on every machine. A CPU that lacks a feature refuses the\n\
          bundle before it starts, and names the feature.\n\n\
          *Evidence* states how results for a target were obtained; `moec targets` prints it, too. *Measured*: on silicon. *Tested*: executed\n\
          natively by the tests, without figures of speed. *Emulated*: executed by emulators and evaluators on the host, never on the device.\n\
@@ -168,7 +168,7 @@ fn static_targets(out: &mut String) -> Result<()> {
     static_forms(out)
 }
 
-/// How graphs of these units are written, and why.
+/// Forms of these units' graphs, and the reasons.
 fn static_forms(out: &mut String) -> Result<()> {
     out.push_str(
         "\n`[unit.graph]` of a device file says how graphs of a unit are written, each key with its source:\n\n\
@@ -177,7 +177,7 @@ fn static_forms(out: &mut String) -> Result<()> {
          convolutions compute several of them; a tensor inside with a last axis of 1 is refused. Without the key they are\n  \
          `[rows, channels, 1, 1]`, as every graph takes and gives them (NPUMoE, §4.2).\n\
          * `weights`: formats besides f16 that a graph may store, `q8` and `q4`. Codes and scales are then those of the\n  \
-         processor's weights, in `constexpr_blockwise_shift_scale`; matrices whose rows are no whole groups of 32 stay f16.\n\
+         CPU's weights, in `constexpr_blockwise_shift_scale`; matrices whose rows are not whole groups of 32 stay f16.\n\
          * `counted`: whether the limit on a graph counts the bytes that are `stored`, or those of f16 (`dense`).\n\
          * `cache_write`: how a chunk of a prompt comes into the KV cache. `product` blends it in by a matrix of zeros and\n  \
          ones, at any position; `slice_update` has a function for every place where a chunk of a prompt can begin, which\n  \
@@ -215,16 +215,16 @@ fn models() -> String {
     out + LIMITS + QUANTISED + RELU
 }
 
-/// What is not read of families, and what units do not compute of them.
+/// Parts of families that are not read, and that units do not compute.
 const LIMITS: &str = "
 ## Limits of some families
 
 - **Mistral Small 4, Llama 4, Step 3.7** and others that also see are read as models of text: tensors of vision are skipped, and the build says so.
-- **Llama 4:** one expert per token. Attention over chunks and queries that grow with their positions are computed by processors and GPUs; a graph of an
+- **Llama 4:** one expert per token. Attention over chunks and queries that grow with their positions are computed by CPUs and GPUs; a graph of an
   NPU has neither, and a placement that asks for one is refused by name.
-- **Step 3.5 and 3.7:** no instruction of memory modules bounds a network after its activation; the experts stay on the processor. Layers that predict several
+- **Step 3.5 and 3.7:** no instruction of NDP DIMMs bounds a network after its activation; the experts stay on the CPU. Layers that predict several
   tokens at once are skipped.
-- **LongCat-Flash:** a layer of the checkpoint is two here. Some experts compute nothing, so that all of them stay on the processor and in RAM, and
+- **LongCat-Flash:** a layer of the checkpoint is two here. Some experts compute nothing, so that all of them stay on the CPU and in RAM, and
   `moec calibrate` refuses the model.
 ";
 
@@ -255,7 +255,7 @@ build says so. INT4 and INT8 of compressed-tensors without zero points, in group
 (`sparsity_config`), rotations (`transform_config`), bits that differ by module (`dynamic`) and other versions are refused by name.
 ";
 
-/// What is peculiar to families with ReLU.
+/// Peculiarities of families with ReLU.
 const RELU: &str = "
 ## Models with ReLU
 

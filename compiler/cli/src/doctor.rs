@@ -14,7 +14,7 @@ use std::process::{Command, ExitCode};
 /// Below this much free space builds are likely to fail.
 const LITTLE_SPACE: u64 = 4 << 30;
 
-/// Check what this machine has of what moec needs
+/// Check the system for required and optional dependencies
 ///
 /// Fails when something is missing that a build needs.
 #[derive(Clone, Debug, clap::Args)]
@@ -24,7 +24,7 @@ pub struct Args {
     pub json: bool,
 }
 
-/// How a check went.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Status {
     Ok,
@@ -109,7 +109,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Which targets this processor runs.
+/// Targets that this CPU runs.
 fn processor() -> Found {
     let here: Vec<_> = BUILT_IN
         .iter()
@@ -150,7 +150,7 @@ fn linker() -> Found {
     }
 }
 
-/// What links `run` for machines of another kind.
+/// Tools that link `run` for machines of another kind.
 fn cross(to: &Cross) -> Found {
     match Toolchain::find(to.triple) {
         Ok(tools) => {
@@ -171,7 +171,7 @@ fn cross(to: &Cross) -> Found {
     }
 }
 
-/// What the target families need. Without it moec builds for every other target.
+/// Requirements of the backends. Without them moec builds for every other target.
 fn families() -> Vec<(&'static str, Found)> {
     let Ok(cache) = cache_dir::path() else {
         let hint = "set `MOEC_CACHE` to one";
@@ -196,7 +196,7 @@ fn families() -> Vec<(&'static str, Found)> {
 /// Rust's name of macOS.
 const MAC: &str = "aarch64-apple-darwin";
 
-/// What there is for Macs on other machines.
+/// Tools for Macs on other machines.
 fn mac() -> Found {
     let checks = if has_std(&own_rustc(), MAC) {
         "rustc here has its standard library, so `cargo xtask check-apple` type-checks for it"

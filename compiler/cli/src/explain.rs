@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-/// Say why a bundle is what it is: arithmetic, schedules and formats, with the cost model's and the clock's reasons
+/// Explain a bundle's compilation decisions: precision, schedules, formats
 ///
 /// For every matrix kernel: in what form it multiplies and why, how it cuts its work, what the cost model
 /// predicts for one core, and, after `build --tune`, what the clock said of every schedule that was tried.
@@ -48,7 +48,7 @@ impl Share {
     }
 }
 
-/// Where a kernel runs in an entry point: scopes with `*` for the layer, the matrices that it multiplies by, and steps.
+/// Uses of a kernel in an entry point: scopes with `*` for the layer, the matrices that it multiplies by, and steps.
 #[derive(Clone, Debug, Default)]
 struct Use {
     scopes: Vec<String>,
@@ -64,7 +64,7 @@ fn note(names: &mut Vec<String>, name: String) {
 }
 
 /// The matrix of a step that multiplies by one, by its name in the Graph; experts are named by what they compute. The step of a
-/// product that is added to the residual at once is that of the addition, so the product is sought in front of it; `steps` are the
+/// product that is added to the residual at once is that of the addition, so the product is sought before it; `steps` are the
 /// nodes that have one of their own.
 fn matrix<'a>(module: &'a Module, graph: &Graph, steps: &[u32], node: &Node) -> Option<&'a str> {
     let multiplies = |op: &Op| matches!(op, Op::Linear { .. } | Op::LinearGlu { .. } | Op::HeadLinear { .. });
@@ -99,7 +99,7 @@ fn padding(format: Format, numbers: u64, bytes: u64) -> u64 {
     bytes.saturating_sub((numbers as f64 * format.bits() / 8.0).ceil() as u64)
 }
 
-/// How graphs are written for each unit that runs some, by the name of the unit.
+/// Form of the graphs of each unit that runs some, by the name of the unit.
 fn forms(bundle: &Bundle) -> Result<BTreeMap<String, GraphForm>> {
     if bundle.plan.graphs.is_empty() {
         return Ok(BTreeMap::new());
@@ -245,7 +245,7 @@ fn cache(states: &[&StateBuf]) -> Option<(&'static str, f64, u64)> {
     Some((first.format.name(), bytes as f64 * 8.0 / numbers.max(1) as f64, bytes / tokens.max(1)))
 }
 
-/// What layers with a sliding window keep: rows for each sequence, the most of any layer, and bytes.
+/// Caches of layers with a sliding window: rows for each sequence, the most of any layer, and bytes.
 fn windows(states: &[&StateBuf]) -> Option<(u32, u64)> {
     let rings = || states.iter().filter(|s| matches!(s.kind, StateKind::Ring { .. }));
     let rows = rings().map(|s| s.shape[2]).max()?;
@@ -354,7 +354,7 @@ fn paragraph(d: &KernelDecision, at: &Use, threads: Option<usize>) -> String {
     out
 }
 
-/// How weights were rounded, in words.
+/// Rounding of weights, in words.
 pub(super) fn rounding(decisions: &Decisions) -> &'static str {
     match decisions.rounding {
         Rounding::Feedback => {

@@ -14,7 +14,7 @@ struct Count<'a> {
     format: &'a dyn Fn(&Leaf) -> Option<Format>,
 }
 
-/// What is known of a class.
+/// Facts about a class.
 #[derive(Default)]
 struct Class {
     parameters: u64,
@@ -48,7 +48,7 @@ fn weights(spec: &ModelSpec) -> impl Iterator<Item = (WeightClass, &WeightExpr)>
     layers.chain(exact).chain(tables)
 }
 
-/// How a checkpoint stores its numbers, by what `describe` says of a leaf: each way with its numbers, most of them first.
+/// Storage of a checkpoint's numbers, by what `describe` says of a leaf: each way with its numbers, most of them first.
 pub fn stored_as(spec: &ModelSpec, describe: &dyn Fn(&Leaf) -> String) -> Vec<(String, u64)> {
     let mut seen = HashSet::new();
     let mut ways: BTreeMap<String, u64> = BTreeMap::new();

@@ -331,7 +331,7 @@ mod tests {
         }
     }
 
-    /// What stands between two words behind a place, and the rest.
+    /// Text between two words after a place, and the rest.
     fn between<'a>(text: &'a str, from: &str, to: &str) -> Option<(&'a str, &'a str)> {
         text.split_once(from)?.1.split_once(to)
     }

@@ -18,7 +18,7 @@ pub struct Args {
     /// `owner/name:file.gguf`. What exists as a path is taken as one
     #[arg(value_name = "HF_DIR|NAME")]
     pub source: PathBuf,
-    /// Take a named model from the cache of the hub (`HF_HOME`) alone, and ask nobody
+    /// Use only the local Hugging Face cache (`HF_HOME`); make no network requests
     #[arg(long)]
     pub offline: bool,
     /// File to write
@@ -82,7 +82,10 @@ fn source(given: &Path, offline: bool, progress: &Progress) -> Result<PathBuf> {
     // Whatever else is given is a path, and opening it says what is wrong.
     let Some(name) = name else { return Ok(given.to_owned()) };
     hub::fetch(&name, offline, progress).map_err(|e| {
-        e.context(format!("`{}` is no file or folder here, and no model could be had", given.display()))
+        e.context(format!(
+            "`{}` is not a local path, and downloading it from the Hugging Face Hub failed",
+            given.display()
+        ))
     })
 }
 

@@ -15,7 +15,7 @@ use moec_targets::families;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-/// Say what a model.toml, a checkpoint, a profile or a bundle is, and what was decided
+/// Show details of a model.toml, checkpoint, profile or bundle
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// A `model.toml`, a checkpoint's folder, a profile (`.trace`), a bundle, or command streams of one (`.streams`)
@@ -38,11 +38,13 @@ pub fn run(args: &Args) -> Result<()> {
     let path = &args.path;
     let shown = path.display();
     if (args.profile.html.is_some() || args.profile.against.is_some()) && !trace::is_one(path) {
-        return Err(Error::usage(format!("`{shown}` is no profile, and `--html` and `--against` take one"))
-            .hint("`moec calibrate model.toml` records a profile"));
+        return Err(Error::usage(format!(
+            "`{shown}` is not a profile, and `--html` and `--against` take one"
+        ))
+        .hint("`moec calibrate model.toml` records a profile"));
     }
     if !args.cache.is_empty() && !trace::is_one(path) {
-        return Err(Error::usage(format!("`{shown}` is no profile, and `--cache` takes one"))
+        return Err(Error::usage(format!("`{shown}` is not a profile, and `--cache` takes one"))
             .hint("`moec calibrate model.toml` records a profile"));
     }
     // A bundle whose build was killed while it was being replaced is put back.
@@ -86,14 +88,14 @@ fn streams(args: &Args) -> Result<()> {
     let bytes = regular::read(&args.path, regular::STREAMS)
         .map_err(|e| Error::input(format!("`{shown}` cannot be read")).because(e))?;
     let text = families::print_streams(&bytes).map_err(|why| {
-        Error::input(format!("`{shown}` is no file of command streams"))
+        Error::input(format!("`{shown}` is not a file of command streams"))
             .because(why)
             .hint("a bundle has them below `artifacts`, for units whose memory computes")
     })?;
     if args.json { output::json(&json!({"kind": "streams", "text": text})) } else { output::data(&text) }
 }
 
-/// What a `model.toml` asks for.
+/// Prints a `model.toml`.
 fn config(args: &Args, config: &Config) -> Result<()> {
     let options = ImportOptions { allow_nonfinite: config.model.allow_nonfinite };
     let (checkpoint, spec) = moec_import::open(&config.model.source, &options)?;
@@ -189,7 +191,7 @@ fn print(args: &Args, value: &Value, rows: Vec<Vec<String>>) -> Result<()> {
     if args.json { output::json(value) } else { output::data(&output::table(&rows)) }
 }
 
-/// How many numbers are stored in which way.
+/// Numbers that are stored in each way.
 fn numbers_as(stored: &[(String, u64)]) -> Value {
     Value::Object(stored.iter().map(|(way, n)| (way.clone(), json!(n))).collect())
 }

@@ -1,4 +1,4 @@
-//! The command line: arguments, and one file per verb.
+//! The command line: arguments, and one file per subcommand.
 //!
 //! Data goes to stdout, everything else to stderr. Exit code 0, 1 (failed), 2 (the command line is wrong), or 130 after Ctrl-C
 //! (143 after SIGTERM).
@@ -69,22 +69,22 @@ pub struct Cli {
     verb: Verb,
 }
 
-/// Options of every verb.
+/// Options of every subcommand.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Global options")]
 struct Global {
-    /// Say nothing but errors, warnings and data
+    /// Print only errors, warnings and results
     #[arg(long, short, global = true)]
     quiet: bool,
-    /// Say more: every pass of a build, every kernel that is timed
+    /// Verbose output: show each pass and each timed kernel
     #[arg(long, short, global = true, conflicts_with = "quiet")]
     verbose: bool,
-    /// When to use colours
+    /// Use of colours
     #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
     color: ColorChoice,
 }
 
-/// The verbs.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 enum Verb {
     Init(init::Args),
@@ -131,7 +131,7 @@ pub fn main() -> ExitCode {
             return ExitCode::from(u8::try_from(e.exit_code()).unwrap_or(2));
         }
     };
-    // A worker ends with whoever started it.
+    // A worker ends with the process that started it.
     if !matches!(cli.verb, Verb::Worker(_) | Verb::BoundedWorker) {
         interrupt::install();
     }

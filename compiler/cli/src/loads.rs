@@ -1,4 +1,4 @@
-//! What a profile says of loads, as tables: quantiles per chunk, capacities, attention outputs, who goes with whom,
+//! Tables of a profile's loads: quantiles per chunk, capacities, attention outputs, experts that are chosen together,
 //! and who was hardly seen.
 #![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
 
@@ -49,7 +49,7 @@ pub(super) fn capacities(loads: &Loads, most: usize) -> Vec<u32> {
     (1..=steps.div_ceil(stride)).map(|i| i * stride * CAPACITY_ALIGN).collect()
 }
 
-/// What happens in a layer where every expert has the same capacity.
+/// Account of a layer where every expert has the same capacity.
 pub(super) fn uniform(layer: &LayerLoads, capacity: u32) -> Account {
     layer.account(&|_| Some(capacity), &|e| e)
 }

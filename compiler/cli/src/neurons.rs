@@ -1,5 +1,5 @@
-//! What a profile says of neurons: zeros by layer, and how often neurons are active, the hottest first (PowerInfer-2,
-//! Figure 2), in a terminal, as JSON and for the page; and how large gates behind SiLU are.
+//! Neurons in a profile: zeros by layer, and how often neurons are active, the hottest first (PowerInfer-2,
+//! Figure 2), in a terminal, as JSON and for the page; and how large gates after SiLU are.
 
 use super::output;
 use moec_base::human;
@@ -15,16 +15,16 @@ const HOT: f64 = 0.75;
 /// Bounds of the frequencies by which neurons are counted.
 const BOUNDS: [f64; 6] = [0.01, 0.1, 0.25, 0.5, 0.75, 0.9];
 
-/// Shares of the gates behind SiLU whose bounds are shown.
+/// Shares of the gates after SiLU whose bounds are shown.
 const SILENCED: [f64; 6] = [0.1, 0.3, 0.5, 0.7, 0.9, 0.95];
 
-/// What is shown of the neurons of a network at a level and a size of the batch.
+/// Figures of a network's neurons at a level and a size of the batch.
 pub(super) struct Seen {
     /// Layer.
     pub(super) layer: u32,
     /// Down matrix.
     weight: String,
-    /// What a product must be past; 0 of a gate with zeros.
+    /// Magnitude that a product must be past; 0 of a gate with zeros.
     threshold: f32,
     /// Tokens of a batch.
     pub(super) batch: usize,
@@ -68,7 +68,7 @@ fn of_level(counts: &NeuronCounts, level: usize) -> impl Iterator<Item = Seen> {
     })
 }
 
-/// How many neurons were counted, in words.
+/// Number of neurons that were counted, in words.
 pub(super) fn counted(profile: &Profile) -> String {
     let all: u64 = profile.neurons.iter().map(|c| c.experts() as u64 * u64::from(c.width)).sum();
     match profile.neurons.iter().map(NeuronCounts::batches).max() {
@@ -110,7 +110,7 @@ pub(super) fn table(profile: &Profile) -> String {
     format!("\n{}{}\n", output::table(&rows), shades.join(", "))
 }
 
-/// By layer, the magnitude that each share of the gates behind SiLU is below: what `threshold` under `[experts]` makes of it.
+/// By layer, the magnitude that each share of the gates after SiLU is below: what `threshold` under `[experts]` makes of it.
 /// Empty where there are no such gates.
 pub(super) fn gates(profile: &Profile) -> String {
     let known: Vec<&Gates> = profile.gates.iter().filter(|g| g.counted() > 0).collect();

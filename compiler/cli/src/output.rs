@@ -1,4 +1,4 @@
-//! What the command prints: data to stdout, errors to stderr.
+//! Output of the command: data to stdout, errors to stderr.
 
 use anstyle::{AnsiColor, Style};
 use comfy_table::{Table, presets};
@@ -51,7 +51,7 @@ pub fn render(error: &Error) -> String {
     out
 }
 
-/// What clap says of bad use, in the form of our own errors: what it calls a tip is a hint, and hints come last.
+/// Error of bad use by clap, in the form of our own errors: its tips are hints, and hints come last.
 pub fn bad_use(e: &clap::Error) -> String {
     let (mut said, mut hints) = (String::new(), String::new());
     for line in e.render().ansi().to_string().lines() {
@@ -73,7 +73,7 @@ pub fn bad_use(e: &clap::Error) -> String {
 
 /// Prints what clap says: help and version are data, the rest is an error.
 pub fn usage(e: &clap::Error) {
-    // A closed stream leaves nobody to tell.
+    // A closed stream cannot be reported anywhere.
     let _ = if e.use_stderr() && e.render().to_string().starts_with("error: ") {
         anstream::stderr().lock().write_all(bad_use(e).as_bytes())
     } else {
@@ -83,7 +83,7 @@ pub fn usage(e: &clap::Error) {
 
 /// Prints an error.
 pub fn error(error: &Error) {
-    // A closed stderr leaves nobody to tell.
+    // A closed stderr cannot be reported anywhere.
     let _ = anstream::stderr().lock().write_all(render(error).as_bytes());
 }
 

@@ -1,4 +1,4 @@
-//! What packages for units beside the processor take of these units' limits.
+//! Sizes of packages for units beside the CPU, against these units' limits.
 
 use moec_base::{Result, human};
 use moec_bundle::read::Bundle;

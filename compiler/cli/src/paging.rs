@@ -1,10 +1,10 @@
-//! What `moec explain` and `moec inspect` say of experts on flash.
+//! Output of `moec explain` and `moec inspect` on experts on flash.
 
 use moec_base::human;
 use moec_ir::plan::Paging;
 use serde_json::{Value, json};
 
-/// Rows of the table in front: budget and cache.
+/// First rows of the table: budget and cache.
 pub(super) fn rows(p: &Paging) -> Vec<Vec<String>> {
     let experts: u32 = p.layers.iter().map(|l| l.experts).sum();
     let frames = u64::from(p.frames) * p.frame_bytes;
@@ -36,7 +36,7 @@ pub(super) fn rows(p: &Paging) -> Vec<Vec<String>> {
     rows
 }
 
-/// What memory holds of experts.
+/// Experts in memory.
 fn held(p: &Paging, experts: u32, frames: u64) -> Vec<String> {
     let what = if p.by_neurons() {
         let (frames, neurons) = (human::bytes(frames), u64::from(p.frames) * u64::from(p.neurons));

@@ -1,4 +1,4 @@
-//! `moec pass`: one pass on one small file. Hidden; for whoever works on the compiler.
+//! `moec pass`: one pass on one small file. Hidden; for developers of the compiler.
 
 use super::output;
 use moec_base::Result;

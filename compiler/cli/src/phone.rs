@@ -1,4 +1,4 @@
-//! What `moec simulate` says of a phone's neurons.
+//! Output of `moec simulate` on a phone's neurons.
 #![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
 
 use super::output;
@@ -23,7 +23,7 @@ fn busy(s: &Simulated) -> Vec<(&str, f64)> {
     s.timeline.queues.iter().enumerate().map(|(i, name)| (name.as_str(), of(i))).collect()
 }
 
-/// What is said, with the functions of hot neurons that the bundle has and the bytes of their codes.
+/// Text for people, with the functions of hot neurons that the bundle has and the bytes of their codes.
 pub(super) fn text(device: &Device, s: &Simulated, networks: Option<(usize, u64)>) -> String {
     let row = |cells: &[&str]| cells.iter().map(|&c| c.to_owned()).collect::<Vec<_>>();
     let [active, hot, read] = s.active;

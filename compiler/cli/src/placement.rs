@@ -9,7 +9,7 @@ use moec_runtime::schedule::scheduled::Layout;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
-/// What was decided about where things run, in one layer or in all. Nothing where everything runs on the processor.
+/// Units in one layer or in all. Nothing where everything runs on the CPU.
 pub(super) fn shown(placement: &Placement, layer: Option<u32>, expert: Option<u32>) -> String {
     let mut text = String::new();
     if !placement.ops.is_empty() && layer.is_none() && expert.is_none() {
@@ -28,7 +28,7 @@ pub(super) fn shown(placement: &Placement, layer: Option<u32>, expert: Option<u3
     text
 }
 
-/// How graphs of a unit are written, and why.
+/// Form of a unit's graphs, and the reason.
 pub(super) fn graphs(unit: &str, form: &GraphForm) -> String {
     let rows: Vec<Vec<String>> = form
         .rows()
@@ -77,7 +77,7 @@ fn layer_text(placement: &Placement, table: &ExpertTable, expert: Option<u32>) -
 /// Rows that costs are shown for.
 const ROWS: [u32; 6] = [1, 4, 16, 64, 256, 1024];
 
-/// What an expert costs on each unit, where its unit is not fixed; by name, microseconds of [`ROWS`].
+/// Costs of an expert on each unit, where its unit is not fixed; by name, microseconds of [`ROWS`].
 fn costs(plan: &Plan) -> Vec<(String, Vec<f64>)> {
     let policy = &plan.experts.policy;
     let Some(Ok(c)) = policy.costs().map(plan::costs) else { return Vec::new() };
@@ -94,7 +94,7 @@ fn costs(plan: &Plan) -> Vec<(String, Vec<f64>)> {
     rows
 }
 
-/// How the units of experts are chosen while the plan runs; nothing where they are fixed.
+/// Policy that chooses the units of experts while the plan runs; nothing where they are fixed.
 pub(super) fn policy(plan: &Plan) -> String {
     let how = match &plan.experts.policy {
         ExpertPolicy::Fixed => return String::new(),
@@ -133,7 +133,7 @@ pub(super) fn policy(plan: &Plan) -> String {
     format!("\nexperts are {how}\n{}", output::table(&rows))
 }
 
-/// The same as JSON, with the units of each layer; null where all experts are the processor's, or static graphs'.
+/// The same as JSON, with the units of each layer; null where all experts are the CPU's, or static graphs'.
 pub(super) fn policy_json(plan: &Plan) -> Value {
     let ExpertPlacement { layers, policy } = &plan.experts;
     let (name, parameters) = match policy {
@@ -156,7 +156,7 @@ pub(super) fn policy_json(plan: &Plan) -> Value {
     })
 }
 
-/// Which experts of each layer run on which unit, or begin there, where none has a capacity and not all are the processor's.
+/// Experts of each layer by the unit that they run on, or begin on, where none has a capacity and not all are the CPU's.
 pub(super) fn units(plan: &Plan, layer: Option<u32>, expert: Option<u32>) -> String {
     let (placement, experts) = (&plan.placement, &plan.experts);
     let divided = placement.is_dynamic() && !placement.ops.is_empty();

@@ -33,13 +33,13 @@ const LEAST_FILE: u64 = 4 << 20;
 pub struct Args {
     /// Folder to write `NAME.toml` to [default: print it to stdout]
     pub dir: Option<PathBuf>,
-    /// Name of the device [default: what LLVM calls this processor]
+    /// Name of the device [default: what LLVM calls this CPU]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
     /// Threads [default: `MOEC_THREADS`, else one per core]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Measure the graphics processor of NVIDIA's, too, that this machine has: launches, its memory, the link both ways, and what an expert
+    /// Measure this machine's NVIDIA GPU, too: launches, its memory, the link both ways, and what an expert
     /// costs there by its rows
     #[arg(long)]
     pub gpu: bool,
@@ -135,7 +135,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     }
 }
 
-/// How a figure was measured.
+/// Source of a measured figure.
 fn source(what: &str, threads: usize, one: f64, unit: &str) -> String {
     format!("moec profile-device: {what}, {threads} threads; one thread: {one:.1} {unit}")
 }
@@ -178,7 +178,7 @@ fn memory(found: &Roofline) -> Memory {
     }
 }
 
-/// Puts a graphics processor with its memory and its link beside the processor.
+/// Puts a GPU with its memory and its link beside the CPU.
 fn beside(device: &mut Device, family: &str, card: &ThreadRates) {
     const NAMES: [&str; 2] = ["gpu", "vram"];
     let figure = |value: f64, what: &str| {
@@ -229,7 +229,7 @@ fn beside(device: &mut Device, family: &str, card: &ThreadRates) {
     }
 }
 
-/// What an expert costs by its rows, with the kernels that a build for the device picks.
+/// Costs of an expert by its rows, with the kernels that a build for the device picks.
 fn measure_experts(device: &Device, threads: usize, progress: &Progress) -> Result<Vec<MatmulTime>> {
     let failed = |e: TuneError| match e {
         TuneError::Threads(e) => Error::from(e),
@@ -300,7 +300,7 @@ fn memory_total() -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// What the processor calls itself, or its architecture.
+/// Name of the CPU, or its architecture.
 pub(super) fn processor_name() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let line = text.lines().find(|l| l.starts_with("model name"));
@@ -309,7 +309,7 @@ pub(super) fn processor_name() -> String {
     memory_total().map_or(name.clone(), |m| format!("{name}, {} cores, {}", cpu::cores(), human::bytes(m)))
 }
 
-/// What macOS calls this processor.
+/// Name of this CPU in macOS.
 fn mac() -> Option<String> {
     let asked = cfg!(target_os = "macos")
         .then(|| Command::new("sysctl").args(["-n", "machdep.cpu.brand_string"]).output().ok());

@@ -18,7 +18,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Run a bundle's own verbs in this process
+/// Run a bundle: generate, chat, serve, bench, …
 ///
 /// The same as `BUNDLE/run VERB …`, for machines without the linked program: generate, chat, serve, logits, bench, info. A bundle
 /// is a program: run only what you trust.
@@ -32,17 +32,17 @@ pub struct Args {
     /// moec's own. `--emulate=device` runs them there as a `run` does on the device: compiled, and in this process.
     #[arg(long, value_name = "WHOSE", num_args = 0..=1, require_equals = true, default_missing_value = "moec")]
     pub emulate: Option<Emulator>,
-    /// Run only if this public key's owner has signed the bundle and every file is as it was. Stands before the verb
+    /// Run only if this public key's owner has signed the bundle and every file is as it was. Stands before the subcommand
     #[arg(long, value_name = "PUB")]
     pub key: Option<PathBuf>,
     /// The bundle
     pub bundle: PathBuf,
-    /// Verb and its arguments, passed on as they are
+    /// Subcommand and its arguments, passed on as they are
     #[arg(value_name = "ARGS", trailing_var_arg = true, allow_hyphen_values = true)]
     pub args: Vec<OsString>,
 }
 
-/// Whose emulator runs static graphs.
+/// Emulator of static graphs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Emulator {
     /// moec's own
@@ -53,10 +53,10 @@ pub enum Emulator {
     Device,
 }
 
-/// Runs; gives the exit code of the bundle's verb.
+/// Runs; gives the exit code of the bundle's subcommand.
 ///
 /// # Errors
-/// The bundle cannot be opened, or its verb fails.
+/// The bundle cannot be opened, or its subcommand fails.
 pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
     let bundle = Bundle::open(&args.bundle)?;
     if args.key.is_some() {
@@ -90,12 +90,12 @@ pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
     Ok(front(&name, beside, &files).run(&program, &bundle.folder, words).into())
 }
 
-/// A bundle's own verbs, in this process.
+/// A bundle's own subcommands, in this process.
 fn front<'a>(name: &'a str, beside: Option<Beside<'a>>, files: &'a BundleReader) -> Front<'a> {
     Front { name, beside, files: Some(files), ..moec_service::front(&[]) }
 }
 
-/// A bundle's twin, whose weights are packed from those of the bundle: with a key these are checked first.
+/// A bundle's host build, whose weights are packed from those of the bundle: with a key these are checked first.
 fn twin(args: &Args, bundle: &Bundle, progress: &Progress) -> Result<Twin> {
     if args.key.is_some() {
         bundle.manifest.check(&bundle.folder, true)?;
@@ -103,13 +103,13 @@ fn twin(args: &Args, bundle: &Bundle, progress: &Progress) -> Result<Twin> {
     Twin::of(bundle, progress)
 }
 
-/// The verb that finishes its answers when a signal comes.
+/// The subcommand that finishes its answers when a signal comes.
 const SERVE: &str = "serve";
 
-/// The verb that tells of units that are missing, and needs none.
+/// The subcommand that tells of units that are missing, and needs none.
 const INFO: &str = "info";
 
-/// Whether this machine has the units beside the processor whose families find units by themselves; false where no unit is of such
+/// Whether this machine has the units beside the CPU whose families find units by themselves; false where no unit is of such
 /// a family, or one is missing and only `info` asks.
 ///
 /// # Errors
@@ -127,7 +127,7 @@ fn attached(program: &Program, info: bool) -> Result<bool> {
     Ok(found)
 }
 
-/// What drives a unit of this machine.
+/// Executor of a unit of this machine.
 fn here(unit: &UnitRef) -> Option<Executor> {
     families::attached(&unit.family, &unit.name)?.ok()
 }

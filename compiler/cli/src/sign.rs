@@ -10,7 +10,7 @@ use std::io::{BufRead as _, IsTerminal as _};
 use std::path::{Path, PathBuf};
 
 const AFTER: &str = "\
-A pair of keys, once; the second file is for everybody:
+A pair of keys, once; the second file is public:
   moec sign --new-key moec.key
 A signature, and what others do with it:
   moec sign model.moec --key moec.key

@@ -20,13 +20,12 @@ use moec_simulate::phone::phone;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-/// Predict latency, energy and processor time of a bundle for a device with a neural processing unit, latency and reads of one
-/// with experts on flash, or steps of one whose memory modules compute
+/// Simulate a bundle on NPU, SSD-offload or near-data-processing hardware: latency, energy, reads
 ///
-/// Queues of the processor and of the Neural Engine execute the plan's placement, with the costs of the device
+/// Queues of the CPU and of the Neural Engine execute the plan's placement, with the costs of the device
 /// file and the loads of a recorded profile; beside it what Core ML alone, its default scheduling and ANEMLL would
 /// take. Where experts are on flash, the runtime itself decides what is read and kept, with the routing of a
-/// profile, on modelled units: as many queues as the device has units and links. Where memory modules compute, it is the
+/// profile, on modelled units: as many queues as the device has units and links. With NDP DIMMs, it is the
 /// runtime that assigns experts to units in every step. A phone's bundle whose profile has seen gates that leave zeros decodes by
 /// hot neurons on its neural processing unit and cold ones on its cores, and from flash what memory lacks.
 #[derive(Clone, Debug, clap::Args)]
@@ -43,7 +42,7 @@ pub struct Args {
     /// Tokens of the prompt, for static graphs rounded up to whole chunks [default: four chunks; one where experts are on flash; none where memory computes]
     #[arg(long, value_name = "TOKENS")]
     pub prompt: Option<u32>,
-    /// Tokens decoded behind the prompt [default: none; 64 where experts are on flash, 16 of each sequence where memory computes or neurons are hot and cold]
+    /// Tokens decoded after the prompt [default: none; 64 where experts are on flash, 16 of each sequence where memory computes or neurons are hot and cold]
     #[arg(long, value_name = "TOKENS")]
     pub decode: Option<u32>,
     /// Sequences that are decoded together, where memory computes [default: the bundle's largest batch] or neurons are hot and cold [default: 1]
@@ -80,8 +79,8 @@ pub fn run(args: &Args) -> Result<()> {
     let by_neurons = !hot.is_empty() && profile.as_ref().is_some_and(|p| !p.neurons.is_empty());
     let policy = &bundle.plan.experts.policy;
     if policy.cached().is_some() {
-        return Err(Error::limit("experts that come and go over a graphics processor's frames are not simulated here")
-            .because("`moec simulate` has no model of all three: the processor, the graphics processor and the link")
+        return Err(Error::limit("experts that come and go over a GPU's frames are not simulated here")
+            .because("`moec simulate` has no model of all three: the CPU, the GPU and the link")
             .hint("`run generate --json` says what a run expects of them (`expected_s`); `docs/hybrimoe.md` compares systems on one machine"));
     }
     unused(args, policy.cold().is_some(), by_neurons)?;
@@ -90,7 +89,7 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(paging) = bundle.plan.paging.as_ref().filter(|_| bundle.plan.placement.is_dynamic()) {
         if paging.by_neurons() {
             return Err(Error::limit("neurons that are read from flash one by one are not simulated")
-                .because("which of them a token wakes is not in the bundle")
+                .because("which of them a token activates is not in the bundle")
                 .hint("`docs/neuron-cache.md` has bytes per token; `run bench` measures a bundle"));
         }
         return from_flash(&device, &paged(&bundle, paging, &request)?, args);
@@ -149,7 +148,7 @@ fn write(path: &Path, timelines: &[(&str, &Timeline)]) -> Result<()> {
     std::fs::write(path, text).map_err(|e| io_error("write", path, &e))
 }
 
-/// What a bundle does whose experts are assigned in every step.
+/// Output for a bundle whose experts are assigned in every step.
 fn from_modules(device: &Device, s: &assigned::Simulated, args: &Args) -> Result<()> {
     if let Some(path) = &args.timeline {
         let text = perfetto::assigned(BUNDLE, &s.run).to_string();
@@ -191,7 +190,7 @@ fn from_modules(device: &Device, s: &assigned::Simulated, args: &Args) -> Result
     let mut model = vec![row(&["model", "value", "source"])];
     model.extend(s.run.constants.iter().map(|c| c.to_vec()));
     output::data(&format!(
-        "{}: {} steps of {} sequences behind a prompt of {} tokens; routing: {} recorded tokens\n\
+        "{}: {} steps of {} sequences after a prompt of {} tokens; routing: {} recorded tokens\n\
          the runtime assigns experts, on modelled units: times are those of a model\n\
          {} experts moved between steps; of all, {:.1} % were of the class that was predicted\n\n{}\n{}\n{}",
         device.name,
@@ -207,7 +206,7 @@ fn from_modules(device: &Device, s: &assigned::Simulated, args: &Args) -> Result
     ))
 }
 
-/// What a bundle with experts on flash does.
+/// Output for a bundle with experts on flash.
 fn from_flash(device: &Device, s: &paged::Simulated, args: &Args) -> Result<()> {
     if let Some(path) = &args.timeline {
         write(path, &[(BUNDLE, &s.timeline)])?;
@@ -245,7 +244,7 @@ fn flash_text(device: &Device, s: &paged::Simulated) -> String {
     let mut model = vec![row(&["model", "value", "source"])];
     model.extend(s.constants.iter().map(|c| row(&[c.what, &c.value, &c.source])));
     format!(
-        "{}: a prompt of {} tokens in chunks of {}, then {} decoded; routing: {} recorded tokens, none of what routers foresee\n\
+        "{}: a prompt of {} tokens in chunks of {}, then {} decoded; routing: {} recorded tokens, none of what routers predict\n\
          the runtime decides, on modelled units: times are those of a model\n\n{}\n{}\n{}\n{}",
         device.name,
         s.prompt,

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 pub struct Args {
     /// Folder to write; it must not exist
     pub out_dir: PathBuf,
-    /// Which model
+    /// Model to imitate
     #[arg(long, value_enum)]
     pub like: Like,
     /// Layers [default: as many as the model has]
@@ -28,7 +28,7 @@ pub struct Args {
     /// choose in these proportions, all domains together. Without it every expert is as likely
     #[arg(long, value_name = "FILE.CSV")]
     pub popularity: Option<PathBuf>,
-    /// Whose counts to take [default: those of the only model in the file]
+    /// Model whose counts are taken [default: the only model in the file]
     #[arg(long, value_name = "NAME", requires = "popularity")]
     pub model: Option<String>,
     /// Make gates ReLU that leave this share of a token's neurons at 0, some neurons much more often than others

@@ -41,7 +41,7 @@ pub fn run(args: &Args) -> Result<()> {
     output::data(&output::table(&rows))
 }
 
-/// How results for a built-in device were obtained: measured on silicon, tested natively, emulated, or modelled.
+/// Evidence for a built-in device: measured on silicon, tested natively, emulated, or modelled.
 ///
 /// # Errors
 /// A unit of an unknown family.
@@ -59,7 +59,7 @@ pub(super) fn evidence(device: &Device) -> Result<&'static str> {
     })
 }
 
-/// What this machine lacks to run code for a device.
+/// Features that this machine lacks to run code for a device.
 struct Here<'a> {
     /// Features of the CPU. Of another architecture all are lacking.
     features: Vec<&'a str>,

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 /// Least-used experts that are shown of each layer.
 const SHOWN: usize = 4;
 
-/// What is asked of a profile.
+/// Options for profiles.
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
 pub(super) struct Args {
@@ -22,7 +22,7 @@ pub(super) struct Args {
     /// Say how far a profile agrees with this one on the busiest experts of each layer (Overlap@K)
     #[arg(long, value_name = "FILE.TRACE")]
     pub(super) against: Option<PathBuf>,
-    /// How many of the busiest experts `--against` compares [default: 4,8]
+    /// Numbers of the busiest experts that `--against` compares [default: 4,8]
     #[arg(long, value_name = "K", value_delimiter = ',', requires = "against", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) top: Vec<u32>,
 }

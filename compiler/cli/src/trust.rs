@@ -1,4 +1,4 @@
-//! What `verify`, `run` and `inspect` say of where a bundle comes from: its manifest's hash, and who signed it.
+//! Origin of a bundle, in `verify`, `run` and `inspect`: its manifest's hash, and its signer.
 
 use super::output;
 use moec_base::paths::RUN;
@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Where a bundle comes from, as far as it can be known.
+/// Origin of a bundle, as far as it can be known.
 pub(super) struct Trust {
     manifest_sha256: String,
     signed: Option<Signed>,

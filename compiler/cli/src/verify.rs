@@ -84,10 +84,10 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     }
     let failures = report.failures();
     if failures.is_empty() {
-        progress.finished(&format!("{} is right", args.bundle.display()), start);
+        progress.finished(&format!("{} is OK", args.bundle.display()), start);
         return Ok(());
     }
-    let error = Error::input(format!("`{}` is further off than it may be", args.bundle.display()));
+    let error = Error::input(format!("`{}` is out of tolerance", args.bundle.display()));
     Err(failures.iter().take(8).fold(error, Error::because))
 }
 
@@ -118,10 +118,10 @@ fn package_rows(report: &Report) -> Vec<Vec<String>> {
     std::iter::once(head).chain(rows).collect()
 }
 
-/// What the columns of [`check_rows`] mean.
+/// Explanation of the columns of [`check_rows`].
 const CHECKS: &str = "off  largest difference from the same weights with activations in f32, as a share of the results' spread over all rows";
 
-/// What others than moec compute of packages: for each of them its worst function.
+/// Results of others than moec on packages: for each of them its worst function.
 fn check_rows(report: &Report) -> Vec<Vec<String>> {
     let mut rows = vec![["executed by", "functions", "off", "up to", "worst in"].map(str::to_owned).to_vec()];
     let all = || report.packages.iter().flat_map(|f| f.checks.iter().map(move |check| (f, check)));
@@ -149,7 +149,7 @@ fn check_rows(report: &Report) -> Vec<Vec<String>> {
     rows
 }
 
-/// What the columns of [`report_rows`] mean.
+/// Explanation of the columns of [`report_rows`].
 const COLUMNS: &str = "\
 Errors are root mean squares, relative to what is right.
 own error     the worst step of these, which got exactly what the reference got

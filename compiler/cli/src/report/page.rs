@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 
 /// Width of what is drawn.
 const WIDTH: f64 = heat::WIDTH;
-/// Room for names in front.
+/// Width of the column of names.
 const LEFT: f64 = 70.0;
 /// Colours of the page's style sheet for things that are told apart.
 const COLOURS: usize = 8;
@@ -48,7 +48,7 @@ pub(super) fn page(s: &Summary) -> String {
     let mut out = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{title}</title>\n\
-         <style>{}{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n<p>What moec has compiled, and why it is so.</p>\n",
+         <style>{}{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n<p>Compilation report</p>\n",
         heat::STYLE
     );
     out += "<dl class=\"tiles\">\n";

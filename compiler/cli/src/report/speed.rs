@@ -39,7 +39,7 @@ const BARRIER: f64 = 1e-6;
 /// A value of the machine, for readers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Assumption {
-    /// What it is.
+    /// Description.
     pub(crate) what: &'static str,
     /// Its value with the unit.
     pub(crate) value: String,
@@ -47,7 +47,7 @@ pub(crate) struct Assumption {
     pub(crate) source: String,
 }
 
-/// What the model knows of a machine.
+/// Figures of a machine in the model.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Machine {
     /// Threads that share the work items of a step.
@@ -60,7 +60,7 @@ pub(crate) struct Machine {
     read: [f64; 2],
     /// Seconds of a barrier.
     barrier: f64,
-    /// Where these come from.
+    /// Sources of these.
     pub(crate) assumptions: Vec<Assumption>,
 }
 
@@ -172,7 +172,7 @@ impl Machine {
         Self { threads, tokens, figures: figures.clone(), read, barrier, assumptions }
     }
 
-    /// How much longer a step takes than its work items would if they were divided evenly among the threads.
+    /// Factor by which a step takes longer than its work items would if they were divided evenly among the threads.
     fn uneven(&self, items: usize) -> f64 {
         let items = items.max(1);
         (items.div_ceil(self.threads) * self.threads) as f64 / items as f64

@@ -1,4 +1,4 @@
-//! What a bundle is, gathered for people: `moec report` draws it, `moec compare` puts two beside each other.
+//! Summary of a bundle for people: `moec report` draws it, `moec compare` puts two side by side.
 #![expect(clippy::cast_possible_truncation, reason = "figures for readers, and indices of a plan")]
 
 use super::speed::{self, Expected, Machine};
@@ -16,12 +16,12 @@ use std::collections::{BTreeMap, HashMap};
 /// A name and how much of something it has.
 pub(crate) type Share = (String, f64);
 
-/// Where one part of a layer runs.
+/// Unit of one part of a layer.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Cell {
     /// Units and their shares, which sum to 1; empty: the layer has no such part.
     pub(crate) units: Vec<Share>,
-    /// What was counted.
+    /// Counted things.
     pub(crate) of: &'static str,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct Cell {
 pub(crate) struct Part {
     /// Of which memory.
     pub(crate) memory: String,
-    /// What it is.
+    /// Description.
     pub(crate) what: String,
     /// Bytes.
     pub(crate) bytes: u64,
@@ -45,7 +45,7 @@ pub(crate) struct Stored {
     pub(crate) bytes: u64,
 }
 
-/// How often experts are chosen, where that is known.
+/// Number of times that experts are chosen, where it is known.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Loads {
     /// Layer, and of each expert its use over the layer's mean.
@@ -126,7 +126,7 @@ pub(crate) fn of(bundle: &Bundle, device: Option<&Device>) -> Result<Summary> {
 const ROLES: [(&str, Role); 3] =
     [("attention", Role::Attention), ("mixer", Role::Mixer), ("experts", Role::Network)];
 
-/// Where what has a role runs, in every layer, of the roles that the model has: in the largest prefill and in the smallest decode entry point.
+/// Unit of each role, in every layer, of the roles that the model has: in the largest prefill and in the smallest decode entry point.
 fn places(plan: &Plan, module: &Module) -> (Vec<String>, Vec<(u32, Vec<Cell>)>) {
     let of_kind =
         |wanted: fn(EntryKind) -> bool| plan.entries.iter().enumerate().filter(move |(_, e)| wanted(e.kind));
@@ -171,7 +171,7 @@ fn cell(plan: &Plan, module: &Module, (i, entry): (usize, &Entry), layer: u32, r
     Cell { units, of: "steps" }
 }
 
-/// Units of the experts of a layer, by how many live there; none where all live on the processor.
+/// Units of the experts of a layer, by how many live there; none where all live on the CPU.
 fn experts(plan: &Plan, kind: EntryKind, layer: u32) -> Option<Cell> {
     let placement = &plan.placement;
     let table = placement.experts.iter().find(|t| t.layer == layer && !t.groups.is_empty());
@@ -194,7 +194,7 @@ fn experts(plan: &Plan, kind: EntryKind, layer: u32) -> Option<Cell> {
     Some(Cell { units, of: "experts" })
 }
 
-/// What every memory holds: weights by class, those on flash apart, then what a run needs beside them.
+/// Contents of every memory: weights by class, those on flash apart, then what a run needs beside them.
 fn memory(plan: &Plan, module: &Module) -> Vec<Part> {
     let classes = classes(module);
     let on_flash: Vec<u32> = plan.paging.iter().flat_map(moec_ir::paging::Paging::segments).collect();
@@ -307,7 +307,7 @@ fn loads(plan: &Plan, decisions: &Decisions) -> Option<Loads> {
     Some(Loads { layers, few: (unseen, paging.uses.len()) })
 }
 
-/// What was decided, in words.
+/// Decisions, in words.
 fn decided(plan: &Plan, decisions: &Decisions, bundle: &Bundle) -> Vec<(String, String)> {
     let mut rows = vec![("activations".to_owned(), format!("`{}` in model.toml", decisions.activations))];
     let mut add = |name: &str, what: String| rows.push((name.to_owned(), what));

@@ -16,9 +16,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use trial::{Found, Trials};
 
-/// Build and run a small model on this machine, and say whether it computes what it should
+/// Build and run a small model to check this installation
 ///
-/// Takes some ten seconds. The last line says version, processor, verdict and speed: send it along with what you report.
+/// Takes some ten seconds. The last line says version, CPU, verdict and speed: send it along with what you report.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// Test and time every unit of this machine, and write all of it to this file, to be sent to those who make moec: JSON, without

@@ -1,6 +1,6 @@
 //! The report of `moec self-test --report`: every unit of this machine, built for, verified, run and timed.
 //!
-//! It is written to be read by a person and sent to others. What it says of the machine is what its maker sells: names of the processor
+//! It is written to be read by a person and sent to others. What it says of the machine is what its maker sells: names of the CPU
 //! and of units, their figures. Texts of failures lose folders and the names of user and host ([`Private`]).
 
 use super::trial::{Found, Trial, Trials, object};
@@ -16,18 +16,18 @@ use std::process::Command;
 
 /// Version of the report's form.
 const FORM: u32 = 1;
-/// How far logits may be from the reference's on a unit that rounds to bf16 or f16, where f32 is expected of the processor.
+/// Tolerance of logits on a unit that rounds to bf16 or f16, where f32 is expected of the CPU.
 const NEAR: f32 = 0.1;
 /// Systems that moec runs on and whose machines have a unit with static graphs.
 const WITH_GRAPHS: [&str; 1] = ["macos"];
-/// Tokens of the prompt that is timed, and tokens behind it.
+/// Tokens of the prompt that is timed, and tokens after it.
 const TIMED: [&str; 2] = ["64", "64"];
 /// Name of the device file that is measured.
 const MEASURED: &str = "self-test";
-/// The processor, as a unit of the report.
+/// The CPU, as a unit of the report.
 const PROCESSOR: &str = "cpu";
 
-/// What is written.
+/// Report.
 pub(super) struct Report {
     pub(super) value: Value,
     right: bool,
@@ -40,7 +40,7 @@ impl Report {
     }
 }
 
-/// Tries every unit; `processor`: what came of the processor's trial.
+/// Tries every unit; `processor`: what came of the CPU's trial.
 pub(super) fn write(trials: &Trials, processor: Result<&Found, &Error>, progress: &Progress) -> Report {
     let private = Private::of_this_machine();
     let mut units = vec![match processor {
@@ -117,7 +117,7 @@ fn tried(trials: &Trials, target: &OsStr, kind: UnitKind, private: &Private, pro
     found().unwrap_or_else(|e| failed(kind.name(), &e, private))
 }
 
-/// What is said of a unit whose bundle was built and ran.
+/// Entry of a unit whose bundle was built and ran.
 fn entry(trials: &Trials, unit: Option<&str>, found: &Found, private: &Private) -> Value {
     let bundle = trials.bundle(unit);
     let part = |command: &mut Command, shorten: fn(&Value) -> Value| match object(command) {
@@ -142,7 +142,7 @@ fn entry(trials: &Trials, unit: Option<&str>, found: &Found, private: &Private) 
     })
 }
 
-/// What `moec verify` found, without the steps that are right.
+/// Result of `moec verify`, without the steps that are right.
 fn verification(all: &Value) -> Value {
     let mut short = Map::new();
     for key in ["verdict", "failures", "files", "packages", "unverified"] {
@@ -178,7 +178,7 @@ fn printed(command: &mut Command) -> Option<String> {
     Some(String::from_utf8_lossy(&out.stdout).trim().to_owned()).filter(|text| !text.is_empty())
 }
 
-/// What no report may say.
+/// Words that no report may contain.
 struct Private {
     /// Names of the user and the host.
     names: Vec<String>,

@@ -22,15 +22,15 @@ const MODEL: [(&str, &[u8]); 5] = [
     ("tokenizer_config.json", include_bytes!("../../../../golden/models/ferris/tokenizer_config.json")),
     ("model.safetensors", include_bytes!("../../../../golden/models/ferris/model.safetensors")),
 ];
-/// What transformers says, in f32: 64 tokens of a prompt and the 64 likeliest behind it, and the logits behind the prompt.
+/// Result of transformers in f32: 64 tokens of a prompt and the 64 most probable after it, and the logits after the prompt.
 const EXPECTED: &[u8] = include_bytes!("../../../../golden/models/ferris/self_test.safetensors");
 /// Tokens of the prompt.
 const PROMPT: usize = 64;
-/// How far logits may be from the reference's, with activations in f32.
+/// Tolerance of logits against the reference's, with activations in f32.
 const NEAR: f32 = 2e-3;
 /// Bytes of disk: checkpoint, bundle, and what a build has beside it.
 const DISK: u64 = 256 << 20;
-/// How it is built. Activations in f32 are those of the reference.
+/// Configuration of its build. Activations in f32 are those of the reference.
 const TOML: &str = "[model]\nsource = \"hf\"\n[shapes]\nmax_context = 256\nprefill_chunk = 64\ndecode_batch = [1]\n\
                     [weights]\nexperts = \"bf16\"\nattention = \"bf16\"\nembeddings = \"bf16\"\nactivations = \"f32\"\n";
 
@@ -38,22 +38,22 @@ const TOML: &str = "[model]\nsource = \"hf\"\n[shapes]\nmax_context = 256\nprefi
 pub(super) struct Trial<'a> {
     /// Name of the target, or the path of a device file.
     pub(super) target: &'a OsStr,
-    /// The unit that experts and attention run on; `None`: the processor.
+    /// The unit that experts and attention run on; `None`: the CPU.
     pub(super) unit: Option<&'a str>,
-    /// How far logits may be from the reference's.
+    /// Tolerance of logits against the reference's.
     pub(super) near: f32,
 }
 
-/// What was found.
+/// Result of a trial.
 pub(super) struct Found {
     pub(super) cpu: String,
     pub(super) features: Vec<String>,
     pub(super) build_s: f64,
-    /// How many of the tokens are the reference's, up to the first that is not, and all.
+    /// Number of tokens that are the reference's, up to the first that is not, and of all.
     pub(super) tokens: (usize, usize),
     /// The largest distance of a logit.
     pub(super) distance: f32,
-    /// How large it may be.
+    /// Its tolerance.
     pub(super) near: f32,
     pub(super) tokens_per_s: Option<f64>,
 }
@@ -103,7 +103,7 @@ impl Trials {
         self.folder().join(format!("{}.moec", unit.unwrap_or("out")))
     }
 
-    /// Builds for this machine's processor, and runs.
+    /// Builds for this machine's CPU, and runs.
     ///
     /// # Errors
     /// A step that fails, with what it said.

@@ -140,7 +140,7 @@ fn core_ml_packages_are_written_with_coremltools() {
     assert!(program.contains("include_str!(\"emit.py\")"), "the helper does not contain `emit.py`");
 }
 
-/// What a source says to the compiler: no comments, nothing of the tests at its end.
+/// Code of a source: no comments, nothing of the tests at its end.
 fn code(text: &str) -> String {
     let own = text.split("#[cfg(test)]\nmod tests").next().unwrap();
     own.lines().map(|line| line.split("//").next().unwrap()).collect::<Vec<_>>().join("\n")

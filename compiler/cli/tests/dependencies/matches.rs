@@ -1,4 +1,4 @@
-//! Which files match on the variants of operators, kernels, weight formats and mixers: the module of the enum, and the files of a table
+//! Files that match on the variants of operators, kernels, weight formats and mixers: the module of the enum, and the files of a table
 //! here. What else depends on a variant is a method of that module, so that a new operator or kernel is a file and a row.
 
 use crate::{files, packages, root};
@@ -31,7 +31,7 @@ const MATCHERS: [(&str, &str, &str); 27] = [
     ("codegen/src/dsl/", "Format", "loads and stores of numbers"),
     ("codegen/src/kernels/", "Format", "code that reads each format"),
     ("codegen/src/pack/", "Format", "order and rounding of packed weights"),
-    ("codegen/src/simt/", "Format", "code that reads each format on graphics processors"),
+    ("codegen/src/simt/", "Format", "code that reads each format on GPUs"),
     ("compiler/cli/src/report/speed.rs", "Op", "which steps read the cache, in an estimate for users"),
     ("compiler/cli/src/explain.rs", "Op", "which weights are matrices, in a table for users"),
     ("compiler/config/src/lib.rs", "Format", "names of formats in `model.toml`"),
@@ -53,7 +53,7 @@ const MATCHERS: [(&str, &str, &str); 27] = [
     ("targets/cuda/src/lib.rs", "Op", "operators that stay on the CPU"),
     ("targets/family/src/find/", "Op", "parts of a model, recognised by their operators"),
     ("targets/mirror/src/lib.rs", "Op", "operators that stay on the CPU"),
-    ("targets/ndp/src/family", "Op", "operators in streams of commands"),
+    ("targets/ndp/src/family", "Op", "operators in NDP command streams"),
     ("targets/qnn/src/family/", "Op", "operators in QNN's"),
 ];
 
