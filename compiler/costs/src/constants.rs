@@ -1,18 +1,18 @@
-//! What the simulator needs beside a device file.
+//! Constants of the simulator beside a device file.
 
 /// Rates and shares that no device file has.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Constants {
-    /// 10⁹ bytes per second that the processor reads and writes when it moves rows.
+    /// 10⁹ bytes per second that the CPU reads and writes when it moves rows.
     pub copy_gb_per_s: f64,
-    /// Time of attention and dense networks on the processor over what the device's table says: Core ML runs large
+    /// Time of attention and dense networks on the CPU over what the device's table says: Core ML runs large
     /// products at another rate than experts of few rows, from which the table is.
     pub attention_on_cpu: f64,
     /// 10⁹ bytes of weights per second at which a graph reaches the NPU that is not resident there.
     pub load_gb_per_s: f64,
-    /// Share of that time during which the processor works.
+    /// Share of that time during which the CPU works.
     pub load_on_cpu: f64,
-    /// Share of the time of graphs of experts during which the processor works for them: what Core ML does at its side.
+    /// Share of the time of graphs of experts during which the CPU works for them: what Core ML does at its side.
     pub hosting: f64,
 }
 

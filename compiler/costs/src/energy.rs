@@ -9,7 +9,7 @@ use super::units::Units;
 /// Joules.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Energy {
-    /// Of the processor.
+    /// Of the CPU.
     pub cpu_j: f64,
     /// Of the neural processing unit.
     pub npu_j: f64,
@@ -18,7 +18,7 @@ pub struct Energy {
 }
 
 impl Energy {
-    /// Energy of a timeline on a device, whose processor works for `cpu_us` microseconds. A unit whose power the device
+    /// Energy of a timeline on a device, whose CPU works for `cpu_us` microseconds. A unit whose power the device
     /// file does not state counts nothing.
     pub fn of(timeline: &Timeline, cpu_us: f64, units: &Units<'_>) -> Self {
         let watts = |f: &Option<moec_device::Figure>| f.as_ref().map_or(0.0, |f| f.value);

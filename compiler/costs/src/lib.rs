@@ -1,4 +1,4 @@
-//! What a model costs on a device: in time, and in joules.
+//! Costs of a model on a device: in time, and in joules.
 //!
 //! A [`model::Model`] gives the shapes, [`units`] what runs where, a recorded trace the loads of the experts. Of these [`work`] makes
 //! tasks with the costs of a device file, [`timeline`] lets the units' queues execute them, and [`energy`] counts joules. A

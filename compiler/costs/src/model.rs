@@ -7,7 +7,7 @@ use moec_ir::{EntryKind, Module, Node, Op, Operand, Role, WeightClass};
 /// A model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model {
-    /// What to call it.
+    /// Name.
     pub name: String,
     /// Channels of the residual stream.
     pub hidden: u64,

@@ -42,7 +42,7 @@ impl<'a> Request<'a> {
         Ok(Self { model, units, loads, constants: Constants::NPUMOE, mix })
     }
 
-    /// What it costs on a placement. A prompt is rounded up to whole chunks, as static shapes are.
+    /// Costs on a placement. A prompt is rounded up to whole chunks, as static shapes are.
     pub fn run(&self, placement: &Placement) -> Outcome {
         let chunk = self.loads.chunk.max(1);
         let prompt = prompt(self.loads, chunk, self.mix.prompt.div_ceil(chunk), self.mix.generate);
@@ -58,7 +58,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Where a placement puts things.
+/// Units of a placement.
 pub fn placed(placement: &Placement, units: &Units<'_>) -> Placed {
     let npu = units.npu_index();
     let on = |prefill: bool, is: &dyn Fn(&OpPlace) -> bool| {

@@ -9,24 +9,24 @@ use super::work::{Call, Place, Work};
 use moec_ir::placement::{ExpertTable, Overflow};
 use moec_profile::loads::Loads;
 
-/// What is simulated.
+/// Scene to simulate.
 #[derive(Clone, Copy, Debug)]
 pub struct Scene<'a> {
     /// The model.
     pub model: &'a Model,
     /// The device.
     pub units: &'a Units<'a>,
-    /// What the device file does not say.
+    /// Constants that the device file lacks.
     pub constants: Constants,
-    /// What calibration saw, by which the passes decide.
+    /// Recorded loads, by which the passes decide.
     pub calibration: &'a Loads,
     /// Share of the calibration's chunks that a capacity covers.
     pub coverage: f64,
-    /// What happens past a capacity.
+    /// Treatment of tokens past a capacity.
     pub overflow: Overflow,
 }
 
-/// A prompt, and tokens decoded behind it.
+/// A prompt, and tokens decoded after it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Prompt {
     /// Tokens of a chunk.
@@ -37,12 +37,12 @@ pub struct Prompt {
     pub decode: Vec<Vec<Vec<u32>>>,
 }
 
-/// What came out.
+/// Result.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
-    /// What ran when.
+    /// Tasks and their times.
     pub timeline: Timeline,
-    /// Microseconds that the processor works: its queue, and what it does for graphs of experts that run.
+    /// Microseconds that the CPU works: its queue, and what it does for graphs of experts that run.
     pub cpu_us: f64,
     /// Microseconds that the NPU works.
     pub npu_us: f64,
@@ -63,15 +63,15 @@ pub struct Outcome {
 /// Placements of a system: of prompts and of decoding.
 #[derive(Clone, Debug)]
 pub struct Placed {
-    /// Where prompts attend.
+    /// Queue of attention in prompts.
     pub attention: Queue,
-    /// Where decoding attends.
+    /// Queue of attention in decoding.
     pub decode_attention: Queue,
-    /// Where dense and shared networks of prompts run.
+    /// Queue of dense and shared networks of prompts.
     pub dense: Queue,
     /// The same of decoding.
     pub decode_dense: Queue,
-    /// Tables of the experts; none: all on the processor.
+    /// Tables of the experts; none: all on the CPU.
     pub tables: Option<Vec<ExpertTable>>,
     /// Whether decoding launches graphs of experts.
     pub decode_graphs: bool,
@@ -124,7 +124,7 @@ impl Scene<'_> {
         outcome
     }
 
-    /// What became of the pairs of a call.
+    /// Counts the pairs of a call by what becomes of them.
     fn account(&self, outcome: &mut Outcome, loads: &[Vec<u32>], tables: Option<&[ExpertTable]>) {
         for (i, layer) in loads.iter().enumerate() {
             outcome.routed += layer.iter().map(|&n| u64::from(n)).sum::<u64>();

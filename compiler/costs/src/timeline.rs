@@ -11,7 +11,7 @@ use std::collections::{BTreeSet, BinaryHeap};
 /// The queues between which a placement chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Queue {
-    /// The processor.
+    /// The CPU.
     Cpu,
     /// The neural processing unit.
     Npu,
@@ -34,10 +34,10 @@ pub fn queues(device: &Device) -> Vec<String> {
     units.chain(device.links.iter().map(|l| format!("{} → {}", l.from, l.to))).collect()
 }
 
-/// What a task does; most are rows of NPUMoE's Table 4.
+/// Kind of a task; most are rows of NPUMoE's Table 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum What {
-    /// Norms in front of attention and of the experts.
+    /// Norms before attention and of the experts.
     Norm,
     /// Projections, scores, values.
     Attention,
@@ -49,9 +49,9 @@ pub enum What {
     Router,
     /// Rows brought to the experts' buffers.
     Gather,
-    /// Zeros behind them.
+    /// Zeros after them.
     Pad,
-    /// A graph handed to the NPU, by the processor.
+    /// A graph handed to the NPU, by the CPU.
     Launch,
     /// A graph that does not stay resident, brought to the NPU.
     Load,
@@ -69,7 +69,7 @@ pub enum What {
     Wait,
     /// An expert read from flash.
     Read,
-    /// The same before anybody has asked for it.
+    /// The same before it was requested.
     ReadAhead,
 }
 
@@ -101,15 +101,15 @@ impl What {
 /// A task.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Task {
-    /// Where it runs, by index.
+    /// Its queue, by index.
     pub queue: usize,
-    /// What it does.
+    /// Its kind.
     pub what: What,
-    /// What it works for: a launch of experts and one of attention differ here.
+    /// Part that it works for: a launch of experts and one of attention differ here.
     pub part: What,
-    /// How long it takes, in microseconds.
+    /// Duration, in microseconds.
     pub us: f64,
-    /// How long those that wait for it wait on, in microseconds: the queue is free meanwhile.
+    /// Further wait of the tasks that depend on it, in microseconds: the queue is free meanwhile.
     pub lag_us: f64,
     /// Tasks that must have ended, by index; all smaller than its own.
     pub after: Vec<usize>,
@@ -117,13 +117,13 @@ pub struct Task {
     pub layer: u32,
     /// Call of the model: chunks of the prompt, then decoded tokens.
     pub call: u32,
-    /// Which graph or expert of the layer, where there are several.
+    /// Graph or expert of the layer, where there are several.
     pub index: Option<u32>,
     /// Rows that it computes.
     pub rows: u32,
 }
 
-/// When a task ran.
+/// Time of a task.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Span {
     /// Start, in microseconds.
@@ -132,16 +132,16 @@ pub struct Span {
     pub end: f64,
 }
 
-/// What ran when.
+/// Tasks and their times.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {
     /// Names of the queues.
     pub queues: Vec<String>,
     /// The tasks.
     pub tasks: Vec<Task>,
-    /// When each ran.
+    /// Time of each.
     pub spans: Vec<Span>,
-    /// When the last result was there, in microseconds.
+    /// Time of the last result, in microseconds.
     pub wall_us: f64,
 }
 
@@ -163,7 +163,7 @@ impl Ord for At {
     }
 }
 
-/// What happens to a task.
+/// Event of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Ended(usize),

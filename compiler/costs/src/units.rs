@@ -11,10 +11,10 @@ use moec_profile::loads::LayerLoads;
 use moec_targets::families;
 use std::collections::BTreeMap;
 
-/// Where the user wants what static graphs could take.
+/// Preferred unit of what static graphs could take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Wish {
-    /// Where it costs less.
+    /// The one with lower costs.
     #[default]
     Auto,
     /// On the unit with static graphs.
@@ -28,7 +28,7 @@ impl Wish {
     pub const ALL: [Self; 3] = [Self::Auto, Self::Graphs, Self::Processor];
 }
 
-/// A unit without static graphs: it runs operators with shapes as they come.
+/// A unit without static graphs: it runs operators with dynamic shapes.
 #[derive(Clone, Copy, Debug)]
 pub struct Free<'a> {
     /// Index in the device, and in the plan.
@@ -44,18 +44,18 @@ pub struct Free<'a> {
 pub struct UnitList<'a> {
     /// The device.
     pub device: &'a Device,
-    /// Those beside the processor whose shapes are dynamic.
+    /// Those beside the CPU whose shapes are dynamic.
     pub free: Vec<Free<'a>>,
-    /// Whether one of these is memory that computes.
+    /// Whether one of these has NDP DIMMs.
     pub modules: bool,
 }
 
-/// What a key of `[placement]` names, of the processor and units with dynamic shapes.
+/// Unit that a key of `[placement]` names, of the CPU and units with dynamic shapes.
 #[derive(Clone, Copy, Debug)]
 pub enum Named<'a> {
     /// No unit: the compiler decides.
     Auto,
-    /// The processor.
+    /// The CPU.
     Processor,
     /// Another unit.
     Unit(Free<'a>),
@@ -115,7 +115,7 @@ impl<'a> UnitList<'a> {
     }
 
     /// Looks at every unit that `[placement]` names, whether or not a pass of this device asks for it. Gives what to say of names
-    /// that a device of the processor alone has not: there everything runs in one place, so that a `model.toml` serves several targets.
+    /// that a device of the CPU alone has not: there everything runs in one place, so that a `model.toml` serves several targets.
     ///
     /// # Errors
     /// As [`UnitList::named`] and [`UnitList::dynamic`], where there are other units.
@@ -133,7 +133,7 @@ impl<'a> UnitList<'a> {
             if let (true, Err(_), Some(name)) = (alone, &found, home.unit()) {
                 let device = &self.device.name;
                 notes.push(format!(
-                    "`{key}` under `[placement]` is `{name}`, which `{device}` has not: the processor runs all of it"
+                    "`{key}` under `[placement]` is `{name}`, which `{device}` has not: the CPU runs all of it"
                 ));
                 continue;
             }
@@ -146,7 +146,7 @@ impl<'a> UnitList<'a> {
         Ok(notes)
     }
 
-    /// What that means for static graphs.
+    /// The preference that it means for static graphs.
     ///
     /// # Errors
     /// As [`UnitList::named`]; a share of a unit with static graphs, which takes experts by groups.
@@ -201,16 +201,16 @@ impl<'a> UnitList<'a> {
     }
 }
 
-/// A processor and a neural processing unit, with their indices in the device.
+/// A CPU and a neural processing unit, with their indices in the device.
 #[derive(Clone, Debug)]
 pub struct Units<'a> {
     /// The device.
     pub device: &'a Device,
-    /// Its processor.
+    /// Its CPU.
     pub cpu: &'a Unit,
     /// Its neural processing unit.
     pub npu: &'a Unit,
-    /// What that unit's family makes of parts of a model.
+    /// Static graphs of that unit's backend.
     pub graphs: &'static dyn StaticGraphs,
     cpu_index: u32,
     npu_index: u32,
@@ -242,7 +242,7 @@ impl<'a> Units<'a> {
         })
     }
 
-    /// Index of the processor.
+    /// Index of the CPU.
     pub fn cpu_index(&self) -> u32 {
         self.cpu_index
     }
@@ -281,7 +281,7 @@ impl<'a> Units<'a> {
         sum / layer.samples.len().max(1) as f64
     }
 
-    /// Expected microseconds per call of one expert on the processor, which computes no padding.
+    /// Expected microseconds per call of one expert on the CPU, which computes no padding.
     pub fn cpu_us(&self, layer: &LayerLoads, expert: usize, size: ExpertSize) -> f64 {
         let cost = |n: u32| self.cpu.matmul_us(f64::from(n), size.weights as f64).unwrap_or(0.0);
         layer.samples.iter().map(|s| cost(s[expert])).sum::<f64>() / layer.samples.len().max(1) as f64

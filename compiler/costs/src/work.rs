@@ -1,9 +1,9 @@
-//! Tasks of a model: what the units do for a prompt and for the tokens behind it, with the costs of a device.
+//! Tasks of a model: what the units do for a prompt and for the tokens after it, with the costs of a device.
 //!
 //! A layer is norm, attention or another mixer, residual; norm, router, gather, experts, scatter, residual (NPUMoE, §3.1 and Table 4).
 //! Matrix products cost what the device's table says; everything else moves bytes. A launch takes the
-//! processor for its dispatch, then the NPU, and its result is seen one synchronisation later. Launches of one layer are
-//! serial, as in NPUMoE's Table 4; meanwhile the processor computes what is cold, one expert after the other.
+//! CPU for its dispatch, then the NPU, and its result is seen one synchronisation later. Launches of one layer are
+//! serial, as in NPUMoE's Table 4; meanwhile the CPU computes what is cold, one expert after the other.
 
 use super::constants::Constants;
 use super::model::{Model, ModelLayer, Moe};
@@ -17,7 +17,7 @@ const F16: u64 = 2;
 /// One call of a model.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
-    /// Which one.
+    /// Its index.
     pub call: u32,
     /// Rows of the static shapes: the chunk in prompts, sequences in decoding.
     pub rows: u32,
@@ -29,14 +29,14 @@ pub struct Call<'a> {
     pub head: bool,
 }
 
-/// Where a call runs.
+/// Place of a call.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
     /// Attention.
     pub attention: Queue,
     /// Dense and shared networks.
     pub dense: Queue,
-    /// Groups and homes, by MoE layer; none: every expert on the processor.
+    /// Groups and homes, by MoE layer; none: every expert on the CPU.
     pub tables: Option<&'a [ExpertTable]>,
     /// Whether graphs stay on the NPU.
     pub resident: bool,
@@ -49,7 +49,7 @@ pub struct Work<'a> {
     model: &'a Model,
     constants: Constants,
     tasks: Vec<Task>,
-    /// What the next task waits for.
+    /// Task that the next one waits for.
     last: Option<usize>,
     call: u32,
     layer: u32,
@@ -67,7 +67,7 @@ impl<'a> Work<'a> {
         self.tasks
     }
 
-    /// Adds a call, behind those that are there.
+    /// Adds a call, after those that are there.
     pub fn add(&mut self, call: &Call<'_>, place: &Place<'_>) {
         (self.call, self.rows) = (call.call, call.rows);
         let model = self.model;
@@ -103,7 +103,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// A task behind `after`.
+    /// A task after `after`.
     fn push(&mut self, queue: Queue, what: What, part: What, us: f64, after: Vec<usize>) -> usize {
         let (layer, call, rows) = (self.layer, self.call, self.rows);
         let queue = queue.of(self.units);
@@ -112,13 +112,13 @@ impl<'a> Work<'a> {
         self.tasks.len() - 1
     }
 
-    /// A task behind everything that is there, before everything that comes.
+    /// A task after everything that is there, before everything that comes.
     fn then(&mut self, queue: Queue, what: What, part: What, us: f64) {
         let after = self.last.into_iter().collect();
         self.last = Some(self.push(queue, what, part, us, after));
     }
 
-    /// Rows of the residual stream read and written `times` times in all, on the processor.
+    /// Rows of the residual stream read and written `times` times in all, on the CPU.
     fn moved(&mut self, what: What, times: u64, rows: u64) {
         let bytes = rows * self.model.hidden * F16 * times;
         let us = bytes as f64 * 1e-3 / self.constants.copy_gb_per_s;
@@ -177,7 +177,7 @@ impl<'a> Work<'a> {
             let rows = |g: &ExpertGroup| g.rows(most(g), t.tiers.get(g.tier as usize).copied().unwrap_or(0));
             busy.map(|(i, g)| (i, rows(g), &*g.experts)).collect()
         });
-        // Tokens that find room on the NPU, tokens that run on the processor, and padding.
+        // Tokens that find room on the NPU, tokens that run on the CPU, and padding.
         let (mut hot, mut padding) = (0_u64, 0_u64);
         let mut cold: Vec<u32> = loads.to_vec();
         for &(_, capacity, experts) in &graphs {

@@ -15,7 +15,7 @@ use moec_runtime::{Engine, Options, Program, Want};
 use moec_targets::families;
 use serde::{Deserialize, Serialize};
 
-/// What to measure.
+/// Measurements to make.
 #[derive(Clone, Debug, Default)]
 pub struct Tasks {
     /// A text, for perplexity.
@@ -31,13 +31,13 @@ pub struct Tasks {
 /// A question with the answer that the model should give.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Question {
-    /// What the model reads.
+    /// Text that the model reads.
     pub prompt: String,
-    /// What it should go on with.
+    /// Expected continuation.
     pub answer: String,
 }
 
-/// What was measured.
+/// Results.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Quality {
     /// Perplexity of the text.
@@ -61,12 +61,12 @@ pub struct Quality {
     /// Questions asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub questions: Option<usize>,
-    /// What became of the rows of experts with fixed capacities, by layer; empty where shapes are dynamic.
+    /// Overflow of experts with fixed capacities, by layer; empty where shapes are dynamic.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub overflow: Vec<LayerOverflow>,
 }
 
-/// What became of the rows of one layer's experts, over the whole measurement.
+/// Overflow of one layer's experts, over the whole measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LayerOverflow {
     /// Layer.
@@ -75,7 +75,7 @@ pub struct LayerOverflow {
     pub routed: u64,
     /// Share of them that found no room and was lost.
     pub drop_rate: f64,
-    /// Share of them that found no room and was computed by the processor.
+    /// Share of them that found no room and was computed by the CPU.
     pub spill_rate: f64,
     /// Rows that static graphs computed.
     pub rows: u64,
@@ -113,7 +113,7 @@ impl Quality {
 pub fn questions(text: &str, file: &str) -> Result<Vec<Question>> {
     let parse = |(i, line): (usize, &str)| {
         serde_json::from_str(line).map_err(|e| {
-            Error::input(format!("`{file}` line {} is no question", i + 1))
+            Error::input(format!("`{file}` line {} is not a question", i + 1))
                 .because(e)
                 .hint("every line is an object `{\"prompt\": …, \"answer\": …}`")
         })
@@ -244,7 +244,7 @@ fn ask(
     Ok(right as f64 / questions.len() as f64)
 }
 
-/// The windows of a text, each with the token behind it, which is the first of the next: `n` tokens and one more that the
+/// The windows of a text, each with the token after it, which is the first of the next: `n` tokens and one more that the
 /// last of them predicts.
 ///
 /// # Errors

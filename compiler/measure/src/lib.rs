@@ -1,4 +1,4 @@
-//! What a build finds out by running models on this machine.
+//! Measurements of a build by running models on this machine.
 //!
 //! [`calibrate`] records a profile, [`twin`] compiles a model for this machine in place of its target, [`quality`] says what a change
 //! costs, by which [`mix`] and [`thresholds`] choose, [`tuner`] times kernels, [`verify`] compares a bundle with its reference, and

@@ -1,9 +1,9 @@
-//! What capacities cost in quality, measured on text (NPUMoE, §4.1: the quantile of the load is chosen by what
+//! Loss of quality by capacities, measured on text (NPUMoE, §4.1: the quantile of the load is chosen by what
 //! accuracy allows).
 //!
-//! The model runs twice over windows of text on this machine, as its twin: with room for every row, and with the
+//! The model runs twice over windows of text on this machine, as its host build: with room for every row, and with the
 //! capacities in question, rows past them dropped. Windows are compared in pairs, so that what a text is like cancels
-//! out. The answer is a promise about text that nobody has seen, so it is a careful one: windows are those that
+//! out. The answer is a promise about unseen text, so it is a careful one: windows are those that
 //! calibration has not read, and two standard errors are added to the mean.
 
 use crate::calibrate::texts::{Window, held_out, windows};
@@ -27,7 +27,7 @@ const TOKENS: usize = 32 << 10;
 /// Fewer windows than that say little.
 const FEW: usize = 10;
 
-/// The model with room for every row: its twin, what it read, its loss on each window.
+/// The model with room for every row: its host build, what it read, its loss on each window.
 type Reference = (Twin, Vec<Window>, Vec<f64>);
 
 /// Runs the model of a checkpoint over text.
@@ -90,7 +90,7 @@ impl<'a> Measured<'a> {
         self.window
     }
 
-    /// What is read: what calibration has not, if there is any.
+    /// Windows to read: of text that calibration has not read, if there is any.
     pub(crate) fn windows(&self, text: &Text) -> Result<Vec<Window>> {
         let read = |hash: &[u8; 32]| self.profile.reading.texts.get(hash).copied().unwrap_or(0);
         let found = held_out(&self.corpora, &read, text, TOKENS, self.window)?;
@@ -122,7 +122,7 @@ impl<'a> Measured<'a> {
         found
     }
 
-    /// The twin of a model that has room for every row; with the weights of another, if they are packed alike.
+    /// The host build of a model that has room for every row; with the weights of another, if they are packed alike.
     pub(crate) fn unbounded(&self, other: Option<&Twin>, module: &Module, model: &ModelInfo) -> Result<Twin> {
         let experts = TwinExperts::Unbounded;
         let original = Original { module, source: self.checkpoint, model, cache: self.cache, experts };

@@ -48,7 +48,7 @@ pub fn choose(
     if c.units.is_some() {
         return Err(Error::limit("`threshold` under `[experts]` and static graphs do not go together")
             .because("no operator of their units has the step of a threshold")
-            .hint("leave it out, or build for a target of the processor alone"));
+            .hint("leave it out, or build for a target of the CPU alone"));
     }
     let profile = c.profile.ok_or_else(|| {
         needs("a profile, which tells how large gates are")
@@ -141,7 +141,7 @@ fn decisions(
     std::iter::once(all).chain(thresholds.by_layer.iter().map(layer)).collect()
 }
 
-/// What thresholds cost on text, beside the model without.
+/// Cost of thresholds on text, beside the model without.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     /// Share of the neurons that were to be 0.
@@ -194,7 +194,7 @@ impl<'a> Bench<'a> {
         Ok(Self { measured, module: own.module, model, exact, progress })
     }
 
-    /// What thresholds cost. A share of 0 costs nothing.
+    /// Cost of thresholds. A share of 0 costs nothing.
     fn cost(&self, share: f64, thresholds: &Thresholds) -> Result<Cost> {
         let mut module = self.module.clone();
         threshold(&mut module, thresholds);

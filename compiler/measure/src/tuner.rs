@@ -16,7 +16,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// What is kept of a kernel.
+/// Cached times of a kernel.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Kept {
@@ -92,8 +92,8 @@ impl<'a> Tuner<'a> {
     /// For a target whose code this machine runs. Takes about `time` in all.
     ///
     /// # Errors
-    /// Another machine's target, a number of threads that is none, or a cache folder that cannot be written: times are
-    /// kept there, and nobody wants to wait a minute for some that are lost.
+    /// Another machine's target, an invalid number of threads, or a cache folder that cannot be written: times are
+    /// kept there, and losing some is better than a wait of a minute.
     pub fn new(target: &'a CpuTarget, time: Duration, progress: &Progress) -> Result<Self> {
         let name = target.name();
         target.runs_here().map_err(|e| {
@@ -202,7 +202,7 @@ impl<'a> Tuner<'a> {
         all.iter().all(|(s, _)| *s != joint).then_some(joint)
     }
 
-    /// Where the times of a kernel are kept.
+    /// Path of a kernel's times.
     fn path(&self, spec: &KernelSpec, n: usize, candidates: &[Schedule]) -> PathBuf {
         let key = format!("{}\n{}\n{candidates:?}", self.machine, self.name(spec, n));
         self.folder.join(format!("{}.json", hex(&sha256(key.as_bytes()))))

@@ -1,7 +1,7 @@
 //! A model compiled for the machine that moec runs on, in place of the one that it was compiled for.
 //!
-//! The twin of a bundle computes what the bundle computes: the same Graph, the same split between static graphs and
-//! processor, the bundle's own weights. Only its kernels are this machine's, with activations in f32, and static graphs
+//! The host build of a bundle computes what the bundle computes: the same Graph, the same split between static graphs and
+//! CPU, the bundle's own weights. Only its kernels are this machine's, with activations in f32, and static graphs
 //! are executed by who emulates their unit. Its weights lie in a folder that goes away with it.
 
 use moec_base::error::{Error, Result, io_error};
@@ -28,34 +28,34 @@ use std::fs;
 use std::path::Path;
 use std::rc::Rc;
 
-/// What to compile.
+/// Model to compile.
 #[derive(Clone, Copy)]
 pub struct Original<'a> {
     /// The Graph.
     pub module: &'a Module,
-    /// Where its weights come from.
+    /// Source of its weights.
     pub source: &'a dyn Source,
     /// The model.
     pub model: &'a ModelInfo,
     /// Format of the KV cache.
     pub cache: Format,
-    /// How many rows experts take.
+    /// Number of rows that experts take.
     pub experts: TwinExperts<'a>,
 }
 
-/// How many rows the experts of a twin take.
+/// Number of rows that the experts of a host build take.
 #[derive(Clone, Copy, Debug)]
 pub enum TwinExperts<'a> {
-    /// All that come: the Graph is as it was in front of `offload`.
+    /// All that come: the Graph is as it was before `offload`.
     Unbounded,
-    /// The capacities of a placement, all of them computed on the processor: `offload` is still to come.
+    /// The capacities of a placement, all of them computed on the CPU: `offload` is still to come.
     Bounded(&'a Placement),
-    /// Those of a bundle: of its static graphs, which the Graph has behind `offload`, and where its plan has the rest. Experts
+    /// Those of a bundle: of its static graphs, which the Graph has after `offload`, and where its plan has the rest. Experts
     /// that stay on flash there do so here, as many at once in memory.
     Built(&'a Statics, &'a Plan),
 }
 
-/// Packed weights on disk. Twins of one model that differ in what they compute can share them.
+/// Packed weights on disk. Host builds of one model that differ in what they compute can share them.
 struct Weights {
     scratch: Scratch,
     segments: Vec<Segment>,
@@ -79,7 +79,7 @@ impl Twin {
         Self::beside(None, original, progress)
     }
 
-    /// As [`Twin::new`], with the weights of another twin of the same model, if they are packed alike.
+    /// As [`Twin::new`], with the weights of another host build of the same model, if they are packed alike.
     ///
     /// # Errors
     /// As [`Twin::new`].
@@ -143,7 +143,7 @@ impl Twin {
         Ok(Self { weights, program, _unit: unit })
     }
 
-    /// The twin of a bundle.
+    /// The host build of a bundle.
     ///
     /// # Errors
     /// As [`Twin::new`]; a bundle without its Graph.
@@ -166,7 +166,7 @@ impl Twin {
         Self::new(&original, progress)
     }
 
-    /// What the program executes. Its nodes and values are those of the original's Graph.
+    /// Plan that the program executes. Its nodes and values are those of the original's Graph.
     pub fn plan(&self) -> &Plan {
         &self.program
     }
@@ -181,7 +181,7 @@ impl Twin {
         self.weights.scratch.path()
     }
 
-    /// Runs `body` with an engine. Units beside the processor are executed as their families do on this machine; `packages` are
+    /// Runs `body` with an engine. Units beside the CPU are executed as their families do on this machine; `packages` are
     /// the files of the bundle with the artifacts.
     ///
     /// # Errors

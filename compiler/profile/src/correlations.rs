@@ -1,4 +1,4 @@
-//! How the input channels of a matrix go together, channel pair by channel pair.
+//! Correlations of a matrix's input channels, channel pair by channel pair.
 //!
 //! The second moments `H = E[x xᵀ]` of an input are its [`Moments`] and the correlations of its channels:
 //! `H[i, j] = r[i, j] · √(H[i, i] · H[j, j])`. A profile keeps `r` in 16 bits, for pairs of channels that lie in one
@@ -18,7 +18,7 @@ use std::ops::Range;
 pub const WIDEST: usize = 512;
 /// Most bytes that the correlations of experts take, all together; their blocks are as wide as this allows.
 pub const MOST_BYTES: u64 = 320 << 20;
-/// What stands for a correlation of 1.
+/// Number that stands for a correlation of 1.
 const ONE: f64 = i16::MAX as f64;
 
 /// Correlations of the channels of one input: one matrix, or one for each expert or head.
@@ -113,7 +113,7 @@ impl Correlations {
         self.below.get(lead * pairs..(lead + 1) * pairs).unwrap_or_default()
     }
 
-    /// What both saw; `own` and `others` are the moments of the first reader. `None` for other shapes.
+    /// Both together; `own` and `others` are the moments of the first reader. `None` for other shapes.
     pub(super) fn merge(&self, own: &Moments, other: &Self, others: &Moments) -> Option<Self> {
         let alike = self.readers == other.readers && (self.cols, self.block) == (other.cols, other.block);
         if !alike || self.lead() != other.lead() || own.cols != self.cols || others.cols != self.cols {

@@ -39,10 +39,10 @@ const HEADER: usize = 52;
 const MOST_BYTES: usize = 1 << 31;
 /// No deflated byte stands for more.
 const MOST_RATIO: usize = 1032;
-/// How hard it is deflated: past this, time goes up and size hardly down.
+/// Level of compression: past this, time goes up and size hardly down.
 const EFFORT: u8 = 6;
 
-/// What every version begins with. What a later one has besides follows in the order of the versions.
+/// First part of every version. What a later one has besides follows in the order of the versions.
 #[derive(Decode)]
 struct Start {
     origin: Origin,
@@ -54,7 +54,7 @@ struct Start {
     routes: Routes,
 }
 
-/// Reads the stored form of a version. Gives the profile and what lies behind it.
+/// Reads the stored form of a version. Gives the profile and what lies after it.
 fn stored(version: u32, bytes: &[u8]) -> std::result::Result<(Profile, &[u8]), DecodeError> {
     let (start, rest) = part(true, bytes)?;
     let (correlations, rest) = part(version >= CORRELATIONS, rest)?;
@@ -80,7 +80,7 @@ fn stored(version: u32, bytes: &[u8]) -> std::result::Result<(Profile, &[u8]), D
     Ok((profile, rest))
 }
 
-/// A part, if it is there, and what lies behind it.
+/// A part, if it is there, and what lies after it.
 #[expect(clippy::disallowed_methods, reason = "a limit is set")]
 fn part<T: Decode<()>>(there: bool, bytes: &[u8]) -> std::result::Result<(Option<T>, &[u8]), DecodeError> {
     if !there {
@@ -128,7 +128,7 @@ impl Profile {
     /// Bytes that are no profile of this version, and why. Never more memory than the file is honest about.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         if !is_profile(bytes) {
-            return Err(Error::input("it is no profile").hint("`moec calibrate` writes one"));
+            return Err(Error::input("it is not a profile").hint("`moec calibrate` writes one"));
         }
         let damaged = |why: &str| {
             Error::input("it is damaged")
@@ -154,7 +154,7 @@ impl Profile {
         }
         let (profile, rest) = self::stored(version, &stored).map_err(|e| damaged(&e.to_string()))?;
         if !rest.is_empty() {
-            return Err(damaged("it goes on behind its end"));
+            return Err(damaged("it goes on after its end"));
         }
         profile.check().map_err(|e| damaged(&e))?;
         Ok(profile)

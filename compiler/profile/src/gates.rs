@@ -1,4 +1,4 @@
-//! How large the gates of experts are behind SiLU: what a threshold silences (CATS, arXiv 2404.08763).
+//! Magnitudes of the gates of experts after SiLU: the basis of thresholds (CATS, arXiv 2404.08763).
 //!
 //! Kept is a histogram of `|silu(x · gate)|` over tokens, the experts that they chose, and all neurons of these: a sample of
 //! them, which quantiles need no more than. From it follow the threshold for a share of zeros, and the share for a threshold.
@@ -25,7 +25,7 @@ pub struct Gates {
     bins: Vec<u64>,
 }
 
-/// Where a bin begins.
+/// Lower edge of a bin.
 fn edge(bin: usize) -> f64 {
     (bin as f64 / PER_OCTAVE + LOWEST).exp2()
 }
@@ -43,7 +43,7 @@ impl Gates {
         Self { layer, weight, bins: vec![0; BINS] }
     }
 
-    /// Counts a gate behind SiLU. What is no number is not counted.
+    /// Counts a gate after SiLU. What is no number is not counted.
     pub fn add(&mut self, silu: f32) {
         if !silu.is_nan() {
             self.bins[place(f64::from(silu.abs())).0] += 1;
@@ -83,7 +83,7 @@ impl Gates {
         (all > 0).then(|| (lower as f64 + own) / all as f64)
     }
 
-    /// What both saw.
+    /// Both together.
     fn merge(&self, other: &Self) -> Self {
         let bins = self.bins.iter().zip(&other.bins).map(|(a, b)| a.saturating_add(*b)).collect();
         Self { bins, ..self.clone() }

@@ -1,4 +1,4 @@
-//! How much the rounding of each input channel of a weight matters, from the mean squares of its inputs.
+//! Importance of each input channel's rounding in a weight, from the mean squares of its inputs.
 //!
 //! A matrix `W` that is stored as `W + E` errs by `E x`. Where the channels of `x` are not correlated, the mean
 //! square of that is `Σ E²[n, k] · mean(x²[k])`: the weight of channel `k` in a rounding that minimises squared
@@ -26,7 +26,7 @@ const FLOOR: f32 = 0.01;
 #[derive(Debug, Default)]
 pub struct Importance {
     channels: HashMap<String, Channels>,
-    /// How channels go together; empty where errors are not fed back.
+    /// Correlations of channels; empty where errors are not fed back.
     correlations: Vec<Correlations>,
     /// The table that tokens are looked up in, and how its rows are rounded.
     table: Option<(String, Arc<Feedback>)>,
@@ -113,7 +113,7 @@ impl Importance {
         Self { correlations, ..self }
     }
 
-    /// How weights are rounded by it.
+    /// Rounding of weights by it.
     pub fn rounding(&self) -> Rounding {
         if self.correlations.is_empty() { Rounding::Nearest } else { Rounding::Feedback }
     }
@@ -170,7 +170,7 @@ impl WeightImportance for Importance {
     }
 }
 
-/// What the profile knows of weights, by what lowering made of them.
+/// Knowledge of the profile about weights, by what lowering made of them.
 struct Known<'a> {
     /// Moments, expression, and the number of the input's correlations.
     weights: Vec<(&'a Moments, &'a WeightExpr, Option<usize>)>,
@@ -178,7 +178,7 @@ struct Known<'a> {
 }
 
 impl Known<'_> {
-    /// What stands for an expression whose channels are those of one weight, unscaled.
+    /// Weight whose channels are those of an expression, unscaled.
     fn known(&self, expr: &WeightExpr) -> Option<&(&Moments, &WeightExpr, Option<usize>)> {
         self.weights.iter().find(|(_, known, _)| *known == expr).or_else(|| match expr {
             WeightExpr::Concat { axis: Axis::Rows, of } => of.first().and_then(|first| self.known(first)),

@@ -7,7 +7,7 @@ use moec_base::error::{Error, Result};
 use moec_ir::{Axis, Module, Source, WeightExpr};
 use std::ops::Range;
 
-/// What a weight is multiplied by.
+/// Input that a weight is multiplied by.
 #[derive(Debug)]
 pub struct Input<'a> {
     /// Channels.
@@ -16,7 +16,7 @@ pub struct Input<'a> {
     pub rows: Vec<f32>,
     moments: &'a Moments,
     correlations: Option<&'a Correlations>,
-    /// What every channel is multiplied by before the weight sees it.
+    /// Factor of every channel before the weight sees it.
     by: Option<Vec<f32>>,
 }
 
@@ -51,7 +51,7 @@ impl<'a> Input<'a> {
         Ok(Some(Self { cols: sample.cols, rows, moments, correlations, by }))
     }
 
-    /// How many rows there are.
+    /// Number of rows.
     pub fn len(&self) -> usize {
         self.rows.len() / self.cols.max(1)
     }

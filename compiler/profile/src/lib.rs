@@ -5,7 +5,7 @@
 //! every expert chunk by chunk), [`Saliency`] (how large attention outputs are), [`Moments`] (how large the inputs of
 //! each matrix are), [`Correlations`] (how these go together), [`Routes`] (which experts a sample of the tokens chose,
 //! one after the other), [`NeuronCounts`] (how often each neuron is active), [`Sample`] (rows of some inputs) and [`Gates`]
-//! (how large gates are behind SiLU). A part knows how to check itself and how to merge; a further one is a further field of
+//! (how large gates are after SiLU). A part knows how to check itself and how to merge; a further one is a further field of
 //! [`Profile`] and a new [`file::VERSION`]. [`loads`] and [`mod@overlap`] answer what passes and people ask.
 //!
 //! Profiles are untrusted input: whatever [`Profile::read`] gives has been checked.
@@ -53,12 +53,12 @@ const MOST_TOKENS: u64 = 1 << 48;
 /// Most layers, experts and channels; far past any model, and what keeps a damaged file harmless.
 const MOST: usize = 1 << 20;
 
-/// What calibration saw.
+/// Observations of a calibration.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct Profile {
     /// The model that it was taken from.
     pub origin: Origin,
-    /// What was read.
+    /// Text that was read.
     pub reading: Reading,
     /// Layers with routed experts, ascending.
     pub layers: Vec<Routing>,
@@ -71,22 +71,22 @@ pub struct Profile {
     pub weights: BTreeMap<String, Moments>,
     /// Choices of single tokens, in order.
     pub routes: Routes,
-    /// How the channels of these inputs go together, each input once; empty in a profile of version 2.
+    /// Correlations of these inputs' channels, each input once; empty in a profile of version 2.
     pub correlations: Vec<Correlations>,
-    /// How often neurons are active, by ascending layer and by the name of the down matrix; empty in a profile of version 3
+    /// Frequency of neurons' activation, by ascending layer and by the name of the down matrix; empty in a profile of version 3
     /// or before.
     pub neurons: Vec<NeuronCounts>,
     /// Rows of the inputs of networks and of the head; empty in a profile of version 4 or before.
     pub samples: Vec<Sample>,
-    /// How large the gates of experts with SiLU are, by ascending layer; empty in a profile of version 5 or before.
+    /// Magnitudes of the gates of experts with SiLU, by ascending layer; empty in a profile of version 5 or before.
     pub gates: Vec<Gates>,
 }
 
-/// What is wrong with a profile.
+/// Fault of a profile.
 pub(crate) type Wrong = String;
 
 impl Profile {
-    /// What both saw, as if one run had read the texts of both. Commutative.
+    /// Both together, as if one run had read the texts of both. Commutative.
     ///
     /// # Errors
     /// Profiles of different models, or more tokens than a profile counts.

@@ -13,7 +13,7 @@ pub const FOLDS: usize = 5;
 pub struct Loads {
     /// Tokens of a chunk, B.
     pub chunk: u32,
-    /// How the samples were made of what calibration read.
+    /// Origin of the samples in what calibration read.
     pub origin: String,
     /// Layers with routed experts, ascending.
     pub layers: Vec<LayerLoads>,

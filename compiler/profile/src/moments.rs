@@ -1,4 +1,4 @@
-//! How large the inputs of a matrix are, channel by channel.
+//! Magnitudes of the inputs of a matrix, channel by channel.
 #![expect(clippy::cast_possible_truncation, reason = "statistics: floats are clamped and rounded")]
 
 use super::{MOST, MOST_TOKENS, Wrong};
@@ -61,7 +61,7 @@ impl Moments {
         sums.into_iter().map(|s| if count > 0.0 { (s / count) as f32 } else { 0.0 }).collect()
     }
 
-    /// What both saw. `None` for another shape.
+    /// Both together. `None` for another shape.
     pub fn merge(&self, other: &Self) -> Option<Self> {
         if self.cols != other.cols || self.lead() != other.lead() {
             return None;

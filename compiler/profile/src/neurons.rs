@@ -1,4 +1,4 @@
-//! How often every neuron is active, expert by expert and by the batch that is decoded (PowerInfer-2, §2.2 and Figure 2):
+//! Frequency of every neuron's activation, expert by expert and by the batch that is decoded (PowerInfer-2, §2.2 and Figure 2):
 //! what tells hot neurons from cold ones (§5).
 //!
 //! A neuron is a row of the gate and up matrices and a column of the down matrix. With ReLU in the gate it is active where
@@ -36,7 +36,7 @@ pub struct NeuronCounts {
 /// Counts at one threshold.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct Level {
-    /// What the magnitude of a neuron's product must be past.
+    /// Magnitude that a neuron's product must be past.
     pub threshold: f32,
     /// By the size of the batch, from 1 on.
     pub batches: Vec<Batch>,
@@ -108,7 +108,7 @@ impl NeuronCounts {
         self.levels.first().is_some_and(|l| l.threshold == 0.0)
     }
 
-    /// How many batches of `batch` tokens activated a neuron of an expert, of how many in which a token chose this expert.
+    /// Number of batches of `batch` tokens that activated a neuron of an expert, of how many in which a token chose this expert.
     /// `(0, 0)` where nothing was counted. Of a gate without zeros, at the lowest threshold ([`NeuronCounts::active_at`]).
     pub fn active(&self, expert: usize, neuron: usize, batch: usize) -> (u64, u64) {
         self.active_at(0, expert, neuron, batch)
@@ -139,7 +139,7 @@ impl NeuronCounts {
         (all > 0.0).then(|| 1.0 - sum(&counts.active) / all)
     }
 
-    /// How often each neuron of all experts is active, as shares of the batches that its expert takes part in, the hottest
+    /// Frequency of each neuron of all experts, as shares of the batches that its expert takes part in, the hottest
     /// first (Figure 2). Experts that nothing chose are left out.
     pub fn frequencies(&self, level: usize, batch: usize) -> Vec<f64> {
         let Some(counts) = self.at(level, batch) else { return Vec::new() };
@@ -164,7 +164,7 @@ impl NeuronCounts {
         self.weight == other.weight && of(self) == of(other)
     }
 
-    /// What both saw: at thresholds and for batches that both counted. `None` if there are none.
+    /// Both together: at thresholds and for batches that both counted. `None` if there are none.
     pub(super) fn merge(&self, other: &Self) -> Option<Self> {
         let level = |a: &Level| {
             let b = other.levels.iter().find(|b| b.threshold == a.threshold)?;

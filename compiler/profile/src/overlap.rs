@@ -1,4 +1,4 @@
-//! How far two profiles agree on which experts are the busy ones: Overlap@K (NPUMoE, §5.1 and §5.8).
+//! Agreement of two profiles on the busy experts: Overlap@K (NPUMoE, §5.1 and §5.8).
 
 use super::{Profile, Routing};
 use moec_base::error::{Error, Result};

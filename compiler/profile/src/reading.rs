@@ -1,10 +1,10 @@
-//! What was read, and how well the model predicts it.
+//! Text that was read, and how well the model predicts it.
 
 use super::{MOST, MOST_TOKENS, Wrong};
 use bincode::{Decode, Encode};
 use std::collections::BTreeMap;
 
-/// What was read.
+/// Text that was read.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 pub struct Reading {
     /// Tokens read of each text, by the SHA-256 of the text.

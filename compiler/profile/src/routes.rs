@@ -1,4 +1,4 @@
-//! Which experts the tokens chose, one token after the other: what replays of a cache need.
+//! Experts that the tokens chose, one token after the other: what replays of a cache need.
 //!
 //! Of a run only a sample of the sequences is kept, at most [`TOKENS`] tokens. Per token and layer it holds the
 //! chosen experts and the experts with the largest router scores, twice as many, with the square roots of their
@@ -61,7 +61,7 @@ impl Routes {
         self.sequences.iter().all(|s| s.chosen.is_empty())
     }
 
-    /// What both saw; of too much, whole sequences are left out, by chance. Commutative.
+    /// Both together; of too much, whole sequences are left out, by chance. Commutative.
     pub(super) fn merge(&self, other: &Self, layers: &[Routing]) -> Self {
         let k: usize = layers.iter().map(|l| l.k as usize).sum();
         let mut all: Vec<_> = self.sequences.iter().chain(&other.sequences).collect();

@@ -1,4 +1,4 @@
-//! Which experts the tokens chose.
+//! Experts that the tokens chose.
 
 use super::{MOST, MOST_TOKENS, Wrong};
 use bincode::{Decode, Encode};

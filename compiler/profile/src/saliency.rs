@@ -1,4 +1,4 @@
-//! How large the attention output of tokens is: the saliency by which overflow is pruned (NPUMoE, §3.2).
+//! Magnitude of tokens' attention outputs: the saliency by which overflow is pruned (NPUMoE, §3.2).
 #![expect(clippy::cast_possible_truncation, reason = "statistics: floats are clamped and rounded")]
 
 use super::{MOST_TOKENS, Wrong};

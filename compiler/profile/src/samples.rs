@@ -67,7 +67,7 @@ impl Kept {
 }
 
 impl Sample {
-    /// How many rows there are.
+    /// Number of rows.
     pub fn len(&self) -> usize {
         self.bits.len() / self.cols.max(1)
     }

@@ -1,7 +1,7 @@
-//! Which errors matter in a table that is read by rows, from the matrices that read the rows.
+//! Importance of errors in a table that is read by rows, from the matrices that read the rows.
 //!
 //! A row `x` of an embedding table is normalised, scaled by the norm's weight `γ`, and multiplied by the matrices `W` of the
-//! first layer. What the row errs by, `e`, is `e H eᵀ` behind them with `H = Σ diag(γ) Wᵀ W diag(γ)`, up to a factor that
+//! first layer. What the row errs by, `e`, is `e H eᵀ` after them with `H = Σ diag(γ) Wᵀ W diag(γ)`, up to a factor that
 //! is the row's own. The residual stream is small there and grows with the layers, so that the first one tells nearly all.
 //! No text is needed for it.
 
@@ -22,7 +22,7 @@ pub(super) fn table(module: &Module) -> Option<&Weight> {
     nodes.iter().find(|n| matches!(n.op, Op::Embed)).and_then(|n| weight(module, n, 1))
 }
 
-/// How errors of the table's channels make up for each other; `None` where no matrix reads its normalised rows.
+/// Error feedback between the table's channels; `None` where no matrix reads its normalised rows.
 ///
 /// # Errors
 /// Those of `source`.

@@ -62,7 +62,7 @@ proptest! {
     }
 }
 
-/// The stored form, changed before it is checked and hashed, as somebody would who means it.
+/// The stored form, changed before it is checked and hashed, as an attacker would do it.
 fn forged(change: impl FnOnce(&mut Profile)) -> Error {
     let mut p = example();
     change(&mut p);
@@ -135,8 +135,8 @@ fn what_is_no_profile_is_refused() {
     assert_eq!(Profile::decode(&whole).unwrap(), example());
     let longer = [stored.as_slice(), &[0]].concat();
     for (words, bytes) in [
-        ("no profile", b"MOECTRX\n".to_vec()),
-        ("no profile", Vec::new()),
+        ("not a profile", b"MOECTRX\n".to_vec()),
+        ("not a profile", Vec::new()),
         ("ends in its header", whole[..30].to_vec()),
         ("version 1", wrapped(1, len, &stored)),
         ("length", wrapped(file::VERSION, u64::MAX, &stored)),
@@ -144,7 +144,7 @@ fn what_is_no_profile_is_refused() {
         ("checksum", wrapped(file::VERSION, len + 1, &stored)),
         ("does not inflate", wrapped(file::VERSION, len - 1, &stored)),
         ("does not inflate", whole[..whole.len() - 9].to_vec()),
-        ("behind its end", wrapped(file::VERSION, len + 1, &longer)),
+        ("after its end", wrapped(file::VERSION, len + 1, &longer)),
     ] {
         let e = Profile::decode(&bytes).expect_err(words);
         assert!(e.to_string().contains(words), "`{words}` is not in `{e}`");

@@ -1,4 +1,4 @@
-//! How the load of the experts went, chunk by chunk.
+//! Loads of the experts, chunk by chunk.
 //!
 //! What the layers' totals cannot say: how far the load of an expert strays from its mean, which experts are busy
 //! together, and in what order a simulation meets them.
@@ -53,7 +53,7 @@ impl Trace {
         self.sequences.iter().map(Vec::len).sum()
     }
 
-    /// What both saw; sequences are put in order, so that it does not matter which is the first. `None` for chunks
+    /// Both together; sequences are put in order, so that it does not matter which is the first. `None` for chunks
     /// of different sizes.
     pub(super) fn merge(&self, other: &Self) -> Option<Self> {
         let chunk = match (self.chunk, other.chunk) {

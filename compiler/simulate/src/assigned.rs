@@ -1,5 +1,5 @@
 //! A bundle whose experts are assigned to units in every step: the runtime's own scheduler decides, with recorded routing, and
-//! the family of the memory modules says what then happens, and for how long.
+//! the backend of the NDP DIMMs says what then happens, and for how long.
 
 use super::bundle::Request;
 use super::paged::routing;
@@ -10,10 +10,10 @@ use moec_ir::plan::Scheduled;
 use moec_runtime::offload::cache::Trace;
 use moec_targets::families;
 
-/// Tokens of each sequence that are decoded where nobody says how many.
+/// Tokens of each sequence that are decoded by default.
 pub const DECODED: u32 = 16;
 
-/// What came out.
+/// Result.
 #[derive(Clone, Debug)]
 pub struct Simulated {
     /// Tokens of the prompt.
@@ -24,7 +24,7 @@ pub struct Simulated {
     pub batch: u32,
     /// Tokens of recorded routing that there are; more are taken from their start again.
     pub recorded: usize,
-    /// What was simulated.
+    /// The simulated run.
     pub run: StreamRun,
 }
 

@@ -14,7 +14,7 @@ use moec_ir::placement::Placement;
 use moec_profile::Profile;
 use moec_profile::loads::{LayerLoads, Loads, loads};
 
-/// What a bundle is simulated with.
+/// Options of a bundle's simulation.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
     /// The device.
@@ -23,11 +23,11 @@ pub struct Request<'a> {
     pub profile: Option<&'a Profile>,
     /// Tokens of the prompt; none: four chunks, or the context.
     pub prompt: Option<u32>,
-    /// Tokens decoded behind it; none: what is usual for such a bundle.
+    /// Tokens decoded after it; none: what is usual for such a bundle.
     pub decode: Option<u32>,
 }
 
-/// What came out.
+/// Result.
 #[derive(Clone, Debug)]
 pub struct Simulated {
     /// Tokens of a chunk.
@@ -36,7 +36,7 @@ pub struct Simulated {
     pub prompt: u32,
     /// Tokens decoded.
     pub decode: u32,
-    /// Where the loads are from.
+    /// Source of the loads.
     pub loads: String,
     /// The bundle first, then the baselines and the ablations, by name.
     pub outcomes: Vec<(&'static str, Outcome)>,

@@ -1,7 +1,7 @@
-//! What a plan's steps cost on the processor of a device file, and its experts on the way from flash: a model.
+//! Model of the costs of a plan's steps on the CPU of a device file, and of its experts on the way from flash.
 //!
 //! A step reads its weights and multiplies rows with them: it takes the longer of the two times, at the bandwidth of the
-//! memory and at the peak of the unit, or what the device's table of matrix products says, where it has one. Behind a barrier a
+//! memory and at the peak of the unit, or what the device's table of matrix products says, where it has one. After a barrier a
 //! step costs a dispatch. Attention's reading of the KV cache is not in it, nor what only moves rows.
 
 use moec_base::error::{Error, Result};
@@ -16,10 +16,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Where a number of the model is from.
+/// Number of the model, and its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Constant {
-    /// What it is.
+    /// Description.
     pub what: &'static str,
     /// Its value, with the unit.
     pub value: String,
@@ -56,9 +56,9 @@ pub struct Costs<'a> {
     calls: [Vec<Between>; 2],
     /// Both matrices of an expert, by layer.
     experts: Vec<[Product; 2]>,
-    /// What was taken from where.
+    /// Numbers that were used, and their sources.
     pub constants: Vec<Constant>,
-    /// Index of the processor, and the name of the link from flash.
+    /// Index of the CPU, and the name of the link from flash.
     pub unit: usize,
 }
 
@@ -166,7 +166,7 @@ impl Units for Costs<'_> {
         self.link.device(bytes)
     }
 
-    /// What follows the last experts of a call is counted with the beginning of the next one.
+    /// Time between layers; what follows the last experts of a call is counted with the beginning of the next one.
     fn between(&self, layer: usize, rows: usize) -> Duration {
         let tail = if layer == 0 { self.between_us(rows, self.experts.len()) } else { 0.0 };
         micros(self.between_us(rows, layer) + tail)
@@ -189,7 +189,7 @@ fn rate(memory: &Memory, block: u64) -> Option<&moec_device::Bandwidth> {
     fits.or_else(|| memory.bandwidth.first()).filter(|b| b.gb_per_s > 0.0)
 }
 
-/// What an entry point does before each of its layers asks for experts, and behind the last.
+/// Work of an entry point before each of its layers asks for experts, and after the last.
 fn walk(entry: &Entry, plan: &Plan, module: &Module, layers: &[PagedLayer]) -> Vec<Between> {
     let graph = module.entries.iter().find(|g| g.kind == entry.kind);
     let is_expert = |s: u32| layers.iter().any(|l| l.gate_up == s || l.down == s);

@@ -1,4 +1,4 @@
-//! `moec simulate`: what a model costs on a processor and a neural processing unit that are not at hand; and what a model
+//! `moec simulate`: what a model costs on a CPU and a neural processing unit that are not at hand; and what a model
 //! with experts on flash does, and how long that takes, with the costs of a device file.
 //!
 //! [`systems`] says what runs where; [`moec_costs`] executes it, and [`perfetto`] writes the timeline for a browser.
@@ -8,7 +8,7 @@
 //!
 //! [`phone`] decodes by hot and cold neurons, with the runtime's policies of them.
 //!
-//! [`assigned`] has the runtime's scheduler give experts to units in every step, where memory modules compute.
+//! [`assigned`] has the runtime's scheduler give experts to units in every step, with NDP DIMMs.
 #![expect(clippy::cast_possible_truncation, reason = "a simulator: times and counts of one model")]
 
 pub mod assigned;

@@ -16,15 +16,15 @@ use moec_runtime::offload::paging::journal::Ask;
 use moec_sim::paging::{Did, Scene, SimulatedRun, simulate};
 use std::time::Duration;
 
-/// Tokens that are decoded where nobody says how many.
+/// Tokens that are decoded by default.
 pub const DECODED: u32 = 64;
 
-/// What came out.
+/// Result.
 #[derive(Clone, Debug)]
 pub struct Simulated {
     /// Tokens of a chunk.
     pub chunk: u32,
-    /// Tokens of the prompt, and decoded behind it.
+    /// Tokens of the prompt, and decoded after it.
     pub prompt: u32,
     /// Tokens decoded.
     pub decode: u32,
@@ -32,17 +32,17 @@ pub struct Simulated {
     pub recorded: usize,
     /// The run.
     pub run: SimulatedRun,
-    /// Time until the prompt is computed, and how much of it and of the rest nobody computed since an expert was not there.
+    /// Time until the prompt is computed, and how much of it and of the rest no thread computed since an expert was missing.
     pub prefill: Duration,
-    /// Waiting in the prompt and behind it.
+    /// Waiting in the prompt and after it.
     pub stalled: [Duration; 2],
-    /// What ran when.
+    /// Tasks and their times.
     pub timeline: Timeline,
     /// Index of the queue of the link from flash.
     pub link: usize,
     /// Index of the queue that computes.
     pub unit: usize,
-    /// What is modelled, and by which numbers.
+    /// Numbers of the model, and their sources.
     pub constants: Vec<Constant>,
 }
 
@@ -127,8 +127,8 @@ fn matrices(plan: &Plan, paging: &Paging) -> Result<Vec<[u64; 2]>> {
     paging.layers.iter().map(|l| Ok([bytes(l.gate_up)?, bytes(l.down)?])).collect()
 }
 
-/// What layers ask for: chunks of a prompt, then tokens one by one, in the order in which they were recorded, from their start
-/// again where they end. A profile has no predictions: nobody is read ahead of a token's layers.
+/// Requests of layers: chunks of a prompt, then tokens one by one, in the order in which they were recorded, from their start
+/// again where they end. A profile has no predictions: no expert is read ahead of a token's layers.
 fn asks(trace: &Trace, layers: &[PagedLayer], [prompt, chunk, decode]: [u32; 3]) -> Vec<Ask> {
     let (mut asks, mut at) = (Vec::new(), 0);
     let mut left = prompt;
@@ -176,7 +176,7 @@ fn logits(ranked: &[(u16, f32)], shape: &PagedLayer) -> Vec<f32> {
     shares.into_iter().map(logit).collect()
 }
 
-/// What was told of a run.
+/// Observations of a run.
 struct Seen {
     unit: usize,
     link: usize,
@@ -185,7 +185,7 @@ struct Seen {
     call: Option<u32>,
     prefill: Option<Duration>,
     stalled: [Duration; 2],
-    /// When the last read was done.
+    /// Time of the last read's end.
     read: Duration,
     tasks: Vec<Task>,
     spans: Vec<Span>,

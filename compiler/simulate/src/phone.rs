@@ -1,4 +1,4 @@
-//! Decoding on a phone, neuron by neuron (PowerInfer-2, §4): hot neurons on the unit for dense work, cold ones on the processor's cores,
+//! Decoding on a phone, neuron by neuron (PowerInfer-2, §4): hot neurons on the unit for dense work, cold ones on the CPU's cores,
 //! those that memory lacks from flash. What is kept ([`Segmented`]) and who computes what next ([`neurons::simulate`]) is decided by the
 //! runtime's policies, how many neurons are hot by the bundle; how long things take is a model of the device file's tables.
 //!
@@ -22,12 +22,12 @@ use moec_sim::neurons::synthetic::Independent;
 use moec_sim::neurons::{self, Job, Order, Stage};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Steps that are decoded where nobody says how many.
+/// Steps that are decoded by default.
 pub const DECODED: u32 = 16;
-/// Who is drawn.
+/// Seed of random numbers.
 const SEED: u64 = 1;
 
-/// What came out.
+/// Result.
 #[derive(Clone, Debug)]
 pub struct Simulated {
     /// Sequences that are decoded together.
@@ -44,9 +44,9 @@ pub struct Simulated {
     pub active: [u64; 3],
     /// Bytes that were read from flash.
     pub flash_bytes: f64,
-    /// What ran when: the unit for dense work, every core, flash.
+    /// Tasks and their times: the unit for dense work, every core, flash.
     pub timeline: Timeline,
-    /// What is modelled, and by which numbers.
+    /// Numbers of the model, and their sources.
     pub constants: Vec<Constant>,
 }
 
@@ -274,7 +274,7 @@ impl<'a> Scene<'a> {
     fn jobs(&mut self, at: usize, chosen: &[Vec<u16>], rows: f64) -> Result<(Vec<Job>, f64)> {
         let (experts, own) = (self.layers[at], &mut self.held[at]);
         let ns = |seconds: f64| Some((seconds * 1e9).round() as u64).filter(|&ns| ns > 0);
-        // A core has its part of the processor.
+        // A core has its part of the CPU.
         let neuron = experts.sparse_seconds(self.units, rows) * self.cores as f64;
         let read = experts.read_seconds(self.units).unwrap_or(0.0);
         let mut neurons: BTreeMap<u16, BTreeSet<u32>> = BTreeMap::new();
@@ -292,7 +292,7 @@ impl<'a> Scene<'a> {
             let there: Vec<bool> =
                 cold.iter().map(|&n| own.cache.holds(expert.into(), n, Part::Whole)).collect();
             let mut clusters: BTreeMap<(usize, bool), u32> = BTreeMap::new();
-            // What is there is used first, so that nobody goes who is still wanted.
+            // What is there is used first, so that none is evicted that is still wanted.
             for pass in [true, false] {
                 for (&n, _) in cold.iter().zip(&there).filter(|(_, there)| **there == pass) {
                     let found = own.cache.neuron(expert.into(), n, Part::Whole, |_| ()).map_err(wrong)?;

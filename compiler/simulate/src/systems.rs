@@ -19,14 +19,14 @@ use moec_profile::loads::Loads;
 pub struct System {
     /// Name in tables and JSON.
     pub name: &'static str,
-    /// Where prompts attend.
+    /// Queue of attention in prompts.
     pub attention: Queue,
-    /// How experts run.
+    /// Execution of experts.
     pub experts: ExpertExecution,
     /// Whether decoding takes the cheaper unit by the device's tables, as pass `reside` does; else it runs where
     /// prompts do.
     pub decode_by_cost: bool,
-    /// Where this comes from.
+    /// Source of this description.
     pub source: &'static str,
 }
 
@@ -41,10 +41,10 @@ pub enum Shapes {
     Tiers(usize),
 }
 
-/// How a system runs its experts.
+/// Execution of a system's experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpertExecution {
-    /// On the processor, each with the tokens that chose it.
+    /// On the CPU, each with the tokens that chose it.
     Dynamic,
     /// In static graphs.
     Graphs {
@@ -52,7 +52,7 @@ pub enum ExpertExecution {
         shapes: Shapes,
         /// Experts per graph; none: what costs least.
         group: Option<usize>,
-        /// Where graphs live.
+        /// Preferred unit of graphs.
         home: Wish,
         /// Whether graphs stay on the NPU between launches.
         resident: bool,
@@ -71,7 +71,7 @@ pub const OURS: System = System {
     source: "Table 2; tiers, groups and homes by the passes tier, group and reside, one size to a graph",
 };
 
-/// Core ML on the processor.
+/// Core ML on the CPU.
 pub const COREML_CPU: System = System {
     name: "coreml-cpu",
     attention: Queue::Cpu,
@@ -157,7 +157,7 @@ impl System {
         SYSTEMS.into_iter().chain(ABLATIONS).find(|s| s.name == name)
     }
 
-    /// What the passes decide for its experts, one table per layer that has some; none where experts are dynamic.
+    /// Tables that the passes decide for its experts, one per layer that has some; none where experts are dynamic.
     ///
     /// # Errors
     /// An expert that fits into no graph; loads of other layers.
@@ -207,7 +207,7 @@ impl System {
         Ok(Some(placement.experts))
     }
 
-    /// What the passes decide for it.
+    /// Placement that the passes decide for it.
     ///
     /// # Errors
     /// An expert that fits into no graph.
@@ -224,7 +224,7 @@ impl System {
             resident: self.is_resident(),
         };
         if self.decode_by_cost {
-            // As pass `reside` decides: one launch against what one row costs on the processor.
+            // As pass `reside` decides: one launch against what one row costs on the CPU.
             let us = |unit: &moec_device::Unit, n: u64| unit.matmul_us(1.0, n as f64).unwrap_or(0.0);
             let attention = |l: &ModelLayer| {
                 us(scene.units.cpu, l.attention)

@@ -39,7 +39,7 @@ fn task(queue: Queue, us: f64, lag_us: f64, after: Vec<usize>) -> Task {
     Task { queue, what, part: what, us, lag_us, after, layer: 0, call: 0, index: None, rows: 1 }
 }
 
-/// What every timeline promises.
+/// Invariants of every timeline.
 fn check(line: &Timeline) {
     assert_eq!(line.tasks.len(), line.spans.len());
     for (queue, name) in line.queues.iter().enumerate() {
@@ -81,7 +81,7 @@ proptest! {
         let line = Timeline::of(tasks.clone(), queues(&DEVICE));
         check(&line);
         prop_assert_eq!(&line, &Timeline::of(tasks, queues(&DEVICE)));
-        // Nobody idles while something is ready: some task starts when what it waited for is there.
+        // No unit idles while something is ready: some task starts when what it waited for is there.
         let ready = |t: &Task| t.after.iter().map(|&b| line.spans[b].end + line.tasks[b].lag_us).fold(0.0, f64::max);
         for (t, s) in line.tasks.iter().zip(&line.spans).filter(|(t, s)| s.start > ready(t)) {
             let before = line.tasks.iter().zip(&line.spans).filter(|(o, _)| o.queue == t.queue);

@@ -21,7 +21,7 @@ use std::path::Path;
 
 /// Numbers of which an expectation over one normal variable is taken.
 const GRID: u32 = 4096;
-/// Where a shard ends, in bytes.
+/// Size of a shard, in bytes.
 const SHARD: u64 = 2_000_000_000;
 
 /// Writes a checkpoint to a folder that does not exist yet. Where it fails nothing is left behind. With a

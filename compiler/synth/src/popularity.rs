@@ -21,7 +21,7 @@ use moec_base::error::{Error, Result};
 use moec_sim::cache::synthetic;
 use std::collections::BTreeSet;
 
-/// What channel 0 holds, where the others have a standard deviation of one.
+/// Value of channel 0, where the others have a standard deviation of one.
 const MARK: f64 = 4.0;
 /// Standard deviation of what attention (for the first token) and the experts add in a layer, relative to the
 /// embedding's.
@@ -31,7 +31,7 @@ const TOKENS: usize = 1 << 14;
 /// Steps of the fit.
 const STEPS: usize = 24;
 
-/// How often tokens chose each expert.
+/// Number of tokens that chose each expert.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Popularity {
     /// Layer of the recorded model, and counts of its experts.
@@ -43,7 +43,7 @@ impl Popularity {
     /// the counts of one model only.
     ///
     /// # Errors
-    /// A line that is none, a model that is not there, or several to choose from.
+    /// An invalid line, a model that is not there, or several to choose from.
     pub fn parse(csv: &str, model: Option<&str>) -> Result<Self> {
         let sources: BTreeSet<(&str, &str)> = csv
             .lines()
@@ -179,7 +179,7 @@ fn glu(std: f64) -> f64 {
     std * ((0..GRID).map(|i| silu(i).powi(2)).sum::<f64>() / f64::from(GRID)).sqrt()
 }
 
-/// What a layer gets.
+/// Router of a layer.
 struct Router<'a> {
     counts: &'a [f64],
     /// In standard deviations of the logits' random part.
@@ -307,7 +307,7 @@ mod tests {
         busiest(a).iter().filter(|e| other.contains(e)).count() as f64 / n as f64
     }
 
-    /// What calibration sees of OLMoE with narrow layers, and a tokenizer of the words `w0`, `w1`, …
+    /// Profile of OLMoE with narrow layers, and a tokenizer of the words `w0`, `w1`, …
     fn profile(popularity: &Popularity, zeros: Option<f64>) -> Profile {
         let shape = Shape {
             layers: 3,

@@ -31,7 +31,7 @@ pub enum Like {
     Nemotron3Nano,
 }
 
-/// What is smaller than in the model.
+/// Dimensions that are smaller than in the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cut {
     /// Layers; `None`: all.
@@ -40,10 +40,10 @@ pub struct Cut {
     pub vocab: Option<usize>,
 }
 
-/// What tokens ask for.
+/// Popularity of experts among tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Popular<'a> {
-    /// How often they choose each expert.
+    /// Number of tokens that choose each expert.
     pub popularity: &'a Popularity,
     /// Share of the neurons of the experts that a token chooses which are 0 for it: gates are ReLU. `None`: gates are what they
     /// are in the model.
@@ -77,7 +77,7 @@ pub(super) struct Tensor {
     pub(super) first: First,
 }
 
-/// What replaces numbers that belong to the first channel.
+/// Replacement of numbers that belong to the first channel.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum First {
     /// Nothing.
@@ -111,7 +111,7 @@ impl Tensor {
     }
 }
 
-/// What the models have in common, and where they differ.
+/// Common and different parts of the models.
 #[derive(Clone, Debug)]
 pub(super) struct Shape {
     pub(super) layers: usize,
@@ -346,7 +346,7 @@ pub(super) fn tensors(config: &Value, there: &'static [&'static str]) -> Result<
     Ok(moec_import::tensors_of(map, there)?.into_iter().map(of).collect())
 }
 
-/// How the numbers of a tensor are drawn: decays and steps of recurrences as Mamba draws them at first (rates of 1 to 16, steps of 0.001 to 0.1).
+/// Distribution of a tensor's numbers: decays and steps of recurrences as Mamba draws them at first (rates of 1 to 16, steps of 0.001 to 0.1).
 fn draw(name: &str) -> Draw {
     let short = name.trim_end_matches(".weight").rsplit('.').next().unwrap_or_default();
     match short {

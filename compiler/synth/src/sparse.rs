@@ -11,7 +11,7 @@ use super::{Numbers, probit};
 
 /// By which power of its rank a neuron's frequency falls.
 const FALL: f64 = 0.6;
-/// The most often that a neuron is awake.
+/// The most often that a neuron is active.
 const MOST: f64 = 0.999;
 
 /// Biases of a gate's rows, in standard deviations of their random part, so that `zeros` of `count` neurons are 0 in the mean:

@@ -13,7 +13,7 @@ pub fn target(name: &str) -> Result<CpuTarget> {
     target_of(&device(name)?, name)
 }
 
-/// The processor of a device.
+/// The CPU of a device.
 pub fn target_of(device: &Device, name: &str) -> Result<CpuTarget> {
     CpuTarget::new(device).map_err(|e| Error::limit(format!("cannot compile for `{name}`")).because(e))
 }

@@ -1,6 +1,6 @@
 //! The target families, one row each, and the devices that they compile for.
 //!
-//! What a family does is behind [`Family`]: nothing else in the compiler knows one by name, the processor's aside, whose
+//! What a family does is after [`Family`]: nothing else in the compiler knows one by name, the CPU's aside, whose
 //! kernels, packed weights and object code every bundle has.
 
 use moec_base::error::{Error, Result};
@@ -22,7 +22,7 @@ pub const FAMILIES: &[&dyn Family] = &[
 /// The family of a unit.
 ///
 /// # Errors
-/// One that nobody has written.
+/// One that does not exist.
 pub fn of(unit: &Unit, device: &Device) -> Result<&'static dyn Family> {
     let name = device.family_of(unit);
     named(name).ok_or_else(|| {
@@ -48,7 +48,7 @@ pub fn streams(family: &str) -> Option<&'static dyn Streams> {
     named(family)?.streams()
 }
 
-/// The kernels of threads of a family, by its name; `None` where its units launch none.
+/// The GPU kernels of a family, by its name; `None` where its units launch none.
 pub fn threads(family: &str) -> Option<&'static dyn Threads> {
     named(family)?.threads()
 }
@@ -68,12 +68,12 @@ pub fn print_streams(bytes: &[u8]) -> Result<String, String> {
     Err(said.join("; "))
 }
 
-/// What executes the units of a family on this machine.
+/// Executor of a backend's units on this machine.
 pub fn host(family: &str, unit: &str) -> Option<Executor> {
     named(family)?.host(unit)
 }
 
-/// What drives the units of a family that this machine has; `None` where a run finds none by itself.
+/// Driver of a backend's units on this machine; `None` where a run finds none by itself.
 ///
 /// # Errors
 /// Why the machine has no such unit.
@@ -107,7 +107,7 @@ pub fn modelled(device: &Device) -> Result<bool> {
     device.units.iter().try_fold(false, |any, unit| Ok(any || of(unit, device)?.is_modelled()))
 }
 
-/// A unit of this machine with kernels of threads, opened to be measured, and its family.
+/// A unit of this machine with GPU kernels, opened to be measured, and its family.
 ///
 /// # Errors
 /// This machine has none, or none that can be used.
@@ -117,7 +117,7 @@ pub fn bench() -> Result<(&'static str, Box<dyn Bench>)> {
     Ok((name, opened?))
 }
 
-/// What the `run` of a plan has besides the runtime, to drive the units that have steps; `None`: nothing.
+/// Libraries of a plan's `run` besides the runtime, to drive the units that have steps; `None`: nothing.
 ///
 /// # Errors
 /// Units of two families that bring something.
@@ -134,7 +134,7 @@ pub fn runner(plan: &Plan) -> Result<Option<&'static Runner>> {
     Ok(brings)
 }
 
-/// What the `run` of a family has besides the runtime on machines of a triple.
+/// Libraries of a backend's `run` besides the runtime on machines of a triple.
 fn runner_of(family: Option<&dyn Family>, triple: &str) -> Option<&'static Runner> {
     family?.runner().filter(|runner| triple.contains(runner.system))
 }
@@ -173,7 +173,7 @@ pub fn check(device: &Device, name: &str) -> Result<()> {
             "device `{name}`: `{}` and `{}` both run static graphs alone",
             one.name, other.name
         ))
-        .hint("leave one of them out: a model is divided between the processor and one such unit, and any number of others"));
+        .hint("leave one of them out: a model is divided between the CPU and one such unit, and any number of others"));
     }
     Ok(())
 }

@@ -38,14 +38,14 @@ fn named(path: &Path, origin: &Origin) -> Result<Profile> {
     Ok(profile)
 }
 
-/// What a build takes of a profile for its weights.
+/// Parts of a profile that a build uses for its weights.
 #[derive(Debug)]
 pub struct Weighed {
     /// Importance of the weights.
     pub importance: Importance,
     /// The profile's name and hash.
     pub entry: ProfileEntry,
-    /// How often experts were chosen.
+    /// Number of times that experts were chosen.
     pub expert_use: Vec<ExpertUse>,
 }
 
@@ -73,12 +73,12 @@ pub fn importance(c: &Inputs<'_>, module: &Module, progress: &Progress) -> Resul
     Ok(Some(Weighed { importance, entry, expert_use }))
 }
 
-/// How often a profile saw experts chosen.
+/// Number of times that a profile saw experts chosen.
 pub fn expert_use(profile: &Profile) -> Vec<ExpertUse> {
     profile.layers.iter().map(|l| ExpertUse { layer: l.layer, chosen: l.chosen.clone() }).collect()
 }
 
-/// What a bundle says of the profile that it was built with.
+/// Entry of a bundle for the profile that it was built with.
 ///
 /// # Errors
 /// Our bug: a profile that cannot be encoded.

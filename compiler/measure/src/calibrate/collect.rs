@@ -35,7 +35,7 @@ struct Table {
     layout: DispatchLayout,
 }
 
-/// What to look at around a step.
+/// Values to observe around a step.
 #[derive(Clone, Copy, Debug)]
 enum Tap {
     /// The input of a matrix, or of one matrix per head, before the step.
@@ -50,15 +50,15 @@ enum Tap {
     PerSlot { x: StridedRows, table: Table, products: usize },
     /// The input of experts whose gates are measured, before the step.
     Gated { x: StridedRows, table: Table, sample: usize },
-    /// What the neurons of experts hand to their down matrices, in the order of the table, before the step.
+    /// Activations that the neurons of experts hand to their down matrices, in the order of the table, before the step.
     Fired { x: StridedRows, table: Table, network: usize },
-    /// What the neurons of a network that every token takes hand to its down matrix, before the step.
+    /// Activations that the neurons of a network that every token takes hand to its down matrix, before the step.
     FiredByAll { x: StridedRows, network: usize },
     /// Choices, weights and logits of a router, after the step.
     Router { ids: StridedRows, weights: StridedRows, logits: StridedRows, layer: usize },
-    /// The residual stream in front of an attention's addition, before the step.
+    /// The residual stream before an attention's addition, before the step.
     Residual { x: StridedRows },
-    /// The residual stream behind it, after the step: what was added is the attention's output.
+    /// The residual stream after it, after the step: what was added is the attention's output.
     Attended { x: StridedRows, layer: usize },
 }
 
@@ -72,7 +72,7 @@ struct Sum {
     squares: Vec<f32>,
 }
 
-/// What was seen.
+/// Observations.
 pub(super) struct Seen {
     pub(super) layers: Vec<Routing>,
     pub(super) trace: Trace,
@@ -101,7 +101,7 @@ pub(super) struct Collector<'a> {
     /// Loads of the chunk that is being read, by layer.
     loads: Vec<Vec<u16>>,
     saliency: Vec<Saliency>,
-    /// The residual stream in front of the addition that comes next.
+    /// The residual stream before the addition that comes next.
     residual: Vec<u8>,
     pub(super) recorder: Recorder,
     pub(super) neurons: Neurons,
@@ -282,7 +282,7 @@ impl<'a> Collector<'a> {
         Ok(())
     }
 
-    /// Looks at the neurons of a gated network, in front of its down matrix.
+    /// Looks at the neurons of a gated network, before its down matrix.
     fn neurons(&mut self, graph: &Graph, node: &Node, down: &Weight, tap: Tap) -> Option<Tap> {
         let layer = node.scope.layer?;
         let (glu, k) = match (&node.op, tap) {
@@ -329,7 +329,7 @@ impl<'a> Collector<'a> {
         found.ok_or_else(|| Error::bug(format!("no step of `{}` reads its weight", node.scope)))
     }
 
-    /// Where a value lies.
+    /// Place of a value.
     fn rows(&self, v: ValueId) -> Result<StridedRows> {
         let missing = || Error::bug(format!("%{} has no place", v.0));
         let Place { buffer, column, cols } =
@@ -352,7 +352,7 @@ impl<'a> Collector<'a> {
         Ok(Table { rows: self.rows(v)?, layout })
     }
 
-    /// What step `step` reads of `x`: the rows themselves, or a copy. Rows that are whole pages apart are copied first,
+    /// Rows of `x` that step `step` reads: the rows themselves, or a copy. Rows that are whole pages apart are copied first,
     /// perhaps for another matrix and long before; from then on the value is dead, and its place may hold anything.
     fn read_by(&self, step: usize, x: StridedRows) -> Result<StridedRows> {
         let missing = || Error::bug(format!("step {step} does not read the rows of its matrix"));
@@ -373,7 +373,7 @@ impl<'a> Collector<'a> {
         copy.ok_or_else(missing)
     }
 
-    /// What the gate and up projections of experts write, in step `step`: a buffer of the node's own, `cols` wide.
+    /// Results of the gate and up projections of experts in step `step`: a buffer of the node's own, `cols` wide.
     fn hidden(&self, step: usize, node: &Node, cols: usize) -> Result<StridedRows> {
         let own = |name: &str| node.outputs.iter().any(|v| name.starts_with(&format!("%{}.", v.0)));
         let found = self.entry.steps[step].args.iter().find_map(|arg| {
@@ -534,7 +534,7 @@ impl<'a> Collector<'a> {
         &self.layers
     }
 
-    /// What was seen.
+    /// Observations.
     ///
     /// # Errors
     /// Activations that are not finite, by weight.
@@ -663,7 +663,7 @@ fn experts_wide(module: &Module, graph: &Graph) -> usize {
     graph.nodes.iter().map(of).sum()
 }
 
-/// Whether what a node reads goes into a feed-forward network, the head or attention: such rows say how wide activations behind them
+/// Whether what a node reads goes into a feed-forward network, the head or attention: such rows say how wide activations after them
 /// are.
 fn begins_network(graph: &Graph, node: &Node) -> bool {
     let normed = || match node.inputs.first() {

@@ -41,7 +41,7 @@ pub const WINDOW: usize = 512;
 /// the head.
 const LOGITS: usize = 1 << 21;
 
-/// What to read.
+/// Texts to read.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
     /// Texts.

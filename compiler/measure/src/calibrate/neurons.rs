@@ -40,13 +40,13 @@ struct Watched {
     sequences: VecDeque<Sequence>,
     /// Tokens of a sequence that later ones are put into batches with.
     remembered: usize,
-    /// Where the chunk that is being read begins: its position, and the first word of its bits.
+    /// Start of the chunk that is being read: its position, and the first word of its bits.
     start: usize,
     bits: usize,
     union: Union,
 }
 
-/// What the tokens of a sequence activated.
+/// Activations by the tokens of a sequence.
 #[derive(Default)]
 struct Sequence {
     /// By position: expert and first word of its bits.
@@ -54,7 +54,7 @@ struct Sequence {
     bits: Vec<u64>,
 }
 
-/// What a batch activates, by expert.
+/// Activations by a batch, by expert.
 #[derive(Default)]
 struct Union {
     experts: Vec<usize>,
@@ -144,7 +144,7 @@ impl Neurons {
         }
     }
 
-    /// What the neurons of an expert hand on for token `token` of the chunk.
+    /// Activations of an expert's neurons for token `token` of the chunk.
     pub(super) fn row(
         &mut self,
         network: usize,
@@ -176,7 +176,7 @@ impl Neurons {
         w.count()
     }
 
-    /// What was counted, in the order of a profile.
+    /// Counts, in the order of a profile.
     pub(super) fn finish(self) -> Vec<NeuronCounts> {
         let mut all: Vec<_> = self.watched.into_iter().map(|w| w.counts).collect();
         all.sort_by(|a, b| (a.layer, &a.weight).cmp(&(b.layer, &b.weight)));

@@ -118,7 +118,7 @@ impl Products {
         Some(())
     }
 
-    /// What was seen.
+    /// Observations.
     pub(super) fn finish(self) -> Option<Correlations> {
         Correlations::from_sums(self.readers, self.cols, self.block, self.tokens, &self.sums)
     }

@@ -15,7 +15,7 @@ pub(super) struct Recorder {
     tokens: usize,
 }
 
-/// What a router said in the chunk that is being read.
+/// Choices of a router in the chunk that is being read.
 struct RecordedLayer {
     k: usize,
     score: Score,
@@ -88,7 +88,7 @@ impl Recorder {
         }
     }
 
-    /// What was kept.
+    /// Recorded routes.
     pub(super) fn finish(self) -> Routes {
         let mut routes = self.routes;
         routes.sequences.retain(|s| !s.chosen.is_empty());

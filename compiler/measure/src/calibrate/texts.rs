@@ -16,7 +16,7 @@ pub struct Corpus {
     content: Content,
 }
 
-/// What a text is given as.
+/// Source of a text.
 #[derive(Clone, Debug)]
 enum Content {
     /// Words, for the model's tokenizer.
@@ -31,7 +31,7 @@ impl Corpus {
         matches!(self.content, Content::Text(_))
     }
 
-    /// Its tokens, without what the tokenizer puts in front of a text.
+    /// Its tokens, without what the tokenizer puts before a text.
     fn tokens(&self, tokenizer: Option<&Text>) -> Result<Vec<u32>> {
         match (&self.content, tokenizer) {
             (Content::Ids(ids), _) => Ok(ids.clone()),
@@ -63,7 +63,7 @@ impl Corpus {
 pub(crate) struct Window {
     /// Index of the text.
     pub(crate) text: usize,
-    /// Tokens, with what the tokenizer puts in front of a text.
+    /// Tokens, with what the tokenizer puts before a text.
     pub(crate) ids: Vec<u32>,
 }
 
@@ -110,7 +110,7 @@ fn read(path: &Path) -> Result<(String, [u8; 32])> {
     })?;
     let hash = sha256(&bytes);
     let text = String::from_utf8(bytes).map_err(|e| {
-        Error::input(format!("`{}` is no text in UTF-8", path.display()))
+        Error::input(format!("`{}` is not text in UTF-8", path.display()))
             .because(format!("byte {} is the first that cannot be", e.utf8_error().valid_up_to()))
     })?;
     Ok((text, hash))
@@ -134,7 +134,7 @@ pub(crate) fn windows(
         all.push(text.tokens(tokenizer)?);
     }
     let body = window.saturating_sub(head.len()).max(1);
-    // What is put in front of every piece counts, too.
+    // What is put before every piece counts, too.
     let tokens = (tokens as u128 * body as u128 / window.max(1) as u128) as usize;
     let shares = shares(&all.iter().map(Vec::len).collect::<Vec<_>>(), tokens.max(1));
     let mut found = Vec::new();
@@ -186,19 +186,19 @@ pub(crate) fn held_out(
     Ok(found.into_iter().step_by(every).collect())
 }
 
-/// What is put in front of every text.
+/// Tokens that are put before every text.
 fn head(tokenizer: Option<&Text>) -> Result<Vec<u32>> {
     tokenizer.map_or(Ok(Vec::new()), |tokenizer| tokenizer.encode("").map_err(Error::from))
 }
 
-/// What lies between ranges that ascend, in `0 .. len`.
+/// Gaps between ranges that ascend, in `0 .. len`.
 fn gaps(ranges: &[std::ops::Range<usize>], len: usize) -> Vec<std::ops::Range<usize>> {
     let starts = std::iter::once(0).chain(ranges.iter().map(|r| r.end));
     let ends = ranges.iter().map(|r| r.start).chain(std::iter::once(len));
     starts.zip(ends).filter(|(a, b)| a < b).map(|(a, b)| a..b).collect()
 }
 
-/// How many tokens of each text are read, `tokens` in all at most.
+/// Number of tokens of each text that are read, `tokens` in all at most.
 fn shares(lens: &[usize], tokens: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..lens.len()).collect();
     order.sort_by_key(|&i| lens[i]);

@@ -14,7 +14,7 @@ use moec_runtime::{Decoder, Engine, Fallbacks, Want};
 use serde::Serialize;
 use std::sync::{Mutex, PoisonError};
 
-/// What was measured.
+/// Results.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BigLittle {
     /// Experts per token of the little entry points.
@@ -23,7 +23,7 @@ pub struct BigLittle {
     pub gammas: Vec<OfGamma>,
 }
 
-/// What one γ gives.
+/// Result of one γ.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct OfGamma {
     /// γ.

@@ -12,7 +12,7 @@ pub struct Item {
 pub struct Choice {
     /// Bytes that it takes.
     pub bytes: u64,
-    /// What it adds to the loss, in nats per token.
+    /// Increase of the loss, in nats per token.
     pub loss: f64,
 }
 

@@ -28,7 +28,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
-/// What was measured of a model beside another.
+/// Results for a model beside another.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Found {
     /// Mean Kullback-Leibler divergence from the other's probabilities, in nats per token.
@@ -44,7 +44,7 @@ impl Found {
     }
 }
 
-/// What is to be measured, before it is.
+/// Extent of a measurement, before it is made.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Extent {
     /// Most models, the one in the formats of its classes among them.
@@ -151,7 +151,7 @@ impl Model {
     }
 }
 
-/// What compiles models. Activations are exact, so that only weights tell.
+/// Compiler of models. Activations are exact, so that only weights tell.
 struct Builder<'a> {
     original: &'a Inputs<'a>,
     config: Config,
@@ -192,7 +192,7 @@ fn bytes(plan: &Plan) -> u64 {
     plan.segments.iter().map(|s| s.bytes).sum()
 }
 
-/// What builds and compares models.
+/// Builder and comparer of models.
 pub(super) struct Bench<'a> {
     builder: Builder<'a>,
     store: Store,

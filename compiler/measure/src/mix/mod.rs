@@ -55,12 +55,12 @@ impl Group {
     }
 }
 
-/// Who decides, in `decisions.json`.
+/// Name of the decision's pass in `decisions.json`.
 const PASS: &str = "size";
 /// The figure of the first decision that says by how much perplexity rose, as a share, two standard errors included.
 pub const INCREASE: &str = "perplexity_increase_share";
 
-/// What formats of single weights come to.
+/// Decision on formats of single weights.
 fn mixed(size: Option<u64>, limit: Option<f64>, bytes: u64, increase: f64) -> Decision {
     let chosen = match size {
         Some(size) => format!("one for each weight, for {}", human::bytes(size)),
@@ -184,7 +184,7 @@ fn formats(groups: &[Group], chosen: &[usize]) -> Formats {
     groups.iter().zip(chosen).flat_map(of).collect()
 }
 
-/// What the options of a group cost: bytes, and an increase of the loss in nats per token.
+/// Costs of a group's options: bytes, and an increase of the loss in nats per token.
 fn item(group: &Group, factors: &BTreeMap<WeightClass, f64>) -> Item {
     let by = factors.get(&group.class).copied().unwrap_or(0.0);
     let option = |&(format, error): &(Format, f64)| Choice { bytes: group.bytes(format), loss: by * error };
@@ -265,7 +265,7 @@ fn is_tied(module: &Module, weight: &Weight) -> bool {
     reads(true) && reads(false)
 }
 
-/// What a format misses of the outputs' energy, and that energy, over a sample of rows.
+/// Error of a format in the outputs' energy, and that energy, over a sample of rows.
 fn error(
     weight: &Weight,
     format: Format,

@@ -1,4 +1,4 @@
-//! How far a step may be off: what the formats of its operands and the form of its arithmetic explain.
+//! Tolerance of a step: what the formats of its operands and the form of its arithmetic explain.
 
 use moec_base::error::{Error, Result};
 use moec_bundle::read::Bundle;
@@ -7,17 +7,17 @@ use moec_ir::plan::{Builtin, Code, Plan};
 use moec_ir::{Format, Glu, Op};
 use std::collections::HashMap;
 
-/// How much more the rounding of rows weighs in a product than in the row: products cancel, roundings do not.
+/// Factor by which the rounding of rows weighs more in a product than in the row: products cancel, roundings do not.
 /// No step of the golden checkpoints and of the demo model needs more than 2.2.
 const CANCELLING: f64 = 3.0;
 /// Root mean square of what rounding a row to bytes leaves: a step is a 127th of the largest of 32 numbers, that
 /// is two to three times their own root mean square, and a rounding is a step over √12.
 const BYTES: f64 = 3.0 / 127.0 * 0.29;
 /// Thresholds of gates, as a share of the root mean square of the gates above them: what a gate loses or gains that rounding
-/// carries over its threshold. Thresholds that leave half of ferris's neurons awake are a tenth to a fifth of it.
+/// carries over its threshold. Thresholds that leave half of ferris's neurons active are a tenth to a fifth of it.
 const JUMP: f64 = 0.25;
 
-/// What a bundle multiplies in.
+/// Compute types of a bundle.
 pub(super) struct Arithmetic {
     /// Format of the weights and form of the rows, by kernel of the plan.
     kernels: HashMap<u32, (Format, Compute)>,
@@ -30,7 +30,7 @@ pub(super) struct Arithmetic {
 }
 
 impl Arithmetic {
-    /// What was decided for a bundle.
+    /// Compute types that were decided for a bundle.
     pub(super) fn of(bundle: &Bundle) -> Result<Self> {
         let decisions = bundle.decisions()?;
         let kernels = decisions

@@ -1,4 +1,4 @@
-//! Artifacts of units beside the processor: read back and executed by their families.
+//! Artifacts of units beside the CPU: read back and executed by their families.
 
 use moec_base::error::Result;
 use moec_base::interrupt;
@@ -13,7 +13,7 @@ use moec_ir::eval::Evaluator;
 use moec_passes::{hot, parts};
 use moec_runtime::bundle::BundleReader;
 
-/// What was executed, and what could not be.
+/// Executed functions, and those that could not be executed.
 pub(super) type Executed = (Vec<FunctionReport>, Vec<String>);
 
 /// Executes every function of every artifact. Where `rounded`, the evaluator has the bundle's own weights.
@@ -131,7 +131,7 @@ pub(super) fn read(bundle: &Bundle, files: &BundleReader, module: &Module) -> Re
     Ok((read + kernels, unverified))
 }
 
-/// Reads the kernels of threads of every unit that launches some. Gives their number, and what of them could not be verified.
+/// Reads the GPU kernels of every unit that launches some. Gives their number, and what of them could not be verified.
 ///
 /// # Errors
 /// As [`read`].

@@ -31,12 +31,12 @@ pub use moec_family::{Check, Distance, FunctionReport};
 
 /// Largest local error that passes of a step in f32, as root mean square relative to the reference's.
 pub const BOUND: f64 = 1e-4;
-/// How much larger than the bound of one step the error of the logits may be.
+/// Factor by which the error of the logits may exceed the bound of one step.
 pub const CHAIN: f64 = 10.0;
 /// Most token rows of a probe.
 const PROBE_ROWS: usize = 12;
 
-/// What was found. As data it also says whether all is right, and what is not.
+/// Result of a verification. As data it also says whether all is right, and what is not.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// Files whose hash was checked.
@@ -47,7 +47,7 @@ pub struct Report {
     pub entries: Vec<EntryReport>,
     /// Functions of packages for other units.
     pub packages: Vec<FunctionReport>,
-    /// What could not be verified on this machine, and what helps, a line each.
+    /// Parts that could not be verified on this machine, and the remedy, a line each.
     pub unverified: Vec<String>,
 }
 
@@ -130,12 +130,12 @@ impl Report {
         }
         let seen = seen.join(", ");
         match failures {
-            0 => format!("{bundle} is right: {seen}, none further off than it may be"),
-            n => format!("{bundle} is wrong: of {seen}, {n} further off than they may be"),
+            0 => format!("{bundle} is OK: {seen}, all within tolerance"),
+            n => format!("{bundle} is wrong: of {seen}, {n} are out of tolerance"),
         }
     }
 
-    /// What passes its bound: a step's local error, or the logits' chained one.
+    /// Errors that pass their bound: a step's local one, or the logits' chained one.
     pub fn failures(&self) -> Vec<String> {
         let mut found = Vec::new();
         for entry in &self.entries {

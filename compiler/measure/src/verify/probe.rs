@@ -33,14 +33,14 @@ pub(super) struct Probe<'a> {
     reads: HashMap<NodeId, Vec<ValueId>>,
     /// Nodes that have still to read each value.
     readers: HashMap<ValueId, usize>,
-    /// What compiled steps have computed.
+    /// Results of compiled steps.
     kept: HashMap<ValueId, Tensor>,
-    /// What the evaluator makes of an operator that changes its state, which is there only before it.
+    /// Evaluator's results of an operator that changes its state, which is there only before it.
     written: HashMap<NodeId, Vec<Tensor>>,
     reports: Vec<NodeReport>,
     /// Rows of tokens that a router sent elsewhere than the evaluator did.
     rerouted: Vec<usize>,
-    /// What was computed.
+    /// Computed logits.
     logits: Option<Tensor>,
 }
 
@@ -147,7 +147,7 @@ impl<'a> Probe<'a> {
         Ok(true)
     }
 
-    /// What was found; the rows of logits are those of the tokens in `wanted`.
+    /// Report; the rows of logits are those of the tokens in `wanted`.
     pub(super) fn finish(self, plan: &Plan, wanted: &[usize]) -> EntryReport {
         let (logits, rows) = self.logits(wanted);
         let mut nodes = self.reports;
@@ -389,7 +389,7 @@ fn tensor(ty: &Type, words: &[[u8; 4]]) -> Tensor {
 }
 
 /// Compares a table for `T` rows with one for the `n` valid ones: same content, other offsets. Where experts live on several
-/// units, which stand one behind the other in the first table, their order is left out.
+/// units, which stand one after the other in the first table, their order is left out.
 fn same_dispatch(
     graph: &Graph,
     node: &Node,
@@ -424,7 +424,7 @@ struct Listed {
 }
 
 impl Listed {
-    /// What a table says of `n` rows; `None` where it contradicts itself.
+    /// Contents of a table for `n` rows; `None` where it contradicts itself.
     fn of(layout: DispatchLayout, table: &[i32], n: usize) -> Option<Self> {
         let word = |at: usize| table.get(at).copied();
         let index = |at: usize| word(at).and_then(|w| usize::try_from(w).ok());

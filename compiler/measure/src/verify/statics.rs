@@ -16,10 +16,10 @@ use object::{Architecture, Object as _, ObjectSymbol as _, SymbolKind};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// What object code may ask of whoever loads it.
+/// Relocations and symbols that object code may ask its loader for.
 const ASKED: [&str; 4] = ["memcpy", "memmove", "memset", "bzero"];
 
-/// What was found, all of it as it should be.
+/// Valid parts of the object code.
 #[derive(Clone, Debug, Serialize)]
 pub struct StaticReport {
     /// Files whose hash was checked.
@@ -93,14 +93,14 @@ pub fn verify(bundle: &Bundle, source: Option<&Checkpoint>, progress: &Progress)
 /// In place of every kernel where a plan is looked at and not run.
 extern "C" fn never(_: *const *mut u8, _: i64, _: i64, _: i64, _: *mut u8) {}
 
-/// Object code is for the plan's processor and system, defines every kernel, and asks for nothing but moves of memory.
+/// Object code is for the plan's CPU and system, defines every kernel, and asks for nothing but moves of memory.
 fn object_code(code: &[u8], plan: &Plan) -> Result<(), String> {
     let file = object::File::parse(code).map_err(|e| e.to_string())?;
     let TargetInfo { triple, .. } = &plan.target;
     let architecture = match triple.split('-').next() {
         Some("x86_64") => Architecture::X86_64,
         Some("aarch64" | "arm64") => Architecture::Aarch64,
-        _ => return Err(format!("`{triple}` is no machine that moec knows")),
+        _ => return Err(format!("`{triple}` is not a machine that moec knows")),
     };
     if file.architecture() != architecture {
         return Err(format!("it is for {:?}, the plan for {triple}", file.architecture()));
@@ -109,7 +109,7 @@ fn object_code(code: &[u8], plan: &Plan) -> Result<(), String> {
     if (file.format() == object::BinaryFormat::MachO) != apple {
         return Err(format!("it is in the form {:?}, the plan for {triple}", file.format()));
     }
-    // Mach-O puts an underscore in front of what C calls a thing.
+    // Mach-O puts an underscore before what C calls a thing.
     let plain =
         |name: &str| if apple { name.strip_prefix('_').unwrap_or(name).to_owned() } else { name.to_owned() };
     let mut defined = BTreeSet::new();

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What was written before gates were measured is read as it was.
+/// A file from before gates were measured is read as it was.
 #[test]
 fn a_profile_of_version_five_is_read() {
     let p = example();
@@ -14,7 +14,7 @@ fn a_profile_of_version_five_is_read() {
     assert_eq!(read, Profile { gates: Vec::new(), ..p });
 }
 
-/// What was written before rows were kept is read as it was, and merged with a new one it has none either.
+/// A file from before rows were kept is read as it was, and merged with a new one it has none either.
 #[test]
 fn a_profile_of_version_four_is_read() {
     let p = example();
@@ -26,7 +26,7 @@ fn a_profile_of_version_four_is_read() {
     assert_eq!(read, Profile { samples: Vec::new(), gates: Vec::new(), ..p });
 }
 
-/// What was written before neurons were counted is read as it was.
+/// A file from before neurons were counted is read as it was.
 #[test]
 fn a_profile_of_version_three_is_read() {
     let p = example();
