@@ -1,4 +1,4 @@
-//! What a saved package must be for the Neural Engine to run it, tested from the file.
+//! Checks of a saved package for the Neural Engine, by the file.
 //!
 //! Core ML runs what the Neural Engine cannot on another unit, and says nothing. So the structure of a package
 //! is tested before it ships: rule by rule, one row of a table each. [`Package::open`] has established before
@@ -12,7 +12,7 @@ use crate::package::{Function, Package, Place};
 use crate::program::{Counted, ELEMENT};
 use std::fmt;
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
     /// It runs, but perhaps not as fast as it could, or not on the Neural Engine.
@@ -24,13 +24,13 @@ pub enum Severity {
 /// Something that is not as it should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// How bad it is.
+    /// Its severity.
     pub severity: Severity,
-    /// Which rule found it (`projections`).
+    /// Rule that found it (`projections`).
     pub rule: &'static str,
-    /// Where.
+    /// Place.
     pub place: Place,
-    /// What is wrong.
+    /// The fault.
     pub message: String,
 }
 
@@ -51,7 +51,7 @@ pub struct Limits {
     pub graph_bytes: u64,
     /// Most states of a function.
     pub states: usize,
-    /// Which bytes [`Self::graph_bytes`] is about.
+    /// Bytes that [`Self::graph_bytes`] counts.
     pub counted: Counted,
     /// Bytes that the last axis of a tensor is padded to; 2 where nothing is known.
     pub last_axis_bytes: usize,
@@ -72,7 +72,7 @@ impl Default for Limits {
     }
 }
 
-/// What a rule sees.
+/// Context of a rule.
 struct Scope<'a> {
     package: &'a Package,
     limits: &'a Limits,
@@ -94,7 +94,7 @@ impl Scope<'_> {
     }
 }
 
-/// What a rule looks at.
+/// Part that a rule looks at.
 enum Look {
     /// One function, by its name.
     Function(fn(&mut Scope<'_>, &str, &Function)),

@@ -23,10 +23,10 @@ pub const PROGRAM: &str = "moec-coreml";
 pub const PROGRAM_VAR: &str = "MOEC_COREML_HELPER";
 /// Variable that names a virtual environment with coremltools.
 pub const PYTHON_VAR: &str = "MOEC_COREML_PYTHON";
-/// What installs both.
+/// Command that installs both.
 pub const INSTALL: &str = "cargo xtask coreml";
 
-/// What people are told of every package.
+/// Description of every package for people.
 const ABOUT: About = About { author: about::AUTHOR, license: about::LICENSE, version: about::VERSION };
 
 /// Bytes kept of what the program says on stderr, which coremltools fills with remarks.
@@ -42,7 +42,7 @@ pub struct Helper {
 /// A package to be written.
 #[derive(Clone, Copy, Debug)]
 pub struct Package<'a> {
-    /// What it holds; verified.
+    /// Its program; verified.
     pub program: &'a Program,
     /// Folder that its weights' files are relative to.
     pub weights: &'a Path,

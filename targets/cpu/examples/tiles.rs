@@ -75,7 +75,7 @@ fn experts(rows: usize, format: Format) -> [KernelSpec; 2] {
     [gate_up, down]
 }
 
-/// What is timed: a name, the rows of the call, and the kernel.
+/// Kernels to time: a name, the rows of the call, and the kernel.
 fn kernels(format: Format) -> Vec<(&'static str, usize, KernelSpec)> {
     let mut all = vec![("linear", 512, linear(HIDDEN, format)), ("linear", 64, linear(HIDDEN, format))];
     for rows in [16, 64, 128, 256, 512] {
@@ -128,6 +128,6 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
         }
     }
-    println!("\nSend back this table with the processor's name (`lscpu`).");
+    println!("\nSend back this table with the CPU's name (`lscpu`).");
     Ok(())
 }

@@ -5,10 +5,10 @@ use crate::{CpuTarget, Unsupported};
 use moec_codegen::{ByteDot, Compute, simt};
 use moec_ir::{FEW_ROWS, Format};
 
-/// What the user asks for.
+/// Option of the user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Activations {
-    /// What suits the machine: bf16 where it multiplies pairs of bf16, bytes for codes where it
+    /// The best for the machine: bf16 where it multiplies pairs of bf16, bytes for codes where it
     /// multiplies bytes, else f32. Tile registers multiply pairs of bf16 so fast that many rows meet every
     /// format on them.
     #[default]
@@ -57,7 +57,7 @@ impl Activations {
 }
 
 impl CpuTarget {
-    /// How `rows` rows meet a weight of a format, each of whose rows has `depth` numbers. On threads few rows ([`simt::FEW_ROWS`]) wait
+    /// Compute type of `rows` rows with a weight of a format, each of whose rows has `depth` numbers. On threads few rows ([`simt::FEW_ROWS`]) wait
     /// for the weights, and so are not rounded; many meet them on tensor cores in bf16, unless activations are to be exact, weights are
     /// of f32 or have a scale for each row, or tensor cores do not take such rows.
     pub(crate) fn meets(&self, format: Format, rows: usize, depth: usize) -> Result<Compute> {
@@ -70,7 +70,7 @@ impl CpuTarget {
     }
 
     /// Rows that a matrix of experts meets at once, of `rows` tokens with a choice of `slots`: all of them may come to one, and a
-    /// processor is asked for that; threads are asked for the average, for those of an expert are a block's.
+    /// CPU is asked for that; threads are asked for the average, for those of an expert are a block's.
     pub(crate) fn rows_of_expert(&self, rows: usize, slots: usize, experts: usize) -> usize {
         if self.isa.is_thread() { slots.div_ceil(experts.max(1)) } else { rows }
     }
@@ -80,7 +80,7 @@ impl CpuTarget {
         if self.isa.is_thread() && form.to == Compute::F32 { (x, form.ld) } else { s.rows(x, rows, form) }
     }
 
-    /// How `rows` rows meet weights of a format.
+    /// Compute type of `rows` rows with weights of a format.
     pub(crate) fn compute(&self, format: Format, rows: usize) -> Result<Compute> {
         use Activations::{Auto, Bf16, I8};
         let quantised = format.is_quantised();
@@ -105,7 +105,7 @@ impl CpuTarget {
         }
     }
 
-    /// Why `rows` rows meet weights of a format in a form, for readers.
+    /// Reason for a compute type of `rows` rows with weights of a format, for readers.
     pub fn why(&self, format: Format, compute: Compute, rows: usize) -> String {
         use Activations::{Auto, F32};
         let asked = format!("`activations = \"{}\"` asks for it", self.activations.name());

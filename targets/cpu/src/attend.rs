@@ -1,4 +1,4 @@
-//! How attention is cut into work items, and how its cache is stored and multiplied.
+//! Division of attention into work items, and the format and compute type of its cache.
 
 use crate::select::{InputView, NodeView, Result, Role, Selection, Work};
 use crate::{CpuTarget, Launch, Unsupported};
@@ -105,8 +105,8 @@ fn shared(desc: &AttentionDesc) -> usize {
     (desc.heads / desc.kv_heads.max(1)).max(1)
 }
 
-/// Parts that the tokens of a cache are cut into, for `rows` rows with a sequence each. What a part leaves
-/// behind is small beside what it reads.
+/// Parts that the tokens of a cache are cut into, for `rows` rows with a sequence each. The result of a part
+/// is small next to what it reads.
 fn parts(desc: &AttentionDesc, ctx: usize, rows: usize) -> usize {
     let results = 4 * shared(desc) * desc.v_dim;
     let token = 2 * if desc.v_from_k { desc.qk_dim } else { desc.qk_dim + desc.v_dim };
@@ -121,7 +121,7 @@ fn cache<'a>(node: &NodeView<'a>, i: usize) -> Result<(CacheView<'a>, [usize; 4]
             [slots, heads, ctx, dim] => Ok((cache, [slots, heads, ctx, dim])),
             _ => Err(Unsupported("a state needs four axes".into())),
         },
-        _ => Err(Unsupported(format!("operand {i} is no state"))),
+        _ => Err(Unsupported(format!("operand {i} is not a state"))),
     }
 }
 

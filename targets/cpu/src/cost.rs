@@ -1,4 +1,4 @@
-//! What a matrix kernel should take on a machine, and the schedule that should take least.
+//! Expected time of a matrix kernel on a machine, and the schedule that should take least.
 //!
 //! A kernel takes as long as the slower of two things: its arithmetic at the peak of its form, and its weights,
 //! rows and results at the bandwidth of memory. Both are those of one core. What a schedule decides is counted
@@ -55,7 +55,7 @@ pub struct Rate {
     pub source: String,
 }
 
-/// What the model knows of a machine: figures of one core.
+/// Figures of one core of a machine in the model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Figures {
     /// Bytes of the first-level and the second-level cache.
@@ -142,7 +142,7 @@ impl Figures {
     }
 }
 
-/// What a call of a matrix kernel has to do.
+/// Load of a matrix kernel's call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Load {
     /// Matrices that are multiplied by: groups, or the experts that are active.
@@ -155,7 +155,7 @@ pub struct Load {
     pub n: usize,
 }
 
-/// What binds a kernel.
+/// Bound of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
     /// Its arithmetic.
@@ -174,7 +174,7 @@ impl Bound {
     }
 }
 
-/// What the model says of a kernel.
+/// Estimate for a kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
     /// Operations; a multiply-add is two.
@@ -187,7 +187,7 @@ pub struct Estimate {
     pub memory: f64,
     /// Arithmetic with what the schedule adds, over arithmetic without; at least 1.
     pub overhead: f64,
-    /// How much longer all cores take than an even split would; at least 1.
+    /// Factor by which all cores take longer than an even split would; at least 1.
     pub waiting: f64,
 }
 
@@ -197,22 +197,22 @@ impl Estimate {
         self.arithmetic.max(self.memory)
     }
 
-    /// What binds it.
+    /// Bound that limits it.
     pub fn bound(&self) -> Bound {
         if self.arithmetic >= self.memory { Bound::Arithmetic } else { Bound::Memory }
     }
 }
 
 impl CpuTarget {
-    /// What the cost model knows of the target.
+    /// Figures of the target in the cost model.
     pub fn figures(&self) -> &Figures {
         &self.figures
     }
 
-    /// What a call with `n` valid rows does; `None`: the kernel multiplies by no matrix, or by one that lies by neurons.
+    /// Load of a call with `n` valid rows; `None`: the kernel multiplies by no matrix, or by one that lies by neurons.
     pub fn load(&self, spec: &KernelSpec, n: usize) -> Option<Load> {
         let Product { k, n: outputs, groups, experts, order, .. } = spec.product()?;
-        // What neurons cost is who is awake.
+        // The cost of neurons is that of the active ones.
         if order != WeightOrder::Panels {
             return None;
         }
@@ -224,7 +224,7 @@ impl CpuTarget {
         Some(Load { matrices, rows, k, n: outputs })
     }
 
-    /// What the model says of a kernel with its schedule, called with `n` valid rows; `None`: no matrix.
+    /// Estimate for a kernel with its schedule, called with `n` valid rows; `None`: no matrix.
     pub fn estimate(&self, spec: &KernelSpec, n: usize) -> Option<Estimate> {
         self.estimate_of(spec, self.load(spec, n)?)
     }
@@ -319,7 +319,7 @@ impl CpuTarget {
         if !is_of_experts || !self.on_tiles(spec) {
             return vec![load];
         }
-        // Nobody gets a token twice.
+        // No expert gets a token twice.
         let rows = UNEVEN.map(|times| (times * load.rows).min(n.max(load.rows)));
         rows.into_iter().map(|rows| Load { rows, ..load }).collect()
     }

@@ -1,4 +1,4 @@
-//! What the blocks of a matrix share while it is packed: factors of its feedback, and which rows are outliers.
+//! Values that the blocks of a matrix share while it is packed: factors of its feedback, and which rows are outliers.
 
 use moec_codegen::pack::Feedback;
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ struct Open {
     outliers: Once<[u32]>,
 }
 
-/// What is computed once.
+/// Value that is computed once.
 type Once<T> = Arc<OnceLock<Option<Arc<T>>>>;
 
 impl Shared {

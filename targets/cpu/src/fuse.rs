@@ -1,4 +1,4 @@
-//! Which kernels become one: a table of rules.
+//! Fusion of kernels: a table of rules.
 //!
 //! A step reads what another has just written, does little to it, and writes it again: a norm, a rotation, rows brought
 //! into the form that a matrix multiplies. Each such pass takes as long as memory takes for its rows. One kernel for both
@@ -17,7 +17,7 @@ pub enum Operand {
     Reader(usize),
 }
 
-/// Whose place in the order of steps a fused kernel takes.
+/// Place of a fused kernel in the order of steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// That of the kernel that writes: the other had no operand beside the result.
@@ -35,14 +35,14 @@ pub struct Fused {
     pub spec: KernelSpec,
     /// Its arguments.
     pub args: Vec<Operand>,
-    /// Where it stands.
+    /// Its place.
     pub place: Place,
 }
 
 /// A kernel and which of its arguments is written by the one and read by the other.
 type End<'a> = (&'a KernelSpec, usize);
 
-/// Gives the kernel for both. The last argument says whether nobody else reads the result: it then goes nowhere.
+/// Gives the kernel for both. The last argument says whether nothing else reads the result: it then goes nowhere.
 type Rule = fn(End<'_>, End<'_>, bool) -> Option<(KernelSpec, Vec<Operand>)>;
 
 const RULES: &[(&str, Place, Rule)] = &[
@@ -54,7 +54,7 @@ const RULES: &[(&str, Place, Rule)] = &[
 
 impl CpuTarget {
     /// One kernel that does what `writer` does and then `reader`, which reads the result that is the writer's argument
-    /// `writer.1` as its own argument `reader.1`. `sole`: nobody else reads it. `None`: no rule joins them.
+    /// `writer.1` as its own argument `reader.1`. `sole`: nothing else reads it. `None`: no rule joins them.
     pub fn fused(
         &self,
         writer: (&KernelSpec, usize),
@@ -271,7 +271,7 @@ mod tests {
         let beside = fused((&writer, 2), (&reader, 0), false).unwrap();
         assert_eq!(beside.spec, norm(64, 1, vec![plain, packed]));
         assert_eq!(beside.args, [Writer(0), Writer(1), Writer(2), Reader(1)]);
-        // A second form takes the place of the plain rows once nobody is left.
+        // A second form takes the place of the plain rows once no reader is left.
         let bytes = quantise(64, 1, 64, Compute::I8);
         let both = fused((&beside.spec, 2), (&bytes, 0), true).unwrap();
         assert_eq!(both.spec, norm(64, 1, vec![packed, RowForm { form: Compute::I8, ld: 80 }]));

@@ -7,13 +7,13 @@ use moec_ir::plan::TargetInfo;
 use moec_runtime::bundle::abi::KernelFn;
 use moec_runtime::platform::cpu;
 
-/// Why object code cannot run here.
+/// Reason that object code cannot run here.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// This machine cannot run it: another architecture, or features that the processor lacks.
+    /// This machine cannot run it: another architecture, or features that the CPU lacks.
     #[error(transparent)]
     Machine(moec_runtime::Error),
-    /// This processor lacks features, and all of them can be emulated ([`emulate::FEATURES`]).
+    /// This CPU lacks features, and all of them can be emulated ([`emulate::FEATURES`]).
     #[error(transparent)]
     Features(moec_runtime::Error),
     /// It cannot be emulated either.
@@ -25,7 +25,7 @@ pub enum HostError {
 }
 
 impl HostError {
-    /// What to do about it, where this is better than the cause's own advice.
+    /// Remedy, where this is better than the cause's own.
     pub fn hint(&self) -> Option<&'static str> {
         let hint = "`moec run BUNDLE --emulate …` emulates AMX, slowly; or build for `native`";
         matches!(self, Self::Features(_)).then_some(hint)
@@ -43,12 +43,12 @@ impl HostUnit {
     /// Loads an object that was compiled for `target`.
     ///
     /// # Errors
-    /// A feature that this processor lacks, or bytes that are no object for it.
+    /// A feature that this CPU lacks, or bytes that are no object for it.
     pub fn load(object: &[u8], target: &TargetInfo) -> Result<Self, HostError> {
         Self::load_with(object, target, &[])
     }
 
-    /// As [`HostUnit::load`]; instructions of the features in [`emulate::FEATURES`] that this processor
+    /// As [`HostUnit::load`]; instructions of the features in [`emulate::FEATURES`] that this CPU
     /// lacks are emulated from now on, in the whole process.
     ///
     /// # Errors

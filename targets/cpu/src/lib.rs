@@ -42,7 +42,7 @@ use moec_device::{Device, LegalOps, Memory, PROCESSORS, Unit, UnitKind};
 use moec_family::{Family, Flaw};
 use moec_ir::plan::{Grid, KernelRef, Layout, Plan, TargetInfo};
 
-/// The family of processors.
+/// The family of CPUs.
 #[derive(Clone, Copy, Debug)]
 pub struct Processor;
 
@@ -82,7 +82,7 @@ impl CpuTarget {
     pub fn new(device: &Device) -> Result<Self, CodegenError> {
         let machine = if device.is_native() {
             let mut machine = Machine::host()?;
-            // LLVM reads what the processor has; the system may keep some of it from us (tiles, in a sandbox).
+            // LLVM reads what the CPU has; the system may keep some of it from us (tiles, in a sandbox).
             machine.features.retain(|f| moec_runtime::platform::cpu::missing(&[f]).is_empty());
             machine
         } else {
@@ -103,7 +103,7 @@ impl CpuTarget {
         &self.device
     }
 
-    /// Where weights are read from, if the device file says how fast.
+    /// Memory that weights are read from, if the device file says how fast.
     pub fn flash(&self) -> Option<&Memory> {
         self.device.memories.iter().find(|m| m.name == FLASH)
     }
@@ -124,7 +124,7 @@ impl CpuTarget {
         &self.name
     }
 
-    /// What the plan says of the target.
+    /// Target in a plan.
     pub fn info(&self) -> TargetInfo {
         TargetInfo {
             name: self.name.clone(),
@@ -155,7 +155,7 @@ impl CpuTarget {
         spec.symbol(&self.isa)
     }
 
-    /// What a plan says of a kernel.
+    /// Reference to a kernel in a plan.
     pub fn reference(&self, spec: &KernelSpec) -> KernelRef {
         KernelRef { symbol: self.symbol(spec), results: spec.results() }
     }

@@ -68,7 +68,7 @@ impl CpuTarget {
             s.kernel(down, vec![h, Role::In(1), Role::In(3), awake], 1);
             return Ok(());
         }
-        // A prompt wakes nearly everybody.
+        // A prompt activates nearly all neurons.
         s.launches.push(Launch { work: Work::Builtin(wake), args: vec![Role::In(1)] });
         let (compute, order, schedule) = (self.many_rows(format), WeightOrder::Apart, Schedule::default());
         let form = Form { cols: hidden, groups: 1, per_row: 1, ld: x_ld, to: compute };
@@ -85,7 +85,7 @@ impl CpuTarget {
         Ok(())
     }
 
-    /// What a predictor says, written to `h`.
+    /// Prediction, written to `h`.
     fn prediction(
         s: &mut Selection,
         node: &NodeView<'_>,

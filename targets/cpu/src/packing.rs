@@ -12,7 +12,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Why a weight could not be packed.
+/// Reason that a weight could not be packed.
 #[derive(Debug, thiserror::Error)]
 pub enum PackError {
     /// Its tensors could not be read.
@@ -43,7 +43,7 @@ pub enum PackError {
     Form(#[from] io::Error),
 }
 
-/// How much errors of weights matter, by input channel: say the mean square of what the channel carries.
+/// Importance of the errors of weights, by input channel: say the mean square of what the channel carries.
 /// Grouped formats choose scales and codes by it.
 pub trait WeightImportance: fmt::Debug + Sync {
     /// For matrix `lead` (0 but for experts and heads) of a weight, by its name in the Graph: one number per
@@ -116,7 +116,7 @@ pub struct Packer<'a> {
     weight: &'a Weight,
     source: &'a dyn Source,
     importance: Option<&'a dyn WeightImportance>,
-    /// What the blocks of a matrix share.
+    /// Values that the blocks of a matrix share.
     shared: Shared,
 }
 
@@ -168,7 +168,7 @@ impl<'a> Packer<'a> {
         self.geometry.blocks()
     }
 
-    /// How many of them a matrix has.
+    /// Number of blocks of a matrix.
     pub fn blocks_of_one(&self) -> usize {
         self.geometry.blocks_of_one()
     }
@@ -181,7 +181,7 @@ impl<'a> Packer<'a> {
         }
     }
 
-    /// Packs a block behind what `out` holds.
+    /// Packs a block after what `out` holds.
     ///
     /// # Errors
     /// [`PackError::Read`] and [`PackError::Range`].

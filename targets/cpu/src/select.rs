@@ -1,4 +1,4 @@
-//! Which kernels compute a node: one row per operator.
+//! Selection of the kernels that compute a node: one row per operator.
 
 use crate::arithmetic::Form;
 use crate::attend::CacheView;
@@ -26,7 +26,7 @@ pub struct NodeView<'a> {
     pub residual_ld: Option<usize>,
     /// Whether every row is a sequence of its own, as in decoding.
     pub apart: bool,
-    /// Whether a matrix kernel of the same processor multiplies by the table of an embedding, too.
+    /// Whether a matrix kernel of the same CPU multiplies by the table of an embedding, too.
     pub tied: bool,
 }
 
@@ -68,7 +68,7 @@ pub enum Role {
     Residual,
 }
 
-/// What a launch runs.
+/// Work of a launch.
 #[derive(Clone, Debug)]
 pub enum Work {
     /// A generated kernel.
@@ -86,7 +86,7 @@ pub struct Launch {
     pub args: Vec<Role>,
 }
 
-/// How a node is computed.
+/// Kernels that compute a node.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
     /// Launches in order.
@@ -97,7 +97,7 @@ pub struct Selection {
     pub layouts: Vec<(usize, Layout)>,
 }
 
-/// Why a node cannot be computed.
+/// Reason that a node cannot be computed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Unsupported(pub String);
@@ -108,19 +108,19 @@ impl NodeView<'_> {
     pub(crate) fn value(&self, i: usize) -> Result<(&Type, usize)> {
         match self.inputs.get(i) {
             Some(&InputView::Value { ty, ld }) => Ok((ty, ld)),
-            _ => Err(Unsupported(format!("operand {i} is no value"))),
+            _ => Err(Unsupported(format!("operand {i} is not a value"))),
         }
     }
     pub(crate) fn weight(&self, i: usize) -> Result<(&[usize], Format)> {
         match self.inputs.get(i) {
             Some(&InputView::Weight { shape, format }) => Ok((shape, format)),
-            _ => Err(Unsupported(format!("operand {i} is no weight"))),
+            _ => Err(Unsupported(format!("operand {i} is not a weight"))),
         }
     }
     fn state(&self, i: usize) -> Result<CacheView<'_>> {
         match self.inputs.get(i) {
             Some(&InputView::State(state)) => Ok(state),
-            _ => Err(Unsupported(format!("operand {i} is no state"))),
+            _ => Err(Unsupported(format!("operand {i} is not a state"))),
         }
     }
     /// Row distances of the values after the state.
@@ -363,7 +363,7 @@ impl CpuTarget {
         let down_compute = self.meets(down_format, met, inter)?;
         let form = Form { cols: hidden, groups: 1, per_row: 1, ld: x_ld, to: compute };
         let (x, x_ld) = self.rows_for(s, Role::In(0), rows, form);
-        // Threads write what they multiply next in its form. A processor's kernels are fused later.
+        // Threads write what they multiply next in its form. A CPU's kernels are fused later.
         let paired = self.isa.is_thread() && down_compute == Compute::Bf16;
         let out = if paired {
             RowForm { form: down_compute, ld: apart(packed_words(inter, down_compute)) }

@@ -1,6 +1,6 @@
-//! Kernels of threads, for units that have kernels of their own: the same operators, selected as for the processor.
+//! GPU kernels, for units that have kernels of their own: the same operators, selected as for the CPU.
 //!
-//! Few rows meet weights in f32: what a unit computes then differs from the processor's in the order of sums alone. Many rows
+//! Few rows meet weights in f32: what a unit computes then differs from the CPU's in the order of sums alone. Many rows
 //! become bf16 for tensor cores, unless activations are exact (`arithmetic`).
 
 use crate::select::{NodeView, Selection, Unsupported, Work};
@@ -12,7 +12,7 @@ use moec_ir::plan::{Builtin, CacheOrder, Grid, Launch, Layout};
 
 pub use moec_codegen::simt::{Kernel, Sm};
 
-/// Kernels of threads for a generation of processors.
+/// GPU kernels for a generation of GPUs.
 #[derive(Clone, Debug)]
 pub struct ThreadTarget {
     sm: Sm,
@@ -21,7 +21,7 @@ pub struct ThreadTarget {
 }
 
 impl ThreadTarget {
-    /// Those of a generation, in NVIDIA's spelling (`sm_90`), beside a processor; `None` for one that is not written for.
+    /// Those of a generation, in NVIDIA's spelling (`sm_90`), beside a CPU; `None` for one that is not written for.
     pub fn new(generation: &str, processor: &CpuTarget) -> Option<Self> {
         let sm = Sm::ALL.into_iter().find(|sm| sm.name() == generation)?;
         let select = CpuTarget { isa: Isa::THREAD, ..processor.clone() };
@@ -44,7 +44,7 @@ impl ThreadTarget {
     /// As [`CpuTarget::select`].
     pub fn select(&self, node: &NodeView<'_>) -> Result<Selection, Unsupported> {
         let mut selection = self.select.select(node)?;
-        // Whatever the processor has panels for lies in rows here.
+        // Whatever the CPU has panels for lies in rows here.
         selection.layouts.iter_mut().for_each(|(_, layout)| *layout = Layout::Rows);
         Ok(selection)
     }
@@ -54,7 +54,7 @@ impl ThreadTarget {
         Kernel::from(spec.with_schedule(Schedule { rows, ..Schedule::default() }))
     }
 
-    /// The kernel of some work. What the runtime does on the processor is one, too; `None` where it hangs on more than the step's
+    /// The kernel of some work. What the runtime does on the CPU is one, too; `None` where it hangs on more than the step's
     /// operands: on homes of experts, or on the length of a prompt.
     pub fn kernel_of(&self, work: &Work, rows: usize) -> Option<Kernel> {
         match *work {
@@ -70,15 +70,15 @@ impl ThreadTarget {
         }
     }
 
-    /// How a kernel is launched.
+    /// Launch of a kernel.
     ///
     /// # Errors
-    /// There is no such kernel of threads.
+    /// There is no such GPU kernel.
     pub fn launch(&self, kernel: &Kernel) -> Result<Launch, CodegenError> {
         kernel.launch()
     }
 
-    /// What a plan says of its work: where the dispatch table of experts stands. Into how many blocks it is cut its launch says.
+    /// Grid of its work in a plan: where the dispatch table of experts stands. Into how many blocks it is cut its launch says.
     pub fn grid(&self, kernel: &Kernel) -> Grid {
         match kernel {
             Kernel::Spec(spec) if spec.product().is_some_and(|p| p.experts.is_some()) => {
@@ -91,7 +91,7 @@ impl ThreadTarget {
     /// PTX of all kernels, the same text for the same kernels.
     ///
     /// # Errors
-    /// Our bugs, as LLVM reports them; an LLVM without these processors.
+    /// Our bugs, as LLVM reports them; an LLVM without these GPUs.
     pub fn compile(&self, kernels: &[Kernel]) -> Result<String, CodegenError> {
         simt::compile(self.sm, kernels)
     }

@@ -29,7 +29,7 @@ const ROUNDS: [usize; 2] = [3, 15];
 /// Small numbers in every format: bf16, f16, f32, codes and scales.
 const PATTERN: u32 = 0x3c00_3c00;
 
-/// Why kernels cannot be timed.
+/// Reason that kernels cannot be timed.
 #[derive(Debug, thiserror::Error)]
 pub enum TuneError {
     /// This machine does not run the target's code.
@@ -37,7 +37,7 @@ pub enum TuneError {
     Machine {
         /// Target.
         target: String,
-        /// What this machine lacks.
+        /// Features that this machine lacks.
         missing: Vec<String>,
     },
     /// The target has no kernel for it.
@@ -59,7 +59,7 @@ pub enum TuneError {
 #[repr(align(64))]
 struct Line(#[expect(dead_code, reason = "kernels read it")] [u32; 16]);
 
-/// Where an operand lies.
+/// Address of an operand.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 struct Address(*mut u8);
@@ -101,7 +101,7 @@ impl Operand {
     }
 }
 
-/// Asks for huge pages behind what is allocated and not yet written. A hint.
+/// Asks for huge pages after what is allocated and not yet written. A hint.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn in_huge_pages(lines: &mut Vec<Line>) {
     const HUGE: usize = 2 << 20;
@@ -130,7 +130,7 @@ struct Probe {
     spec: KernelSpec,
     rows: usize,
     operands: Vec<Operand>,
-    /// Which operand the weights are, and their bytes.
+    /// Index of the weights' operand, and their bytes.
     weights: (usize, usize),
     /// Their matrices, which the kernel finds by a table of addresses; 0: it gets the first byte.
     matrices: usize,
@@ -201,7 +201,7 @@ impl Stopwatch {
         Ok(times.iter_mut().map(|t| median(t)).collect())
     }
 
-    /// What a probe of the kernel does: the part of the matrix that [`Stopwatch::time`] multiplies by. `None`: no matrix.
+    /// Work of a probe of the kernel: the part of the matrix that [`Stopwatch::time`] multiplies by. `None`: no matrix.
     pub fn probed(&self, target: &CpuTarget, spec: &KernelSpec, n: usize) -> Option<Estimate> {
         let probe = target.probe(spec, n, self.pool.lanes())?;
         target.estimate(&probe.spec, probe.rows)
@@ -214,7 +214,7 @@ impl Stopwatch {
             self.next = 0;
         }
         let mut args: Vec<Address> = probe.operands.iter_mut().map(Operand::address).collect();
-        // SAFETY: `next` and the weights behind it lie in the buffer.
+        // SAFETY: `next` and the weights after it lie in the buffer.
         let first = unsafe { self.weights.address().0.add(self.next) };
         let matrix = bytes.checked_div(probe.matrices).unwrap_or(0);
         // SAFETY: as above, for each of the matrices.
@@ -247,7 +247,7 @@ impl Stopwatch {
 }
 
 impl Probe {
-    /// Addresses of scratch for every lane. It stands behind the operands of the kernel and only grows.
+    /// Addresses of scratch for every lane. It stands after the operands of the kernel and only grows.
     fn scratch(&mut self, lanes: usize, words: usize) -> Vec<Address> {
         let first = self.spec.args();
         self.operands.resize_with(first + lanes, || Operand::words(0));

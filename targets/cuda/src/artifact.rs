@@ -10,7 +10,7 @@ use moec_runtime::{Error, Result};
 pub struct Artifact {
     /// The text, and what stands beside it.
     pub text: text::Artifact,
-    /// What it says.
+    /// Its module.
     pub module: Module,
     /// By index of [`Plan::launches`]; none of other units'.
     pub kernels: Vec<Option<Program>>,

@@ -30,7 +30,7 @@ impl Measured {
     /// No driver, no card.
     pub(crate) fn open() -> Result<Self> {
         let card = open(NAME).map_err(|e| {
-            let error = Error::environment("there is no graphics processor to measure").because(&e);
+            let error = Error::environment("there is no GPU to measure").because(&e);
             error.hint("install NVIDIA's driver on a machine with a card of NVIDIA's, or leave `--gpu` out")
         })?;
         Ok(Self { card, kernels: Vec::new(), taken: (0, 0) })
@@ -107,7 +107,7 @@ impl Bench for Measured {
             let kernel =
                 self.kernels.get(call.kernel).ok_or_else(|| Error::bug("a kernel that is not there"))?;
             let blocks = call.launch.blocks(call.rows).ok_or_else(|| Error::bug("a call of no blocks"))?;
-            // SAFETY: who measures gives a kernel the addresses that it takes, with room behind them.
+            // SAFETY: who measures gives a kernel the addresses that it takes, with room after them.
             unsafe { self.card.launch(*kernel, blocks, call.launch.block, &call.addresses, call.rows) }
                 .map_err(refused)?;
         }

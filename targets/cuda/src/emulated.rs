@@ -1,4 +1,4 @@
-//! A unit that is emulated: its kernels are executed on the host, in a memory that the processor sees by copies alone.
+//! A unit that is emulated: its kernels are executed on the host, in a memory that the CPU sees by copies alone.
 //!
 //! Addresses of its memory are those of a range that is reserved and never touched, so that none is also one of the host's. A kernel
 //! that leaves that memory is stopped, with the line of its text.
@@ -14,12 +14,12 @@ use moec_runtime::platform::memory::{Addr, Region};
 use moec_runtime::{Error, Result};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A graphics processor, emulated.
+/// A GPU, emulated.
 #[derive(Default)]
 pub struct Emulated {
     name: String,
     artifact: Option<Artifact>,
-    /// What the plan says of the artifact's kernels.
+    /// Kernels of the artifact in the plan.
     launches: Vec<ThreadKernel>,
     memory: Option<Own>,
     /// Instructions that threads have executed.
@@ -35,7 +35,7 @@ struct Own {
 }
 
 impl Own {
-    /// Where a place begins in the memory; `None` where it lies not inside.
+    /// Offset of an address in the memory; `None` where it is outside.
     fn offset(&self, at: Addr, bytes: usize) -> Option<u64> {
         let offset = at.ptr().addr().checked_sub(self.reserved.base().ptr().addr())?;
         (offset.checked_add(bytes)? <= self.reserved.bytes()).then_some(offset as u64)
@@ -89,7 +89,7 @@ impl Unit for Emulated {
     }
 
     fn take(&mut self, bytes: u64) -> Result<Option<Addr>> {
-        let reserved = Region::new("the memory of an emulated graphics processor", bytes)?;
+        let reserved = Region::new("the memory of an emulated GPU", bytes)?;
         let base = reserved.base();
         let artifact =
             self.artifact.as_ref().ok_or_else(|| Error::plan(format!("`{NAME}` has no kernels")))?;
@@ -111,12 +111,12 @@ impl Unit for Emulated {
                 unsafe { std::ptr::copy_nonoverlapping(from.ptr(), to.ptr(), bytes) };
             }
             [None, Some((own, at))] => {
-                // SAFETY: the caller's promise: so many bytes are there, and nobody else writes them now.
+                // SAFETY: the caller's promise: so many bytes are there, and nothing else writes them now.
                 let bytes = unsafe { std::slice::from_raw_parts(from.ptr(), bytes) };
                 own.memory.write(own.buffer, at, bytes);
             }
             [Some((own, at)), None] => {
-                // SAFETY: the caller's promise: so many bytes are there, and nobody else uses them now.
+                // SAFETY: the caller's promise: so many bytes are there, and nothing else uses them now.
                 let bytes = unsafe { std::slice::from_raw_parts_mut(to.ptr(), bytes) };
                 own.memory.read(own.buffer, at, bytes);
             }
@@ -144,7 +144,7 @@ impl Unit for Emulated {
                 }
             }
             Code::Kernel(_) => {
-                Err(Error::plan(format!("step {} gives `{NAME}` a kernel of the processor's", launch.step)))
+                Err(Error::plan(format!("step {} gives `{NAME}` a kernel of the CPU's", launch.step)))
             }
         };
         if let Err(e) = done {

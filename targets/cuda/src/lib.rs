@@ -1,6 +1,6 @@
-//! The family of NVIDIA's graphics processors.
+//! The family of NVIDIA's GPUs.
 //!
-//! Its units have a memory of their own and launch kernels of threads: what an operator of theirs is the compiler writes as
+//! Its units have a memory of their own and launch GPU kernels: what an operator of theirs is the compiler writes as
 //! [`moec_ir::plan::ThreadKernel`]s, whose PTX stands in one artifact for each unit. Here is what reads it back ([`artifact`]) and
 //! what executes it on the host ([`Emulated`]), instruction by instruction, in a memory that nothing else sees. What has NVIDIA's driver
 //! do it travels with bundles, and is a crate of its own ([`moec_cuda_unit`]).
@@ -40,7 +40,7 @@ fn number(generation: &str) -> Option<u32> {
 
 static UNIT: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/unit/src");
 
-/// What drives a card in a `run` that cargo builds.
+/// Driver of a card in a `run` that cargo builds.
 static RUNNER: Runner = Runner {
     feature: NAME,
     native: "moec_cuda_unit::NATIVE",
@@ -53,7 +53,7 @@ static RUNNER: Runner = Runner {
     lock: include_str!("../unit/runner.lock"),
 };
 
-/// The family of NVIDIA's graphics processors.
+/// The family of NVIDIA's GPUs.
 #[derive(Clone, Copy, Debug)]
 pub struct Cuda;
 
@@ -97,7 +97,7 @@ impl Family for Cuda {
         Some(self)
     }
 
-    /// What there are kernels of threads for. Angles that hang on the length of a prompt are the processor's, as are neurons one by
+    /// Operators with GPU kernels. Angles that hang on the length of a prompt are the CPU's, as are neurons one by
     /// one, and what updates a state.
     fn takes(&self, op: &Op) -> bool {
         !matches!(

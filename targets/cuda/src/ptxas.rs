@@ -1,11 +1,11 @@
-//! NVIDIA's assembler, where somebody has installed it: machine code of kernels, beside their text.
+//! NVIDIA's assembler, where it is installed: machine code of kernels, beside their text.
 
 use moec_family::Assembled;
 use moec_family::error::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// Where it is looked for besides the cache folder.
+/// Variable with the assembler's path, besides the cache folder.
 const VARIABLE: &str = "MOEC_PTXAS";
 
 /// The command that installs the assembler.

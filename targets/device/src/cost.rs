@@ -1,4 +1,4 @@
-//! What a unit's matrix products and launches cost, from its table of measured times.
+//! Costs of a unit's matrix products and launches, from its table of measured times.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "a number of a device file becomes a whole one; floats saturate"
@@ -17,7 +17,7 @@ pub struct MatmulTime {
     pub weights: u64,
     /// Milliseconds, without launching and waiting.
     pub ms: f64,
-    /// Where it comes from.
+    /// Source.
     pub source: String,
 }
 

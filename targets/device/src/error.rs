@@ -3,13 +3,13 @@
 use std::io;
 use std::path::PathBuf;
 
-/// Why there is no device.
+/// Reason that there is no device.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// No built-in device has that name.
     #[error("no target is named `{name}`")]
     Unknown {
-        /// What was asked for.
+        /// Requested name.
         name: String,
         /// Known names that come near, nearest first.
         nearest: Vec<&'static str>,
@@ -19,7 +19,7 @@ pub enum DeviceError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
     /// The file is not TOML, or a key is unknown, missing or of another type.
@@ -31,7 +31,7 @@ pub enum DeviceError {
         line: usize,
         /// Column, from 1.
         column: usize,
-        /// What is wrong.
+        /// The fault.
         message: String,
     },
     /// A value makes no sense.
@@ -41,13 +41,13 @@ pub enum DeviceError {
         path: PathBuf,
         /// The key, with its section.
         key: String,
-        /// What is wrong.
+        /// The fault.
         message: String,
     },
 }
 
 impl DeviceError {
-    /// What the user can do.
+    /// Remedy.
     pub fn hint(&self) -> String {
         match self {
             Self::Unknown { nearest, .. } => match nearest.first() {

@@ -11,22 +11,22 @@ use std::collections::BTreeMap;
 pub struct Figure {
     /// The number; the field that holds it says the unit.
     pub value: f64,
-    /// Where it comes from: a document with its page, or how it was measured.
+    /// Source: a document with its page, or how it was measured.
     pub source: String,
 }
 
-/// What kind of unit it is.
+/// Kind of a unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum UnitKind {
-    /// Cores of a general processor.
+    /// Cores of a CPU.
     #[default]
     Cpu,
     /// A neural processing unit: static graphs of dense operations.
     Npu,
-    /// A graphics processor with a memory of its own.
+    /// A GPU with a memory of its own.
     Gpu,
-    /// Processing near the data, in memory modules.
+    /// NDP DIMMs (near-data processing).
     Ndp,
 }
 
@@ -48,7 +48,7 @@ impl UnitKind {
 pub struct Peak {
     /// 10⁹ operations per second over the whole unit; a multiply-add counts as two.
     pub gops: f64,
-    /// Where it comes from.
+    /// Source.
     pub source: String,
     /// Share of it that programs achieve, where the figure is what was published and not what was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -75,7 +75,7 @@ pub struct Unit {
     pub name: String,
     /// Kind.
     pub kind: UnitKind,
-    /// Memory that it works in, by its name; none: the processor's ([`crate::Device::memory_of`]).
+    /// Memory that it works in, by its name; none: the CPU's ([`crate::Device::memory_of`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<String>,
     /// Target family, where it is not the usual one ([`crate::Device::family_of`]).
@@ -84,7 +84,7 @@ pub struct Unit {
     /// Cores, or what comes closest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<u32>,
-    /// Where the facts of the unit come from that are no figures: its cores, its generation, the organisation of its modules.
+    /// Source of the unit's facts that are no figures: its cores, its generation, the organisation of its modules.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
     /// Microseconds to start one step.
@@ -120,16 +120,16 @@ pub struct Unit {
     /// Kinds of cores that it has, where they differ, the fastest first.
     #[serde(default, rename = "cluster", skip_serializing_if = "Vec::is_empty")]
     pub clusters: Vec<Cluster>,
-    /// The Hexagon processor that it is, where it is one.
+    /// The Hexagon NPU that it is, where it is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hexagon: Option<Hexagon>,
-    /// Generation of a graphics processor of NVIDIA's that its kernels are written for, as NVIDIA names it (`sm_90`).
+    /// Generation of an NVIDIA GPU that its kernels are written for, as NVIDIA names it (`sm_90`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sm: Option<String>,
-    /// The memory modules that it is, where it computes in them.
+    /// NDP DIMMs, where the unit has them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dimms: Option<Dimms>,
-    /// How its graphs are written.
+    /// Form of its graphs.
     #[serde(default, skip_serializing_if = "GraphForm::is_default")]
     pub graph: GraphForm,
     /// Operations that it has and has not; empty: it runs every operator.
@@ -137,13 +137,13 @@ pub struct Unit {
     pub legality: Vec<Legality>,
 }
 
-/// Cores of one kind in a processor that has several.
+/// Cores of one kind in a CPU that has several.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cluster {
-    /// What they are called.
+    /// Name.
     pub name: String,
-    /// How many there are.
+    /// Number of cores.
     pub cores: u32,
     /// Highest clock, in 10⁹ per second.
     pub ghz: Figure,
@@ -153,7 +153,7 @@ pub struct Cluster {
     pub flash_mb_per_s: Option<Figure>,
 }
 
-/// Qualcomm's Hexagon processor with its tensor unit, as graphs are compiled for it.
+/// Qualcomm's Hexagon NPU with its tensor unit, as graphs are compiled for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hexagon {
@@ -163,17 +163,17 @@ pub struct Hexagon {
     pub arch: u32,
     /// MiB of tightly coupled memory (VTCM), where graphs keep what they work on.
     pub vtcm_mib: u32,
-    /// Where these come from.
+    /// Source of these.
     pub source: String,
 }
 
-/// Memory modules that compute where weights lie (TriMoE, §4.1 and Table 1).
+/// NDP DIMMs where weights lie (TriMoE, §4.1 and Table 1).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Dimms {
     /// Modules in all.
     pub count: u32,
-    /// Channels of the processor that they share; a divisor of `count`.
+    /// Channels of the CPU that they share; a divisor of `count`.
     pub channels: u32,
     /// Ranks of a subchannel. A module of DDR5 has two subchannels.
     pub ranks: u32,
@@ -202,7 +202,7 @@ pub struct Bandwidth {
     pub block_bytes: u64,
     /// 10⁹ bytes per second.
     pub gb_per_s: f64,
-    /// Where it comes from.
+    /// Source.
     pub source: String,
     /// Share of it that programs achieve, where the figure is what was published and not what was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -226,7 +226,7 @@ pub struct RangeBandwidth {
     pub block_bytes: u64,
     /// 10⁹ bytes per second.
     pub gb_per_s: f64,
-    /// Where it comes from.
+    /// Source.
     pub source: String,
 }
 
@@ -270,7 +270,7 @@ pub struct Cache {
     /// Cores that share it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared_by: Option<u32>,
-    /// Where it comes from.
+    /// Source.
     pub source: String,
 }
 
@@ -287,7 +287,7 @@ pub struct Link {
     /// Microseconds from the start of a transfer to its first byte.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<f64>,
-    /// Where it comes from.
+    /// Source.
     pub source: String,
     /// Share of it that programs achieve, where the figure is what was published and not what was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]

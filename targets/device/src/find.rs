@@ -89,7 +89,7 @@ impl Device {
             return bad("features", "`native` takes the features of the machine that builds: leave them out");
         }
         if let Some(f) = self.features.iter().find(|f| !word(f)) {
-            return bad("features", &format!("`{f}` is no LLVM feature name; write them without `+`"));
+            return bad("features", &format!("`{f}` is not an LLVM feature name; write them without `+`"));
         }
         let mut names = BTreeSet::new();
         for (key, name) in self
@@ -119,9 +119,9 @@ impl Device {
                 return bad("unit.memory", &format!("no memory is named `{memory}`"));
             }
         }
-        // Steps are the processor's where nobody says otherwise.
+        // Steps are the CPU's by default.
         if self.units.iter().position(|u| u.kind == UnitKind::Cpu).is_some_and(|at| at > 0) {
-            return bad("unit", "the processor stands in front of all other units");
+            return bad("unit", "the CPU stands before all other units");
         }
         self.check_memories()?;
         for m in &self.memories {
@@ -158,7 +158,7 @@ impl Device {
         Ok(())
     }
 
-    /// Units beside the processor's memory have one of a known size, and a link to the processor's, both ways.
+    /// Units beside the CPU's memory have one of a known size, and a link to the CPU's, both ways.
     fn check_memories(&self) -> Result<(), (String, String)> {
         let home = self.processor_memory();
         for u in &self.units {
@@ -256,7 +256,7 @@ impl Device {
     }
 }
 
-/// Why a share is refused.
+/// Reason that a share is refused.
 const NO_SHARE: &str = "what is achieved is a share above 0, and of at most 1";
 
 /// Fails if one is not a share.
@@ -292,7 +292,7 @@ fn check_unit(u: &Unit) -> Result<(), (String, String)> {
     }
     let mut forms = u.legality.iter().filter_map(|row| row.form.as_deref());
     if let Some(form) = forms.find(|form| !u.runs(form)) {
-        return bad("unit.legality.form", format!("`{form}` is no operator that the unit runs as it is"));
+        return bad("unit.legality.form", format!("`{form}` is not an operator that the unit runs as it is"));
     }
     if let Some((key, message)) = u.graph.fault() {
         return bad(key, message);
@@ -315,7 +315,7 @@ fn check_unit(u: &Unit) -> Result<(), (String, String)> {
     Ok(())
 }
 
-/// The first value of memory modules that makes no sense: its key, and why.
+/// The first invalid value of NDP DIMMs: its key, and why.
 fn check_dimms(d: &Dimms) -> Result<(), (String, String)> {
     let numbers = [
         ("count", d.count, 256),

@@ -1,4 +1,4 @@
-//! How graphs of a unit are written, and what is assumed of its memory.
+//! Form of a unit's graphs, and assumptions about its memory.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "a number of a device file becomes a whole one; floats saturate"
@@ -14,9 +14,9 @@ pub const NUMBER_BYTES: usize = 2;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Choice<T> {
-    /// What is chosen.
+    /// The choice.
     pub value: T,
-    /// Why: a document with its page, or how it was measured.
+    /// Reason: a document with its page, or how it was measured.
     pub source: String,
 }
 
@@ -41,7 +41,7 @@ impl StoredFormat {
     }
 }
 
-/// What the limit on the bytes of a graph is about.
+/// Bytes that the limit on a graph counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Counted {
@@ -52,7 +52,7 @@ pub enum Counted {
     Dense,
 }
 
-/// How a chunk of a prompt is written to the KV cache.
+/// Way of writing a prompt's chunk to the KV cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CacheWrite {
@@ -64,7 +64,7 @@ pub enum CacheWrite {
     SliceUpdate,
 }
 
-/// How graphs of a unit are written. Without a key nothing is assumed, and graphs are written in the plainest way.
+/// Form of a unit's graphs. Without a key nothing is assumed, and graphs are written in the plainest way.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GraphForm {
@@ -75,10 +75,10 @@ pub struct GraphForm {
     /// Formats of weights besides f16.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<Choice<Vec<StoredFormat>>>,
-    /// What the limit on the bytes of a graph counts.
+    /// Bytes that the limit on a graph counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counted: Option<Choice<Counted>>,
-    /// How the KV cache is written.
+    /// Way of writing the KV cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_write: Option<Choice<CacheWrite>>,
 }
@@ -106,12 +106,12 @@ impl GraphForm {
         self.weights.as_ref().is_some_and(|w| w.value.contains(&format))
     }
 
-    /// What the limit on the bytes of a graph counts.
+    /// Bytes that the limit on a graph counts.
     pub fn counted(&self) -> Counted {
         self.counted.as_ref().map(|c| c.value).unwrap_or_default()
     }
 
-    /// How the KV cache is written.
+    /// Way of writing the KV cache.
     pub fn cache_write(&self) -> CacheWrite {
         self.cache_write.as_ref().map(|c| c.value).unwrap_or_default()
     }
@@ -144,11 +144,11 @@ impl GraphForm {
         last.chain(weights).chain(counted).chain(written)
     }
 
-    /// Why it makes no sense: the key, and what is expected.
+    /// Fault of the form, if it has one: the key, and what is expected.
     pub(crate) fn fault(&self) -> Option<(&'static str, String)> {
         let value = self.last_axis_bytes.as_ref()?.value;
         let fine = value >= NUMBER_BYTES as f64 && value <= 4096.0 && value % NUMBER_BYTES as f64 == 0.0;
-        let message = format!("{value} is no multiple of {NUMBER_BYTES} from {NUMBER_BYTES} to 4096");
+        let message = format!("{value} is not a multiple of {NUMBER_BYTES} from {NUMBER_BYTES} to 4096");
         (!fine).then_some(("unit.graph.last_axis_bytes", message))
     }
 }

@@ -1,10 +1,10 @@
-//! What is known of the machine that runs the build, for `native` and for measured device files: its caches, and the rates of its
+//! Facts about the machine that runs the build, for `native` and for measured device files: its caches, and the rates of its
 //! matrix tiles.
 
 use crate::{Cache, Device, Peak};
 use std::path::Path;
 
-/// Where Linux describes the caches of the first core, one folder each.
+/// Folder where Linux describes the caches of the first core, one folder each.
 const SYS: &str = "/sys/devices/system/cpu/cpu0/cache";
 
 /// Caches for data of this machine, by level; empty where the system does not tell.
@@ -18,11 +18,11 @@ pub fn caches() -> Vec<Cache> {
     found
 }
 
-/// Device file whose rates of tiles were measured on such a processor.
+/// Device file whose rates of tiles were measured on such a CPU.
 const TILES: &str = "sapphire-rapids";
 
-/// What the tiles (AMX) of one core do in a number format (`bf16`, `int8`), for machines whose file states no rates: `native` asks
-/// the processor what it has, not how fast it is, since two builds of one input are to give one bundle. `None`: no such format.
+/// Rate of the tiles (AMX) of one core in a number format (`bf16`, `int8`), for machines whose file states no rates: `native` asks
+/// the CPU what it has, not how fast it is, since two builds of one input are to give one bundle. `None`: no such format.
 pub fn tiles(format: &str) -> Option<Peak> {
     let device = Device::find(TILES).ok()?;
     let unit = device.units.first()?;
@@ -31,7 +31,7 @@ pub fn tiles(format: &str) -> Option<Peak> {
     Some(Peak { gops, source: format!("as `{TILES}`: {}", peak.source), achieved: None })
 }
 
-/// What a folder in the form of [`SYS`] says.
+/// Caches in a folder in the form of [`SYS`].
 fn from_sys(folder: &Path) -> Vec<Cache> {
     let Ok(entries) = folder.read_dir() else { return Vec::new() };
     entries
@@ -66,7 +66,7 @@ fn size(text: &str) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(unit)
 }
 
-/// Logical processors in a list such as `0-3,8`.
+/// Logical CPUs in a list such as `0-3,8`.
 fn count(list: &str) -> Option<u32> {
     list.split(',').try_fold(0u32, |sum, range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -75,12 +75,12 @@ fn count(list: &str) -> Option<u32> {
     })
 }
 
-/// What CPUID says: leaf 4 of Intel, leaf 8000001D of AMD, which have one form.
+/// Caches by CPUID: leaf 4 of Intel, leaf 8000001D of AMD, which have one form.
 #[cfg(target_arch = "x86_64")]
 fn from_processor() -> Vec<Cache> {
     use std::arch::x86_64::{__cpuid, __cpuid_count};
     const AMD: u32 = 0x8000_001d;
-    /// More caches than any processor has.
+    /// More caches than any CPU has.
     const MOST: u32 = 16;
     // AMD says in a feature bit whether its leaf is there; Intel has leaf 4 since 2004.
     let amd = __cpuid(0x8000_0000).eax >= AMD && __cpuid(0x8000_0001).ecx >> 22 & 1 != 0;
@@ -100,7 +100,7 @@ fn from_processor() -> Vec<Cache> {
         .collect()
 }
 
-/// What macOS says of its fastest cores.
+/// Caches of the fastest cores by macOS.
 #[cfg(all(target_os = "macos", not(target_arch = "x86_64")))]
 fn from_processor() -> Vec<Cache> {
     let ask = |name: &str| -> Option<u64> {

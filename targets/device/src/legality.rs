@@ -1,4 +1,4 @@
-//! Which operators a unit may run, row by row, as a published table of its operations says.
+//! Operators that a unit may run, row by row, by a published table of its operations.
 
 use crate::{Device, Unit, UnitKind};
 use serde::{Deserialize, Serialize};
@@ -18,12 +18,12 @@ pub struct Legality {
     /// The operator that the backend makes of these: the unit runs them in that form alone. None: as they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub form: Option<String>,
-    /// Where it comes from.
+    /// Source.
     pub source: String,
 }
 
 impl Unit {
-    /// The row that speaks of an operator; none: nobody says that the unit can run it.
+    /// Row of an operator; `None`: the unit is not known to run it.
     pub fn row(&self, op: &str) -> Option<&Legality> {
         self.legality.iter().find(|row| row.ops.iter().any(|o| o == op))
     }

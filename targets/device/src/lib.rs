@@ -1,8 +1,8 @@
 //! Device descriptions: what a machine is, as far as the compiler needs to know.
 //!
 //! A device is a TOML file. Some are built in ([`BUILT_IN`]); [`Device::find`] takes the name of one of
-//! them or the path of a user's own file. Every figure carries its source, and a figure that nobody
-//! measured or published is absent: nothing here guesses.
+//! them or the path of a user's own file. Every figure carries its source, and a figure that was never
+//! measured or published is absent: nothing is estimated here.
 //!
 //! Invariant: this crate knows no model family and no LLVM.
 #![cfg_attr(test, allow(clippy::cast_possible_truncation, reason = "numbers of tests are small"))]
@@ -41,15 +41,15 @@ pub const NATIVE: &str = "native";
 pub struct Device {
     /// Name, as in `--target`.
     pub name: String,
-    /// What it is, in a line.
+    /// Description, in a line.
     pub description: String,
-    /// Target family of its units that are no processors.
+    /// Target family of its units that are no CPUs.
     pub family: String,
     /// LLVM triple, or [`NATIVE`].
     pub triple: String,
-    /// LLVM processor name, or [`NATIVE`].
+    /// LLVM CPU name, or [`NATIVE`].
     pub cpu: String,
-    /// Features that the processor must have at run time, in LLVM's spelling (`avx512f`), no sign in front.
+    /// Features that the CPU must have at run time, in LLVM's spelling (`avx512f`), no leading sign.
     /// Empty for `native`: the host's own are taken.
     #[serde(default)]
     pub features: Vec<String>,
@@ -73,7 +73,7 @@ pub struct Device {
     pub power: Option<Power>,
 }
 
-/// Which operations of the Graph a device can run, by their text-form names (`expert_ffn`).
+/// Operations of the Graph that a device can run, by their text-form names (`expert_ffn`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum LegalOps {
@@ -122,11 +122,11 @@ pub fn is_host(triple: &str) -> bool {
     arch == std::env::consts::ARCH && rest.contains(std::env::consts::OS)
 }
 
-/// Name of the family of processors.
+/// Name of the family of CPUs.
 pub const PROCESSORS: &str = "cpu";
 
 impl Device {
-    /// The target family of a unit: its own where it names one, else that of processors, else the device's.
+    /// The target family of a unit: its own where it names one, else that of CPUs, else the device's.
     pub fn family_of<'a>(&'a self, unit: &'a Unit) -> &'a str {
         match (&unit.family, unit.kind) {
             (Some(family), _) => family,
@@ -135,7 +135,7 @@ impl Device {
         }
     }
 
-    /// Name of the processor's memory: the one that it names, else the first that nobody else does. `None` where the file names
+    /// Name of the CPU's memory: the one that it names, else the first that no other unit names. `None` where the file names
     /// none.
     pub fn processor_memory(&self) -> Option<&str> {
         let own = self.units.iter().find(|u| u.kind == UnitKind::Cpu).and_then(|u| u.memory.as_deref());
@@ -144,7 +144,7 @@ impl Device {
         own.or_else(free)
     }
 
-    /// Name of the memory that a unit works in, where that is not the processor's.
+    /// Name of the memory that a unit works in, where that is not the CPU's.
     pub fn memory_of<'a>(&'a self, unit: &'a Unit) -> Option<&'a str> {
         unit.memory.as_deref().filter(|m| Some(*m) != self.processor_memory())
     }
@@ -175,8 +175,8 @@ impl Device {
         self.caches.iter().find(|c| c.level == level).map(|c| c.bytes)
     }
 
-    /// What of the cache of that level is left for one core when all that share it work, in bytes, where the
-    /// file states the size. A cache that nobody is said to share belongs to one core.
+    /// Share of the cache of that level for one core when all that share it work, in bytes, where the
+    /// file states the size. A cache without stated sharers belongs to one core.
     pub fn cache_per_core(&self, level: u8) -> Option<u64> {
         let cache = self.caches.iter().find(|c| c.level == level)?;
         Some(cache.bytes / u64::from(cache.shared_by.unwrap_or(1).max(1)))

@@ -9,7 +9,7 @@ pub struct Measured {
     pub machine: &'static str,
     /// Year and month, as `2026-11`.
     pub when: &'static str,
-    /// What was measured there.
+    /// Measurements there.
     pub what: &'static str,
 }
 

@@ -162,7 +162,7 @@ fn costs_follow_the_table_of_times() {
     assert_eq!(Unit::default().matmul_us(1.0, 1.0), None);
 }
 
-/// What was published, or follows from clocks and widths, is a bound that programs do not reach: a model predicts with the share that they do.
+/// Published rates, and those from clocks and widths, are bounds that programs do not reach: a model predicts with the share that they do.
 #[test]
 fn published_rates_are_derated() {
     let published = [
@@ -203,7 +203,7 @@ fn published_rates_are_derated() {
     assert!(seen > 25, "{seen}");
 }
 
-/// Places of every `source = "…"` in a text: from the key to behind its closing quote.
+/// Places of every `source = "…"` in a text: from the key to after its closing quote.
 fn sources(text: &str) -> Vec<std::ops::Range<usize>> {
     const KEY: &str = "source = \"";
     let end = |from: usize| {
@@ -341,7 +341,7 @@ fn wrong_files_are_refused_with_line_and_key() {
             "name = \"cores\"",
             "`memory.name`: `cores` is empty, badly spelt or already taken",
         ),
-        ("\"avx512f\"", "\"+avx512f\"", "`features`: `+avx512f` is no LLVM feature name"),
+        ("\"avx512f\"", "\"+avx512f\"", "`features`: `+avx512f` is not an LLVM feature name"),
         ("cpu = \"sapphirerapids\"", "cpu = \"native\"", "`cpu` and `triple` are both `native`"),
         ("cpu = \"sapphirerapids\"\n", "", "missing field `cpu`"),
         (
@@ -367,7 +367,7 @@ fn wrong_files_are_refused_with_line_and_key() {
         (
             "cores = 2",
             "legality = [{ operation = \"a\", legal = true, ops = [\"add\"], form = \"mul\", source = \"x\" }]",
-            "`unit.legality.form`: `mul` is no operator that the unit runs as it is",
+            "`unit.legality.form`: `mul` is not an operator that the unit runs as it is",
         ),
         (
             "cores = 2",

@@ -1,10 +1,10 @@
-//! What a unit of this machine that runs kernels of threads is measured by.
+//! Measurement of a unit of this machine that runs GPU kernels.
 
 use crate::error::Result;
 use moec_ir::plan::Launch;
 use std::time::Duration;
 
-/// A unit that is there, to launch kernels of threads on and to wait for them. Its memory is taken once, and given back with it.
+/// A unit that is there, to launch GPU kernels on and to wait for them. Its memory is taken once, and given back with it.
 pub trait Bench {
     /// Its name, as its maker has it.
     fn name(&self) -> String;
@@ -21,7 +21,7 @@ pub trait Bench {
     /// What the driver refuses.
     fn memory(&self) -> Result<[u64; 2]>;
 
-    /// What its maker states that it does at most.
+    /// Peaks that its maker states.
     fn peaks(&self) -> Peaks;
 
     /// Takes so many bytes of zeros. Gives their address.
@@ -48,7 +48,7 @@ pub trait Bench {
     /// An address outside of what was taken; what the driver refuses; a kernel that does not end.
     fn time(&mut self, calls: &[Call], times: u32) -> Result<Duration>;
 
-    /// Copies from pinned memory of the processor's (`to`) or to it, `times` times so many bytes, and waits. Gives the bytes of all copies, and
+    /// Copies from pinned memory of the CPU's (`to`) or to it, `times` times so many bytes, and waits. Gives the bytes of all copies, and
     /// how long they took.
     ///
     /// # Errors
@@ -61,7 +61,7 @@ pub trait Bench {
 pub struct Call {
     /// Index of the kernel in what was loaded.
     pub kernel: usize,
-    /// How it is launched.
+    /// Its launch.
     pub launch: Launch,
     /// Addresses that it takes.
     pub addresses: Vec<u64>,
@@ -69,7 +69,7 @@ pub struct Call {
     pub rows: u32,
 }
 
-/// What a unit does at most, as far as that is known.
+/// Peaks of a unit, as far as they are known.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Peaks {
     /// 10⁹ bytes a second that its memory gives.

@@ -3,7 +3,7 @@
 use moec_ir::eval::{Data, Tensor};
 use serde::Serialize;
 
-/// How far a tensor is from its reference.
+/// Distance of a tensor from its reference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Distance {
     /// Root mean square of the difference over that of the reference; 1 for integers that differ.

@@ -1,4 +1,4 @@
-//! What a family gets to write its artifacts from.
+//! Inputs of a backend that writes its artifacts.
 
 use crate::error::Result;
 use crate::part::{HotLayer, StaticPart};
@@ -23,27 +23,27 @@ pub struct Emit<'a> {
     pub parts: &'a [StaticPart],
     /// Hot neurons of layers, with those of each expert, the hottest first: as many as a batch has at most.
     pub hot: &'a [(HotLayer, Vec<Vec<u32>>)],
-    /// Where weights come from.
+    /// Source of weights.
     pub numbers: &'a dyn Numbers,
     /// Folder of the bundle on its way. What lies elsewhere than the plan says must be gone at the end.
     pub root: &'a Path,
-    /// What families are helped by.
+    /// Tools for backends.
     pub tools: Tools<'a>,
     /// Told of every group and part, by its name, before anything of it is written, any number of times. An error ends the
-    /// work: somebody interrupted it.
+    /// work: it was interrupted.
     pub next: &'a dyn Fn(&str) -> Result<()>,
 }
 
-/// What was written.
+/// Written artifacts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Emitted {
     /// Bytes of weights.
     pub bytes: u64,
-    /// What was left out, and what helps, a line each.
+    /// Parts that were left out, and the remedy, a line each.
     pub notes: Vec<String>,
-    /// Machine code of kernels of threads, by its path in the bundle.
+    /// Machine code of GPU kernels, by its path in the bundle.
     pub code: Vec<String>,
-    /// What wrote that: [`Assembled::by`](crate::Assembled::by).
+    /// Assembler that wrote that: [`Assembled::by`](crate::Assembled::by).
     pub assembler: Option<String>,
 }
 
@@ -76,7 +76,7 @@ pub trait Numbers {
         Ok(None)
     }
 
-    /// Rounds matrix `lead` of a weight to the groups that the processor's kernels have of it.
+    /// Rounds matrix `lead` of a weight to the groups that the CPU's kernels have of it.
     fn rounding<'a>(&'a self, weight: &'a Weight, lead: usize) -> Box<dyn Rounding + 'a>;
 }
 
@@ -93,7 +93,7 @@ pub struct Channels {
     pub eight: Vec<i8>,
 }
 
-/// How one matrix is rounded, some rows at a time, from the first on.
+/// Rounding of one matrix, some rows at a time, from the first on.
 pub trait Rounding {
     /// Rows of `cols` numbers as groups, each with its scale.
     ///
@@ -102,7 +102,7 @@ pub trait Rounding {
     fn groups(&self, rows: &[f32], cols: usize) -> Result<Vec<(f32, [i8; GROUP])>, f32>;
 
     /// All of the matrix, row by row, as codes with one scale for each row; `outliers` rows, those that lose most in 4 bits,
-    /// have 8. The same numbers as the processor's `q4o` has with as many.
+    /// have 8. The same numbers as the CPU's `q4o` has with as many.
     ///
     /// # Errors
     /// A number that no code holds.

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::{fmt, io};
 
-/// Whose fault an error is. It decides the exit code and the opening word.
+/// Origin of an error. It decides the exit code and the opening word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The command line, by itself or for this bundle, model or target: exit 2.
@@ -21,13 +21,13 @@ pub enum Fault {
 /// An error as the user reads it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
-    /// Whose fault.
+    /// Origin.
     pub fault: Fault,
-    /// What happened, naming file and key or tensor in backticks. No full stop, no capital.
+    /// The fault, naming file and key or tensor in backticks. No full stop, no capital.
     pub message: String,
-    /// Why, outermost first.
+    /// Causes, outermost first.
     pub causes: Vec<String>,
-    /// What to do.
+    /// Remedy.
     pub hint: Option<String>,
 }
 

@@ -5,7 +5,7 @@ use moec_ir::{Glu, Graph, Module, Node, Operand, WeightId};
 /// The experts of a layer, as the Graph has them.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerExperts {
-    /// How gate and up join.
+    /// Function that joins gate and up.
     pub glu: Glu,
     /// `[E, 2I, H]`
     pub gate_up: WeightId,

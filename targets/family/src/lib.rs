@@ -1,4 +1,4 @@
-//! What a target family does for the compiler.
+//! Backends: what one does for the compiler.
 //!
 //! A family is one crate and one row of the compiler's table. The device file names the family of every unit; the compiler
 //! asks its row for what it must know, and calls no family by name:
@@ -9,8 +9,8 @@
 //! * [`StaticGraphs::emit`]: its artifacts, written to disk;
 //! * [`StaticGraphs::read`], [`StaticGraphs::verify`]: the artifacts, read back and executed against the reference;
 //! * [`StaticGraphs::host`], [`Family::host`]: what executes them on this machine, for who has not the device;
-//! * [`Family::takes`]: which operators units without static graphs run, with shapes as they come;
-//! * [`Threads`]: kernels of threads, which units launch in place of the processor's: for which of them, and read back;
+//! * [`Family::takes`]: which operators units without static graphs run, with dynamic shapes;
+//! * [`Threads`]: GPU kernels, which units launch in place of the CPU's: for which of them, and read back;
 //! * [`Streams`]: commands by which a unit computes experts: what they cost, written, read back and executed;
 //! * [`Bench`]: a unit that this machine has, for who measures it;
 //! * [`Runner`]: what the `run` of a bundle has besides the runtime, to drive such units;
@@ -72,22 +72,22 @@ pub trait Family: Sync + std::fmt::Debug {
     /// The key that is wrong or missing, and what is expected.
     fn check(&self, device: &Device, unit: &Unit) -> Result<(), Flaw>;
 
-    /// Its static graphs; `None`: its units take shapes as they come.
+    /// Its static graphs; `None`: its units have dynamic shapes.
     fn graphs(&self) -> Option<&dyn StaticGraphs> {
         None
     }
 
-    /// Its streams; `None`: its units run the processor's kernels, or static graphs.
+    /// Its streams; `None`: its units run the CPU's kernels, or static graphs.
     fn streams(&self) -> Option<&dyn Streams> {
         None
     }
 
-    /// Its kernels of threads; `None`: its units run the processor's kernels, static graphs or streams.
+    /// Its GPU kernels; `None`: its units run the CPU's kernels, static graphs or streams.
     fn threads(&self) -> Option<&dyn Threads> {
         None
     }
 
-    /// Whether its units run an operator of the Graph with shapes as they come, by kernels of the processor's, of threads, or by its streams. A unit that the
+    /// Whether its units run an operator of the Graph with dynamic shapes, by kernels of the CPU's, of threads, or by its streams. A unit that the
     /// device file refuses the operator is not asked.
     fn takes(&self, _op: &Op) -> bool {
         false
@@ -98,12 +98,12 @@ pub trait Family: Sync + std::fmt::Debug {
         false
     }
 
-    /// What executes its units on this machine; `None` for the processor, which runs the program.
+    /// Executor of its units on this machine; `None` for the CPU, which runs the program.
     fn host(&self, _unit: &str) -> Option<Executor> {
         self.graphs().map(|graphs| Executor::Graphs(graphs.host()))
     }
 
-    /// What drives a unit that this machine has; `None`: the family has no units that a run finds by itself.
+    /// Driver of a unit that this machine has; `None`: the backend has no units that a run finds by itself.
     ///
     /// # Errors
     /// Why the machine has no such unit, or none that can be used.
@@ -127,7 +127,7 @@ pub trait Family: Sync + std::fmt::Debug {
         None
     }
 
-    /// What the `run` of a bundle whose plan calls its units has besides the runtime, to drive them; `None`: nothing.
+    /// Libraries of a bundle's `run` besides the runtime whose plan calls its units, to drive them; `None`: nothing.
     fn runner(&self) -> Option<&'static Runner> {
         None
     }
@@ -142,18 +142,18 @@ pub trait Family: Sync + std::fmt::Debug {
         &[]
     }
 
-    /// What a process of its own does, until its stdin ends: it calls what may crash or hang. `None`: it has none.
+    /// Serves a process of its own until its stdin ends: it calls what may crash or hang. `None`: it has none.
     fn serve(&self) -> Option<ExitCode> {
         None
     }
 }
 
-/// What is wrong with a device file.
+/// Fault of a device file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flaw {
     /// The key, with its section.
     pub key: String,
-    /// What is expected.
+    /// Requirement.
     pub message: String,
 }
 
@@ -167,13 +167,13 @@ impl Flaw {
 /// Whether a tool is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnosis {
-    /// What is looked for.
+    /// Name of what is looked for.
     pub name: &'static str,
     /// Whether it works.
     pub works: bool,
-    /// What was found.
+    /// Result of the search.
     pub found: String,
-    /// What to do where it does not work.
+    /// Remedy where it does not work.
     pub hint: String,
 }
 
@@ -204,7 +204,7 @@ pub trait StaticGraphs: Sync + std::fmt::Debug {
         Err("its graphs hold whole experts".into())
     }
 
-    /// What a plan says of these functions for a batch: that of every expert, in their order.
+    /// Declarations in a plan of these functions for a batch: that of every expert, in their order.
     fn hot_graphs(&self, _module: &Module, _layer: u32, _batch: u32) -> Vec<GraphDecl> {
         Vec::new()
     }
@@ -237,7 +237,7 @@ pub trait StaticGraphs: Sync + std::fmt::Debug {
     /// An artifact that is missing, malformed, or does not run.
     fn verify(&self, trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>>;
 
-    /// What the artifacts of a bundle take of the unit's limits; `None`: its artifacts share nothing that could be told.
+    /// Sizes of a bundle's artifacts against the unit's limits; `None`: its artifacts share nothing that could be told.
     ///
     /// # Errors
     /// An artifact that cannot be read.
@@ -245,7 +245,7 @@ pub trait StaticGraphs: Sync + std::fmt::Debug {
         Ok(None)
     }
 
-    /// What executes them on this machine.
+    /// Executor of them on this machine.
     fn host(&self) -> Box<dyn Graphs>;
 
     /// The emulator of the unit's maker, which executes them on this machine, too.

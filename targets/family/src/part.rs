@@ -11,19 +11,19 @@ pub struct StaticPart {
     pub name: String,
     /// Its scope in the Graph.
     pub scope: Scope,
-    /// Where it stands in each entry point, in the order of the module's.
+    /// Place in each entry point, in the order of the module's.
     pub cuts: Vec<Cut>,
-    /// What attention has besides.
+    /// Further fields of attention.
     pub attention: Option<StaticAttention>,
     /// Its functions, entry point by entry point.
     pub graphs: Vec<PartGraph>,
     /// Its matrices.
     pub matrices: Vec<WeightId>,
-    /// What legalisation made of it: names and numbers of operators; empty where the unit runs those of the Graph.
+    /// Result of its legalisation: names and numbers of operators; empty where the unit runs those of the Graph.
     pub legalised: Vec<(&'static str, usize)>,
 }
 
-/// Where a part stands in an entry point.
+/// Place of a part in an entry point.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cut {
     /// Entry point.
@@ -34,13 +34,13 @@ pub struct Cut {
     pub x: ValueId,
     /// Angles of the rows, `[T, R]`, where an attention rotates.
     pub angles: Option<ValueId>,
-    /// What it gives, `[T, H]` or `[T, V]`.
+    /// Result, `[T, H]` or `[T, V]`.
     pub y: ValueId,
     /// Rows of its function. Attention in a decode entry point takes one sequence at a time, whose row is the first.
     pub rows: usize,
 }
 
-/// What is to be known of a part that is attention.
+/// Facts about a part that is attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StaticAttention {
     /// Positions of its state: those of the Graph's cache, up to the unit's multiple.
@@ -54,7 +54,7 @@ pub struct StaticAttention {
 pub struct PartGraph {
     /// Entry point.
     pub entry: EntryKind,
-    /// What the plan says of it.
+    /// Declaration in a plan.
     pub graph: GraphDecl,
 }
 
@@ -68,7 +68,7 @@ pub struct HotLayer {
     pub batches: Vec<HotBatch>,
 }
 
-/// How many neurons of an expert are hot for a batch.
+/// Number of an expert's hot neurons for a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HotBatch {
     /// Sequences that are decoded together: the most rows that an expert can have.
@@ -101,6 +101,6 @@ impl HotLayer {
 pub struct GroupGraph {
     /// Rows of each expert.
     pub capacity: u32,
-    /// What the plan says of it.
+    /// Declaration in a plan.
     pub graph: GraphDecl,
 }

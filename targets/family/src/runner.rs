@@ -2,7 +2,7 @@
 
 use include_dir::Dir;
 
-/// What the program of a bundle has besides the runtime.
+/// Libraries of a bundle's program besides the runtime.
 #[derive(Clone, Copy, Debug)]
 pub struct Runner {
     /// Feature of the runner crate that brings it.

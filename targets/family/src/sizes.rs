@@ -1,4 +1,4 @@
-//! What artifacts take of their unit's limits.
+//! Sizes of artifacts against their unit's limits.
 
 use serde::Serialize;
 
@@ -15,7 +15,7 @@ pub struct ArtifactSizes {
     pub unshared: u64,
     /// Weights of the function that has most: what the limit on a graph is for.
     pub largest: u64,
-    /// What the node that has most reads and gives, weights aside.
+    /// Most that a node reads and gives, in bytes, weights aside.
     pub activations: u64,
     /// All functions, compiled; none: that was not built.
     pub context: Option<u64>,
@@ -26,7 +26,7 @@ pub struct ArtifactSizes {
 pub struct UnitSizes {
     /// Weights that one function may have, where the device file says so.
     pub graph_limit: Option<u64>,
-    /// What all compiled functions of an artifact may take together.
+    /// Limit of all compiled functions of an artifact together, in bytes.
     pub context_limit: u64,
     /// Memory that the unit computes in; what does not fit there is computed by pieces.
     pub tile_memory: Option<u64>,

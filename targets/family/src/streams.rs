@@ -17,7 +17,7 @@ pub struct StreamExpert {
     pub hidden: u32,
     /// Channels between the two halves.
     pub inner: u32,
-    /// How gate and up join.
+    /// Function that joins gate and up.
     pub glu: Glu,
     /// Whether both biases are there.
     pub bias: bool,
@@ -25,7 +25,7 @@ pub struct StreamExpert {
     pub formats: [Format; 2],
 }
 
-/// What an expert costs on a module of a unit, in microseconds.
+/// Costs of an expert on a module of a unit, in microseconds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StreamCosts {
     /// Modules of the unit.
@@ -36,7 +36,7 @@ pub struct StreamCosts {
     pub internal_us: f64,
     /// Moving them from one module to another; none: there is no link.
     pub link_us: Option<f64>,
-    /// Reading weights from the processor, over all channels and from one module.
+    /// Reading weights from the CPU, over all channels and from one module.
     pub host_us: [f64; 2],
 }
 
@@ -45,7 +45,7 @@ pub struct StreamCosts {
 pub struct StreamLayer<'a> {
     /// The set, with the path of its artifact.
     pub set: &'a StreamSet,
-    /// What each of its experts computes.
+    /// Computation of each of its experts.
     pub expert: StreamExpert,
     /// The module of each expert; −1: it lies over all of them.
     pub modules: &'a [i32],
@@ -68,12 +68,12 @@ pub struct StreamScene<'a> {
     pub link_gb_per_s: Option<f64>,
 }
 
-/// What happened to one queue.
+/// Event of one queue.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StreamEvent {
     /// Index into [`StreamRun::queues`].
     pub queue: usize,
-    /// What, in words.
+    /// Description, in words.
     pub name: String,
     /// Its begin, in microseconds.
     pub begin_us: f64,
@@ -88,16 +88,16 @@ pub struct StreamStep {
     pub total_us: f64,
     /// Experts alone.
     pub experts_us: f64,
-    /// What the scheduler expected of these.
+    /// Time that the scheduler expected of these.
     pub expected_us: f64,
 }
 
-/// What came out of a simulation.
+/// Result of a simulation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct StreamRun {
     /// Units, modules and links.
     pub queues: Vec<String>,
-    /// What each did, and when.
+    /// Events of each, and their times.
     pub events: Vec<StreamEvent>,
     /// The steps.
     pub steps: Vec<StreamStep>,
@@ -105,13 +105,13 @@ pub struct StreamRun {
     pub moves: u64,
     /// Share of experts whose class was what the predictor had said.
     pub predicted: f64,
-    /// What is modelled: what, by which number, from where.
+    /// Numbers of the model: what, which number, which source.
     pub constants: Vec<[String; 3]>,
 }
 
 /// Streams of a family.
 pub trait Streams: Sync + std::fmt::Debug {
-    /// What an expert costs on a unit, by rows that ascend.
+    /// Costs of an expert on a unit, by rows that ascend.
     ///
     /// # Errors
     /// Why the unit does not run it, for people: its formats, its size, what the device file leaves out.
@@ -147,7 +147,7 @@ pub trait Streams: Sync + std::fmt::Debug {
     /// An artifact as text.
     ///
     /// # Errors
-    /// Bytes that are none.
+    /// Invalid bytes.
     fn print(&self, bytes: &[u8]) -> Result<String, String>;
 
     /// Simulates steps: the runtime's own scheduler decides, and units, modules and links take the time that the model says.
@@ -181,5 +181,5 @@ pub struct StreamTrial<'a, 'e> {
     pub next: &'a dyn Fn(&str) -> Result<()>,
 }
 
-/// What bf16 rounds of an expert, relative: rows and what stands between its halves keep 8 bits, sums are f32.
+/// Relative rounding of an expert in bf16: rows and what stands between its halves keep 8 bits, sums are f32.
 pub const BF16_BOUND: f64 = 3.0 / 256.0;

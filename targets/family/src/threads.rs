@@ -1,4 +1,4 @@
-//! Kernels of threads: what units launch that have kernels of their own.
+//! GPU kernels: what units launch that have kernels of their own.
 
 use crate::error::Result;
 use crate::tools::Tools;
@@ -7,8 +7,8 @@ use moec_ir::plan::Plan;
 use moec_runtime::bundle::BundleReader;
 use std::path::Path;
 
-/// Kernels that threads of a graphics processor run, in the place of the processor's. The compiler writes them, by the operators that
-/// a unit is given; the family says for which processor, and reads them back.
+/// Kernels that threads of a GPU run, in the place of the CPU's. The compiler writes them, by the operators that
+/// a unit is given; the family says for which CPU, and reads them back.
 pub trait Threads: Sync + std::fmt::Debug {
     /// The generation that the kernels of a unit are written for, in NVIDIA's spelling (`sm_90`).
     fn generation<'u>(&self, unit: &'u Unit) -> Option<&'u str>;
@@ -42,7 +42,7 @@ pub trait Threads: Sync + std::fmt::Debug {
     ) -> Result<KernelsRead>;
 }
 
-/// What an assembler made of a text.
+/// Result of an assembler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assembled {
     /// Machine code.
@@ -51,11 +51,11 @@ pub struct Assembled {
     pub by: String,
 }
 
-/// What was read of a unit's artifacts.
+/// Kernels that were read of a unit's artifacts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelsRead {
     /// Kernels that the plan launches.
     pub kernels: usize,
-    /// What could not be held against anything, and what helps.
+    /// Parts that could not be verified, and the remedy.
     pub unverified: Option<String>,
 }

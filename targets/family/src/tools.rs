@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-/// Where they are.
+/// Paths of the tools.
 #[derive(Clone, Copy, Debug)]
 pub struct Tools<'a> {
     /// moec's cache folder, where they are installed.

@@ -1,4 +1,4 @@
-//! What a family gets to verify its artifacts by, and what it says of them.
+//! Inputs and results of a backend that verifies its artifacts.
 
 use crate::distance::Distance;
 use crate::error::Result;
@@ -32,9 +32,9 @@ pub struct Trial<'a, 'e> {
     /// Whether the reference has the bundle's own weights: then what their format rounds is allowed for, since artifacts
     /// hold the checkpoint's.
     pub rounded: bool,
-    /// What families are helped by.
+    /// Tools for backends.
     pub tools: Tools<'a>,
-    /// What could not be verified here, why, and what helps, a line each: the family adds to it.
+    /// Parts that could not be verified here, why, and the remedy, a line each: the backend adds to it.
     pub unverified: Vec<String>,
     /// Told of every group and part, by its name, before it is executed.
     pub next: &'a dyn Fn(&str) -> Result<()>,
@@ -53,11 +53,11 @@ pub struct FunctionReport {
     pub error: Distance,
     /// Largest error allowed.
     pub bound: f64,
-    /// What the unit would not run as it stands, and what is odd.
+    /// Parts that the unit would not run as they stand, and oddities.
     pub findings: Vec<String>,
     /// Whether one of them forbids it.
     pub refused: bool,
-    /// What others than moec compute of it.
+    /// Results of others than moec.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub checks: Vec<Check>,
 }
@@ -65,7 +65,7 @@ pub struct FunctionReport {
 /// A function, executed by another program than moec.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Check {
-    /// Who executed what: `QNN's emulator`.
+    /// Executor: `QNN's emulator`.
     pub by: String,
     /// Largest difference from the same weights with activations in f32, as a share of the spread of these results (their
     /// largest less their smallest) over all rows that the artifact is verified by.

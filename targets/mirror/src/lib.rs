@@ -1,7 +1,7 @@
-//! A modelled unit with a memory of its own: what a graphics processor is to a plan, on a machine that has none.
+//! A modelled unit with a memory of its own: what a GPU is to a plan, on a machine that has none.
 //!
-//! It executes the processor's kernels on its own copies of weights, states and values. What it computes is therefore the
-//! processor's to the bit, and what a plan gets wrong about memories shows: an address outside of the unit's memory is refused
+//! It executes the CPU's kernels on its own copies of weights, states and values. What it computes is therefore the
+//! CPU's to the bit, and what a plan gets wrong about memories shows: an address outside of the unit's memory is refused
 //! before a kernel sees it, and every byte in there has come by a copy.
 //!
 //! Invariant: nothing of the compiler or the runtime names this crate, but its row in the table of families.
@@ -41,9 +41,9 @@ impl Family for Mirror {
         Ok(())
     }
 
-    /// Everything that is a kernel. Whom the router has chosen, and angles of positions, the processor finds.
+    /// Everything that is a kernel. The CPU computes the router's choice and the angles of positions.
     fn takes(&self, op: &Op) -> bool {
-        // A state that an operator updates is brought back from snapshots by the processor alone.
+        // A state that an operator updates is brought back from snapshots by the CPU alone.
         !matches!(op, Op::Dispatch { .. } | Op::Fetch { .. } | Op::LimitCapacity(_) | Op::RopeAngles { .. })
             && op.effect() != Effect::Updates
     }

@@ -19,7 +19,7 @@ use moec_ndp_isa::Stream;
 use moec_runtime::bundle::BundleReader;
 use moec_runtime::platform::regular;
 
-/// What the file begins with.
+/// First bytes of the file.
 pub const MAGIC: [u8; 8] = *b"moecdimm";
 /// The version that is written, and the only one that is read.
 pub const VERSION: u32 = 1;
@@ -31,7 +31,7 @@ pub const STRIPED: &str = ".striped";
 /// Most bytes of a stream.
 pub const MAX_STREAM: u32 = 1 << 20;
 
-/// What DIMMs compute of a layer.
+/// Computation of a layer in DIMMs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Artifact {
     /// Layer, counted over those with routed experts.
@@ -45,7 +45,7 @@ pub struct Artifact {
 pub struct Placed {
     /// Number of the expert in its layer.
     pub expert: u32,
-    /// What computes it.
+    /// Stream that computes it.
     pub stream: Stream,
 }
 
@@ -53,7 +53,7 @@ pub struct Placed {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ArtifactError {
     /// Other bytes than [`MAGIC`] at the beginning.
-    #[error("this is no file of experts in DIMMs: it does not begin with `moecdimm`")]
+    #[error("this is not a file of experts in DIMMs: it does not begin with `moecdimm`")]
     Magic,
     /// Another version.
     #[error("version {0} of experts in DIMMs, and this moec reads {VERSION}: build the bundle anew")]
@@ -61,17 +61,17 @@ pub enum ArtifactError {
     /// The bytes end too early.
     #[error("byte {at}: the file ends inside of {what}; it has been cut off")]
     Truncated {
-        /// Where that begins.
+        /// Offset of its first byte.
         at: usize,
-        /// What was being read.
+        /// Item that was being read.
         what: &'static str,
     },
-    /// The bytes go on behind the last expert.
-    #[error("byte {at}: {bytes} bytes are left behind the last expert")]
+    /// The bytes go on after the last expert.
+    #[error("byte {at}: {bytes} bytes are left after the last expert")]
     Trailing {
-        /// Where they begin.
+        /// Offset of the first.
         at: usize,
-        /// How many there are.
+        /// Number of bytes.
         bytes: usize,
     },
     /// A number past its bound.
@@ -79,13 +79,13 @@ pub enum ArtifactError {
     TooMany {
         /// Of what.
         what: &'static str,
-        /// How many.
+        /// Found number.
         found: u64,
-        /// How many there may be.
+        /// Largest allowed number.
         most: u32,
     },
-    /// An expert that stands behind a later one, or twice.
-    #[error("expert {expert} stands behind expert {before}: they ascend")]
+    /// An expert that stands after a later one, or twice.
+    #[error("expert {expert} stands after expert {before}: they ascend")]
     Order {
         /// The expert.
         expert: u32,
@@ -117,7 +117,7 @@ pub enum ArtifactError {
     Stream {
         /// The expert.
         expert: u32,
-        /// Why not.
+        /// Reason.
         what: String,
     },
 }
@@ -215,7 +215,7 @@ fn at_most(what: &'static str, found: u64, most: u32) -> Result<u32, ArtifactErr
     small.ok_or(ArtifactError::TooMany { what, found, most })
 }
 
-/// What holds between experts.
+/// Checks between experts.
 #[derive(Default)]
 struct Check {
     before: Option<u32>,

@@ -1,4 +1,4 @@
-//! What an expert computes in a DIMM: the reference that the machine is held against, bit by bit.
+//! Reference of an expert in a DIMM, which the machine is held against, bit by bit.
 //!
 //! It knows nothing of streams, tiles or engines, and shares no code with what executes them. The arithmetic is that of
 //! `docs/ndp-isa.md`: activations are rounded to bf16; of every 64 inputs in a row the products, in f32, are added by halves,

@@ -1,7 +1,7 @@
 //! The family's row: what the compiler asks of it.
 //!
 //! The streams of a layer's experts lie in one file ([`crate::artifact`]), which says besides where each expert begins. An expert
-//! is read as the processor's kernels have it packed, so no weight is stored twice.
+//! is read as the CPU's kernels have it packed, so no weight is stored twice.
 #![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, and rows of a memory system")]
 
 mod check;
@@ -37,7 +37,7 @@ const SUBCHANNELS: u32 = 2;
 /// 10⁹ operations per second of the unit that is modelled (TriMoE, Table 1).
 const GOPS: f64 = 256.0;
 
-/// The family of memory modules that compute.
+/// The family of NDP DIMMs.
 #[derive(Clone, Copy, Debug)]
 pub struct Ndp;
 
@@ -71,7 +71,8 @@ pub fn modules(unit: &Unit) -> Result<(Modules, &Dimms, Timing), Flaw> {
         lines,
     };
     if geometry.set_lines().is_none() {
-        let message = format!("{} bytes are no row of every bank, which takes {set}", dimms.capacity.value);
+        let message =
+            format!("{} bytes are not a row of every bank, which takes {set}", dimms.capacity.value);
         return Err(Flaw::new("unit.dimms.capacity", message));
     }
     let system = System { channels: dimms.channels, dimms: dimms.count / dimms.channels.max(1) };
@@ -258,10 +259,10 @@ impl Streams for Ndp {
     }
 }
 
-/// Comment in front of such a stream.
+/// Comment before such a stream.
 const NOTE: &str = "; the expert begins striped over all DIMMs: `dimm` and the rows of `expert` are set when it is moved to one\n";
 
-/// The row sets of a stream: those of its expert, or, where that lies over all modules, the first behind the boxes: it gets
+/// The row sets of a stream: those of its expert, or, where that lies over all modules, the first after the boxes: it gets
 /// others when it comes into a module.
 fn local_rows(
     shape: &Shape,

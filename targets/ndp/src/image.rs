@@ -1,7 +1,7 @@
 //! The bytes of one expert in a DIMM.
 //!
 //! `[gate_up panels][down panels][gate_up bias, f32][down bias, f32]`. Panels are those of packed segments of 32 columns
-//! ([`moec_ir::plan::Layout`]), so that a weight comes into a DIMM as it lies in the bundle, and the processor can read what a
+//! ([`moec_ir::plan::Layout`]), so that a weight comes into a DIMM as it lies in the bundle, and the CPU can read what a
 //! unit reads. Every part is whole lines: a record of a panel is two of them, and biases are as long as their panels are wide.
 #![expect(
     clippy::cast_possible_truncation,
@@ -30,7 +30,7 @@ pub struct Shape {
     pub hidden: u32,
     /// Outputs of the gate, and of up.
     pub inner: u32,
-    /// How gate and up join.
+    /// Function that joins gate and up.
     pub glu: Glu,
     /// Whether both matrices have a bias.
     pub bias: bool,
@@ -47,10 +47,10 @@ pub struct Matrix {
     pub pairs: u32,
 }
 
-/// Where the parts of an expert lie in its image.
+/// Places of an expert's parts in its image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// Gate and up: 16 gate columns in front of the 16 up columns of the same outputs.
+    /// Gate and up: 16 gate columns before the 16 up columns of the same outputs.
     pub gate_up: Matrix,
     /// Down.
     pub down: Matrix,
@@ -80,7 +80,7 @@ pub enum ImageError {
         hidden: u32,
         /// Channels between gate and down.
         inner: u32,
-        /// Which part.
+        /// Name of the part.
         part: &'static str,
         /// Bytes that are there.
         found: u64,
@@ -129,7 +129,7 @@ impl Matrix {
 }
 
 impl Shape {
-    /// Where the parts lie.
+    /// Places of the parts.
     ///
     /// # Errors
     /// [`ImageError::Channels`].

@@ -2,7 +2,7 @@
 
 use moec_ndp_isa as isa;
 
-/// How gate and up join; `None` where no instruction joins them so.
+/// Function that joins gate and up; `None` where no instruction joins them so.
 pub const fn glu(glu: moec_ir::Glu) -> Option<isa::Glu> {
     match glu {
         moec_ir::Glu::Gated(act) => match activation(act) {

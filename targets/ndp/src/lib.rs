@@ -1,4 +1,4 @@
-//! The family of DIMMs that compute.
+//! The family of NDP DIMMs.
 //!
 //! The unit is that of TriMoE (§4.1): on the buffer chip of a DIMM, it multiplies the experts that lie in this DIMM.
 //! [`image`] says what an expert is made of there, [`allot`] which rows it gets, [`emit`](mod@emit) which command stream

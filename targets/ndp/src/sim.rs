@@ -43,7 +43,7 @@ struct Args {
 /// A trace that cannot be read, or names what the memory does not have.
 fn run(options: &ArgMatches) -> Result<String> {
     let args = Args::from_arg_matches(options).map_err(|e| Error::usage(e.to_string()))?;
-    let unknown = || Error::usage(format!("`{}` is no timing", args.timing));
+    let unknown = || Error::usage(format!("`{}` is not a timing", args.timing));
     let timing = Timing::named(&args.timing).ok_or_else(unknown)?;
     let options = Options { queue: args.queue as usize, refresh: !args.no_refresh };
     let file = regular::open(&args.dram_trace).map_err(|e| io_error("read", &args.dram_trace, &e))?;

@@ -26,7 +26,7 @@ use moec_runtime::platform::memory::{Addr, Region};
 use moec_runtime::{Error, Result};
 use std::sync::{Mutex, PoisonError};
 
-/// Memory modules that compute.
+/// NDP DIMMs.
 #[derive(Default)]
 pub struct DimmUnit {
     memory: Option<Region>,
@@ -53,7 +53,7 @@ struct Machine {
     commands: Vec<Vec<Commands>>,
 }
 
-/// What a stream's step gets: addresses that the verifier has found.
+/// Addresses of a stream's step, which the verifier has found.
 struct Step<'a> {
     set: &'a Set,
     layout: DispatchLayout,
@@ -130,7 +130,7 @@ impl Machine {
             .read(&here(boxes.outbox.clone()), line(shape.output_lines()), &mut results)
             .map_err(|e| fault(&e))?;
         for (slot, row) in (first..end).zip(results.chunks_exact(output)) {
-            // SAFETY: the verifier has found a row of `hidden` numbers there for every slot, which nobody else uses now.
+            // SAFETY: the verifier has found a row of `hidden` numbers there for every slot, which nothing else uses now.
             let y = unsafe { std::slice::from_raw_parts_mut(step.y.of::<f32>().add(slot * hidden), hidden) };
             for (y, bytes) in y.iter_mut().zip(row.chunks_exact(4)) {
                 *y = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);

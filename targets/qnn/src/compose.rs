@@ -9,7 +9,7 @@ use moec_qnn_sys::{self as sys, DType, Data, GraphSpec, Scalar};
 use moec_runtime::bundle::BundleReader;
 use thiserror::Error;
 
-/// Why a network is no graph of the library.
+/// Reason that a network is no graph of the library.
 #[derive(Debug, Error)]
 pub enum ComposeError {
     /// The library's crate refuses it.
@@ -17,7 +17,7 @@ pub enum ComposeError {
     Refused {
         /// The network.
         network: String,
-        /// What it says.
+        /// Error of the library.
         source: Box<sys::Error>,
     },
     /// Static numbers that cannot be read.
@@ -30,7 +30,7 @@ pub enum ComposeError {
         network: String,
         /// The tensor.
         tensor: String,
-        /// What is wrong.
+        /// The fault.
         what: &'static str,
     },
 }

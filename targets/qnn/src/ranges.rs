@@ -1,4 +1,4 @@
-//! How wide activations are on real rows, and how much wider their codes should reach.
+//! Ranges of activations on real rows, and how much wider their codes should reach.
 //!
 //! Too narrow a range saturates and dominates every other error; too wide a one wastes codes. So margins are measured:
 //! rows of one half of a text give ranges, and those of the other half say which of a few margins lets nothing
@@ -19,7 +19,7 @@ const POWERS: (i32, i32) = (-24, 24);
 /// Share of a range that either end of it reaches in any case.
 const SLACK: f32 = 1.0 / 64.0;
 
-/// What was seen of an activation.
+/// Observed range of an activation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Seen {
     /// Range of the rows that ranges are taken from.
@@ -60,11 +60,11 @@ impl Seen {
         MARGINS.into_iter().find(holds)
     }
 
-    /// What was seen of both halves.
+    /// Observed range of both halves.
     pub fn all(&self) -> Range {
         let both = self.range.and(self.held);
         let slack = self.slack();
-        // What is never below zero, as behind a Relu, stays there.
+        // What is never below zero, as after a Relu, stays there.
         let end = |seen: f32, slack: f32| if seen == 0.0 { 0.0 } else { slack };
         both.and(Range { least: end(both.least, slack.least), most: end(both.most, slack.most) })
     }
@@ -112,12 +112,12 @@ impl Watch {
         })
     }
 
-    /// What was seen, by the name of the tensor.
+    /// Observed ranges, by the name of the tensor.
     pub fn seen(&self) -> &BTreeMap<String, Seen> {
         &self.seen
     }
 
-    /// What was seen of both halves, each activation widened by its margin, or by `headroom` where that is more. It should be more
+    /// Observed range of both halves, each activation widened by its margin, or by `headroom` where that is more. It should be more
     /// than 1: codes err, and what is often at the end of a range, as the lowest point of SiLU is, is then beyond it.
     pub fn ranges(&self, headroom: f32) -> Ranges {
         let last = MARGINS[MARGINS.len() - 1];

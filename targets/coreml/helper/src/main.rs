@@ -45,7 +45,7 @@ fn run(py: Python<'_>, venv: Option<&Path>, args: &[String]) -> PyResult<u8> {
             (version.getattr("major")?.extract()?, version.getattr("minor")?.extract()?);
         let packages = venv.join(format!("lib/python{major}.{minor}/site-packages"));
         if !packages.is_dir() {
-            let message = format!("`{}` is no virtual environment of Python {major}.{minor}", venv.display());
+            let message = format!("`{}` is not a virtual environment of Python {major}.{minor}", venv.display());
             let event = PyDict::new(py);
             event.set_item("event", "error")?;
             event.set_item("kind", "missing")?;

@@ -181,7 +181,8 @@ pub(super) fn states(scope: &mut Scope<'_>, name: &str, f: &Function) {
         }
         let shape = &f.values[id.0].ty.shape;
         if !shape.last().is_some_and(|d| d.is_multiple_of(STATE)) {
-            let message = format!("a state of shape {shape:?}: the last dimension is no multiple of {STATE}");
+            let message =
+                format!("a state of shape {shape:?}: the last dimension is not a multiple of {STATE}");
             scope.error(value(name, f, id), message);
         }
     }

@@ -56,7 +56,7 @@ fn compare(
     }
 }
 
-/// What moec writes says what it is. A package of others is not refused for saying nothing.
+/// Checks the description of a package by moec. A package of others is not refused for lacking one.
 pub(super) fn about(scope: &mut Scope<'_>) {
     let program = &scope.package.program;
     let a = &scope.package.about;

@@ -5,7 +5,7 @@
 //!
 //! **Inputs.** `x[T, H, 1, 1]`; `angles[T, R, 1, 1]` if there is a rotation; `mask[1, 1, T, W]`, 0 where a row may look
 //! and [`MASKED`](super::MASKED) where not (a sliding window is a matter of the mask), `W` being the context, or
-//! `start + T`; `write`. The norm in front and the residual stay outside (NPUMoE, §3), unless [`Attention::norm`] is
+//! `start + T`; `write`. The norm before it and the residual stay outside (NPUMoE, §3), unless [`Attention::norm`] is
 //! given.
 #![expect(clippy::cast_possible_truncation, reason = "bytes of one element")]
 
@@ -66,7 +66,7 @@ pub struct Attention {
     pub v: Projection,
     /// `[H, heads·v_dim]`.
     pub o: Projection,
-    /// Bound on the magnitude of queries, keys and values, behind their norms.
+    /// Bound on the magnitude of queries, keys and values, after their norms.
     pub clip_qkv: Option<f32>,
     /// Norm of queries: per head if its weight has `qk_dim` channels, else over all.
     pub q_norm: Option<Norm>,
@@ -76,7 +76,7 @@ pub struct Attention {
     pub rope: Option<Rope>,
     /// Logit per head that takes part in the softmax and is dropped, `[heads]` (gpt-oss).
     pub sinks: Option<Raw>,
-    /// Norm in front, where it is not done outside.
+    /// Norm of the input, where it is not done outside.
     pub norm: Option<Norm>,
     /// Chunks; each becomes a function.
     pub chunks: Vec<Chunk>,
@@ -178,7 +178,7 @@ impl Attention {
         Ok(builder.finish(&outputs))
     }
 
-    /// What the unit computes of it.
+    /// Its computation on the unit.
     ///
     /// # Errors
     /// No form of it is one that the unit runs.

@@ -1,4 +1,4 @@
-//! Where keys and values of a layer lie, and how a chunk comes to stand among them.
+//! Places of a layer's keys and values, and the writing of a chunk among them.
 //!
 //! **State.** One state of a graph, `kv[parts, kv_heads, context, width]`. The width is that of the widest part, up to the
 //! unit's multiple; what is beyond is zero.
@@ -18,7 +18,7 @@
 use super::{EmitError, Limits, Result, check_rows};
 use crate::program::{FunctionBuilder, OpKind, ValueId};
 
-/// What a mask adds to a score that does not count. Finite: −∞ would make NaN of a row without any other.
+/// Value that a mask adds to a score that does not count. Finite: −∞ would make NaN of a row without any other.
 pub const MASKED: f32 = -1e4;
 
 /// Rows that enter together.
@@ -39,7 +39,7 @@ impl Chunk {
         }
     }
 
-    /// How chunks come into the state, for people.
+    /// Way in which chunks are written into the state, for people.
     pub(super) fn written(chunks: &[Self]) -> &'static str {
         if chunks.iter().any(|c| c.start.is_some()) {
             "chunks with a place of their own are written there by slice_update, all others by a product with `write`"
@@ -98,7 +98,7 @@ pub(super) fn store(b: &mut FunctionBuilder, new: ValueId, chunk: Chunk, context
     Ok(b.slice(kv, 2, 0, chunk.window(context))?)
 }
 
-/// Zeros behind the channels of `x[1, heads, T, dim]`, up to `width`.
+/// Zeros after the channels of `x[1, heads, T, dim]`, up to `width`.
 pub(super) fn fill(b: &mut FunctionBuilder, x: ValueId, width: usize) -> Result<ValueId> {
     let mut shape = b.shape(x).to_vec();
     let Some(channels) = shape.last_mut() else { return Ok(x) };

@@ -1,4 +1,4 @@
-//! Why a graph is not written.
+//! Reasons that a graph is not written.
 
 use crate::program::ProgramError;
 use thiserror::Error;
@@ -18,9 +18,9 @@ pub enum EmitError {
         bytes: u64,
         /// The limit.
         limit: u64,
-        /// What it has of its unit.
+        /// Number of its units.
         parts: usize,
-        /// What it could be cut into: `experts`, `vocabulary entries`, `layers`.
+        /// Unit that it could be cut into: `experts`, `vocabulary entries`, `layers`.
         unit: &'static str,
         /// Most parts that fit.
         fits: usize,
@@ -30,7 +30,7 @@ pub enum EmitError {
     Shape {
         /// Name of the graph.
         graph: String,
-        /// Which tensor.
+        /// Tensor.
         tensor: String,
         /// Its shape.
         found: Vec<usize>,
@@ -49,7 +49,7 @@ pub enum EmitError {
         what: &'static str,
         /// The one at fault; none where there is none at all.
         value: Option<usize>,
-        /// What they must be multiples of.
+        /// Required factor.
         multiple: usize,
     },
     /// No operator of the unit joins gate and up so.
@@ -66,7 +66,7 @@ pub enum EmitError {
     Description {
         /// Name of the graph.
         graph: String,
-        /// What is wrong.
+        /// The fault.
         what: String,
     },
     /// A program that the unit does not run.

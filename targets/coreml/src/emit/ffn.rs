@@ -7,7 +7,7 @@ use crate::legalise::{Legal, Term};
 use crate::program::{Array, Counted, FunctionBuilder, Mode, OpKind, Program, ValueId};
 use moec_ir::{Activation, Glu};
 
-/// Weights of gated networks of one size, one behind the other along the first axis.
+/// Weights of gated networks of one size, one after the other along the first axis.
 #[derive(Clone, Debug)]
 pub struct Networks {
     /// `[G·I, H]`.
@@ -142,7 +142,7 @@ pub struct Dense {
     pub hidden: usize,
     /// Channels between up and down.
     pub intermediate: usize,
-    /// How gate and up join.
+    /// Function that joins gate and up.
     pub glu: Glu,
     /// Weights.
     pub weights: Networks,
@@ -182,7 +182,7 @@ impl Dense {
         checked(program, limits)
     }
 
-    /// What the unit computes of it.
+    /// Its computation on the unit.
     ///
     /// # Errors
     /// No form of it is one that the unit runs.

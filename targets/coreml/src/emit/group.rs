@@ -19,7 +19,7 @@ pub struct ExpertGroup {
     pub hidden: usize,
     /// Channels `I` between up and down.
     pub intermediate: usize,
-    /// How gate and up join.
+    /// Function that joins gate and up.
     pub glu: Glu,
     /// Names of the experts, in the order of their slices.
     pub experts: Vec<String>,
@@ -32,7 +32,7 @@ pub struct ExpertGroup {
 impl ExpertGroup {
     /// Writes the program: a function `cap{C}` for each capacity, `x[(G·C), H, 1, 1] → y[(G·C), H, 1, 1]`.
     ///
-    /// Slice `g` of `x` holds the tokens of expert `g` in front and zeros behind; `y` has their results at the same
+    /// Slice `g` of `x` holds the tokens of expert `g` first and zeros after them; `y` has their results at the same
     /// places. What a padded row gives is not zero where there are biases: it is not to be read.
     ///
     /// # Errors

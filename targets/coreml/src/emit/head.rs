@@ -22,7 +22,7 @@ pub struct Head {
     pub entries: Range<usize>,
     /// Most channels of one result; the unit's largest extent bounds it, too.
     pub split: usize,
-    /// Norm in front, where it is not done outside.
+    /// Norm of the input, where it is not done outside.
     pub norm: Option<Norm>,
     /// Rows of each function.
     pub rows: Vec<usize>,
@@ -82,7 +82,7 @@ impl Head {
         checked(Program { name: self.name.clone(), description, weights, functions }, limits)
     }
 
-    /// What the unit computes of it.
+    /// Its computation on the unit.
     ///
     /// # Errors
     /// No form of it is one that the unit runs.

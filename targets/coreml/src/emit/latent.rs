@@ -3,7 +3,7 @@
 //! The state `kv[1, 1, context, width]` holds the latent and the rotated key of every position, which all heads share.
 //! Queries are brought to the latent's channels head by head, and so is what they gather back to values: `k_up` and
 //! `v_up` have a matrix per head, each a 1×1 convolution of its own. Up projections thus meet `T` rows and not the whole
-//! context, and the cache is as small as on the processor.
+//! context, and the cache is as small as on the CPU.
 //!
 //! The product of queries and keys repeats the one head of keys: as rows of one product the queries of 128 heads would
 //! be more than the unit's largest extent.
@@ -41,7 +41,7 @@ pub struct LatentAttention {
     pub scale: f32,
     /// Positions that the cache holds.
     pub context: usize,
-    /// `[rank, H]` and the norm behind it, where queries have a latent of their own.
+    /// `[rank, H]` and the norm after it, where queries have a latent of their own.
     pub q_down: Option<(Projection, Norm)>,
     /// `[heads·(nope + rotated), rank or H]`.
     pub q: Projection,
@@ -147,7 +147,7 @@ impl LatentAttention {
         Rope { offset: 0, channels: self.rotated, style: self.style }
     }
 
-    /// What the unit computes of it.
+    /// Its computation on the unit.
     ///
     /// # Errors
     /// No form of it is one that the unit runs.

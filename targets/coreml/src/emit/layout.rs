@@ -1,4 +1,4 @@
-//! Which axis of a tensor holds the rows inside of a graph.
+//! Axis of a tensor that holds the rows inside of a graph.
 
 use super::Result;
 use crate::program::{FunctionBuilder, ValueId};

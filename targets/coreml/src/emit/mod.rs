@@ -49,7 +49,7 @@ use layout::Layout;
 
 type Result<T> = std::result::Result<T, EmitError>;
 
-/// What a unit takes.
+/// Limits of a unit.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// Operators, states, extents.
@@ -57,12 +57,12 @@ pub struct Limits {
     /// Most bytes of weights in a graph. Over it, NPUMoE (§4.2) saw graphs of an M2 Ultra fall back to the CPU at
     /// about 1.2 GB.
     pub graph_bytes: u64,
-    /// Which bytes that limit is about.
+    /// Bytes that that limit counts.
     pub counted: Counted,
 }
 
 impl Limits {
-    /// Where rows stand between the boundaries of a graph.
+    /// Place of rows between the boundaries of a graph.
     fn layout(&self) -> Layout {
         if self.rules.pads() { Layout::Columns } else { Layout::Rows }
     }

@@ -17,7 +17,7 @@ use crate::program::{Array, Counted, FunctionBuilder, OpKind, ValueId};
 
 /// Smallest divisor: far above where f16 loses digits.
 const FLOOR: f32 = 1.0 / 1024.0;
-/// What `rsqrt` adds. Its operand is at least 1/C, so this smallest number above zero changes nothing.
+/// Number that `rsqrt` adds. Its operand is at least 1/C, so this smallest number above zero changes nothing.
 const NOTHING: f32 = 1.0 / 16_777_216.0;
 
 /// Root mean square norm, or layer norm.

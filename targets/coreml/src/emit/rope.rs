@@ -7,7 +7,7 @@ use super::Result;
 use crate::program::{FunctionBuilder, OpKind, ValueId};
 use moec_ir::RopeStyle;
 
-/// Which channels of a head are rotated.
+/// Rotation of a head's channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rope {
     /// First channel.

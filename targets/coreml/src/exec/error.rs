@@ -2,15 +2,15 @@
 
 use crate::package::{Dtype, TensorType};
 
-/// Why a function does not run.
+/// Reason that a function does not run.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ExecError {
     /// The package has no such function.
     #[error("no function is named `{name}`; the package has {}", known.join(", "))]
     NoFunction {
-        /// What was asked for.
+        /// Requested name.
         name: String,
-        /// What there is.
+        /// Known names.
         known: Vec<String>,
     },
     /// An input or a state is missing, unknown, or of another type.
@@ -22,7 +22,7 @@ pub enum ExecError {
         what: &'static str,
         /// Its name.
         name: String,
-        /// What is wrong.
+        /// The fault.
         message: String,
     },
     /// An operation cannot be computed.
@@ -32,13 +32,13 @@ pub enum ExecError {
         function: String,
         /// The operation, as `type 'name'`.
         op: String,
-        /// What is wrong.
+        /// The fault.
         fault: Fault,
     },
 }
 
 impl ExecError {
-    /// What the user can do.
+    /// Remedy.
     pub fn hint(&self) -> &'static str {
         match self {
             Self::NoFunction { .. } => "name one of these, or none for the default function",
@@ -48,7 +48,7 @@ impl ExecError {
     }
 }
 
-/// What is wrong with an operation.
+/// Fault of an operation.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Fault {
     /// The operator is not in the table.
@@ -65,29 +65,29 @@ pub enum Fault {
     Argument {
         /// The parameter.
         parameter: &'static str,
-        /// What is wrong.
+        /// The fault.
         message: String,
     },
     /// The result is not what the package declares.
     #[error("the result is {computed}, the package declares {declared}")]
     Declared {
-        /// What came out.
+        /// Computed type.
         computed: TensorType,
-        /// What should.
+        /// Declared type.
         declared: TensorType,
     },
     /// The operation has another number of results.
     #[error("{computed} results, the package declares {declared}")]
     Results {
-        /// How many came out.
+        /// Computed number.
         computed: usize,
-        /// How many should.
+        /// Declared number.
         declared: usize,
     },
     /// A result is outside of the range of its type.
     #[error("element {index} of the result is {value}, which is not finite in {dtype}")]
     Overflow {
-        /// Which element, in row-major order.
+        /// Index of the element, in row-major order.
         index: usize,
         /// Its value before rounding.
         value: f32,
@@ -97,7 +97,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// What the user can do.
+    /// Remedy.
     pub fn hint(&self) -> &'static str {
         match self {
             Self::UnknownOp | Self::UnknownParameter(_) => {

@@ -2,7 +2,7 @@
 //!
 //! Rows are widened a few at a time, so weights stay in the file that they are mapped from. Every element of
 //! the product is one sum in the order of the inner dimension, multiplied and added separately: the result
-//! depends neither on the number of threads nor on what the processor can fuse.
+//! depends neither on the number of threads nor on what the CPU can fuse.
 
 use crate::package::{Constant, Weights};
 use half::f16;

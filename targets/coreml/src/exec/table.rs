@@ -7,7 +7,7 @@ use super::ops::{constexpr, elementwise as each, layout, product, reduce, slice,
 use super::tensor::Tensor;
 use std::sync::Arc;
 
-/// What an operator computes.
+/// Results of an operator.
 pub(super) type Results = Result<Vec<Arc<Tensor>>, Fault>;
 
 /// A single result.
@@ -15,7 +15,7 @@ pub(super) fn one(tensor: Result<Tensor, Fault>) -> Results {
     Ok(vec![Arc::new(tensor?)])
 }
 
-/// How an operator is computed.
+/// Function of an operator.
 #[derive(Clone, Copy)]
 pub(super) enum OpFn {
     /// From its arguments.
@@ -32,7 +32,7 @@ pub(super) struct Row {
     pub(super) name: &'static str,
     /// Parameters that it may have.
     pub(super) parameters: &'static [&'static str],
-    /// What it computes.
+    /// Its function.
     pub(super) run: OpFn,
 }
 

@@ -38,7 +38,7 @@ pub(super) fn packages(emit: &Emit<'_>) -> Result<u64> {
     for part in emit.parts {
         (emit.next)(&part.name)?;
         let found = CoreMlPart::find(emit.module, &part.scope)
-            .map_err(|why| Error::bug(format!("`{}` is no graph: {why}", part.name)))?;
+            .map_err(|why| Error::bug(format!("`{}` is not a graph: {why}", part.name)))?;
         let mut file = RawFile::create(batch.folder()?, &format!("{}.f16", part.name), "attention")?;
         let mut raw = |ids: &[WeightId]| {
             let weights: Vec<_> = ids.iter().map(|id| emit.module.weight(*id)).collect();

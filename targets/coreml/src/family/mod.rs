@@ -190,7 +190,7 @@ fn described(graph: &parts::StaticGraph) -> Result<PartGraph, String> {
     Ok(PartGraph { entry: graph.entry, graph: graph_decl })
 }
 
-/// Where the package of a group lies in a bundle.
+/// Path of a group's package in a bundle.
 fn path(table: &ExpertTable, group: usize) -> String {
     parts::path(&table.group_name(group))
 }

@@ -1,6 +1,6 @@
 //! Weights as raw f16, or as codes with scales: what the helper builds packages from.
 //!
-//! Codes and scales are those that the processor's kernels have of the same weights: one function rounds both, by the same
+//! Codes and scales are those that the CPU's kernels have of the same weights: one function rounds both, by the same
 //! importance of channels.
 
 use crate::emit::Raw;
@@ -63,7 +63,7 @@ impl RawFile {
         unit: &Unit,
         numbers: &dyn Numbers,
     ) -> Result<Raw> {
-        // A bias has one axis behind that of the experts: its entries are rows of one matrix.
+        // A bias has one axis after that of the experts: its entries are rows of one matrix.
         let vector = weight.shape.len() == 2;
         let part = |&e: &u32| {
             let e = e as usize;
@@ -95,7 +95,7 @@ impl RawFile {
         self.append(&matrices.collect::<Vec<_>>(), shape, bits, numbers)
     }
 
-    /// Appends parts of weights, one behind the other, strip by strip; scales of codes stand behind them all.
+    /// Appends parts of weights, one after the other, strip by strip; scales of codes stand after them all.
     fn append(
         &mut self,
         parts: &[WeightRect<'_>],
@@ -170,7 +170,7 @@ impl RawFile {
     }
 
     fn refused(&self, weight: &Weight, x: f32) -> Error {
-        Error::input(format!("`{}` holds {x:e}, which is no f16", weight.name))
+        Error::input(format!("`{}` holds {x:e}, which is not an f16", weight.name))
             .because("the Neural Engine computes in f16, whose largest number is 65504")
             .hint(format!("set `{} = \"cpu\"` under `[placement]`", self.home))
     }

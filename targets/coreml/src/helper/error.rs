@@ -1,4 +1,4 @@
-//! Why no package is written, and what to do.
+//! Reasons that no package is written, and remedies.
 
 use super::{INSTALL, PROGRAM_VAR, PYTHON_VAR};
 use std::path::{Path, PathBuf};
@@ -11,19 +11,19 @@ pub enum HelperError {
     /// The program is not there.
     #[error("`{}`, which writes Core ML packages, is not there", path.display())]
     NoProgram {
-        /// Where it was looked for.
+        /// Path that was looked at.
         path: PathBuf,
     },
     /// The virtual environment is not there.
     #[error("the Python packages that write Core ML packages are not in `{}`", path.display())]
     NoPython {
-        /// Where they were looked for.
+        /// Path that was looked at.
         path: PathBuf,
     },
     /// coremltools cannot be imported, or is of another version.
     #[error("{what}")]
     Coremltools {
-        /// What the helper said.
+        /// Message of the helper.
         what: String,
         /// The virtual environment.
         venv: PathBuf,
@@ -33,7 +33,7 @@ pub enum HelperError {
     Start {
         /// The program.
         path: PathBuf,
-        /// What the system said.
+        /// Message of the operating system.
         what: String,
     },
     /// The program starts, but ends without having said why.
@@ -41,7 +41,7 @@ pub enum HelperError {
     Died {
         /// The program.
         path: PathBuf,
-        /// How it ended.
+        /// Exit status.
         status: String,
         /// The end of what it said on stderr.
         stderr: String,
@@ -54,26 +54,26 @@ pub enum HelperError {
         /// Its version.
         found: u32,
     },
-    /// What the program says makes no sense.
+    /// The program's output makes no sense.
     #[error("`{}` is not understood: {what}", path.display())]
     Talk {
         /// The program.
         path: PathBuf,
-        /// What is wrong.
+        /// The fault.
         what: String,
     },
     /// A package cannot be written.
     #[error("{what}")]
     Package {
-        /// What the helper said.
+        /// Message of the helper.
         what: String,
-        /// What it said to do about it.
+        /// Its remedy.
         hint: Option<String>,
     },
 }
 
 impl HelperError {
-    /// What to do.
+    /// Remedy.
     pub fn hint(&self) -> String {
         match self {
             Self::NoProgram { .. } => format!("`{INSTALL}` builds it; or set `{PROGRAM_VAR}` to it"),

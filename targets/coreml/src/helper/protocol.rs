@@ -1,4 +1,4 @@
-//! What is said between moec and its helper.
+//! Protocol between moec and its helper.
 
 use crate::program::Program;
 use serde::{Deserialize, Serialize};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// Version of the protocol. `emit.py` has the same.
 pub(super) const PROTOCOL: u32 = 2;
 
-/// What is asked for.
+/// Requests.
 #[derive(Serialize)]
 pub(super) struct Jobs<'a> {
     pub(super) protocol: u32,
@@ -15,7 +15,7 @@ pub(super) struct Jobs<'a> {
     pub(super) packages: &'a [Job<'a>],
 }
 
-/// What people are told of every package.
+/// Description of every package for people.
 #[derive(Serialize)]
 pub(super) struct About {
     pub(super) author: &'static str,
@@ -44,7 +44,7 @@ pub struct Emitted {
     pub bytes: u64,
 }
 
-/// What decides the bytes of a package, besides its program.
+/// Versions that decide the bytes of a package, besides its program.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Versions {
     /// Of the protocol.

@@ -85,7 +85,7 @@ pub enum Attr {
     },
     /// Bound on magnitudes.
     Bound(f32),
-    /// How gate and up join.
+    /// Function that joins gate and up.
     Glu(Glu),
     /// A rotation of each of so many heads.
     Rope(Rope, usize),
@@ -113,7 +113,7 @@ impl Weight {
     }
 }
 
-/// What is known of an e-class.
+/// Facts about an e-class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Fact {
     /// Channels of a row; of a weight, those that its layer gives.
@@ -122,7 +122,7 @@ pub struct Fact {
     pub nchw: bool,
 }
 
-/// The analysis, and the tables behind leaves.
+/// The analysis, and the tables after leaves.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     /// Channels of inputs, which are rows.

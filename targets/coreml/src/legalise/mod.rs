@@ -185,7 +185,7 @@ impl CostFunction<Form> for Cost<'_> {
     }
 }
 
-/// How many operators of a kind a legal term has.
+/// Number of operators of each kind in a legal term.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Convolutions; one for all heads of a layer that has a matrix for each.
@@ -229,7 +229,7 @@ impl Legal {
         }
     }
 
-    /// What it has of convolutions and layout changes.
+    /// Number of its convolutions and layout changes.
     pub fn counts(&self) -> Counts {
         let count = |of: fn(&Form) -> bool| self.nodes.iter().filter(|n| of(n)).count();
         Counts {

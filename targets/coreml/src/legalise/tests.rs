@@ -58,7 +58,7 @@ fn evaluate(nodes: &[Form], facts: &Facts) -> Vec<Option<Value>> {
         };
         let attr = |id: &Id| match nodes[usize::from(*id)] {
             Form::Leaf(Leaf::Attr(i)) => facts.attrs[i as usize].clone(),
-            ref other => panic!("`{other}` is no attribute"),
+            ref other => panic!("`{other}` is not an attribute"),
         };
         let heads = |id: &Id| match attr(id) {
             Attr::Heads(n) => n,
@@ -66,7 +66,7 @@ fn evaluate(nodes: &[Form], facts: &Facts) -> Vec<Option<Value>> {
         };
         let weight = |id: &Id| match nodes[usize::from(*id)] {
             Form::Leaf(Leaf::Weight(i)) => &facts.weights[i as usize],
-            ref other => panic!("`{other}` is no weight"),
+            ref other => panic!("`{other}` is not a weight"),
         };
         let numbers = |id: &Id| {
             let w = weight(id);
@@ -257,7 +257,7 @@ type Build = fn(&mut Term) -> Id;
 
 /// The left side of every rule.
 fn cases() -> Vec<(&'static str, Build)> {
-    /// What becomes channels-first after an operator on rows of the input.
+    /// Channels-first form after an operator on rows of the input.
     fn first(t: &mut Term, of: impl FnOnce(&mut Term, Id) -> Id) -> Id {
         let x = t.input(C);
         let y = of(t, x);
@@ -415,7 +415,7 @@ fn what_no_rule_makes_legal_is_no_program() {
 /// One step of a random part: what it does with the values so far.
 type Step = (u8, usize, usize);
 
-/// A layer in front, one behind, and what rows can meet between.
+/// A layer before, one after, and what rows can meet between.
 fn chain(t: &mut Term, steps: &[Step]) -> Id {
     let x = t.input(C);
     let mut values = vec![t.linear(x, "first", &raw(&[C, C]), None)];

@@ -8,7 +8,7 @@ use super::weights::{Blob, Weights};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-/// Where the elements of a constant are.
+/// Place of a constant's elements.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Stored {
     /// In the model: little-endian, booleans as bytes, packed as in a weight file.
@@ -24,7 +24,7 @@ pub enum Stored {
 pub struct Constant {
     /// Type.
     pub ty: TensorType,
-    /// Where the elements are.
+    /// Place of the elements.
     pub stored: Stored,
 }
 
@@ -49,7 +49,7 @@ impl Constant {
     pub(super) fn read(value: &Value, weights: &mut Weights) -> Result<Self, Flaw> {
         let kind = value.r#type.as_ref().and_then(|t| t.kind.as_ref());
         let Some(Kind::Tensor(ty)) = kind else {
-            return Err(Flaw::Unsupported("a constant that is no tensor".into()));
+            return Err(Flaw::Unsupported("a constant that is not a tensor".into()));
         };
         let ty = TensorType::read(ty)?;
         let stored = match &value.held {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-/// Why a package is not read.
+/// Reason that a package is not read.
 #[derive(Debug, thiserror::Error)]
 pub enum PackageError {
     /// A file of the package cannot be read.
@@ -24,15 +24,15 @@ pub enum PackageError {
     Manifest {
         /// The manifest.
         path: PathBuf,
-        /// What is wrong.
+        /// The fault.
         message: String,
     },
     /// The model is not a protobuf message of Core ML.
-    #[error("`{}` is no Core ML model: {source}", path.display())]
+    #[error("`{}` is not a Core ML model: {source}", path.display())]
     Decode {
         /// The model.
         path: PathBuf,
-        /// What is wrong.
+        /// The fault.
         source: prost::DecodeError,
     },
     /// Something in the model is not as it must be.
@@ -40,15 +40,15 @@ pub enum PackageError {
     Model {
         /// The model.
         path: PathBuf,
-        /// Where: function, operation, value.
+        /// Place: function, operation, value.
         place: Place,
-        /// What is wrong.
+        /// The fault.
         flaw: Box<Flaw>,
     },
 }
 
 impl PackageError {
-    /// What the user can do.
+    /// Remedy.
     pub fn hint(&self) -> &'static str {
         match self {
             Self::Read(_) => "give the path of the `.mlpackage` folder itself, copied whole",
@@ -61,7 +61,7 @@ impl PackageError {
     }
 }
 
-/// Where in a model something is.
+/// Place in a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     /// The function, where it is in one.
@@ -98,7 +98,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// What is wrong with a model.
+/// Fault of a model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Flaw {
     /// A shape is not fixed.
@@ -121,9 +121,9 @@ pub enum Flaw {
     Weight {
         /// The file, as the model names it.
         file: String,
-        /// Where the metadata should be, in bytes.
+        /// Offset of the metadata, in bytes.
         offset: u64,
-        /// What is wrong.
+        /// The fault.
         message: String,
     },
     /// There is more of something than any model needs.
@@ -131,13 +131,13 @@ pub enum Flaw {
     TooMany {
         /// Of what.
         what: &'static str,
-        /// How many are read.
+        /// Number that is read.
         limit: usize,
     },
 }
 
 impl Flaw {
-    /// What the user can do.
+    /// Remedy.
     pub fn hint(&self) -> &'static str {
         match self {
             Self::Flexible => "export the model with fixed shapes, one function per capacity or length",

@@ -31,14 +31,14 @@ use std::sync::Arc;
 /// encoding, hence the limit; a model whose weights lie in files has some hundred bytes per operation.
 pub const MAX_MODEL_BYTES: u64 = 16 << 20;
 
-/// What people are told of a package; empty where nothing is said.
+/// Description of a package for people; empty where there is none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct About {
-    /// What it is.
+    /// Description.
     pub description: String,
-    /// Who made it.
+    /// Author.
     pub author: String,
-    /// What it may be used for.
+    /// Licence.
     pub license: String,
     /// Version.
     pub version: String,
@@ -51,7 +51,7 @@ pub struct Package {
     pub program: Program,
     /// Its weight files.
     pub weights: Weights,
-    /// What people are told of it.
+    /// Description for people.
     pub about: About,
     /// Version of the format that the model states; 9 is iOS 18 and macOS 15.
     pub specification_version: i32,

@@ -12,7 +12,7 @@ pub struct Program {
     pub functions: BTreeMap<String, Arc<Function>>,
     /// The function that runs when none is named.
     pub default_function: String,
-    /// What the model's description says of each function.
+    /// Description of each function in the model.
     pub described: BTreeMap<String, Signature>,
 }
 
@@ -44,11 +44,11 @@ pub struct Value {
     pub name: String,
     /// Type; for a state, of what it holds.
     pub ty: TensorType,
-    /// Where it comes from.
+    /// Origin.
     pub origin: Origin,
 }
 
-/// Where a value comes from.
+/// Origin of a value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Origin {
     /// From the caller.
@@ -112,7 +112,7 @@ impl Function {
     }
 }
 
-/// What a description says of a function.
+/// Description of a function.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Signature {
     /// Inputs, in order.
@@ -128,7 +128,7 @@ pub struct Signature {
 pub struct Feature {
     /// Name.
     pub name: String,
-    /// What it is, for people; empty where nothing is said.
+    /// Description for people; empty where there is none.
     pub about: String,
     /// Type, where it is an array of one shape. Outputs may be described without a shape.
     pub ty: Option<TensorType>,

@@ -31,7 +31,7 @@ pub struct ModelDescription {
     /// States of a model of one function.
     #[prost(message, repeated, tag = "13")]
     pub state: Vec<FeatureDescription>,
-    /// What people are told.
+    /// Description for people.
     #[prost(message, optional, tag = "100")]
     pub metadata: Option<Metadata>,
     /// Interfaces of the functions, where there are several.
@@ -45,7 +45,7 @@ pub struct ModelDescription {
 /// `Metadata`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Metadata {
-    /// What it is.
+    /// Description.
     #[prost(string, tag = "1")]
     pub short_description: String,
     /// Version.
@@ -82,7 +82,7 @@ pub struct FeatureDescription {
     /// Name.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// What it is.
+    /// Description.
     #[prost(string, tag = "2")]
     pub short_description: String,
     /// Type.
@@ -107,7 +107,7 @@ pub struct FeatureType {
 /// `StateFeatureType`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct StateFeatureType {
-    /// What the state holds.
+    /// Contents of the state.
     #[prost(message, optional, tag = "1")]
     pub array: Option<ArrayFeatureType>,
 }
@@ -150,7 +150,7 @@ pub struct Function {
     /// Inputs, states among them.
     #[prost(message, repeated, tag = "1")]
     pub inputs: Vec<NamedValueType>,
-    /// Which of the blocks is meant.
+    /// Name of the block that is meant.
     #[prost(string, tag = "2")]
     pub opset: String,
     /// Bodies by operator set.
@@ -203,12 +203,12 @@ pub struct Argument {
 /// `MILSpec.Argument.Binding`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Binding {
-    /// What is bound.
+    /// Binding.
     #[prost(oneof = "Bound", tags = "1, 2")]
     pub binding: Option<Bound>,
 }
 
-/// What an argument is bound to.
+/// Binding of an argument.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum Bound {
     /// An earlier value.
@@ -233,7 +233,7 @@ pub struct NamedValueType {
 /// `MILSpec.ValueType`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ValueType {
-    /// Which type.
+    /// Type.
     #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5")]
     pub kind: Option<Kind>,
 }
@@ -261,7 +261,7 @@ pub enum Kind {
 /// `MILSpec.StateType`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct StateType {
-    /// What the state holds.
+    /// Contents of the state.
     #[prost(message, optional, tag = "1")]
     pub wrapped: Option<ValueType>,
 }
@@ -302,12 +302,12 @@ pub struct Value {
     /// Type.
     #[prost(message, optional, tag = "2")]
     pub r#type: Option<ValueType>,
-    /// Where the value is.
+    /// Place of the value.
     #[prost(oneof = "Held", tags = "3, 5")]
     pub held: Option<Held>,
 }
 
-/// Where a value is.
+/// Place of a value.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum Held {
     /// In the model itself.
@@ -332,7 +332,7 @@ pub struct BlobFileValue {
     /// File, with `@model_path/` for the folder of the model.
     #[prost(string, tag = "1")]
     pub file_name: String,
-    /// Where the blob's metadata is, in bytes.
+    /// Offset of the blob's metadata, in bytes.
     #[prost(uint64, tag = "2")]
     pub offset: u64,
 }

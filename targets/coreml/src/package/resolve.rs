@@ -24,7 +24,7 @@ pub(super) fn program(model: &proto::Model, weights: &mut Weights) -> Found<Prog
     let at_model = |flaw| (Place::model(), flaw);
     let program = model.ml_program.as_ref();
     let program =
-        program.ok_or_else(|| at_model(Flaw::Unsupported("a model that is no ML program".into())))?;
+        program.ok_or_else(|| at_model(Flaw::Unsupported("a model that is not an ML program".into())))?;
     if program.functions.is_empty() {
         return Err(at_model(Flaw::Invalid("no functions".into())));
     }
@@ -45,7 +45,7 @@ pub(super) fn program(model: &proto::Model, weights: &mut Weights) -> Found<Prog
     Ok(Program { described: described(description, default)?, default_function: default.into(), functions })
 }
 
-/// What a description says of each function.
+/// Description of each function.
 fn described(model: &proto::ModelDescription, default: &str) -> Found<BTreeMap<String, Signature>> {
     let mut all = BTreeMap::new();
     if model.functions.is_empty() {
@@ -76,7 +76,7 @@ fn feature(function: &str, feature: &proto::FeatureDescription) -> Found<Feature
     let empty = proto::FeatureType::default();
     let ty = feature.r#type.as_ref().unwrap_or(&empty);
     let array = ty.multi_array.as_ref().or_else(|| ty.state.as_ref()?.array.as_ref());
-    let array = array.ok_or_else(|| at(Flaw::Unsupported("a feature that is no array".into())))?;
+    let array = array.ok_or_else(|| at(Flaw::Unsupported("a feature that is not an array".into())))?;
     let dtype = Dtype::from_feature(array.data_type)
         .ok_or_else(|| at(Flaw::Unsupported(format!("element type number {}", array.data_type))))?;
     let shape: Result<Vec<usize>, _> = array.shape.iter().map(|&d| usize::try_from(d)).collect();

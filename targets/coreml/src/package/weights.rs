@@ -1,4 +1,4 @@
-//! Weight files: tensors behind a header of metadata each, aligned to 64 bytes.
+//! Weight files: tensors after a header of metadata each, aligned to 64 bytes.
 //!
 //! The format is MILBlob's, version 2. A file starts with 64 bytes (u32 count of blobs, u32 version). A blob's
 //! metadata is 64 bytes: u32 `0xDEADBEEF`, u32 element type, u64 bytes, u64 offset of the data, u64 bits of
@@ -20,7 +20,7 @@ const SENTINEL: u32 = 0xDEAD_BEEF;
 const VERSION: u32 = 2;
 /// Most weight files of a package.
 const MAX_FILES: usize = 64;
-/// What the folder of the model is called in the names of weight files.
+/// Name of the model's folder in the names of weight files.
 const MODEL_PATH: &str = "@model_path/";
 
 /// A tensor in a weight file: which bytes.
@@ -28,9 +28,9 @@ const MODEL_PATH: &str = "@model_path/";
 pub struct Blob {
     /// Number of the file, in the order in which the model names them.
     pub file: usize,
-    /// Where the metadata is, in bytes.
+    /// Offset of the metadata, in bytes.
     pub header: usize,
-    /// Where the data starts, in bytes.
+    /// Offset of the data, in bytes.
     pub start: usize,
     /// Bytes of data.
     pub len: usize,
@@ -101,7 +101,7 @@ impl Weights {
         let map = &self.files[file].map;
         let header = usize::try_from(offset).map_err(|_| wrong("past the end of the file".into()))?;
         if !header.is_multiple_of(ALIGN) || header < ALIGN {
-            return Err(wrong(format!("metadata lies at multiples of {ALIGN} bytes behind the header")));
+            return Err(wrong(format!("metadata lies at multiples of {ALIGN} bytes after the header")));
         }
         let (Some(sentinel), Some(dtype), Some(len), Some(start)) = (
             u32_at(map, header),
@@ -127,7 +127,7 @@ impl Weights {
         });
         let Some(start) = inside else {
             return Err(wrong(format!(
-                "data at {start} + {len} bytes: not aligned, or not behind the metadata and within the file"
+                "data at {start} + {len} bytes: not aligned, or not after the metadata and within the file"
             )));
         };
         Ok(Blob { file, header, start, len: ty.bytes() })

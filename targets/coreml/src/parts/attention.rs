@@ -1,7 +1,7 @@
 //! Attention of a layer, found in the Graph and described for the emitter.
 //!
-//! What is found reaches from the projections of the normed rows to the output projection. The norm in front and the
-//! residual stay on the processor (NPUMoE, §3.2): the Neural Engine has no layer norm, and a graph that begins with its
+//! What is found reaches from the projections of the normed rows to the output projection. The norm before it and the
+//! residual stay on the CPU (NPUMoE, §3.2): the Neural Engine has no layer norm, and a graph that begins with its
 //! first matrix hands over no more than one row per token.
 //!
 //! A package holds a function for the chunk of a prompt and one for decoding, `chunk{T}`, with `T` up to the unit's
@@ -185,7 +185,7 @@ impl Attention {
     }
 }
 
-/// What the emitter writes for it: a name, positions of the state, chunks.
+/// Request to the emitter for it: a name, positions of the state, chunks.
 pub(super) struct Wanted<'a> {
     pub(super) name: &'a str,
     pub(super) context: usize,

@@ -2,7 +2,7 @@
 //!
 //! A result of a graph has as many entries of the vocabulary as the unit's largest extent. Where all of the vocabulary is
 //! more than a graph may hold, it becomes several packages. Rows are picked and the final norm is computed on the
-//! processor, as is the sampling behind.
+//! CPU, as is the sampling after it.
 
 use super::Source;
 use crate::emit::{self, EmitError, Limits};

@@ -43,7 +43,7 @@ pub struct CoreMlPart {
     pub name: String,
     /// Its scope in the Graph.
     pub scope: Scope,
-    /// Where it stands in each entry point, in the order of the module's.
+    /// Place in each entry point, in the order of the module's.
     pub cuts: Vec<Cut>,
     kind: Kind,
 }
@@ -103,16 +103,16 @@ pub struct StaticGraph {
     pub function: String,
     /// Rows `T`.
     pub rows: usize,
-    /// What it takes, in order.
+    /// Inputs, in order.
     pub inputs: Vec<Port>,
-    /// What it gives, in order. Logits of a head's packages and results follow each other in the vocabulary.
+    /// Results, in order. Logits of a head's packages and results follow each other in the vocabulary.
     pub outputs: Vec<Port>,
     /// Whether the package keeps a state, one for each sequence.
     pub stateful: bool,
 }
 
 impl StaticGraph {
-    /// Where its rows stand, if that is fixed, see [`moec_ir::plan::GraphDecl::fixed_start`].
+    /// Place of its rows, if that is fixed, see [`moec_ir::plan::GraphDecl::fixed_start`].
     pub fn fixed_start(&self) -> Option<usize> {
         let port = |name: &str| self.inputs.iter().find(|p| p.name == name);
         match (port("mask").map(|p| &*p.shape), port("write")) {
@@ -122,13 +122,13 @@ impl StaticGraph {
     }
 }
 
-/// What a neural processing unit takes.
+/// Limits of a neural processing unit.
 pub fn limits(npu: &Unit) -> Limits {
     let rules = Rules { last_axis_bytes: npu.graph.last_axis(), ..Rules::ANE };
     Limits { rules, graph_bytes: npu.graph_limit().unwrap_or(u64::MAX), counted: counted(npu) }
 }
 
-/// Which bytes a unit's limit on graphs is about.
+/// Bytes that a unit's limit on graphs counts.
 pub(crate) fn counted(npu: &Unit) -> Counted {
     match npu.graph.counted() {
         moec_device::Counted::Stored => Counted::Stored,
@@ -136,7 +136,7 @@ pub(crate) fn counted(npu: &Unit) -> Counted {
     }
 }
 
-/// How a package stores a weight: the bits of its codes, if the unit takes its format and its rows are whole groups; else
+/// Storage of a weight in a package: the bits of its codes, if the unit takes its format and its rows are whole groups; else
 /// f16.
 pub fn code_bits(npu: &Unit, weight: &Weight) -> Option<u8> {
     let (spec, block) = (weight.format.spec(), weight.format.block());
@@ -165,7 +165,7 @@ pub(crate) fn joined(npu: &Unit, weights: &[&Weight]) -> (Vec<usize>, Option<u8>
     (shape, first.filter(|_| bits.all(|b| b == first)))
 }
 
-/// Where a package lies in a bundle.
+/// Path of a package in a bundle.
 pub(crate) fn path(program: &str) -> String {
     format!("artifacts/{program}.mlpackage")
 }
@@ -250,7 +250,7 @@ impl CoreMlPart {
         self.described(module, npu)?.programs(&limits(npu))
     }
 
-    /// What legalisation makes of it.
+    /// Result of its legalisation.
     ///
     /// # Errors
     /// Why it is no graph, for people.
@@ -259,7 +259,7 @@ impl CoreMlPart {
         legal.map(|legal| legal.counts()).map_err(|e| e.to_string())
     }
 
-    /// What the emitter writes for it, with names in the place of numbers.
+    /// Description that the emitter writes for it, with names in the place of numbers.
     fn described(&self, module: &Module, npu: &Unit) -> std::result::Result<Description, EmitError> {
         let mut raw = |ids: &[WeightId]| {
             let weights: Vec<_> = ids.iter().map(|id| module.weight(*id)).collect();
@@ -271,7 +271,7 @@ impl CoreMlPart {
         self.describe(module, npu, &mut raw).map_err(bug)
     }
 
-    /// Chunks of an attention: of any place for every number of rows, and behind them, where the unit writes the cache by
+    /// Chunks of an attention: of any place for every number of rows, and after them, where the unit writes the cache by
     /// `slice_update`, one for every place where a whole chunk of a prompt can begin.
     fn chunks(&self, npu: &Unit) -> Vec<Chunk> {
         let mut chunks: Vec<_> = self.rows().iter().map(|&rows| Chunk { rows, start: None }).collect();

@@ -1,4 +1,4 @@
-//! What people are told of a package: Core ML's tools show it.
+//! Description of a package for people: Core ML's tools show it.
 
 /// Author of every package.
 pub const AUTHOR: &str = "moec, an ahead-of-time compiler for Mixture-of-Experts models";
@@ -8,7 +8,7 @@ pub const LICENSE: &str =
 /// Version of every package: that of the compiler.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What a tensor at the boundary of a function is, by its name: the beginning of the name, and a sentence.
+/// Meaning of a tensor at the boundary of a function, by its name: the beginning of the name, and a sentence.
 const PORTS: &[(&str, &str)] = &[
     ("x", "hidden states, a token per row, channels in the second axis; rows without a token are zero"),
     ("angles", "cosines, then sines, of the rotary angles at each row's position"),
@@ -22,7 +22,7 @@ const PORTS: &[(&str, &str)] = &[
     ("kv", "cached keys and values of one sequence: parts, heads, positions, channels; zero at first"),
 ];
 
-/// What a tensor of a name and a shape is.
+/// Meaning of a tensor of a name and a shape.
 pub(crate) fn port(name: &str, shape: &[usize]) -> Option<String> {
     let stem = name.trim_end_matches(|c: char| c.is_ascii_digit());
     let (_, about) = PORTS.iter().find(|(known, _)| *known == stem)?;

@@ -1,4 +1,4 @@
-//! Why a program is refused.
+//! Reasons that a program is refused.
 
 use thiserror::Error;
 
@@ -12,7 +12,7 @@ pub struct ProgramError {
     pub function: String,
     /// `op 3 (conv): ` where it is an operator's fault, else empty.
     pub place: String,
-    /// What is wrong.
+    /// The fault.
     pub what: String,
 }
 

@@ -3,7 +3,7 @@
 use super::op::{Arg, Op, OpKind};
 use super::{ValueId, WeightRef, elements};
 
-/// Where the shapes of operands and weights are looked up.
+/// Shapes of operands and weights.
 pub(super) struct Shapes<'a, F> {
     /// Shape of a value that has been defined.
     pub(super) value: F,
@@ -31,14 +31,14 @@ impl<'a, F: Fn(ValueId) -> Option<&'a [usize]>> Args<'a, F> {
     fn shape(&self, name: &str) -> Result<&'a [usize]> {
         match self.get(name)? {
             Arg::Value(id) => self.shape_of(*id),
-            _ => Err(format!("`{name}` is no tensor")),
+            _ => Err(format!("`{name}` is not a tensor")),
         }
     }
 
     fn ints(&self, name: &str) -> Result<&'a [usize]> {
         match self.get(name)? {
             Arg::Ints(list) => Ok(list),
-            _ => Err(format!("`{name}` is no list of whole numbers")),
+            _ => Err(format!("`{name}` is not a list of whole numbers")),
         }
     }
 
@@ -170,7 +170,7 @@ fn matmul<'a, F: Fn(ValueId) -> Option<&'a [usize]>>(args: &Args<'a, F>) -> Resu
     let matrix = |name: &str, flag: &str| -> Result<(&'a [usize], usize, usize)> {
         let shape = args.shape(name)?;
         let &[ref batch @ .., r, c] = shape else {
-            return Err(format!("`{name}` {shape:?} is no matrix"));
+            return Err(format!("`{name}` {shape:?} is not a matrix"));
         };
         Ok(if args.bool(flag)? { (batch, c, r) } else { (batch, r, c) })
     };
@@ -229,7 +229,7 @@ fn squeeze(x: &[usize], axes: &[usize]) -> Result<Vec<usize>> {
 
 fn concat<'a, F: Fn(ValueId) -> Option<&'a [usize]>>(args: &Args<'a, F>) -> Result<Vec<usize>> {
     let Arg::Values(values) = args.get("values")? else {
-        return Err("`values` is no list of tensors".into());
+        return Err("`values` is not a list of tensors".into());
     };
     let (first, rest) = values.split_first().ok_or("nothing is joined")?;
     let mut shape = args.shape_of(*first)?.to_vec();

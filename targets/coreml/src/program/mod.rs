@@ -45,7 +45,7 @@ pub const ELEMENT: u64 = 2;
 pub struct Program {
     /// Name of the graph, unique in a bundle.
     pub name: String,
-    /// What it is, in a sentence.
+    /// Description, in a sentence.
     pub description: String,
     /// Weights that functions refer to by index.
     pub weights: Vec<WeightRef>,
@@ -79,7 +79,7 @@ pub struct Value {
     pub name: String,
     /// Extents; empty for a scalar.
     pub shape: Vec<usize>,
-    /// What it is, in a sentence: of inputs, states and results.
+    /// Description, in a sentence: of inputs, states and results.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub about: Option<String>,
 }
@@ -112,7 +112,7 @@ impl TryFrom<String> for ValueId {
     type Error = String;
     fn try_from(text: String) -> Result<Self, String> {
         let number = text.strip_prefix('%').and_then(|n| n.parse().ok());
-        number.map(Self).ok_or_else(|| format!("`{text}` is no value (`%` and a number)"))
+        number.map(Self).ok_or_else(|| format!("`{text}` is not a value (`%` and a number)"))
     }
 }
 

@@ -49,7 +49,7 @@ pub enum OpKind {
     WriteState,
 }
 
-/// What a parameter takes.
+/// Values that a parameter takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArgKind {
     /// A tensor.
@@ -75,7 +75,7 @@ pub enum ArgKind {
 pub struct Param {
     /// MIL's name.
     pub name: &'static str,
-    /// What it takes.
+    /// Values that it takes.
     pub kind: ArgKind,
     /// Whether it must be there.
     pub required: bool,
@@ -173,7 +173,7 @@ impl OpKind {
     }
 }
 
-/// How `gelu` is computed.
+/// Computation of `gelu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum Mode {
@@ -223,11 +223,11 @@ impl Arg {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Op {
-    /// What it does.
+    /// Its kind.
     pub op: OpKind,
     /// Arguments by the name of their parameter.
     pub args: BTreeMap<String, Arg>,
-    /// What it defines.
+    /// Values that it defines.
     pub results: Vec<ValueId>,
 }
 

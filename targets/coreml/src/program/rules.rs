@@ -1,23 +1,23 @@
-//! What a unit allows in a program.
+//! Rules of a unit for programs.
 #![expect(clippy::cast_possible_truncation, reason = "bytes of one element")]
 
 use super::OpKind;
 use super::OpKind as K;
 
-/// What a limit on the bytes of a graph is about.
+/// Bytes that a limit on a graph counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Counted {
-    /// What the package stores.
+    /// Stored bytes of the package.
     #[default]
     Stored,
-    /// What its weights take in f16.
+    /// Bytes of its weights in f16.
     Dense,
 }
 
 /// Rules of a unit that runs programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// What the unit is, for messages.
+    /// Name of the unit, for messages.
     pub unit: &'static str,
     /// Operators that it runs.
     pub ops: &'static [OpKind],

@@ -28,7 +28,7 @@ impl Program {
             let checked = if !names.insert(&*function.name) {
                 Err(ProgramError::function(&function.name, "there are two of that name"))
             } else if !identifier(&function.name) {
-                Err(ProgramError::function(&function.name, "its name is no identifier"))
+                Err(ProgramError::function(&function.name, "its name is not an identifier"))
             } else {
                 verify(function, &self.weights, rules)
             };
@@ -38,7 +38,7 @@ impl Program {
     }
 }
 
-/// Letters, digits and underscores, no digit in front: what Core ML calls functions and values by.
+/// Letters, digits and underscores, no leading digit: what Core ML calls functions and values by.
 fn identifier(name: &str) -> bool {
     !name.starts_with(|c: char| c.is_ascii_digit())
         && !name.is_empty()
@@ -79,7 +79,7 @@ fn verify(function: &Function, weights: &[WeightRef], rules: &Rules) -> Result<(
     for value in &function.values {
         if !identifier(&value.name) || !names.insert(&*value.name) {
             return fail(format!(
-                "a value cannot be called `{}`: it is no identifier, or it is taken",
+                "a value cannot be called `{}`: it is not an identifier, or it is taken",
                 value.name
             ));
         }
@@ -131,7 +131,7 @@ fn extent(function: &Function, id: ValueId, rules: &Rules) -> std::result::Resul
     }
 }
 
-/// What a unit pads has no last axis of 1, but for what callers see.
+/// Checks that no tensor that a unit pads has a last axis of 1, but for what callers see.
 fn last_axis(function: &Function, id: ValueId, rules: &Rules) -> std::result::Result<(), String> {
     let value = &function.values[id.index()];
     let narrow = value.shape.last() == Some(&1) && value.shape.iter().any(|&d| d > 1);

@@ -8,7 +8,7 @@ const BLOB_ALIGN: u64 = 64;
 /// Arrays with fewer elements stay in the program instead of the weight file.
 const INLINE_BELOW: u64 = 10;
 
-/// Where the values of a constant stand in a raw file, row-major and little-endian: f16, or codes with scales.
+/// Place of a constant's values in a raw file, row-major and little-endian: f16, or codes with scales.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WeightRef {

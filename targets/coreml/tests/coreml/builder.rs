@@ -275,7 +275,7 @@ impl Saved {
     }
 }
 
-/// Where the golden packages are.
+/// Folder of the golden packages.
 pub(crate) fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/coreml")
 }

@@ -1,4 +1,4 @@
-//! How far fp16 is from exact arithmetic.
+//! Distance of fp16 from exact arithmetic.
 
 use crate::builder::{Arg, Builder, int, name, run, tensor, ty};
 use half::f16;

@@ -97,7 +97,7 @@ impl<'a> Reference<'a> {
     }
 }
 
-/// What the runtime hands to a function for rows at `start ..`, of which `valid` are no padding.
+/// Inputs by the runtime for rows at `start ..`, of which `valid` are no padding.
 fn inputs(a: &Attention, chunk: Chunk, start: usize, valid: usize, window: Option<usize>) -> [Vec<f32>; 3] {
     let rows = |t| start + t;
     let seen = chunk.start.map_or(CONTEXT, |s| s + chunk.rows);
@@ -151,12 +151,12 @@ fn check(
         let error = difference(&got["y"][..rows], &want[..rows]);
         assert!(error < bound, "{what}, rows from {start}: {error}");
     }
-    // The state holds keys, then values, as wide as the wider, with zeros behind.
+    // The state holds keys, then values, as wide as the wider, with zeros at the end.
     let (state, width) = (&states["kv"], a.state_width(&ane()));
     for (half, cache) in [&reference.keys, &reference.values].into_iter().enumerate() {
         let dim = cache.ty.shape[3];
         let cells = cache.as_f32().chunks(dim).zip(state[half * state.len() / 2..].chunks(width));
-        // What padding rows left behind at fixed places does not count.
+        // What padding rows left at fixed places does not count.
         for (i, (want, got)) in cells.enumerate().filter(|(i, _)| i % CONTEXT < 40) {
             if want.iter().any(|x| *x != 0.0) {
                 let error = difference(&got[..dim], want);
@@ -233,7 +233,7 @@ fn the_bytes_of_a_graph_are_known_before_it_is_written() {
     }
 }
 
-/// What is said of a description, and what is wrong with it.
+/// Name of a fault in a description, and the change that makes it.
 type Fault = (&'static str, fn(&mut Attention));
 
 #[test]

@@ -19,7 +19,7 @@ fn where_the_last_axis_is_padded_a_group_reads_as_grouped_convolutions_of_column
     insta::assert_snapshot!(group.emit(&padded()).unwrap());
 }
 
-/// What the reference says of rows that an expert meets.
+/// Reference results of rows that an expert meets.
 fn reference(store: &Store, all: &Networks, e: usize, glu: Glu, rows: &[f32], hidden: usize) -> Vec<f32> {
     let op = |op: &Op, args: &[&Tensor]| {
         eval::op(op, args.iter().map(|t| eval::Arg::Tensor(t)).collect()).unwrap().remove(0)

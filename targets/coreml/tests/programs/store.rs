@@ -51,7 +51,7 @@ impl Store {
         self.raw(&[out, channels], 0.0, 1.5 / (channels as f32).sqrt())
     }
 
-    /// What a reference is given.
+    /// Tensor for a reference.
     pub(crate) fn tensor(&self, raw: &Raw) -> Tensor {
         let start = raw.offset as usize / 2;
         let count: usize = raw.shape.iter().product();

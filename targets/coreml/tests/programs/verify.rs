@@ -49,7 +49,7 @@ fn what_is_malformed_is_refused_with_its_place() {
     let faults: &[Fault] = &[
         ("there is no function", |p| p.functions.clear()),
         ("there are two of that name", |p| p.functions.push(p.functions[0].clone())),
-        ("its name is no identifier", |p| p.functions[0].name = "2x".into()),
+        ("its name is not an identifier", |p| p.functions[0].name = "2x".into()),
         ("it is taken", |p| p.functions[0].values[1].name = "x".into()),
         ("has no elements", |p| p.functions[0].values[1].shape = vec![4, 0]),
         ("op 0 (relu): `%1` is [4, 4], not [4, 5]", |p| p.functions[0].values[1].shape = vec![4, 5]),

@@ -120,7 +120,7 @@ impl Cache {
     }
 }
 
-/// Bytes with their length in front, so that no two sequences of fields are the same bytes.
+/// Bytes after their length, so that no two sequences of fields are the same bytes.
 fn field(hash: &mut Sha256, bytes: &[u8]) {
     hash.update((bytes.len() as u64).to_le_bytes());
     hash.update(bytes);

@@ -1,4 +1,4 @@
-//! How tensors of four axes lie in memory.
+//! Layout of tensors of four axes in memory.
 //!
 //! The runtime's are dense, the last axis inner. Core ML pads rows where a unit wants them aligned: the Neural Engine's
 //! are multiples of 64 bytes, so that a last axis of one f16 takes 32 times its size.

@@ -27,7 +27,7 @@ use std::sync::{Mutex, PoisonError};
 /// First version of macOS with functions and states of packages.
 const SYSTEM: isize = 15;
 
-/// Executes packages on the Neural Engine, and what it does not take on the processor: Core ML decides.
+/// Executes packages on the Neural Engine, and what it does not take on the CPU: Core ML decides.
 #[derive(Debug)]
 pub(crate) struct CoreMl {
     cache: Cache,
@@ -54,7 +54,7 @@ struct Graph {
     outputs: Vec<Port>,
     /// Index of its package's states.
     states: Option<usize>,
-    /// What the last call was made of; kept while callers come with the same memory.
+    /// Last call; kept while callers come with the same memory.
     call: Option<Call>,
 }
 
@@ -102,7 +102,7 @@ impl CoreMl {
 
 impl Graphs for CoreMl {
     fn name(&self) -> &'static str {
-        "Core ML (Neural Engine and processor)"
+        "Core ML (Neural Engine and CPU)"
     }
 
     fn load(&mut self, bundle: &BundleReader, graphs: &[GraphDecl], slots: usize) -> Result<()> {
@@ -396,7 +396,7 @@ fn dictionary<T: Message + AsRef<AnyObject>>(
 }
 
 fn url(folder: &Path, graph: &str) -> Result<Retained<NSURL>> {
-    let none = || refused(graph, format!("`{}` is no path that Foundation takes", folder.display()));
+    let none = || refused(graph, format!("`{}` is not a path that Foundation takes", folder.display()));
     NSURL::from_directory_path(folder).ok_or_else(none)
 }
 
@@ -404,7 +404,7 @@ fn refused(graph: &str, why: String) -> Error {
     Error::graph(graph.to_owned(), why)
 }
 
-/// What an error says, with its causes.
+/// Text of an error, with its causes.
 fn said(error: &NSError) -> String {
     let mut text = format!("{} ({} {})", error.localizedDescription(), error.domain(), error.code());
     let reasons = error.localizedFailureReason().map(|r| r.to_string());

@@ -6,7 +6,7 @@ use iced_x86::{Code, Decoder, DecoderError, DecoderOptions, Instruction, Registe
 /// Bytes of the longest instruction.
 pub(super) const LONGEST: usize = 15;
 
-/// Where a base address comes from.
+/// Source of a base address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Base {
     /// Nowhere: 0.
@@ -28,7 +28,7 @@ pub(super) struct Memory {
     pub(super) disp: i32,
 }
 
-/// How the elements of a dot product are read.
+/// Type of a dot product's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dot {
     /// Pairs of bf16.
@@ -56,7 +56,7 @@ pub(super) enum Op {
     Dot(Dot, [u8; 3]),
 }
 
-/// Why bytes are no AMX instruction.
+/// Reason that bytes are no AMX instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unknown {
     /// They end before the instruction does.

@@ -1,4 +1,4 @@
-//! AMX on a processor that has none: an AMX instruction raises `#UD` there, the system sends `SIGILL`, and
+//! AMX on a CPU that has none: an AMX instruction raises `#UD` there, the system sends `SIGILL`, and
 //! the handler below executes it. For reading artifacts back and for tests; a trap per instruction takes
 //! microseconds where the hardware takes nanoseconds.
 //!
@@ -10,7 +10,7 @@
 //! `SIGSEGV`, its address as on the hardware but the instruction pointer in here.
 #![expect(clippy::cast_possible_truncation, reason = "parts of an instruction that was decoded")]
 
-/// Why AMX cannot be emulated.
+/// Reason that AMX cannot be emulated.
 #[derive(Debug, thiserror::Error)]
 pub enum EmulateError {
     /// Another system or architecture.

@@ -13,12 +13,12 @@ const ROW_BYTES: usize = 64;
 const WORDS: usize = ROW_BYTES / 4;
 /// Bytes of a configuration in memory.
 pub(super) const CONFIG_BYTES: usize = 64;
-/// Where a configuration in memory has the bytes per row, 16 bits each.
+/// Offset of the bytes per row in a configuration, 16 bits each.
 const COLSB_AT: usize = 16;
-/// Where a configuration in memory has the rows, 8 bits each.
+/// Offset of the rows in a configuration, 8 bits each.
 const ROWS_AT: usize = 48;
 
-/// The processor would have raised an exception: `#UD`, or `#GP` for a bad configuration.
+/// The CPU would have raised an exception: `#UD`, or `#GP` for a bad configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fault;
 
@@ -129,7 +129,7 @@ impl Tiles {
             if r < end {
                 let from = base.wrapping_add(r.wrapping_mul(stride)) as *const u8;
                 // SAFETY: the caller vouches for `colsb` bytes at each row's address; a row of ours holds
-                // as many, and nobody else's memory overlaps it.
+                // as many, and no other memory overlaps it.
                 unsafe { from.copy_to_nonoverlapping(row.as_mut_ptr().cast(), usize::from(shape.colsb)) };
             }
         }
@@ -182,7 +182,7 @@ impl Tiles {
 fn dot_bf16(row: &mut [u32; WORDS], first: &[u32], second: &[[u32; WORDS]]) {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx512f") {
-        // SAFETY: the processor has the features.
+        // SAFETY: the CPU has the features.
         return unsafe { dot_bf16_wide(row, first, second) };
     }
     dot_bf16_plain(row, first, second);

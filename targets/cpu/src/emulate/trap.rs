@@ -14,13 +14,13 @@ thread_local! {
     static TILES: UnsafeCell<Tiles> = const { UnsafeCell::new(Tiles::INIT) };
 }
 
-/// Who was asked about illegal instructions before.
+/// Previous handler of illegal instructions.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// Bytes of the smallest page.
 const PAGE: usize = 4096;
 
-/// Where a signal's context has the general registers, by their numbers in encodings.
+/// Indices of the general registers in a signal's context, by their numbers in encodings.
 const REGISTERS: [libc::c_int; 16] = [
     libc::REG_RAX,
     libc::REG_RCX,
@@ -80,7 +80,7 @@ pub fn install() -> Result<(), EmulateError> {
 unsafe extern "C" fn on_illegal(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: `SA_SIGINFO` promises a `ucontext_t` that is this handler's alone until it returns.
     let context_of = unsafe { &mut *context.cast::<libc::ucontext_t>() };
-    // SAFETY: the registers are those of an instruction that this processor has refused.
+    // SAFETY: the registers are those of an instruction that this CPU has refused.
     if unsafe { step(&mut context_of.uc_mcontext.gregs) }.is_err() {
         // SAFETY: exactly what the system has given.
         unsafe { pass_on(signal, info, context) };
@@ -94,7 +94,7 @@ unsafe extern "C" fn on_illegal(signal: libc::c_int, info: *mut libc::siginfo_t,
 /// accessed as the instruction would.
 unsafe fn step(registers: &mut [libc::greg_t; 23]) -> Result<(), Fault> {
     let at = registers[libc::REG_RIP as usize] as usize;
-    // SAFETY: the processor has read the instruction from there. Pages are readable as a whole, and the next one is asked for
+    // SAFETY: the CPU has read the instruction from there. Pages are readable as a whole, and the next one is asked for
     // only where the instruction reaches into it.
     let bytes = |count: usize| unsafe { std::slice::from_raw_parts(at as *const u8, count) };
     let found = match decode(bytes(LONGEST.min(PAGE - at % PAGE))) {
@@ -144,7 +144,7 @@ unsafe fn step(registers: &mut [libc::greg_t; 23]) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Hands the signal to whom it would have gone to.
+/// Passes the signal to the previous handler.
 ///
 /// # Safety
 /// The arguments must be those of a signal that is being handled.
@@ -292,7 +292,7 @@ mod tests {
             return;
         }
         install().unwrap();
-        // SAFETY: no tile is configured, so this is `#UD` on every processor.
+        // SAFETY: no tile is configured, so this is `#UD` on every CPU.
         unsafe { asm!("tilerelease", "tilezero tmm0") };
     }
 }

@@ -40,7 +40,7 @@ macro_rules! each {
 macro_rules! loop_of {
     ($name:ident, $extension:literal, $op:literal, $after:literal, $x:literal) => {
         /// # Safety
-        /// The processor has the instruction.
+        /// The CPU has the instruction.
         unsafe fn $name(turns: u64) {
             // SAFETY: registers only, all of them declared.
             unsafe {

@@ -1,4 +1,4 @@
-//! What an expert costs by the rows that choose it: the table that TriMoE profiles offline for a processor,
+//! Costs of an expert by the rows that choose it: the table that TriMoE profiles offline for a CPU,
 //! `f_calc_cpu(L)` (§4.2).
 //!
 //! The kernels are those that a build picks: `expert_ffn` with bf16 weights is selected and fused as in a plan, in

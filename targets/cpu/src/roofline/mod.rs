@@ -1,4 +1,4 @@
-//! What this machine can do at most: multiply-adds per second by number format, and bytes read from memory.
+//! Peaks of this machine: multiply-adds per second by number format, and bytes read from memory.
 //!
 //! Loops are written in assembly, so that they measure the instruction and not what a compiler made of it.
 //! Each runs on one thread and on all, several times, and the fastest counts: other work on the machine
@@ -31,7 +31,7 @@ struct Loop {
     format: &'static str,
     /// The instruction, for people.
     instruction: &'static str,
-    /// What the processor must have, in LLVM's names.
+    /// Features that the CPU must have, in LLVM's names.
     features: &'static [&'static str],
     /// Operations of one turn; a multiply-add counts as two.
     operations: u64,
@@ -52,7 +52,7 @@ const TURN: usize = 512;
 /// time that they are read again other ones have been.
 const BUFFER: usize = 256 << 20;
 const PART: usize = 128 << 20;
-/// How often each figure is taken.
+/// Number of times that each figure is taken.
 const ROUNDS: usize = 16;
 /// Length of a measured loop, in seconds: short enough that some round is not interrupted.
 const SPAN: f64 = 0.01;
@@ -77,12 +77,12 @@ pub struct PeakRate {
     pub gops: Rates,
 }
 
-/// What was measured.
+/// Measured peaks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Roofline {
     /// Threads that "all" stands for.
     pub threads: usize,
-    /// Instructions that this processor has.
+    /// Instructions that this CPU has.
     pub peaks: Vec<PeakRate>,
     /// 10⁹ bytes per second read from memory, one after the other.
     pub read_gb_per_s: Rates,
@@ -197,7 +197,7 @@ fn meeting(threads: usize) -> moec_runtime::Result<f64> {
 mod tests {
     use super::*;
 
-    /// No time is tested, but every loop that this processor has must run and end.
+    /// No time is tested, but every loop that this CPU has must run and end.
     #[test]
     fn every_loop_runs() {
         let mut formats = Vec::new();

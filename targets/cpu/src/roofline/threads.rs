@@ -1,8 +1,8 @@
-//! What a unit that runs kernels of threads can do, by the kernels that a build writes for it: launches, its memory, the link, and what
-//! an expert costs by its rows.
+//! Peaks of a unit that runs GPU kernels, by the kernels that a build writes for it: launches, its memory, the link, and the costs
+//! of an expert by its rows.
 //!
-//! The expert's table is the processor's (`experts`) on the other unit: as many experts at once as a layer has, `expert_ffn` of bf16
-//! weights as it is selected for threads. Time is the processor's clock around calls that are made so often that one wait counts little.
+//! The expert's table is the CPU's (`experts`) on the other unit: as many experts at once as a layer has, `expert_ffn` of bf16
+//! weights as it is selected for threads. Time is the CPU's clock around calls that are made so often that one wait counts little.
 
 use crate::threads::{Kernel, ThreadTarget};
 use crate::{Activations, CpuTarget, InputView, KernelSpec, NodeView, Role, Work};
@@ -30,7 +30,7 @@ const DEPTH: usize = 2048;
 const READ: u64 = 512 << 20;
 /// Places are multiples of this.
 const ALIGN: u64 = 256;
-/// How long a figure is measured, about.
+/// Approximate time of measuring a figure.
 const SPAN: Duration = Duration::from_millis(100);
 /// Launches of a kernel that does nearly nothing.
 const LAUNCHES: u32 = 1000;
@@ -39,7 +39,7 @@ const WAITS: u32 = 50;
 /// Copies of a pinned buffer.
 const COPIES: u32 = 64;
 
-/// What was measured.
+/// Measured rates.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ThreadRates {
     /// Name of the unit, as its maker has it.
@@ -48,9 +48,9 @@ pub struct ThreadRates {
     pub generation: &'static str,
     /// Bytes of its memory.
     pub capacity: u64,
-    /// What its maker states.
+    /// Peaks that its maker states.
     pub peaks: Peaks,
-    /// Microseconds from one launch to the next, where nobody waits.
+    /// Microseconds from one launch to the next, where no thread waits.
     pub launch_us: f64,
     /// Microseconds that a wait adds to a launch.
     pub wait_us: f64,
@@ -62,7 +62,7 @@ pub struct ThreadRates {
     pub copy_us: f64,
     /// Channels of the residual stream and of an expert.
     pub shape: [usize; 2],
-    /// What one expert costs by its rows, where that was asked for.
+    /// Costs of one expert by its rows, where they were requested.
     pub experts: Vec<MatmulTime>,
 }
 
@@ -188,7 +188,7 @@ fn load(
     target: &ThreadTarget,
     kernels: &[Kernel],
 ) -> Result<Vec<moec_ir::plan::Launch>> {
-    let failed = |e: crate::CodegenError| Error::bug("a kernel of threads does not compile").because(e);
+    let failed = |e: crate::CodegenError| Error::bug("a GPU kernel does not compile").because(e);
     let text = target.compile(kernels).map_err(failed)?;
     let symbols: Vec<String> = kernels.iter().map(Kernel::symbol).collect();
     bench.load(&text, &symbols)?;
@@ -237,7 +237,7 @@ fn reading(bench: &mut dyn Bench, target: &ThreadTarget, own: &Own) -> Result<f6
         schedule: Schedule { rows: 1, ..Schedule::default() },
     });
     let launch = load(bench, target, &[Kernel::from(spec)])?[0];
-    // The row and the result lie behind the matrix.
+    // The row and the result lie after the matrix.
     let behind = own.base + bytes.next_multiple_of(ALIGN);
     let out = behind + (4 * DEPTH as u64).next_multiple_of(ALIGN);
     if out + 4 * rows as u64 > own.base + own.room {
@@ -293,10 +293,9 @@ fn expert(
         apart: false,
         tied: false,
     };
-    let selection = target
-        .select(&node)
-        .map_err(|e| Error::bug("experts of bf16 have no kernels of threads").because(e))?;
-    // Matrices one behind the other, and a table of their addresses.
+    let selection =
+        target.select(&node).map_err(|e| Error::bug("experts of bf16 have no GPU kernels").because(e))?;
+    // Matrices one after the other, and a table of their addresses.
     let matrices = [2 * inter * hidden * 2, hidden * inter * 2];
     let mut places = BTreeMap::new();
     let mut place = |role: Role, bytes: usize| Some(places.insert(role, own.place(bytes)?)).map(|_| ());
@@ -336,7 +335,7 @@ fn expert(
     Ok(Some(seconds(bench, &calls)? / EXPERTS as f64))
 }
 
-/// A dispatch table in which every expert has the same rows, one behind the other.
+/// A dispatch table in which every expert has the same rows, one after the other.
 fn dispatch(layout: DispatchLayout) -> Vec<u8> {
     let mut words = vec![0_i32; layout.words()];
     let each = layout.rows / layout.experts;

@@ -72,7 +72,7 @@ macro_rules! each {
 macro_rules! loop_512 {
     ($name:ident, $op:literal, $x:literal) => {
         /// # Safety
-        /// The processor has the instruction.
+        /// The CPU has the instruction.
         unsafe fn $name(turns: u64) {
             // SAFETY: registers only, all of them declared.
             unsafe {
@@ -102,7 +102,7 @@ loop_512!(dot_bf16, "vdpbf16ps zmm", 0x3f00_3f00);
 loop_512!(dot_int8, "vpdpbusd zmm", 0x0101_0101);
 
 /// # Safety
-/// The processor has AVX2 and FMA.
+/// The CPU has AVX2 and FMA.
 unsafe fn fma_256(turns: u64) {
     // SAFETY: registers only, all of them declared.
     unsafe {
@@ -125,7 +125,7 @@ unsafe fn fma_256(turns: u64) {
 }
 
 /// # Safety
-/// The processor has AVX2.
+/// The CPU has AVX2.
 unsafe fn madd_256(turns: u64) {
     // SAFETY: registers only, all of them declared.
     unsafe {
@@ -179,7 +179,7 @@ static TILES: TileConfig = {
 macro_rules! loop_tiles {
     ($name:ident, $op:literal) => {
         /// # Safety
-        /// The processor has the instruction, and the system lets this process use tiles.
+        /// The CPU has the instruction, and the system lets this process use tiles.
         unsafe fn $name(turns: u64) {
             // SAFETY: reads the configuration; else registers only. Tiles are released.
             unsafe {
@@ -211,7 +211,7 @@ loop_tiles!(tiles_int8, "tdpbusd");
 macro_rules! read {
     ($name:ident, $end:literal, $($line:literal),*) => {
         /// # Safety
-        /// The processor has the instruction; `bytes`, a positive multiple of [`TURN`], can be read at `at`.
+        /// The CPU has the instruction; `bytes`, a positive multiple of [`TURN`], can be read at `at`.
         unsafe fn $name(at: *const u8, bytes: usize) {
             // SAFETY: reads those bytes and changes declared registers only. A prefetch of what is not
             // there does nothing.

@@ -1,4 +1,4 @@
-//! What the inner loop is made of.
+//! Instructions of the inner loop.
 
 use crate::machines::sapphire_rapids;
 use moec_codegen::spec::{Attention, Linear};

@@ -1,4 +1,4 @@
-//! What the kernels are compiled for here.
+//! Target machines of the kernels here.
 
 use crate::harness::PRODUCTS;
 use moec_codegen::spec::Attention;
@@ -6,7 +6,7 @@ use moec_codegen::{Compute, KernelSpec, Machine};
 use moec_cpu::emulate;
 use moec_testing::SAPPHIRE_RAPIDS;
 
-/// AVX-512 with VNNI and bf16, as every processor with tiles has them, and AMX.
+/// AVX-512 with VNNI and bf16, as every CPU with tiles has them, and AMX.
 pub(crate) fn sapphire_rapids() -> Machine {
     let mut machine = Machine::x86_64_level(4);
     for feature in ["avx512vnni", "avx512bf16", "amx-tile", "amx-bf16", "amx-int8"] {
@@ -30,7 +30,7 @@ pub(crate) fn machines() -> Vec<Machine> {
     if !emulated.is_empty() {
         emulate::install().unwrap_or_else(|e| panic!("{e}"));
     }
-    // Every processor with tiles also moves bytes by one instruction; codes are unpacked otherwise without it.
+    // Every CPU with tiles also moves bytes by one instruction; codes are unpacked otherwise without it.
     let mut permuting = machine.clone();
     permuting.features.push("avx512vbmi".to_string());
     if !SAPPHIRE_RAPIDS.by(moec_runtime::platform::cpu::missing(&["avx512vbmi"]).is_empty()) {

@@ -1,4 +1,4 @@
-//! Matrix kernels and attention on tile registers, in this process: on the processor's own, or emulated.
+//! Matrix kernels and attention on tile registers, in this process: on the CPU's own, or emulated.
 //!
 //! The cases are those of `moec-codegen`; they stand in this crate because the emulator does.
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -24,7 +24,7 @@ mod matrix;
 #[path = "../../../../codegen/tests/kernels/schedules.rs"]
 mod schedules;
 
-/// Kernels of threads meet the cases where these stand.
+/// GPU kernels meet the cases where these stand.
 mod threads {
     /// No test here uses a GPU.
     pub(crate) const fn on_gpu() -> bool {

@@ -171,7 +171,7 @@ driver! {
             return unsafe { give("cuModuleLoadDataEx", "text", module, handle(32)) };
         };
         for i in 0..count as usize {
-            // SAFETY: as above: as many options as is said, and behind the log its size.
+            // SAFETY: as above: as many options as is said, and after the log its size.
             unsafe {
                 if *options.add(i) == 5 && i + 1 < count as usize {
                     let room = (*values.add(i + 1)).addr().saturating_sub(1).min(why.len());

@@ -1,4 +1,4 @@
-//! What the made-up driver holds: a memory, a module, and what was asked.
+//! State of the fake driver: a memory, a module, and the calls.
 
 use moec_ptx::{Argument, Buffer, Launch, Memory, Module, Program};
 use std::ffi::c_int;

@@ -1,4 +1,4 @@
-//! How fast kernels are executed: additions, multiply-adds and a tiled product, in operations of threads per second.
+//! Speed of executed kernels: additions, multiply-adds and a tiled product, in operations of threads per second.
 //!
 //! `cargo run --release -p moec-ptx --example speed`
 #![allow(clippy::print_stdout, reason = "it says what it measured")]

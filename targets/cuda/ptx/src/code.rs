@@ -3,9 +3,9 @@
 use crate::lanes::Map;
 use crate::types::Space;
 
-/// Where shared memory begins among generic addresses.
+/// First generic address of shared memory.
 pub(crate) const SHARED_WINDOW: u64 = 0x1000_0000;
-/// Where a thread's own memory begins among generic addresses.
+/// First generic address of a thread's own memory.
 pub(crate) const LOCAL_WINDOW: u64 = 0x2000_0000;
 /// Bytes of either.
 pub(crate) const WINDOW: u64 = 0x1000_0000;
@@ -16,7 +16,7 @@ pub(crate) const MAX_SHARED: u64 = 227 * 1024;
 /// The number of a register.
 pub(crate) type Reg = u32;
 
-/// What instructions are counted by.
+/// Class by which instructions are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
     /// Integers, logic and comparison of integers.
@@ -77,9 +77,9 @@ pub(crate) struct Code {
     pub(crate) outs: Box<[Reg]>,
     /// Registers that are read.
     pub(crate) ins: Box<[Reg]>,
-    /// What is done.
+    /// Action.
     pub(crate) action: Action,
-    /// What it is counted by.
+    /// Class by which it is counted.
     pub(crate) class: Class,
     /// Floating-point or integer operations of a lane: 2 of a multiply-add.
     pub(crate) operations: u32,
@@ -92,7 +92,7 @@ pub(crate) struct Code {
 pub(crate) struct Access {
     /// The space; none where the address itself says it.
     pub(crate) space: Option<Space>,
-    /// Bytes behind the register.
+    /// Bytes after the register.
     pub(crate) offset: i64,
     /// Bytes of an element.
     pub(crate) bytes: u32,
@@ -100,13 +100,13 @@ pub(crate) struct Access {
     pub(crate) count: u32,
 }
 
-/// What becomes of a word of memory: from what it was and two operands.
+/// Function of a word of memory: from its old value and two operands.
 pub(crate) type Update = Box<dyn Fn(u64, u64, u64) -> u64 + Send + Sync>;
 
-/// What a warp reduces.
+/// Reduction of a warp.
 pub(crate) type Reduction = fn(u64, u64) -> u64;
 
-/// What is done.
+/// Action of an instruction.
 pub(crate) enum Action {
     /// `outs` from `ins`, lane by lane.
     Map(Map),
@@ -150,7 +150,7 @@ pub(crate) enum Action {
     Nothing,
 }
 
-/// How a shuffle finds the lane that it reads.
+/// Way in which a shuffle finds the lane that it reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shuffle {
     Up,
@@ -159,7 +159,7 @@ pub(crate) enum Shuffle {
     Index,
 }
 
-/// What a vote asks.
+/// Question of a vote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Vote {
     All,
@@ -192,7 +192,7 @@ pub(crate) enum Element {
 }
 
 impl Element {
-    /// How many a register holds.
+    /// Number that a register holds.
     pub(crate) fn per_register(self) -> u32 {
         match self {
             Self::Tf32 => 1,
@@ -214,7 +214,7 @@ pub(crate) enum Constant {
     Bits(u64),
     /// The address of a variable of the module, by its index among them, and bytes to add.
     Address(u32, i64),
-    /// What a thread knows of itself.
+    /// Special register of a thread.
     Special(Special),
 }
 
@@ -271,7 +271,7 @@ pub(crate) struct Kernel {
     pub(crate) params: Vec<(String, u32, u32)>,
     /// Bytes of all parameters.
     pub(crate) param_bytes: u32,
-    /// Bytes of shared memory whose size is known; what the start adds lies behind.
+    /// Bytes of shared memory whose size is known; what a launch adds comes after it.
     pub(crate) shared: u32,
     /// Bytes that a thread has of its own.
     pub(crate) local: u32,

@@ -1,30 +1,30 @@
-//! What is wrong with a module.
+//! Faults of a module.
 
 use crate::module::Instruction;
 use crate::text;
 
-/// What is wrong with a module, and where.
+/// Fault of a module, and its place.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{at}: {message}\n  help: {hint}")]
 pub struct Fault {
     /// Line, from 1.
     pub line: u32,
-    /// Where: a function or variable, its line, and the instruction.
+    /// Place: a function or variable, its line, and the instruction.
     pub at: String,
-    /// What is wrong there.
+    /// The fault.
     pub message: String,
-    /// What would be right.
+    /// Valid form.
     pub hint: String,
 }
 
-/// What is wrong, without its place.
+/// Fault without its place.
 #[derive(Debug)]
 pub(crate) struct Wrong {
     pub(crate) message: String,
     pub(crate) hint: String,
 }
 
-/// What is found, or what is wrong.
+/// Result of a resolution.
 pub(crate) type Resolved<T> = Result<T, Wrong>;
 
 pub(crate) fn wrong<T>(message: impl Into<String>, hint: impl Into<String>) -> Result<T, Wrong> {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// The first address. Below it lie the windows of generic addresses.
 const FIRST: u64 = 0x1_0000_0000;
-/// What the address of a buffer is a multiple of, as `cudaMalloc` has it.
+/// Alignment of a buffer's address, as `cudaMalloc` has it.
 const ALIGN: u64 = 256;
 /// Bytes between buffers that belong to none.
 const GAP: u64 = 4096;
@@ -28,9 +28,9 @@ pub(crate) struct Held {
     words: Box<[AtomicU32]>,
 }
 
-/// What all blocks see, over several kernels: buffers, and the variables of a module.
+/// Memory that all blocks see, over several kernels: buffers, and the variables of a module.
 ///
-/// Every buffer begins at a multiple of 256, with at least 4096 bytes in front of it that belong to none.
+/// Every buffer begins at a multiple of 256, with at least 4096 bytes before it that belong to none.
 pub struct Memory {
     held: Vec<Held>,
     /// The buffers of the module's variables, by their index; none of shared ones.
@@ -83,7 +83,7 @@ impl Memory {
         self.hold(name, bytes, true)
     }
 
-    /// A new buffer of so many zeros that begins at an address, a multiple of 256 behind all buffers so far; `None` for another
+    /// A new buffer of so many zeros that begins at an address, a multiple of 256 after all buffers so far; `None` for another
     /// address.
     pub fn add_at(&mut self, name: &str, address: u64, bytes: usize) -> Option<Buffer> {
         let end = address.checked_add(bytes as u64)?.checked_add(GAP + ALIGN);
@@ -158,7 +158,7 @@ impl Memory {
         bytes
     }
 
-    /// The buffer that holds an address, `last` first, and the nearest one in front where none does.
+    /// The buffer that holds an address, `last` first, and the nearest one before it where none does.
     pub(crate) fn find(
         &self,
         address: u64,
@@ -234,7 +234,7 @@ mod tests {
         Memory::new(&crate::parse(text).unwrap()).unwrap()
     }
 
-    /// What is written at any place is read there, and nothing beside it changes.
+    /// Bytes written at any place are read there, and nothing beside them changes.
     #[test]
     fn bytes_are_read_where_they_were_written() {
         let mut memory = memory();

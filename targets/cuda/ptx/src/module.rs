@@ -35,7 +35,7 @@ pub struct Module {
     pub items: Vec<Item>,
 }
 
-/// What stands in a module.
+/// Item of a module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Item {
     /// A variable of the whole module.
@@ -67,14 +67,14 @@ impl Module {
     }
 }
 
-/// Who else sees a name.
+/// Visibility of a name outside of its module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Linkage {
-    /// `.visible`: everybody.
+    /// `.visible`: all modules.
     Visible,
     /// `.extern`: it is defined elsewhere, or when a kernel starts.
     Extern,
-    /// `.weak`: everybody, and another definition may replace it.
+    /// `.weak`: all modules, and another definition may replace it.
     Weak,
     /// `.common`: as weak, without a value.
     Common,
@@ -90,31 +90,31 @@ impl Linkage {
     ];
 }
 
-/// What a parameter points to, as `.ptr` says.
+/// Target of a pointer parameter, as `.ptr` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pointer {
-    /// The space of the memory behind it; none is any.
+    /// Space of the memory that it points to; `None`: any.
     pub space: Option<Space>,
-    /// What its address is a multiple of, in bytes.
+    /// Alignment of its address, in bytes.
     pub align: Option<u32>,
 }
 
 /// A variable or a parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Variable {
-    /// Where it stands.
+    /// Line of its declaration.
     pub line: Line,
-    /// Who else sees it.
+    /// Visibility outside of the module.
     pub linkage: Option<Linkage>,
-    /// Where it lives.
+    /// State space.
     pub space: Space,
-    /// What its address is a multiple of, in bytes; none is its type's size.
+    /// Alignment of its address, in bytes; `None`: its type's size.
     pub align: Option<u32>,
     /// Elements of a vector: 2 or 4, 1 of none.
     pub vector: u32,
     /// Type of an element.
     pub ty: Type,
-    /// What it points to, of a parameter.
+    /// Target of the pointer, of a parameter.
     pub pointer: Option<Pointer>,
     /// Its name.
     pub name: String,
@@ -132,7 +132,7 @@ impl Variable {
         count.and_then(|n| n.checked_mul(element)).filter(|&bytes| bytes <= MAX_VARIABLE)
     }
 
-    /// What its address is a multiple of, in bytes.
+    /// Alignment of its address, in bytes.
     pub fn alignment(&self) -> u64 {
         u64::from(self.align.unwrap_or(self.ty.bytes() * self.vector)).max(1)
     }
@@ -141,13 +141,13 @@ impl Variable {
 /// A kernel or a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Function {
-    /// Where it stands.
+    /// Line of its declaration.
     pub line: Line,
     /// Whether it is a kernel, `.entry`.
     pub entry: bool,
-    /// Who else sees it.
+    /// Visibility outside of the module.
     pub linkage: Option<Linkage>,
-    /// What it returns.
+    /// Results.
     pub returns: Vec<Variable>,
     /// Its name.
     pub name: String,
@@ -167,7 +167,7 @@ impl Function {
     }
 }
 
-/// What a function says of how it is started.
+/// Launch limit of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// `.maxntid`: most threads of a block, by dimension.
@@ -183,7 +183,7 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// All, by name, with the most numbers behind it.
+    /// All, by name, with the most numbers after it.
     pub const NAMES: [(&str, Self, usize); 5] = [
         (".maxntid", Self::MaxThreads, 3),
         (".reqntid", Self::Threads, 3),
@@ -193,7 +193,7 @@ impl Limit {
     ];
 }
 
-/// What stands in a body.
+/// Statement of a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Statement {
     /// `.reg .b32 %r<10>;`
@@ -215,7 +215,7 @@ pub enum Statement {
 /// Registers of one type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registers {
-    /// Where they are declared.
+    /// Line of their declaration.
     pub line: Line,
     /// Their type.
     pub ty: Type,
@@ -226,15 +226,15 @@ pub struct Registers {
 /// An instruction as it is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instruction {
-    /// Where it stands.
+    /// Line of the instruction.
     pub line: Line,
-    /// Who executes it.
+    /// Guard that decides which threads execute it.
     pub guard: Option<Guard>,
-    /// What is done.
+    /// Operation.
     pub opcode: Opcode,
-    /// What stands behind the points, in order: `rn` and `f32` of `add.rn.f32`.
+    /// Modifiers after the points, in order: `rn` and `f32` of `add.rn.f32`.
     pub modifiers: Vec<String>,
-    /// What it is done with.
+    /// Operands.
     pub operands: Vec<Operand>,
 }
 
@@ -250,7 +250,7 @@ pub struct Guard {
 /// An operand.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Operand {
-    /// A register, a variable, a label or a function; behind it bytes to add, of a variable.
+    /// A register, a variable, a label or a function; after it bytes to add, of a variable.
     Name(String, i64),
     /// A register that is false where it is true: `!%p`.
     Not(String),
@@ -264,7 +264,7 @@ pub enum Operand {
     List(Vec<Self>),
     /// `%p1|%p2`: two results.
     Pair(String, String),
-    /// `_`: nobody wants it.
+    /// `_`: discarded.
     Nothing,
 }
 

@@ -9,7 +9,7 @@ mod variable;
 
 use crate::module::{Instruction, Module};
 
-/// Why a text is no module, and where.
+/// Reason that a text is no module, and its place.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{line}:{column}: {message}\n  | {text}\n  help: {hint}")]
 pub struct SyntaxError {
@@ -17,11 +17,11 @@ pub struct SyntaxError {
     pub line: u32,
     /// Column in characters, from 1.
     pub column: u32,
-    /// What was expected and what was found.
+    /// Expected and found text.
     pub message: String,
     /// The line as it stands, without indentation.
     pub text: String,
-    /// What would be right there.
+    /// Valid text for that place.
     pub hint: String,
 }
 

@@ -1,6 +1,6 @@
 //! Types and spaces of memory.
 
-/// What the bits of a number mean.
+/// Meaning of a number's bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// Bits of any meaning.
@@ -32,7 +32,7 @@ macro_rules! types {
                 match self { $(Self::$variant => $name,)* }
             }
 
-            /// What its bits mean.
+            /// Meaning of its bits.
             pub const fn class(self) -> Class {
                 match self { $(Self::$variant => Class::$class,)* }
             }
@@ -90,12 +90,12 @@ impl Type {
     }
 }
 
-/// Where memory lies.
+/// State space of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Space {
-    /// What all blocks see.
+    /// Memory that all blocks see.
     Global,
-    /// What the threads of a block share.
+    /// Memory that the threads of a block share.
     Shared,
     /// A thread's own.
     Local,

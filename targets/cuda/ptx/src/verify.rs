@@ -1,4 +1,4 @@
-//! What a module must hold to be executed.
+//! Conditions that a module must meet to be executed.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "bits are cut to their type; variables have a largest size"
@@ -51,7 +51,7 @@ pub(crate) fn values(variable: &Variable) -> Result<Vec<u8>, Fault> {
             (Literal::F64(bits), Type::F32) => u64::from((f64::from_bits(*bits) as f32).to_bits()),
             (value, ty) => {
                 return wrong(
-                    format!("`{value}` is no value of .{}", ty.name()),
+                    format!("`{value}` is not a value of .{}", ty.name()),
                     "write it as the type asks",
                 )
                 .map_err(declared);

@@ -3,7 +3,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
-/// What a function gives: 0, or the number of an error.
+/// Result of a function: 0, or the number of an error.
 pub(crate) type Status = c_int;
 /// A device: its number.
 pub(crate) type Device = c_int;

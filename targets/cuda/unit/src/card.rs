@@ -1,6 +1,6 @@
-//! A graphics processor as its driver shows it: a context with a stream for kernels and others for copies.
+//! A GPU as its driver shows it: a context with a stream for kernels and others for copies.
 //!
-//! Copies of the steps wait for the kernels in front of them, and kernels for copies that came before: each stream waits for an event
+//! Copies of the steps wait for the kernels before them, and kernels for copies that came before: each stream waits for an event
 //! of the other. What is brought beside the steps has a stream of its own (`copies::Lane`), for which no kernel waits.
 #![expect(clippy::cast_possible_truncation, reason = "lengths of fixed arrays")]
 
@@ -19,17 +19,17 @@ use std::time::{Duration, Instant};
 
 /// Bytes of what the assembler says.
 const LOG: usize = 16 << 10;
-/// How long a wait looks again at once: most crossings of a decoded token are shorter, and to sleep takes longer than that.
+/// Time that a wait spins: most crossings of a decoded token are shorter, and to sleep takes longer than that.
 const AT_ONCE: Duration = Duration::from_micros(200);
 /// Between two looks from then on.
 const LOOK: Duration = Duration::from_micros(20);
 
-/// What the driver refused: the function, and its error's number.
+/// Refusal of the driver: the function, and its error's number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// Name of the function.
     pub function: &'static str,
-    /// What it gave.
+    /// Its result.
     pub status: i32,
     /// The name of the error with the driver's words for it, and what the assembler says.
     pub said: String,
@@ -43,7 +43,7 @@ impl std::fmt::Display for Refusal {
     }
 }
 
-/// What the driver gives, or refuses.
+/// Result of the driver.
 pub type Result<T, E = Refusal> = std::result::Result<T, E>;
 
 /// A card.
@@ -62,7 +62,7 @@ pub struct Card {
 }
 
 // SAFETY: handles of the driver may be used by any thread that has made the context its own, which every function below does;
-// whoever holds a card uses it alone.
+// the owner of a card uses it alone.
 unsafe impl Send for Card {}
 
 impl Card {
@@ -176,7 +176,7 @@ impl Card {
             Image::Code(code) => code.as_ptr().cast(),
         };
         if !self.module.is_null() {
-            // SAFETY: nobody has kernels of it any more.
+            // SAFETY: no kernel of it is in use any more.
             unsafe { (self.api.module_unload)(self.module) };
             self.module = ptr::null_mut();
         }
@@ -222,7 +222,7 @@ impl Card {
         check(&self.api, "cuMemGetInfo", status).map(|()| [free, all])
     }
 
-    /// Takes a memory of zeros, in the place of an earlier one, which nobody uses any more.
+    /// Takes a memory of zeros, in the place of an earlier one, which is not used any more.
     ///
     /// # Errors
     /// What the driver refuses.
@@ -378,7 +378,7 @@ impl Drop for Card {
     }
 }
 
-/// What a module is loaded from.
+/// Image that a module is loaded from.
 #[derive(Clone, Copy, Debug)]
 pub enum Image<'a> {
     /// PTX.

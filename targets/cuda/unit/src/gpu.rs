@@ -1,7 +1,7 @@
 //! A unit that is there: its kernels are assembled and run by NVIDIA's driver.
 //!
-//! Kernels are launched in their order, those between two copies together, and waited for where somebody needs what they give;
-//! copies wait for them. What is brought beside the steps waits for them, too, and they do not wait for it: whoever brings it does. Machine code
+//! Kernels are launched in their order, those between two copies together, and waited for where a step needs their results;
+//! copies wait for them. What is brought beside the steps waits for them, too, and they do not wait for it: the code that brings it does. Machine code
 //! of the bundle is taken where the card is of its generation and the driver accepts it, else its text. What is refused is said by
 //! name, with what helps.
 #![expect(
@@ -23,12 +23,12 @@ use std::ffi::CString;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// The longest that kernels may take before somebody waits for them: a display's driver kills them after seconds.
+/// The longest that kernels may take before a thread waits for them: a display's driver kills them after seconds.
 pub(crate) const LIMIT: Duration = Duration::from_mins(1);
-/// What is said where nothing should go wrong.
+/// Message where nothing should go wrong.
 const BUG: &str =
     "check the bundle with `moec verify`; if it passes, this is a bug of moec, or of the driver";
-/// What is said where the driver does not help.
+/// Remedy where the driver does not help.
 const EMULATE: &str =
     "run the bundle on a machine with such a card, or emulate the unit with `moec run BUNDLE --emulate …`";
 
@@ -38,7 +38,7 @@ const EMULATE: &str =
 /// [`Error::Machine`]: no driver, no card, a driver that does not start.
 pub fn open(unit: &str) -> Result<Card> {
     let opened = Card::open().map_err(|why| {
-        Error::unit(unit, format!("there is no driver of NVIDIA's ({why})"))
+        Error::unit(unit, format!("no NVIDIA driver found ({why})"))
             .with_hint(format!("install NVIDIA's driver; or {EMULATE}"))
     })?;
     opened.map_err(|refusal| not_open(unit, &refusal))
@@ -52,7 +52,7 @@ fn not_open(unit: &str, refusal: &Refusal) -> Error {
     Error::unit(unit, why).with_hint(EMULATE)
 }
 
-/// A graphics processor of this machine.
+/// A GPU of this machine.
 pub struct Gpu {
     name: String,
     /// For copies beside the steps. It is given back before the card.
@@ -63,7 +63,7 @@ pub struct Gpu {
     limit: Duration,
     /// Whether the kernels are the bundle's machine code.
     assembled: bool,
-    /// What went wrong first where nobody could be told of it: in a copy between two steps, or in what it waited for.
+    /// First error that could not be returned: in a copy between two steps, or in what it waited for.
     lost: OnceLock<String>,
 }
 
@@ -122,7 +122,7 @@ impl Gpu {
         )
     }
 
-    /// What a kernel, or a copy, that was waited for says.
+    /// Error of a kernel, or a copy, that was waited for.
     fn stopped(&self, refusal: &Refusal, limit: Duration) -> Error {
         let named = |wanted| self.kernels.iter().flatten().find(|(kernel, _)| *kernel == wanted);
         if let Some((_, of)) = refusal.kernel.and_then(named) {
@@ -271,7 +271,7 @@ impl Unit for Gpu {
                 }
             }
             Code::Kernel(_) => {
-                Err(Error::plan(format!("step {} gives `{NAME}` a kernel of the processor's", launch.step)))
+                Err(Error::plan(format!("step {} gives `{NAME}` a kernel of the CPU's", launch.step)))
             }
         };
         if let Err(e) = done {
@@ -287,7 +287,7 @@ impl Unit for Gpu {
     }
 }
 
-/// Where a copy goes.
+/// Direction of a copy.
 enum Way {
     To(u64),
     From(u64),
@@ -295,7 +295,7 @@ enum Way {
 }
 
 impl Gpu {
-    /// Where a copy goes, which has one end in the card's memory at least.
+    /// Direction of a copy, which has one end in the card's memory at least.
     fn way(&self, card: &Card, from: Addr, to: Addr, bytes: usize) -> Result<Way> {
         // A place that was to be read from a table, and was lost, is none.
         self.sound()?;
@@ -311,7 +311,7 @@ impl Gpu {
         }
     }
 
-    /// Copies as a step: behind all before it, and in front of all behind it.
+    /// Copies as a step: after all before it, and before all after it.
     ///
     /// # Safety
     /// As [`Unit::copy`].
@@ -328,7 +328,7 @@ impl Gpu {
         done.map_err(|e| self.stopped(&e, limit))
     }
 
-    /// Copies beside the steps: behind the kernels until now, in front of none. It has ended when this returns, and the card is free
+    /// Copies beside the steps: after the kernels until now, and before none. It has ended when this returns, and the card is free
     /// for others meanwhile.
     ///
     /// # Safety

@@ -1,11 +1,11 @@
-//! Drives a graphics processor of NVIDIA's, as a unit of a plan. See `docs/cuda.md`, On a card.
+//! Drives an NVIDIA GPU, as a unit of a plan. See `docs/cuda.md`, On a card.
 //!
-//! * [`Gpu`] implements [`Unit`](moec_runtime::exec::unit::Unit): kernels of threads are launched, and rows are copied.
-//! * [`card`]: a card as its driver shows it: a context, two streams, pinned memory, a module. Whoever measures one uses it, too.
+//! * [`Gpu`] implements [`Unit`](moec_runtime::exec::unit::Unit): GPU kernels are launched, and rows are copied.
+//! * [`card`]: a card as its driver shows it: a context, two streams, pinned memory, a module. Code that measures one uses it, too.
 //! * `api`: the functions of the driver that are called, found in `libcuda.so.1` when a card is first asked for.
 //! * [`text`]: the artifacts of a unit: PTX, and what NVIDIA's assembler made of it.
 //!
-//! [`NATIVE`] is what a bundle's `run` gives its verbs, to have this unit.
+//! [`NATIVE`] is what a bundle's `run` gives its subcommands, to have this unit.
 //!
 //! Invariant: this crate reaches `moec-ir` and `moec-runtime`, and nothing else of the workspace, so that it builds beside a
 //! generated runner.
@@ -28,7 +28,7 @@ use moec_runtime::exec::beside::Executor;
 /// The family of units that this crate drives.
 pub const FAMILY: &str = "cuda";
 
-/// What drives a unit: the first card of this machine.
+/// Executor of a unit: the first card of this machine.
 fn executor(unit: &UnitRef) -> Result<Executor> {
     Gpu::open(&unit.name).map(|gpu| Executor::Unit(Box::new(gpu)))
 }

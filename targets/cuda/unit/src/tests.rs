@@ -190,7 +190,7 @@ fn steps_reach_the_card_in_their_order() {
     );
 }
 
-/// What a run of launches asks of the driver, each time that it comes.
+/// Calls of the driver for a run of launches, each time that it comes.
 fn runs(gpu: &Gpu, base: Addr, times: usize) -> Vec<Vec<String>> {
     let fault = OnceLock::new();
     let run = |_| {
@@ -307,7 +307,7 @@ fn kernels_are_those_of_the_plan() {
     }
 }
 
-/// Long copies go through two buffers in turn, whole, and none is used before the copy in front of it has passed. Beside the steps
+/// Long copies go through two buffers in turn, whole, and none is used before the copy before it has passed. Beside the steps
 /// they wait for kernels, and no kernel for them.
 #[test]
 fn long_copies_take_turns() {

@@ -12,7 +12,7 @@ pub struct Artifact {
     pub path: String,
     /// PTX.
     pub text: String,
-    /// What the assembler made of it for the generation of the text, if it is there.
+    /// Machine code by the assembler for the generation of the text, if it is there.
     pub code: Option<Vec<u8>>,
 }
 
@@ -39,7 +39,7 @@ pub fn read(bundle: &BundleReader, plan: &Plan, unit: u32) -> Result<Artifact> {
     }
     let path = first.artifact.clone();
     let text = bundle.read(&path, regular::PTX)?;
-    let text = String::from_utf8(text).map_err(|_| Error::plan(format!("`{path}` is no text")))?;
+    let text = String::from_utf8(text).map_err(|_| Error::plan(format!("`{path}` is not text")))?;
     // A plan that lists the code needs it; one that does not has none, whatever lies in the folder.
     let code_at = code_path(&path);
     let listed = plan.files.iter().any(|f| f.path == code_at);

@@ -1,7 +1,7 @@
 //! Attention of a layer: from the projections of the normed rows to the output projection.
 //!
-//! The norm in front and the residual stay on the processor. What is found here has grouped queries; latent attention is found by
-//! whoever writes it, of the same steps.
+//! The norm before it and the residual stay on the CPU. What is found here has grouped queries; latent attention is found by
+//! in every backend, of the same steps.
 
 use super::{Found, Linear, Rms, Walk, input, value};
 use moec_ir::op::AttentionDesc;
@@ -14,7 +14,7 @@ pub struct Rope {
     pub offset: usize,
     /// Rotated channels.
     pub channels: usize,
-    /// Which channels are paired.
+    /// Pairing of channels.
     pub style: RopeStyle,
 }
 
@@ -44,13 +44,13 @@ pub struct Grouped {
     pub k: Chain,
     /// Values.
     pub v: Chain,
-    /// What joins the heads.
+    /// Projection that joins the heads.
     pub o: Linear,
     /// One more column of the softmax for each head.
     pub sinks: Option<WeightId>,
 }
 
-/// Where an attention stands in an entry point.
+/// Place of an attention in an entry point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ends {
     /// Normed rows.
@@ -170,7 +170,7 @@ pub fn grouped(
     let sinks = if desc.sinks {
         match operand(inputs, 5)? {
             Operand::Weight(id) => Some(id),
-            _ => return Err("sinks are no weight".into()),
+            _ => return Err("sinks are not a weight".into()),
         }
     } else {
         None

@@ -1,7 +1,7 @@
 //! Networks that every token passes: dense layers, and shared experts.
 //!
 //! What is found reaches from gate and up projection to the down projection. The scalar gate of a shared expert
-//! (Qwen2-MoE) stays on the processor, with the norm in front and the residual: its weights are exact.
+//! (Qwen2-MoE) stays on the CPU, with the norm before it and the residual: its weights are exact.
 
 use super::{Found, Walk, input, result, rounds, value, weight};
 use moec_ir::{Glu, Module, Node, Op, Operand, ValueId, WeightId};
@@ -9,7 +9,7 @@ use moec_ir::{Glu, Module, Node, Op, Operand, ValueId, WeightId};
 /// A gated network.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dense {
-    /// How gate and up join.
+    /// Function that joins gate and up.
     pub glu: Glu,
     /// `[2I, H]`, or gate and up apart.
     pub gate_up: Vec<WeightId>,

@@ -4,7 +4,7 @@
 use moec_ir::{Graph, Module, Node, NodeId, Op, Operand, Scope, ValueId, WeightClass, WeightId};
 use std::collections::BTreeSet;
 
-/// Why nodes are not what is looked for, for people.
+/// Result of a search; the error is the reason that nodes do not fit, for people.
 pub type Found<T> = Result<T, String>;
 
 /// A projection of the Graph.
@@ -21,7 +21,7 @@ pub struct Linear {
 pub struct Rms {
     /// `[C]`
     pub weight: Option<WeightId>,
-    /// What is added to the mean square.
+    /// Number that is added to the mean square.
     pub eps: f32,
     /// Parts of a row that are normalised by themselves.
     pub groups: usize,
@@ -130,11 +130,11 @@ pub fn input(node: &Node, i: usize) -> Found<Operand> {
 pub fn weight(node: &Node, i: usize) -> Found<WeightId> {
     match input(node, i)? {
         Operand::Weight(id) => Ok(id),
-        _ => Err(format!("operand {i} of `{}` is no weight", node.op.name())),
+        _ => Err(format!("operand {i} of `{}` is not a weight", node.op.name())),
     }
 }
 
-/// What a projection gives.
+/// Result of a projection.
 pub fn result(node: &Node) -> Found<ValueId> {
     node.outputs.first().copied().ok_or_else(|| "a projection gives nothing".into())
 }

@@ -6,15 +6,15 @@ use crate::{Clock, Command, Controller, Geometry, HOST, Offer, Options, Request,
 
 /// The rank behind one private bus, with requests that are asked for over time.
 ///
-/// The order is that of asking; a request is offered at its clock or behind those in front of it, one at a
+/// The order is that of asking; a request is offered at its clock or after those before it, one at a
 /// clock. Rows stay open and refresh goes on between requests, so a bus that is kept remembers what it did.
 #[derive(Debug)]
 pub struct Bus {
     controller: Controller,
     asked: VecDeque<(Clock, Request)>,
-    /// The last data of each line that has come and that nobody asked about, in the order of issue.
+    /// The last data of each line that has come and was not queried, in the order of issue.
     ends: VecDeque<Clock>,
-    /// Lines in front of those.
+    /// Lines before those.
     forgotten: u64,
     /// The last of what came so far.
     latest: Clock,

@@ -6,7 +6,7 @@ use crate::{Address, Geometry, Timing};
 /// Row of a bank that has none open.
 const CLOSED: u32 = u32::MAX;
 
-/// Where a request goes, as indices over all ranks of the controller.
+/// Destination of a request, as indices over all ranks of the controller.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slot {
     pub(crate) rank: u32,
@@ -23,7 +23,7 @@ struct Rank {
     open: u32,
     /// Banks that are claimed.
     claimed: u32,
-    /// The port that nobody may get ahead of here.
+    /// Port with priority over all others here.
     reserved: Option<usize>,
 }
 

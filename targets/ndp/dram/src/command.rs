@@ -5,7 +5,7 @@ use crate::Timing;
 /// A clock of the memory bus, counted from 1.
 pub type Clock = u64;
 
-/// What a rank can be told.
+/// Command to a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Command {
@@ -61,7 +61,7 @@ pub(crate) enum Scope {
 
 pub(crate) const SCOPES: usize = 5;
 
-/// How many clocks a command comes behind another, at least.
+/// Least clocks between two commands.
 struct Rule {
     scope: Scope,
     before: &'static [Command],
@@ -90,7 +90,7 @@ fn rules(t: &Timing) -> Vec<Rule> {
     let rule = |scope, before, after, clocks| Rule { scope, before, after, clocks };
     let wrote = n(t.cwl) + n(t.bl);
     vec![
-        // Data bus of a port, ranks alike: one burst behind another.
+        // Data bus of a port, ranks alike: one burst after another.
         rule(Scope::Port, &[Read], &[Read], n(t.bl)),
         rule(Scope::Port, &[Write], &[Write], n(t.bl)),
         // Data bus of a port from one rank to another.

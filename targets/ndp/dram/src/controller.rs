@@ -10,7 +10,7 @@ use crate::{Address, Geometry, Request, Timing};
 /// The port of the host in every controller.
 pub const HOST: usize = 0;
 
-/// What is chosen of a controller beside its timing.
+/// Options of a controller beside its timing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Requests that each of the two queues of a port holds; at least 1.
@@ -32,9 +32,9 @@ pub struct Issued {
     pub clock: Clock,
     /// The port that sent it.
     pub port: usize,
-    /// What it is.
+    /// The command.
     pub command: Command,
-    /// Where it goes; of a command to all banks only the rank counts, and the rest is 0.
+    /// Destination; of a command to all banks only the rank counts, and the rest is 0.
     pub at: Address,
 }
 
@@ -46,7 +46,7 @@ pub struct Issued {
 ///
 /// 1. the oldest request whose row was opened for it, if the chips are ready for it;
 /// 2. a refresh that is due, or what it needs. It goes over the host's port, rank by rank. Until the last one is
-///    sent the host opens and reads nothing else, and a private port nothing of the rank that is in front;
+///    sent the host opens and reads nothing else, and a private port nothing of the rank whose refresh is due;
 /// 3. the oldest request whose next command the chips are ready for, of the reads or, while writes are drained,
 ///    of the writes. A row is not closed while the request that it was opened for has yet to come.
 ///
@@ -93,12 +93,12 @@ impl Controller {
         self.ports.iter().all(Port::is_idle)
     }
 
-    /// Offers a request in front of clock `now`. The address is one of the geometry, and of the port's rank.
+    /// Offers a request before clock `now`. The address is one of the geometry, and of the port's rank.
     pub fn offer(&mut self, port: usize, request: Request, now: Clock) -> Offer {
         self.ports[port].offer(&self.chips, request, now)
     }
 
-    /// The first clock behind `now`, at which [`Controller::step`] was called last, at which it has something
+    /// The first clock after `now`, at which [`Controller::step`] was called last, at which it has something
     /// to do if no request is offered.
     pub fn next(&self, now: Clock) -> Clock {
         let port = |p: &Port| p.known().unwrap_or(now + 1);
@@ -106,7 +106,7 @@ impl Controller {
     }
 
     /// Sends what can go at clock `now`. Clocks must not be left out that [`Controller::next`] named, nor those
-    /// in front of which a request was offered.
+    /// before which a request was offered.
     pub fn step(&mut self, now: Clock, mut sent: impl FnMut(Issued)) {
         if now >= self.due {
             self.refreshes.extend(0..self.ranks);
@@ -147,8 +147,8 @@ impl Controller {
         }
     }
 
-    /// Whoever a command to `at` concerns looks at its queues again: who sent it, the host, and the rank's own
-    /// port; everybody where a refresh has been sent and another rank is in front.
+    /// Each port that a command to `at` concerns looks at its queues again: its sender, the host, and the rank's own
+    /// port; all of them where a refresh has been sent and another rank is next.
     fn tell(&mut self, sender: usize, command: Command, at: Address, one_bank: bool) {
         let group = self.chips.slot(&at).group;
         for (number, port) in self.ports.iter_mut().enumerate() {

@@ -1,4 +1,4 @@
-//! What a channel is made of, and where a line lies in it.
+//! Geometry of a channel, and the places of lines in it.
 
 use serde::Serialize;
 
@@ -35,7 +35,7 @@ impl Geometry {
     }
 }
 
-/// Where a line of 64 bytes lies behind one channel.
+/// Place of a line of 64 bytes behind one channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct Address {
     /// Rank of the channel.
@@ -64,6 +64,6 @@ pub enum Kind {
 pub struct Request {
     /// Read or written.
     pub kind: Kind,
-    /// Where.
+    /// Place.
     pub at: Address,
 }

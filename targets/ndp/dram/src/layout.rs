@@ -2,7 +2,7 @@
 
 use crate::{Address, Geometry, Kind, Request};
 
-/// What a line's number is taken apart by.
+/// Parts of a line's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Axis {
     /// The ranks that the stream lies in.
@@ -24,10 +24,10 @@ use Axis::*;
 pub struct Layout(pub [Axis; 5]);
 
 impl Layout {
-    /// What lies in one module for the unit on it: line by line over its ranks, then over bank groups, along the
+    /// Order of lines in one module for the unit on it: line by line over its ranks, then over bank groups, along the
     /// rows, over banks.
     pub const LOCALIZED: Self = Self([Rank, Group, Column, Bank, Row]);
-    /// What lies in all modules of a channel for the host: over the bank groups of a rank, then over the ranks
+    /// Order of lines in all modules of a channel for the host: over the bank groups of a rank, then over the ranks
     /// of all modules, along the rows, over banks.
     pub const STRIPED: Self = Self([Group, Rank, Column, Bank, Row]);
     /// Row by row of one bank, bank by bank.

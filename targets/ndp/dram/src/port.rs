@@ -18,7 +18,7 @@ pub(crate) struct Entry {
     pub(crate) request: Request,
     pub(crate) slot: Slot,
     since: Clock,
-    /// What it needs next, and the first clock at which its bank takes that; [`NEVER`]: not before another
+    /// Next command that it needs, and the first clock at which its bank takes that; [`NEVER`]: not before another
     /// request has come to the row that it would close.
     command: Command,
     ready: Clock,
@@ -47,7 +47,7 @@ impl Entry {
     }
 }
 
-/// Which queue a request waits in.
+/// Queue that a request waits in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Queue {
     /// Its row was opened for it.
@@ -56,7 +56,7 @@ pub(crate) enum Queue {
     Writes,
 }
 
-/// What a port sends next.
+/// Next command of a port.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Pick {
     Refresh(u32),
@@ -76,7 +76,7 @@ impl Plan {
     const NONE: Self = Self { at: NEVER, command: Command::Refresh, pick: Pick::Refresh(0) };
 }
 
-/// What became of a request that was offered.
+/// Fate of a request that was offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offer {
     /// It waits in its queue.
@@ -89,7 +89,7 @@ pub enum Offer {
     Full,
 }
 
-/// The refresh in front, as a port sees it.
+/// The next refresh, as a port sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refreshing {
     /// None is due that concerns the port: it reads and writes.
@@ -117,7 +117,7 @@ pub(crate) struct Port {
     data_bus: Vec<Ready>,
     /// By rank, when it and the ways to it take each command, as of the last plan.
     ranks: Vec<Ready>,
-    /// What goes next; `None`: to be found out.
+    /// Next command; `None`: to be found out.
     plan: Option<Plan>,
     /// The refresh that the plan was made in view of.
     refreshing: Refreshing,
@@ -155,7 +155,7 @@ impl Port {
         self.plan = None;
     }
 
-    /// A request arrives in front of clock `now`.
+    /// A request arrives before clock `now`.
     pub(crate) fn offer(&mut self, chips: &Chips, request: Request, now: Clock) -> Offer {
         let waits = self.writes.iter().any(|w| w.request.at == request.at);
         let queue = match (request.kind, waits) {
@@ -185,7 +185,7 @@ impl Port {
         if self.set_mode(now) != was {
             self.plan = None;
         } else if (entry.request.kind == Kind::Write) == self.draining {
-            // Younger than all: only an earlier clock puts it in front.
+            // Younger than all: only an earlier clock puts it first.
             let (queue, list) = self.queue();
             let at = self.clock(&entry).max(now);
             if at < plan.at {
@@ -281,7 +281,7 @@ impl Port {
         list.map(|entry| entry.slot.rank)
     }
 
-    /// What goes next if nothing else happens: first what a row was opened for, then a refresh that is due,
+    /// Next command if nothing else happens: first what a row was opened for, then a refresh that is due,
     /// then reads or writes.
     pub(crate) fn plan(&mut self, chips: &Chips, refreshing: Refreshing, now: Clock) -> Plan {
         if let Some(plan) = self.plan {

@@ -5,7 +5,7 @@ use crate::{Clock, Command, Controller, Issued, Offer, Request};
 /// Requests of one port in their order.
 pub type Feed<'a> = Box<dyn Iterator<Item = Request> + 'a>;
 
-/// What became of one port's stream.
+/// Result of one port's stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Served {
     /// Lines that were read or written, those that needed no command among them.

@@ -1,4 +1,4 @@
-//! How long streams of many lines take: an expert read by the unit of its module, or by the host.
+//! Times of streams of many lines: an expert read by the unit of its module, or by the host.
 #![expect(clippy::cast_possible_truncation, reason = "a time becomes the clock after it")]
 
 use crate::serve::{Feed, Served, serve};
@@ -11,7 +11,7 @@ const WINDOW: Clock = 16;
 /// The same where both read: which rows are in each other's way changes slowly.
 const LONG_WINDOW: Clock = 96;
 
-/// Where the lines of an expert lie (TriMoE §4.3).
+/// Placement of an expert's lines (TriMoE §4.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Placement {
     /// In all modules of the channel, as the host likes it ([`Layout::STRIPED`]).
@@ -20,7 +20,7 @@ pub enum Placement {
     Localized,
 }
 
-/// Who reads what.
+/// Reader and source of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Path {
     /// The unit of a module reads what is localized there, over the private buses.
@@ -64,18 +64,18 @@ pub struct Together {
 }
 
 impl Together {
-    /// How much longer the host takes.
+    /// Factor by which the host is slower.
     pub fn host_slowdown(&self) -> f64 {
         self.host as f64 / self.host_alone as f64
     }
 
-    /// How much longer the units take.
+    /// Factor by which the units are slower.
     pub fn ndp_slowdown(&self) -> f64 {
         self.ndp as f64 / self.ndp_alone as f64
     }
 }
 
-/// What goes on in one subchannel: lines that the host reads, and lines that the units read, of each module.
+/// Load of one subchannel: lines that the host reads, and lines that the units read, of each module.
 #[derive(Clone, Copy, Debug)]
 struct Load {
     placement: Placement,
@@ -88,9 +88,9 @@ struct Load {
 /// Both sides of a subchannel: the host, and the unit of the first module, which no other is slower than.
 type Sides<T> = [T; 2];
 
-/// What one run of a subchannel showed.
+/// Result of one run of a subchannel.
 struct Run {
-    /// When each side had ended, if it had.
+    /// Time when each side had ended, if it had.
     finished: Sides<Option<Clock>>,
     /// Lines that each side had got at the end.
     lines: Sides<u64>,
@@ -144,7 +144,7 @@ impl Channel {
         64.0 * lines as f64 / self.timing.microseconds(clocks) / 1000.0
     }
 
-    /// When each side ends: 0 for one without lines, [`Clock::MAX`] for one that gets none.
+    /// End of each side: 0 for one without lines, [`Clock::MAX`] for one that gets none.
     fn ends(&self, load: Load) -> Sides<Clock> {
         let run = self.run(load);
         let wanted = self.wanted(load);

@@ -1,4 +1,4 @@
-//! How long the chips of a module take, in clocks of their memory bus.
+//! Timing of a module's chips, in clocks of their memory bus.
 
 use serde::Serialize;
 
@@ -80,7 +80,7 @@ pub struct Timing {
     pub preamble: u32,
     /// Idle clocks of a data bus between two ranks.
     pub cs: u32,
-    /// How long a refresh of all banks takes.
+    /// Duration of a refresh of all banks.
     pub rfc: u32,
     /// From one refresh of a rank to the next.
     pub refi: u32,
@@ -150,7 +150,7 @@ impl Timing {
         clocks as f64 / f64::from(self.mhz)
     }
 
-    /// What one data bus of 32 bits carries at best, in GB/s: a line of 64 bytes every `bl` clocks.
+    /// Peak rate of one data bus of 32 bits, in GB/s: a line of 64 bytes every `bl` clocks.
     pub fn bus_gbs(&self) -> f64 {
         64.0 * f64::from(self.mhz) / f64::from(self.bl) / 1000.0
     }

@@ -159,7 +159,7 @@ fn ranks_change_at_a_price() {
     assert!((measured - f64::from(t.bl + t.cs)).abs() < 0.2, "{measured}");
 }
 
-/// What a refresh keeps a rank from reading: the rows are closed, refreshed, and opened again.
+/// A refresh keeps a rank from reading: the rows are closed, refreshed, and opened again.
 #[test]
 fn refresh_costs_eleven_to_twelve_percent() {
     let t = Timing::trimoe();

@@ -1,4 +1,4 @@
-//! The order of commands: by the rules, the same as a naive controller's, and nobody waits for ever.
+//! The order of commands: by the rules, the same as a naive controller's, and no request waits for ever.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 
 mod support;

@@ -107,8 +107,8 @@ fn what_the_memory_does_not_have_is_refused_with_its_line() {
         ("R 0 0 0 0 -1 0", "line 1: row `-1`; allowed are 0 to 131071"),
         ("R 0 0 0 0 99999999999999999999 0", "line 1: row `99999999999999999999`; allowed are 0 to 131071"),
         ("R 0 0 0 0 0x1 0", "line 1: row `0x1`; allowed are 0 to 131071"),
-        ("X 0 0 0 0 0 0", "line 1: `X` is no kind of request; write R or W"),
-        ("r 0 0 0 0 0 0", "line 1: `r` is no kind of request; write R or W"),
+        ("X 0 0 0 0 0 0", "line 1: `X` is not a kind of request; write R or W"),
+        ("r 0 0 0 0 0 0", "line 1: `r` is not a kind of request; write R or W"),
         ("R 0 0 0 0 0", "line 1: 6 words; a request is seven: `R|W channel rank bankgroup bank row column`"),
         (
             "R 0 0 0 0 0 0 0 0",
@@ -173,7 +173,7 @@ fn a_long_trace_is_not_held() {
 
 #[test]
 fn reads_of_what_waits_to_be_written_need_no_command() {
-    // The first write opens its row and leaves the queue; the second waits behind it in the same bank.
+    // The first write opens its row and leaves the queue; the second waits after it in the same bank.
     let report = run("W 0 0 0 0 0 0\nW 0 0 0 0 1 0\nR 0 0 0 0 1 0\nW 0 0 0 0 1 0\n", options(32, false));
     assert_eq!((report.requests, report.column_commands), (4, 2));
     assert_eq!((report.forwarded, report.merged), (1, 1));

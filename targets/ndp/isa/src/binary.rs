@@ -13,7 +13,7 @@ use std::convert::Infallible;
 use std::mem::discriminant;
 use std::ops::Range;
 
-/// What a binary form begins with.
+/// First bytes of a binary form.
 pub const MAGIC: [u8; 8] = *b"moec.ndp";
 /// The version that is written, and the only one that is read.
 pub const VERSION: u32 = 1;
@@ -21,11 +21,11 @@ pub const VERSION: u32 = 1;
 /// Instead of an event, where there is none.
 const NO_EVENT: u8 = 0xff;
 
-/// Why bytes are no stream, and where.
+/// Reason that bytes are no stream, and the place.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// Other bytes than [`MAGIC`] at the beginning.
-    #[error("this is no stream of a near-data DIMM: it does not begin with `moec.ndp`")]
+    #[error("this is not a stream of a near-data DIMM: it does not begin with `moec.ndp`")]
     Magic,
     /// Another version.
     #[error(
@@ -35,42 +35,42 @@ pub enum DecodeError {
     /// The bytes end too early.
     #[error("byte {at}: the stream ends inside of {what}; it has been cut off")]
     Truncated {
-        /// Where that begins.
+        /// Offset of its first byte.
         at: usize,
-        /// What was being read.
+        /// Item that was being read.
         what: &'static str,
     },
     /// A number that stands for nothing.
-    #[error("byte {at}: {found} is no {what}")]
+    #[error("byte {at}: {found} is not a valid {what}")]
     Value {
-        /// Where it stands.
+        /// Offset.
         at: usize,
-        /// What was being read.
+        /// Item that was being read.
         what: &'static str,
-        /// What was found.
+        /// Found value.
         found: u32,
     },
     /// More than a stream may have.
     #[error("byte {at}: {found} {what}; {most} are the most")]
     TooMany {
-        /// Where the number stands.
+        /// Offset of the number.
         at: usize,
         /// Of what.
         what: &'static str,
-        /// How many.
+        /// Found number.
         found: u32,
-        /// How many are allowed.
+        /// Largest allowed number.
         most: usize,
     },
-    /// Bytes behind the last instruction.
-    #[error("byte {at}: {count} bytes behind the last instruction")]
+    /// Bytes after the last instruction.
+    #[error("byte {at}: {count} bytes after the last instruction")]
     Trailing {
-        /// Where they begin.
+        /// Offset of the first.
         at: usize,
-        /// How many.
+        /// Number of bytes.
         count: usize,
     },
-    /// What can be read, but has no text form.
+    /// A stream that can be read, but has no text form.
     #[error(transparent)]
     Malformed(#[from] Fault),
 }

@@ -1,19 +1,19 @@
-//! What is wrong with a stream, and what every form of a stream must hold.
+//! Faults of a stream, and the invariants of every form of a stream.
 
 use crate::op::{Glu, Op};
 use crate::stream::{Instruction, Stream, is_name};
 use crate::{EVENTS, MAX_CODE, MAX_LINES, MAX_NAME, MAX_REGIONS, text};
 use std::collections::BTreeSet;
 
-/// What is wrong with a stream, and where.
+/// Fault of a stream, and its place.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{at}: {message}")]
 pub struct Fault {
     /// Index of the instruction, where it is one that is wrong.
     pub instruction: Option<usize>,
-    /// Where: the header, a region, or an instruction with its number and text.
+    /// Place: the header, a region, or an instruction with its number and text.
     pub at: String,
-    /// What is wrong there, and what to do.
+    /// The fault, and the remedy.
     pub message: String,
 }
 
@@ -41,7 +41,7 @@ pub(crate) fn named(stream: &Stream, index: usize) -> String {
 pub(crate) fn check_form(stream: &Stream) -> Result<(), Fault> {
     let name = |name: &str| {
         format!(
-            "`{name}` is no name: take at most {MAX_NAME} letters, digits, `_` and `.`, a letter or `_` first"
+            "`{name}` is not a name: take at most {MAX_NAME} letters, digits, `_` and `.`, a letter or `_` first"
         )
     };
     if !is_name(&stream.name) {
@@ -71,7 +71,7 @@ pub(crate) fn check_form(stream: &Stream) -> Result<(), Fault> {
     Ok(())
 }
 
-/// What of an instruction has no text form.
+/// Part of an instruction that has no text form.
 fn malformed(stream: &Stream, instruction: &Instruction) -> Option<String> {
     if let Some(event) = instruction.signal.filter(|&event| event >= EVENTS) {
         return Some(format!("there is no event e{event}: the last is e{}", EVENTS - 1));

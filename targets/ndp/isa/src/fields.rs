@@ -4,9 +4,9 @@ use crate::geometry::Layout;
 use crate::op::{Activation, Glu, Lines, Number, Op, Slab};
 use std::ops::Range;
 
-/// What is done to each operand, in the order of the text form.
+/// Visitor of the operands, in the order of the text form.
 pub(crate) trait Fields {
-    /// What can go wrong.
+    /// Error of the visitor.
     type Error;
     /// `f32[0 + t*64]`
     fn slab(&mut self, slab: &mut Slab) -> Result<(), Self::Error>;
@@ -24,11 +24,11 @@ pub(crate) trait Fields {
     fn glu(&mut self, kind: &mut Glu) -> Result<(), Self::Error>;
     /// `to striped`
     fn layout(&mut self, label: &'static str, layout: &mut Layout) -> Result<(), Self::Error>;
-    /// What stands in front of the next operand, where it is no comma.
+    /// Separator before the next operand, where it is no comma.
     fn separator(&mut self, separator: Separator) -> Result<(), Self::Error>;
 }
 
-/// What stands between two operands in the text form.
+/// Separator between two operands in the text form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Separator {
     /// A space.

@@ -30,7 +30,7 @@ pub struct System {
     pub dimms: u32,
 }
 
-/// Where one line lies in a DIMM.
+/// Place of one line in a DIMM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Place {
     /// Subchannel of the DIMM.
@@ -47,7 +47,7 @@ pub struct Place {
     pub column: u32,
 }
 
-/// How consecutive lines of a region lie (TriMoE, §4.3).
+/// Layout of consecutive lines of a region (TriMoE, §4.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layout {
     /// All on this DIMM, in the order that its unit reads at full internal bandwidth.

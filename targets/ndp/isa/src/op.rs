@@ -3,7 +3,7 @@
 use crate::geometry::Layout;
 use std::ops::Range;
 
-/// What executes instructions: engines run at the same time, and each executes its own in program order, one after the other.
+/// Engine of instructions: engines run at the same time, and each executes its own in program order, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Engine {
     /// Moves lines between DRAM and the buffer.
@@ -36,7 +36,7 @@ impl Engine {
     }
 }
 
-/// How the numbers of a slab are stored, little-endian.
+/// Storage of a slab's numbers, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Number {
     /// bf16: the upper half of an f32.
@@ -69,7 +69,7 @@ impl Number {
 /// Vectors in the buffer, one per token of a block: that of token `t` begins at byte `base + t · stride`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Slab {
-    /// What its numbers are stored as.
+    /// Storage of its numbers.
     pub number: Number,
     /// First byte of the first vector, a multiple of [`crate::ALIGN`].
     pub base: u32,
@@ -118,7 +118,7 @@ impl Activation {
     }
 }
 
-/// How a gate `g` and an up projection `u` are joined.
+/// Function that joins a gate `g` and an up projection `u`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Glu {
     /// `act(g) · u`
@@ -145,7 +145,7 @@ impl Glu {
     }
 }
 
-/// What an instruction does. `docs/ndp-isa.md` says what each computes, bit by bit.
+/// Operation of an instruction. `docs/ndp-isa.md` says what each computes, bit by bit.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     /// Begins the loop over blocks of tokens. No engine executes it, and it waits for all of them.
@@ -156,7 +156,7 @@ pub enum Op {
     Barrier,
     /// DRAM to buffer, for each token: `lines` lines from `src.line + r · stride`, where `r` is the token's row.
     Load {
-        /// Where they go.
+        /// Destination.
         dst: Slab,
         /// Line of row 0.
         src: Lines,
@@ -167,7 +167,7 @@ pub enum Op {
     },
     /// Buffer to DRAM, for each token: `lines` lines to `dst.line + r · stride`, where `r` is the token's row.
     Store {
-        /// What is stored.
+        /// Source.
         src: Slab,
         /// Line of row 0.
         dst: Lines,
@@ -209,7 +209,7 @@ pub enum Op {
     },
     /// Joins gate and up, which lie side by side in groups of 16: `count` results.
     Glu {
-        /// How.
+        /// Function that joins them.
         kind: Glu,
         /// In either kind of number.
         dst: Slab,
@@ -304,7 +304,7 @@ impl Op {
         }
     }
 
-    /// Who executes it. `loop`, `end` and `barrier` have no engine: they wait for all of them.
+    /// Engine that executes it. `loop`, `end` and `barrier` have no engine: they wait for all of them.
     pub const fn engine(&self) -> Option<Engine> {
         match self {
             Self::Loop | Self::End | Self::Barrier => None,

@@ -11,7 +11,7 @@ use std::ops::Range;
 /// the first one's slot. Token `t` of them has row `first + t`, and `first + n` is at most [`Self::slots`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stream {
-    /// What messages call it: a word of letters, digits, `_` and `.`.
+    /// Name in messages: a word of letters, digits, `_` and `.`.
     pub name: String,
     /// The DIMMs of the machine.
     pub system: System,
@@ -29,7 +29,7 @@ pub struct Stream {
     pub code: Vec<Instruction>,
 }
 
-/// What may be done with a region.
+/// Allowed accesses of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
     /// It is read.
@@ -58,9 +58,9 @@ pub struct Region {
     pub name: String,
     /// Row sets.
     pub rows: Range<u32>,
-    /// How its lines lie in them.
+    /// Layout of its lines in them.
     pub layout: Layout,
-    /// What may be done with it.
+    /// Allowed accesses.
     pub access: Access,
 }
 
@@ -79,11 +79,11 @@ impl Region {
 /// One instruction of a stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Instruction {
-    /// What it does.
+    /// Operation.
     pub op: Op,
     /// It begins when these have been signalled.
     pub waits: Events,
-    /// What it signals when it has completed: an event below [`EVENTS`].
+    /// Event that it signals when it has completed: below [`EVENTS`].
     pub signal: Option<u8>,
 }
 

@@ -8,7 +8,7 @@ mod print;
 
 use crate::stream::{Instruction, Stream};
 
-/// Why a text is no stream, and where.
+/// Reason that a text is no stream, and the place.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{line}:{column}: {message}\n  help: {hint}")]
 pub struct SyntaxError {
@@ -16,9 +16,9 @@ pub struct SyntaxError {
     pub line: usize,
     /// Column in characters, from 1.
     pub column: usize,
-    /// What was expected and what was found.
+    /// Expected and found text.
     pub message: String,
-    /// What would be right there.
+    /// Valid text for that place.
     pub hint: String,
 }
 

@@ -1,4 +1,4 @@
-//! What an instruction touches: one table, of which the verifier and a simulator's assertions are made.
+//! Accesses of an instruction: one table, of which the verifier and a simulator's assertions are made.
 
 use crate::op::{Lines, Number, Op, Slab};
 use crate::{GLU_PANEL, LINE, PAIR_LINES, PANEL};
@@ -7,7 +7,7 @@ use std::ops::Range;
 /// A slab as an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlabUse {
-    /// What the operand is called.
+    /// Name of the operand.
     pub name: &'static str,
     /// The slab.
     pub slab: Slab,
@@ -169,12 +169,12 @@ impl Op {
         }
     }
 
-    /// What it reads in a block.
+    /// Reads in a block.
     pub fn reads(&self, block: Block) -> Vec<Touch> {
         self.touches(block, |slab| slab.reads, |lines| !lines.writes)
     }
 
-    /// What it writes in a block. What a migration writes lies on another DIMM, and is not here.
+    /// Writes in a block. Those of a migration lie on another DIMM, and are not here.
     pub fn writes(&self, block: Block) -> Vec<Touch> {
         self.touches(block, |slab| slab.writes, |lines| lines.writes)
     }

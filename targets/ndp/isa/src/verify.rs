@@ -14,7 +14,7 @@
 //!    goes to the rows of another DIMM, and fits there.
 //! 7. Between two barriers, two instructions of different engines that touch the same bytes of the buffer or the same lines,
 //!    one of them writing, are ordered by events. Of lines that have a row per token, all rows count as touched.
-//! 8. What waits for an event stands behind the one instruction of its stretch, an iteration or what is outside of loops,
+//! 8. What waits for an event stands after the one instruction of its stretch, an iteration or what is outside of loops,
 //!    that signals it.
 //! 9. However many tokens a block has, no byte of the buffer is read that nothing before in the same iteration has written.
 

@@ -1,9 +1,9 @@
-//! What finds no place in a DIMM.
+//! Errors of allotments.
 
 use super::{Expert, Home, Modules};
 use crate::image::{ImageError, Shape};
 
-/// What finds no place.
+/// Reason that there is no place.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum AllotError {
     /// A machine without lines, or with more than can be numbered.
@@ -26,7 +26,7 @@ pub enum AllotError {
         shape: Shape,
         /// Its bytes, in whole row sets.
         bytes: u64,
-        /// Bytes of a DIMM behind its boxes.
+        /// Bytes of a DIMM after its boxes.
         room: u64,
     },
     /// No room is left.
@@ -40,9 +40,9 @@ pub enum AllotError {
         expert: Expert,
         /// Row sets that it takes.
         sets: u32,
-        /// Where it was to go.
+        /// Requested home.
         home: Home,
-        /// Row sets that nobody has there; of all DIMMs, where it was to be striped.
+        /// Free row sets there; of all DIMMs, where it was to be striped.
         free: u32,
         /// Row sets of a DIMM.
         rows: u32,
@@ -50,7 +50,7 @@ pub enum AllotError {
     /// A DIMM that is not there.
     #[error("there is no DIMM {dimm}: the machine has {count}, from 0")]
     NoDimm {
-        /// What was asked for.
+        /// Requested DIMM.
         dimm: u32,
         /// DIMMs.
         count: u32,
@@ -60,7 +60,7 @@ pub enum AllotError {
     State {
         /// The expert.
         expert: Expert,
-        /// What is wrong.
+        /// The fault.
         what: &'static str,
     },
     /// A shape without an image.

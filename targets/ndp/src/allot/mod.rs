@@ -20,7 +20,7 @@ pub use error::AllotError;
 /// The DIMMs of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Modules {
-    /// How many there are.
+    /// Numbers of the parts.
     pub system: System,
     /// The DRAM of each.
     pub geometry: Geometry,
@@ -52,7 +52,7 @@ impl Modules {
     }
 }
 
-/// Where activations come in and results go out, the same row sets on every DIMM. Each slot has a row of them.
+/// Row sets of activations that come in and of results, the same on every DIMM. Each slot has a row of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Boxes {
     /// Slots: (token, expert) pairs of a step.
@@ -65,7 +65,7 @@ pub struct Boxes {
     pub outbox: Range<u32>,
 }
 
-/// Where an expert lives, or is to live.
+/// Home of an expert, now or next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Home {
     /// Whole in this DIMM, whose unit can compute it.
@@ -88,9 +88,9 @@ pub struct Allotment {
 pub struct Move {
     /// The expert.
     pub expert: Expert,
-    /// What it had.
+    /// Old allotment.
     pub from: Allotment,
-    /// What it gets.
+    /// New allotment.
     pub to: Allotment,
 }
 
@@ -172,7 +172,7 @@ impl Allotter {
         &self.modules
     }
 
-    /// What its experts look like.
+    /// Shape of its experts.
     pub const fn shape(&self) -> &Shape {
         &self.shape
     }
@@ -192,7 +192,7 @@ impl Allotter {
         self.experts.iter().map(|(&expert, allotment)| (expert, allotment))
     }
 
-    /// Row sets of a DIMM that nobody has; 0 where there is no such DIMM.
+    /// Free row sets of a DIMM; 0 where there is no such DIMM.
     pub fn free(&self, dimm: u32) -> u32 {
         let taken = self.taken.get(dimm as usize).map(|t| t.iter().map(|(from, end)| end - from).sum());
         taken.map_or(0, |taken: u32| self.modules.geometry.rows - taken)
@@ -414,7 +414,7 @@ mod tests {
                 }
                 for (dimm, owners) in owners.iter().enumerate() {
                     prop_assert!(owners.iter().all(|&n| n <= 1));
-                    prop_assert!(owners[..4].iter().all(|&n| n == 0), "boxes are nobody's");
+                    prop_assert!(owners[..4].iter().all(|&n| n == 0), "boxes have no owner");
                     let free = owners.iter().filter(|&&n| n == 0).count() as u32 - 4;
                     prop_assert_eq!(free, all.free(dimm as u32));
                 }

@@ -3,7 +3,7 @@
 //! The stream works on blocks of as many tokens as the buffer has room for. Of a token the buffer holds its activations `x`
 //! and the whole intermediate `h`, and of the sums of both matrices only some panels at a time: *chunks*, which go through a
 //! pipeline. While the weights of one chunk are multiplied, the sums of the one before become results, and those of the one
-//! behind get their biases or zeros. A barrier ends every step of it: events are 32, and large experts have more chunks.
+//! after get their biases or zeros. A barrier ends every step of it: events are 32, and large experts have more chunks.
 //!
 //! | step | GEMV | ACT | MEM |
 //! |---|---|---|---|
@@ -28,7 +28,7 @@ use std::ops::Range;
 
 pub use transfer::transfer;
 
-/// What a slot of the outbox gets.
+/// Result that a slot of the outbox gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Output {
     /// The expert's result.

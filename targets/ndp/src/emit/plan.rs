@@ -1,4 +1,4 @@
-//! Where the vectors of a block of tokens lie in the buffer, and the instructions on them.
+//! Places of a block's vectors in the buffer, and the instructions on them.
 
 use super::{EXPERT, EmitError, OUTBOX, Output};
 use crate::image::{Image, Matrix, SUM_LINES, Shape};
@@ -13,7 +13,7 @@ const SUM_BYTES: u64 = SUM_LINES * LINE as u64;
 /// Panels of gate and up that a chunk has a multiple of: their results are whole lines of bf16.
 const UNIT: u32 = 2;
 
-/// Where the vectors of a block lie: bytes of a token, and panels of a chunk.
+/// Places of a block's vectors: bytes of a token, and panels of a chunk.
 pub(super) struct Plan {
     pub(super) image: Image,
     pub(super) tokens: u32,

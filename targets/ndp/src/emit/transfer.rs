@@ -9,7 +9,7 @@ use moec_ndp_isa::{Access, Layout, Lines, Op, Stream};
 /// layouts (TriMoE, §4.3). It belongs to the DIMM where the localized end is, or the old one of two.
 ///
 /// # Errors
-/// A shape without an image, or with more lines than an instruction moves; a move that is none.
+/// A shape without an image, or with more lines than an instruction moves; an empty move.
 pub fn transfer(shape: &Shape, modules: &Modules, moved: &Move) -> Result<Stream, EmitError> {
     let lines = u32::try_from(shape.image()?.lines).map_err(|_| EmitError::Long(*shape))?;
     let (from, to) = (&moved.from, &moved.to);

@@ -146,7 +146,7 @@ impl Scene<'_> {
     }
 }
 
-/// What the Graph's evaluator gives for every expert of a layer, `[experts][ROWS][hidden]`, and how its halves join.
+/// Results of the Graph's evaluator for every expert of a layer, `[experts][ROWS][hidden]`, and the function that joins gate and up.
 fn reference(trial: &mut StreamTrial<'_, '_>, set: &StreamSet) -> Result<(Vec<f32>, Glu)> {
     let of_layer =
         |n: &&Node| n.scope.layer == Some(set.layer) && matches!(n.op, Op::ExpertFfn { fixed: false, .. });
@@ -181,7 +181,7 @@ fn reference(trial: &mut StreamTrial<'_, '_>, set: &StreamSet) -> Result<(Vec<f3
     }
     let args = [&x, &table].into_iter().chain(weights.iter().map(|w| &**w)).map(Arg::Tensor).collect();
     let out = eval::op(&node.op, args).map_err(|e| Error::bug("the reference does not run").because(e))?;
-    let glu = node.op.expert_ffn().ok_or_else(|| Error::bug("experts that are none"))?;
+    let glu = node.op.expert_ffn().ok_or_else(|| Error::bug("a node that is not experts"))?;
     Ok((out.first().map(|t| t.as_f32().to_vec()).unwrap_or_default(), glu))
 }
 

@@ -31,7 +31,7 @@ pub(super) fn simulate(unit: &Unit, scene: &StreamScene<'_>) -> Result<StreamRun
     let before = Before { calc_us: costs.window_us, host_bytes: 0.0 };
     let mut run = StreamRun::default();
     for (loads, &tokens) in scene.loads.iter().zip(scene.rows) {
-        // A token's row goes to the processor's side in bf16, and comes back in f32.
+        // A token's row goes to the CPU's side in bf16, and comes back in f32.
         let bytes = if s.hot.is_some() { costs.row_bytes as f64 * f64::from(tokens) / 3.0 } else { 0.0 };
         let rows = Rows { to_host: bytes, to_gpu: 2.0 * bytes };
         let report = simulator.step(loads, before, rows).map_err(|e| said(&e))?;
@@ -64,9 +64,9 @@ pub(super) fn simulate(unit: &Unit, scene: &StreamScene<'_>) -> Result<StreamRun
     let memory = "moec-dram, clock by clock (docs/ndp-dram.md)";
     let mut constants = vec![
         ("a module reads its own weights", rates.private_gbs, "GB/s", memory),
-        ("the processor reads a channel of striped weights", rates.striped_gbs, "GB/s", memory),
-        ("the processor reads weights of one module", rates.localized_gbs, "GB/s", memory),
-        ("a byte read by the processor costs a module", rates.striped_weight, "bytes", memory),
+        ("the CPU reads a channel of striped weights", rates.striped_gbs, "GB/s", memory),
+        ("the CPU reads weights of one module", rates.localized_gbs, "GB/s", memory),
+        ("a byte read by the CPU costs a module", rates.striped_weight, "bytes", memory),
         ("a link between modules", link_gbs, "GB/s", "the device file"),
         ("attention and dense layers, per layer", costs.window_us, "µs", "the plan"),
     ];

@@ -103,17 +103,17 @@ impl Traffic {
         Self { bus, free: 0.0 }
     }
 
-    /// When the last of `lines` lines that are asked for at `at` has been read.
+    /// Time when the last of `lines` lines that are asked for at `at` has been read.
     pub(super) fn read(&mut self, at: f64, lines: u64) -> f64 {
         self.take(at, lines as f64 * self.bus.read_ns)
     }
 
-    /// When the last of `lines` lines that are sent at `at` has been written.
+    /// Time when the last of `lines` lines that are sent at `at` has been written.
     pub(super) fn write(&mut self, at: f64, lines: u64) -> f64 {
         self.take(at, lines as f64 * self.bus.write_ns)
     }
 
-    /// When the next request begins on the bus.
+    /// Time when the next request begins on the bus.
     pub(super) const fn free(&self) -> f64 {
         self.free
     }

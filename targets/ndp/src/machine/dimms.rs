@@ -18,7 +18,7 @@ pub struct Dimms {
 }
 
 impl Dimms {
-    /// DIMMs to which nobody has written yet. `bus` is the clock of their DRAM. With `strict`, a line that nobody wrote
+    /// DIMMs that were not written yet. `bus` is the clock of their DRAM. With `strict`, a line that was not written
     /// stops who reads it; else it is zero.
     ///
     /// # Errors
@@ -99,14 +99,14 @@ impl Dimms {
         Ok(())
     }
 
-    /// Where a line of striped row sets lies.
+    /// Place of a line of striped row sets.
     pub(super) fn striped(&self, rows: &Range<u32>, line: u64) -> Result<(u32, Place), Fault> {
         let Modules { system, geometry } = &self.modules;
         let place = system.place(geometry, rows.start, line);
         place.ok_or_else(|| Fault::Outside { line, lines: 1, rows: rows.clone(), room: 0 })
     }
 
-    /// Where a line of localized row sets lies.
+    /// Place of a line of localized row sets.
     pub(super) fn localized(&self, rows: &Range<u32>, line: u64) -> Result<Place, Fault> {
         let place = Layout::Localized.place(&self.modules.geometry, rows.start, line);
         place.ok_or_else(|| Fault::Outside { line, lines: 1, rows: rows.clone(), room: 0 })

@@ -1,4 +1,4 @@
-//! What a stream computes: its instructions, one after the other.
+//! Execution of a stream: its instructions, one after the other.
 
 use super::act::{activate, glu};
 use super::dimms::{Dimms, stretch};

@@ -1,4 +1,4 @@
-//! What stops a DIMM's unit.
+//! Faults that stop a DIMM's unit.
 
 use moec_ndp_isa::Place;
 
@@ -25,13 +25,13 @@ pub enum Fault {
     Stream {
         /// Name of the stream.
         stream: String,
-        /// What the verifier says.
+        /// Message of the verifier.
         what: String,
     },
     /// A DIMM that is not there.
     #[error("there is no DIMM {dimm}: the machine has {count}, from 0")]
     NoDimm {
-        /// What was asked for.
+        /// Requested DIMM.
         dimm: u32,
         /// DIMMs.
         count: u32,
@@ -48,7 +48,7 @@ pub enum Fault {
         /// Slots of the stream.
         slots: u32,
     },
-    /// Lines behind the end of their row sets.
+    /// Lines after the end of their row sets.
     #[error("{lines} lines from line {line} on: rows {}..{} have {room}", .rows.start, .rows.end)]
     Outside {
         /// First line.
@@ -61,14 +61,14 @@ pub enum Fault {
         room: u64,
     },
     /// Bytes that are no whole lines.
-    #[error("{0} bytes are no whole lines of 64")]
+    #[error("{0} bytes are not whole lines of 64")]
     NoLines(usize),
-    /// A line that nobody wrote, where that is held against its reader.
-    #[error("DIMM {dimm} reads what nobody wrote: {place:?}")]
+    /// Read of a line that was not written, where that is an error.
+    #[error("DIMM {dimm} reads what was not written: {place:?}")]
     Unwritten {
         /// The DIMM.
         dimm: u32,
-        /// Where.
+        /// Place.
         place: Place,
     },
     /// Bytes outside of the buffer.

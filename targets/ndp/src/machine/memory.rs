@@ -1,4 +1,4 @@
-//! The DRAM of one DIMM, as far as anybody wrote to it.
+//! The DRAM of one DIMM, as far as it was written.
 
 use moec_ndp_isa::{Geometry, LINE, Layout, Place};
 use std::collections::HashMap;
@@ -31,7 +31,7 @@ pub(super) struct Stretch {
     pub(super) line: u64,
 }
 
-/// Lines that lie one behind the other in a piece.
+/// Lines that lie one after the other in a piece.
 struct Run {
     key: (u32, u32),
     lines: Range<usize>,
@@ -73,7 +73,7 @@ impl Memory {
         from.layout.place(&self.geometry, from.first_row, from.line.checked_add(number as u64)?)
     }
 
-    /// As many of `count` lines from `number` on as lie one behind the other. Both ends are placed by the layout; what is
+    /// As many of `count` lines from `number` on as lie one after the other. Both ends are placed by the layout; what is
     /// between them is, as a test holds, in this order too.
     fn run(&self, from: Stretch, number: usize, count: usize) -> Option<Run> {
         let (key, at) = self.locate(self.place(from, number)?);
@@ -96,7 +96,7 @@ impl Memory {
         &mut self.pieces[piece]
     }
 
-    /// Reads whole lines. What nobody wrote is zero, and its first place is returned. Lines outside of the geometry are not
+    /// Reads whole lines. What was not written is zero, and its first place is returned. Lines outside of the geometry are not
     /// there either: who calls has checked that there are none.
     pub(super) fn read(&self, from: Stretch, to: &mut [u8]) -> Option<Place> {
         let (mut missing, mut number) = (None, 0);
@@ -133,7 +133,7 @@ impl Memory {
         }
     }
 
-    /// The line of a place, if anybody wrote it.
+    /// The line of a place, if it was written.
     pub(super) fn line(&self, place: Place) -> Option<&[u8]> {
         let (key, line) = self.locate(place);
         self.piece(key).filter(|piece| piece.is_written(line)).map(|piece| piece.bytes(line..line + 1))

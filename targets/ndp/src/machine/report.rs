@@ -1,4 +1,4 @@
-//! What executing a stream took.
+//! Times of an executed stream.
 
 /// Time and work of one execution.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -1,4 +1,4 @@
-//! How long a stream takes: engines side by side, between barriers and events.
+//! Time of a stream: engines side by side, between barriers and events.
 //!
 //! The unit runs at 1 GHz, and an instruction begins in the clock in which its engine is free and its events are there.
 //!
@@ -61,18 +61,18 @@ pub fn times(program: &Program, bus: &Bus, tokens: &[u32]) -> Vec<(u32, f64)> {
     tokens.iter().map(|&n| (n, time(program, bus, n).ns / 1000.0)).collect()
 }
 
-/// What is left of an instruction.
+/// Rest of an instruction.
 struct Job<'a> {
     op: &'a Op,
     signal: Option<u8>,
     start: f64,
-    /// When its next part asks for something.
+    /// Time of its next part's request.
     next: f64,
-    /// When what it has done so far is complete.
+    /// Time when what it has done so far is complete.
     end: f64,
     /// Parts that are done: tiles, tokens, or lines of a link.
     done: u64,
-    /// When the tiles in the FIFO have been multiplied.
+    /// Times when the tiles in the FIFO have been multiplied.
     fifo: VecDeque<f64>,
 }
 
@@ -111,7 +111,7 @@ struct State {
 }
 
 impl State {
-    /// What stands between two barriers, from `now` on; gives when all is done.
+    /// Runs the instructions between two barriers, from `now` on; gives when all are done.
     fn stretch(&mut self, code: &[Instruction], now: f64) -> f64 {
         let mut lanes: [Lane<'_>; 4] = Default::default();
         for lane in &mut lanes {
@@ -122,7 +122,7 @@ impl State {
                 lanes[engine.index()].waiting.push_back(instruction);
             }
         }
-        // Whoever asks first goes on by one part. Of equal ones the first engine does.
+        // The first to ask goes on by one part. Of equal ones the first engine does.
         loop {
             for lane in &mut lanes {
                 self.begin(lane);

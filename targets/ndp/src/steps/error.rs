@@ -1,21 +1,21 @@
-//! What can be wrong with what is to be simulated.
+//! Errors of simulations.
 
 use moec_runtime::schedule::ScheduleError;
 
-/// Why a step cannot be simulated.
+/// Reason that a step cannot be simulated.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum StepsError {
-    /// What the scheduler says.
+    /// Error of the scheduler.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
-    /// A rate or a time that is none.
+    /// An invalid rate or time.
     #[error("{what} must be a finite number {from}, not {value}")]
     Number {
-        /// Which.
+        /// Name of the quantity.
         what: &'static str,
         /// From where on it is one.
         from: &'static str,
-        /// What was given.
+        /// Its value.
         value: f64,
     },
     /// A machine without channels or without DIMMs.
@@ -23,7 +23,7 @@ pub enum StepsError {
     Count {
         /// Of what.
         what: &'static str,
-        /// How many were given.
+        /// Given number.
         found: usize,
         /// The most.
         limit: usize,
@@ -31,9 +31,9 @@ pub enum StepsError {
     /// Other layers than the scheduler's.
     #[error("loads of {found} layers for {layers}: give those of each layer")]
     Layers {
-        /// How many were given.
+        /// Given number.
         found: usize,
-        /// How many the scheduler has.
+        /// Number that the scheduler has.
         layers: usize,
     },
 }

@@ -1,13 +1,13 @@
-//! What happened when: the events of a timeline.
+//! Events of a timeline.
 
 use std::fmt;
 
-/// What an event happens on; each is a track of a timeline.
+/// Track of a timeline that an event is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Track {
     /// The GPU's calculation.
     Gpu,
-    /// The processor's calculation.
+    /// The CPU's calculation.
     Cpu,
     /// PCIe to the GPU.
     Pcie,
@@ -35,9 +35,9 @@ impl fmt::Display for Track {
 /// Something that took time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Event {
-    /// Where.
+    /// Track.
     pub track: Track,
-    /// What, in words: `layer 3, expert 17, 12 tokens`.
+    /// Description, in words: `layer 3, expert 17, 12 tokens`.
     pub name: String,
     /// Its begin in virtual time, in microseconds.
     pub begin_us: f64,

@@ -1,4 +1,4 @@
-//! How flows share what they use, as long as none begins or ends.
+//! Sharing of resources between flows, as long as none begins or ends.
 //!
 //! A flow is a piece of work that goes from 0 to 1. It has a speed that nothing of its own lets it pass, and for
 //! each resource the time that all of it takes there. Resources give to classes in their order; in a class all
@@ -15,7 +15,7 @@ pub(super) struct Flow {
     pub(super) task: usize,
     /// The lower, the earlier it is served.
     pub(super) class: u32,
-    /// What is left of it, from 1 to 0.
+    /// Rest of it, from 1 to 0.
     pub(super) left: f64,
     /// Speed that it has alone: 1 over microseconds.
     pub(super) best: f64,
@@ -36,7 +36,7 @@ pub(super) fn share(flows: &mut [Flow], resources: usize, scratch: &mut Scratch)
     }
 }
 
-/// What sharing needs beside the flows.
+/// Buffers of sharing beside the flows.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Scratch {
     free: Vec<f64>,
@@ -44,7 +44,7 @@ pub(super) struct Scratch {
     frozen: Vec<bool>,
 }
 
-/// What is as good as nothing of a resource.
+/// Amount of a resource that counts as nothing.
 const NOTHING: f64 = 1e-9;
 
 fn fill(flows: &mut [Flow], scratch: &mut Scratch) {

@@ -6,12 +6,12 @@ use super::fluid::{Flow, Resource, Scratch, share};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
-/// What a task is for; its words stand in events.
+/// Purpose of a task; its words stand in events.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum What {
     /// Attention, dense layers, shared experts.
     Before { layer: usize },
-    /// What attention reads of the host's memory.
+    /// Reads of attention from the host's memory.
     Cache { layer: usize },
     /// An expert is computed.
     Expert { layer: usize, expert: usize, tokens: u32 },
@@ -45,7 +45,7 @@ pub(super) struct Task {
     pub(super) track: Track,
     pub(super) what: What,
     pub(super) class: u32,
-    /// What it takes at least, in microseconds.
+    /// Least time that it takes, in microseconds.
     pub(super) calc_us: f64,
     /// Microseconds of each resource.
     pub(super) uses: Vec<(Resource, f64)>,
@@ -56,7 +56,7 @@ pub(super) struct Task {
 }
 
 impl Task {
-    /// What it takes where nobody is in its way.
+    /// Its duration without contention.
     fn alone_us(&self) -> f64 {
         self.uses.iter().map(|u| u.1).fold(self.calc_us, f64::max)
     }
@@ -188,7 +188,7 @@ impl Lanes {
 
     fn start(&mut self, number: usize, task: Task) {
         let alone = task.alone_us();
-        // What takes no time still ends behind what began before it.
+        // What takes no time still ends after what began before it.
         let best = 1.0 / alone.max(1e-6);
         let flow =
             Flow { task: number, class: task.class, left: 1.0, best, speed: 0.0, uses: task.uses.clone() };

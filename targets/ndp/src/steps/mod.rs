@@ -1,7 +1,7 @@
-//! Steps of a model whose experts are shared by a GPU, the processor and near-data units, in virtual time.
+//! Steps of a model whose experts are shared by a GPU, the CPU and near-data units, in virtual time.
 //!
 //! Who computes what and who moves where is decided by [`moec_runtime::schedule::scheduled::Scheduler`], the same that a plan
-//! asks that runs. Here is what then happens: experts wait for their units, weights travel, and whoever reads the
+//! asks that runs. Here is what then happens: experts wait for their units, weights travel, and units that read the
 //! same memory at once takes rate from the others. A scheduler adds up times (TriMoE, §4.2, equations 5 to 7); how
 //! far that is from what is simulated is part of each [`LayerReport`].
 //!

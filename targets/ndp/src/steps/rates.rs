@@ -1,4 +1,4 @@
-//! How fast memory is to a near-data unit, to the host, and to both at once: taken from the cycle-level model.
+//! Rates of memory to a near-data unit, to the host, and to both at once: taken from the cycle-level model.
 
 use super::error::StepsError;
 use moec_dram::{Channel, Options, Path, Placement, Timing};
@@ -43,7 +43,7 @@ impl Rates {
         Self { private_gbs, striped_gbs, localized_gbs, striped_weight, localized_weight }
     }
 
-    /// What buses carry at best: no refresh, no change of rows, and a byte for the host costs a unit one byte.
+    /// Peak rates of buses: no refresh, no change of rows, and a byte for the host costs a unit one byte.
     pub fn peak() -> Self {
         Self {
             private_gbs: 153.6,

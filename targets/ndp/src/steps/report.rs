@@ -1,4 +1,4 @@
-//! What a simulated step took.
+//! Times of a simulated step.
 
 use super::error::StepsError;
 
@@ -9,7 +9,7 @@ pub struct Busy {
     pub gpu: f64,
     /// The GPU calculates, or weights come to it: its time in equation 5 of TriMoE.
     pub gpu_domain: f64,
-    /// The processor has an expert.
+    /// The CPU has an expert.
     pub cpu: f64,
     /// The part of it that calculation alone would take; the rest it waits for memory.
     pub cpu_calc: f64,
@@ -59,7 +59,7 @@ impl Busy {
 pub struct LayerReport {
     /// Its number among the layers with experts.
     pub layer: usize,
-    /// When it began, in microseconds of virtual time.
+    /// Start, in microseconds of virtual time.
     pub begin_us: f64,
     /// Attention, dense layers and shared experts: the window of migration.
     pub before_us: f64,
@@ -69,7 +69,7 @@ pub struct LayerReport {
     pub rows_us: f64,
     /// The makespan of the scheduler's model (equation 7), to be held against `experts_us`.
     pub predicted_us: f64,
-    /// What was busy while experts were computed.
+    /// Busy times while experts were computed.
     pub busy: Busy,
     /// Moves that were decided on for the layer's next step.
     pub moves: usize,
@@ -83,7 +83,7 @@ impl LayerReport {
         self.before_us + self.rows_us + self.experts_us
     }
 
-    /// How far the scheduler's model is off, as a share of what is simulated.
+    /// Error of the scheduler's model, as a share of what is simulated.
     pub fn error(&self) -> f64 {
         if self.experts_us > 0.0 { self.predicted_us / self.experts_us - 1.0 } else { 0.0 }
     }

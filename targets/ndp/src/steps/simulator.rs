@@ -15,21 +15,21 @@ use moec_runtime::schedule::scheduled::{Action, Home, Layout, Scheduler, Setup};
 
 /// The host's reads.
 const HOST: u32 = 0;
-/// What near-data units read: the host goes first, as in [`moec_dram::Channel`].
+/// Priority of near-data units' reads: the host goes first, as in [`moec_dram::Channel`].
 const UNITS: u32 = 1;
-/// Moves, in their order behind everything else.
+/// Moves, in their order after everything else.
 const MOVES: u32 = 2;
 
 /// The machine with the scheduler that it asks.
 ///
-/// A layer's step begins with attention on the GPU (the processor, where there is none). Then the gate has spoken:
+/// A layer's step begins with attention on the GPU (the CPU, where there is none). Then the gate has spoken:
 /// the scheduler says where each expert is computed, rows go to the host, and every unit takes its experts one after
 /// the other, those that take longest first. The GPU computes what it holds while weights of the others travel, one
 /// after the other, and each expert once it is there. The step ends when all rows are back.
 ///
 /// Right after it the scheduler is asked what moves for the next step of the *same* layer. What it knows of that
 /// step is by then all that it will ever know, so that moves may take as long as a whole step of the model. They run
-/// behind everything else; an expert that is still on its way when its layer comes is waited for.
+/// after everything else; an expert that is still on its way when its layer comes is waited for.
 #[derive(Clone, Debug)]
 pub struct Simulator {
     scheduler: Scheduler,
@@ -40,7 +40,7 @@ pub struct Simulator {
     moves: u32,
 }
 
-/// Where the resources are among their numbers, and what reads take of them.
+/// Indices of the resources, and what reads take of them.
 #[derive(Clone, Debug)]
 struct Map {
     system: System,
@@ -49,7 +49,7 @@ struct Map {
     bytes: f64,
 }
 
-/// What everybody has one of.
+/// State that all units share.
 const PCIE: Resource = 0;
 const BACK: Resource = 1;
 const SINGLE: usize = 2;
@@ -188,7 +188,7 @@ impl Simulator {
     /// A step of one layer.
     ///
     /// # Errors
-    /// Those of the scheduler, and [`StepsError::Number`] for times that are none.
+    /// Those of the scheduler, and [`StepsError::Number`] for negative or NaN times.
     pub fn layer(
         &mut self,
         layer: usize,
@@ -266,7 +266,7 @@ impl Simulator {
     }
 
     /// Hands every expert to its unit. Gives the predicted makespan, whether rows went to the host, and
-    /// what the processor calculates.
+    /// what the CPU calculates.
     fn experts(&mut self, layer: usize, loads: &[u32], rows: Rows) -> Result<(f64, bool, f64), StepsError> {
         // Placements as they are before the step, which do not change in it.
         let schedule = self.scheduler.dispatch(layer, loads)?.clone();
@@ -285,7 +285,7 @@ impl Simulator {
         Ok((schedule.makespan_us, rows.is_some(), cpu_calc))
     }
 
-    /// One expert's tasks; gives what the processor calculates for it.
+    /// One expert's tasks; gives what the CPU calculates for it.
     fn expert(&mut self, layer: usize, expert: usize, tokens: u32, home: Home, rows: Option<usize>) -> f64 {
         let costs = &self.scheduler.setup().costs;
         let n = f64::from(tokens);
@@ -349,7 +349,7 @@ impl Simulator {
         }
     }
 
-    /// What moves for this layer's next step, on its way.
+    /// Starts the moves for this layer's next step.
     fn moves(&mut self, layer: usize) -> Result<usize, StepsError> {
         let layouts: Vec<Layout> = self
             .scheduler

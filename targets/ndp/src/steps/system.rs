@@ -14,7 +14,7 @@ pub struct System {
     /// DIMMs that striped experts lie over. Those with near-data units are the first of them; where a setup has more,
     /// there are as many.
     pub modules: usize,
-    /// How fast memory is.
+    /// Rates of memory.
     pub rates: Rates,
     /// PCIe, one direction, in GB/s.
     pub pcie_gbs: f64,

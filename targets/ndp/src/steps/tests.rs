@@ -1,4 +1,4 @@
-//! What is simulated is what rates and bytes give.
+//! Simulated times follow from rates and bytes.
 
 use super::*;
 use moec_dram::{Options, Timing};
@@ -64,7 +64,7 @@ fn close(found: f64, wanted: f64) {
 fn a_striped_expert_takes_the_processor_as_long_as_all_channels_take_for_it() {
     let mut simulator = placed(setup(CPU_ONLY), [Layout::Striped; EXPERTS]);
     let report = layer(&mut simulator, [1, 1, 0, 0, 0, 0, 0, 0]);
-    // Two of 32 MB at 76.8 GB/s; what is predicted is the same, since nobody else reads.
+    // Two of 32 MB at 76.8 GB/s; what is predicted is the same, since nothing else reads.
     let each = BYTES / 76.8 * 1e-3;
     close(report.experts_us, 2.0 * each);
     close(report.predicted_us, report.experts_us);
@@ -93,14 +93,14 @@ fn near_data_units_work_side_by_side() {
 
 #[test]
 fn the_processor_and_pcie_share_the_channels_which_the_equations_do_not_say() {
-    // Calculation is short on both, so that each is bound by the way to it; greedy gives all to the processor, Best
+    // Calculation is short on both, so that each is bound by the way to it; greedy gives all to the CPU, Best
     // gives some to the GPU.
     let best = EN_KTRANSFORMERS;
     let mut simulator = placed(setup(best), [Layout::Striped; EXPERTS]);
     let report = layer(&mut simulator, [1; EXPERTS]);
     let fetched = report.busy.pcie * 64.0 / BYTES * 1e3;
     assert!(fetched.round() >= 1.0 && (fetched - fetched.round()).abs() < 1e-6, "{fetched}");
-    // All eight come over the two channels, whoever asks: that is the least, and the prediction is below it.
+    // All eight come over the two channels, whichever unit asks: that is the least, and the prediction is below it.
     let least = EXPERTS as f64 * BYTES / 76.8 * 1e-3;
     assert!(report.experts_us > 0.999 * least, "{} for {least}", report.experts_us);
     assert!(report.error() < -0.2, "{}", report.error());

@@ -1,12 +1,12 @@
-//! What a layer does beside its routed experts.
+//! Work of a layer beside its routed experts.
 
 use super::error::StepsError;
 use super::report::checked;
 
-/// What comes before the routed experts of a layer: attention, dense layers, shared experts.
+/// Work before the routed experts of a layer: attention, dense layers, shared experts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Before {
-    /// Calculation on the GPU, or on the processor where there is none, in microseconds.
+    /// Calculation on the GPU, or on the CPU where there is none, in microseconds.
     pub calc_us: f64,
     /// Bytes that the GPU reads of the host's memory for it, such as a KV cache that lies there.
     pub host_bytes: f64,
@@ -15,9 +15,9 @@ pub struct Before {
 /// Rows of a step that cross PCIe, because experts are computed on the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rows {
-    /// Bytes to the host, in front of the experts.
+    /// Bytes to the host, before the experts.
     pub to_host: f64,
-    /// Bytes to the GPU, behind them.
+    /// Bytes to the GPU, after them.
     pub to_gpu: f64,
 }
 

@@ -34,18 +34,18 @@ fn a_file_says_what_is_wrong_with_it() {
         bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
         decode(&bytes).expect_err("it is wrong").to_string()
     };
-    assert_eq!(with(0, 0), "this is no file of experts in DIMMs: it does not begin with `moecdimm`");
+    assert_eq!(with(0, 0), "this is not a file of experts in DIMMs: it does not begin with `moecdimm`");
     assert_eq!(with(8, 2), "version 2 of experts in DIMMs, and this moec reads 1: build the bundle anew");
     assert_eq!(with(16, 1 << 20), format!("1048576 experts: {MAX_EXPERTS} are the most"));
-    assert_eq!(with(20, 7), "expert 5 stands behind expert 7: they ascend");
+    assert_eq!(with(20, 7), "expert 5 stands after expert 7: they ascend");
     assert_eq!(with(24, 2), "expert 2 is on DIMM 2, and its stream is for DIMM 0");
     assert_eq!(with(28, u32::MAX), "4294967295 bytes of a stream: 1048576 are the most");
     assert_eq!(
         with(32, 0),
-        "the stream of expert 2: this is no stream of a near-data DIMM: it does not begin with `moec.ndp`"
+        "the stream of expert 2: this is not a stream of a near-data DIMM: it does not begin with `moec.ndp`"
     );
     let fewer = with(16, 2);
-    assert!(fewer.ends_with("bytes are left behind the last expert"), "{fewer}");
+    assert!(fewer.ends_with("bytes are left after the last expert"), "{fewer}");
     let more = format!("byte {}: the file ends inside of an expert; it has been cut off", good.len());
     assert_eq!(with(16, 4), more);
 }

@@ -139,7 +139,7 @@ fn reading_goes_on_while_a_tile_is_multiplied() {
     // Bound by reading, and the last tile's products.
     assert_eq!(ns(LONG, plain(), 1).ns, before + 928.0 + 16.0);
     assert_eq!(ns(LONG, plain(), 1).tiles, 15);
-    // Bound by products, behind the first tile.
+    // Bound by products, after the first tile.
     let fast = Bus::plain(256.0);
     assert_eq!(ns(LONG, fast, 3).ns, before / 4.0 + 16.0 + 15.0 * 48.0);
     // Four loads wait for each other. The FIFO hides latency as long as it has room for it: four tiles.
@@ -155,7 +155,7 @@ fn engines_share_the_bus() {
     let report = ns(&both, plain(), 1);
     assert_eq!(report.ns, 32.0 + 928.0 + 100.0 + 16.0);
     let [mem, ..] = report.busy;
-    assert!(mem < 32.0 + 300.0, "{mem}: it comes between tiles, not behind all");
+    assert!(mem < 32.0 + 300.0, "{mem}: it comes between tiles, not after all");
     // A barrier between them, and nothing overlaps.
     let apart = both.replace("\nload b16[16384", "\nbarrier\nload b16[16384");
     assert_eq!(ns(&apart, plain(), 1).ns, 32.0 + 928.0 + 16.0 + 100.0);
@@ -174,7 +174,7 @@ fn the_host_writes_and_reads_whole_lines_of_what_is_there() {
     let four = at(Home::Dimm(4), 0..1);
     assert_eq!(says(dimms.write(&four, 0, &[0; 64])), "there is no DIMM 4: the machine has 4, from 0");
     let one = at(Home::Dimm(0), 5..6);
-    assert_eq!(says(dimms.write(&one, 0, &[0; 65])), "65 bytes are no whole lines of 64");
+    assert_eq!(says(dimms.write(&one, 0, &[0; 65])), "65 bytes are not whole lines of 64");
     assert_eq!(says(dimms.write(&one, 1023, &[0; 128])), "2 lines from line 1023 on: rows 5..6 have 1024");
     assert_eq!(
         says(dimms.read(&one, u64::MAX, &mut [0; 64])),
@@ -186,5 +186,5 @@ fn the_host_writes_and_reads_whole_lines_of_what_is_there() {
     let mut line = [0; 64];
     dimms.read(&all, 4 * 1024 - 1, &mut line).expect("it was written");
     assert_eq!(line, [7; 64]);
-    assert!(says(dimms.read(&all, 0, &mut line)).starts_with("DIMM 0 reads what nobody wrote"));
+    assert!(says(dimms.read(&all, 0, &mut line)).starts_with("DIMM 0 reads what was not written"));
 }

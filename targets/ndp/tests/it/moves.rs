@@ -54,7 +54,7 @@ fn layouts_are_physical() {
         .map(|dimm| {
             let share = Allotment { home: Home::Dimm(dimm), rows: moved.to.rows.clone() };
             let mut bytes = vec![0; 64 * 16];
-            // Of what the share does not fill nobody wrote a line, and these DIMMs are strict.
+            // Lines that the share does not fill were not written, and these DIMMs are strict.
             let _ = bench.dimms.read(&share, 0, &mut bytes);
             bytes
         })

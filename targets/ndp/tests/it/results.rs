@@ -1,4 +1,4 @@
-//! What the machine computes: bit by bit what the evaluator does, and about what the model means.
+//! Results of the machine: bit by bit those of the evaluator, and about what the model means.
 
 use crate::common::{Bench, GLUS, Random, Weights, bits};
 use moec_ir::{Activation, Glu};
@@ -149,7 +149,7 @@ fn a_machine_says_what_it_cannot_do() {
     };
     // The expert is there, and activations of no slot.
     let missing = run(&mut bench, 0, 1);
-    assert!(missing.starts_with("DIMM 1 reads what nobody wrote: Place {"), "{missing}");
+    assert!(missing.starts_with("DIMM 1 reads what was not written: Place {"), "{missing}");
     assert_eq!(run(&mut bench, 2, 3), "3 tokens from slot 2 on are more than the 4 slots of stream `expert`");
     assert_eq!(
         run(&mut bench, u32::MAX, 2),

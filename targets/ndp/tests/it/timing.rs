@@ -1,4 +1,4 @@
-//! How long experts take, beside what the unit's rates say.
+//! Times of experts, beside what the unit's rates say.
 
 use moec_dram::{Kind, Layout, Options, Path, Timing};
 use moec_ir::{Activation, Glu};
@@ -49,7 +49,7 @@ fn time_is_that_of_the_cycle_level_model() {
     );
 }
 
-/// What the model of the DRAM reads in turns is what the layout places in turns.
+/// Lines that the model of the DRAM reads in turns are those that the layout places in turns.
 #[test]
 fn the_cycle_level_model_reads_localized_lines() {
     let modules = Modules::trimoe();

@@ -1,7 +1,7 @@
 //! Attention over a chunk of rows with grouped queries, and a cache of keys and values that the caller keeps.
 //!
 //! A graph on the HTP has no state. The cache goes in as it was before the chunk, and the chunk's own keys and values come
-//! out; whoever runs the graph writes them to their places ([`moec_qnn_unit::attention`]). Inside, the chunk's keys stand behind those
+//! out; the executor of the graph writes them to their places ([`moec_qnn_unit::attention`]). Inside, the chunk's keys stand after those
 //! of the cache, so that a mask of `[T, C + T]` says which a row sees.
 //!
 //! A mask is usually added to the scores, and must reach far below them: codes of 16 bits over both would tell scores apart no more. Here
@@ -22,7 +22,7 @@ pub struct Rope {
     pub offset: usize,
     /// Rotated channels `R`: cosines and sines are `[T, R/2]` each.
     pub channels: usize,
-    /// Which channels are paired.
+    /// Pairing of channels.
     pub style: RopeStyle,
 }
 
@@ -36,12 +36,12 @@ pub struct Rotation {
     pub rope: Option<Rope>,
 }
 
-/// How far below every score the mask is where a row does not see: `exp(−16)` is 1.1e-7.
+/// Distance of the mask below every score where a row does not see: `exp(−16)` is 1.1e-7.
 const BELOW: f32 = 16.0;
 /// The mask in f32, where a row sees and where not: beyond all scores.
 const SEEN: f32 = 1e4;
 
-/// What the mask of a network is where a row does not see a key, and where it does.
+/// Values of a network's mask where a row does not see a key, and where it does.
 pub fn mask(network: &Network) -> [f32; 2] {
     let mask = network.inputs.iter().map(|id| network.tensor(*id)).find(|t| t.name == "mask");
     match mask.map(|t| (&t.quant, t.ty.codes())) {
@@ -99,9 +99,9 @@ pub struct Attention {
     pub v: Projection,
     /// `[H, heads · v_dim]`
     pub o: Projection,
-    /// What follows the projection of queries.
+    /// Rotation after the projection of queries.
     pub of_q: Rotation,
-    /// What follows the projection of keys.
+    /// Rotation after the projection of keys.
     pub of_k: Rotation,
     /// Queries, keys and values are clipped to plus or minus that.
     pub clip: Option<f32>,

@@ -2,7 +2,7 @@
 //!
 //! A neuron is a row of gate and up with its column of down. Neurons stand hot to cold, and a cluster is a run of them: the
 //! hottest first. A graph of batch size `b` computes the first few clusters (PowerInfer-2, §4.1.2: the share that the NPU
-//! takes grows with the batch), and its result is a part of the layer's: the processor adds the neurons behind them. So
+//! takes grows with the batch), and its result is a part of the layer's: the CPU adds the neurons after them. So
 //! graphs of all batch sizes share the weights of the clusters that they have in common, and down, whose columns are
 //! neurons, is cut where they end.
 
@@ -31,7 +31,7 @@ pub struct Cluster {
 pub struct Ffn {
     /// Channels `H` of a row.
     pub hidden: usize,
-    /// How gate and up join.
+    /// Function that joins gate and up.
     pub glu: Glu,
     /// Its neurons, hot to cold.
     pub clusters: Vec<Cluster>,

@@ -1,4 +1,4 @@
-//! How gate and up join, in the HTP's operators.
+//! Functions that join gate and up, in the HTP's operators.
 
 use crate::net::{NetworkBuilder, NetworkError, Op, TensorId};
 use moec_ir::{Activation, Glu};
@@ -34,15 +34,15 @@ pub(super) fn join(
         }
         Glu::FatRelu { .. } => Err(NetworkError::whole(
             name,
-            "no operator of a network has the step of FATReLU: its experts stay on the processor",
+            "no operator of a network has the step of FATReLU: its experts stay on the CPU",
         )),
         Glu::Cats { .. } => Err(NetworkError::whole(
             name,
-            "no operator of a network has the step of a threshold: its experts stay on the processor",
+            "no operator of a network has the step of a threshold: its experts stay on the CPU",
         )),
         Glu::Ungated(_) => Err(NetworkError::whole(
             name,
-            "a network without a gate joins nothing: its experts stay on the processor",
+            "a network without a gate joins nothing: its experts stay on the CPU",
         )),
         Glu::Limited { limit } => {
             let [most, least] = [("limit", limit), ("floor", -limit)].map(|(what, x)| b.number(what, x));

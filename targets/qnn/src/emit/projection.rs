@@ -12,7 +12,7 @@ use crate::net::{NetworkBuilder, NetworkError, Op, Tensor, TensorId};
 pub struct Projection {
     /// Matrices `[n, K]` whose results follow each other; one or two.
     pub matrices: Vec<Tensor>,
-    /// Which channel each of the concatenated results is; none: they are in order.
+    /// Channel of each concatenated result; `None`: they are in order.
     pub order: Option<Vec<u32>>,
     /// `[N]`, in f32, in the order of the channels.
     pub bias: Option<Vec<f32>>,
@@ -29,7 +29,7 @@ impl Projection {
         self.matrices.iter().filter_map(|m| m.shape.first()).sum()
     }
 
-    /// Which channel each concatenated result is.
+    /// Channel of a concatenated result.
     pub fn channel(&self, at: usize) -> usize {
         self.order.as_ref().and_then(|o| o.get(at)).map_or(at, |c| *c as usize)
     }

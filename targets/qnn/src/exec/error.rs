@@ -1,4 +1,4 @@
-//! Why a network does not run.
+//! Reasons that a network does not run.
 
 use thiserror::Error;
 
@@ -10,7 +10,7 @@ pub enum ExecError {
     File {
         /// The tensor.
         tensor: String,
-        /// Why not.
+        /// Cause.
         source: Box<moec_runtime::Error>,
     },
     /// A file of static numbers is too short.
@@ -23,7 +23,7 @@ pub enum ExecError {
         /// End of the numbers in the file.
         end: u64,
     },
-    /// Static numbers lie in a file, and nobody said where.
+    /// Static numbers are in a file of unknown path.
     #[error("static tensor `{tensor}` lies in the file `{file}`, and no folder is given")]
     NoFolder {
         /// The tensor.
@@ -36,7 +36,7 @@ pub enum ExecError {
     Input {
         /// The network.
         network: String,
-        /// What is wrong.
+        /// The fault.
         what: String,
     },
 }

@@ -34,7 +34,7 @@ pub struct Executor {
 #[derive(Debug, Default)]
 pub struct Shared(BTreeMap<String, Vec<(PathBuf, Tensor, Arc<Values>)>>);
 
-/// What a run gave.
+/// Outcome of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
     /// Results in the order of the network's, as reals.
@@ -190,7 +190,7 @@ pub(crate) fn static_bytes(tensor: &Tensor, files: Option<&BundleReader>) -> Res
     bytes.map(<[u8]>::to_vec).ok_or_else(|| ExecError::Short { tensor: name(), file: file.to_string(), end })
 }
 
-/// What a node of a verified network gives, and how many codes saturated.
+/// Result of a verified network's node, and how many codes saturated.
 fn compute(net: &Network, node: &Node, operands: &[&Values]) -> (Values, u64) {
     let out = net.tensor(node.output);
     let shapes: Vec<&[usize]> = node.inputs.iter().map(|id| &*net.tensor(*id).shape).collect();
@@ -250,12 +250,12 @@ pub fn spread(values: &[f32]) -> f64 {
     f64::from(most) - f64::from(least)
 }
 
-/// How far results are from a reference, as a share of the reference's spread.
+/// Distance of results from a reference, as a share of the reference's spread.
 pub fn share_of_spread(got: &[f32], want: &[f32]) -> f64 {
     share_of(spread(want), got, want)
 }
 
-/// How far results are from a reference, as a share of a spread.
+/// Distance of results from a reference, as a share of a spread.
 pub fn share_of(spread: f64, got: &[f32], want: &[f32]) -> f64 {
     let most = got.iter().zip(want).fold(0.0_f64, |most, (a, b)| {
         let d = (f64::from(*a) - f64::from(*b)).abs();

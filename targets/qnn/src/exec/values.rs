@@ -60,7 +60,7 @@ impl Values {
         }
     }
 
-    /// What they mean. Of weights and whole numbers: the codes themselves.
+    /// Values of the numbers. Of weights and whole numbers: the codes themselves.
     pub fn reals(&self) -> Vec<f64> {
         match self {
             Self::Reals(x) => x.iter().map(|x| f64::from(*x)).collect(),
@@ -70,7 +70,7 @@ impl Values {
         }
     }
 
-    /// How many there are.
+    /// Number of them.
     pub fn len(&self) -> usize {
         match self {
             Self::Reals(x) => x.len(),

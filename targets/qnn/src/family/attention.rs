@@ -63,7 +63,7 @@ pub(super) fn runs_on(unit: &Unit) -> std::result::Result<(), String> {
     }
 }
 
-/// What the plan says of the network of so many rows: as `graph`, with a state.
+/// Declaration in a plan of the network of so many rows: as `graph`, with a state.
 pub(super) fn declared(mut graph: GraphDecl, found: &Grouped, rows: usize) -> GraphDecl {
     let port = |name: &str, shape: [usize; 4]| Port { name: name.to_owned(), shape: shape.map(|n| n as u32) };
     let angles = found.q.rope.map(|rope| port("angles", [rows, rope.channels, 1, 1]));
@@ -117,7 +117,7 @@ fn angles_of<'a>(module: &'a Module, cut: &Cut) -> Option<&'a Node> {
     graph.nodes.get(graph.def(cut.angles?)?.0 as usize)
 }
 
-/// Ranges of its activations: rows are read in chunks, each behind the keys and values of the one before it, at positions all over the
+/// Ranges of its activations: rows are read in chunks, each after the keys and values of the one before it, at positions all over the
 /// context.
 pub(super) fn measured(
     emit: &Emit<'_>,
@@ -192,10 +192,10 @@ fn positions(at: &[u32]) -> Tensor {
     Tensor::i32([at.len()], at.iter().map(|&p| p as i32).collect())
 }
 
-/// How far a network is off, what saturates, and the inputs of its longest call, one behind the other.
+/// Error of a network, saturated tensors, and the inputs of its longest call, one after the other.
 type Evaluated = (Distance, Vec<Saturated>, Vec<f32>);
 
-/// Runs a network as sequences do, and the Graph's nodes on the same: a chunk with padding behind it, the network behind that, one row,
+/// Runs a network as sequences do, and the Graph's nodes on the same: a chunk with padding after it, the network after that, one row,
 /// and rows at the end of the context, where windows have moved on.
 pub(super) fn evaluate(
     trial: &mut Trial<'_, '_>,
@@ -250,7 +250,7 @@ fn hidden_of(graph: &GraphDecl) -> usize {
     graph.outputs.first().map_or(0, |p| p.shape[1] as usize)
 }
 
-/// Where calls of a network of so many rows begin, and how many rows they have.
+/// Starts of calls of a network of so many rows, and their numbers of rows.
 fn calls(rows: usize, context: usize) -> Vec<(usize, usize)> {
     let (mut all, mut next) = (Vec::new(), 0);
     for n in [(rows * 3 / 4).max(1), rows, 1] {
@@ -265,7 +265,7 @@ fn calls(rows: usize, context: usize) -> Vec<(usize, usize)> {
     all
 }
 
-/// What a plan's graph is given for rows at positions.
+/// Inputs of a plan's graph for rows at positions.
 fn given(
     graph: &GraphDecl,
     found: &Grouped,

@@ -78,7 +78,7 @@ pub(super) fn shown(folder: &Path, sample: &Sample, rows: usize) -> Result<()> {
     fs::write(&path, rows).map_err(|e| io_error("write", &path, &e))
 }
 
-/// What helps where an artifact is too large.
+/// Remedy where an artifact is too large.
 pub(super) const SMALLER: &str = "give a smaller `max_group` under `[placement]`";
 
 /// Refuses an artifact of more weights than a graph of the unit holds; `hint` says what helps.
@@ -92,7 +92,7 @@ pub(super) fn limited(unit: &Unit, name: &str, bytes: u64, hint: &str) -> Result
     }
 }
 
-/// What the experts of a layer read.
+/// Operand that the experts of a layer read.
 pub(super) fn read_by_experts(module: &Module, layer: u32) -> Result<Operand> {
     let nodes = module.entries.iter().flat_map(|graph| &graph.nodes);
     let mut own = nodes.filter(|n| n.scope.layer == Some(layer) && n.op.expert_ffn().is_some());
@@ -107,7 +107,7 @@ fn expert(emit: &Emit<'_>, experts: &LayerExperts, e: u32, file: &mut WeightFile
     let (inner, lead) = (down.cols(), e as usize);
     let bias = |i: usize| -> Result<Option<Vec<f32>>> {
         let Some(ids) = experts.biases else { return Ok(None) };
-        // A bias has one axis behind that of the experts: its entries are rows of one matrix.
+        // A bias has one axis after that of the experts: its entries are rows of one matrix.
         let weight = module.weight(ids[i]);
         Part { weight, lead: 0, rows: lead..lead + 1 }.read(emit.numbers).map(Some)
     };

@@ -76,7 +76,7 @@ pub(super) fn store(results: &[Vec<f32>], outputs: &mut [&mut [f16]]) -> Result<
         for (x, out) in got.iter().zip(out.iter_mut()) {
             *out = f16::from_f32(*x);
             if !out.is_finite() {
-                return Err(format!("a result is {x:e}, which is no f16"));
+                return Err(format!("a result is {x:e}, which is not an f16"));
             }
         }
     }

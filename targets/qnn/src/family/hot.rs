@@ -7,10 +7,10 @@
 //! | `expert{E}_batch{B}.onnx` | the hot neurons that expert `E` has when `B` sequences are decoded, on `B` rows: a part of its sum |
 //! | `weights.bin` | codes of all hot neurons: a batch with more of them shares those of one with fewer |
 //! | `neurons.bin` | which neurons are hot: u32 `[E, most]`, the hottest first |
-//! | `rows.bin` | rows that wake them, f32 `[E, n, H]` |
+//! | `rows.bin` | rows that activate them, f32 `[E, n, H]` |
 //! | `context.bin` | where the vendor's library is installed: all networks, compiled |
 //!
-//! The neurons that are not hot are the processor's; the plan runs both and adds their sums.
+//! The neurons that are not hot are the CPU's; the plan runs both and adds their sums.
 #![expect(clippy::cast_possible_truncation, reason = "sizes of one layer, which the import bounds")]
 
 use super::emit::{Gated, limited, measured, read_by_experts};
@@ -65,7 +65,7 @@ fn function(expert: usize, batch: u32) -> String {
     format!("expert{expert}_batch{batch}")
 }
 
-/// What a plan says of that network.
+/// Declaration of that network in a plan.
 pub(super) fn declared(layer: &str, hidden: usize, expert: usize, batch: u32) -> GraphDecl {
     let port = |name: &str| Port { name: name.to_owned(), shape: [batch, hidden as u32, 1, 1] };
     GraphDecl {
@@ -77,7 +77,7 @@ pub(super) fn declared(layer: &str, hidden: usize, expert: usize, batch: u32) ->
     }
 }
 
-/// What a plan says of the networks of a layer at a batch, expert by expert.
+/// Declarations in a plan of the networks of a layer at a batch, expert by expert.
 pub(super) fn graphs(module: &Module, layer: u32, batch: u32) -> Vec<GraphDecl> {
     let Some(experts) = LayerExperts::of(module, layer) else { return Vec::new() };
     let (name, down) = (HotLayer { layer, batches: Vec::new() }.name(), module.weight(experts.down));
@@ -103,7 +103,7 @@ struct Making<'a> {
     layer: &'a HotLayer,
     experts: LayerExperts,
     hidden: usize,
-    /// Where clusters end, ascending.
+    /// Ends of clusters, ascending.
     cuts: Vec<usize>,
 }
 
@@ -152,7 +152,7 @@ impl<'a> Making<'a> {
         Ok(bytes)
     }
 
-    /// One expert by clusters, its codes written: they are the processor's of the same neurons.
+    /// One expert by clusters, its codes written: they are the CPU's of the same neurons.
     fn expert(&self, e: usize, order: &[u32], file: &mut WeightFile) -> Result<Ffn> {
         let module = self.emit.module;
         let [gate_up, down] = [self.experts.gate_up, self.experts.down].map(|id| module.weight(id));
@@ -223,11 +223,11 @@ fn awake(
     Ok(cycled(&rows.into_iter().flat_map(|(_, row)| row).collect::<Vec<_>>(), SHOWN * hidden))
 }
 
-/// Reads which neurons of layers are hot, and checks that the Graph leaves these to the networks, and all others to the processor.
+/// Reads which neurons of layers are hot, and checks that the Graph leaves these to the networks, and all others to the CPU.
 /// Executes nothing.
 ///
 /// # Errors
-/// A file that is missing or malformed; hot neurons that are none of an expert's, or that the processor has, too.
+/// A file that is missing or malformed; hot neurons outside of the expert, or that the CPU has, too.
 pub(super) fn read(bundle: &BundleReader, module: &Module, hot: &[HotLayer]) -> Result<()> {
     for layer in hot {
         let failed = |e: &dyn std::fmt::Display| wrong(&path_of(&layer.name()), e);
@@ -240,7 +240,7 @@ pub(super) fn read(bundle: &BundleReader, module: &Module, hot: &[HotLayer]) -> 
             let alike = cold.is_some_and(|cold| complements(&cold.expr, &order, neurons as usize, inner));
             if !alike {
                 return Err(failed(&format!(
-                    "the Graph leaves other neurons to the processor than `{NEURONS}` does for batch {batch}"
+                    "the Graph leaves other neurons to the CPU than `{NEURONS}` does for batch {batch}"
                 )));
             }
         }
@@ -259,7 +259,7 @@ pub(super) fn cold(module: &Module, layer: u32, batch: u32) -> Option<WeightId> 
     })
 }
 
-/// Whether a weight is the neurons of each expert behind the `hot` first of an order, which `hottest` begins.
+/// Whether a weight is the neurons of each expert after the `hot` first of an order, which `hottest` begins.
 fn complements(weight: &WeightExpr, hottest: &[Vec<usize>], hot: usize, inner: usize) -> bool {
     let WeightExpr::Slice { axis: Axis::Rows, start, step: 1, len, of } = weight else { return false };
     let same = |own: &[u32], hottest: &[usize]| own.iter().map(|&n| n as usize).eq(hottest.iter().copied());
@@ -273,7 +273,7 @@ fn complements(weight: &WeightExpr, hottest: &[Vec<usize>], hot: usize, inner: u
     (*start, *len) == (hot, inner - hot) && alike
 }
 
-/// Which neurons of each expert are hot, read from a bundle.
+/// Hot neurons of each expert, read from a bundle.
 pub(super) fn neurons(
     bundle: &BundleReader,
     layer: &HotLayer,

@@ -44,7 +44,7 @@ use std::process::ExitCode;
 static SYS: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/sys/src");
 static UNIT: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/unit/src");
 
-/// What executes contexts in a `run`.
+/// Executor of contexts in a `run`.
 static RUNNER: Runner = Runner {
     feature: FAMILY,
     native: "moec_qnn_unit::NATIVE",
@@ -213,7 +213,7 @@ impl StaticGraphs for Qnn {
 }
 
 impl Qnn {
-    /// What a plan says of the network for a number of rows of each expert.
+    /// Declaration in a plan of the network for a number of rows of each expert.
     fn declared(module: &Module, table: &ExpertTable, group: usize, capacity: u32) -> Option<GraphDecl> {
         Self.group(module, table, group).into_iter().find(|g| g.capacity == capacity).map(|g| g.graph)
     }
@@ -224,12 +224,12 @@ const WEIGHTS: &str = "weights.bin";
 /// File of the rows that ranges were measured by: f32, `[n, H]`.
 const ROWS: &str = "rows.bin";
 
-/// Where an artifact lies in a bundle.
+/// Path of an artifact in a bundle.
 fn path_of(name: &str) -> String {
     format!("artifacts/{name}.qnn")
 }
 
-/// Where the artifact of a group lies in a bundle.
+/// Path of a group's artifact in a bundle.
 fn path(table: &ExpertTable, group: usize) -> String {
     path_of(&table.group_name(group))
 }

@@ -58,7 +58,7 @@ struct Artifact {
     name: String,
     /// Name of the result.
     output: &'static str,
-    /// Which channels of the part's result it gives.
+    /// Channels of the part's result that it gives.
     channels: Range<usize>,
 }
 
@@ -114,7 +114,7 @@ impl HtpPart {
         Ok(Self { name: name.to_string(), scope: scope.clone(), cuts, kind })
     }
 
-    /// What the compiler is told of it.
+    /// Description of it for the compiler.
     ///
     /// # Errors
     /// A part that no graph of the unit holds.
@@ -383,7 +383,7 @@ impl HtpPart {
         Ok((error, outcome.saturated))
     }
 
-    /// What the nodes that it stands for make of rows.
+    /// Results of the nodes that it stands for.
     fn reference(
         &self,
         trial: &mut Trial<'_, '_>,
@@ -415,7 +415,7 @@ impl HtpPart {
     }
 }
 
-/// What becomes networks.
+/// Parts that become networks.
 enum Made {
     Attention(Box<Attention>),
     Ffn(Ffn),
@@ -455,7 +455,7 @@ pub(super) fn write(emit: &Emit<'_>) -> Result<u64> {
     for part in emit.parts {
         (emit.next)(&part.name)?;
         let found = HtpPart::find(emit.module, &part.scope)
-            .map_err(|why| Error::bug(format!("`{}` is no network: {why}", part.name)))?;
+            .map_err(|why| Error::bug(format!("`{}` is not a network: {why}", part.name)))?;
         written += found.write(emit)?;
     }
     Ok(written)

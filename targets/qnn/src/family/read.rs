@@ -17,7 +17,10 @@ pub(super) fn network(bundle: &BundleReader, graph: &GraphDecl) -> Result<Networ
     let plain = |name: &str| !name.is_empty() && !name.contains(['/', '\\']) && !name.starts_with('.');
     let inside = graph.package.strip_prefix("artifacts/").is_some_and(plain) && plain(&graph.function);
     if !inside {
-        return Err(format!("`{}` and `{}` are no places below `artifacts/`", graph.package, graph.function));
+        return Err(format!(
+            "`{}` and `{}` are not places below `artifacts/`",
+            graph.package, graph.function
+        ));
     }
     let file = format!("{}/{}.onnx", graph.package, graph.function);
     let bytes = bundle.read(&file, regular::NETWORK).map_err(|e| e.to_string())?;

@@ -10,7 +10,7 @@ use moec_family::Numbers;
 use moec_family::error::{Error, Result};
 use moec_ir::{Module, Op, Operand, Weight, WeightId};
 
-/// How much wider codes reach at least than what was seen: two of sixteen bits are given for what is rare. On text that
+/// Factor by which codes reach at least further than what was seen: two of sixteen bits are given for what is rare. On text that
 /// calibration has not read, networks diverge least from 4 to 16 (docs/qnn-networks.md, Ranges).
 pub(super) const HEADROOM: f32 = 4.0;
 /// Fewer rows of text say too little of ranges.

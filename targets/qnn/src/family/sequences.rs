@@ -25,7 +25,7 @@ pub(super) fn shape(graph: &GraphDecl, network: &Network) -> Result<Shape, Strin
 #[derive(Debug, Default)]
 pub(super) struct Sequences(Mutex<Caches<f32>>);
 
-/// What a host knows of a network of attention.
+/// Facts of a network of attention that a host knows.
 #[derive(Debug)]
 pub(super) struct Attends {
     shape: Shape,
@@ -39,7 +39,7 @@ impl Sequences {
         Self(Mutex::new(Caches::new(slots)))
     }
 
-    /// What is to be known of a graph that was loaded; none of one without a state.
+    /// Facts of a graph that was loaded; none of one without a state.
     ///
     /// # Errors
     /// A network that is not the plan's.

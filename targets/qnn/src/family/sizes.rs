@@ -1,4 +1,4 @@
-//! What the artifacts of a bundle take, beside what the HTP has.
+//! Sizes of a bundle's artifacts, beside what the HTP has.
 
 use super::WEIGHTS;
 use super::library::contexts::artifacts;

@@ -1,4 +1,4 @@
-//! Evaluates networks of hot neurons against the reference, by themselves and together with what the processor adds.
+//! Evaluates networks of hot neurons against the reference, by themselves and together with what the CPU adds.
 
 use super::hot::{Failed, cold, declared, neurons};
 use super::library::check::Checker;
@@ -15,11 +15,11 @@ use moec_ir::plan::GraphDecl;
 use moec_ir::{Format, Glu, Op};
 use std::rc::Rc;
 
-/// Name of what hot and cold neurons give together, in front of a batch.
+/// Name of what hot and cold neurons give together, before a batch.
 const TOGETHER: &str = "hot and cold, batch ";
 
 /// Evaluates every network of hot neurons against the same neurons of the reference, and has others execute it; and, together with
-/// the processor's neurons, against whole experts.
+/// the CPU's neurons, against whole experts.
 ///
 /// # Errors
 /// A network that is missing, malformed, or does not run.
@@ -58,7 +58,7 @@ struct Tried<'a> {
     glu: Glu,
     /// `[E, 2 I, H]` and `[E, H, I]`
     weights: [Rc<Tensor>; 2],
-    /// By batch, the processor's neurons `[E, I - n, 3 H]`, if it has some, and how far their format may be off.
+    /// By batch, the CPU's neurons `[E, I - n, 3 H]`, if it has some, and how far their format may be off.
     cold: Vec<Option<(Rc<Tensor>, f64)>>,
     order: Vec<Vec<usize>>,
     /// Rows of each expert, `[n, H]`.
@@ -158,7 +158,7 @@ impl<'a> Tried<'a> {
         Ok((got, saturated))
     }
 
-    /// What a network gave, and what the processor's neurons add to it at the batch of that index.
+    /// Result of a network, and what the CPU's neurons add to it at the batch of that index.
     fn sum(&self, e: usize, at: usize, hot: &[f32]) -> Result<Vec<f32>, Failed> {
         let Some((cold, _)) = self.cold.get(at).and_then(Option::as_ref) else { return Ok(hot.to_vec()) };
         let x = self.rows_of(e);
@@ -169,7 +169,7 @@ impl<'a> Tried<'a> {
         Ok(hot.iter().zip(y).map(|(hot, cold)| hot + cold).collect())
     }
 
-    /// What the whole expert gives, in f32.
+    /// Result of the whole expert, in f32.
     fn whole(&self, e: usize, x: &[f32]) -> Result<Vec<f32>, Failed> {
         let hidden = self.hidden;
         let own = self.weights.each_ref().map(|w| {
@@ -192,7 +192,7 @@ impl<'a> Tried<'a> {
         Ok(y.first().ok_or("the evaluator gave nothing")?.as_f32().to_vec())
     }
 
-    /// What the hottest neurons of an expert give, in f32.
+    /// Result of an expert's hottest neurons, in f32.
     fn reference(&self, e: usize, neurons: usize, x: &[f32]) -> Result<Vec<f32>, Failed> {
         let hidden = self.hidden;
         let order = self.order.get(e).and_then(|o| o.get(..neurons)).ok_or("it has fewer hot neurons")?;
@@ -210,7 +210,7 @@ impl<'a> Tried<'a> {
     }
 }
 
-/// How far results are off.
+/// Distance of results.
 fn distance(got: &[f32], want: &[f32]) -> Distance {
     let flat = |x: &[f32]| Tensor::f32([x.len()], x.to_vec());
     Distance::of(&flat(got), &flat(want), got.len())

@@ -18,13 +18,13 @@ use std::collections::HashMap;
 
 type Failed = Box<dyn std::error::Error>;
 
-/// What networks were run on that take more than rows, by artifact and name: their inputs, one behind the other.
+/// Inputs that networks were run on that take more than rows, by artifact and name: one after the other.
 pub(super) type Given = HashMap<(String, String), Vec<f32>>;
 
 /// A tensor of which a larger share of numbers saturates forbids its network.
 const SATURATED: f64 = 1e-3;
 
-/// What executes artifacts beside moec, where there are any.
+/// Executor of artifacts beside moec, where there are any.
 pub(super) fn checker(trial: &mut Trial<'_, '_>) -> Option<Checker> {
     let any = !trial.parts.is_empty() || !trial.groups.is_empty() || !trial.hot.is_empty();
     any.then(|| Checker::open(trial))

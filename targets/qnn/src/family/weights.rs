@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 /// First bytes of tensors are multiples of this.
 const ALIGN: u64 = 64;
 
-/// How matrices of a format are stored.
+/// Storage of a format's matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     /// Eight bits.
@@ -29,7 +29,7 @@ pub(super) enum Form {
 }
 
 impl Form {
-    /// That of a format: what the processor has in 4 bits a graph has, too, but for codes of a checkpoint; all else is 8 bits.
+    /// That of a format: what the CPU has in 4 bits a graph has, too, but for codes of a checkpoint; all else is 8 bits.
     pub(super) const fn of(format: Format) -> Self {
         let spec = format.spec();
         if spec.bits != 4 || spec.published {
@@ -85,7 +85,7 @@ impl Part<'_> {
         Ok(out)
     }
 
-    /// Its numbers as codes: of whole matrices those of the processor. Which rows of a part have 8 bits is decided among its own.
+    /// Its numbers as codes: of whole matrices those of the CPU. Which rows of a part have 8 bits is decided among its own.
     ///
     /// # Errors
     /// A file that cannot be read; a number that no code holds.
@@ -98,7 +98,7 @@ impl Part<'_> {
     }
 }
 
-/// A whole matrix of a weight, rounded as the processor rounds it.
+/// A whole matrix of a weight, rounded as the CPU rounds it.
 ///
 /// # Errors
 /// A file that cannot be read; a number that no code holds.
@@ -110,7 +110,7 @@ pub(super) fn rounded(numbers: &dyn Numbers, weight: &Weight, lead: usize) -> Re
 pub(super) fn rows_of(matrix: &Channels, cols: usize, rows: &[usize]) -> Channels {
     let mut out = Channels::default();
     for (at, &row) in rows.iter().enumerate() {
-        // Rows of each width lie one behind the other.
+        // Rows of each width lie one after the other.
         let before = matrix.outliers.partition_point(|&o| (o as usize) < row);
         let wide = matrix.outliers.get(before).is_some_and(|&o| o as usize == row);
         let (from, to, place) = if wide {
@@ -149,7 +149,7 @@ impl WeightFile {
         Ok(Self { path, out: BufWriter::new(file), offset: 0 })
     }
 
-    /// Appends rows of a rounded matrix of `cols` columns, which stand as a projection in front gives its results.
+    /// Appends rows of a rounded matrix of `cols` columns, which stand as the projection before it gives its results.
     ///
     /// # Errors
     /// A disk that is full.

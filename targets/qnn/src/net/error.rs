@@ -1,4 +1,4 @@
-//! Why a network is refused.
+//! Reasons that a network is refused.
 
 use thiserror::Error;
 
@@ -10,7 +10,7 @@ pub struct NetworkError {
     pub network: String,
     /// `node 3 (MatMul): `, or ``tensor `x`: ``; empty where it is the network's own fault.
     pub place: String,
-    /// What is wrong.
+    /// The fault.
     pub what: String,
 }
 

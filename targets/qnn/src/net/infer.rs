@@ -52,7 +52,7 @@ pub(super) fn rms_norm(_: &Op, x: &[&[usize]]) -> Shaped {
 }
 
 pub(super) fn concat(op: &Op, x: &[&[usize]]) -> Shaped {
-    let Op::Concat { axis } = op else { return Err("it is no concatenation".into()) };
+    let Op::Concat { axis } = op else { return Err("it is not a concatenation".into()) };
     let mut shape = x[0].to_vec();
     if *axis >= shape.len() {
         return Err(format!("{shape:?} has no axis {axis}"));
@@ -66,7 +66,7 @@ pub(super) fn concat(op: &Op, x: &[&[usize]]) -> Shaped {
 }
 
 pub(super) fn slice(op: &Op, x: &[&[usize]]) -> Shaped {
-    let Op::StridedSlice { ranges } = op else { return Err("it is no slice".into()) };
+    let Op::StridedSlice { ranges } = op else { return Err("it is not a slice".into()) };
     if ranges.len() != x[0].len() {
         return Err(format!("{} ranges for {:?}", ranges.len(), x[0]));
     }
@@ -81,7 +81,7 @@ pub(super) fn slice(op: &Op, x: &[&[usize]]) -> Shaped {
 }
 
 pub(super) fn reshape(op: &Op, x: &[&[usize]]) -> Shaped {
-    let Op::Reshape { shape } = op else { return Err("it is no reshape".into()) };
+    let Op::Reshape { shape } = op else { return Err("it is not a reshape".into()) };
     if super::elements(shape) == super::elements(x[0]) {
         Ok(shape.clone())
     } else {
@@ -90,7 +90,7 @@ pub(super) fn reshape(op: &Op, x: &[&[usize]]) -> Shaped {
 }
 
 pub(super) fn transpose(op: &Op, x: &[&[usize]]) -> Shaped {
-    let Op::Transpose { perm } = op else { return Err("it is no transposition".into()) };
+    let Op::Transpose { perm } = op else { return Err("it is not a transposition".into()) };
     let mut seen = perm.clone();
     seen.sort_unstable();
     if seen == (0..x[0].len()).collect::<Vec<_>>() {
@@ -101,7 +101,7 @@ pub(super) fn transpose(op: &Op, x: &[&[usize]]) -> Shaped {
 }
 
 pub(super) fn gather(op: &Op, x: &[&[usize]]) -> Shaped {
-    let Op::Gather { axis } = op else { return Err("it is no gathering".into()) };
+    let Op::Gather { axis } = op else { return Err("it is not a gathering".into()) };
     let mut shape = x[0].to_vec();
     match (shape.get_mut(*axis), x[1]) {
         (Some(n), &[count]) => *n = count,

@@ -43,11 +43,11 @@ impl TensorId {
 /// An operator with what it reads and gives.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// What it does.
+    /// Operator.
     pub op: Op,
-    /// What it reads.
+    /// Tensors that it reads.
     pub inputs: Vec<TensorId>,
-    /// What it gives.
+    /// Tensor that it gives.
     pub output: TensorId,
 }
 
@@ -58,11 +58,11 @@ pub struct Network {
     pub name: String,
     /// Every tensor.
     pub tensors: Vec<Tensor>,
-    /// What callers give, in order.
+    /// Tensors that callers give, in order.
     pub inputs: Vec<TensorId>,
     /// Nodes, each after those that it reads from.
     pub nodes: Vec<Node>,
-    /// What callers get, in order.
+    /// Tensors that callers get, in order.
     pub outputs: Vec<TensorId>,
 }
 

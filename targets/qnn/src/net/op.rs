@@ -40,7 +40,7 @@ pub enum Op {
         shape: Vec<usize>,
     },
     Transpose {
-        /// Which axis of the operand each axis of the result is.
+        /// Axis of the operand that each axis of the result is.
         perm: Vec<usize>,
     },
     Gather {
@@ -52,7 +52,7 @@ pub enum Op {
 /// Operands, and places in them.
 pub(crate) type Places = Vec<(usize, usize)>;
 
-/// What an operator computes.
+/// Computation of an operator.
 #[derive(Clone, Copy, Debug)]
 pub enum Meaning {
     /// `x[T, K], w[N, K], bias[N]? → [T, N]`: sums of products, exact in integers.
@@ -83,7 +83,7 @@ pub struct Row {
     pub operands: (usize, usize),
     /// Extents of the result.
     pub(super) shape: fn(&Op, &[&[usize]]) -> Shaped,
-    /// What it computes.
+    /// Its computation.
     pub meaning: Meaning,
 }
 
@@ -215,7 +215,7 @@ fn rms_norm(op: &Op, row: &mut [f64], gain: &[f64]) {
     row.iter_mut().zip(gain).for_each(|(x, g)| *x *= factor * g);
 }
 
-/// Entries in front of an axis, along it, and behind it.
+/// Entries before an axis, along it, and after it.
 fn around(shape: &[usize], axis: usize) -> [usize; 3] {
     let (front, rest) = shape.split_at(axis.min(shape.len()));
     let (along, behind) = rest.split_first().unwrap_or((&1, &[]));

@@ -61,7 +61,7 @@ impl Dtype {
     }
 }
 
-/// What the codes of one tensor mean: `real = (code + offset) · scale`, as QNN has it.
+/// Values of one tensor's codes: `real = (code + offset) · scale`, as QNN has it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
     /// Distance of two codes.
@@ -71,20 +71,20 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// What a code means.
+    /// Value of a code.
     pub fn real(self, code: i64) -> f64 {
         graph::real(code, self.scale, self.offset)
     }
 
     /// The code of a number and whether it is saturated: more than half a step outside of what codes of the type reach.
-    /// Halves go to the even code, as ONNX's `QuantizeLinear` has them; a number that is none becomes the code of zero,
+    /// Halves go to the even code, as ONNX's `QuantizeLinear` has them; NaN becomes the code of zero,
     /// and is saturated.
     pub fn code(self, real: f64, ty: Dtype) -> (i64, bool) {
         graph::stored(real, self.scale, self.offset, ty.codes())
     }
 }
 
-/// What the numbers of a tensor mean.
+/// Values of a tensor's numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Quant {
     /// They are what they are.
@@ -95,7 +95,7 @@ pub enum Quant {
     Channels(Arc<[f32]>),
 }
 
-/// Where the numbers of a static tensor lie: little-endian, row-major, without gaps.
+/// Place of a static tensor's numbers: little-endian, row-major, without gaps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Data {
     /// Here.
@@ -118,9 +118,9 @@ pub struct Tensor {
     pub shape: Vec<usize>,
     /// Type of the numbers.
     pub ty: Dtype,
-    /// What they mean.
+    /// Their values.
     pub quant: Quant,
-    /// Where they lie, if they are known at build time.
+    /// Place of the numbers, if they are known at build time.
     pub data: Option<Data>,
 }
 

@@ -1,4 +1,4 @@
-//! Checks that a network is what it claims to be: names, shapes, types, scales, order. Nothing behind it checks again.
+//! Checks that a network is what it claims to be: names, shapes, types, scales, order. Nothing after it checks again.
 
 use super::{
     Data, Dtype, MOST_AXES, Meaning, Network, NetworkError, Node, Op, Quant, Scale, Tensor, TensorId,
@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 const MOST_ELEMENTS: u64 = 1 << 33;
 /// Most tensors of a network.
 const MOST_TENSORS: usize = 1 << 20;
-/// How far the scale of a bias may be from the product of those of rows and weight, relative.
+/// Largest relative distance between the scale of a bias and the product of those of rows and weight.
 const BIAS_SCALE: f32 = 1e-4;
 
 type Checked<T = ()> = Result<T, String>;
@@ -40,13 +40,13 @@ impl Network {
         }
         let given = |id: &TensorId| self.nodes.iter().any(|n| n.output == *id);
         if self.outputs.is_empty() || !self.outputs.iter().all(given) {
-            return Err(whole("it gives nothing, or what nobody computes".into()));
+            return Err(whole("it has no result, or one that no node computes".into()));
         }
         if (1..self.outputs.len()).any(|i| self.outputs[..i].contains(&self.outputs[i])) {
             return Err(whole("it gives something twice".into()));
         }
         if let Some(at) = known.iter().position(|k| !k) {
-            return Err(whole(format!("nobody computes `{}`", self.tensors[at].name)));
+            return Err(whole(format!("no node computes `{}`", self.tensors[at].name)));
         }
         Ok(())
     }
@@ -129,7 +129,7 @@ fn tensor(t: &Tensor) -> Checked {
             if plain && ends {
                 Ok(())
             } else {
-                Err(format!("`{file}` from byte {offset} on is no place for it"))
+                Err(format!("`{file}` from byte {offset} on is not a place for it"))
             }
         }
         _ => Ok(()),
@@ -144,10 +144,10 @@ fn kind(quant: &Quant) -> &'static str {
     }
 }
 
-/// Which types go together.
+/// Checks that types go together.
 fn types(op: &Op, operands: &[&Tensor], out: &Tensor) -> Checked {
     if out.ty == Dtype::I32 {
-        return Err("an activation is no i32".into());
+        return Err("an activation is not an i32".into());
     }
     let activation = |t: &Tensor| match (t.ty, out.ty.is_float()) {
         (Dtype::F32 | Dtype::F16, true) => t.ty == out.ty,
@@ -184,7 +184,7 @@ fn weight(operands: &[&Tensor], out: &Tensor) -> Checked {
         _ => false,
     };
     if !w.is_static() || !fits {
-        return Err(format!("`{}` is no static weight for a result of {}", w.name, out.ty.name()));
+        return Err(format!("`{}` is not a static weight for a result of {}", w.name, out.ty.name()));
     }
     let Some(bias) = bias else { return Ok(()) };
     if !bias.is_static() {
@@ -195,14 +195,14 @@ fn weight(operands: &[&Tensor], out: &Tensor) -> Checked {
         (Quant::Channels(b), Quant::Tensor(x), Quant::Channels(w)) if bias.ty == Dtype::I32 => {
             let near = |(b, w): (&f32, &f32)| (b - x.scale * w).abs() <= BIAS_SCALE * b.abs();
             let all = b.iter().zip(w.iter()).all(near);
-            if all { Ok(()) } else { Err(format!("scales of the bias `{}` are no products", bias.name)) }
+            if all { Ok(()) } else { Err(format!("scales of the bias `{}` are not products", bias.name)) }
         }
         _ => Err(format!("the bias `{}` does not fit rows and weight", bias.name)),
     }
 }
 
 fn indices(t: &Tensor, entries: usize) -> Checked {
-    let wrong = || format!("`{}` are no static indices of {entries} entries", t.name);
+    let wrong = || format!("`{}` are not static indices of {entries} entries", t.name);
     match (&t.data, t.ty, &t.quant) {
         (Some(Data::Here(bytes)), Dtype::I32, Quant::None) => {
             let numbers = bytes.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b));

@@ -1,4 +1,4 @@
-//! Why a network is no ONNX model, or a model no network.
+//! Reasons that a network is no ONNX model, or a model no network.
 
 use crate::net::NetworkError;
 use thiserror::Error;
@@ -22,7 +22,7 @@ pub enum OnnxError {
     Form {
         /// The node or tensor.
         place: String,
-        /// What is wrong.
+        /// The fault.
         what: String,
     },
     /// A network that is not right.

@@ -33,7 +33,7 @@ pub fn read(bytes: &[u8]) -> Result<Network> {
 
 struct Reader<'a> {
     constants: BTreeMap<&'a str, &'a proto::Tensor>,
-    /// What nodes read, and which tensor that is.
+    /// Names that nodes read, and the tensor of each.
     values: BTreeMap<String, TensorId>,
     network: Network,
 }
@@ -57,7 +57,7 @@ impl Reader<'_> {
         }
         for output in &graph.output {
             let id = self.values.get(&output.name).copied();
-            let id = id.ok_or_else(|| OnnxError::form(&output.name, "nobody computes it"))?;
+            let id = id.ok_or_else(|| OnnxError::form(&output.name, "no node computes it"))?;
             self.network.outputs.push(id);
         }
         Ok(())
@@ -78,7 +78,7 @@ impl Reader<'_> {
             return Err(OnnxError::form(&node.name, "it does not have one scale and one zero point"));
         };
         let (scale, ty) = self.scale(scale, zero)?;
-        let id = *self.values.get(from).ok_or_else(|| OnnxError::form(from, "nobody computes it"))?;
+        let id = *self.values.get(from).ok_or_else(|| OnnxError::form(from, "no node computes it"))?;
         let tensor = &mut self.network.tensors[id.index()];
         if tensor.quant != Quant::None || tensor.is_static() {
             return Err(OnnxError::form(from, "it has codes already"));
@@ -179,7 +179,7 @@ impl Reader<'_> {
             "Transpose" => {
                 let perm =
                     node.attribute.iter().find(|a| a.name == "perm").map(|a| &*a.ints).unwrap_or_default();
-                let perm = perm.iter().map(|&i| usize::try_from(i).map_err(|_| form("an axis that is none")));
+                let perm = perm.iter().map(|&i| usize::try_from(i).map_err(|_| form("an invalid axis")));
                 (Op::Transpose { perm: perm.collect::<Result<_>>()? }, all)
             }
             "Reshape" => (Op::Reshape { shape: whole(1)? }, first()?),
@@ -214,7 +214,7 @@ impl Reader<'_> {
                 let entry = |key: &str| found.external_data.iter().find(|e| e.key == key).map(|e| &*e.value);
                 let offset = entry("offset").and_then(|o| o.parse().ok());
                 let (Some(file), Some(offset)) = (entry("location"), offset) else {
-                    return Err(OnnxError::form(name, "nobody says where it lies"));
+                    return Err(OnnxError::form(name, "its place is not stated"));
                 };
                 Data::File { file: file.into(), offset }
             }
@@ -229,7 +229,7 @@ impl Reader<'_> {
         let (ty, code) = match (zero_point.data_type, zero_point.raw_data.as_deref()) {
             (data_type::UINT16, Some(&[a, b])) => (Dtype::U16, i32::from(u16::from_le_bytes([a, b]))),
             (data_type::UINT8, Some(&[a])) => (Dtype::U8, i32::from(a)),
-            _ => return Err(OnnxError::form(zero, "it is no code of 8 or 16 bits")),
+            _ => return Err(OnnxError::form(zero, "it is not a code of 8 or 16 bits")),
         };
         match *numbers {
             [scale] => Ok((Scale { scale, offset: -code }, ty)),

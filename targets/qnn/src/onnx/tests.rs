@@ -1,4 +1,4 @@
-//! What is written is read back as it was, and nothing that is read breaks.
+//! Written models are read back as they were, and no input breaks the reader.
 
 use super::{read, write};
 use crate::net::{Data, Network, NetworkBuilder, Op, Tensor};
@@ -72,7 +72,7 @@ fn weights_in_a_file_stay_there() {
             t.data = Some(Data::File { file: file.into(), offset: 0 });
         });
         let error = write(&network).unwrap_err().to_string();
-        assert!(error.contains("is no place for it"), "{error}");
+        assert!(error.contains("is not a place for it"), "{error}");
     }
 }
 

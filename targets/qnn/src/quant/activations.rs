@@ -13,7 +13,7 @@ const MIDDLE: f64 = 32768.0;
 /// The smallest width of a range: numbers that are always zero still have codes.
 const NARROWEST: f32 = 1e-6;
 
-/// How wide an activation is. Zero is always in it.
+/// Range of an activation. Zero is always in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Range {
     /// Smallest number, at most 0.
@@ -123,7 +123,7 @@ fn scales(network: &Network, ranges: &Ranges) -> Result<Vec<Option<Scale>>, Netw
         if tensor.ty != Dtype::F32 {
             return Err(failed("it has codes already"));
         }
-        let range = ranges.get(&tensor.name).copied().ok_or_else(|| failed("nobody says how wide it is"))?;
+        let range = ranges.get(&tensor.name).copied().ok_or_else(|| failed("its range is not known"))?;
         if !range.least.is_finite() || !range.most.is_finite() {
             return Err(failed("its range is infinite"));
         }
@@ -174,7 +174,7 @@ fn static_codes(tensor: &mut Tensor, middle: bool) -> Result<(), String> {
 /// A bias as codes of 32 bits that are added to sums of products of codes.
 fn bias_codes(bias: &Tensor, rows: Option<Scale>, weight: &Quant) -> Result<Tensor, String> {
     let (Some(rows), Quant::Channels(channels)) = (rows, weight) else {
-        return Err("rows or weight of its projection are no codes".into());
+        return Err("rows or weight of its projection are not codes".into());
     };
     let scales: Arc<[f32]> = channels.iter().map(|s| s * rows.scale).collect();
     let mut bytes = Vec::new();

@@ -26,7 +26,7 @@ pub fn reals(network: &Network, files: Option<&BundleReader>) -> Result<Network,
     Ok(out)
 }
 
-/// What the codes of a static tensor mean.
+/// Values of a static tensor's codes.
 fn meant(tensor: &Tensor, bytes: &[u8]) -> Vec<f32> {
     let codes: Vec<i64> = match tensor.ty {
         Dtype::U16 => bytes.as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b).into()).collect(),

@@ -68,7 +68,7 @@ impl Matrix {
     }
 }
 
-/// Some rows of a matrix of `cols` columns: those of 4 bits, those of 8, and which of the rows each of both is, one behind the
+/// Some rows of a matrix of `cols` columns: those of 4 bits, those of 8, and which of the rows each of both is, one after the
 /// other.
 pub fn widths(channels: &Channels, rows: Range<usize>, cols: usize) -> ([Matrix; 2], Vec<u32>) {
     let matrix = |bits| Matrix { shape: [0, cols], bits, codes: Vec::new(), scales: Vec::new() };

@@ -1,10 +1,10 @@
-//! What can go wrong, with what the library said of it, and what to do.
+//! Errors, with the message of the library, and the remedy.
 
 use bincode::{Decode, Encode};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// What installs the library.
+/// Command that installs the library.
 pub const INSTALL: &str = "cargo xtask qnn";
 
 /// The variable that names the folder of the library.
@@ -16,14 +16,14 @@ pub const LIMIT: &str = "MOEC_QNN_SECONDS";
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why something of QNN's did not work.
+/// Error of QNN.
 #[derive(Clone, Debug, Error, PartialEq, Encode, Decode)]
 #[non_exhaustive]
 pub enum Error {
     /// There is no folder with the library.
     #[error("QNN is not installed: there is no `{}`", path.display())]
     NotInstalled {
-        /// Where it was looked for.
+        /// Path that was looked at.
         path: PathBuf,
     },
     /// A folder lacks a part of it.
@@ -39,7 +39,7 @@ pub enum Error {
     Load {
         /// The file.
         path: PathBuf,
-        /// What the loader says.
+        /// Message of the loader.
         why: String,
     },
     /// A part is there, and is not what it should be.
@@ -47,13 +47,13 @@ pub enum Error {
     Version {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The fault.
         what: String,
     },
     /// The library refused a call.
     #[error("QNN refused {what}: {said}{}", lines(messages))]
     Call {
-        /// What was asked.
+        /// The request.
         what: String,
         /// Its code, with the library's words for it.
         said: String,
@@ -91,7 +91,7 @@ pub enum Error {
     Graph {
         /// The graph.
         graph: String,
-        /// What is wrong.
+        /// The fault.
         what: String,
     },
     /// More of something than the library's 32 bits count.
@@ -99,7 +99,7 @@ pub enum Error {
     Count {
         /// The tensor, node or graph.
         of: String,
-        /// How many there are.
+        /// Number of them.
         found: u64,
         /// Of what.
         what: String,
@@ -109,15 +109,15 @@ pub enum Error {
     Inputs {
         /// The graph.
         graph: String,
-        /// What is wrong.
+        /// The fault.
         what: String,
     },
     /// A context binary or a DLC is damaged, or of another kind.
     #[error("the {what} cannot be read: {why}")]
     Binary {
-        /// What was read.
+        /// Item that was read.
         what: String,
-        /// Why it cannot be.
+        /// Reason.
         why: String,
     },
     /// A context binary is for another chip.
@@ -135,7 +135,7 @@ pub enum Error {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// Message of the operating system.
         why: String,
     },
     /// The process that QNN runs in could not be started.
@@ -143,23 +143,23 @@ pub enum Error {
     Start {
         /// The program.
         program: PathBuf,
-        /// What the system says.
+        /// Message of the operating system.
         why: String,
     },
     /// The process that QNN runs in cannot be asked: too many bytes, or a path that is no UTF-8.
     #[error("QNN's process cannot be asked to {doing}: {why}")]
     Request {
-        /// What it was to be asked.
+        /// Request that was not sent.
         doing: String,
-        /// Why it cannot be.
+        /// Reason.
         why: String,
     },
     /// The process that QNN runs in has died.
     #[error("QNN's process has died while it was asked to {doing}: {how}{}", lines(messages))]
     Died {
-        /// What it was asked.
+        /// The request.
         doing: String,
-        /// How it ended.
+        /// Exit status.
         how: String,
         /// The last lines of its stderr.
         messages: Vec<String>,
@@ -167,9 +167,9 @@ pub enum Error {
     /// The process that QNN runs in took too long, and was ended.
     #[error("QNN's process did not {doing} within {seconds} s and was ended{}", lines(messages))]
     Late {
-        /// What it was asked.
+        /// The request.
         doing: String,
-        /// How long it was waited for.
+        /// Seconds of waiting.
         seconds: f64,
         /// The last lines of its stderr.
         messages: Vec<String>,
@@ -177,14 +177,14 @@ pub enum Error {
     /// The process that QNN runs in said something unexpected.
     #[error("QNN's process answers wrongly when it is asked to {doing}: {why}")]
     Protocol {
-        /// What it was asked.
+        /// The request.
         doing: String,
-        /// What is wrong.
+        /// The fault.
         why: String,
     },
 }
 
-/// Lines behind a message.
+/// Lines after a message.
 fn lines(messages: &[String]) -> String {
     messages.iter().flat_map(|m| ["\n  ", m]).collect()
 }
@@ -194,7 +194,7 @@ impl Error {
         Self::Io { path: path.to_owned(), why: why.to_string() }
     }
 
-    /// What to do about it, where that is known.
+    /// Remedy, where it is known.
     pub fn hint(&self) -> Option<String> {
         let install = || Some(format!("install it with `{INSTALL}`, or name its folder in `{VARIABLE}`"));
         match self {
@@ -217,7 +217,7 @@ impl Error {
 mod tests {
     use super::*;
 
-    /// What the loader says where the system lacks it; the wheel does not bring it along.
+    /// Message of the loader where the system lacks it; the wheel does not bring it along.
     #[test]
     fn a_missing_libatomic_is_named() {
         let why = "libatomic.so.1: cannot open shared object file: No such file or directory".into();

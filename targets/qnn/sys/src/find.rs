@@ -1,4 +1,4 @@
-//! Where the library is. It is installed, never part of moec: its license does not let it be given on.
+//! Search for the library. It is installed, never part of moec: its license does not let it be given on.
 
 use crate::error::{Error, Result, VARIABLE};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ pub const QAIRT: &str = "2.51";
 pub const HTP: &str = "libQnnHtp.so";
 /// The backend that writes graphs as DLC.
 pub const IR: &str = "libQnnIr.so";
-/// What reads context binaries and DLC.
+/// Name of the library that reads context binaries and DLC.
 pub const SYSTEM: &str = "libQnnSystem.so";
 
 /// A folder that has the library.

@@ -153,7 +153,7 @@ fn the_head_gives_its_vocabulary_in_parts() {
     assert!(share_of_spread(&got, &want) < 1e-6);
 }
 
-/// What goes into an attention: `rows` rows at position `at` behind as many in the cache, which holds `cache`.
+/// Inputs of an attention: `rows` rows at position `at` after as many in the cache, which holds `cache`.
 fn chunk(a: &Attention, x: &[f32], at: usize, cache: [&[f32]; 2]) -> Vec<Vec<f32>> {
     let rows = x.len() / a.hidden;
     let (seen, half) = (a.context + rows, a.qk_dim / 2);
@@ -167,7 +167,7 @@ fn chunk(a: &Attention, x: &[f32], at: usize, cache: [&[f32]; 2]) -> Vec<Vec<f32
     vec![x.to_vec(), cache[0].to_vec(), cache[1].to_vec(), mask, of(f32::cos), of(f32::sin)]
 }
 
-/// Writes a chunk's keys or values `[kv, rows, dim]` behind `at` positions of a cache `[kv, context, dim]`.
+/// Writes a chunk's keys or values `[kv, rows, dim]` after `at` positions of a cache `[kv, context, dim]`.
 fn keep(a: &Attention, cache: &mut [f32], new: &[f32], at: usize) {
     let rows = new.len() / a.kv_heads / a.v_dim;
     for h in 0..a.kv_heads {

@@ -61,7 +61,7 @@ pub(crate) fn eight(numbers: &[f32], cols: usize) -> Matrix {
     eight
 }
 
-/// How matrices are rounded.
+/// Rounding of matrices.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Form {
     /// f32

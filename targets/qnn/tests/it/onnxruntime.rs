@@ -1,4 +1,4 @@
-//! What plain onnxruntime computes of a written model is what moec's evaluator computes of the network.
+//! Plain onnxruntime computes of a written model what moec's evaluator computes of the network.
 
 use super::fixture::*;
 use moec_ir::{Activation, Glu, RopeStyle};
@@ -58,7 +58,7 @@ fn run_onnx(
 }
 
 /// A step of codes: a share of a result's spread. Where a number lies between two codes one may take this and the other
-/// that, and what follows moves by some steps; behind a softmax, whose operands have a mask among them, by more.
+/// that, and what follows moves by some steps; after a softmax, whose operands have a mask among them, by more.
 const STEP: f64 = 1.0 / 65535.0;
 
 #[test]

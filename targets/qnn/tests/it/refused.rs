@@ -1,4 +1,4 @@
-//! What is no network is refused, with its tensor or node.
+//! Invalid networks are refused, with their tensor or node.
 
 use super::fixture::*;
 use moec_qnn::net::{Data, Dtype, Network, NetworkBuilder, Op, Quant, Scale, Tensor, TensorId};
@@ -46,10 +46,10 @@ fn every_fault_of_a_network_has_its_message() {
         (|n| tensor(n, "w").ty = Dtype::U16, "u16 cannot have a scale for each channel"),
         (
             |n| tensor(n, "bias").quant = Quant::Channels([1.0; 4].into()),
-            "scales of the bias `bias` are no products",
+            "scales of the bias `bias` are not products",
         ),
         (|n| n.nodes.swap(0, 1), "node 0 (StridedSlice): operand"),
-        (|n| drop(n.nodes.pop()), "it gives nothing, or what nobody computes"),
+        (|n| drop(n.nodes.pop()), "it has no result, or one that no node computes"),
         (|n| n.outputs.push(n.outputs[0]), "it gives something twice"),
         (|n| n.nodes[2].inputs = vec![TensorId(99); 2], "operand 99 is not known"),
     ];
@@ -88,5 +88,5 @@ fn shapes_that_do_not_fit_are_refused_while_they_are_built() {
     }
     let y = b.op("y", Op::Gather { axis: 1 }, &[x, far]).unwrap();
     let said = b.finish(&[y]).expect_err("an index too far").to_string();
-    assert!(said.contains("no static indices of 8 entries"), "{said}");
+    assert!(said.contains("not static indices of 8 entries"), "{said}");
 }

@@ -1,4 +1,4 @@
-//! What saturates is counted and named, and measured margins keep it from happening.
+//! Saturated tensors are counted and named, and measured margins keep them from it.
 
 use super::fixture::*;
 use moec_qnn::exec::{Executor, share_of_spread};
@@ -38,5 +38,5 @@ fn a_range_that_is_too_narrow_is_named_and_dominates_the_error() {
 fn what_has_no_range_is_refused_by_name() {
     let network = ffn(Form::Eight, RELU, 16, &[16], 1).graph("b1", 1, 1).unwrap();
     let error = coded(&network, &Ranges::new()).unwrap_err().to_string();
-    assert!(error.contains("tensor `x`: nobody says how wide it is"), "{error}");
+    assert!(error.contains("tensor `x`: its range is not known"), "{error}");
 }

@@ -1,13 +1,13 @@
 //! Graphs of attention: what a plan gives them, and what a graph of the HTP takes.
 //!
-//! A graph of the HTP keeps no state. Keys and values of a sequence lie with whoever executes the graph: they go in as they were before
+//! A graph of the HTP keeps no state. Keys and values of a sequence are held by the executor of the graph: they go in as they were before
 //! the chunk, and the chunk's own come out and are written to their places.
 //!
 //! | the plan gives | the graph takes |
 //! |---|---|
 //! | `x[T, H]` | `x[T, H]` |
 //! | its slot | `keys[kv, C, qk]`, `values[kv, C, v]` |
-//! | `mask[1, 1, T, C]`, `write[1, 1, C, T]` | `mask[T, C + T]`: the chunk's own keys stand behind those of the cache |
+//! | `mask[1, 1, T, C]`, `write[1, 1, C, T]` | `mask[T, C + T]`: the chunk's own keys stand after those of the cache |
 //! | `angles[T, R]`, cosines first | `cos[T, R/2]`, `sin[T, R/2]` |
 //!
 //! Results are `y[T, H]`, `new_keys[kv, T, qk]` and `new_values[kv, T, v]`.
@@ -31,11 +31,11 @@ pub struct Shape {
     heads: usize,
     /// Channels of a head of keys, and of values.
     dims: [usize; 2],
-    /// Where the plan gives `x`, `mask`, `write`, and `angles`.
+    /// Indices of `x`, `mask`, `write`, and `angles` among the plan's inputs.
     at: [usize; 4],
 }
 
-/// What a call is given, as a graph takes it.
+/// Inputs of a call, as a graph takes them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Given<'a> {
     /// `[T, H]`
@@ -151,7 +151,7 @@ impl Shape {
         self.dims.map(|dim| self.heads.saturating_mul(self.rows).saturating_mul(dim))
     }
 
-    /// What the plan gives a call, as the graph takes it.
+    /// Inputs of the plan's call, as the graph takes them.
     ///
     /// # Errors
     /// Inputs of other sizes, or a row that is written twice, for people.
@@ -176,7 +176,7 @@ impl Shape {
         for (row, sees) in mask.chunks_exact(context).zip(sees.chunks_exact_mut(context + rows)) {
             let (before, own) = sees.split_at_mut(context);
             before.iter_mut().zip(row).for_each(|(sees, mask)| *sees = *mask == f16::ZERO);
-            // What the chunk writes is seen behind the cache, which holds something else at that place.
+            // What the chunk writes is seen after the cache, which holds something else at that place.
             for (own, position) in
                 own.iter_mut().zip(&places).filter_map(|(own, place)| Some((own, (*place)?)))
             {
@@ -251,7 +251,7 @@ impl<E: Clone> Caches<E> {
         })
     }
 
-    /// What a sequence keeps of an artifact; at first `empty` is.
+    /// State of a sequence for an artifact; at first `empty` is.
     ///
     /// # Errors
     /// There is no such sequence, for people.
@@ -312,7 +312,7 @@ mod tests {
         vec![("y", vec![rows, 4]), ("new_keys", vec![2, rows, 3]), ("new_values", vec![2, rows, 1])]
     }
 
-    /// What a call at these positions is given; rows behind them are padding.
+    /// Inputs of a call at these positions; rows after them are padding.
     fn inputs(rows: usize, positions: &[u32], window: Option<usize>) -> Vec<Vec<f16>> {
         let mut all = vec![vec![f16::ZERO; rows * 4], vec![f16::ZERO; rows * 2]];
         all[1].iter_mut().enumerate().for_each(|(i, x)| *x = f16::from_f32(i as f32));

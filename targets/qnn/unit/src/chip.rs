@@ -17,14 +17,14 @@ const CONTEXT: &str = "context.bin";
 /// Most bytes of a context binary that is read: what a process of the HTP has addresses for.
 const BINARY: Limit = Limit { what: "a context binary", bytes: 4 << 30 };
 
-/// What keeps a bundle's graphs from being opened.
+/// Reason that a bundle's graphs cannot be opened.
 #[derive(Debug)]
 pub(crate) enum Refused {
     /// The library, or the chip.
     Library(Error),
     /// A file of the bundle.
     File(moec_runtime::Error),
-    /// A context that is none, and why.
+    /// An invalid context, and why.
     Context(PathBuf, String),
     /// A graph, and what is wrong with it.
     Graph(String, String),
@@ -131,7 +131,7 @@ fn context_of(bundle: &BundleReader, graph: &GraphDecl) -> Result<CheckedFile, R
     if graph.package.strip_prefix("artifacts/").is_some_and(plain) {
         return bundle.below(&graph.package).open(CONTEXT).map_err(Refused::File);
     }
-    let why = format!("`{}` is no place below `artifacts/`", graph.package);
+    let why = format!("`{}` is not a place below `artifacts/`", graph.package);
     Err(Refused::Graph(name_of(graph), why))
 }
 

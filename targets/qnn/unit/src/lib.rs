@@ -3,13 +3,13 @@
 //!
 //! * [`Hexagon`] implements [`Graphs`](moec_runtime::exec::graphs::Graphs): graphs are found by their names in the contexts of a bundle,
 //!   and executed in this process.
-//! * `chip`: the library with what is loaded of a bundle. It has a thread of its own, where contexts load while the processor
+//! * `chip`: the library with what is loaded of a bundle. It has a thread of its own, where contexts load while the CPU
 //!   computes (PowerInfer-2, §4.1.3).
 //! * `queue`: what that thread is asked: to execute, and to have graphs ready that a call will come to.
 //! * [`attention`]: what graphs of attention are given, and the keys and values that are kept for them.
 //! * `ports`: numbers as a graph's inputs and outputs hold them.
 //!
-//! [`NATIVE`] is what a bundle's `run` gives its verbs, to have this unit.
+//! [`NATIVE`] is what a bundle's `run` gives its subcommands, to have this unit.
 //!
 //! Invariant: this crate reaches `moec-ir`, `moec-runtime` and `moec-qnn-sys`, and nothing else of the workspace, so that it builds
 //! beside a generated runner. It has no `unsafe` code.

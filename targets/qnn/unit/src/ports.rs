@@ -15,7 +15,7 @@ pub(crate) struct Port {
     pub(crate) bytes: usize,
 }
 
-/// How it stores numbers.
+/// Storage of its numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Form {
     U16 { scale: f32, offset: i32 },

@@ -1,14 +1,14 @@
-//! What the thread of a chip is asked: graphs to execute, one at a time, and graphs to have ready.
+//! Requests to the thread of a chip: graphs to execute, one at a time, and graphs to have ready.
 //!
-//! Whoever runs the steps of a plan waits for an execution, and for no loading but that of the graph itself. What is to be ready is
-//! loaded when nothing is to be executed, in the order in which a call will come to it, while processors compute what lies before
+//! The executor of a plan waits for an execution, and for no loading but that of the graph itself. What is to be ready is
+//! loaded when nothing is to be executed, in the order in which a call will come to it, while CPUs compute what lies before
 //! (PowerInfer-2, §4.1.3).
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// What loads and executes graphs, on one thread.
+/// Loader and executor of graphs, on one thread.
 pub(crate) trait Chip {
     /// Has a graph ready; does nothing if it is.
     ///
@@ -49,7 +49,7 @@ struct Asked {
     ahead: VecDeque<usize>,
     /// To be executed.
     job: Option<(usize, Memory)>,
-    /// What came of it.
+    /// Its result.
     done: Option<(Memory, Result<(), String>)>,
     /// Nothing more is asked, or answered.
     closed: bool,
@@ -160,7 +160,7 @@ fn answer(shared: &Shared, chip: &mut impl Chip) {
             shared.changed.notify_all();
         } else if let Some(graph) = asked.ahead.pop_front() {
             drop(asked);
-            // Whoever executes it is told.
+            // Its executor gets the error.
             let _ = chip.ready(graph);
             asked = shared.lock();
         } else {
@@ -263,14 +263,14 @@ mod tests {
     #[test]
     fn failures_are_the_callers() {
         let (queue, log, gate) = recorder();
-        // Nobody hears of it before it is to be executed.
+        // It is reported only when it is to be executed.
         queue.prepare(&[9]);
         gate.send(()).unwrap();
         gate.send(()).unwrap();
         assert_eq!(queue.execute(9, memory()).1, Err("there is no graph 9".to_owned()));
         gate.send(()).unwrap();
         assert_eq!(queue.execute(0, memory()).1, Ok(()));
-        // A thread that is gone is waited for by nobody.
+        // No thread waits for one that is gone.
         gate.send(()).unwrap();
         for _ in 0..2 {
             assert_eq!(queue.execute(7, memory()).1, Err("its thread has ended".to_owned()));

@@ -1,4 +1,4 @@
-//! What executes static graphs, as the runtime sees it, and how a bundle's `run` gets it.
+//! Executor of static graphs, as the runtime sees it, and how a bundle's `run` gets it.
 
 use crate::attention::{Caches, Shape};
 use crate::chip::{self, Ports, Refused};
@@ -166,7 +166,7 @@ impl Loaded {
     }
 }
 
-/// What the library says, as an error of the runtime.
+/// Error of the library, as one of the runtime.
 fn library(e: &Qnn) -> Error {
     let hint = match e {
         Qnn::NotInstalled { .. } | Qnn::NoLibrary { .. } | Qnn::Load { .. } | Qnn::Version { .. } => format!(

@@ -147,7 +147,7 @@ fn what_is_executed_is_what_was_described() {
     assert_eq!(library.calls(), [""; 0]);
 }
 
-/// Why a bundle does not load, with the hint.
+/// Reason that a bundle does not load, with the hint.
 fn refused(library: &Fake, bundle: &Path, graphs: &[GraphDecl]) -> String {
     let e = unit(library).load(&BundleReader::unchecked(bundle), graphs, 1).unwrap_err();
     format!("{e}; {}", e.hint().unwrap_or_default())
@@ -186,7 +186,7 @@ fn libraries_that_are_others_are_refused_by_name() {
     assert!(said.contains("`libQnnHtp.so` cannot be loaded") && said.contains("MOEC_QNN_LIB"), "{said}");
 }
 
-/// What is wrong, a bundle's contexts, and words of what is said of them.
+/// Name of a fault, a bundle's contexts, and words of the message.
 type Refused<'a> = (&'a str, &'a [(&'a str, String)], &'a [&'a str]);
 
 #[test]
@@ -234,7 +234,7 @@ fn what_the_chip_refuses_is_said_when_it_is_executed() {
     let mut unit = unit(&library);
     let graphs = [graph("a.qnn", "one"), graph("a.qnn", "failing"), graph("b.qnn", "unloadable")];
     unit.load(&BundleReader::unchecked(&bundle), &graphs, 1).unwrap();
-    // To have it ready is a hint: it fails nobody.
+    // To have it ready is a hint: it is never an error.
     unit.prepare(&[2, 1, 0]);
     let said = |graph| run(&unit, graph).unwrap_err().to_string();
     let failing = said(1);

@@ -89,7 +89,7 @@ pub(in super::super) fn lut(call: &Call<'_>) -> Results {
         let start = (table * entries + index as usize) * len;
         dense.extend_from_slice(&lut.values[start..start + len]);
     }
-    // The vectors are innermost; their elements belong behind `axis`.
+    // The vectors are innermost; their elements belong after `axis`.
     let stored = [&indices.shape[..], &[len]].concat();
     let mut perm: Vec<usize> = (0..rank).collect();
     perm.insert(axis + 1, rank);

@@ -34,7 +34,7 @@ pub(in super::super) fn conv(call: &Call<'_>) -> Results {
         return wrong("weight", format!("{weight} for an input of shape {:?}", x.shape));
     }
     if weight.shape[2..].iter().any(|&d| d != 1) {
-        return wrong("weight", format!("{weight} is no 1×1 kernel"));
+        return wrong("weight", format!("{weight} is not a 1×1 kernel"));
     }
     for (parameter, neutral) in [("strides", 1), ("dilations", 1), ("pad", 0)] {
         // Dilation of a kernel of one element means nothing, and `valid` or `same` then pad nothing.

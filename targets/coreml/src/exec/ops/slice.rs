@@ -11,7 +11,7 @@ struct SlicedView {
     squeezed: Vec<usize>,
 }
 
-/// What `begin`, `end`, `stride` and the masks choose, as in Python: negative indices count from the end, and
+/// Elements that `begin`, `end`, `stride` and the masks choose, as in Python: negative indices count from the end, and
 /// what lies outside is cut off.
 fn by_index(call: &Call<'_>, shape: &[usize]) -> Result<SlicedView, Fault> {
     let rank = shape.len();

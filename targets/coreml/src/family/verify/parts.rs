@@ -1,6 +1,6 @@
 //! Functions of attention, dense networks and the head, against the Graph's own nodes.
 //!
-//! An attention reads a sequence in several calls, so that its state is read and written: a prompt with padding behind
+//! An attention reads a sequence in several calls, so that its state is read and written: a prompt with padding after
 //! it, a chunk that follows, a single row, and rows at the end of the context, where windows have moved on. The function
 //! of a decode entry point continues what that of the prompt has stored.
 
@@ -112,7 +112,7 @@ impl<'a> Trial<'a> {
         Ok(Distance::of(&Tensor::f32([got.len()], got), &Tensor::f32([len], want), len))
     }
 
-    /// What is called: a function, the position of the first row, and the rows.
+    /// Calls: a function, the position of the first row, and the rows.
     fn calls<'g>(
         &self,
         first: &'g StaticGraph,
@@ -140,7 +140,7 @@ impl<'a> Trial<'a> {
         calls
     }
 
-    /// What is called before a function of a fixed place: the function of any place, up to there.
+    /// Calls before a function of a fixed place: of the function of any place, up to there.
     fn calls_up_to<'g>(
         &self,
         first: &'g StaticGraph,

@@ -31,12 +31,12 @@ pub(super) fn aligned(address: u64, bytes: u64, lane: usize) -> Result<(), Stop>
     Err(Stop::new(
         Kind::Misaligned,
         lane as u32,
-        format!("{bytes} bytes at {address:#x}, which is no multiple of {bytes}"),
+        format!("{bytes} bytes at {address:#x}, which is not a multiple of {bytes}"),
         "an address is a multiple of all bytes that are accessed at once",
     ))
 }
 
-/// Which way bytes go.
+/// Direction of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     Load,
@@ -276,7 +276,7 @@ impl Place<'_> {
                 let at = *at + offset as usize;
                 all[at..at + bytes as usize].copy_from_slice(&value.to_le_bytes()[..bytes as usize]);
             }
-            // The verifier lets nobody store to parameters.
+            // The verifier refuses stores to parameters.
             Self::Params(..) => {}
         }
     }

@@ -1,4 +1,4 @@
-//! What the warps of a block share.
+//! State that the warps of a block share.
 
 use super::error::{ExecutionError, Kind, Stop};
 use super::report::Report;
@@ -13,18 +13,18 @@ use crate::memory::{Held, Memory};
 pub(super) struct Barrier {
     /// Threads that have come since it last opened.
     pub(super) arrived: u32,
-    /// What they know of each other.
+    /// Clocks that they know of each other.
     pub(super) known: Vec<u32>,
 }
 
-/// What the warps of a block share.
+/// State that the warps of a block share.
 pub(super) struct Block<'k> {
     pub(super) kernel: &'k Kernel,
     pub(super) launch: &'k Launch,
     pub(super) memory: &'k Memory,
     pub(super) params: &'k [u8],
     pub(super) shared: Shared,
-    /// How often each instruction was executed, by warps and by threads.
+    /// Number of times that each instruction was executed, by warps and by threads.
     pub(super) counts: Vec<(u64, u64)>,
     pub(super) report: Report,
     /// Steps that are left.
@@ -107,7 +107,7 @@ impl<'k> Block<'k> {
             }
             Ok(found) => Ok(found),
             Err(near) => {
-                let place = near.map_or("in front of every buffer".to_string(), |held| {
+                let place = near.map_or("before every buffer".to_string(), |held| {
                     let at = address - held.first;
                     format!("byte {at} of `{}`, which has {}", held.name, held.bytes)
                 });
@@ -130,7 +130,7 @@ impl<'k> Block<'k> {
         source.map_or((0, ""), |(line, text)| (*line, text))
     }
 
-    /// What stopped a lane, with its place.
+    /// Error that stopped a lane, with its place.
     pub(super) fn error(&self, warp: usize, pc: u32, stop: Stop) -> ExecutionError {
         let (line, text) = self.source(pc);
         let [x, y, _] = self.launch.block;

@@ -1,4 +1,4 @@
-//! What happened before what: clocks of those who meet at barriers.
+//! Order of events: vector clocks of warps and lanes that meet at barriers.
 
 /// For each of some parties, how far it knows the others to be. An event of `j` at its clock `c` came before all that `i` does
 /// from now on where `i` knows of a clock of `j` above `c`.

@@ -1,6 +1,6 @@
-//! Why a kernel cannot start, or stopped.
+//! Reasons that a kernel cannot start, or stopped.
 
-/// What stopped a kernel.
+/// Kind of error that stopped a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// An access outside of every buffer, or of a block's or a thread's memory.
@@ -9,7 +9,7 @@ pub enum Kind {
     Misaligned,
     /// A store to what is read only.
     ReadOnly,
-    /// A register or shared memory that nobody wrote is read.
+    /// An unwritten register or unwritten shared memory is read.
     Uninitialised,
     /// Two threads touch the same shared memory, one writes, and no barrier is in between.
     Race,
@@ -27,7 +27,7 @@ pub enum Kind {
     StepLimit,
 }
 
-/// Why a kernel stopped, and where.
+/// Reason that a kernel stopped, and its place.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "kernel `{kernel}`, line {line}, `{instruction}`, thread {} of block {}: {message}\n  help: {hint}",
@@ -35,7 +35,7 @@ pub enum Kind {
     at(block)
 )]
 pub struct ExecutionError {
-    /// What it was.
+    /// Its kind.
     pub kind: Kind,
     /// The kernel.
     pub kernel: String,
@@ -47,9 +47,9 @@ pub struct ExecutionError {
     pub thread: [u32; 3],
     /// The block in the grid: x, y and z.
     pub block: [u32; 3],
-    /// What happened.
+    /// The fault.
     pub message: String,
-    /// What to do.
+    /// Remedy.
     pub hint: String,
 }
 
@@ -57,7 +57,7 @@ fn at(of: &[u32; 3]) -> String {
     format!("({}, {}, {})", of[0], of[1], of[2])
 }
 
-/// Why a launch has no result.
+/// Reason that a launch has no result.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LaunchError {
     /// The launch does not fit the kernel.
@@ -65,9 +65,9 @@ pub enum LaunchError {
     Start {
         /// The kernel.
         kernel: String,
-        /// What does not fit.
+        /// The fault.
         message: String,
-        /// What would.
+        /// Remedy.
         hint: String,
     },
     /// The kernel stopped.
@@ -75,7 +75,7 @@ pub enum LaunchError {
     Execution(Box<ExecutionError>),
 }
 
-/// What stopped a warp: its kind, its lane and words. The place is added by who runs it.
+/// Error that stopped a warp: its kind, its lane and words. The place is added by who runs it.
 #[derive(Debug)]
 pub(super) struct Stop {
     pub(super) kind: Kind,

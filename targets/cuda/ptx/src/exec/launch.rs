@@ -115,7 +115,7 @@ impl Program {
             }
             return Ok(report);
         }
-        // Blocks are taken in order, so those in front of one that stops are all executed.
+        // Blocks are taken in order, so those before one that stops are all executed.
         let (next, stopped) = (AtomicU64::new(0), AtomicBool::new(false));
         let results = Mutex::new((Report::default(), None::<(u64, Box<ExecutionError>)>));
         std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! What a kernel did: instructions by class, and what it read and wrote.
+//! Report of a kernel: instructions by class, and what it read and wrote.
 
 use crate::code::{Class, Kernel};
 use std::fmt::{Display, Formatter};
@@ -17,7 +17,7 @@ pub struct ClassCount {
     pub operations: u64,
 }
 
-/// What went to or came from global memory.
+/// Traffic to and from global memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Accesses, each once for a warp.
@@ -56,7 +56,7 @@ impl Traffic {
     }
 }
 
-/// What a kernel did.
+/// Report of a kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Counts of [`Class`], in its order.

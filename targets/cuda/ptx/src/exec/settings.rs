@@ -1,17 +1,17 @@
-//! How a kernel is started.
+//! Launch of a kernel.
 
-/// How a kernel is started.
+/// Launch of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
     /// Blocks: x, y and z.
     pub grid: [u32; 3],
     /// Threads of a block: x, y and z; 1024 together at most.
     pub block: [u32; 3],
-    /// Bytes of shared memory behind what the kernel declares itself: where `.extern .shared` begins.
+    /// Bytes of shared memory after what the kernel declares itself: where `.extern .shared` begins.
     pub dynamic_shared: u32,
     /// Whether races in shared memory are looked for.
     pub races: bool,
-    /// Whether registers and shared memory may be read that nobody wrote; they are zero.
+    /// Whether unwritten registers and shared memory may be read; they are zero.
     pub unwritten: bool,
     /// Most steps of the warps of one block.
     pub steps: u64,

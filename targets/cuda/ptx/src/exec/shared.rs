@@ -4,17 +4,17 @@ use super::clocks::Clocks;
 use super::error::{Kind, Stop};
 use crate::lanes::WARP;
 
-/// Who touched a byte, and when by the clocks of its warp and of itself.
+/// Thread that touched a byte, and when by the clocks of its warp and of itself.
 #[derive(Clone, Copy, Default)]
 struct Stamp {
-    /// The thread, from 1; 0 is nobody.
+    /// The thread, from 1; 0: none.
     thread: u16,
     atomic: bool,
     warp_clock: u32,
     lane_clock: u32,
 }
 
-/// What is known of a byte.
+/// Last accesses of a byte.
 #[derive(Clone, Copy, Default)]
 struct Cell {
     writer: Stamp,
@@ -24,7 +24,7 @@ struct Cell {
     copying: u16,
 }
 
-/// How a byte is touched.
+/// Kind of access.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Touch {
     Read,

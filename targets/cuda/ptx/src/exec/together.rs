@@ -1,4 +1,4 @@
-//! What lanes do together: shuffles, votes, reductions, matrices and barriers.
+//! Operations of lanes together: shuffles, votes, reductions, matrices and barriers.
 
 use super::block::Block;
 use super::error::{Kind, Stop};

@@ -72,7 +72,7 @@ fn open(block: &mut Block<'_>, warps: &mut [Warp]) -> bool {
     opened
 }
 
-/// Nobody can go on: what they wait for.
+/// No thread can go on: what they wait for.
 fn stuck(block: &Block<'_>, warps: &[Warp]) -> ExecutionError {
     let groups = || warps.iter().flat_map(|warp| warp.groups.iter().map(move |group| (warp, group)));
     let found = groups().find(|(_, group)| group.state == State::Lanes).or_else(|| groups().next());

@@ -11,7 +11,7 @@ const QUANTUM: u32 = 4096;
 const ROUND: u32 = 8192;
 const OTHERS: u32 = 128;
 
-/// What a group of lanes waits for.
+/// State of a group of lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     /// Nothing.
@@ -48,7 +48,7 @@ pub(super) struct Warp {
     pub(super) groups: Vec<Group>,
     /// Lanes that have not ended.
     pub(super) alive: u32,
-    /// Memory of the lanes' own, one behind the other.
+    /// Memory of the lanes' own, one after the other.
     pub(super) local: Vec<u8>,
     pub(super) copies: Vec<Copy>,
     /// Groups of copies that each lane has closed.
@@ -57,11 +57,11 @@ pub(super) struct Warp {
     results: [Lanes; 8],
 }
 
-/// What comes behind an instruction.
+/// Next step after an instruction.
 pub(super) enum Next {
     /// The next one.
     On,
-    /// The group waits, in front of the same instruction.
+    /// The group waits, before the same instruction.
     Wait,
     /// The group has gone where it says.
     Gone,

@@ -50,7 +50,7 @@ pub(crate) fn sqrt_odd(a: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Sums and products of numbers whose exponents lie near and far, rounded twice, are what the processor rounds once.
+    /// Sums and products of numbers whose exponents lie near and far, rounded twice, are what the CPU rounds once.
     #[test]
     fn rounded_twice_is_rounded_once() {
         let mut state = 7u64;

@@ -1,6 +1,6 @@
 //! Floating-point formats, and rounding to them.
 
-/// Where a number that lies between two others goes (PTX ISA, section 9.2).
+/// Direction of rounding for a number that lies between two others (PTX ISA, section 9.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rounding {
     /// `rn`: the nearer, of two the even one.
@@ -41,7 +41,7 @@ impl Rounding {
     }
 }
 
-/// What was cut off a magnitude, in halves of its last bit.
+/// Part that was cut off a magnitude, in halves of its last bit.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Cut {
     Nothing,
@@ -166,7 +166,7 @@ impl Format {
         }
     }
 
-    /// What bits stand for.
+    /// Value of bits.
     pub(crate) fn value(self, bits: u64) -> f64 {
         let fraction = bits & ((1 << self.fraction) - 1);
         let field = (bits >> self.fraction) as i32 & ((1 << self.exponent) - 1);

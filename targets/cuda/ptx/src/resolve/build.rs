@@ -1,4 +1,4 @@
-//! What is known while a function is flattened: names, registers, constants, labels and memory.
+//! State while a function is flattened: names, registers, constants, labels and memory.
 
 use super::names::{Named, Scopes};
 use crate::code::{Code, Constant, MAX_SHARED, Reg, Special};
@@ -18,7 +18,7 @@ pub(super) struct Frame<'m> {
     pub(super) end: u32,
 }
 
-/// What is known so far.
+/// State so far.
 pub(super) struct Build<'m> {
     pub(super) module: &'m Module,
     pub(super) scopes: Scopes,
@@ -27,7 +27,7 @@ pub(super) struct Build<'m> {
     constants: BTreeMap<Constant, Reg>,
     pub(super) code: Vec<Code>,
     pub(super) sources: Vec<(u32, String)>,
-    /// Where labels stand, by number.
+    /// Positions of labels, by number.
     pub(super) labels: Vec<Option<u32>>,
     pub(super) frames: Vec<Frame<'m>>,
     pub(super) local: u64,
@@ -137,7 +137,7 @@ impl<'m> Build<'m> {
         Ok(first)
     }
 
-    /// Gives the shared variables of the module that the kernel names their place; dynamic ones begin behind the others.
+    /// Gives the shared variables of the module that the kernel names their place; dynamic ones begin after the others.
     pub(super) fn place(&mut self) -> Resolved<(Vec<(Reg, Constant)>, u64)> {
         let variables: Vec<_> = self.module.variables().collect();
         let used: Vec<_> = std::mem::take(&mut self.constants).into_iter().collect();
@@ -193,9 +193,10 @@ impl<'m> Build<'m> {
     pub(super) fn table(&self, name: &str) -> Resolved<&'m [String]> {
         match self.frames.last().and_then(|frame| frame.tables.get(name)) {
             Some(found) => Ok(found),
-            None => {
-                wrong(format!("`{name}` is no list of labels"), "`NAME: .branchtargets A, B;` stands before")
-            }
+            None => wrong(
+                format!("`{name}` is not a list of labels"),
+                "`NAME: .branchtargets A, B;` stands before",
+            ),
         }
     }
 }

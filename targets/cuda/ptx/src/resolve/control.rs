@@ -7,7 +7,7 @@ use crate::module::Operand;
 use crate::opcode::Opcode;
 use crate::types::Type;
 
-/// Words of fences that say what is ordered with whom: an interpreter orders everything.
+/// Scope and order qualifiers of fences: an interpreter orders everything.
 const FENCES: [(&str, ()); 10] = [
     ("gl", ()),
     ("cta", ()),

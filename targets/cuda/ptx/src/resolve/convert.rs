@@ -10,7 +10,7 @@ use crate::types::Type::{self, *};
 
 const SIMPLE: [Type; 12] = [U8, U16, U32, U64, S8, S16, S32, S64, F16, Bf16, F32, F64];
 
-/// What a conversion does beside rounding.
+/// Options of a conversion beside rounding.
 #[derive(Clone, Copy)]
 struct How {
     rounding: Rounding,
@@ -95,7 +95,7 @@ fn number_of(bits: u64, ty: Type, flush: bool) -> f64 {
     }
 }
 
-/// The bits of a number, behind what a conversion does to it.
+/// The bits of a number, after what a conversion does to it.
 fn finished(value: f64, to: Format, how: How) -> u64 {
     let value = match value {
         value if how.saturates => {

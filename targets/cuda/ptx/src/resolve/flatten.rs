@@ -224,7 +224,7 @@ impl<'m> Build<'m> {
         Ok(())
     }
 
-    /// What a call calls, in its place.
+    /// Inlines the function that a call names.
     fn call(&mut self, function: &'m Function, instruction: &'m Instruction) -> Result<(), Fault> {
         let at = |wrong: Wrong| wrong.at(&function.name, instruction);
         let none = Vec::new();

@@ -11,7 +11,7 @@ use crate::types::Type;
 /// Every type that numbers of floating point are computed in.
 pub(super) const FLOATS: &[Type] = &[Type::F32, Type::F64, Type::F16, Type::Bf16, Type::F16x2, Type::Bf16x2];
 
-/// What happens to operands and results beside the arithmetic.
+/// Changes of operands and results beside the arithmetic.
 #[derive(Clone, Copy, Default)]
 struct Around {
     /// Subnormal numbers are zero.

@@ -10,7 +10,7 @@ use crate::module::{Instruction, Literal, Operand};
 use crate::opcode::Opcode;
 use crate::types::{self, Space, Type};
 
-/// How wide a register may be for a type.
+/// Allowed width of a register for a type.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fit {
     Exact,
@@ -37,7 +37,7 @@ impl<'b, 'm> Form<'b, 'm> {
         self.instruction.opcode
     }
 
-    /// Whether the type behind the last point is one of floating point.
+    /// Whether the type after the last point is one of floating point.
     pub(super) fn last_is_float(&self) -> bool {
         let last = self.instruction.modifiers.last();
         last.and_then(|name| Type::named(name)).is_some_and(Type::is_float)
@@ -76,7 +76,7 @@ impl<'b, 'm> Form<'b, 'm> {
         self.missing(what, format!("one of: {}", names.join(", ")))
     }
 
-    /// What comes is not what has to.
+    /// Error for a form without a required part.
     pub(super) fn missing<T>(&self, what: &str, hint: impl Into<String>) -> Resolved<T> {
         match self.peek() {
             Some(next) => wrong(format!("`.{next}` stands where {what} is expected"), hint),
@@ -380,6 +380,6 @@ fn bits(literal: Literal, ty: Type) -> Resolved<u64> {
         (Literal::F64(bits), Type::F64 | Type::B64) => Ok(bits),
         (Literal::F64(bits), Type::F32) => Ok(u64::from((f64::from_bits(bits) as f32).to_bits())),
         (Literal::F32(bits), Type::F64) => Ok(f64::from(f32::from_bits(bits)).to_bits()),
-        _ => wrong(format!("`{literal}` is no number of .{}", ty.name()), "write it as the type asks"),
+        _ => wrong(format!("`{literal}` is not a number of .{}", ty.name()), "write it as the type asks"),
     }
 }

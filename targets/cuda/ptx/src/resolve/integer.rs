@@ -12,7 +12,7 @@ const SIGNED: &[Type] = &[S16, S32, S64];
 const LONG: &[Type] = &[U32, U64, S32, S64];
 const BITS: &[Type] = &[B32, B64];
 
-/// Which part of a product is kept.
+/// Part of a product that is kept.
 #[derive(Clone, Copy, PartialEq)]
 enum Part {
     Low,

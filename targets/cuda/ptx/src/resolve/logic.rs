@@ -195,7 +195,7 @@ pub(super) fn predicate(form: &mut Form<'_, '_>, i: usize) -> Resolved<bool> {
     }
 }
 
-/// What two numbers are to each other; none where one is NaN.
+/// Test of two numbers' order; `None` where one is NaN.
 type Test = fn(Option<Ordering>) -> bool;
 
 const TESTS: [(&str, Test); 18] = [
@@ -224,7 +224,7 @@ type Join = fn(bool, bool) -> bool;
 
 const JOINS: [(&str, Join); 3] = [("and", |a, b| a && b), ("or", |a, b| a || b), ("xor", |a, b| a != b)];
 
-/// How numbers of a type compare.
+/// Order of numbers of a type.
 fn order(ty: Type, flush: bool, a: u64, b: u64) -> Option<Ordering> {
     match ty {
         F32 => single(a, flush).partial_cmp(&single(b, flush)),

@@ -120,7 +120,7 @@ fn half_sum(format: Format, a: u64, b: u64) -> u64 {
     format.round(add_odd(format.value(a & 0xffff), format.value(b & 0xffff)), Rounding::Nearest)
 }
 
-/// What an atomic operation makes of a word.
+/// Function of an atomic operation on a word.
 fn update(name: &str, ty: Type) -> Option<Update> {
     let (bits, m) = (ty.bits(), mask(ty.bits()));
     let of = move |value: u64| {
@@ -161,7 +161,7 @@ fn atomic(form: &mut Form<'_, '_>) -> Resolved<()> {
     let written = space(form);
     if !matches!(written, None | Some(Space::Global | Space::Shared)) {
         return wrong(
-            "an atomic operation on memory that nobody shares",
+            "an atomic operation on memory that is not shared",
             "`.global` and `.shared` are shared",
         );
     }

@@ -1,10 +1,10 @@
-//! What names stand for.
+//! Meanings of names.
 
 use crate::code::Reg;
 use crate::types::{Space, Type};
 use std::collections::BTreeMap;
 
-/// What a name stands for.
+/// Meaning of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Named {
     /// A register.
@@ -44,7 +44,7 @@ impl Scopes {
         Self { stack: self.stack.split_off(1) }
     }
 
-    /// What [`Scopes::hide`] took comes back.
+    /// Restores the names that [`Scopes::hide`] took.
     pub(super) fn restore(&mut self, hidden: Self) {
         self.stack.truncate(1);
         self.stack.extend(hidden.stack);

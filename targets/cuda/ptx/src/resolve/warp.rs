@@ -1,4 +1,4 @@
-//! What a warp or a block does together (PTX ISA, sections 9.7.9.6, 9.7.13 and 9.7.15).
+//! Operations of a warp or a block together (PTX ISA, sections 9.7.9.6, 9.7.13 and 9.7.15).
 
 use super::form::{Form, Resolved};
 use super::logic::predicate;

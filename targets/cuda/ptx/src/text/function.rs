@@ -7,7 +7,7 @@ use super::variable::{linkage, registers, variable};
 use crate::module::{Function, Limit, Line, Linkage, MAX_DEPTH, MAX_REGISTERS, Statement, Variable};
 use crate::types::Space;
 
-/// `.entry name(…) { … }` or `.func (…) name(…) { … }`, behind its linkage.
+/// `.entry name(…) { … }` or `.func (…) name(…) { … }`, after its linkage.
 pub(super) fn function(tokens: &mut Tokens<'_>, line: u32, linkage: Option<Linkage>) -> Parsed<Function> {
     let entry = tokens.peek() == Token::Word(".entry");
     tokens.advance();
@@ -36,7 +36,7 @@ fn params(tokens: &mut Tokens<'_>) -> Parsed<Vec<Variable>> {
     loop {
         let param = variable(tokens, None)?;
         if param.space != Space::Param {
-            return Err(tokens.error(format!("`{}` is no parameter", param.name), hint));
+            return Err(tokens.error(format!("`{}` is not a parameter", param.name), hint));
         }
         found.push(param);
         if !tokens.eat(',') {

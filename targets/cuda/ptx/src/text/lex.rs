@@ -7,9 +7,9 @@ use super::{Parsed, SyntaxError};
 pub(super) enum Token<'t> {
     /// A name, a directive or an instruction with its modifiers.
     Word(&'t str),
-    /// What begins with a digit.
+    /// Literal that begins with a digit.
     Number(&'t str),
-    /// What stands between quotes.
+    /// Text between quotes.
     Text(&'t str),
     /// Any other character.
     Mark(char),
@@ -114,7 +114,7 @@ impl<'t> Tokens<'t> {
         self.pieces[self.at].token
     }
 
-    /// The piece behind the next one.
+    /// The piece after the next one.
     pub(super) fn second(&self) -> Token<'t> {
         self.pieces.get(self.at + 1).map_or(Token::End, |placed| placed.token)
     }

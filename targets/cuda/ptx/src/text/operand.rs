@@ -99,7 +99,7 @@ fn offset(tokens: &mut Tokens<'_>) -> Parsed<i64> {
     Ok(if minus { -bytes } else { bytes })
 }
 
-/// What stands behind `[`.
+/// Parses the address after `[`.
 fn address(tokens: &mut Tokens<'_>) -> Parsed<Operand> {
     let base = match tokens.peek() {
         Token::Word(_) => Some(tokens.name("an address")?),

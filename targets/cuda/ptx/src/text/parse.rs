@@ -59,7 +59,7 @@ fn target(tokens: &mut Tokens<'_>) -> Parsed<Vec<String>> {
         target.push(tokens.name("a target")?);
     }
     if !target[0].starts_with("sm_") {
-        return Err(tokens.error(format!("`{}` is no target", target[0]), hint));
+        return Err(tokens.error(format!("`{}` is not a target", target[0]), hint));
     }
     Ok(target)
 }

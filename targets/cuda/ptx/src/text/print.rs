@@ -15,7 +15,7 @@ impl<T: Display> Display for Commas<'_, T> {
     }
 }
 
-/// A number of bytes behind a name.
+/// A number of bytes after a name.
 struct Offset(i64);
 
 impl Display for Offset {

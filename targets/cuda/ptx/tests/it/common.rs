@@ -1,11 +1,11 @@
-//! What tests share.
+//! Common parts of the tests.
 
 use moec_ptx::{Argument, ExecutionError, Launch, LaunchError, Memory, Program, Report, parse, verify};
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// What LLVM wrote, and `mma_bf16`, written by hand.
+/// Modules written by LLVM, and `mma_bf16`, written by hand.
 pub(crate) const SAMPLES: [&str; 5] = ["vector_add", "row_sum", "matmul", "softmax", "mma_bf16"];
 
 /// The folder of the samples.
@@ -62,7 +62,7 @@ pub(crate) fn of_bf16(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// What `ptxas` says of a module for an architecture, where it is installed.
+/// Assembles a module with `ptxas` for an architecture, where it is installed.
 ///
 /// # Panics
 /// It does not take the module.
@@ -89,7 +89,7 @@ pub(crate) fn execute(text: &str, words: usize, launch: &Launch) -> Result<(Vec<
     Ok((as_words(&memory.bytes(out)), report))
 }
 
-/// What stopped a kernel with this body, whose parameter `out` is a buffer of 256 words.
+/// Error of a kernel with this body, whose parameter `out` is a buffer of 256 words.
 pub(crate) fn stopped(body: &str, launch: &Launch) -> ExecutionError {
     match execute(&kernel(".param .u64 out", body), 256, launch) {
         Err(LaunchError::Execution(error)) => *error,

@@ -1,9 +1,9 @@
-//! What stops a kernel, and what it says.
+//! Errors that stop a kernel, and their messages.
 
 use crate::common::{SAMPLES, execute, kernel, sample, stopped};
 use moec_ptx::{Argument, Kind, Launch, LaunchError, Memory, Program, parse};
 
-/// Statements behind the thread in `%r1` and the buffer of 256 words in `%d1`.
+/// Statements after the thread in `%r1` and the buffer of 256 words in `%d1`.
 fn stops(statements: &str, threads: u32) -> moec_ptx::ExecutionError {
     let body =
         format!("ld.param.u64 %d1, [out]; mov.u32 %r1, %tid.x; mul.wide.u32 %d2, %r1, 4;\n{statements}");
@@ -82,7 +82,7 @@ fn what_stops_a_kernel_is_named() {
     insta::assert_snapshot!(said.join("\n"));
 }
 
-/// Below the first byte an address is far behind the last one.
+/// Below the first byte an address is far after the last one.
 #[test]
 fn what_lies_before_shared_memory_is_outside_of_it() {
     for statements in [

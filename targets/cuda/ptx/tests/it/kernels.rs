@@ -3,7 +3,7 @@
 use crate::common::{as_floats, bf16, floats, noise, of_bf16, sample};
 use moec_ptx::{Argument, Launch, Memory, Program, Report, parse};
 
-/// Starts a kernel with buffers in front of a number: the last buffer as it is afterwards.
+/// Starts a kernel with buffers before a number: the last buffer as it is afterwards.
 fn start(name: &str, buffers: &[Vec<u8>], number: Option<u32>, launch: &Launch) -> (Vec<u8>, Report) {
     let module = parse(&sample(name)).unwrap();
     let mut memory = Memory::new(&module).unwrap();

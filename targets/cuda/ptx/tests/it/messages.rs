@@ -1,9 +1,9 @@
-//! What a text that is no module is told, and a module that cannot be executed.
+//! Messages for texts that are no modules, and for modules that cannot be executed.
 
 use crate::common::kernel;
 use moec_ptx::{parse, verify};
 
-/// What is said of a text.
+/// Message for a text.
 fn said(text: &str) -> String {
     match parse(text) {
         Err(e) => e.to_string(),

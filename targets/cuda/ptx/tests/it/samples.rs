@@ -1,4 +1,4 @@
-//! What LLVM wrote is read, checked and printed back.
+//! Modules by LLVM are read, checked and printed back.
 
 use crate::common::{SAMPLES, assembled, folder, sample};
 use moec_ptx::{parse, print, verify};

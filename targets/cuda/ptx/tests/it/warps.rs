@@ -1,9 +1,9 @@
-//! What the lanes of a warp and the warps of a block do together.
+//! Operations of the lanes of a warp and the warps of a block together.
 
 use crate::common::{execute, kernel};
 use moec_ptx::{InstructionClass, Launch};
 
-/// What every thread of a block has in `%r0` behind these statements; `%r1` is the thread.
+/// Values of `%r0` in every thread of a block after these statements; `%r1` is the thread.
 fn threads(statements: &str, block: u32) -> Vec<u32> {
     run(statements, &Launch::linear(1, block)).0
 }
@@ -160,7 +160,7 @@ fn functions_tables_and_memory_of_a_thread() {
     );
 }
 
-/// Where elements lie is known by the ISA: a register of one lane at a time is set to one, and every sum tells which element it was.
+/// Places of elements are known by the ISA: a register of one lane at a time is set to one, and every sum tells which element it was.
 #[test]
 fn elements_of_matrices_lie_where_the_isa_says() {
     // s8: a has a one at row 3 and column 18, b holds its row's number in column 5.

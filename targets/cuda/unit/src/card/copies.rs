@@ -22,7 +22,7 @@ pub(super) const NO_TIMES: u32 = 2;
 #[derive(Clone, Copy)]
 struct Buffer {
     at: *mut c_void,
-    /// Behind the last copy that uses it.
+    /// After the last copy that uses it.
     done: Handle,
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct Lane {
 }
 
 // SAFETY: handles of the driver may be used by any thread that has made the context its own, which every function below does;
-// whoever holds a lane uses it alone.
+// the owner of a lane uses it alone.
 unsafe impl Send for Lane {}
 
 impl Lane {
@@ -66,7 +66,7 @@ impl Lane {
 
     /// Gives back what there is; nothing the second time.
     pub(super) fn free(&mut self) {
-        // To free what a copy uses waits for it, and for the kernels in front.
+        // To free what a copy uses waits for it, and for the kernels before it.
         let freed = !self.hangs.load(Ordering::Relaxed) && !self.context.is_null() && self.current().is_ok();
         let stream = std::mem::replace(&mut self.stream, ptr::null_mut());
         if freed && !stream.is_null() {
@@ -120,7 +120,7 @@ impl Lane {
     /// Begins to copy to the card. What is read may be changed as soon as this returns, and is still on its way then.
     ///
     /// # Safety
-    /// So many bytes are at both ends, and nobody changes those that are read before this returns.
+    /// So many bytes are at both ends, and nothing changes those that are read before this returns.
     ///
     /// # Errors
     /// What the driver refuses; `CUDA_ERROR_NOT_READY` where a copy takes longer than `limit`.
@@ -149,7 +149,7 @@ impl Lane {
     /// Copies from the card.
     ///
     /// # Safety
-    /// So many bytes are at both ends, and nobody uses those that are written.
+    /// So many bytes are at both ends, and nothing uses those that are written.
     ///
     /// # Errors
     /// As [`Self::put`].
@@ -196,7 +196,7 @@ impl Lane {
         let start = Instant::now();
         for i in 0..times {
             let buffer = self.staged[i % BUFFERS].at;
-            // SAFETY: both ends have as many bytes, and nobody else uses them.
+            // SAFETY: both ends have as many bytes, and nothing else uses them.
             let (name, status) = unsafe {
                 if to {
                     ("cuMemcpyHtoDAsync", (self.api.copy_in)(at, buffer, bytes, self.stream))
@@ -242,10 +242,10 @@ impl Card {
         self.behind(copies, self.compute)
     }
 
-    /// Begins to copy to the card, behind the kernels until now; kernels that are launched from now on wait for it.
+    /// Begins to copy to the card, after the kernels until now; kernels that are launched from now on wait for it.
     ///
     /// # Safety
-    /// So many bytes are at both ends, and nobody changes those that are read before this returns.
+    /// So many bytes are at both ends, and nothing changes those that are read before this returns.
     ///
     /// # Errors
     /// What the driver refuses; `CUDA_ERROR_NOT_READY` where a copy takes longer than `limit`.
@@ -262,10 +262,10 @@ impl Card {
         self.behind(self.compute, self.copies.stream())
     }
 
-    /// Copies from the card, behind the kernels that were launched.
+    /// Copies from the card, after the kernels that were launched.
     ///
     /// # Safety
-    /// So many bytes are at both ends, and nobody uses those that are written.
+    /// So many bytes are at both ends, and nothing uses those that are written.
     ///
     /// # Errors
     /// As [`Self::put`].

@@ -16,7 +16,7 @@ const MOST: usize = 256;
 /// Only what this thread gives a stream is captured.
 const OF_THREAD: u32 = 1;
 
-/// What is known of a run of launches.
+/// Knowledge about a run of launches.
 #[derive(Clone, Copy, Debug)]
 enum Known {
     /// It came once.
@@ -34,7 +34,7 @@ pub(super) struct Graphs {
     seen: HashMap<Box<[u64]>, Known>,
     /// Graphs that were launched so far.
     clock: u64,
-    /// None is to be made: the driver has refused one, or nobody wants them.
+    /// None is to be made: the driver has refused one, or they are off.
     refused: bool,
 }
 
@@ -82,11 +82,11 @@ struct Waiting<'a> {
     addresses: &'a [u64],
 }
 
-/// Words in front of the addresses.
+/// Words before the addresses.
 const HEAD: usize = 7;
 
 impl<'a> Waiting<'a> {
-    /// The first of a run, and what comes behind it.
+    /// The first of a run, and what comes after it.
     fn read(words: &'a [u64]) -> Option<(Self, &'a [u64])> {
         let &[kernel, x, y, z, block, rows, count, ref rest @ ..] = words else { return None };
         let (addresses, rest) = rest.split_at_checked(usize::try_from(count).ok()?)?;

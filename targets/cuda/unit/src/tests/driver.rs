@@ -12,7 +12,7 @@ pub(super) struct Fake {
     pub(super) free: usize,
     /// A function that refuses, and the number that it gives.
     pub(super) refuses: Option<(&'static str, Status)>,
-    /// What the assembler says.
+    /// Output of the assembler.
     pub(super) says: &'static str,
     pub(super) memory: Vec<u8>,
 }

@@ -1,16 +1,16 @@
-//! What can be wrong with a trace.
+//! Errors of traces.
 
 use thiserror::Error;
 
-/// Why a trace was refused. Lines count from 1.
+/// Reason that a trace was refused. Lines count from 1.
 #[derive(Debug, Error)]
 pub enum TraceError {
     /// The file could not be read.
     #[error("line {line}: the trace cannot be read: {source}")]
     Read {
-        /// The line in front of which reading failed.
+        /// The line before which reading failed.
         line: u64,
-        /// What the system says.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// A line is longer than any request.
@@ -20,7 +20,7 @@ pub enum TraceError {
     Long {
         /// The line.
         line: u64,
-        /// What is allowed.
+        /// Largest allowed value.
         most: usize,
     },
     /// A line is not seven words.
@@ -32,7 +32,7 @@ pub enum TraceError {
         words: usize,
     },
     /// The first word is neither R nor W.
-    #[error("line {line}: `{word}` is no kind of request; write R or W")]
+    #[error("line {line}: `{word}` is not a kind of request; write R or W")]
     Kind {
         /// The line.
         line: u64,
@@ -44,11 +44,11 @@ pub enum TraceError {
     Number {
         /// The line.
         line: u64,
-        /// Which of the six.
+        /// Name of the field.
         field: &'static str,
         /// The word.
         word: String,
-        /// How many the memory has.
+        /// Number that the memory has.
         limit: u32,
     },
 }

@@ -1,4 +1,4 @@
-//! What is told of a trace.
+//! Report of a trace.
 #![expect(clippy::cast_possible_truncation, reason = "indices of queues and ranks, which are short")]
 
 use serde::ser::SerializeMap;
@@ -10,7 +10,7 @@ use crate::Clock;
 const FIRST: u64 = 1024;
 const LAST: usize = 64;
 
-/// When reads and writes were issued: the clocks of some of them, by their number in order of issue from 1.
+/// Clocks at which some reads and writes were issued, by their number in order of issue from 1.
 ///
 /// Noted are the 1st, the 64th, the 1024th and every fourfold of that, the last one, and the one that 64
 /// others follow.
@@ -86,7 +86,7 @@ impl Serialize for Marks {
     }
 }
 
-/// What a memory made of a trace. All counts are over all channels that the trace names.
+/// Result of a trace on a memory. All counts are over all channels that the trace names.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
     /// Reads and writes that were issued, N.

@@ -5,12 +5,12 @@ use std::io::BufRead;
 use super::{Report, Requests, TraceError};
 use crate::{Clock, Command, Controller, Geometry, HOST, Offer, Options, Request, Timing};
 
-/// What a trace is run on.
+/// Memory that a trace is run on.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     /// The chips.
     pub timing: Timing,
-    /// What addresses may name.
+    /// Geometry that addresses refer to.
     pub geometry: Geometry,
     /// Queues and refresh.
     pub options: Options,

@@ -1,4 +1,4 @@
-//! What the tests share: the rules of the standard once more, and streams of requests.
+//! Common parts of the tests: the rules of the standard once more, and streams of requests.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 pub(crate) mod monitor;

@@ -4,7 +4,7 @@ use moec_dram::{Address, Clock, Command, Geometry, HOST, Issued, Timing};
 
 use Command::*;
 
-/// What a rank of commands has done, and whether each was allowed.
+/// Monitor of a rank: its commands, and whether each was allowed.
 pub(crate) struct Monitor {
     t: Timing,
     g: Geometry,

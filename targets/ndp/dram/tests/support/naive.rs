@@ -78,7 +78,7 @@ fn same_bank(a: &Address, b: &Address) -> bool {
     (a.rank, a.group, a.bank) == (b.rank, b.group, b.bank)
 }
 
-/// What a port sends at this clock, taken out of its queue.
+/// Command that a port sends at this clock, taken out of its queue.
 fn pick(
     port: &mut Port,
     number: usize,

@@ -42,7 +42,7 @@ pub(super) struct Line<'t> {
     text: &'t str,
     number: usize,
     token: Token<'t>,
-    /// Where the token begins, and where the next one is looked for.
+    /// Offset of the token, and of the search for the next one.
     at: usize,
     next: usize,
 }
@@ -181,7 +181,7 @@ fn token(text: &str) -> (Token<'_>, usize) {
     )
 }
 
-/// Bytes of a number: digits, letters, single points, and signs after an exponent. Whoever wants a number checks it.
+/// Bytes of a number: digits, letters, single points, and signs after an exponent. A caller that wants a number checks it.
 fn number(text: &[u8]) -> usize {
     let mut length = 1;
     while let Some(&byte) = text.get(length) {

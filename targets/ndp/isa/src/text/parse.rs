@@ -89,7 +89,7 @@ fn labelled(line: &mut Line<'_>, label: &'static str, hint: &str) -> Parsed<u32>
 fn range(line: &mut Line<'_>, hint: &str) -> Parsed<Range<u32>> {
     let start = line.u32("the first row")?;
     line.punct("..", hint)?;
-    Ok(start..line.u32("the row behind the last")?)
+    Ok(start..line.u32("the row after the last")?)
 }
 
 /// A name that is defined here.
@@ -108,7 +108,7 @@ fn new_name(line: &mut Line<'_>, what: &str) -> Parsed<String> {
 
 fn region(line: &mut Line<'_>, stream: &mut Stream) -> Parsed<()> {
     if !stream.code.is_empty() {
-        return Err(line.error("a region behind instructions", "regions stand before the first instruction"));
+        return Err(line.error("a region after instructions", "regions stand before the first instruction"));
     }
     if stream.regions.len() == MAX_REGIONS {
         return Err(line.error("too many regions", format!("{MAX_REGIONS} are the most")));
@@ -154,7 +154,7 @@ fn instruction(line: &mut Line<'_>, regions: &[Region], before: usize) -> Parsed
     }
     let signal = if line.eat_word("signal") { Some(event(line)?) } else { None };
     if line.peek() != Token::End {
-        let hint = "behind the operands come `wait eN`, any number of them, and at most one `signal eN`";
+        let hint = "after the operands come `wait eN`, any number of them, and at most one `signal eN`";
         return Err(line.expected("the end of the line", hint));
     }
     Ok(Instruction { op, waits, signal })
@@ -183,12 +183,12 @@ struct Parser<'p, 't> {
 }
 
 impl Parser<'_, '_> {
-    /// What stands in front of an operand.
+    /// Reads the separator before an operand.
     fn begin(&mut self) -> Parsed<()> {
         match std::mem::replace(&mut self.separator, Separator::Comma) {
             Separator::Space => Ok(()),
             Separator::Comma => self.line.punct(",", "operands are separated by commas"),
-            Separator::Arrow => self.line.punct("->", "where it goes stands behind `->`"),
+            Separator::Arrow => self.line.punct("->", "where it goes stands after `->`"),
         }
     }
 

@@ -1,4 +1,4 @@
-//! What each instruction must hold by itself, and where it may stand.
+//! Conditions of each instruction by itself, and its valid places.
 
 use crate::fault::Fault;
 use crate::geometry::Layout;
@@ -26,9 +26,7 @@ pub(super) fn check(stream: &Stream) -> Result<(), Fault> {
     }
     match open {
         None => Ok(()),
-        Some(index) => {
-            Err(Fault::instruction(stream, index, "nothing ends this loop: write `end` behind it"))
-        }
+        Some(index) => Err(Fault::instruction(stream, index, "nothing ends this loop: write `end` after it")),
     }
 }
 
@@ -50,7 +48,7 @@ fn place(op: &Op, index: usize, open: &mut Option<usize>, tokens: bool) -> Messa
     }
 }
 
-/// What no engine executes.
+/// Conditions of instructions that no engine executes.
 fn control(instruction: &Instruction) -> Message {
     let events = !instruction.waits.is_empty() || instruction.signal.is_some();
     if instruction.op.engine().is_none() && events {
@@ -73,7 +71,7 @@ fn slab(stream: &Stream, operand: &SlabUse) -> Message {
     }
     if writes && last > 0 && u64::from(stride) < bytes {
         let message =
-            format!("the {name}: a token has {bytes} bytes, and the next one is written {stride} behind it");
+            format!("the {name}: a token has {bytes} bytes, and the next one is written {stride} after it");
         return Err(format!(
             "{message}; take a stride of at least {}",
             bytes.next_multiple_of(u64::from(ALIGN))
@@ -155,13 +153,13 @@ fn lines(stream: &Stream, op: &Op, operand: &LinesUse) -> Message {
     }
     if matches!(op, Op::Store { .. }) && last > 0 && stride < count {
         return Err(format!(
-            "a token has {count} lines, and the next row is {stride} behind it: take a larger stride"
+            "a token has {count} lines, and the next row is {stride} after it: take a larger stride"
         ));
     }
     Ok(())
 }
 
-/// What is neither slab nor line.
+/// Conditions of operands that are neither slab nor line.
 fn parameters(stream: &Stream, op: &Op) -> Message {
     match op {
         Op::Glu { kind: Glu::Clamped { limit, .. }, .. } if *limit <= 0.0 => {

@@ -1,4 +1,4 @@
-//! Who is done before whom: events and hazards, by vector clocks over the straight line of one iteration.
+//! Order of instructions: events and hazards, by vector clocks over the straight line of one iteration.
 //!
 //! A clock has one number per engine: how many of its instructions are known to have completed. All slabs begin at multiples
 //! of 64 bytes, so two of them share a byte if and only if they share one of the buffer's 64-byte lines: hazards in the
@@ -37,7 +37,7 @@ struct Access {
     count: u32,
 }
 
-/// What of a line holds something: so many bytes, in blocks that have this token. None of the pairs says less than another.
+/// Bytes of a line that hold something: so many bytes, in blocks that have this token. None of the pairs says less than another.
 #[derive(Clone, Default)]
 struct Filled(Vec<(u8, u64)>);
 
@@ -56,11 +56,11 @@ impl Filled {
 
 struct Order<'s> {
     stream: &'s Stream,
-    /// What each engine knows when it begins its next instruction.
+    /// Knowledge of each engine when it begins its next instruction.
     clocks: [Clock; N],
     /// Index of each instruction of each engine, by its count less 1.
     indices: [Vec<usize>; N],
-    /// What is known once an event has been signalled, and by whom.
+    /// Clock of an event once it was signalled, and its signaller.
     events: [Option<(Clock, usize)>; EVENTS as usize],
     buffer: Vec<Last>,
     /// Bytes at the beginning of each line of the buffer that hold something.

@@ -1,4 +1,4 @@
-//! What a stream that makes no sense is told.
+//! Messages for streams that make no sense.
 
 use crate::common::{EXPERT, expert, with};
 use moec_ndp_isa::*;
@@ -71,7 +71,7 @@ fn messages_of_the_verifier() {
     insta::assert_snapshot!(messages.join("\n"));
 }
 
-/// What is at the edge, and not over it.
+/// Streams at the edge, and not over it.
 #[test]
 fn what_just_fits_is_well_formed() {
     let wide = with("region outbox", "region wide rows 30..31 layout striped access write\nregion outbox");
@@ -100,7 +100,7 @@ fn one_token_needs_no_stride() {
     assert_eq!(told(&text), "well-formed");
 }
 
-/// What only a program can make, since no text says it.
+/// Streams that only a program can make, since no text says them.
 #[test]
 fn streams_without_a_text_form_are_refused() {
     let change: [fn(&mut Stream); 8] = [

@@ -1,4 +1,4 @@
-//! What a text that is no stream is told.
+//! Messages for texts that are no streams.
 
 use crate::common::{EXPERT, with};
 use moec_ndp_isa::parse;

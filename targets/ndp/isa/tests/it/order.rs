@@ -1,4 +1,4 @@
-//! Hazards: the verifier's clocks against a graph of who is done before whom.
+//! Hazards: the verifier's clocks against a graph of the order of instructions.
 
 use crate::common::expert;
 use moec_ndp_isa::*;
@@ -24,7 +24,7 @@ fn no_wait_of_the_example_can_go() {
     assert_eq!(tried, 7);
 }
 
-/// What one instruction of a small program does: on which of few slabs and lines.
+/// Instruction of a small program: its kind, and its slabs and lines of a few.
 type Choice = (usize, u32, u32, u64, Option<u8>, Option<u8>);
 
 /// 2 tokens with vectors of 64 bytes: neighbouring slabs of base 64 apart share half of their bytes.

@@ -73,7 +73,7 @@ proptest! {
     }
 }
 
-/// What the orders are for: a unit's reads change the subchannel-rank with every line, then the bank group; the host's
+/// Purpose of the orders: a unit's reads change the subchannel-rank with every line, then the bank group; the host's
 /// change the channel, then subchannel and DIMM, and the rank late.
 #[test]
 fn lines_follow_the_wires() {

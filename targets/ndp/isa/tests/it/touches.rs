@@ -1,4 +1,4 @@
-//! What instructions touch.
+//! Accesses of instructions.
 
 use crate::common::{expert, stream};
 use moec_ndp_isa::*;

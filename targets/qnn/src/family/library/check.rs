@@ -23,12 +23,12 @@ const BOUND: f64 = 0.02;
 /// Most bytes of a context binary that is read.
 const BINARY: Limit = Limit { what: "a context binary", bytes: CONTEXT_BYTES };
 
-/// Who executes, as reports call it.
+/// Name of the executor in reports.
 const EMULATOR: &str = "QNN's emulator";
 const EMULATOR_OF_DLC: &str = "QNN's emulator, from the DLC";
 const ONNXRUNTIME: &str = "onnxruntime";
 
-/// What executes artifacts, where it is installed.
+/// Executor of artifacts, where it is installed.
 #[derive(Debug)]
 pub(in crate::family) struct Checker {
     library: Option<Library>,
@@ -63,11 +63,11 @@ impl Checker {
     }
 
     /// Executes the networks of one artifact, each on the `rows` of its name (f32, one row after the other; of a network with
-    /// several inputs all of them, one behind the other); adds to their reports.
+    /// several inputs all of them, one after the other); adds to their reports.
     /// Gives what the artifact has not.
     ///
     /// # Errors
-    /// An artifact that somebody cannot read or execute; a context binary for another chip, or with other graphs.
+    /// An artifact that cannot be read or executed; a context binary for another chip, or with other graphs.
     pub(in crate::family) fn check(
         &mut self,
         files: &BundleReader,
@@ -126,7 +126,7 @@ fn case(network: Network, files: &BundleReader, rows: &[f32]) -> Result<Case, Fa
 }
 
 impl Case {
-    /// Results that lie one behind the other.
+    /// Results that lie one after the other.
     fn split(&self, all: &[f32]) -> Vec<Vec<f32>> {
         let mut rest = all.iter().copied();
         self.want.iter().map(|want| rest.by_ref().take(want.len()).collect()).collect()
@@ -149,7 +149,7 @@ impl Case {
     fn execute(&self, worker: &mut Worker, graph: usize, by: &str) -> Result<Check, Failed> {
         let inputs: Vec<&[f32]> = self.inputs.iter().map(|x| &**x).collect();
         // Those of a DLC come in an order of the library's.
-        let info = worker.graphs().get(graph).ok_or("it is no graph of the library")?;
+        let info = worker.graphs().get(graph).ok_or("it is not a graph of the library")?;
         let names = |all: &[TensorInfo]| all.iter().map(|t| t.name.clone()).collect::<Vec<_>>();
         let (takes, gives) = (names(&info.inputs), names(&info.outputs));
         let given =
@@ -159,8 +159,8 @@ impl Case {
     }
 }
 
-/// What has these names, in the order of others. One by itself is meant, whatever the library calls it:
-/// behind a DLC not all names are what they were.
+/// Items of these names, in the order of others. One by itself is meant, whatever the library calls it:
+/// after a DLC not all names are what they were.
 fn ordered(mut all: Vec<Vec<u8>>, names: &[String], wanted: &[String]) -> Result<Vec<Vec<u8>>, Failed> {
     if names.len() == 1 && wanted.len() == 1 {
         return Ok(all);

@@ -1,5 +1,5 @@
-//! What the library makes of the networks of a build: for each artifact a context binary with all of them, whose weights
-//! are there once, and a DLC of the largest, for whoever compiles for another chip.
+//! Artifacts by the library for the networks of a build: for each a context binary with all of them, whose weights
+//! are there once, and a DLC of the largest, for a compilation for another chip.
 
 use super::{CONTEXT, CONTEXT_BYTES, DLC, Library, networks};
 use crate::compose::compose;
@@ -79,12 +79,12 @@ fn artifact(library: &Library, folder: &Path) -> Result<()> {
     let path = folder.join(&spec.name).with_extension(DLC);
     let mut worker = library.worker(false).map_err(|e| failed(&e))?;
     worker.write_dlc(&spec, &path).map_err(|e| failed(&e))?;
-    // The library lets nobody else read what it writes.
+    // The library lets no other user read what it writes.
     let bytes = fs::read(&path).map_err(|e| io_error("read", &path, &e))?;
     fs::remove_file(&path).and_then(|()| fs::write(&path, bytes)).map_err(|e| io_error("write", &path, &e))
 }
 
-/// What the library says, as an error of the build.
+/// Error of the library, as one of the build.
 fn failed(e: &sys::Error) -> Error {
     let error = match e {
         sys::Error::Node { .. } | sys::Error::Graph { .. } | sys::Error::Call { .. } => {

@@ -37,7 +37,7 @@ const SECONDS: u64 = 600;
 pub(super) const CONTEXT: &str = "context.bin";
 /// Most bytes of such a file: what a process of the HTP has addresses for.
 pub(super) const CONTEXT_BYTES: u64 = 4 << 30;
-/// How files end that have one graph as it was before it was compiled.
+/// Extension of files that have one graph as it was before it was compiled.
 pub(super) const DLC: &str = "dlc";
 
 /// The library, for one chip.
@@ -50,22 +50,22 @@ pub(super) struct Library {
     pub(super) build: String,
 }
 
-/// Why the library cannot be used.
+/// Reason that the library cannot be used.
 #[derive(Clone, Debug)]
 pub(super) struct Missing {
-    /// Why.
+    /// Reason.
     pub(super) why: String,
-    /// What helps.
+    /// Remedy.
     pub(super) hint: String,
 }
 
 impl Missing {
-    /// In one line, behind what is not done.
+    /// In one line, after what is not done.
     pub(super) fn line(&self, not_done: &str) -> String {
         format!("{not_done}: {} ({})", self.why, self.hint)
     }
 
-    /// As an error of whoever cannot do without.
+    /// As an error, for callers that require it.
     pub(super) fn error(self) -> Error {
         Error::environment(self.why).hint(self.hint)
     }
@@ -101,7 +101,7 @@ impl Library {
         Ok(Self { build, ..library })
     }
 
-    /// Where it is.
+    /// Its folder.
     pub(super) fn folder(&self) -> &Path {
         self.installation.folder()
     }
@@ -112,7 +112,7 @@ impl Library {
     }
 }
 
-/// How long a process may take for one answer.
+/// Time that a process may take for one answer.
 fn limit() -> Result<Duration, Missing> {
     let Some(given) = std::env::var_os(LIMIT) else { return Ok(Duration::from_secs(SECONDS)) };
     let seconds = given.to_str().and_then(|text| text.parse().ok());

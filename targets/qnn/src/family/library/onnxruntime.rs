@@ -1,4 +1,4 @@
-//! Plain onnxruntime, in a Python of its own: what everybody's runtime makes of a written network.
+//! Plain onnxruntime, in a Python of its own: results of the common runtime for a written network.
 
 use moec_qnn_sys::LIMIT;
 use moec_qnn_sys::worker::within;
@@ -77,7 +77,7 @@ impl Onnxruntime {
         }
     }
 
-    /// The results of a model on its inputs, both one behind the other.
+    /// The results of a model on its inputs, both one after the other.
     ///
     /// # Errors
     /// What Python says last, or that it took too long.
@@ -105,7 +105,7 @@ impl Onnxruntime {
     }
 }
 
-/// What it did not do in time, and what helps.
+/// Message on what it did not do in time, and the remedy.
 fn late(doing: &str, limit: Duration) -> String {
     format!("did not {doing} within {} s and was ended: give it more in `{LIMIT}`", limit.as_secs_f64())
 }
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt as _;
 
-    /// A program in the place of Python that says this, and then waits for nobody.
+    /// A program in the place of Python that prints this, and does not wait.
     fn python(folder: &Path, says: &str) -> PathBuf {
         let path = folder.join("python");
         std::fs::write(&path, format!("#!/bin/sh\n{says}exec sleep 100\n")).unwrap();

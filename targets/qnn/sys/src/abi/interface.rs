@@ -8,7 +8,7 @@ pub(crate) const PROVIDERS: &std::ffi::CStr = c"QnnInterface_getProviders";
 
 /// A list of configurations that a null ends.
 pub(crate) type Configs = *const *const c_void;
-/// What is called for every message: format, level, time stamp, arguments (`QnnLog_Callback_t`).
+/// Callback for every message: format, level, time stamp, arguments (`QnnLog_Callback_t`).
 pub(crate) type LogFn = unsafe extern "C" fn(*const c_char, u32, u64, *mut c_void);
 
 /// `QnnInterface_t`.

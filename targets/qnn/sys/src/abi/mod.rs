@@ -19,7 +19,7 @@ use std::ffi::c_void;
 
 /// An object of the library's own: backend, device, context, graph, log.
 pub(crate) type Handle = *mut c_void;
-/// What a call returns: 0, or a code.
+/// Result of a call: 0, or a code.
 pub(crate) type Status = u64;
 /// A place of a table that is not called.
 pub(crate) type Unused = *const c_void;

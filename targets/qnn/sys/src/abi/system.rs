@@ -1,4 +1,4 @@
-//! What `libQnnSystem` gives: contents of context binaries and of DLC files.
+//! `libQnnSystem`: contents of context binaries and of DLC files.
 
 use super::{Configs, Handle, Provider, Status, Tensor, Unused, Version, layout};
 use std::ffi::{c_char, c_void};
@@ -69,7 +69,7 @@ pub(crate) struct GraphInfo {
     _last_op: u32,
 }
 
-/// What all versions of `QnnSystemContext_BinaryInfo_t` begin with.
+/// Common beginning of all versions of `QnnSystemContext_BinaryInfo_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct BinaryHead {
@@ -80,7 +80,7 @@ pub(crate) struct BinaryHead {
     pub soc: *const c_char,
 }
 
-/// Versions 1 and 2 behind their head, without the second's last pointer.
+/// Versions 1 and 2 after their head, without the second's last pointer.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct BinaryV1 {
@@ -96,7 +96,7 @@ pub(crate) struct BinaryV1 {
     pub graphs: *const GraphInfo,
 }
 
-/// Version 3 behind its head.
+/// Version 3 after its head.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct BinaryV3 {

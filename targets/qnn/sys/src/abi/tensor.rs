@@ -9,7 +9,7 @@ pub(crate) const APP_READ: u32 = 1;
 pub(crate) const NATIVE: u32 = 3;
 pub(crate) const STATIC: u32 = 4;
 
-/// Values of `Qnn_Definition_t`: somebody has given the quantisation, or nobody.
+/// Values of `Qnn_Definition_t`: the quantisation is given, or it is not.
 pub(crate) const DEFINED: u32 = 1;
 pub(crate) const UNDEFINED: u32 = 0x7FFF_FFFF;
 
@@ -122,7 +122,7 @@ pub(crate) struct Sparse {
 }
 
 /// `Qnn_Tensor_t`, a tagged union of [`TensorV1`] and a second version, which begins like it and is the longer one. The
-/// fields behind the common part stand here so that the size is right; tensors written here are of the first version.
+/// fields after the common part stand here so that the size is right; tensors written here are of the first version.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Tensor {

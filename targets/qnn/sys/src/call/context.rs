@@ -17,7 +17,7 @@ pub struct Context {
     held: Rc<HeldContext>,
 }
 
-/// What a context and its graphs hold. Fields are let go in their order.
+/// A context and its graphs. Fields are dropped in their order.
 #[derive(Debug)]
 pub(crate) struct HeldContext {
     handle: Handle,
@@ -294,7 +294,7 @@ impl Graph {
         let mut taken: Vec<Tensor> = to.iter().map(|h| h.tensor).collect();
         let count = |tensors: &[Tensor], what| count(tensors.len(), what, &self.info.name);
         let (inputs, outputs) = (count(&given, "inputs")?, count(&taken, "outputs")?);
-        // SAFETY: the graph's context lives; every tensor has memory of its length, which nobody else uses; no profile, no signal.
+        // SAFETY: the graph's context lives; every tensor has memory of its length, which nothing else uses; no profile, no signal.
         let asked = backend.ask(|| unsafe {
             execute(
                 self.handle,
@@ -344,7 +344,7 @@ mod tests {
     use crate::graph::{DType, Node};
     use crate::soc::SOCS;
 
-    /// Why [`Device::new`] may not fail in silence: without a device there is a graph all the same, for none of the chips.
+    /// [`Device::new`] may not fail in silence: without a device there is a graph all the same, for none of the chips.
     #[test]
     fn without_a_device_a_graph_is_for_another_chip() {
         let found = Installation::find(&moec_testing::cache().unwrap_or_default());

@@ -33,7 +33,7 @@ impl std::fmt::Debug for Provider {
     }
 }
 
-/// Why the library refused: the code in words, and what it logged.
+/// Refusal of the library: the code in words, and its log.
 pub(crate) struct Refusal {
     pub(crate) said: String,
     pub(crate) messages: Vec<String>,
@@ -67,7 +67,7 @@ impl Backend {
         let lib = Loaded::open(&installation.file(name))?;
         // SAFETY: the function of this name gives these structures, by QNN's documentation.
         let offered = unsafe { lib.interfaces::<Provider>(PROVIDERS)? };
-        // SAFETY: they begin as declared, with the version in front of the table.
+        // SAFETY: they begin as declared, with the version before the table.
         let found = offered.into_iter().find(|&p| unsafe { (*p).core.major } == API);
         let Some(found) = found else {
             return Err(lib.strange(format!("it has no interface of version {API}")));

@@ -38,7 +38,7 @@ pub fn write_dlc(ir: &Rc<Backend>, spec: &GraphSpec, path: &Path) -> Result<()> 
     std::fs::write(path, bytes).map_err(|e| Error::io(path, e))
 }
 
-/// What stands in front of the time in a DLC, which is an archive without compression and without checksums: JSON.
+/// Text before the time in a DLC, which is an archive without compression and without checksums: JSON.
 const STAMP: &[u8] = b"\"timestamp\": \"";
 /// A time that says nothing, of the same length.
 const NEVER: &[u8] = b"1980-01-01 00:00:00 UTC";

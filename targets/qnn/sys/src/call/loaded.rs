@@ -76,7 +76,7 @@ impl Loaded {
     }
 }
 
-/// What the loader says of its last failure.
+/// Message of the loader about its last failure.
 fn last_error() -> String {
     // SAFETY: the text is the loader's, of this thread, and copied at once.
     unsafe { text(libc::dlerror()) }.unwrap_or_else(|| "the loader does not say why".into())

@@ -1,4 +1,4 @@
-//! What the library logs. Errors are kept for whoever has called; nothing goes to stdout or stderr.
+//! Log of the library. Errors are kept for the caller; nothing goes to stdout or stderr.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::panic::catch_unwind;
@@ -21,7 +21,7 @@ unsafe extern "C" {
     fn vsnprintf(to: *mut c_char, len: usize, format: *const c_char, arguments: *mut c_void) -> c_int;
 }
 
-/// A call: nobody else's is under way until this is dropped.
+/// A call: no other is under way until this is dropped.
 pub(crate) struct Calling(MutexGuard<'static, ()>);
 
 impl Calling {
@@ -32,14 +32,14 @@ impl Calling {
         Self(guard)
     }
 
-    /// What was logged since.
+    /// Messages since.
     pub(crate) fn messages(&self) -> Vec<String> {
         // They are of this call as long as its lock is held.
         let Self(_lock) = self;
         std::mem::take(&mut messages())
     }
 
-    /// The same behind another text.
+    /// The same after another text.
     pub(crate) fn behind(&self) -> String {
         self.messages().iter().flat_map(|m| ["; ", m]).collect()
     }

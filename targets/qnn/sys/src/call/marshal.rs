@@ -28,7 +28,7 @@ pub(crate) struct Held {
 /// Name, sizes, scales, offsets, pairs of both, data.
 type Parts = (CString, Vec<u32>, Vec<f32>, Vec<i32>, Vec<abi::ScaleOffset>, Vec<u8>);
 
-/// What has no quantisation.
+/// Quantisation of a tensor without one.
 fn unquantised() -> Quantize {
     Quantize {
         definition: abi::UNDEFINED,

@@ -42,7 +42,7 @@ pub struct TensorInfo {
     pub code: u32,
     /// Sizes, outermost first.
     pub dims: Vec<u32>,
-    /// What its stored numbers stand for; [`Quant::None`] where it has a scale for each channel, which none of moec's ports has.
+    /// Values of its stored numbers; [`Quant::None`] where it has a scale for each channel, which none of moec's ports has.
     pub quant: Quant,
 }
 
@@ -77,13 +77,13 @@ impl TensorInfo {
 pub struct GraphInfo {
     /// Name.
     pub name: String,
-    /// What the caller writes.
+    /// Tensors that the caller writes.
     pub inputs: Vec<TensorInfo>,
-    /// What the caller reads.
+    /// Tensors that the caller reads.
     pub outputs: Vec<TensorInfo>,
 }
 
-/// What a context binary says of itself.
+/// Description of a context binary by itself.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct BinaryInfo {
     /// Version of this description: 1, 2 or 3.
@@ -133,7 +133,7 @@ impl System {
         // SAFETY: the function of this name gives these structures, by QNN's documentation.
         let offered = unsafe { lib.interfaces::<SystemProvider>(SYSTEM_PROVIDERS)? };
         let found = offered.into_iter().find(|&p| {
-            // SAFETY: they begin as declared, with the version in front of the table.
+            // SAFETY: they begin as declared, with the version before the table.
             let Version { major, minor, .. } = unsafe { (*p).version };
             (major, minor) == API
         });
@@ -152,7 +152,7 @@ impl System {
         self.lib.strange(format!("its interface has no `{name}`"))
     }
 
-    /// What a context binary says of itself.
+    /// Description of a context binary by itself.
     ///
     /// # Errors
     /// [`Error::Binary`] if it is none.

@@ -34,9 +34,9 @@ pub struct Node {
     pub name: String,
     /// Name of the operator: `FullyConnected`, `Concat`.
     pub op: String,
-    /// What it reads.
+    /// Tensors that it reads.
     pub inputs: Vec<TensorId>,
-    /// What it writes.
+    /// Tensors that it writes.
     pub outputs: Vec<TensorId>,
     /// Its parameters.
     pub params: Vec<(String, Param)>,
@@ -73,12 +73,12 @@ impl Node {
     }
 }
 
-/// How a graph is compiled. Floats are computed in 16 bits, whatever is asked: the chips have nothing wider.
+/// Options of a graph's compilation. Floats are computed in 16 bits, whatever is asked: the chips have nothing wider.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Options {
     /// MiB of the tensor unit's memory that it may use, at most what the chip has; 0 for all.
     pub vtcm: u32,
-    /// How hard the compiler tries: 1 to 3.
+    /// Effort of the compiler: 1 to 3.
     pub level: u8,
 }
 
@@ -94,7 +94,7 @@ impl Default for Options {
 pub struct GraphSpec {
     /// Name, of its own in the context.
     pub name: String,
-    /// How it is compiled.
+    /// Options of its compilation.
     pub options: Options,
     tensors: Vec<TensorSpec>,
     nodes: Vec<Node>,
@@ -207,7 +207,7 @@ impl GraphSpec {
     /// Adds a node.
     ///
     /// # Errors
-    /// [`Error::Graph`] if its name is another one's, it reads what nobody has written, writes what is written already or is no value
+    /// [`Error::Graph`] if its name is another one's, it reads what was not written, writes what is written already or is no value
     /// of the graph's, or a parameter is no constant.
     pub fn node(&mut self, mut node: Node) -> Result<()> {
         if node.name.is_empty() {

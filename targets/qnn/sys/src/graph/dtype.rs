@@ -82,7 +82,7 @@ impl std::fmt::Display for DType {
     }
 }
 
-/// How stored numbers stand for real ones: `real = (stored + offset) · scale`.
+/// Values of stored numbers: `real = (stored + offset) · scale`.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 pub enum Quant {
     /// They are what they are.
@@ -123,13 +123,13 @@ impl Quant {
     }
 }
 
-/// What a stored number stands for: `(stored + offset) · scale`.
+/// Value of a stored number: `(stored + offset) · scale`.
 pub fn real(stored: i64, scale: f32, offset: i32) -> f64 {
     (stored + i64::from(offset)) as f64 * f64::from(scale)
 }
 
 /// The stored number that stands for a real one, of those from `least` to `most`, and whether it is saturated: more than half a step
-/// outside of what these reach. Halves go to the even number; a real that is none becomes the stored number of zero, and is
+/// outside of what these reach. Halves go to the even number; NaN becomes the stored number of zero, and is
 /// saturated.
 pub fn stored(real: f64, scale: f32, offset: i32, (least, most): (i64, i64)) -> (i64, bool) {
     let exact = real / f64::from(scale) - f64::from(offset);

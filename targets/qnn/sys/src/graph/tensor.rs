@@ -17,7 +17,7 @@ impl TensorId {
     }
 }
 
-/// What a tensor is to its graph.
+/// Role of a tensor in its graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Role {
     /// Written by the caller before the graph is executed.
@@ -35,19 +35,19 @@ pub enum Role {
 pub struct TensorSpec {
     /// Name, of its own in the graph.
     pub name: String,
-    /// What it is to the graph.
+    /// Role in the graph.
     pub role: Role,
     /// Type of its elements.
     pub dtype: DType,
     /// Sizes, outermost first.
     pub dims: Vec<u32>,
-    /// What its stored numbers stand for.
+    /// Values of its stored numbers.
     pub quant: Quant,
     /// Bytes of a constant one; none of others.
     pub data: Option<Data>,
 }
 
-/// Where the bytes of a constant tensor come from.
+/// Source of a constant tensor's bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Data {
     /// From memory.
@@ -89,7 +89,7 @@ impl Data {
                 // Before it is opened: a pipe would be waited for.
                 let found = std::fs::metadata(path).map_err(failed)?;
                 if !found.is_file() {
-                    return Err(Error::io(path, "it is no regular file"));
+                    return Err(Error::io(path, "it is not a regular file"));
                 }
                 let end = offset.checked_add(*len);
                 if end.is_none_or(|end| end > found.len()) {
@@ -119,7 +119,7 @@ impl TensorSpec {
         u32::try_from(bytes).is_ok().then_some(bytes)
     }
 
-    /// Why it cannot be, if so.
+    /// Fault of the tensor, if it has one.
     pub(super) fn fault(&self) -> Option<String> {
         if self.name.is_empty() || self.name.contains('\0') {
             return Some("its name is empty or has a zero byte".into());
@@ -183,7 +183,7 @@ mod tests {
             let why = part(&file, offset, len).unwrap_err().to_string();
             assert!(why.contains("and it has 10"), "{why}");
         }
-        assert!(part(folder.path(), 0, 0).unwrap_err().to_string().contains("no regular file"));
+        assert!(part(folder.path(), 0, 0).unwrap_err().to_string().contains("not a regular file"));
         assert!(matches!(part(&folder.path().join("none"), 0, 0), Err(Error::Io { .. })));
     }
 }

@@ -15,7 +15,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-/// How long a process that does not answer is waited for, and its stderr after it: asked so often, with so long between.
+/// Number of polls of a process that does not answer, and of its stderr after it, with so long between.
 const PATIENCE: u32 = 100;
 const BREATH: Duration = Duration::from_millis(10);
 
@@ -26,7 +26,7 @@ pub struct Program {
     pub path: PathBuf,
     /// Its arguments.
     pub arguments: Vec<OsString>,
-    /// How long it may take to answer one request. After that it is ended.
+    /// Time that it may take to answer one request. After that it is ended.
     pub limit: Duration,
 }
 
@@ -40,7 +40,7 @@ pub struct Worker {
     limit: Duration,
     build: String,
     graphs: Vec<GraphInfo>,
-    /// How it died, once it has.
+    /// Error by which it died, once it has.
     died: Option<Error>,
 }
 
@@ -148,7 +148,7 @@ impl Worker {
         }
     }
 
-    /// What a context binary says of itself.
+    /// Description of a context binary by itself.
     ///
     /// # Errors
     /// As [`System::binary_info`](crate::System::binary_info), and [`Error::Died`].
@@ -215,7 +215,7 @@ impl Worker {
         }
         let how = match ended {
             Ok(Some(status)) => status.to_string(),
-            Ok(None) => "nobody knows how".into(),
+            Ok(None) => "for an unknown reason".into(),
             Err(e) => e.to_string(),
         };
         let messages = self.stderr.take().map(|stderr| stderr.last(PATIENCE * BREATH)).unwrap_or_default();

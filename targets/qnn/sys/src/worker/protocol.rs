@@ -1,4 +1,4 @@
-//! What is said between the caller and the process: requests, answers, and how they are framed.
+//! Protocol between the caller and the process: requests, answers, and how they are framed.
 
 use crate::call::{BinaryInfo, GraphInfo};
 use crate::error::Error;
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 /// Longest message: the other side may have written over its own memory.
 const LONGEST: u64 = 1 << 33;
 
-/// What is asked.
+/// Request.
 #[derive(Debug, Encode, Decode)]
 pub(super) enum Request {
     /// First of all: load the library from a folder, for the chip of that number, with a context that shares weights or not.
@@ -33,7 +33,7 @@ pub(super) enum Request {
 }
 
 impl Request {
-    /// What an error says was asked.
+    /// Name of the request in errors.
     pub(super) fn doing(&self) -> &'static str {
         match self {
             Self::Open { .. } => "load the library",
@@ -48,7 +48,7 @@ impl Request {
     }
 }
 
-/// What is answered.
+/// Answer.
 #[derive(Debug, Encode, Decode)]
 pub(super) enum Answer {
     /// It is done.
@@ -57,7 +57,7 @@ pub(super) enum Answer {
     Opened(String),
     /// New graphs, numbered on.
     Graphs(Vec<GraphInfo>),
-    /// What a graph's outputs hold.
+    /// Contents of a graph's outputs.
     Outputs(Vec<Vec<u8>>),
     /// A context binary.
     Binary(Vec<u8>),
@@ -68,7 +68,7 @@ pub(super) enum Answer {
 }
 
 impl Answer {
-    /// What an error says was answered.
+    /// Name of the answer in errors.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Self::Done => "that it is done",
@@ -82,7 +82,7 @@ impl Answer {
     }
 }
 
-/// A message with its length in front.
+/// A message after its length.
 ///
 /// # Errors
 /// It is too long, or has a path that is no UTF-8.
@@ -133,7 +133,7 @@ pub(super) fn receive<T: Decode<()>>(from: &mut impl Read) -> io::Result<Option<
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     let (message, read) = decode(&bytes).map_err(io::Error::other)?;
-    if read == bytes.len() { Ok(Some(message)) } else { Err(io::Error::other("bytes behind a message")) }
+    if read == bytes.len() { Ok(Some(message)) } else { Err(io::Error::other("bytes after a message")) }
 }
 
 /// Decodes a message in no more memory than a message of this length can need: memory is asked for before the bytes that fill it
@@ -188,7 +188,7 @@ mod tests {
         let graphs = [2];
         for count in [u64::MAX, 1 << 62, 1 << 40, 1 << 34] {
             for before in [&outputs[..], &graphs] {
-                // A length of 64 bits, behind a mark.
+                // A length of 64 bits, after a mark.
                 let message = [before, &[253], &count.to_le_bytes(), &[0; 40]].concat();
                 let wire = [&(message.len() as u64).to_le_bytes()[..], &message].concat();
                 let why = receive::<Answer>(&mut wire.as_slice()).unwrap_err().to_string();
@@ -199,7 +199,7 @@ mod tests {
         assert!(receive::<Answer>(&mut wire.as_slice()).is_err_and(|e| e.to_string().contains("the most")));
     }
 
-    /// What is decoded takes more memory than its encoding.
+    /// Decoded messages take more memory than their encoding.
     #[test]
     fn small_messages_of_many_structures_are_received() {
         for n in [1, 400, 1000, 20_000, 200_000] {

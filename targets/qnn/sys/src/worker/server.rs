@@ -14,7 +14,7 @@ use std::rc::Rc;
 pub fn serve() -> ExitCode {
     match stdio::take().and_then(|(from, to)| answer_all(from, to)) {
         Ok(()) => ExitCode::SUCCESS,
-        // The caller has gone, or says something else: it knows better than anybody why.
+        // The caller has gone, or sends something else: it knows the reason itself.
         Err(_) => ExitCode::FAILURE,
     }
 }
@@ -27,7 +27,7 @@ fn answer_all(mut from: impl io::Read, mut to: impl io::Write) -> io::Result<()>
     Ok(())
 }
 
-/// What is there once it was opened.
+/// State after the library was opened.
 struct Session {
     installation: Installation,
     device: Rc<Device>,

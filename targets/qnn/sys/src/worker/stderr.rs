@@ -10,7 +10,7 @@ const KEPT: usize = 16 << 10;
 /// Lines that are told.
 const LINES: usize = 8;
 
-/// What reads it, so that the process never waits for a reader, and what it has kept.
+/// Thread that reads it, so that the process never waits for a reader, and what it has kept.
 #[derive(Debug)]
 pub(super) struct Stderr {
     reader: JoinHandle<()>,
@@ -25,7 +25,7 @@ impl Stderr {
         Self { reader: std::thread::spawn(move || keep(from, &to)), kept }
     }
 
-    /// The last lines, without blank ones. The end is waited for no longer than this: somebody whom the process has started
+    /// The last lines, without blank ones. The end is waited for no longer than this: a child that the process has started
     /// may still hold it open.
     pub(super) fn last(self, patience: Duration) -> Vec<String> {
         let begin = Instant::now();

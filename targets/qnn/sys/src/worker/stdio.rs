@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 
-/// Takes stdin and stdout away from everybody else: the pair that requests come from and answers go to.
+/// Takes stdin and stdout away from all other code: the pair that requests come from and answers go to.
 ///
 /// # Errors
 /// The system refuses.

@@ -8,7 +8,7 @@ const ROWS: usize = 8;
 const CACHED: usize = 64;
 const WIDTH: usize = 32;
 
-/// What a masked row adds to: far below everything, and finite.
+/// Number that a masked row adds: far below everything, and finite.
 const MASKED: f64 = -40.0;
 
 /// Scores, masked: row `r` sees the first `CACHED - ROWS + r + 1` of the cache.

@@ -32,7 +32,7 @@ fn weights_of_8_and_4_bits() {
     }
 }
 
-/// What is measured where a range is too narrow: numbers stick at its ends.
+/// Numbers stick at the ends of a range that is too narrow.
 #[test]
 fn a_narrow_range_saturates() {
     let Some(right) = off(SNAPDRAGON_8_GEN_3, 8, 1.0) else { return };

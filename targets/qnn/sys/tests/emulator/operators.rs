@@ -8,7 +8,7 @@ use std::path::Path;
 /// relative error of each.
 type Row = (&'static str, fn(&mut Single), &'static [(DType, f64)]);
 
-/// What only later architectures have: operator, type, first architecture.
+/// Operators that only later architectures have: operator, type, first architecture.
 const SINCE: &[(&str, DType, u32)] = &[("LayerNorm", U16, 73), ("MatMul", U16, 73)];
 
 const U16: DType = DType::U16;
@@ -257,7 +257,7 @@ fn conv(s: &mut Single) {
         .unwrap();
 }
 
-/// What the table says of an operator is what the emulator does, for both chips.
+/// The emulator does what the table says of an operator, for both chips.
 #[test]
 fn operators_compute_what_they_should() {
     let Some(installation) = installation() else { return };
@@ -304,7 +304,7 @@ fn the_page_has_every_operator() {
     }
 }
 
-/// Nobody asks for [`Quant`] of floats.
+/// [`Quant`] of floats is never used.
 #[test]
 fn floats_have_no_quantisation() {
     let mut single = Single::new(F16);

@@ -122,7 +122,7 @@ fn a_death_is_an_error() {
     assert!(how.contains("signal: 11") && messages.iter().any(|m| m == "falling over"), "{killed}");
     let ended = start(shell("exit 3"));
     assert!(matches!(&ended, Error::Died { how, .. } if how.contains('3')), "{ended}");
-    let chatty = start(shell("echo 'this is no answer at all, but a long line'; exec sleep 0.1"));
+    let chatty = start(shell("echo 'this is not an answer at all, but a long line'; exec sleep 0.1"));
     assert!(matches!(&chatty, Error::Died { .. }), "{chatty}");
     let nobody = Program { path: "/nowhere/moec-qnn-exec".into(), ..shell("") };
     assert!(matches!(start(nobody), Error::Start { .. }));

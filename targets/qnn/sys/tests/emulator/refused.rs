@@ -1,4 +1,4 @@
-//! What is refused, by whom, and what is said.
+//! Refused graphs: by which part, and with which message.
 
 use crate::support::{installation, linear, newest};
 use moec_qnn_sys::{

@@ -1,4 +1,4 @@
-//! How far stored numbers are from the right ones, in steps: what an evaluator of the same networks can rely on.
+//! Distance of stored numbers from the right ones, in steps: what an evaluator of the same networks can rely on.
 
 use crate::support::{Single, installation, linear, numbers, worker};
 use moec_qnn_sys::{
@@ -42,7 +42,7 @@ fn linear_layers_in_steps() {
     }
 }
 
-/// What an operator computes of two numbers.
+/// Function of two numbers that an operator computes.
 type Of = fn(f64, f64) -> f64;
 
 /// One step, for both chips.

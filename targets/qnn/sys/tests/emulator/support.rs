@@ -107,7 +107,7 @@ pub(crate) fn relative(got: &[f64], want: &[f64]) -> f64 {
 pub(crate) struct Weights {
     pub(crate) quant: Quant,
     pub(crate) bytes: Vec<u8>,
-    /// What the stored numbers stand for.
+    /// Values of the stored numbers.
     pub(crate) real: Vec<f64>,
 }
 
@@ -141,9 +141,9 @@ pub(crate) struct Linear {
     pub(crate) spec: GraphSpec,
     /// Stored input.
     pub(crate) x: Vec<u8>,
-    /// What the output should be.
+    /// Expected output.
     pub(crate) y: Vec<f64>,
-    /// What the output's stored numbers stand for.
+    /// Values of the output's stored numbers.
     pub(crate) quant: Quant,
 }
 

@@ -41,7 +41,7 @@ impl Fake {
         Self { folder: folder.to_owned(), log, seen: Cell::new(0) }
     }
 
-    /// What it was asked since the last time.
+    /// Calls since the last time.
     pub(crate) fn calls(&self) -> Vec<String> {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
         let whole = text.rsplit_once('\n').map_or("", |(lines, _)| lines);
