@@ -1,4 +1,4 @@
-//! What the settings of `[experts]` cost: padding, dropped tokens, simulated time and energy of prompts whose last chunk is
+//! Costs of the settings of `[experts]`: padding, dropped tokens, simulated time and energy of prompts whose last chunk is
 //! short, with every expert in a static graph. `cargo xtask padding` writes docs/padding.md with it.
 
 use crate::recorded::{DOMAINS, Recorded};
@@ -28,7 +28,7 @@ const SHAPES: [Shape; 3] = [OLMOE, PHIMOE, QWEN3];
 /// A setting.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setting {
-    /// What differs from NPUMoE's: three tiers, one size, coverage 0.99.
+    /// Difference from NPUMoE's: three tiers, one size, coverage 0.99.
     pub name: &'static str,
     /// The keys.
     pub experts: ExpertsConfig,
@@ -38,7 +38,7 @@ pub struct Setting {
     pub by_cost: bool,
 }
 
-/// What a setting costs on a model.
+/// Costs of a setting on a model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Cost {
     /// Share of the rows of graphs that is padding.
@@ -228,7 +228,7 @@ impl Case {
     }
 }
 
-/// What every setting costs: by model its name and the costs in the order of [`settings`].
+/// Costs of every setting: by model its name and the costs in the order of [`settings`].
 ///
 /// # Errors
 /// An expert that fits into no graph.

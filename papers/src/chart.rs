@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 const WIDTH: f64 = 700.0;
 const HEIGHT: f64 = 340.0;
-/// Where axes begin and end.
+/// Left end of axes.
 const LEFT: f64 = 58.0;
 const RIGHT: f64 = 688.0;
 const TOP: f64 = 58.0;
@@ -23,7 +23,7 @@ pub struct Series {
     pub values: Vec<f64>,
 }
 
-/// What a chart says beside its values.
+/// Labels of a chart.
 #[derive(Clone, Debug)]
 pub struct Labels {
     /// Above it.

@@ -6,17 +6,17 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// How far ours may be off to agree, as a share.
+/// Largest distance of ours that agrees, as a share.
 pub const CLOSE: f64 = 0.10;
 
 /// A file of `claims/`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Paper {
-    /// Why figures miss, by the names that `misses` has; the name `""` says that no reason is known.
+    /// Reasons that figures miss, by the names that `misses` has; the name `""` says that no reason is known.
     #[serde(default)]
     reasons: BTreeMap<String, String>,
-    /// What is to be known of claims, by the names that `note` has.
+    /// Notes on claims, by the names that `note` has.
     #[serde(default)]
     notes: BTreeMap<String, String>,
     figure: Vec<Figure>,
@@ -51,7 +51,7 @@ fn times() -> String {
     "×".to_owned()
 }
 
-/// What is computed, by name: with the paper's policies, and with moec's where that makes a difference.
+/// Computed quantities, by name: with the paper's policies, and with moec's where that makes a difference.
 #[derive(Clone, Debug, Default)]
 pub struct Quantities(BTreeMap<String, (f64, Option<f64>)>);
 
@@ -70,13 +70,13 @@ impl Quantities {
 /// A figure of the paper beside ours.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Claim {
-    /// Where it stands.
+    /// Place in the paper.
     pub place: String,
-    /// What it is.
+    /// Description.
     pub what: String,
     /// Its unit.
     pub unit: String,
-    /// What is printed.
+    /// Printed value.
     pub paper: Printed,
     /// Name of the quantity.
     pub of: String,
@@ -86,9 +86,9 @@ pub struct Claim {
     pub moec: Option<f64>,
     /// A constant was found from it: it checks nothing.
     pub used: bool,
-    /// Why it does not come out; empty where that is not known, `None` where it is said to come out.
+    /// Reason that it does not come out; empty where that is not known, `None` where it is said to come out.
     pub misses: Option<String>,
-    /// What is to be known of it.
+    /// Note.
     pub note: Option<String>,
 }
 
@@ -174,7 +174,7 @@ impl Claims {
         self.0.iter().find(|c| c.of == of)
     }
 
-    /// What the paper prints of a quantity; NaN, which shows, where it prints nothing.
+    /// Printed value of a quantity; NaN, which shows, where the paper prints nothing.
     pub fn printed(&self, of: &str) -> f64 {
         self.find(of).map_or(f64::NAN, |c| c.paper.value())
     }
@@ -197,7 +197,7 @@ impl Claims {
     }
 }
 
-/// What a file of `claims/` says of quantities, by their names.
+/// Printed quantities of a file of `claims/`, by their names.
 ///
 /// # Errors
 /// Our bug: a file that does not parse.
@@ -246,7 +246,7 @@ pub(crate) fn check_page(folder: &str, page: &str, claims: &Claims, plots: &[(&s
 mod tests {
     use super::{digits, named, read};
 
-    /// What the page of a full run says of every claim is what the file says of it: that it agrees, or that it misses and why.
+    /// Each claim on the page of a full run is as in the file: it agrees, or it misses and why.
     #[test]
     fn every_claim_holds_or_misses_as_said() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/claims");

@@ -58,7 +58,7 @@ enum Verb {
     },
 }
 
-/// How an evaluation is run, and where its page goes.
+/// Run of an evaluation, and its page.
 #[derive(Debug, clap::Args)]
 struct Run {
     /// Write the page and its plots into this folder instead

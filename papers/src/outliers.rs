@@ -1,4 +1,4 @@
-//! How many output channels should have 8 bits where the others have 4 (PowerInfer-2, §6 and §7.6): relative error of the
+//! Number of output channels that should have 8 bits where the others have 4 (PowerInfer-2, §6 and §7.6): relative error of the
 //! experts of a checkpoint by the share of such channels. `cargo xtask accuracy` writes docs/qnn-networks.md with it.
 
 use moec_base::{Error, Result};
@@ -11,7 +11,7 @@ use std::path::Path;
 /// One channel in so many has 8 bits; 0: none, 1: every one.
 pub const SHARES: [usize; 6] = [0, 32, 16, 8, 4, 1];
 
-/// What a share costs and gives.
+/// Cost and gain of a share.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Row {
     /// One channel in so many has 8 bits.

@@ -24,7 +24,7 @@ impl Printed {
         }
     }
 
-    /// How far a number is off, as a share: from the number, or from the nearer end of what it lies outside of.
+    /// Distance of a number, as a share: from the number, or from the nearer end of what it lies outside of.
     pub fn error(self, found: f64) -> f64 {
         match self {
             Self::Is(x) => found / x - 1.0,

@@ -46,7 +46,7 @@ impl Recorded {
         Self::parse(COUNTS, &ALL)
     }
 
-    /// What part of its choices each recorded expert got: `[layer][domain][expert]`, layers in their order.
+    /// Share of its choices that each recorded expert got: `[layer][domain][expert]`, layers in their order.
     pub fn parts(&self) -> Vec<Vec<Vec<f64>>> {
         let part = |counts: &Vec<f64>| {
             let sum: f64 = counts.iter().sum();
@@ -59,7 +59,7 @@ impl Recorded {
     /// Reads counts (`model,domain,layer,expert,count`), those of some domains.
     ///
     /// # Errors
-    /// A line that is none, by its number; a domain or an expert that is missing.
+    /// An invalid line, by its number; a domain or an expert that is missing.
     pub fn parse(text: &str, wanted: &[&str]) -> Result<Self> {
         let wrong = |line: usize, why: &str| Error::input(format!("recorded counts, line {line}: {why}"));
         let mut domains: BTreeMap<String, BTreeMap<u32, Vec<f64>>> = BTreeMap::new();
@@ -71,9 +71,9 @@ impl Recorded {
             if !wanted.contains(domain) {
                 continue;
             }
-            let layer: u32 = layer.parse().map_err(|_| wrong(i + 1, "the layer is no number"))?;
-            let expert: usize = expert.parse().map_err(|_| wrong(i + 1, "the expert is no number"))?;
-            let count: u64 = count.parse().map_err(|_| wrong(i + 1, "the count is no number"))?;
+            let layer: u32 = layer.parse().map_err(|_| wrong(i + 1, "the layer is not a number"))?;
+            let expert: usize = expert.parse().map_err(|_| wrong(i + 1, "the expert is not a number"))?;
+            let count: u64 = count.parse().map_err(|_| wrong(i + 1, "the count is not a number"))?;
             let counts = domains.entry((*domain).to_owned()).or_default().entry(layer).or_default();
             if counts.len() != expert {
                 return Err(wrong(i + 1, "experts are not in order"));
@@ -142,7 +142,7 @@ impl Recorded {
         (0..chunks).map(call).collect()
     }
 
-    /// What calibration sees: chunks of every domain, none of them of a prompt. Layers of one recorded layer share it.
+    /// Loads that calibration sees: chunks of every domain, none of them of a prompt. Layers of one recorded layer share it.
     pub fn calibration(&self, model: &Model, chunk: u32) -> Loads {
         let depth = Depth::of(model);
         let mut seen: BTreeMap<usize, LayerLoads> = BTreeMap::new();
@@ -170,7 +170,7 @@ impl Recorded {
     }
 }
 
-/// How deep a layer with experts lies.
+/// Depth of a layer with experts.
 struct Depth(usize);
 
 impl Depth {
@@ -275,8 +275,8 @@ mod tests {
         let head = "model,domain,layer,expert,count\n";
         for (text, why) in [
             ("m,a,0,0\n", "line 2: expected model,domain,layer,expert,count"),
-            ("m,a,zero,0,5\n", "line 2: the layer is no number"),
-            ("m,a,0,0,-1\n", "line 2: the count is no number"),
+            ("m,a,zero,0,5\n", "line 2: the layer is not a number"),
+            ("m,a,0,0,-1\n", "line 2: the count is not a number"),
             ("m,a,0,1,5\n", "line 2: experts are not in order"),
             ("m,a,0,0,0\n", "layer 0 is not complete"),
             ("m,b,0,0,5\n", "no domain `a`"),

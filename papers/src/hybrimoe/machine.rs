@@ -1,6 +1,6 @@
 //! The machine of §VI-A, and what an expert costs on its units: every constant with where it is from.
 //!
-//! The paper prints no rate. Those of the processor and of the link, and what a layer takes beside its experts, are found
+//! The paper prints no rate. Those of the CPU and of the link, and what a layer takes beside its experts, are found
 //! from its own times of KTransformers and of the schedule added to it (Table III, Qwen2): four constants from four numbers.
 
 use super::models::Model;
@@ -15,7 +15,7 @@ pub const GPU_BYTES: f64 = 768e9;
 pub const GPU_FLOPS: f64 = 309.7e12 / 2.0 * 0.5;
 /// Seconds to launch an expert's kernels. Assumed.
 const LAUNCH: f64 = 20e-6;
-/// Seconds that the processor's first expert of a layer takes more, as a share of an expert with one token. Figure 3(e) shows
+/// Seconds that the CPU's first expert of a layer takes more, as a share of an expert with one token. Figure 3(e) shows
 /// that it does; it prints no number. Assumed.
 pub const COLD: f64 = 0.3;
 /// Tokens of the prompt of Table III, which does not say: those of Figure 3(d).
@@ -26,9 +26,9 @@ pub const PROMPT: usize = 128;
 pub struct Machine {
     /// Bytes a second over the link.
     pub link: f64,
-    /// Bytes of weights a second that the processor computes with one token.
+    /// Bytes of weights a second that the CPU computes with one token.
     pub cpu: f64,
-    /// Operations a second of the processor beyond the first token.
+    /// Operations a second of the CPU beyond the first token.
     pub cpu_flops: f64,
     /// Seconds of a layer beside its routed experts, for each weight of its dense part.
     pub dense: f64,
@@ -38,7 +38,7 @@ pub struct Machine {
 pub const A6000: Machine = Machine { link: 14.85e9, cpu: 17.3e9, cpu_flops: 77.9e9, dense: 7.46e-12 };
 
 impl Machine {
-    /// What an expert costs.
+    /// Costs of an expert.
     ///
     /// # Errors
     /// Our bug: a table that does not ascend.

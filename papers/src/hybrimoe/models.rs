@@ -22,7 +22,7 @@ pub struct Model {
     pub attention: u64,
     /// Weights of a layer's shared experts.
     pub shared: u64,
-    /// How far a token's choice of experts follows from the one before, as a correlation. Found from LRU's hit rate with a
+    /// Correlation of a token's choice of experts with the one before. Found from LRU's hit rate with a
     /// quarter of the experts cached, Figure 9.
     pub persistence: f64,
 }

@@ -45,10 +45,10 @@ fn summary(claims: &Claims, report: &Report) -> String {
 fn machine() -> String {
     let mut out = String::from(
         "## What is simulated\n\n\
-         Layers on three timelines, GPU, processor and link, in virtual time. The policies are those of `moec_runtime::schedule` and\n\
+         Layers on three timelines, GPU, CPU and link, in virtual time. The policies are those of `moec_runtime::schedule` and\n\
          `moec_runtime::offload::cache`, which a running plan would ask. A layer takes its dense part; then its router has spoken, and its experts are\n\
          divided. When the link is idle before the next layer, experts of the next three are transferred into a buffer, by what they gain in\n\
-         the simulated layer; then, in decoding, what the processor computed and the cache would keep. A prompt is one pass over all layers\n\
+         the simulated layer; then, in decoding, what the CPU computed and the cache would keep. A prompt is one pass over all layers\n\
          with the popular experts on the GPU.\n\n\
          The machine is that of §VI-A: an RTX A6000 and ten cores of a Xeon Gold 5220R. The paper prints none of its rates. Four constants are\n\
          found from four of its times, those of KTransformers and of the schedule added to it (Table III); nothing else is fitted to a speedup.\n\n\
@@ -56,11 +56,11 @@ fn machine() -> String {
     );
     let giga = |x: f64| x * 1e-9;
     let rows = [
-        ("the link", format!("{:.2} GB/s", giga(A6000.link)), "found: 1.47 s of KTransformers in prefill, which transfers what the GPU lacks (Table I: its processor computes in decoding only)".to_owned()),
-        ("the processor, an expert with one token", format!("{:.1} GB/s of weights", giga(A6000.cpu)), "found: the schedule's 1.46 in decoding".to_owned()),
-        ("the processor, each further token", format!("{:.1} GFLOPS", giga(A6000.cpu_flops)), "found: the schedule's 1.26 in prefill".to_owned()),
+        ("the link", format!("{:.2} GB/s", giga(A6000.link)), "found: 1.47 s of KTransformers in prefill, which transfers what the GPU lacks (Table I: its CPU computes in decoding only)".to_owned()),
+        ("the CPU, an expert with one token", format!("{:.1} GB/s of weights", giga(A6000.cpu)), "found: the schedule's 1.46 in decoding".to_owned()),
+        ("the CPU, each further token", format!("{:.1} GFLOPS", giga(A6000.cpu_flops)), "found: the schedule's 1.26 in prefill".to_owned()),
         ("a layer beside its routed experts", format!("{:.2} ms for 10⁹ dense weights", A6000.dense * 1e12), "found: 0.21 s of KTransformers in decoding; as a part of it for each weight of attention and shared experts".to_owned()),
-        ("the processor's first expert of a layer", format!("{:.0} % more than one token takes", COLD * 100.0), "Figure 3(e) without a number; assumed".to_owned()),
+        ("the CPU's first expert of a layer", format!("{:.0} % more than one token takes", COLD * 100.0), "Figure 3(e) without a number; assumed".to_owned()),
         ("the GPU", format!("{:.0} GB/s, {:.0} TFLOPS, 20 µs for each expert", giga(GPU_BYTES), GPU_FLOPS * 1e-12), "NVIDIA RTX A6000 data sheet; half of the peak without sparsity and the 20 µs are assumed".to_owned()),
         ("a weight", format!("{:.1} bits", WEIGHT * 8.0), "§V: 4 bits; a scale for 32".to_owned()),
         ("the prompt of Table III", format!("{PROMPT} tokens"), "not said; that of Figure 3(d)".to_owned()),
@@ -76,9 +76,9 @@ fn machine() -> String {
          (`golden/traces`), 64 experts as they are, Mixtral's eight as eight neighbours each. What is placed for good is chosen by web text (`c4`),\n\
          what runs is chat (`tulu`). Models stand by their shapes on Hugging Face. Table II gives Qwen2's routed experts an inner width of 18944,\n\
          `intermediate_size`, which no layer uses; with it the model would have 365 billion weights, with `moe_intermediate_size`, 2560, it has its 57.\n\n\
-         Systems: *llama.cpp* has whole layers on the GPU and computes the others' experts on the processor; *AdapMoE* transfers what the GPU lacks,\n\
+         Systems: *llama.cpp* has whole layers on the GPU and computes the others' experts on the CPU; *AdapMoE* transfers what the GPU lacks,\n\
          with LRU and one layer ahead; *Fiddler* computes each expert where it is done sooner by itself; *KTransformers* keeps popular experts on the\n\
-         GPU, and gives the others to the processor in decoding and to the GPU in prefill; *HybriMoE* is the paper's; *moec* takes the best of all cuts by\n\
+         GPU, and gives the others to the CPU in decoding and to the GPU in prefill; *HybriMoE* is the paper's; *moec* takes the best of all cuts by\n\
          load, mended and searched on, in place of the paper's simulation, and MRS with bypass.\n\n",
     );
     out
@@ -105,7 +105,7 @@ fn times(rows: &[Row], scale: f64) -> String {
 fn prefill(report: &Report) -> String {
     format!(
         "## Prefill (Figure 7)\n\n![Speedup over KTransformers in prefill](hybrimoe/prefill.svg)\n\nSeconds to the first token.\n\n{}\
-         The processor helps with short prompts: with 32 tokens an expert has four, with 1024 it has a hundred, which it computes more slowly than\n\
+         The CPU helps with short prompts: with 32 tokens an expert has four, with 1024 it has a hundred, which it computes more slowly than\n\
          the link carries the weights. The paper prints no numbers of Figure 7 but the mean.\n\n",
         times(&report.prefill, 1.0)
     )
@@ -161,13 +161,13 @@ fn hangs_on(report: &Report) -> String {
         let _ = writeln!(out, "| {name} | {} | {} |", digits(*prefill), digits(*decode));
     }
     out.push_str(
-        "\nTable I says that KTransformers' processor computes in decoding alone, its text that it does when the cache misses. Only the first agrees\n\
-         with both 1.47 s and 1.26: on a processor that makes the schedule's gain so small, long prompts would take minutes, as llama.cpp's do here.\n",
+        "\nTable I says that KTransformers' CPU computes in decoding alone, its text that it does when the cache misses. Only the first agrees\n\
+         with both 1.47 s and 1.26: on a CPU that makes the schedule's gain so small, long prompts would take minutes, as llama.cpp's do here.\n",
     );
     out.push_str(
         "\n§IV-B fills \"the timeline with the earliest completion time\". Read as the one whose next task would end first it is within 3 % of the\n\
          optimum in each of 1000 random layers of up to eight experts, where a GPU's time hardly rises with tokens (Figure 3(f)); where it rises, up to\n\
-         1.9 times as long. moec's cut, searched on, is the optimum in all of them. Read as the one that is free first, an idle processor takes\n\
+         1.9 times as long. moec's cut, searched on, is the optimum in all of them. Read as the one that is free first, an idle CPU takes\n\
          experts that the GPU would be done with long before.\n\n",
     );
     out.truncate(out.trim_end().len());

@@ -1,4 +1,4 @@
-//! What the paper says of its runs; its figures are in `claims/hybrimoe.toml`.
+//! Runs of the paper; its figures are in `claims/hybrimoe.toml`.
 
 /// Shares of the experts that the GPU holds.
 pub const CACHED: [f64; 3] = [0.25, 0.5, 0.75];

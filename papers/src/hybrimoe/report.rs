@@ -14,7 +14,7 @@ use moec_runtime::offload::cache::Trace;
 use moec_runtime::schedule::{Order, Solver};
 use moec_sim::cache::{optimum, replay};
 
-/// How much is run.
+/// Size of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
     /// Tokens that are decoded.
@@ -37,7 +37,7 @@ impl Size {
 /// Routing of every model.
 #[derive(Clone, Debug)]
 pub struct Bench {
-    /// How much is run.
+    /// Size of the run.
     pub size: Size,
     /// By model: what placement is chosen by, tokens to decode, prompts, tokens to replay.
     traces: Vec<[Trace; 4]>,
@@ -205,7 +205,7 @@ impl Report {
         let free = Solver::Paper(Order::Free);
         let others: [(&str, [System; 2]); 3] = [
             (
-                "KTransformers' processor computes in prefill, too",
+                "KTransformers' CPU computes in prefill, too",
                 [System { prefill: Solver::Fixed, ..KTRANSFORMERS }, HYBRIMOE],
             ),
             (

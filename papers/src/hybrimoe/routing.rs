@@ -1,6 +1,6 @@
-//! Which experts tokens choose.
+//! Experts that tokens choose.
 //!
-//! Nobody has published routing of these models token by token. Popularity is OLMoE's (`golden/traces`): 64 experts as they are;
+//! Routing of these models, token by token, is not published. Popularity is OLMoE's (`golden/traces`): 64 experts as they are;
 //! Mixtral's eight are eight neighbours each. Layers follow the recorded layer of their depth. What is placed for good is chosen
 //! by web text, what is run is chat ([`SEEN`], [`RUN`]). Traces are drawn with that popularity, and repeat from token to token as
 //! far as [`Model::persistence`] says.
@@ -17,7 +17,7 @@ pub const SEEN: &str = "c4";
 /// The domain that is run: instructions and chat, as the paper's prompts.
 pub const RUN: &str = "tulu";
 
-/// How often a gate that is given the hidden state of one, two or three layers before names an expert that its layer then
+/// Frequency with which a gate that is given the hidden state of one, two or three layers before names an expert that its layer then
 /// uses. Assumed: the paper prints none.
 pub const FORESIGHT: [f64; 3] = [0.8, 0.7, 0.6];
 

@@ -1,8 +1,8 @@
 //! Layer after layer on three timelines, in virtual time, by the policies that a running plan would ask.
 //!
 //! A layer takes its dense part; then its router has spoken, and the experts are divided. Transfers that are under way go on
-//! behind the layer; when the link is idle before the next layer begins, experts of the next layers are transferred into a
-//! buffer, and then what the processor computed and the cache would keep. A prompt is one pass over all layers.
+//! after the layer; when the link is idle before the next layer begins, experts of the next layers are transferred into a
+//! buffer, and then what the CPU computed and the cache would keep. A prompt is one pass over all layers.
 
 use super::machine::Machine;
 use super::models::Model;
@@ -17,7 +17,7 @@ use moec_runtime::schedule::{Solver, Unit};
 use moec_sim::cache::uses;
 use std::ops::Range;
 
-/// What is simulated.
+/// Case to simulate.
 #[derive(Clone, Copy, Debug)]
 pub struct Case<'a> {
     /// The machine.
@@ -28,7 +28,7 @@ pub struct Case<'a> {
     pub system: &'a System,
     /// Share of a layer's experts that the GPU has room for.
     pub cached: f64,
-    /// How often expectations are right, by layers ahead.
+    /// Frequency with which expectations are right, by layers ahead.
     pub foresight: [f64; 3],
     /// Routing that placement is chosen by.
     pub seen: &'a Trace,
@@ -36,14 +36,14 @@ pub struct Case<'a> {
     pub trace: &'a Trace,
 }
 
-/// What came out.
+/// Result.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Outcome {
     /// Seconds of a pass.
     pub seconds: f64,
     /// Uses of experts that were on the GPU, as a share of all.
     pub hits: f64,
-    /// Busy shares of GPU (experts alone), processor and link.
+    /// Busy shares of GPU (experts alone), CPU and link.
     pub busy: [f64; 3],
 }
 
@@ -177,7 +177,7 @@ impl<'a> State<'a> {
         }
     }
 
-    /// When the GPU has an expert, from a moment on.
+    /// Time from which on the GPU has an expert.
     fn when(&self, layer: usize, expert: u16, from: f64) -> Option<f64> {
         if self.is_held(layer, expert) {
             return Some(0.0);
@@ -217,7 +217,7 @@ impl<'a> State<'a> {
         for r in &schedule.runs {
             self.busy[usize::from(r.unit == Unit::Cpu)] += r.end - r.start;
         }
-        // Whom the processor computed, though the GPU had not held it, may follow.
+        // Experts that the CPU computed, though the GPU had not held it, may follow.
         let missed: Vec<u16> = schedule
             .runs
             .iter()
@@ -259,7 +259,7 @@ impl<'a> State<'a> {
         }
     }
 
-    /// What stays of a layer's experts.
+    /// Keeps experts of a layer.
     fn keep(
         &mut self,
         layer: usize,

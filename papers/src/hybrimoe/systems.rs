@@ -1,4 +1,4 @@
-//! What is added to the baseline, as rows of one simulator. The systems themselves are in [`moec_sim::systems`].
+//! Additions to the baseline, as rows of one simulator. The systems themselves are in [`moec_sim::systems`].
 
 use moec_runtime::schedule::{Foresees, Order, Solver};
 pub use moec_runtime::schedule::{Keeps, System};
@@ -7,7 +7,7 @@ pub use moec_sim::systems::{
 };
 
 const PAPER: Solver = Solver::Paper(Order::Next);
-/// Where in [`SYSTEMS`] the baseline of the paper's speedups is.
+/// Index in [`SYSTEMS`] of the baseline of the paper's speedups.
 pub const BASELINE: usize = 3;
 
 /// The rows of Table III: KTransformers, and what is added to it.

@@ -1,4 +1,4 @@
-//! What the page says holds, with few tokens.
+//! The page's statements hold, with few tokens.
 
 use super::claims::claims;
 use super::machine::{A6000, PROMPT};
@@ -44,7 +44,7 @@ fn the_device_file_says_the_same() {
     let device = moec_device::Device::find("a6000-xeon").expect("a device");
     assert!(device.links.iter().all(|l| (l.gb_per_s - A6000.link * 1e-9).abs() < 1e-9), "{:?}", device.links);
     let costs = A6000.costs(&QWEN2).expect("costs");
-    let cpu = device.units.iter().find(|u| u.name == "cpu").expect("a processor");
+    let cpu = device.units.iter().find(|u| u.name == "cpu").expect("a CPU");
     for time in &cpu.matmul {
         let ours = costs.cpu.table.at(f64::from(time.rows)) * 1e-3;
         assert_eq!(time.weights, QWEN2.expert());
@@ -88,7 +88,7 @@ fn nothing_is_faster_than_without_the_experts() {
     }
 }
 
-/// With all experts on the GPU there is nothing to schedule, with none a layer of llama.cpp is the processor's.
+/// With all experts on the GPU there is nothing to schedule, with none a layer of llama.cpp is the CPU's.
 #[test]
 fn both_ends() {
     let of = |system: &System, cached| BENCH.decode(&A6000, &QWEN2, system, cached).expect("an outcome");

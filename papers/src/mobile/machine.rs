@@ -21,7 +21,7 @@ pub const OVERHEAD_US: f64 = 281.0;
 pub struct Machine {
     /// Bytes a microsecond of the GPU's memory.
     pub gpu: f64,
-    /// Bytes a microsecond of the processor's memory, at which it computes an expert of one token.
+    /// Bytes a microsecond of the CPU's memory, at which it computes an expert of one token.
     pub cpu: f64,
     /// Bytes a microsecond over the link.
     pub link: f64,
@@ -48,7 +48,7 @@ impl Machine {
         }
     }
 
-    /// What an expert of one token costs. More than one token is not asked for.
+    /// Costs of an expert with one token. More than one token is not asked for.
     ///
     /// # Errors
     /// Our bug: a table that does not ascend.

@@ -29,7 +29,7 @@ pub const OLMOE: Model = Model {
     persistence: PERSISTENCE,
 };
 
-/// How far a token's choices follow from those before: between the two models of 64 experts that HybriMoE's Figure 9 tells it of. It
+/// Correlation of a token's choices with those before: between the two models of 64 experts that HybriMoE's Figure 9 tells it of. It
 /// counts for systems with a cache alone.
 pub const PERSISTENCE: f64 = 0.43;
 

@@ -42,7 +42,7 @@ fn machine(report: &Report) -> String {
     let m = &report.machine;
     let mut out = format!(
         "## What is simulated\n\n\
-         Layers on three timelines, GPU, processor and link, in virtual time, by the schedulers and caches of `moec_runtime::schedule` and\n\
+         Layers on three timelines, GPU, CPU and link, in virtual time, by the schedulers and caches of `moec_runtime::schedule` and\n\
          `moec_runtime::offload::cache`. Experts lie in the host's memory. A little pass takes the first half of a token's experts; where the token falls\n\
          back, a second pass takes all: those of the first pass are on the GPU, and the others are on their way from its beginning, since\n\
          the first pass's routers have named them (Algorithm 1). The paper's second pass takes the experts so named as they are, and so does it\n\
@@ -68,7 +68,7 @@ fn machine(report: &Report) -> String {
             format!("`{TARGET}`: what is achieved of NVIDIA's data sheet"),
         ),
         (
-            "the processor",
+            "the CPU",
             format!("{:.1} GB/s of weights", m.cpu * 1e-3),
             format!("`{TARGET}`: what two channels of DDR5 achieve; moec's rows alone use it"),
         ),
@@ -89,7 +89,7 @@ fn machine(report: &Report) -> String {
     }
     out.push_str(
         "\nSystems: *offloading* fetches a layer's experts when its router has spoken; *Pre-gated MoE* knows them one layer before; *AdapMoE* does, too,\n\
-         and keeps experts with LRU; *MoBiLE* is the paper's, *with gates* has those of Pre-gated MoE for its first pass; *moec* lets the processor\n\
+         and keeps experts with LRU; *MoBiLE* is the paper's, *with gates* has those of Pre-gated MoE for its first pass; *moec* lets the CPU\n\
          compute what the GPU does not hold where that is sooner, with MRS, all experts or fewer first.\n\n",
     );
     out
@@ -168,8 +168,8 @@ fn sizes(report: &Report) -> String {
 fn with_processor(report: &Report) -> String {
     let of = |system| report.over(system, &FULL);
     format!(
-        "## With the processor\n\n\
-         The paper's processor computes nothing. On this machine it reads weights from memory {:.1} times as fast as the link carries them, so that\n\
+        "## With the CPU\n\n\
+         The paper's CPU computes nothing. On this machine it reads weights from memory {:.1} times as fast as the link carries them, so that\n\
          most of what the GPU lacks is computed sooner where it lies: all experts, scheduled so, are {} times as fast as offloading, on the average of\n\
          the rows above, and with fewer experts first {} times. Fewer experts still gain {} then.\n\n",
         report.machine.cpu / report.machine.link,

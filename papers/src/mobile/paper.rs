@@ -1,4 +1,4 @@
-//! What the paper says of its runs; their speedups are in `claims/mobile.toml`.
+//! Runs of the paper; their speedups are in `claims/mobile.toml`.
 
 /// A row of Table II with MoBiLE: the model, the task, the fallback ratio.
 pub type Fallback = (&'static str, &'static str, f64);

@@ -11,11 +11,11 @@ use crate::recorded::Recorded;
 use moec_base::{Error, Result};
 use moec_runtime::offload::cache::Trace;
 
-/// How often the little pass's routers name what the big pass asks for, where the big pass asks its own routers. "More than 80 %"
+/// Frequency with which the little pass's routers name what the big pass asks for, where the big pass asks its own routers. "More than 80 %"
 /// (§III-B).
 pub const FORESIGHT: f64 = 0.8;
 
-/// How much is run.
+/// Size of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
     /// Tokens of every run.
@@ -34,7 +34,7 @@ impl Size {
 pub struct Row {
     /// Model.
     pub model: &'static str,
-    /// What of.
+    /// Its task.
     pub task: &'static str,
     /// Share of tokens that fall back, as asked for.
     pub fallback: f64,
@@ -43,7 +43,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// How many times as fast as the baseline a system is.
+    /// Speedup of a system over the baseline.
     pub fn speedup(&self, system: &System) -> f64 {
         self.outcomes[at(&FULL)].token / self.outcomes[at(system)].token
     }
@@ -68,7 +68,7 @@ pub struct Report {
     pub curve: Vec<Row>,
 }
 
-/// What runs are made of.
+/// Inputs of runs.
 struct Bench {
     machine: Machine,
     traces: Vec<Trace>,

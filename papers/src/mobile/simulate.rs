@@ -15,7 +15,7 @@ use moec_runtime::offload::cache::{Cache, Event, Key, Setting, Trace};
 use moec_runtime::schedule::timelines::{Divider, Free, Task};
 use std::collections::HashMap;
 
-/// What is simulated.
+/// Case to simulate.
 #[derive(Clone, Copy, Debug)]
 pub struct Case<'a> {
     /// The machine.
@@ -30,7 +30,7 @@ pub struct Case<'a> {
     pub little: usize,
     /// Share of tokens that are decoded again with all experts.
     pub fallback: f64,
-    /// How often the experts that the little pass's routers named are those that the big pass asks for. 1: they are taken as they are,
+    /// Frequency with which the experts that the little pass's routers named are those that the big pass asks for. 1: they are taken as they are,
     /// as in the paper.
     pub foresight: f64,
     /// Routing.
@@ -54,7 +54,7 @@ struct State<'a> {
     case: &'a Case<'a>,
     divider: Divider,
     cache: Option<Cache>,
-    /// When experts of this token are on the GPU.
+    /// Times when experts of this token are on the GPU.
     there: HashMap<Key, f64>,
     random: Random,
     now: f64,
@@ -116,7 +116,7 @@ impl<'a> State<'a> {
         chosen
     }
 
-    /// Sends an expert over the link, behind what is under way, unless the GPU has it.
+    /// Sends an expert over the link, after what is under way, unless the GPU has it.
     fn fetch(&mut self, key: Key) {
         if self.there.contains_key(&key) || self.cache.as_ref().is_some_and(|c| c.contains(key)) {
             return;
@@ -173,7 +173,7 @@ impl<'a> State<'a> {
         Ok(())
     }
 
-    /// When the GPU has an expert, from now.
+    /// Time when the GPU has an expert, from now.
     fn held(&self, key: Key) -> Option<f64> {
         if self.cache.as_ref().is_some_and(|c| c.contains(key)) {
             return Some(0.0);

@@ -8,7 +8,7 @@ use moec_sim::systems;
 pub struct System {
     /// Name.
     pub name: &'static str,
-    /// Who divides the experts of a layer, what stays on the GPU from token to token, in room for as many experts as a token uses, and
+    /// System: the division of a layer's experts, what stays on the GPU from token to token, in room for as many experts as a token uses, and
     /// whether a gate one layer before says which experts are transferred.
     pub row: schedule::System,
     /// Whether fewer experts are tried first.
@@ -29,7 +29,7 @@ pub const ADAPMOE: System = of(systems::ADAPMOE);
 pub const MOBILE: System = System { name: "MoBiLE", little: true, ..FULL };
 /// MoBiLE with the gates of Pre-gated MoE.
 pub const MOBILE_GATES: System = System { name: "MoBiLE with gates", little: true, ..PRE_GATED };
-/// moec's schedule and cache, with all experts: the processor computes, too.
+/// moec's schedule and cache, with all experts: the CPU computes, too.
 pub const MOEC_FULL: System = System {
     name: "moec, all experts",
     row: schedule::System { foresees: Foresees::Nothing, ..systems::MOEC },
@@ -39,7 +39,7 @@ pub const MOEC_FULL: System = System {
 pub const MOEC: System = System { name: "moec, big-little", little: true, ..MOEC_FULL };
 
 impl System {
-    /// What keeps experts on the GPU from token to token; `None`: nothing.
+    /// Cache policy that keeps experts on the GPU from token to token; `None`: nothing.
     pub fn cache(&self) -> Option<&'static str> {
         if let Keeps::Cache(setting) = self.row.keeps { Some(setting) } else { None }
     }
@@ -48,7 +48,7 @@ impl System {
 /// All that are compared; the first is the baseline.
 pub const SYSTEMS: [System; 7] = [FULL, PRE_GATED, ADAPMOE, MOBILE, MOBILE_GATES, MOEC_FULL, MOEC];
 
-/// Where in [`SYSTEMS`] one is.
+/// Index in [`SYSTEMS`].
 pub fn at(system: &System) -> usize {
     SYSTEMS.iter().position(|s| s.name == system.name).unwrap_or(0)
 }

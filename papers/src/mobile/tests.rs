@@ -1,4 +1,4 @@
-//! What the page says holds, with few tokens.
+//! The page's statements hold, with few tokens.
 
 use super::claims::claims;
 use super::models::MODELS;

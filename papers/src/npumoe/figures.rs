@@ -38,7 +38,7 @@ impl Bench {
     }
 }
 
-/// Watts of the units while they work, and the processor's microseconds of a launch.
+/// Watts of the units while they work, and the CPU's microseconds of a launch.
 struct Watts {
     cpu: f64,
     npu: f64,

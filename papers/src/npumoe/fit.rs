@@ -2,11 +2,11 @@
 //!
 //! | constant | found from |
 //! |---|---|
-//! | rate at which the processor moves rows | Table 4, Gather of Core ML (CPU) |
-//! | attention on the processor, beside what the device's table says of its matrices | Table 6, attention |
+//! | rate at which the CPU moves rows | Table 4, Gather of Core ML (CPU) |
+//! | attention on the CPU, beside what the device's table says of its matrices | Table 6, attention |
 //! | rate at which graphs that are not resident reach the NPU | Table 4, Expert FFN of Core ML (naive) |
-//! | share of that during which the processor works | §5.5, Core ML (naive) at prompt 1024, chunk 256 |
-//! | share of the time of graphs of experts during which the processor works | §5.5, Core ML (CPU) at 1024, 256 |
+//! | share of that during which the CPU works | §5.5, Core ML (naive) at prompt 1024, chunk 256 |
+//! | share of the time of graphs of experts during which the CPU works | §5.5, Core ML (CPU) at 1024, 256 |
 //!
 //! Each is the solution of one linear equation: the simulator runs at two values, and the third follows.
 
@@ -25,7 +25,7 @@ const GATHERED: f64 = 4.0;
 /// A constant and where it is from.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fitted {
-    /// What it is.
+    /// Description.
     pub what: &'static str,
     /// Its value.
     pub value: f64,
@@ -84,7 +84,7 @@ pub fn fit(bench: &Bench) -> Result<Constants> {
     Ok(found)
 }
 
-/// What was found, and from what.
+/// Fitted constants, and their sources.
 pub fn found(constants: &Constants) -> [Fitted; 5] {
     let fitted = |what, value, unit, from| Fitted { what, value, unit, from };
     [
@@ -111,9 +111,9 @@ pub fn found(constants: &Constants) -> [Fitted; 5] {
     ]
 }
 
-/// Watts of the units, from the joules of Table 7 over the seconds of Table 6: processor, NPU, memory.
+/// Watts of the units, from the joules of Table 7 over the seconds of Table 6: CPU, NPU, memory.
 ///
-/// The processor's and the memory's are those of Core ML (CPU). The NPU works in `ours` during attention and experts, in
+/// The CPU's and the memory's are those of Core ML (CPU). The NPU works in `ours` during attention and experts, in
 /// `anemll` during attention: the least squares of both.
 pub fn watts() -> Option<[f64; 3]> {
     let run = |system: &str| RUNS.iter().find(|r| r.system == system);

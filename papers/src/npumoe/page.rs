@@ -10,9 +10,9 @@ use std::fmt::Write as _;
 /// A figure of the paper beside ours.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// Where the paper has it.
+    /// Place in the paper.
     pub place: String,
-    /// What it is.
+    /// Description.
     pub what: String,
     /// The paper's, with its unit.
     pub paper: String,
@@ -27,7 +27,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// How far off, whichever way: 1 is on it, 2 twice as much or half.
+    /// Distance, whichever way: 1 is on it, 2 twice as much or half.
     pub fn miss(&self) -> f64 {
         if self.times > 0.0 { self.times.max(1.0 / self.times) } else { f64::INFINITY }
     }
@@ -118,7 +118,7 @@ fn measured(out: &mut String, key: &str, value: &toml::Value) {
     }
 }
 
-/// What is to be known of where ratios stand.
+/// Notes on the places of ratios.
 fn notes(out: &mut String, report: &Report) {
     let mut seen: Vec<(&str, &str)> = Vec::new();
     for c in &report.claims.0 {
@@ -177,7 +177,7 @@ fn orders(out: &mut String, report: &Report) {
     }
 }
 
-/// What a reader should know before all figures.
+/// Summary that a reader should know before all figures.
 fn summary(report: &Report, rows: &[Row]) -> String {
     let free: Vec<&Row> = rows.iter().filter(|r| !r.used).collect();
     let within = |times: f64| free.iter().filter(|r| r.miss() <= times).count();
@@ -194,7 +194,7 @@ fn summary(report: &Report, rows: &[Row]) -> String {
     for (metric, name) in [
         (Metric::Latency, "latency"),
         (Metric::Energy, "energy per token"),
-        (Metric::Cpu, "processor time (cycles there)"),
+        (Metric::Cpu, "CPU time (cycles there)"),
     ] {
         let free = report.ratios().filter(|(r, c)| r.metric == metric && !c.used);
         let off = |c: &Claim| {

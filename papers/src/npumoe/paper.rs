@@ -1,4 +1,4 @@
-//! What NPUMoE's paper says of its runs, orders and constants; its figures are in `claims/npumoe.toml`.
+//! Runs, orders and constants of NPUMoE's paper; its figures are in `claims/npumoe.toml`.
 //!
 //! The paper gives ratios to its own system, most of them per prompt length and chunk. Where it does not say the
 //! configuration, `stated` is false and ours is an assumption.
@@ -44,7 +44,7 @@ impl Config {
 pub struct Ratio<'a> {
     /// Name of the configuration.
     pub config: &'a str,
-    /// What is compared.
+    /// Compared metric.
     pub metric: Metric,
     /// System above the line.
     pub of: &'a str,
@@ -93,14 +93,14 @@ pub const CONFIGS: [Config; 9] = [
     Config { name: "PhiMoE ablation", stated: false, ablation: true, ..PHI },
 ];
 
-/// What is compared.
+/// Metric that is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Metric {
     /// Time of the run.
     Latency,
     /// Energy per token.
     Energy,
-    /// CPU cycles there, time that the processor works here.
+    /// CPU cycles there, time that the CPU works here.
     Cpu,
 }
 
@@ -132,13 +132,13 @@ impl Metric {
 pub struct Below {
     /// Name of the configuration.
     pub config: &'static str,
-    /// What is compared.
+    /// Compared metric.
     pub metric: Metric,
     /// The better system.
     pub less: &'static str,
     /// The worse one.
     pub more: &'static str,
-    /// Where it stands.
+    /// Place in the paper.
     pub source: &'static str,
 }
 
@@ -215,7 +215,7 @@ pub const RUNS: [PaperRun; 3] = [
 /// Models of Table 1.
 pub const MODELS: [Shape; 3] = [PHIMOE, PHIMOE_TINY, QWEN3];
 
-/// What the evaluation reports and no simulation of ours can speak to: where it stands, what it is, and why not.
+/// Statements of the evaluation that no simulation of ours can speak to: where it stands, what it is, and why not.
 pub const UNSAID: &[(&str, &str, &str)] = &[
     (
         "Table 3, accuracy",

@@ -36,7 +36,7 @@ pub struct Total {
     pub prompts: u32,
     /// Microseconds.
     pub wall_us: f64,
-    /// Microseconds that the processor works.
+    /// Microseconds that the CPU works.
     pub cpu_us: f64,
     /// Microseconds that the NPU works.
     pub npu_us: f64,
@@ -76,7 +76,7 @@ impl Total {
         self.rows.iter_mut().zip(rows).for_each(|(sum, n)| *sum += n);
     }
 
-    /// What a metric compares.
+    /// Value of a metric.
     pub fn metric(&self, metric: Metric) -> f64 {
         match metric {
             Metric::Latency => self.wall_us,
@@ -102,7 +102,7 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// What a system took.
+    /// Total of a system.
     pub fn total(&self, system: &str) -> Option<&Total> {
         self.systems.iter().find(|(s, _)| s.name == system).map(|(_, t)| t)
     }
@@ -138,7 +138,7 @@ impl Order {
 /// Everything.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// What was fitted.
+    /// Fitted constants.
     pub constants: Constants,
     /// Configurations.
     pub measured: Vec<Measured>,

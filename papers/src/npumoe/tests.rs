@@ -77,7 +77,7 @@ fn ours_is_first_and_every_range_holds() {
                 let first = ratio > 1.0 || tie && ratio >= 1.0;
                 assert!(first, "{} {} {}: {ratio}", m.config.name, metric.name(), system.name);
             }
-            // Core ML (naive) takes the longest and the most energy of all; §5.5 orders processor time otherwise.
+            // Core ML (naive) takes the longest and the most energy of all; §5.5 orders CPU time otherwise.
             for other in [OURS, COREML_CPU, ANEMLL] {
                 let ratio = m.ratio(metric, COREML_NAIVE.name, other.name).unwrap();
                 assert!(ratio > 1.0 || metric == Metric::Cpu, "{} {}", m.config.name, other.name);
@@ -101,7 +101,7 @@ fn every_technique_pays() {
     assert!(ratio("ours-base", "ours") < 2.89 && ratio("ours-base-chunk", "ours") > 2.89);
 }
 
-/// What does not come out as in the paper, by name; a change here is a change of what the README says.
+/// Claims that do not come out as in the paper, by name; a change here is a change of what the README says.
 #[test]
 fn what_does_not_hold() {
     let report = &*REPORT;

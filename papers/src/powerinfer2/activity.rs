@@ -1,4 +1,4 @@
-//! Which neurons a token asks for.
+//! Neurons that a token asks for.
 //!
 //! Two assumptions. *How often*: the share of tokens that ask for a neuron falls as a power of its rank in its layer, up to all
 //! of them. The exponent is found from the two shares of §2.2, the factor from the model's activated parameters. *When*: a
@@ -19,7 +19,7 @@ pub const WHITE: f64 = 0.999;
 /// Deviation of the logarithm of the novelty of a token. §7.2.4: a mean of 3.5 % of misses, 18.9 % at the 99th percentile.
 pub const SPREAD: f64 = 1.5;
 
-/// How often each neuron of a matrix is asked for, the most frequent first, where the mean is `active`.
+/// Frequency of requests for each neuron of a matrix, the most frequent first, where the mean is `active`.
 pub fn popularity(active: f64, neurons: usize) -> Vec<f64> {
     let ranks: Vec<f64> = (0..neurons).map(|i| ((i as f64 + 0.5) / neurons as f64).powf(-EXPONENT)).collect();
     let mean = |factor: f64| ranks.iter().map(|r| (factor * r).min(1.0)).sum::<f64>() / neurons as f64;
@@ -38,7 +38,7 @@ pub fn expected(popularity: &[f64], range: Range<usize>, batch: usize) -> (f64, 
     (union, of.iter().sum::<f64>() * batch as f64)
 }
 
-/// What a token asks one expert for, of one layer.
+/// Neurons of one expert of one layer that a token asks for.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Routed {
     /// Expert.
@@ -72,12 +72,12 @@ impl Activity {
         Self { random, model: *model, popularity, layers }
     }
 
-    /// How often neurons are asked for, by rank.
+    /// Frequency of requests for neurons, by rank.
     pub fn popularity(&self) -> &[f64] {
         &self.popularity
     }
 
-    /// What the next token asks for, by layer.
+    /// Neurons that the next token asks for, by layer.
     pub fn token(&mut self) -> Vec<Vec<Routed>> {
         let off = SPREAD * self.random.normal() - SPREAD * SPREAD / 2.0;
         let novelty = (self.model.novelty * off.exp()).clamp(1e-9, 1.0);

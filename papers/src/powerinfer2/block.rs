@@ -1,4 +1,4 @@
-//! The feed-forward part of a layer in virtual time: the neural unit has its dense clusters, cores have the others, one core
+//! The feed-forward part of a layer in virtual time: the NPU has its dense clusters, cores have the others, one core
 //! reads. Who does what next is [`Pipeline`]'s decision; here it only takes time, and memory is shared.
 
 use super::phone::Memory;
@@ -32,29 +32,29 @@ impl Group {
     }
 }
 
-/// What there is to do.
+/// Work of a block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Block {
-    /// Bytes that the neural unit reads.
+    /// Bytes that the NPU reads.
     pub npu: f64,
-    /// What cores compute.
+    /// Groups that cores compute.
     pub groups: Vec<Group>,
     /// Part of the cores' bytes that memory has to give; the others stand for multiply-adds ([`Memory::rates`]).
     pub density: f64,
 }
 
-/// What it took, in seconds.
+/// Times, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Times {
     /// All of it.
     pub all: f64,
-    /// Nobody computed, and flash was read.
+    /// No unit computed, and flash was read.
     pub exposed: f64,
     /// Flash was read.
     pub reading: f64,
-    /// A core computed, and the neural unit did not.
+    /// A core computed, and the NPU did not.
     pub cpu: f64,
-    /// The neural unit computed, and no core did.
+    /// The NPU computed, and no core did.
     pub npu: f64,
     /// Both did.
     pub both: f64,
@@ -87,7 +87,7 @@ impl Times {
 }
 
 impl Block {
-    /// Runs it. `workers` are the cores that compute, by their part of the processor's rate; without an order nothing is computed
+    /// Runs it. `workers` are the cores that compute, by their part of the CPU's rate; without an order nothing is computed
     /// while flash is read.
     ///
     /// # Errors
@@ -227,7 +227,7 @@ mod tests {
             Block { npu: 0.0, density: 1.0, groups: vec![group(0.0, 0.0, 4.0), group(0.0, 1.0, 1.0)] };
         let run = |order| block.run(&MEMORY, &[0.5, 0.5], order).expect("times");
         let (alone, overlapped) = (run(None), run(Some(Order::Cluster)));
-        // Eight bytes one behind the other at two a second, and two seconds of flash.
+        // Eight bytes one after the other at two a second, and two seconds of flash.
         assert!((alone.all - 6.0).abs() < 1e-9 && (alone.exposed - 2.0).abs() < 1e-9, "{alone:?}");
         assert!((overlapped.reading - 2.0).abs() < 1e-9 && overlapped.exposed == 0.0, "{overlapped:?}");
         assert!((overlapped.all - 4.0).abs() < 1e-9);
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn units_share_memory_and_the_rest_is_alone() {
-        // Both: 8 a second, of which the unit has 4.8. It is through after 1 second, the cores have 3.2 of 7.2 behind them.
+        // Both: 8 a second, of which the unit has 4.8. It is through after 1 second, the cores have done 3.2 of 7.2.
         let block =
             Block { npu: 4.8, density: 1.0, groups: vec![Group { stages: [0.0, 0.0, 7.2, 0.0, 0.0] }] };
         let times = block.run(&MEMORY, &[1.0], Some(Order::Cluster)).expect("times");

@@ -23,7 +23,7 @@ pub fn claims(phone: &Phone, report: &Report) -> Result<Claims> {
     Claims::new(include_str!("../../claims/powerinfer2.toml"), &all)
 }
 
-/// What the runs begin from.
+/// Assumptions of the runs.
 fn workload(all: &mut Quantities, phone: &Phone, report: &Report) {
     let of = popularity(BAMBOO.active, BAMBOO.inner);
     for batch in [1, 32] {

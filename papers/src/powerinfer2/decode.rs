@@ -9,7 +9,7 @@ use super::systems::{Reads, System};
 use moec_runtime::offload::neurons::{Found, Part, Regions, Segmented, Shape};
 use moec_sim::neurons::{NeuronError, Stage};
 
-/// How much is simulated. Layers are alike, so that some stand for all.
+/// Size of a simulation. Layers are alike, so that some stand for all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
     /// Layers.
@@ -21,7 +21,7 @@ pub struct Size {
 }
 
 impl Size {
-    /// What the page is written from.
+    /// Size that the page is written from.
     pub const FULL: Self = Self { layers: 2, lead: 150, tokens: 1024 };
     /// For a test.
     pub const QUICK: Self = Self { layers: 1, lead: 40, tokens: 30 };
@@ -38,15 +38,15 @@ pub struct Case<'a> {
     pub system: System,
     /// Part of the feed-forward weights that memory holds.
     pub held: f64,
-    /// Part of the neurons that is hot, where the neural unit takes part.
+    /// Part of the neurons that is hot, where the NPU takes part.
     pub hot: f64,
-    /// How much of it.
+    /// Its size.
     pub size: Size,
-    /// Who is drawn.
+    /// Seed of random numbers.
     pub seed: u64,
 }
 
-/// What it took.
+/// Result.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
     /// Seconds of each token.
@@ -65,7 +65,7 @@ impl Outcome {
         1.0 / mean(&self.tokens)
     }
 
-    /// Part of the time in which nobody computes, and flash is read.
+    /// Part of the time in which no unit computes, and flash is read.
     pub fn io_share(&self) -> f64 {
         self.times.exposed / self.times.all
     }
@@ -186,7 +186,7 @@ impl Case<'_> {
                 Costs { shape: shape(all / u64::from(of), 0), of, gate: seconds(all, range), rest: 0.0 }
             }
             Reads::Rows => {
-                // Rows lie one behind the other in their matrices: a read takes every block that its row touches.
+                // Rows lie one after the other in their matrices: a read takes every block that its row touches.
                 let row = bundle.bytes() / 3;
                 let step = greatest_common_divisor(row, BLOCK);
                 let blocks = 1.0 + (row - step) as f64 / BLOCK as f64;
@@ -284,7 +284,7 @@ fn ask(matrix: u32, cold: &[(u32, bool)], cache: &mut Segmented) -> Result<Vec<[
     Ok(found)
 }
 
-/// What was asked of a cache.
+/// Counts of requests to a cache.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
     asked: u32,

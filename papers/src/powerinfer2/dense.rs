@@ -1,4 +1,4 @@
-//! What a token computes whatever it asks for, attention and the head, and what all runs have in common: clusters, bundles.
+//! Dense work of a token, attention and the head, and what all runs have in common: clusters, bundles.
 
 use super::block::Times;
 use super::models::{CHANNEL, GROUPED, Model, TOGETHER};
@@ -11,13 +11,13 @@ pub const CLUSTER: usize = 512;
 pub const BLOCK: u64 = 4096;
 /// Bytes of a long read (§2.3.2).
 pub const LONG: u64 = 512 << 10;
-/// How much slower units compute what a cache of neurons holds. The paper does not say why they do; found from the 404.6 tokens/s
+/// Factor by which units are slower on what a cache of neurons holds. The paper does not say why they do; found from the 404.6 tokens/s
 /// of §7.3, and used for all systems with weights on flash, while decoding, too.
 pub const PAGED: f64 = 1.92;
 /// Positions of a sequence on average: up to 64 of the prompt, and half of 1024 (§7.1).
 pub const POSITIONS: f64 = 64.0 + 512.0;
 
-/// What a layer costs whatever is asked for.
+/// Dense costs of a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Dense<'a> {
     /// The phone.
@@ -26,16 +26,16 @@ pub struct Dense<'a> {
     pub model: &'a Model,
     /// Its memory, as fast as it is here.
     pub memory: Memory,
-    /// Whether the neural unit takes part.
+    /// Whether the NPU takes part.
     pub npu: bool,
     /// Sequences.
     pub batch: f64,
-    /// What computing cores add up to.
+    /// Sum of the computing cores' parts.
     pub part: f64,
 }
 
 impl Dense<'_> {
-    /// Bytes that cores, or the neural unit, need as long for as for so many weights and a token's multiply-adds of each.
+    /// Bytes that cores, or the NPU, need as long for as for so many weights and a token's multiply-adds of each.
     fn bytes(&self, weights: f64) -> (f64, f64) {
         let macs = weights * self.batch;
         let cpu = (weights * GROUPED).max(self.phone.cpu_bytes_of(macs));

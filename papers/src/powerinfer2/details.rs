@@ -1,4 +1,4 @@
-//! The sections of the page behind the table: one for each figure.
+//! The sections of the page after the table: one for each figure.
 
 use super::models::{BAMBOO, MIXTRAL, MODELS};
 use super::report::{CHAT, LATENCIES, Ran, Report};
@@ -21,8 +21,8 @@ pub(super) fn decode(report: &Report) -> String {
     let mut out = String::from(
         "## Decode speed (Figure 7, Tables 4 and 6)\n\n![Decode speed, OnePlus 12](powerinfer2/decode.svg)\n\n\
          ![Decode speed, OnePlus Ace 2](powerinfer2/decode-ace-2.svg)\n\n\
-         *Misses*: neurons asked for that were read, on average and for the worst token in 100. *I/O*: part of the time in which everybody\n\
-         waits for flash.\n\n\
+         *Misses*: neurons asked for that were read, on average and for the worst token in 100. *I/O*: part of the time in which all units\n\
+         wait for flash.\n\n\
          | | tokens/s | misses | P99 | MB a token | I/O | hot |\n|---|---|---|---|---|---|---|\n",
     );
     for d in &report.decode {
@@ -223,7 +223,7 @@ pub(super) fn chosen(report: &Report) -> String {
         let _ = writeln!(out, "| {} | {memory:.0} % | {flash:.0} % | {paper} |", b.sequences);
     }
     out.push_str(
-        "\nThree sequences ask for more than half of the neurons: with half on flash every hot neuron that nobody asks for then takes the room\n\
+        "\nThree sequences ask for more than half of the neurons: with half on flash every hot neuron that is not requested then takes the room\n\
          of one that has to be read. The paper's shares say nothing of flash.\n\n",
     );
     out
@@ -254,7 +254,7 @@ pub(super) fn energy(report: &Report) -> String {
     let (prompt, answer) = CHAT;
     format!(
         "## Energy (Table 8)\n\n\
-         {ours} J/token with PowerInfer-2, {qnn} with QNN, {llama} with llama.cpp: Table 8's peak power of whoever is busy, over prompts of {prompt}\n\
+         {ours} J/token with PowerInfer-2, {qnn} with QNN, {llama} with llama.cpp: Table 8's peak power of the busy units, over prompts of {prompt}\n\
          and answers of {answer} tokens (the means of LMSYS-Chat-1M), everything in memory, for each token of the answer. Five models appear on\n\
          this page: {}.\n",
         MODELS.map(|m| m.name).join(", ")

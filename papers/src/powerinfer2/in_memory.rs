@@ -14,9 +14,9 @@ pub struct InMemory<'a> {
     pub phone: &'a Phone,
     /// The model.
     pub model: &'a Model,
-    /// Whether the neural unit takes part.
+    /// Whether the NPU takes part.
     pub npu: bool,
-    /// Part of the neurons that is hot; 0 without the neural unit.
+    /// Part of the neurons that is hot; 0 without the NPU.
     pub hot: f64,
     /// Sequences.
     pub batch: usize,
@@ -89,12 +89,12 @@ impl Whole {
         Self { bytes: GROUPED, rate: phone.memory.cpu, macs: phone.cpu_macs }
     }
 
-    /// QNN, on the neural unit.
+    /// QNN, on the NPU.
     pub fn npu(phone: &Phone) -> Self {
         Self { bytes: CHANNEL, rate: phone.memory.npu, macs: phone.npu_macs }
     }
 
-    /// MLC-LLM, on the graphics unit. Its rate is not printed: that of the neural unit, for the part of the time in which it computes
+    /// MLC-LLM, on the GPU. Its rate is not printed: that of the NPU, for the part of the time in which it computes
     /// (§2.3.1).
     pub fn gpu(phone: &Phone) -> Self {
         let rate = phone.memory.npu * phone.gpu_busy;

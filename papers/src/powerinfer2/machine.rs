@@ -28,11 +28,11 @@ fn flash(most: f64) -> Result<Flash, NeuronError> {
 }
 
 /// OnePlus 12: Snapdragon 8 Gen 3, UFS 4.0. All of it is printed: memory in §2.3.1, flash in §2.3.2 and Table 1, the rate of the
-/// neural and the graphics unit from their prefill of a 7B model (§2.3.1), that of the cores from "32×" of §7.3 (the 8 tokens/s of
+/// neural and the GPU from their prefill of a 7B model (§2.3.1), that of the cores from "32×" of §7.3 (the 8 tokens/s of
 /// §2.3.1 are less than what the same cores decode), power in Table 8.
 ///
 /// # Errors
-/// Our bug: a table of rates that is none.
+/// Our bug: an invalid table of rates.
 pub fn oneplus_12() -> Result<Phone, NeuronError> {
     Ok(Phone {
         name: "OnePlus 12",
@@ -53,7 +53,7 @@ pub fn oneplus_12() -> Result<Phone, NeuronError> {
 }
 
 /// OnePlus Ace 2: Snapdragon 8+ Gen 1, UFS 3.1. The paper prints its memory alone; the rest is the OnePlus 12's, scaled: memory by the
-/// rates of LPDDR5-6400 and LPDDR5X-9600, the cores by count and clock (1 × 3.2 and 3 × 2.75 GHz), the neural unit, for want of
+/// rates of LPDDR5-6400 and LPDDR5X-9600, the cores by count and clock (1 × 3.2 and 3 × 2.75 GHz), the NPU, for want of
 /// anything better, by memory. Flash does what that of the OnePlus 12 does up to the 2.1 GB/s that makers state for UFS 3.1: small
 /// reads wait for cells and cores, not for the link.
 ///

@@ -3,7 +3,7 @@
 
 /// Bytes of a weight in 4 bits, with a scale of 16 bits for 32 of them: what cores read of memory (§7.6, llama.cpp's groups).
 pub const GROUPED: f64 = 0.5 + 2.0 / 32.0;
-/// Bytes of a weight in 4 bits with a scale for a channel: what the neural unit reads (§7.6).
+/// Bytes of a weight in 4 bits with a scale for a channel: what the NPU reads (§7.6).
 pub const CHANNEL: f64 = 0.5;
 /// Bytes of a predictor for a neuron: the 2.6 GB of §7.2.3 over the neurons of TurboSparse-Mixtral-47B.
 pub const PREDICTOR: f64 = 2.6e9 / (32.0 * 8.0 * 14336.0);

@@ -10,7 +10,7 @@ use super::systems::TOGETHER;
 use crate::claim::{CLOSE, Claim, Claims};
 use std::fmt::Write as _;
 
-/// How far ours may be off to be near.
+/// Largest distance of ours that is near.
 const NEAR: f64 = 0.25;
 
 /// The page.
@@ -56,19 +56,19 @@ pub(super) fn machine(phone: &Phone) -> String {
         "## What is simulated\n\n\
          Tokens of a sequence, one after the other, in virtual time. What stays in memory (a cache with a hot and a cold region), who computes\n\
          what next (the pipeline of neuron clusters), how bundles lie and in how many reads they come, and how many neurons are hot is decided\n\
-         by the code of the runtime, `moec_runtime::offload::neurons`. Cores and the neural unit share the rate of one memory; flash is one queue, read\n\
+         by the code of the runtime, `moec_runtime::offload::neurons`. Cores and the NPU share the rate of one memory; flash is one queue, read\n\
          by one core. A token asks for each neuron or not, as *Constants that were found* says.\n\n\
          | constant | value | from |\n|---|---|---|\n",
     );
     let memory = phone.memory;
     let rows = [
         (
-            "memory: cores, neural unit, both",
+            "memory: cores, NPU, both",
             format!("{:.1}, {:.1}, {:.1} GB/s", memory.cpu * 1e-9, memory.npu * 1e-9, memory.both * 1e-9),
             "§2.3.1",
         ),
         (
-            "flash, one read behind the other",
+            "flash, one read after the other",
             "450 MB/s at 4 KB, 4 GB/s at 512 KB; between them a power".to_owned(),
             "§2.3.2",
         ),
@@ -88,7 +88,7 @@ pub(super) fn machine(phone: &Phone) -> String {
         (
             "multiply-adds",
             format!(
-                "neural unit {:.1}, graphics unit {:.2}, cores {:.2} · 10¹² a second",
+                "NPU {:.1}, GPU {:.2}, cores {:.2} · 10¹² a second",
                 phone.npu_macs * 1e-12,
                 phone.gpu_macs * 1e-12,
                 phone.cpu_macs * 1e-12
@@ -96,14 +96,13 @@ pub(super) fn machine(phone: &Phone) -> String {
             "prefill of a 7B model: 770 and 37 tokens/s of §2.3.1; the cores' from 32× of §7.3 (8 of §2.3.1 would be less than they decode)",
         ),
         (
-            "a core's part of the processor",
+            "a core's part of the CPU",
             "its clock over that of one big and five mid cores; little ones read at most".to_owned(),
             "§2.3.1, §4.3",
         ),
         (
             "weights",
-            "cores: 4 bits and a scale for 32; neural unit: 4 bits; flash: 7.5 KB a neuron in 8 KB"
-                .to_owned(),
+            "cores: 4 bits and a scale for 32; NPU: 4 bits; flash: 7.5 KB a neuron in 8 KB".to_owned(),
             "§7.6, §4.4",
         ),
         ("a predictor", format!("{PREDICTOR:.0} bytes a neuron"), "2.6 GB of §7.2.3"),
@@ -116,12 +115,12 @@ pub(super) fn machine(phone: &Phone) -> String {
         ),
         (
             "OnePlus Ace 2",
-            "memory ⅔, neural unit ⅔; flash at most 2.1 GB/s; cores 1 × 3.2 and 3 × 2.75 GHz".to_owned(),
+            "memory ⅔, NPU ⅔; flash at most 2.1 GB/s; cores 1 × 3.2 and 3 × 2.75 GHz".to_owned(),
             "assumed, from the rates of LPDDR5-6400 and LPDDR5X-9600 and of UFS 3.1: the paper prints how much memory it has, and no rate",
         ),
         (
-            "the graphics unit's memory",
-            "half of the neural unit's rate".to_owned(),
+            "the GPU's memory",
+            "half of the NPU's rate".to_owned(),
             "assumed, from \"50 % of GPU kernel time\" of §2.3.1",
         ),
         (
@@ -135,8 +134,8 @@ pub(super) fn machine(phone: &Phone) -> String {
     }
     out.push_str(
         "\nSystems: *PowerInfer-2*, with a hot share that is best of eight in a short run; *LLMFlash*, a cache of neurons, bundles of several\n\
-         neurons, nothing overlaps; *llama.cpp*, all weights, mapped; *QNN*, all weights on the neural unit; *MLC-LLM*, all weights on the\n\
-         graphics unit. How a system works where the paper leaves it open was chosen with its figures at hand in three places: *Baseline* and\n\
+         neurons, nothing overlaps; *llama.cpp*, all weights, mapped; *QNN*, all weights on the NPU; *MLC-LLM*, all weights on the\n\
+         GPU. How a system works where the paper leaves it open was chosen with its figures at hand in three places: *Baseline* and\n\
          *+Bundle* keep nothing from token to token, threads of LLMFlash and llama.cpp get in each other's way at flash, and the Ace 2's flash.\n\
          Table 7 is of accuracy, which no simulation gives: [qnn-networks.md](qnn-networks.md#accuracy) has it in kind, measured.\n\n",
     );
@@ -181,7 +180,7 @@ pub(super) fn fitted() -> String {
         ),
         ("neurons in a bundle of LLMFlash's", format!("{TOGETHER}"), "76.7 % of Table 4".to_owned()),
         (
-            "power of cores, neural unit, both",
+            "power of cores, NPU, both",
             "4.065, 5.133, 5.095 W".to_owned(),
             "Table 8's peaks; its joules are not used".to_owned(),
         ),

@@ -56,21 +56,21 @@ pub fn planned(phone: &Phone, model: &Model, batch: usize) -> Result<(f64, Share
     Ok((share.hot as f64 / model.inner as f64, share))
 }
 
-/// How the planner learns what is read of flash.
+/// Source of the planner's knowledge about reads from flash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadsFrom {
     /// It replays a trace of the model's activations.
     Trace,
-    /// Nobody says: reads are left out.
+    /// Not modelled: reads are left out.
     Nowhere,
 }
 
 /// Steps of the planner's trace that fill its cache, and that count.
 const TRACE: [usize; 2] = [60, 60];
-/// Who is drawn for it: nobody that a simulation draws.
+/// Neurons that are drawn for it: none that a simulation draws.
 const TRACE_SEED: u64 = 1001;
 
-/// What a layer of so many sequences asks for, step by step.
+/// Requests of a layer of so many sequences, step by step.
 pub fn trace(model: &Model, batch: usize) -> Activations {
     let steps = TRACE.iter().sum();
     let sequence = |seed| {

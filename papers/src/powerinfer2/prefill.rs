@@ -1,4 +1,4 @@
-//! Prompts in virtual time. All neurons are asked for (§7.2.2), so that weights on flash come one behind the other, or in pieces.
+//! Prompts in virtual time. All neurons are asked for (§7.2.2), so that weights on flash come one after the other, or in pieces.
 
 use super::dense::{LONG, PAGED, bundle};
 use super::in_memory::used;
@@ -22,14 +22,14 @@ pub struct Prompt<'a> {
 /// Seconds of a layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Layer {
-    /// The neural unit computes.
+    /// The NPU computes.
     pub compute: f64,
     /// Flash is read.
     pub io: f64,
 }
 
 impl Prompt<'_> {
-    /// How much slower units are beside what is on flash.
+    /// Factor by which units are slower beside what is on flash.
     fn paged(&self) -> f64 {
         if self.held < 1.0 { PAGED } else { 1.0 }
     }
@@ -45,7 +45,7 @@ impl Prompt<'_> {
         (weights * self.tokens as f64 / macs).max(all * bytes / rate) * self.paged()
     }
 
-    /// A layer of PowerInfer-2's: the neural unit computes all of it, a big core reads bundles in long reads.
+    /// A layer of PowerInfer-2's: the NPU computes all of it, a big core reads bundles in long reads.
     ///
     /// # Errors
     /// Our bug: a width that cannot be.

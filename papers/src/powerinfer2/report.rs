@@ -21,9 +21,9 @@ pub const PROMPTS: [usize; 2] = [128, 512];
 pub const BATCHES: [usize; 4] = [1, 2, 3, 4];
 /// Tokens of a prompt and of an answer of LMSYS-Chat-1M on average, as its paper says: Table 8's prompts are drawn from it.
 pub const CHAT: (f64, f64) = (69.5, 214.5);
-/// What is printed of a token's milliseconds (Table 5).
+/// Printed statistics of a token's milliseconds (Table 5).
 pub const LATENCIES: [&str; 4] = ["mean", "P50", "P90", "P99"];
-/// Who is drawn for everything but Figure 11.
+/// Seed for everything but Figure 11.
 const SEED: u64 = 1;
 
 /// A run with its figures.
@@ -35,7 +35,7 @@ pub struct Ran {
     pub misses: f64,
     /// The same of the worst token in 100.
     pub misses_p99: f64,
-    /// Part of the time in which everybody waits for flash.
+    /// Part of the time in which all units wait for flash.
     pub io: f64,
     /// Megabytes of flash for a token.
     pub megabytes: f64,
@@ -46,7 +46,7 @@ pub struct Ran {
 }
 
 impl Ran {
-    /// Runs a case with the best hot share, where the neural unit takes part.
+    /// Runs a case with the best hot share, where the NPU takes part.
     fn best(case: &Case<'_>) -> Result<Self, NeuronError> {
         let hot = if case.system.npu { searched_on_flash(case)? } else { 0.0 };
         Ok(Self::of(&Case { hot, ..*case }.run()?, hot))

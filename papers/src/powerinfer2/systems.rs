@@ -1,9 +1,9 @@
-//! What is compared: how each system reads, keeps and computes neurons.
+//! Compared systems: how each reads, keeps and computes neurons.
 
 use super::phone::Cluster;
 use moec_sim::neurons::Order;
 
-/// What comes with a neuron that memory lacks.
+/// Reads that come with a neuron that memory lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reads {
     /// Its three rows, each from the matrix where it lies, in all pages that it touches.
@@ -19,13 +19,13 @@ pub enum Reads {
 pub struct System {
     /// Name.
     pub name: &'static str,
-    /// What it reads.
+    /// Reads.
     pub reads: Reads,
     /// Whether it keeps what it has read.
     pub cached: bool,
-    /// What overlaps; none: nothing is computed while flash is read.
+    /// Order of overlaps; `None`: nothing is computed while flash is read.
     pub order: Option<Order>,
-    /// The neural unit takes part in attention, and has the hot neurons.
+    /// The NPU takes part in attention, and has the hot neurons.
     pub npu: bool,
     /// The core that reads, and does nothing else; none: all compute, and all read.
     pub reader: Option<Cluster>,
@@ -41,7 +41,7 @@ pub const POWERINFER2: System = System {
     reader: Some(Cluster::Big),
 };
 
-/// PowerInfer-2 without the neural unit while decoding (§7.4).
+/// PowerInfer-2 without the NPU while decoding (§7.4).
 pub const CPU_ONLY: System = System { name: "PowerInfer-2-CPUOnly", npu: false, ..POWERINFER2 };
 
 /// Neurons that LLMFlash reads together. The paper does not say how many; found from the 76.7 % of Table 4.

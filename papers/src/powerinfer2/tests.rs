@@ -1,4 +1,4 @@
-//! What the page says holds, in a short run; and what takes no run stands on it as it is computed.
+//! The page's statements hold, in a short run; and what takes no run stands on it as it is computed.
 
 use super::block::{Block, Group};
 use super::claims::claims;

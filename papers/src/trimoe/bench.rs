@@ -7,7 +7,7 @@ use moec_ndp::steps::{Busy, LayerReport, Simulator, StepsError};
 use moec_runtime::schedule::scheduled::{Setup, Tally, Window};
 use moec_runtime::schedule::{System, Table};
 
-/// How much is simulated of each configuration. Layers are alike, so that some stand for all.
+/// Size of a configuration's simulation. Layers are alike, so that some stand for all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
     /// Layers.
@@ -19,13 +19,13 @@ pub struct Size {
 }
 
 impl Size {
-    /// What the page is written from.
+    /// Size that the page is written from.
     pub const FULL: Self = Self { layers: 6, lead: 6, steps: 24 };
     /// For a test.
     pub const QUICK: Self = Self { layers: 2, lead: 3, steps: 6 };
 }
 
-/// What a configuration is of.
+/// Case of a configuration.
 #[derive(Clone, Debug)]
 pub struct Case<'a> {
     /// The machine.
@@ -34,13 +34,13 @@ pub struct Case<'a> {
     pub model: &'a Model,
     /// Tokens of a step.
     pub batch: usize,
-    /// Who decides.
+    /// Deciding system.
     pub policy: System,
     /// `f_calc` of a near-data unit.
     pub ndp: &'a Table,
-    /// Whose loads.
+    /// Source of loads.
     pub source: &'a Source,
-    /// How much of it.
+    /// Its size.
     pub size: Size,
 }
 
@@ -51,7 +51,7 @@ pub struct Outcome {
     pub moe_us: f64,
     /// Attention, dense layers and shared experts of a layer, in microseconds.
     pub before_us: f64,
-    /// What was busy in the time of the experts, as a part of it.
+    /// Busy shares of the time of the experts.
     pub busy: Shares,
     /// The scheduler's model of the experts (equation 7), in microseconds.
     pub predicted_us: f64,
@@ -63,7 +63,7 @@ pub struct Outcome {
     pub stalled: f64,
     /// Moves of a layer's step.
     pub moves: f64,
-    /// How often the predictor was right.
+    /// Counts of right predictions.
     pub tally: Tally,
 }
 
@@ -74,9 +74,9 @@ pub struct Shares {
     pub gpu: f64,
     /// The GPU calculates or waits for weights that come.
     pub gpu_domain: f64,
-    /// The processor has an expert.
+    /// The CPU has an expert.
     pub cpu: f64,
-    /// The processor would have it if memory were infinitely fast.
+    /// The CPU would have it if memory were infinitely fast.
     pub cpu_calc: f64,
     /// Near-data units, on average.
     pub ndp: f64,

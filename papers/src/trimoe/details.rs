@@ -8,7 +8,7 @@ use crate::claim::{Claims, digits};
 use std::fmt::Write as _;
 
 /// The scheduler's own time of a layer of Qwen3 with 16 DIMMs: tokens of a step, microseconds of a dispatch with the search
-/// that leaves plateaus, and of the moves behind it. `cargo test --release -p moec-runtime makespan::tests::timing -- --ignored
+/// that leaves plateaus, and of the moves after it. `cargo test --release -p moec-runtime makespan::tests::timing -- --ignored
 /// --nocapture` prints them; here one core of an Intel Xeon with AMX, at 3.5 GHz.
 const SCHEDULER_US: [(usize, f64, f64); 4] =
     [(32, 6.0, 27.2), (128, 7.1, 28.3), (512, 32.2, 30.5), (1024, 60.7, 36.7)];
@@ -65,9 +65,9 @@ pub(super) fn ablation(report: &Report) -> String {
 }
 
 pub(super) fn sensitivity(_: &Report) -> String {
-    "## Sensitivity (Figure 9)\n\n![Time by DIMMs](trimoe/dimms.svg)\n\n![Time by the processor's rate](trimoe/cpu.svg)\n\n\
-     From 16 DIMMs on cold experts are no longer what a step waits for, as the paper says. A processor of half the rate is enough for\n\
-     TriMoE's schedule, which waits for memory; without fetches the processor has that memory to itself, and the other half pays as well.\n\n"
+    "## Sensitivity (Figure 9)\n\n![Time by DIMMs](trimoe/dimms.svg)\n\n![Time by the CPU's rate](trimoe/cpu.svg)\n\n\
+     From 16 DIMMs on cold experts are no longer what a step waits for, as the paper says. A CPU of half the rate is enough for\n\
+     TriMoE's schedule, which waits for memory; without fetches the CPU has that memory to itself, and the other half pays as well.\n\n"
         .to_owned()
 }
 
@@ -75,8 +75,8 @@ pub(super) fn used(report: &Report) -> String {
     let mut out = String::from(
         "## Utilization (Table 3)\n\n\
          Parts of the time of the experts, mean of the models at batch 512. *GPU domain*: it calculates, or weights come to it. *Calculation*: what\n\
-         the processor would need if memory were infinitely fast.\n\n\
-         | system | GPU | GPU domain | processor | its calculation | near-data units | the busiest | PCIe | links |\n|---|---|---|---|---|---|---|---|---|\n",
+         the CPU would need if memory were infinitely fast.\n\n\
+         | system | GPU | GPU domain | CPU | its calculation | near-data units | the busiest | PCIe | links |\n|---|---|---|---|---|---|---|---|---|\n",
     );
     for (system, s) in SYSTEMS.iter().zip(&report.used) {
         let _ = write!(out, "| {} |", system.name);
@@ -95,7 +95,7 @@ pub(super) fn moves(bench: &Bench, report: &Report) -> String {
          One striped expert of Qwen3 that is localized keeps a link of 25 GB/s busy for {:.2} ms, four at once on DIMMs of their own {:.2} ms; a\n\
          prefetch over PCIe takes {:.2} ms. The 0.63 ms that the paper gives for up to four experts are thus one prefetch, or need links of\n\
          {:.0} GB/s. That does not matter: what is known of a layer's next step is known right after its last one, so that a move has all other\n\
-         layers' time to arrive. Moves run behind all other reads.\n\n\
+         layers' time to arrive. Moves run after all other reads.\n\n\
          | model | moves of a layer's step | waited for | overhead |\n|---|---|---|---|\n",
         relayouts_ms(&machine, 1),
         relayouts_ms(&machine, 4),
@@ -140,7 +140,7 @@ pub(super) fn equations(report: &Report) -> String {
         out.push('\n');
     }
     out.push_str(
-        "\nWhere the GPU fetches while the processor computes, both read the same channels: eight of them give the processor all it can use, so\n\
+        "\nWhere the GPU fetches while the CPU computes, both read the same channels: eight of them give the CPU all it can use, so\n\
          that every byte over PCIe is one that it waits for. The equations count the time of each alone. Without fetches they are right within\n\
          some percent.\n\n",
     );
@@ -154,13 +154,13 @@ pub(super) fn added(report: &Report) -> String {
     };
     let mut out = format!(
         "## What moec adds\n\n\
-         - *No fetches*: the GPU computes the experts that a profile put there, and the processor keeps its bandwidth. {:.2} times TriMoE's MoE layer at batch 512.\n\
+         - *No fetches*: the GPU computes the experts that a profile put there, and the CPU keeps its bandwidth. {:.2} times TriMoE's MoE layer at batch 512.\n\
          - *A refinement that leaves plateaus*: {:.2} times on its own, {:.2} times with both.\n\
-         - *A plan without a GPU*: attention and hot experts on the processor, cold ones on the DIMMs.\n\
+         - *A plan without a GPU*: attention and hot experts on the CPU, cold ones on the DIMMs.\n\
          - *Exact verification*: a DIMM's command stream is executed, and its result is bit for bit that of an evaluator of its own\n\
            (docs/ndp-isa.md). Speed is not what that is for.\n\n\
          Milliseconds of the MoE layer without a GPU, batch 512:\n\n\
-         | model | processor alone | TriMoE | moec | moec over the processor |\n|---|---|---|---|---|\n",
+         | model | CPU alone | TriMoE | moec | moec over the CPU |\n|---|---|---|---|---|\n",
         over(5),
         over(4),
         over(6),

@@ -18,9 +18,9 @@ pub const BARE_STILL: &str = "MoNDE keeps no experts on the GPU, loads that do n
 pub struct System {
     /// Name.
     pub name: &'static str,
-    /// Who decides; of several the fastest counts.
+    /// Deciding systems; of several the fastest counts.
     pub policies: &'static [schedule::System],
-    /// Whether the GPU reads experts that it does not hold. The equations do not say that the processor has less
+    /// Whether the GPU reads experts that it does not hold. The equations do not say that the CPU has less
     /// bandwidth then.
     pub fetches: bool,
     /// Whether the GPU keeps experts from step to step.
@@ -34,7 +34,7 @@ const fn trimoe(solver: Solver, moves: bool) -> schedule::System {
 /// GPU alone.
 pub const KLOTSKI: System =
     System { name: "Klotski", policies: &[systems::KLOTSKI], fetches: true, keeps: true };
-/// GPU and processor.
+/// GPU and CPU.
 pub const KTRANSFORMERS: System = System {
     name: "En-KTransformers",
     policies: &[EN_KTRANSFORMERS_HELD, EN_KTRANSFORMERS],
@@ -53,7 +53,7 @@ pub const MOEC: System =
     System { name: "moec", policies: &[trimoe(Solver::Best, true)], fetches: false, keeps: true };
 /// All of them; baselines first.
 pub const SYSTEMS: [System; 5] = [KLOTSKI, KTRANSFORMERS, MONDE, TRIMOE, MOEC];
-/// How many of them are baselines.
+/// Number of them that are baselines.
 pub const BASELINES: usize = 3;
 const fn step(name: &'static str, policies: &'static [schedule::System], fetches: bool) -> System {
     System { name, policies, fetches, keeps: true }
@@ -81,11 +81,11 @@ pub struct Bench {
     pub drawn: Source,
     /// Recorded loads.
     pub recorded: Source,
-    /// How much is simulated.
+    /// Size of the simulations.
     pub size: Size,
 }
 
-/// What an experiment is about: machine, model, batch, loads.
+/// Setting of an experiment: machine, model, batch, loads.
 #[derive(Clone, Debug)]
 pub struct Setting<'a> {
     /// The machine.
@@ -119,7 +119,7 @@ impl By {
 /// A variant of the machine, the loads or the way of counting.
 #[derive(Clone, Debug)]
 pub struct Variant {
-    /// What is different.
+    /// Name of the difference.
     pub name: &'static str,
     /// The machine.
     pub machine: Machine,
@@ -127,7 +127,7 @@ pub struct Variant {
     pub source: Source,
     /// Systems.
     pub systems: [System; 5],
-    /// How time is counted.
+    /// Way of counting time.
     pub by: By,
 }
 
@@ -217,7 +217,7 @@ impl Bench {
         Ok(out)
     }
 
-    /// What the speedup hangs on.
+    /// Variants that the speedup hangs on.
     pub fn variants(&self) -> Vec<Variant> {
         let base = Variant {
             name: "as simulated",
@@ -237,10 +237,7 @@ impl Bench {
             Variant { name: "loads of OLMoE", source: self.recorded.clone(), ..base.clone() },
             Variant { name: "loads that do not drift", source: still.clone(), ..base.clone() },
             machine("memory at the rates of Table 1", Machine { rates: Rates::peak(), ..m.clone() }),
-            machine(
-                "a processor that computes as moec's kernels",
-                Machine { moec_kernels: true, ..m.clone() },
-            ),
+            machine("a CPU that computes as moec's kernels", Machine { moec_kernels: true, ..m.clone() }),
             machine("no experts in the GPU's memory", Machine { cached: 0.0, ..m.clone() }),
             machine("twice as many in the GPU's memory", Machine { cached: 0.2, ..m.clone() }),
             machine("rows cross PCIe in no time", Machine { rows: false, ..m.clone() }),
@@ -273,7 +270,7 @@ impl Bench {
         counts.iter().map(of).collect()
     }
 
-    /// The same by multiples of the processor's rate.
+    /// The same by multiples of the CPU's rate.
     ///
     /// # Errors
     /// A setup that cannot be.

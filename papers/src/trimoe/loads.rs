@@ -1,4 +1,4 @@
-//! How many tokens of a step chose each expert.
+//! Number of tokens of a step that chose each expert.
 //!
 //! Two kinds. *Drawn*: shares of a layer's experts with the skew of §3.1, which wander from step to step.
 //! *Recorded*: shares of OLMoE's experts by domain of text (`golden/traces`), in a batch whose sequences end and make
@@ -13,9 +13,9 @@ const HOT: (f64, f64) = (0.05, 0.22);
 const WARM: (f64, f64) = (0.25, 0.70);
 /// Spread of the shares within a class: the logarithm's deviation.
 const SPREAD: f64 = 0.4;
-/// What is left of a share's deviation from one step to the next.
+/// Share of a deviation that is left from one step to the next.
 const KEPT: f64 = 0.9;
-/// How far a share's logarithm is off by which experts are put in order: its deviation. Found from the 78 % of §4.3.
+/// Deviation of a share's logarithm from the one by which experts are put in order. Found from the 78 % of §4.3.
 pub const DRIFT: f64 = 1.0;
 /// Tokens of a sequence before another takes its place, on average.
 const LENGTH: f64 = 256.0;
@@ -23,7 +23,7 @@ const LENGTH: f64 = 256.0;
 /// Shares of a layer's experts by domain: `[domain][expert]`.
 pub type Domains = Vec<Vec<f64>>;
 
-/// Where shares come from.
+/// Source of shares.
 #[derive(Clone, Debug)]
 pub enum Source {
     /// Drawn, with this drift.
@@ -129,7 +129,7 @@ impl Shares {
     }
 }
 
-/// How many of a layer's experts are hot, and how many warm.
+/// Numbers of a layer's hot and warm experts.
 pub fn count(experts: usize) -> (usize, usize) {
     let of = |part: f64| ((experts as f64 * part).round() as usize).max(1);
     (of(HOT.0), of(WARM.0))

@@ -16,14 +16,14 @@ const HBM: f64 = 2.04e12;
 const GPU_POINT: (f64, f64) = (256.0, 0.30);
 /// The part of [`GPU_FLOPS`] that it never passes. Assumed.
 const GPU_MOST: f64 = 0.75;
-/// Tokens of an expert, and operations a second that the processor reaches with them. §3.2: 10 to 40 TFLOPS for tens
+/// Tokens of an expert, and operations a second that the CPU reaches with them. §3.2: 10 to 40 TFLOPS for tens
 /// to hundreds of tokens; read as 10 with 16 tokens, which fill a tile, and 40 from 256 on, by powers between them.
 const AMX: [(u32, f64); 6] =
     [(16, 10e12), (32, 14.1e12), (64, 20e12), (128, 28.3e12), (256, 40e12), (1024, 40e12)];
 /// The same of moec's kernels: one core with AMX reaches this part of [`AMX_FLOPS`] divided by its cores.
 const AMX_MOEC: [(u32, f64); 6] =
     [(16, 0.25), (32, 0.45), (64, 0.62), (128, 0.66), (256, 0.68), (1024, 0.68)];
-/// Operations a second of the processor's tiles in bf16. Table 1.
+/// Operations a second of the CPU's tiles in bf16. Table 1.
 pub const AMX_FLOPS: f64 = 90.1e12;
 /// Bytes a second between host and GPU. Table 1.
 pub const PCIE: f64 = 64e9;
@@ -49,9 +49,9 @@ pub struct Machine {
     pub dimms: usize,
     /// Whether there is a GPU.
     pub gpu: bool,
-    /// Multiple of the processor's calculation.
+    /// Multiple of the CPU's calculation.
     pub cpu: f64,
-    /// Whether the processor computes as moec's kernels do, and not as the paper's.
+    /// Whether the CPU computes as moec's kernels do, and not as the paper's.
     pub moec_kernels: bool,
     /// Multiple of the rate of a DIMM-Link.
     pub link: f64,
@@ -91,7 +91,7 @@ impl Machine {
         }
     }
 
-    /// What is simulated.
+    /// System to simulate.
     pub fn system(&self, model: &Model) -> System {
         System {
             pcie_gbs: PCIE * 1e-9,
@@ -106,7 +106,7 @@ impl Machine {
         if self.gpu { (model.experts as f64 * self.cached) as usize } else { 0 }
     }
 
-    /// What experts cost, with `f_calc` of a near-data unit.
+    /// Costs of experts, with `f_calc` of a near-data unit.
     ///
     /// # Errors
     /// Our bug: a table that does not ascend.

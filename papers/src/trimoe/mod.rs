@@ -26,7 +26,7 @@ use loads::Source;
 use moec_base::{Error, Result};
 use report::Report;
 
-/// What all experiments share, with the recorded counts.
+/// Common parts of all experiments, with the recorded counts.
 ///
 /// # Errors
 /// Our bug: counts that do not parse, or a model without a command stream.

@@ -45,7 +45,7 @@ fn summary(claims: &Claims, report: &Report) -> String {
         "Of {} figures that no constant was found from, {agree} come out within {:.0} % of the paper's or its range with TriMoE's own\n\
          schedule, and {moec} more with moec's.\n\n\
          The main one is the decode speedup over the best baseline, 2.12 to 2.83. By model it is {} here with TriMoE's schedule and {}\n\
-         with moec's, which fetches no experts: PCIe and the processor share the host's memory, and TriMoE's equations add up each as if it\n\
+         with moec's, which fetches no experts: PCIe and the CPU share the host's memory, and TriMoE's equations add up each as if it\n\
          had it alone. Two assumptions that the paper does not state give its numbers with its own schedule, {}: loads that do not\n\
          drift, and a MoNDE whose GPU keeps no experts from step to step. *What the speedup hangs on* has these and others one by one.\n\n",
         free.len(),
@@ -63,7 +63,7 @@ fn machine(bench: &Bench) -> String {
     let mut out = String::from("## What is simulated\n\n");
     let _ = writeln!(
         out,
-        "Decode steps on the machine of Table 1, in virtual time (`moec_ndp::steps`): GPU, processor, PCIe, 16 DIMMs with their near-data\n\
+        "Decode steps on the machine of Table 1, in virtual time (`moec_ndp::steps`): GPU, CPU, PCIe, 16 DIMMs with their near-data\n\
          units and links, 8 channels. The scheduler is the one that a running plan asks (`moec_runtime::schedule`). Who reads the same\n\
          memory at once takes rate from the others. {} layers stand for all, {} steps are measured after {}.\n\n\
          | constant | value | from |\n|---|---|---|",
@@ -101,7 +101,7 @@ fn machine(bench: &Bench) -> String {
             "Figure 5(a); the limit is assumed",
         ),
         (
-            "an expert on the processor".to_owned(),
+            "an expert on the CPU".to_owned(),
             "10 TFLOPS with 16 tokens, 40 from 256 on".to_owned(),
             "§3.2: 10–40 TFLOPS for tens to hundreds of tokens",
         ),
@@ -135,7 +135,7 @@ fn machine(bench: &Bench) -> String {
         "\nThe other loads are those of OLMoE by domain of text (`golden/traces`), resampled to the number of experts: the batch mixes\n\
          domains, and a sequence ends after 256 tokens on average.\n\n\
          Systems: *Klotski* computes all experts on the GPU and reads them over PCIe beside that; *En-KTransformers* computes on the\n\
-         processor what the GPU does not hold, or gives it the hottest others, whichever is faster; *MoNDE* shares experts between GPU and\n\
+         CPU what the GPU does not hold, or gives it the hottest others, whichever is faster; *MoNDE* shares experts between GPU and\n\
          near-data units; *TriMoE* is the paper's schedule (greedy assignment, refinement, relayout); *moec* is the same with a refinement that\n\
          leaves plateaus, and without fetches: the GPU computes what the profile put there, and reads no expert, neither ahead nor as it goes.\n\n",
     );
@@ -174,7 +174,7 @@ fn variants(report: &Report) -> String {
     let mut out = String::from(
         "## What the speedup hangs on\n\n\
          Speedup over the best baseline, mean over the batches 256, 512 and 768, TriMoE / moec. The paper says 2.12 to 2.83. *The equations\n\
-         alone*: times of all systems are what equations 1 to 7 add up, so that PCIe and the processor do not share the channels of the\n\
+         alone*: times of all systems are what equations 1 to 7 add up, so that PCIe and the CPU do not share the channels of the\n\
          host's memory; moec's column there is its schedule without fetches, which the equations do not reward.\n\n| |",
     );
     for m in &MODELS {

@@ -1,4 +1,4 @@
-//! What TriMoE's paper says of its runs; its figures are in `claims/trimoe.toml`.
+//! Runs of TriMoE's paper; its figures are in `claims/trimoe.toml`.
 
 /// Batches of the evaluation (§5.1.3).
 pub const BATCHES: [usize; 3] = [256, 512, 768];
@@ -8,5 +8,5 @@ pub const BATCH: usize = 512;
 pub const ROBUST: [usize; 3] = [128, 64, 32];
 /// §5.4.1: DIMMs from which on latency is stable.
 pub const STABLE_DIMMS: f64 = 16.0;
-/// §5.4.2: multiple of the processor's rate from which on latency is flat.
+/// §5.4.2: multiple of the CPU's rate from which on latency is flat.
 pub const FLAT_CPU: f64 = 0.5;

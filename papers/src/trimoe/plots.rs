@@ -17,7 +17,7 @@ pub fn plots(claims: &Claims, report: &Report) -> Vec<(&'static str, String)> {
             "dimms.svg",
             sensitivity("MoE layer of Qwen3, batch 512", "DIMMs with near-data units", &report.dimms),
         ),
-        ("cpu.svg", sensitivity("MoE layer of Qwen3, batch 512", "the processor's rate, times", &report.cpu)),
+        ("cpu.svg", sensitivity("MoE layer of Qwen3, batch 512", "the CPU's rate, times", &report.cpu)),
         ("drift.svg", drift(report)),
     ]
 }

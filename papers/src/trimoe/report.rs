@@ -12,7 +12,7 @@ use moec_ndp::steps::StepsError;
 
 /// DIMMs of Figure 9(a).
 const DIMMS: [usize; 6] = [2, 4, 8, 12, 16, 32];
-/// Multiples of the processor's rate, of Figure 9(b).
+/// Multiples of the CPU's rate, of Figure 9(b).
 const CPU: [f64; 5] = [0.125, 0.25, 0.5, 1.0, 2.0];
 /// Tokens of the prompt, and tokens of the answers, of Figure 7. Assumed: the paper states neither.
 pub const PROMPT: f64 = 512.0;
@@ -54,7 +54,7 @@ pub struct EndToEnd {
     pub kv_on_host: [f64; 2],
 }
 
-/// What is predicted, and what it brings, at a drift.
+/// Prediction, and its gain, at a drift.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Drifted {
     /// The drift.
@@ -67,7 +67,7 @@ pub struct Drifted {
     pub speedup: [f64; 2],
 }
 
-/// What migration costs.
+/// Costs of migration.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Migration {
     /// Time of a layer over that with moves that take no time, less 1.
@@ -78,12 +78,12 @@ pub struct Migration {
     pub stalled: f64,
 }
 
-/// What relayout adds to the paper's refinement: times faster, by model.
+/// Gain of relayout over the paper's refinement: times faster, by model.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Relayout {
-    /// Where experts are placed by their mean loads first.
+    /// With experts placed by their mean loads first.
     pub profiled: [f64; 3],
-    /// Where nothing is known of them first.
+    /// With nothing known of them first.
     pub unknown: [f64; 3],
 }
 
@@ -103,7 +103,7 @@ pub struct Report {
     pub ablation: [[f64; ABLATION.len()]; 3],
     /// §5.5 by variants: Qwen3 at small batches.
     pub small: Vec<(&'static str, Small)>,
-    /// What relayout adds.
+    /// Gain of relayout.
     pub relayout: Relayout,
     /// Figure 9(a): DIMMs, milliseconds of TriMoE and of moec.
     pub dimms: Vec<(f64, [f64; 2])>,
@@ -117,9 +117,9 @@ pub struct Report {
     pub drifts: Vec<Drifted>,
     /// By model.
     pub migration: [Migration; 3],
-    /// Without a GPU, microseconds by model: the processor alone, TriMoE, moec.
+    /// Without a GPU, microseconds by model: the CPU alone, TriMoE, moec.
     pub no_gpu: [[f64; 3]; 3],
-    /// How much longer near-data units take if warm experts are theirs, too.
+    /// Factor by which near-data units take longer if warm experts are theirs, too.
     pub warm_on_ndp: f64,
     /// Attention and dense layers of Qwen3 at batch 512, in milliseconds.
     pub window_ms: f64,

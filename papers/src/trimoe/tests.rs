@@ -1,4 +1,4 @@
-//! What the page says holds, with few steps.
+//! The page's statements hold, with few steps.
 
 use super::bench;
 use super::bench::Size;

@@ -17,7 +17,7 @@ pub enum Cluster {
 /// Flash. Rates in bytes per second.
 #[derive(Clone, Debug)]
 pub struct Flash {
-    /// One read behind the other, by size.
+    /// One read after the other, by size.
     pub sequential: RatesByBlock,
     /// Scattered over a small range, by size; asked by a mid core.
     pub random: RatesByBlock,
@@ -52,7 +52,7 @@ impl Flash {
         self.random.seconds(bytes) / (self.scattered(range) * self.core(core))
     }
 
-    /// Seconds for so many bytes, one read behind the other.
+    /// Seconds for so many bytes, one read after the other.
     pub fn sequential_seconds(&self, bytes: f64, block: u64) -> f64 {
         bytes / self.sequential.rate(block)
     }

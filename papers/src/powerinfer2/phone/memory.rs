@@ -1,18 +1,18 @@
-//! Memory that processor and neural unit share.
+//! Memory that CPU and NPU share.
 
 /// Rates at which units read one memory, in bytes per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Memory {
     /// All computing cores, alone.
     pub cpu: f64,
-    /// The neural unit, alone.
+    /// The NPU, alone.
     pub npu: f64,
     /// Both at once, together.
     pub both: f64,
 }
 
 impl Memory {
-    /// Rates of the cores and of the neural unit where cores worth `part` of all compute, and the unit does or does not. Where
+    /// Rates of the cores and of the NPU where cores worth `part` of all compute, and the unit does or does not. Where
     /// they want more than both get, each gets its share of what it wants. Of each byte that cores get through they read
     /// `density` from memory: less than 1 where they compute for longer than they read.
     pub fn rates(&self, part: f64, density: f64, npu: bool) -> (f64, f64) {

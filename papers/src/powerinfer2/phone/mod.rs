@@ -1,4 +1,4 @@
-//! A phone in virtual time: cores, a neural unit and a graphics unit that share one memory, flash behind one queue of
+//! A phone in virtual time: cores, an NPU and a GPU that share one memory, flash behind one queue of
 //! commands, and what each costs in power. It depends on nothing of the evaluation.
 //!
 //! Units are bytes, seconds, multiply-adds and watts, rates are per second.
@@ -12,9 +12,9 @@ pub use memory::Memory;
 /// Cores of one kind.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cores {
-    /// Which.
+    /// Kind.
     pub kind: Cluster,
-    /// How many.
+    /// Number.
     pub count: usize,
     /// Their clock.
     pub ghz: f64,
@@ -23,9 +23,9 @@ pub struct Cores {
 /// Watts while something is busy, everything else of the phone included.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Power {
-    /// The processor computes.
+    /// The CPU computes.
     pub cpu: f64,
-    /// The neural unit computes.
+    /// The NPU computes.
     pub npu: f64,
     /// Both compute.
     pub both: f64,
@@ -44,9 +44,9 @@ pub struct Phone {
     pub flash: Flash,
     /// Multiply-adds of the cores that compute.
     pub cpu_macs: f64,
-    /// Multiply-adds of the neural unit.
+    /// Multiply-adds of the NPU.
     pub npu_macs: f64,
-    /// Multiply-adds of the graphics unit.
+    /// Multiply-adds of the GPU.
     pub gpu_macs: f64,
     /// Part of a graphics kernel's time in which it computes.
     pub gpu_busy: f64,
@@ -57,7 +57,7 @@ pub struct Phone {
 }
 
 impl Phone {
-    /// What the cores add to the rate of all that compute, of one each: `without` is a core that reads flash instead.
+    /// Parts of the cores in the rate of all that compute, of one each: `without` is a core that reads flash instead.
     pub fn workers(&self, without: Option<Cluster>) -> Vec<f64> {
         let computing = &self.cores[..self.cores.len().saturating_sub(1).max(1)];
         let all: f64 = computing.iter().map(|c| c.ghz * c.count as f64).sum();
@@ -68,12 +68,12 @@ impl Phone {
         each.collect()
     }
 
-    /// Bytes from memory that take the processor as long as so many multiply-adds.
+    /// Bytes from memory that take the CPU as long as so many multiply-adds.
     pub fn cpu_bytes_of(&self, macs: f64) -> f64 {
         macs * self.memory.cpu / self.cpu_macs
     }
 
-    /// The same of the neural unit.
+    /// The same of the NPU.
     pub fn npu_bytes_of(&self, macs: f64) -> f64 {
         macs * self.memory.npu / self.npu_macs
     }
