@@ -23,7 +23,7 @@ const TRIPLE: &str = "aarch64-unknown-linux-gnu";
 /// Largest difference of any logit.
 const TOLERANCE: f32 = 2e-3;
 
-/// What starts AArch64 programs: nothing on such a machine, else an emulator.
+/// Command that starts AArch64 programs: nothing on such a machine, else an emulator.
 fn emulator() -> Option<&'static [&'static str]> {
     AARCH64.of(match Toolchain::find(TRIPLE) {
         Ok(Toolchain { cross: None, .. }) => Ok(&[]),
@@ -67,7 +67,7 @@ fn build(family: &str, format: &str, activations: &str, folder: &Path) -> PathBu
     bundle
 }
 
-/// What the command that begins like `start()` computes: logits of `ids`, and 24 tokens after `prompt`.
+/// Results of the command that begins like `start()`: logits of `ids`, and 24 tokens after `prompt`.
 fn answers(
     start: &dyn Fn() -> Command,
     threads: &str,
@@ -216,7 +216,7 @@ fn small_numbers_mean_the_same_as_on_x86() {
 fn an_older_processor_is_refused_by_the_features_that_it_lacks() {
     let Some(emulator) = emulator() else { return };
     let [program, cpu, _] = emulator else {
-        AARCH64.of::<()>(Err("only an emulator has an older processor"));
+        AARCH64.of::<()>(Err("only an emulator has an older CPU"));
         return;
     };
     let folder = tempfile::tempdir().unwrap();

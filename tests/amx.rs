@@ -1,4 +1,4 @@
-//! A bundle for a processor with AMX, built and run as a user would: on tiles of its own, or emulated.
+//! A bundle for a CPU with AMX, built and run as a user would: on tiles of its own, or emulated.
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 #![allow(
     clippy::unnecessary_debug_formatting,

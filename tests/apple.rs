@@ -98,7 +98,7 @@ fn kernels_of_a_mac_are_one_object_for_its_linker() {
 
     let plan = Plan::decode(&fs::read(bundle.join("plan.bin")).unwrap()).unwrap();
     assert_eq!((plan.target.name.as_str(), plan.target.triple.as_str()), ("m2-ultra", TRIPLE));
-    // Names of C have an underscore in front there.
+    // Names of C have a leading underscore there.
     let name = |s: object::read::macho::MachOSymbol64<'_, '_, Endianness>| {
         s.name().unwrap().strip_prefix('_').unwrap().to_owned()
     };

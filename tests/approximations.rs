@@ -1,4 +1,4 @@
-//! What rounding costs: every storage format and every form of arithmetic on real text, against the exact model.
+//! Costs of rounding: every storage format and every compute type on real text, against the exact model.
 #![allow(
     clippy::unnecessary_debug_formatting,
     clippy::unwrap_used,
@@ -24,7 +24,7 @@ fn build(source: &Path, folder: &Path, format: &str, activations: &str) -> PathB
     bundle
 }
 
-/// What the reference measured.
+/// Measurements of the reference.
 fn reference(source: &Path) -> serde_json::Value {
     let text = std::fs::read_to_string(source.join("reference_metrics.json")).unwrap();
     serde_json::from_str(&text).unwrap()

@@ -36,7 +36,7 @@ fn budget(paging: &Paging, experts: u32) -> u64 {
 #[derive(Clone, Copy, Debug)]
 struct Case<'a> {
     verb: &'a [&'a str],
-    /// What reads flash.
+    /// Reader of flash.
     reader: &'a str,
     budget: u64,
 }
@@ -62,7 +62,7 @@ impl Case<'_> {
     }
 }
 
-/// Runs every verb with each of `sizes`, the experts in memory, and with both readers.
+/// Runs every subcommand with each of `sizes`, the experts in memory, and with both readers.
 fn hold(test: &str, folder: &Path, sizes: &[u32], verbs: &[&[&str]]) {
     let bundle = Bundle::open(&folder.join("b")).unwrap();
     let paging = bundle.plan.paging.as_ref().unwrap();

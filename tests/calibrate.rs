@@ -180,7 +180,7 @@ fn a_build_refuses_a_profile_that_is_not_its_models() {
     assert!(code == 1 && said.contains("x.trace") && said.contains("another model"), "{said}");
     fs::write(case.path("x.trace"), "no profile").unwrap();
     let (code, said) = build();
-    assert!(code == 1 && said.contains("x.trace") && said.contains("no profile"), "{said}");
+    assert!(code == 1 && said.contains("x.trace") && said.contains("not a profile"), "{said}");
     fs::remove_file(case.path("x.trace")).unwrap();
     let (code, said) = build();
     assert!(code == 1 && said.contains("x.trace") && said.contains("moec calibrate"), "{said}");
@@ -282,7 +282,7 @@ fn caches_are_compared_on_a_recorded_router() {
         assert!(said.contains(word), "`{word}` is not in:\n{said}");
     }
     let (code, said) = fails(moec().arg("inspect").arg(&toml).args(["--cache", "50%"]));
-    assert!(code == 2 && said.contains("is no profile"), "{said}");
+    assert!(code == 2 && said.contains("is not a profile"), "{said}");
     let (code, said) = fails(moec().arg("inspect").arg(&out).args(["--cache", "50"]));
     assert!(code == 2 && said.contains("25%"), "{said}");
 }

@@ -41,7 +41,7 @@ fn build(folder: &Path) -> Bundle {
     Bundle::open(&bundle).unwrap()
 }
 
-/// What a bundle is run with.
+/// Options of a bundle's run.
 struct Run<'a> {
     bundle: &'a Bundle,
     driver: &'a Path,
@@ -65,7 +65,7 @@ impl Run<'_> {
         run
     }
 
-    /// What it says where the driver refuses something.
+    /// Error where the driver refuses something.
     fn refused(&self, variable: &str, value: &str, words: &[&str]) {
         for mut run in [self.alone(), self.by_moec()] {
             let (code, said) =
@@ -149,7 +149,7 @@ fn run_misses_a_driver_by_name() {
     fs::write(&path, text).unwrap();
     fs::remove_file(driver.join("libcuda.so.1")).unwrap();
     fs::write(driver.join("libcuda.so.1"), "no library").unwrap();
-    run.refused("MOEC_FAKE_CARDS", "1", &["there is no driver of NVIDIA's", "libcuda.so.1"]);
+    run.refused("MOEC_FAKE_CARDS", "1", &["no NVIDIA driver found", "libcuda.so.1"]);
 }
 
 /// Machine code is what the assembler makes of the text, twice the same, and another's is refused.
@@ -263,7 +263,7 @@ fn a_card_is_measured() {
         profile
     };
     let (_, said) = fails(&mut profile("0"));
-    assert!(said.contains("there is no graphics processor to measure") && said.contains("--gpu"), "{said}");
+    assert!(said.contains("there is no GPU to measure") && said.contains("--gpu"), "{said}");
     let said = ok(&mut profile("1"));
     let said: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
     let gpu = &said["gpu"];

@@ -10,7 +10,7 @@ use std::os::unix::fs::symlink;
 use std::process::Stdio;
 use support::{ferris, moec, ok, root};
 
-/// What the demo model says to the lines, an object for each answer.
+/// Answers of the demo model to the lines, an object for each.
 fn answers(bundle: &std::path::Path, args: &[&str], lines: &str) -> Vec<Value> {
     let mut command = moec();
     command.arg("run").arg(bundle).args(["chat", "--json", "-n", "12"]).args(args);

@@ -1,4 +1,4 @@
-//! What scripts from outside call: commands, options, keys of JSON and of `model.toml`, files, paths and names of targets.
+//! Contracts with scripts from outside: commands, options, keys of JSON and of `model.toml`, files, paths and names of targets.
 //!
 //! Every contract is a row of a table. A row that no longer holds is named in the failure: bring the old spelling back, beside a
 //! new one where there is one. The commands of `cargo xtask` have such a table in `xtask/src/main.rs`.

@@ -1,4 +1,4 @@
-//! A graphics processor's kernels, executed from the PTX of bundles, give what transformers and the processor give.
+//! A GPU's kernels, executed from the PTX of bundles, give what transformers and the CPU give.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
 
@@ -27,12 +27,12 @@ const ROUNDED: f32 = 5e-2;
 /// Tokens that are generated.
 const GENERATED: usize = 4;
 
-/// Where things live: all of the model, half of the experts, and all but half of the experts.
+/// Placements: all of the model, half of the experts, and all but half of the experts.
 const EVERYTHING: &str = "[placement]\nattention = \"gpu\"\nexperts = \"gpu\"\n";
 const HALF: &str = "[placement]\nexperts = \"gpu:50%\"\n";
 const ALL_BUT_HALF: &str = "[placement]\nattention = \"gpu\"\nexperts = \"gpu:50%\"\nrest = \"gpu\"\n";
 
-/// The device file of a graphics processor beside this machine's own.
+/// The device file of a GPU beside this machine's own.
 fn device() -> PathBuf {
     root().join("targets/cuda/beside.toml")
 }
@@ -70,7 +70,7 @@ fn run(bundle: &Bundle) -> Command {
     run
 }
 
-/// Steps of the unit beside the processor: launches, and others.
+/// Steps of the unit beside the CPU: launches, and others.
 fn beside(plan: &Plan) -> [usize; 2] {
     let steps = plan.entries.iter().flat_map(|e| &e.steps).filter(|s| s.unit == 1);
     steps.fold([0; 2], |mut n, s| {
@@ -79,7 +79,7 @@ fn beside(plan: &Plan) -> [usize; 2] {
     })
 }
 
-/// What the processor computes.
+/// Steps that the CPU computes.
 fn at_home(plan: &Plan) -> Vec<String> {
     let steps = plan.entries.iter().flat_map(|e| &e.steps).filter(|s| s.unit == 0);
     steps.map(|s| format!("{:?}", s.code)).collect()
@@ -136,7 +136,7 @@ fn families_by_halves_on_threads_give_the_reference() {
     }
 }
 
-/// Weights of every format that threads read, and a cache of bf16, give what the processor makes of the same weights.
+/// Weights of every format that threads read, and a cache of bf16, give what the CPU makes of the same weights.
 #[test]
 fn formats_on_threads_are_those_of_the_processor() {
     let family = "olmoe";
@@ -156,7 +156,7 @@ fn formats_on_threads_are_those_of_the_processor() {
     }
 }
 
-/// Where rows may be rounded, those of prompts meet weights on tensor cores, and those of decoding do not.
+/// With rounded rows, those of prompts meet weights on tensor cores, and those of decoding do not.
 #[test]
 fn families_in_bf16_on_threads_are_near_the_reference() {
     for (i, family) in PACKAGED.into_iter().enumerate() {
@@ -172,7 +172,7 @@ fn formats_of_tensor_cores_on_threads_are_near_the_reference() {
     }
 }
 
-/// What rows that are rounded explain of a step is known, so that each is held against the evaluator.
+/// The effect of rounded rows on a step is known, so that each is held against the evaluator.
 #[test]
 fn steps_on_tensor_cores_verify() {
     for format in ["f16", "q4"] {
@@ -186,8 +186,8 @@ fn steps_on_tensor_cores_verify() {
     }
 }
 
-/// Logits of a family on tensor cores are near those of the same weights with exact activations on the processor, and the tokens that
-/// follow are the same. What the processor computes is exact in both.
+/// Logits of a family on tensor cores are near those of the same weights with exact activations on the CPU, and the tokens that
+/// follow are the same. What the CPU computes is exact in both.
 fn near_the_reference(family: &str, format: &str, more: &str) {
     let folder = tempfile::tempdir().unwrap();
     let want = expected(&checkpoint(family));
@@ -221,7 +221,7 @@ fn near_the_reference(family: &str, format: &str, more: &str) {
         }
     }
     let [exact_logits, rough_logits] = [&exact, &rough].map(|b| logits(b, &want.ids));
-    // Rounding may send a token of such an untrained model to another expert, which changes its row for good. The processor's own bf16
+    // Rounding may send a token of such an untrained model to another expert, which changes its row for good. The CPU's own bf16
     // is no nearer: of glm4_moe, the farthest, it leaves 19 of 48 rows farther than that.
     let vocab = exact_logits.len() / want.ids.len();
     let rows = exact_logits.chunks(vocab).zip(rough_logits.chunks(vocab));
@@ -235,7 +235,7 @@ fn near_the_reference(family: &str, format: &str, more: &str) {
     assert_eq!(a, b, "{family} in {format}, {more}");
 }
 
-/// Decoding with few experts first, and with all where that is not sure (MoBiLE), gives the processor's tokens with all experts on the unit.
+/// Decoding with few experts first, and with all where that is not sure (MoBiLE), gives the CPU's tokens with all experts on the unit.
 #[test]
 fn big_little_on_threads_decodes_as_the_processor() {
     let family = "qwen3_moe";
@@ -273,7 +273,7 @@ fn a_bundle_verifies_and_a_changed_one_does_not() {
     let path = bundle.folder.join(&launch.artifact);
     let text = fs::read_to_string(&path).unwrap();
     assert!(text.contains(".target sm_90"));
-    // Whoever changes a file of a bundle is found out before anybody reads it.
+    // A changed file of a bundle is found before it is used.
     fs::write(&path, text.replace("sm_90", "sm_80")).unwrap();
     let (_, said) = fails(run(&bundle).args(["generate", "--ids", "1,2,3", "-n", "1"]));
     assert!(said.contains("was changed after the build"), "{said}");
@@ -339,7 +339,7 @@ fn what_leaves_the_memory_is_stopped() {
     assert!(why.contains(", line ") && why.contains("thread"), "{why}");
 }
 
-/// Where there is no card a bundle is refused by the unit's name, and says so beforehand.
+/// Without a card a bundle is refused by the unit's name, and says so beforehand.
 #[test]
 fn a_card_is_missed_by_name() {
     if Path::new("/dev/nvidiactl").exists() {
@@ -355,7 +355,7 @@ fn a_card_is_missed_by_name() {
     assert_eq!(info["target"]["missing_units"], serde_json::json!(["gpu"]));
 }
 
-/// What there are no kernels of threads for is refused by name, when the bundle is built.
+/// Operators without GPU kernels are refused by name, when the bundle is built.
 #[test]
 fn what_threads_do_not_run_is_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -369,7 +369,7 @@ fn what_threads_do_not_run_is_refused() {
     };
     let said = refused("f32", &format!("[memory]\nkv_cache = \"q8\"\n{EVERYTHING}"), &device());
     assert!(
-        said.contains("`gpu` cannot run `cache_write`") && said.contains("leave it to the processor"),
+        said.contains("`gpu` cannot run `cache_write`") && said.contains("leave it to the CPU"),
         "{said}"
     );
     let said = refused("q4o", HALF, &device());

@@ -1,7 +1,7 @@
 //! Every command of the README, of `docs/` and of CONTRIBUTING.md works as written, every link of every page leads somewhere, every page
 //! is in the book, and ARCHITECTURE.md names functions that exist.
 //!
-//! Lines behind `$ ` and command lines in backticks are taken from the pages, names that stand for something are replaced
+//! Lines after `$ ` and command lines in backticks are taken from the pages, names that stand for something are replaced
 //! by files that are there ([`NAMES`], [`ROWS`]), and everything is run in order in one folder. What is not run says why
 //! ([`ELSEWHERE`]), and is held against what its `--help` knows. A command that none of this fits fails the test.
 #![allow(
@@ -22,7 +22,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 use support::{clean, root, runs_here};
 
-/// What stands for something: a word, and what is put in its place.
+/// Placeholders: a word, and what is put in its place.
 const NAMES: &[(&str, &str)] = &[
     ("HF_DIR", "path/to/checkpoint"),
     ("BUNDLE", "demo.moec"),
@@ -66,7 +66,7 @@ const ROWS: &[(&str, &str)] = &[
     ("run generate --budget 3GiB", "moec run budget.moec generate --budget 3GiB -n 8"),
 ];
 
-/// What is run nowhere here, by its first words, and why. Options are looked for in the help of the same command.
+/// Commands that are run nowhere here, by their first words, and why. Options are looked for in the help of the same command.
 const ELSEWHERE: &[(&str, &str)] = &[
     ("curl", "asks a server; tests/serve.rs does"),
     ("cargo xtask", "installs, measures or builds for minutes to hours"),
@@ -90,7 +90,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
 /// Subcommands of `cargo xtask` that are those of `moec-papers`.
 const PAPERS: [&str; 5] = ["npumoe", "trimoe", "powerinfer2", "hybrimoe", "mobile"];
 
-/// Commands behind which something in `model.toml` is changed: as the text beside them says, and so that something of a model
+/// Commands after which something in `model.toml` is changed: as the text beside them says, and so that something of a model
 /// this small lives on the Neural Engine.
 const THEN: &[(&str, &str, &str)] = &[
     ("moec calibrate model.toml --text my.txt -o my.trace", "profile = \"\"", "profile = \"my.trace\""),
@@ -100,10 +100,10 @@ const THEN: &[(&str, &str, &str)] = &[
 /// The bundle whose packages coremltools writes.
 const PACKAGED: &str = "m2.moec";
 
-/// The bundle whose processor has AVX-512 and more; only AMX is emulated.
+/// The bundle whose CPU has AVX-512 and more; only AMX is emulated.
 const OF_SAPPHIRE_RAPIDS: &str = "run --emulate modules.moec";
 
-/// What the folder holds before the first command.
+/// Contents of the folder before the first command.
 fn prepare(folder: &Path) {
     let ferris = root().join("golden/models/ferris");
     symlink(root().join("golden"), folder.join("golden")).unwrap();
@@ -160,7 +160,7 @@ fn is_command(text: &str) -> bool {
     !rest.is_empty() && (known.contains(&first) || first.ends_with("/run"))
 }
 
-/// Commands of a page, in order: those behind `$ ` and the examples in help texts first.
+/// Commands of a page, in order: those after `$ ` and the examples in help texts first.
 fn commands(page: &str) -> Vec<String> {
     let (mut shown, mut prose) = (Vec::new(), String::new());
     let mut fence: Option<&str> = None;
@@ -176,7 +176,7 @@ fn commands(page: &str) -> Vec<String> {
                 shown.extend(command.map(|c| c.trim().to_owned()));
             }
             Some("text") => {
-                // Examples in a help text have what they do behind two spaces.
+                // Examples in a help text have what they do after two spaces.
                 let example = line.strip_prefix("  ").filter(|l| is_command(l) && !l.starts_with("run "));
                 shown.extend(example.map(|e| e.split("  ").next().unwrap_or(e).trim().to_owned()));
                 prose += line;
@@ -208,7 +208,7 @@ fn runnable(command: &str) -> String {
         .collect();
     let run = words.join(" ");
     let run = run.strip_prefix("run ").map_or(run.clone(), |rest| format!("demo.moec/run {rest}"));
-    // A verb by itself is named, not called.
+    // A subcommand by itself is named, not called.
     let whole = ["moec targets", "moec doctor"];
     if words.len() == 2 && !whole.contains(&run.as_str()) { format!("{run} --help") } else { run }
 }
@@ -309,7 +309,7 @@ fn every_command_of_the_pages_works_as_it_stands_there() {
                 continue;
             }
             if line.contains(OF_SAPPHIRE_RAPIDS) && !runs_here("sapphire-rapids") {
-                println!("         {line} is skipped: this processor lacks what is not emulated");
+                println!("         {line} is skipped: this CPU lacks what is not emulated");
                 continue;
             }
             let start = Instant::now();
@@ -326,7 +326,7 @@ fn every_command_of_the_pages_works_as_it_stands_there() {
             for (after, from, to) in THEN.iter().filter(|(after, ..)| *after == command) {
                 let toml = folder.join("model.toml");
                 let text = fs::read_to_string(&toml).unwrap();
-                assert!(text.contains(from), "`model.toml` has no `{from}` behind `{after}`");
+                assert!(text.contains(from), "`model.toml` has no `{from}` after `{after}`");
                 fs::write(&toml, text.replace(from, to)).unwrap();
             }
         }
@@ -481,7 +481,7 @@ fn every_page_is_in_the_book() {
     let listed = linked("docs/SUMMARY.md");
     let missing: Vec<_> = pages.iter().filter(|page| !listed.contains(*page)).collect();
     assert!(missing.is_empty(), "docs/SUMMARY.md lacks {missing:?}");
-    assert_eq!(listed.len(), pages.len(), "docs/SUMMARY.md lists what is no page of the book");
+    assert_eq!(listed.len(), pages.len(), "docs/SUMMARY.md lists what is not a page of the book");
 }
 
 #[test]

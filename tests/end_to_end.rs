@@ -57,7 +57,7 @@ mod untrusted;
 mod weights;
 mod windows;
 
-/// What a process is started for that works on templates: this program, with the name of this test.
+/// Program of a process that works on templates: this one, with the name of this test.
 #[test]
 fn bounded_worker() {
     moec_service::worker::run().unwrap();

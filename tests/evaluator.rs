@@ -18,7 +18,7 @@ use support::{FAMILIES, FOLDED, Setup, cache, checkpoint, distance, expected, fa
 /// Largest relative error of any value anywhere in a model, evaluator against compiled code.
 const CHAINED: f64 = 2e-5;
 
-/// What `moec verify` says: columns that are explained, a verdict as data, and that alone where it is to be quiet.
+/// Output of `moec verify`: columns that are explained, a verdict as data, and that alone where it is to be quiet.
 #[test]
 fn the_verdict_is_data() {
     let folder = tempfile::tempdir().unwrap();
@@ -38,7 +38,7 @@ fn the_verdict_is_data() {
     }
     assert!(whole.contains("relative to what is right"), "{whole}");
     let verdict = whole.lines().last().unwrap();
-    assert!(verdict.contains("is right") && verdict.contains("steps of 2 entry points"), "{verdict}");
+    assert!(verdict.contains("is OK") && verdict.contains("steps of 2 entry points"), "{verdict}");
     // Quiet: errors and data, which is the verdict. Here bundles have no other lines to compare by than it.
     let (quiet, said) = says(&["--quiet"]);
     assert!(quiet.contains(verdict) && !quiet.contains("own error") && said.is_empty(), "{quiet}{said}");
@@ -194,5 +194,5 @@ fn a_wrong_step_is_found() {
     // No compiled step keeps to a bound of nothing.
     let (code, said) = fails(moec().arg("verify").arg(&bundle).args(["--bound", "0"]));
     assert_eq!(code, 1);
-    assert!(said.contains("further off than it may be") && said.contains("`linear` in `layers."), "{said}");
+    assert!(said.contains("out of tolerance") && said.contains("`linear` in `layers."), "{said}");
 }

@@ -45,7 +45,7 @@ fn every_pass_has_two() {
     }
 }
 
-/// What a file that is none says of itself, and where.
+/// Errors of invalid files, and their places.
 #[test]
 fn malformed_files_are_refused_with_a_place() {
     let folder = tempfile::tempdir().unwrap();
@@ -77,7 +77,7 @@ entry prefill[1] -> %6 {
         (";! pass: tune\nentry\n;! graph\n", "`x.moe:2`: expected a comment or a section"),
         (";! pass: tune\n;! show: all\n;! graph\n", "`x.moe:2`: there is nothing called `all` to show"),
         (";! pass: lower\n;! expect\n", "`x.moe` has no section `config`"),
-        (";! pass: lower\n;! config\n{}\n;! tensors\nnorm\n;! expect\n", "`x.moe:5`: `norm` is no tensor"),
+        (";! pass: lower\n;! config\n{}\n;! tensors\nnorm\n;! expect\n", "`x.moe:5`: `norm` is not a tensor"),
         (
             ";! pass: format\n\n;! graph\n\nweigth\n",
             "`x.moe:5:1: expected `weight`, `state` or `entry`, found `weigth``",
@@ -87,7 +87,7 @@ entry prefill[1] -> %6 {
     }
     for (header, expected) in [
         (";! pass: tier\n", "pass `tier` has nothing to do here"),
-        (";! pass: format\n;! from: layout\n", "`layout` is behind `format`"),
+        (";! pass: format\n;! from: layout\n", "`layout` comes after `format`"),
         (";! pass: format\n\n;! wieghts.experts = 1\n", "`x.moe:3:4`: unknown section `[wieghts]`"),
     ] {
         assert_eq!(says(&format!("{header}{graph}")), expected, "{header}");

@@ -73,7 +73,7 @@ fn compare(format: &str, activations: &str, whole: bool) {
         let (after, fewer) = run(&toml, "fuse", &ids, &at("after"));
         assert!(before == after, "{family} in {format}");
         assert!(before.iter().any(|&x| x != before[0]), "{family} in {format}: all logits are the same");
-        // In f32 a model with latent attention has nothing to join; norms in front of bytes are everywhere.
+        // In f32 a model with latent attention has nothing to join; norms before bytes are everywhere.
         let fuses = steps.iter().zip(&fewer).all(|(a, b)| b < a || (format != "q8" && b == a));
         assert!(fuses, "{family} in {format}: {fewer:?} steps of {steps:?}");
         if whole {

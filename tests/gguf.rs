@@ -95,7 +95,7 @@ fn the_demo_model_from_init_to_text() {
     assert!(distance(&logits_file(&out).1, &want.logits) <= 2e-3);
 }
 
-/// What `init` writes takes codes and scales over: such a bundle says what the same file says in f32, and `inspect` and `verify` find
+/// Configurations by `init` take codes and scales over: such a bundle says what the same file says in f32, and `inspect` and `verify` find
 /// what was stored.
 #[test]
 fn codes_stay_what_they_are() {

@@ -21,7 +21,7 @@ use support::{checkpoint, fails, moec, ok};
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const MODEL: &str = "someone/tiny";
 
-/// What the hub does.
+/// Plan of the fake hub.
 #[derive(Clone, Default)]
 struct Plan {
     files: BTreeMap<String, Vec<u8>>,
@@ -65,7 +65,7 @@ fn listed(name: &str, bytes: &[u8]) -> Value {
 }
 
 impl Hub {
-    /// A hub with a tiny checkpoint, and a second address to which it sends everybody for the bytes of files.
+    /// A hub with a tiny checkpoint, and a second address to which it redirects for the bytes of files.
     fn new() -> Self {
         let mut files = BTreeMap::new();
         for file in fs::read_dir(checkpoint("olmoe")).unwrap() {
@@ -230,7 +230,7 @@ fn a_named_model_is_fetched_checked_and_built_from() {
     hub.set(|_| ());
     ok(&mut hub.init(MODEL));
     assert_eq!(hub.asked().len(), 1, "{:?}", hub.asked());
-    // Offline nobody is asked; with a commit or a revision it is the same folder.
+    // Offline there are no requests; with a commit or a revision it is the same folder.
     hub.set(|_| ());
     for how in [
         hub.init(MODEL).arg("--offline"),
@@ -356,7 +356,7 @@ fn what_goes_wrong_has_a_name() {
     refused(&|p| p.refuse = Some((404, "RevisionNotFound")), &["has no revision `main`"]);
     refused(
         &|p| p.refuse = Some((404, "RepoNotFound")),
-        &["there is no model `someone/tiny`", "no file or folder here"],
+        &["there is no model `someone/tiny`", "is not a local path"],
     );
     refused(&|p| p.refuse = Some((503, "")), &["status 503"]);
     // A small file first: once it is in the cache it is not fetched again.
@@ -382,7 +382,7 @@ fn what_goes_wrong_has_a_name() {
     let (_, said) = fails(hub.init(MODEL).env("HF_ENDPOINT", "http://127.0.0.1:1"));
     assert!(said.contains("does not answer") && said.contains("--offline"), "{said}");
     let (_, said) = fails(hub.init(MODEL).env("HF_ENDPOINT", "huggingface"));
-    assert!(said.contains("is no address"), "{said}");
+    assert!(said.contains("is not an address"), "{said}");
 }
 
 #[test]
@@ -405,7 +405,7 @@ fn weights_are_those_that_the_index_names() {
     assert!(is_link(&hub.snapshot().join(part)));
     ok(hub.init(MODEL).arg("--offline"));
     for (file, word) in [
-        ("../../x", "names what is no file beside it"),
+        ("../../x", "names what is not a file beside it"),
         ("absent.safetensors", "has no `absent.safetensors`"),
     ] {
         hub.set(|plan| drop(plan.files.insert("model.safetensors.index.json".to_owned(), index(file))));
@@ -414,7 +414,7 @@ fn weights_are_those_that_the_index_names() {
     }
     fs::remove_file(hub.snapshot().join(part)).unwrap();
     hub.set(|plan| drop(plan.files.insert("model.safetensors.index.json".to_owned(), index(part))));
-    // Folders of the user's go first: nobody is asked.
+    // Folders of the user's go first: there are no requests.
     fs::create_dir_all(hub.home.path().join("someone")).unwrap();
     std::os::unix::fs::symlink(checkpoint("olmoe"), hub.home.path().join(MODEL)).unwrap();
     hub.set(|_| ());

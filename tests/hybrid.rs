@@ -1,5 +1,5 @@
-//! Experts that the processor and a unit with frames divide while a plan runs: whoever computes them, and from wherever they were
-//! brought, the bits are the processor's.
+//! Experts that the CPU and a unit with frames divide while a plan runs: whichever unit computes them, and from wherever they were
+//! brought, the bits are the CPU's.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -23,7 +23,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use support::{built, checkpoint, distance, expected, fails, ferris, list, logits_file, moec, ok, root};
 
-/// Times with which a tiny expert is worth a transfer now and then: the processor takes 2 µs for a row and a thousand weights, the
+/// Times with which a tiny expert is worth a transfer now and then: the CPU takes 2 µs for a row and a thousand weights, the
 /// unit a tenth of that.
 const TIMES: [(&str, &str); 2] = [
     (
@@ -62,7 +62,7 @@ fn build(source: &Path, folder: &Path, name: &str, more: &str) -> Bundle {
     Bundle::open(&folder.join(name)).unwrap()
 }
 
-/// What a bundle computes, and who computed its experts.
+/// Results of a bundle, and the units of its experts.
 struct Computed {
     logits: Vec<u32>,
     ids: Vec<u32>,
@@ -101,7 +101,7 @@ fn threads(n: usize) -> Options {
     Options { threads: Some(n), ..Options::default() }
 }
 
-/// Every system gives the bits of the processor alone, on any number of threads, and does what its row says.
+/// Every system gives the bits of the CPU alone, on any number of threads, and does what its row says.
 #[test]
 fn every_system_gives_the_bits_of_the_processor() {
     let folder = tempfile::tempdir().unwrap();
@@ -111,7 +111,7 @@ fn every_system_gives_the_bits_of_the_processor() {
     let want = compute(&home, threads(2), &prompt);
     for (i, system) in SYSTEMS.iter().enumerate() {
         let key = moec_sim::systems::key(system);
-        // With the processor, and with all but experts on the unit.
+        // With the CPU, and with all but experts on the unit.
         let rest = ["", "attention = \"mirror\"\nrest = \"mirror\"\n"][i % 2];
         let more = format!("[placement]\npolicy = \"{key}\"\nexperts = \"mirror:30%\"\n{rest}");
         let bundle = build(&source, folder.path(), &key, &more);
@@ -225,12 +225,12 @@ fn a_simulation_decides_what_the_run_decides() {
     }
 }
 
-/// Kernels of threads, executed: experts are brought in rows, and the reference's logits and tokens come out.
+/// GPU kernels, executed: experts are brought in rows, and the reference's logits and tokens come out.
 #[test]
 fn an_emulated_card_gives_the_reference() {
     let folder = tempfile::tempdir().unwrap();
     let text = fs::read_to_string(root().join("targets/cuda/beside.toml")).unwrap();
-    // A processor so slow that tiny experts are worth a transfer.
+    // A CPU so slow that tiny experts are worth a transfer.
     let device = folder.path().join("card.toml");
     fs::write(&device, text.replace("ms = 0.02,", "ms = 2,").replace("ms = 0.13,", "ms = 40,")).unwrap();
     let source = checkpoint("olmoe");
@@ -298,7 +298,7 @@ fn a_budget_of_the_other_memory_holds_or_is_refused() {
     says(refused(policy, "x86-64-v3"), &["`policy = \"moec\"`", "has no unit for it", "hint: take a target"]);
     says(
         refused(policy, root().join("targets/mirror/mirror.toml").to_str().unwrap()),
-        &["`mirror`", "does not say what an expert costs", "`moec profile-device DIR`"],
+        &["`mirror`", "has no measured expert costs", "`moec profile-device DIR`"],
     );
     says(
         refused(&format!("{policy}[memory]\ndevice_budget = \"1 KiB\"\n"), device),

@@ -1,4 +1,4 @@
-//! How a bundle gets its `run`: from the runtime that moec carries, with a C compiler alone, or by cargo from the sources
+//! Ways in which a bundle gets its `run`: from the runtime that moec carries, with a C compiler alone, or by cargo from the sources
 //! in the bundle; and what a build asks of the machine before it computes anything.
 #![cfg(target_os = "linux")]
 #![allow(
@@ -331,7 +331,7 @@ fn on_a_terminal_nothing_stays_but_the_end() {
     assert!(said.contains("Planning") && said.contains("/10 passes"), "{said}");
     let lines = left(&said);
     assert!(is_the_end(&lines), "{lines:?}");
-    // Whoever wants bars gone gets lines there, too.
+    // A user who turns bars off gets lines there, too.
     let (_, said) = on_terminal(case.build("b", &["-v"]).env("TERM", "dumb"));
     assert!(left(&said).iter().any(|l| l.trim_start() == "Running pass `barriers`"), "{said}");
     // An error stands alone.

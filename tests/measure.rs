@@ -1,4 +1,4 @@
-//! Measuring verbs: what they write must be of use, whatever the times are.
+//! Measuring subcommands: what they write must be of use, whatever the times are.
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
 use crate::support;
@@ -78,7 +78,7 @@ fn a_measured_device_is_a_target() {
     assert!(code == 2 && said.contains("the largest of that kind takes 16"), "{said}");
 }
 
-/// Whoever wants peaks and bandwidth alone does not wait for the experts, and gets no table of none.
+/// A request for peaks and bandwidth alone does not wait for the experts, and gets no empty table.
 #[test]
 fn the_table_of_experts_may_be_left_out() {
     let said = ok(moec().args(["profile-device", "--threads", "1", "--no-matmul"])).stdout;

@@ -1,4 +1,4 @@
-//! Experts and attention on a unit with a memory of its own give what the processor gives, to the bit, wherever they live.
+//! Experts and attention on a unit with a memory of its own give what the CPU gives, to the bit, wherever they live.
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use crate::support;
@@ -26,7 +26,7 @@ fn device() -> String {
     root().join("targets/mirror/mirror.toml").display().to_string()
 }
 
-/// What a test sees of the unit.
+/// Observations of the unit.
 #[derive(Default)]
 struct Seen {
     taken: AtomicU64,
@@ -88,7 +88,7 @@ fn build(source: &Path, folder: &Path, name: &str, more: &str) -> Bundle {
     Bundle::open(&folder.join(name)).unwrap()
 }
 
-/// What a bundle computes: logits of every token of the prompt, and ids generated behind it, one sequence and two together.
+/// Results of a bundle: logits of every token of the prompt, and ids generated after it, one sequence and two together.
 #[derive(Debug, PartialEq)]
 struct Computed {
     logits: Vec<u32>,
@@ -130,7 +130,7 @@ fn compute(bundle: &Bundle, options: Options, prompt: &[u32], seen: &Arc<Seen>) 
     Computed { logits, ids, both }
 }
 
-/// Steps of the unit beside the processor: kernels, copies of rows, copies of slots.
+/// Steps of the unit beside the CPU: kernels, copies of rows, copies of slots.
 fn beside(plan: &Plan) -> [usize; 3] {
     let steps = plan.entries.iter().flat_map(|e| &e.steps).filter(|s| s.unit == 1);
     steps.fold([0; 3], |mut n, s| {
@@ -179,7 +179,7 @@ fn what_lives_elsewhere_computes_the_same_bits() {
             // Mixers whose states fold tokens stay with these.
             let whole = name == "model" && !support::FOLDED.contains(&family);
             assert_eq!(home == 0, whole, "{family}, {name}: {home} kernels at home");
-            // Caches lie where attention is computed, states that fold tokens in the processor's memory.
+            // Caches lie where attention is computed, states that fold tokens in the CPU's memory.
             let away = |s: &StateBuf| {
                 ["attention", "both", "rest", "model"].contains(&name) && !s.kind.needs_snapshots()
             };
@@ -197,7 +197,7 @@ fn what_lives_elsewhere_computes_the_same_bits() {
     }
 }
 
-/// What stays on the CPU of a model some of whose layers have another mixer than attention, and what `explain` says of it.
+/// Steps that stay on the CPU of a model some of whose layers have another mixer than attention, and `explain` on them.
 #[test]
 fn mixers_have_a_unit_apart_from_attention_and_the_rest() {
     let folder = tempfile::tempdir().unwrap();
@@ -250,7 +250,7 @@ fn a_budget_over_flash_beside_a_memory_of_its_own() {
     }
 }
 
-/// Lookup and head on the unit read one table, which is there once; the processor reads none of it.
+/// Lookup and head on the unit read one table, which is there once; the CPU reads none of it.
 #[test]
 fn a_tied_table_is_there_once() {
     let folder = tempfile::tempdir().unwrap();

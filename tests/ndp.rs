@@ -1,4 +1,4 @@
-//! Experts in three places: on a modelled graphics processor, on the processor, and in memory modules that compute by command
+//! Experts in three places: on a modelled GPU, on the CPU, and in NDP DIMMs by command
 //! streams. The reference's tokens come out, and every stream gives the bits of its family's evaluator.
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
@@ -33,7 +33,7 @@ fn build(source: &Path, folder: &Path, name: &str, target: &str, placement: &str
     Bundle::open(&folder.join(name)).unwrap()
 }
 
-/// What a bundle computes: logits of every token of the prompt, ids generated greedily, and who computed its experts.
+/// Results of a bundle: logits of every token of the prompt, ids generated greedily, and the units of its experts.
 struct Computed {
     logits: Vec<f32>,
     ids: Vec<u32>,
@@ -87,7 +87,7 @@ fn a_bundle_for_dimms_and_amx_is_evaluated_where_neither_is() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    // Of what is not emulated, `spr-ndp` needs AVX-VNNI, which AMD's processors have since Zen 5 alone.
+    // Of what is not emulated, `spr-ndp` needs AVX-VNNI, which AMD's CPUs have since Zen 5 alone.
     let device = fs::read_to_string(root().join("targets/devices/spr-ndp.toml")).unwrap();
     let changes =
         [("\"spr-ndp\"", "\"own\""), ("\"sapphirerapids\"", "\"cooperlake\""), ("\"avxvnni\", ", "")];
@@ -177,10 +177,10 @@ fn three_places_give_the_tokens_of_the_reference() {
         assert!(bundle.plan.entries.iter().all(|e| e.steps.iter().any(|s| streams(&s))), "{family}");
         let got = compute(&bundle, &want.ids, 24, 2);
         assert_eq!(got.ids, want.greedy[16..], "{family}: greedy tokens");
-        assert_eq!(got.ids, home.ids, "{family}: as with the processor alone");
+        assert_eq!(got.ids, home.ids, "{family}: as with the CPU alone");
         let near = near(&got.logits, &home.logits, want.ids.len());
         // A near tie of a router sends a row to another expert, and all that see it are off: with weights at random as far as this.
-        assert!(near >= 0.75, "{family}: {near} of the rows are near those of the processor");
+        assert!(near >= 0.75, "{family}: {near} of the rows are near those of the CPU");
         let assigned = got.assigned.unwrap();
         println!("{family}: {assigned:?}");
         for (sum, n) in places.iter_mut().zip(assigned.experts) {
@@ -196,7 +196,7 @@ fn three_places_give_the_tokens_of_the_reference() {
     assert!(places.iter().all(|&n| n > 0), "experts on the units: {places:?}");
 }
 
-/// Without a graphics processor, a trained model: experts change their places while it runs, and nothing else changes.
+/// Without a GPU, a trained model: experts change their places while it runs, and nothing else changes.
 #[test]
 fn experts_move_between_modules_while_a_model_runs() {
     if !runs_here("sapphire-rapids") {
@@ -254,10 +254,10 @@ fn streams_are_printed() {
     settings.bind(|| insta::assert_snapshot!("gpt_oss-spr-ndp@streams", first));
     fs::write(folder.path().join("x.streams"), b"moecdimm, or not").unwrap();
     let (_, said) = fails(moec().arg("inspect").arg(folder.path().join("x.streams")));
-    assert!(said.contains("no file of command streams") && said.contains("version"), "{said}");
+    assert!(said.contains("not a file of command streams") && said.contains("version"), "{said}");
 }
 
-/// What a device file or an artifact cannot be is refused by name.
+/// Invalid device files and artifacts are refused by name.
 #[test]
 fn what_modules_cannot_be_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();

@@ -37,7 +37,7 @@ fn build(source: &Path, folder: &Path, format: &str, more: &str) -> Bundle {
 
 const ON_FLASH: &str = "[experts]\nskip = \"on\"\n[memory]\nbudget = \"1 GiB\"\nthreads = 3";
 
-/// How a run differs from the plan.
+/// Difference of a run from the plan.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     frames: u32,
@@ -237,7 +237,7 @@ fn a_token_reads_less_than_of_whole_experts() {
         let page = format!("{before}neurons_flash::` -->\n{table}<!-- /flash -->{behind}");
         return std::fs::write(root().join(PAGE), page).unwrap();
     }
-    // Who is awake may depend on how a machine rounds, a little.
+    // Which neurons are active may depend on how a machine rounds, a little.
     let numbers = |text: &str| -> Vec<f64> {
         text.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect()
     };
@@ -275,7 +275,7 @@ fn auto_takes_neurons_where_calibration_says_that_they_read_less() {
         // Memory holds all of it.
         (&*device, "1 GiB", true, false, "whole: what a token is expected to read"),
         (&*device, "30 MiB", false, false, ""),
-        // Nobody says how the disk is: small reads are taken to be as slow as on the one that was measured.
+        // The disk's speed is not known: small reads are taken to be as slow as on the one that was measured.
         ("native", "30 MiB", true, false, "bytes of small reads count 6.0 times"),
     ] {
         let folder = tempfile::tempdir().unwrap();

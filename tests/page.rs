@@ -93,7 +93,7 @@ fn thoughts_are_shown_apart(page: &mut Browser, asked: &impl Fn(usize) -> Value)
         page.text("document.querySelector('.assistant .what').textContent"),
         "The sum is 4:\nlet sum = 2 + 2;"
     );
-    assert_eq!(page.text(STATE).split(", ").next(), Some("9 tokens in (3 known)"));
+    assert_eq!(page.text(STATE).split(", ").next(), Some("9 prompt tokens (3 cached)"));
 }
 
 /// Light, dark and narrow: colours follow, and nothing is wider than the window.

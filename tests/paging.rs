@@ -42,7 +42,7 @@ fn build(source: &Path, folder: &Path, memory: &str, experts: &str) -> PathBuf {
     bundle
 }
 
-/// How a run differs from the plan.
+/// Difference of a run from the plan.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     frames: u32,
@@ -153,7 +153,7 @@ fn logits_are_those_of_the_model_in_memory() {
         assert!(found == want, "{case:?} gives other logits");
         assert!(report.misses > 0 && report.flash.bytes > 0, "{case:?}: {report:?}");
         if case.frames == all {
-            // Whoever was read stays.
+            // An expert that was read stays.
             assert!(report.misses + report.ahead <= u64::from(all), "{case:?}: {report:?}");
         }
         if case.ahead == 0 {
@@ -179,7 +179,7 @@ fn families_run_from_flash() {
     }
 }
 
-/// What happens to the read of a number.
+/// Fault of the read of a number.
 type Stumble = fn(u32) -> Injected;
 
 /// A wrapper that lives as long as the tests: readers are opened by functions without a life of their own.
@@ -376,7 +376,7 @@ fn a_file_that_was_cut_is_found() {
     });
 }
 
-/// What a disk loses while a bundle runs is noticed before it is computed with: it is read again, and then there is an error
+/// Bytes that a disk loses while a bundle runs are noticed before they are used: they are read again, and then there is an error
 /// that names the expert.
 #[test]
 fn bytes_that_rot_during_a_run_are_told_and_never_used() {

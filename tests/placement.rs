@@ -51,7 +51,7 @@ fn a_network_that_no_operator_joins_is_refused_by_name() {
     let e = refused.unwrap_err();
     let said = format!("{e}: {}", e.causes.join(", "));
     assert!(said.contains("`layers.0.ffn` cannot be a graph") && said.contains("FATReLU"), "{said}");
-    // Left to moec, it stays on the processor, and the placement says why.
+    // Left to moec, it stays on the CPU, and the placement says why.
     compile(&checkpoint("prosparse"), &device, "", "reside", None, &mut |c| {
         let ops = &c.placed.placement.as_ref().unwrap().ops;
         let mut networks = ops.iter().filter(|o| o.op == "linear_glu");
@@ -213,7 +213,7 @@ fn nothing_illegal_goes_to_the_npu_and_everything_goes_somewhere() {
 fn attention_has_one_home_for_prompts_and_decoding() {
     let device = Device::find("m2-ultra").unwrap();
     let units = Units::of(&device).unwrap();
-    // Decoding a token costs less on the processor, launches considered, and the KV cache is where attention is.
+    // Decoding a token costs less on the CPU, launches considered, and the KV cache is where attention is.
     for (home, unit) in [("auto", units.cpu_index()), ("npu", units.npu_index())] {
         let more = format!("[placement]\nattention = \"{home}\"\n");
         compile(&ferris(), &device, &more, "reside", None, &mut |c| {
@@ -755,5 +755,5 @@ fn a_profile_decides_a_placement_and_is_shown() {
     command.arg(case.path("a.trace")).arg("--against").arg(case.path("b.trace")).args(["--top", "25"]);
     assert!(fails(&mut command).1.contains("24 experts"));
     let (code, said) = fails(case.moec("inspect").arg(&case.toml).arg("--html").arg(case.path("x.html")));
-    assert!(code == 2 && said.contains("is no profile"), "{said}");
+    assert!(code == 2 && said.contains("is not a profile"), "{said}");
 }

@@ -1,4 +1,4 @@
-//! Predictors of awake neurons, built as a user would: what a build says of them is counted once more by hand, kernels agree with the
+//! Predictors of active neurons, built as a user would: what a build says of them is counted once more by hand, kernels agree with the
 //! evaluator, and the table of `docs/neurons.md` says what they gain and cost.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
@@ -18,7 +18,7 @@ use support::{calibration, checkpoint, fails, ferris, ferris_relu, moec, ok, rec
 const CALIBRATED: &str = "8192";
 const WINDOWS: &str = "12";
 
-/// What ferris-relu's experts see.
+/// Profile of ferris-relu.
 fn profile() -> &'static Path {
     static PLACE: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, path) = PLACE.get_or_init(|| {
@@ -75,7 +75,7 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 
-/// The gain of the norm in front of a layer's experts, which weights of f32 have taken in: their rows come without it.
+/// The gain of the norm before a layer's experts, which weights of f32 have taken in: their rows come without it.
 fn gain(layer: u32) -> Vec<f32> {
     let file = fs::read(ferris_relu().join("model.safetensors")).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
@@ -85,7 +85,7 @@ fn gain(layer: u32) -> Vec<f32> {
     gain.data().chunks_exact(2).map(wide).collect()
 }
 
-/// Recall, and the shares of neurons that are awake and that are taken to be, of every other row of the profile: by a loop of its own over
+/// Recall, and the shares of neurons that are active and that are taken to be, of every other row of the profile: by a loop of its own over
 /// what the bundle holds.
 fn counted(bundle: &Bundle, layer: u32) -> [f64; 3] {
     let profile = Profile::read(profile()).unwrap();
@@ -123,7 +123,7 @@ fn counted(bundle: &Bundle, layer: u32) -> [f64; 3] {
     [found as f64 / woken as f64, woken as f64 / all as f64, taken as f64 / all as f64]
 }
 
-/// What was decided about predictors, by layer.
+/// Decisions about predictors, by layer.
 fn predictors(bundle: &Bundle) -> Vec<Decision> {
     let all = bundle.decisions().unwrap().decisions;
     all.into_iter().filter(|d| d.subject == "predictors of neurons").collect()
@@ -148,7 +148,7 @@ fn what_a_build_says_is_what_a_count_by_hand_gives() {
                 near(said["found_share"], recall)
                     && near(d.figures["awake_share"], awake)
                     && near(said["taken_share"], taken),
-                "{d:?}: {recall} found, {awake} awake, {taken} taken"
+                "{d:?}: {recall} found, {awake} active, {taken} taken"
             );
             // Fitted to others, a wish of 99 % holds nearly; and who is passed over is worth the while.
             assert!(said["found_share"] > 0.95 && said["taken_share"] < 0.8, "{said:?}");
@@ -255,7 +255,7 @@ fn perplexity(bundle: &Bundle) -> f64 {
     said["perplexity"].as_f64().unwrap()
 }
 
-/// Rows of the table: experts, who says who is awake, found, taken, bytes of a token, perplexity and what that is beside exact.
+/// Rows of the table: experts, predictor, found, taken, bytes of a token, perplexity and what that is beside exact.
 fn table() -> Vec<(String, [f64; 4])> {
     let mut rows = Vec::new();
     for format in ["bf16", "q8", "q4"] {
@@ -296,8 +296,7 @@ fn the_page_says_what_predictors_gain_and_cost() {
     let line = |(who, [found, taken, bytes, rise]): &(String, [f64; 4])| {
         format!("| {who} | {found:.1} % | {taken:.1} % | {bytes:.1} kB | {rise:+.2} % |\n")
     };
-    let head =
-        "| experts | who says | found | taken to be awake | read | perplexity |\n|---|---|---|---|---|---|\n";
+    let head = "| experts | who says | found | taken to be active | read | perplexity |\n|---|---|---|---|---|---|\n";
     let table: String =
         iter::once(format!("\n{head}")).chain(rows.iter().map(line)).chain(["\n".to_owned()]).collect();
     let page = fs::read_to_string(root().join(PAGE)).unwrap();
@@ -307,7 +306,7 @@ fn the_page_says_what_predictors_gain_and_cost() {
         let page = format!("{before}--test end_to_end predictors::` -->\n{table}<!-- /predict -->{behind}");
         return fs::write(root().join(PAGE), page).unwrap();
     }
-    // Who is awake may depend on how a machine rounds, a little.
+    // Which neurons are active may depend on how a machine rounds, a little.
     let numbers = |text: &str| -> Vec<f64> {
         text.split(|c: char| !(c.is_ascii_digit() || c == '.')).filter_map(|n| n.parse().ok()).collect()
     };

@@ -26,7 +26,7 @@ const CHUNK: usize = 16;
 /// Models that fold tokens: by the delta rule with one decay for each head and with one for each channel, and by state spaces.
 const HYBRIDS: [&str; 3] = ["qwen3_next", "kimi_linear", "granitemoehybrid"];
 
-/// What conversations are written as: a word for each role, and what is said.
+/// Template of conversations: a word for each role, and the text.
 const TEMPLATE: &str = "{% for m in messages %}{{ {'system': 'w1', 'user': 'w2', 'assistant': 'w3'}[m.role] }} {{ m.content | trim }} \
                         {% endfor %}{% if add_generation_prompt %}w3{% endif %}";
 
@@ -73,7 +73,7 @@ impl Case {
     }
 }
 
-/// Words that nobody else has.
+/// Words that no other prompt has.
 fn words(n: usize, seed: u32) -> Vec<u32> {
     (0..n as u32).map(|i| 10 + (i * i * 7 + i * 31 + seed * 97 + seed * seed * 13) % (WORDS - 10)).collect()
 }
@@ -89,7 +89,7 @@ fn ids(text: &str) -> Vec<u32> {
     text.split_whitespace().map(|word| word.strip_prefix('w').unwrap().parse().unwrap()).collect()
 }
 
-/// What a run gives that reads all of its prompt.
+/// Results of a run that reads all of its prompt.
 fn cold(engine: &mut Engine<'_>, prompt: &[u32], n: usize) -> Vec<u32> {
     let request = Request { slot: 0, prompt, n, end: &[] };
     let mut sampler = Sampler::new(Sampling::default());
@@ -229,7 +229,7 @@ fn metric(server: &Server, name: &str) -> u64 {
     line.unwrap().parse().unwrap()
 }
 
-/// Sixteen clients begin alike, edit what they have asked, and go on behind the answer: of none more than the distance is read again, and
+/// Sixteen clients begin alike, edit what they have asked, and go on after the answer: of none more than the distance is read again, and
 /// every answer is that of a run by itself.
 #[test]
 fn clients_of_a_server_share_a_prompt_and_edit_their_own() {
@@ -292,7 +292,7 @@ fn clients_of_a_server_share_a_prompt_and_edit_their_own() {
     }
 }
 
-/// What `chat` answers to lines, an object for each.
+/// Answers of `chat` to lines, an object for each.
 fn chat(case: &Case, options: &[&str], lines: &[String]) -> Vec<Value> {
     let mut command = moec();
     command.arg("run").arg(case.bundle()).args([
@@ -313,7 +313,7 @@ fn chat(case: &Case, options: &[&str], lines: &[String]) -> Vec<Value> {
     String::from_utf8(done.stdout).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// A turn that is answered anew, one whose answer a text has stopped, and one behind it.
+/// A turn that is answered anew, one whose answer a text has stopped, and one after it.
 #[test]
 fn conversations_go_back_to_snapshots() {
     for family in HYBRIDS {
@@ -322,7 +322,7 @@ fn conversations_go_back_to_snapshots() {
         let (system, lines) = (text(&words(60, 5)), [words(15, 6), words(18, 7)].map(|ids| text(&ids)));
         let said = |of: &Value| ids(of["text"].as_str().unwrap());
         let plain = chat(&case, &["--system", &system], &lines[..1]);
-        // The answer ends in front of its fifth word.
+        // The answer ends before its fifth word.
         let stop = format!("w{}", said(&plain[0])[4]);
         let again = [lines[0].clone(), "/regenerate".to_owned(), lines[1].clone()];
         for options in [&["--system", &system][..], &["--system", &system, "--stop", &stop]] {
@@ -365,7 +365,7 @@ fn conversations_go_back_to_snapshots() {
     }
 }
 
-/// A saved prompt holds its snapshots: one that parts from it inside goes on from the last before that. Guesses are taken back.
+/// A saved prompt holds its snapshots: one that parts from it inside goes on from the last before that. Draft tokens are taken back.
 #[test]
 fn saved_prompts_and_guesses_go_back_to_snapshots() {
     for family in HYBRIDS {

@@ -1,4 +1,4 @@
-//! Bundles for phones: groups of experts become quantised networks that verify, and compute what the processor does.
+//! Bundles for phones: groups of experts become quantised networks that verify, and compute what the CPU does.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(
     clippy::unwrap_used,
@@ -95,7 +95,7 @@ impl Case {
     }
 }
 
-/// A bundle of a tiny checkpoint, with what the processor computes in f16.
+/// A bundle of a tiny checkpoint, with what the CPU computes in f16.
 struct Tiny {
     folder: tempfile::TempDir,
     model: String,
@@ -159,7 +159,7 @@ impl Tiny {
         command
     }
 
-    /// What `moec verify` says, with the checkpoint as the reference.
+    /// Output of `moec verify`, with the checkpoint as the reference.
     fn verify(&self) -> Value {
         let mut verify = self.moec("verify");
         verify.arg(self.bundle()).arg("--source").arg(checkpoint(&self.model)).arg("--json");
@@ -167,7 +167,7 @@ impl Tiny {
     }
 }
 
-/// Replaces a file of a bundle as somebody does who can write to it: its hash follows.
+/// Replaces a file of a bundle as an attacker does who can write to it: its hash follows.
 fn forge(bundle: &Path, file: &str, bytes: &[u8]) {
     fs::write(bundle.join(file), bytes).unwrap();
     let path = bundle.join("manifest.json");
@@ -214,7 +214,7 @@ fn groups_of_experts_become_networks_that_verify() {
     assert!(a.len() >= 3 * packages.len());
     assert!(a == b, "two builds differ");
 
-    // Text is about as likely as on this machine's processor.
+    // Text is about as likely as on this machine's CPU.
     let eval = |more: &[&str]| {
         let text = ferris().join("eval/text.txt");
         let given = [&["--text", text.to_str().unwrap(), "--windows", "1", "--window", "100"], more].concat();

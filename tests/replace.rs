@@ -1,4 +1,4 @@
-//! Bundles that take the place of others: nothing that is not one is ever touched, and whoever is killed while he replaces
+//! Bundles that take the place of others: nothing that is not one is ever touched, and a build that is killed while it replaces
 //! one leaves the old or the new, whole.
 //!
 //! Most cases replace a small bundle by the library's own means in a process of their own, which takes milliseconds: so every
@@ -91,7 +91,7 @@ impl Place {
         command
     }
 
-    /// What lies beside the bundle.
+    /// Entries beside the bundle.
     fn left(&self) -> Vec<String> {
         let all = fs::read_dir(self.0.path()).unwrap();
         let names = all.map(|e| e.unwrap().file_name().into_string().unwrap());
@@ -120,7 +120,7 @@ fn a_process_that_replaces() {
     partial.commit().unwrap();
 }
 
-/// Whoever reads a bundle where a build may have been killed.
+/// A reader of a bundle whose build may have been killed.
 fn read(place: &Place, way: &str) -> Option<String> {
     let at = place.bundle();
     if way == WAYS[1].1 && !at.exists() {
@@ -388,7 +388,10 @@ fn a_folder_of_the_users_is_never_replaced() {
         let before = tree(&at("fm"));
         let (code, said) = fails(&mut build("fm"));
         assert_eq!(code, 2, "{said}");
-        assert!(said.contains("fm` exists and is no bundle") && said.contains(word), "`{word}`: {said}");
+        assert!(
+            said.contains("fm` already exists and is not a moec bundle") && said.contains(word),
+            "`{word}`: {said}"
+        );
         assert!(said.contains("hint: "), "{said}");
         assert!(!said.contains("Reading"), "refused too late: {said}");
         assert!(tree(&at("fm")) == before);
@@ -421,7 +424,7 @@ fn a_folder_of_the_users_is_never_replaced() {
     fs::remove_file(at("bundle.moec/plan.txt")).unwrap();
     fs::rename(at("my plan.txt"), at("bundle.moec/plan.txt")).unwrap();
 
-    // Links to bundles, with and without a slash behind them.
+    // Links to bundles, with and without a slash after them.
     symlink(at("bundle.moec"), at("link.moec")).unwrap();
     for name in ["link.moec", "link.moec/"] {
         let (code, said) = fails(&mut build(name));
@@ -430,7 +433,7 @@ fn a_folder_of_the_users_is_never_replaced() {
     assert!(at("link.moec").is_symlink());
     fs::write(at("file"), "mine").unwrap();
     let (code, said) = fails(&mut build("file"));
-    assert!(code == 2 && said.contains("is no folder"), "{said}");
+    assert!(code == 2 && said.contains("is not a folder"), "{said}");
     assert!(tree(&at("bundle.moec")) == before);
 
     // What may be there: a signature, a `run` that was built later; and an empty folder is as good as none.
@@ -443,7 +446,7 @@ fn a_folder_of_the_users_is_never_replaced() {
     }
 }
 
-/// Real builds, killed at random moments and at the steps that change names: what is there is whole, whoever looks at it.
+/// Real builds, killed at random moments and at the steps that change names: what is there is whole for every reader.
 #[test]
 fn real_builds_are_killed() {
     let home = tempfile::tempdir().unwrap();

@@ -35,7 +35,7 @@ fn text_of(page: &str) -> String {
         let name: String =
             tag.trim_start_matches('/').chars().take_while(char::is_ascii_alphanumeric).collect();
         if tag.starts_with('/') {
-            assert_eq!(open.pop(), Some(name), "in front of {rest:.60}");
+            assert_eq!(open.pop(), Some(name), "before {rest:.60}");
         } else if !tag.starts_with('!') && !tag.ends_with('/') && name != "meta" {
             open.push(name);
         }
@@ -71,7 +71,7 @@ fn pages_say_what_a_bundle_is() {
         {
             assert!(said.contains(word), "{name}: `{word}` is not in:\n{said}");
         }
-        assert!(!html.contains("NaN") && !html.contains("=\"-"), "{name}: a place that is none");
+        assert!(!html.contains("NaN") && !html.contains("=\"-"), "{name}: an invalid coordinate");
         assert!(!said.contains('`'), "{name}: code that is not marked up");
     }
     // A page takes the place of another, or of nothing.
@@ -135,7 +135,7 @@ fn device_file(folder: &Path, name: &str, gb_per_s: f64, barrier_us: f64) -> Pat
     path
 }
 
-/// What `moec report` expects of each entry point, on the machine of a device file.
+/// Expected speed of each entry point in `moec report`, on the machine of a device file.
 fn expected_speed(bundle: &Path, device: &Path) -> Vec<Value> {
     let page = device.with_extension("html");
     let mut report = moec();

@@ -148,7 +148,7 @@ fn notes_go_with_their_bundles() {
     case.build(&toml, "second", &[]);
     assert_eq!(case.notes().len(), 2);
     fs::remove_dir_all(case.path("first")).unwrap();
-    // One that nobody can read is none.
+    // One that cannot be read is none.
     fs::write(case.path("cache").join("packed").join(&case.notes()[0]).with_file_name("x.json"), "{")
         .unwrap();
     assert!(case.build(&toml, "third", &[]).1 > 0);

@@ -1,10 +1,10 @@
-//! How far packages in f16 take a model from itself, and where a token goes to other experts because of it.
+//! Distance of packages in f16 from the model, and tokens that go to other experts because of it.
 //!
 //! Random checkpoints of every family, of other seeds and depths than those of `golden/hf`: each is built for `m2-ultra`
 //! with everything on the Neural Engine that can be there, run with that emulated, and held against the evaluator on the
 //! checkpoint's own weights. Rows past a capacity spill, so nothing but f16 lies between the two.
 //!
-//! A router is a matrix of 32-bit floats on the processor. Whether it, or what it reads, sends a token elsewhere is
+//! A router is a matrix of 32-bit floats on the CPU. Whether it, or what it reads, sends a token elsewhere is
 //! found out by giving it the other side's input:
 //!
 //! - its own choice again, by the evaluator, on the hidden states of the emulated run: differences are the router's;
@@ -156,7 +156,7 @@ fn profile(source: &moec_import::Checkpoint, spec: &ModelSpec) -> Profile {
     }
 }
 
-/// A router in the Graph, with the matrix in front of it.
+/// A router in the Graph, with the matrix before it.
 struct Router<'a> {
     node: &'a Node,
     id: NodeId,
@@ -184,7 +184,7 @@ fn routers<'a>(module: &'a Module, graph: &'a Graph) -> Vec<Router<'a>> {
     graph.nodes.iter().filter(is_router).map(of).collect()
 }
 
-/// What a run computed: by layer what its router read, what it made of that, and whom it chose; and the logits.
+/// Results of a run: by layer what its router read, what it made of that, and which experts it chose; and the logits.
 #[derive(Default)]
 struct Seen {
     hidden: Vec<Vec<f32>>,
@@ -232,13 +232,13 @@ fn words(entry: &Entry, v: ValueId, view: &StepView<'_>) -> Vec<[u8; 4]> {
     (0..TOKENS).flat_map(row).collect()
 }
 
-/// The bundle on a twin, its Neural Engine emulated.
+/// The bundle on a host build, its Neural Engine emulated.
 fn emulated(bundle: &Bundle, entry: usize, routers: &[Router<'_>], ids: &[u32]) -> Seen {
     let twin = Twin::of(bundle, &Progress::silent()).unwrap();
     let plan = twin.plan();
     let steps = &plan.entries[entry];
-    let at = |id: NodeId| steps.steps.iter().position(|s| s.node == id.0).expect("the processor runs it");
-    let last = |id: NodeId| steps.steps.iter().rposition(|s| s.node == id.0).expect("the processor runs it");
+    let at = |id: NodeId| steps.steps.iter().position(|s| s.node == id.0).expect("the CPU runs it");
+    let last = |id: NodeId| steps.steps.iter().rposition(|s| s.node == id.0).expect("the CPU runs it");
     let before: BTreeMap<usize, usize> =
         routers.iter().enumerate().map(|(i, r)| (at(r.linear_id), i)).collect();
     let after: BTreeMap<usize, usize> = routers.iter().enumerate().map(|(i, r)| (last(r.id), i)).collect();
@@ -280,7 +280,7 @@ fn emulated(bundle: &Bundle, entry: usize, routers: &[Router<'_>], ids: &[u32]) 
     twin.with_engine(Some(&bundle.files(CheckLevel::Small).unwrap()), body).unwrap()
 }
 
-/// Whom a router chooses for what it reads, by the evaluator; numbers pass through `round` on the way.
+/// Experts that a router chooses for what it reads, by the evaluator; numbers pass through `round` on the way.
 fn choice(
     evaluator: &mut Evaluator<'_>,
     router: &Router<'_>,
@@ -295,7 +295,7 @@ fn choice(
         let weights: Vec<Tensor> = node.inputs[1..]
             .iter()
             .map(|o| {
-                let Operand::Weight(w) = o else { panic!("an operand that is no weight") };
+                let Operand::Weight(w) = o else { panic!("an operand that is not a weight") };
                 rounded(&evaluator.weight(*w).unwrap())
             })
             .collect();
@@ -308,7 +308,7 @@ fn choice(
     run(router.node, rounded(&scores)).remove(0).as_i32().to_vec()
 }
 
-/// What became of one checkpoint.
+/// Result of one checkpoint.
 struct Found {
     family: String,
     /// Choices of all routers: tokens × layers with experts.
@@ -335,7 +335,7 @@ impl Found {
     }
 }
 
-/// How far `a` is from `b`, over the length of `b`.
+/// Distance of `a` from `b`, over the length of `b`.
 fn relative(a: &[f32], b: &[f32]) -> f64 {
     let square = |x: f32| f64::from(x).powi(2);
     let off: f64 = a.iter().zip(b).map(|(a, b)| square(a - b)).sum();
@@ -380,7 +380,7 @@ fn measure(family: &str, seed: u64, times: usize, found: &[(&'static str, PathBu
     let differ = |a: &[i32], b: &[i32]| (0..TOKENS).filter(|&t| set(a, t) != set(b, t)).count();
     let (mut flips, mut of_router, mut of_f16_router) = (0, 0, 0);
     let (mut moved, mut gaps) = (Vec::new(), Vec::new());
-    // First token that was sent elsewhere: what comes behind it reads its keys and values.
+    // First token that was sent elsewhere: what comes after it reads its keys and values.
     let mut first = TOKENS;
     let in_f16 = |x: f32| f16::from_f32(x).to_f32();
     for (i, router) in routers.iter().enumerate() {
@@ -460,12 +460,12 @@ fn several(checkpoints: impl Iterator<Item = (&'static str, u64, usize)>) {
     for (family, seed, times) in checkpoints {
         let f = measure(family, seed, times, &found);
         println!("{family}, seed {seed}, {times} times as deep: {:.1e}, {} elsewhere", f.error(), f.flips);
-        // The router's own arithmetic sends nobody elsewhere: what it reads does.
+        // The router's own arithmetic sends no token elsewhere: what it reads does.
         assert_eq!(f.of_router, 0, "{family}, seed {seed}");
-        // Nobody goes elsewhere who was not nearly undecided: f16 moves what a router reads by next to nothing.
+        // No token goes elsewhere that was not nearly undecided: f16 moves what a router reads by next to nothing.
         assert!(f.moved.iter().all(|&x| x < 1e-2), "{family}, seed {seed}: {:?}", f.moved);
         assert!(f.gaps.iter().all(|&gap| gap < 2e-2), "{family}, seed {seed}: {:?}", f.gaps);
-        // Where nobody did, f16 is all there is.
+        // Where none did, f16 is all there is.
         let quiet = f.tokens.iter().filter(|t| !t.1).map(|t| t.0).fold(0.0, f64::max);
         assert!(quiet < 1e-2, "{family}, seed {seed}: {quiet}");
         assert!(f.error() > 0.0, "{family}: nothing was computed in f16");
@@ -479,7 +479,7 @@ fn several(checkpoints: impl Iterator<Item = (&'static str, u64, usize)>) {
     let largest = |x: &[f64]| x.iter().copied().fold(0.0, f64::max);
     println!("\n{}", table(&all));
     println!(
-        "{} checkpoints: median error {:.1e}, worst {worst:.1e}; {touched} with a token elsewhere. In front of the first of \
+        "{} checkpoints: median error {:.1e}, worst {worst:.1e}; {touched} with a token elsewhere. Before the first of \
          them the router's input had moved by {:.1e} (median; largest {:.1e}), and, where it has no groups and biases, the \
          logits of the two experts were {:.1e} of their spread apart (largest {:.1e}).",
         all.len(),

@@ -37,7 +37,7 @@ fn request(server: &Server, body: &Value) -> Request {
     post(server.address(), "/v1/completions", body)
 }
 
-/// What comes of requests that are sent at once.
+/// Answers to requests that are sent at once.
 fn together(server: &Server, bodies: &[Value]) -> Vec<Answer> {
     let ask = |body| Answer::of(&request(server, body).ask().unwrap(), false).unwrap();
     std::thread::scope(|scope| {
@@ -250,7 +250,7 @@ fn hostile_requests_neither_stop_the_server_nor_fill_its_memory() {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
-/// A line for each request, for people or as JSON, and none where nobody asks.
+/// A line for each request, for people or as JSON, and none by default.
 #[test]
 fn requests_are_logged_where_that_is_wanted() {
     let folder = tempfile::tempdir().unwrap();

@@ -15,7 +15,7 @@ fn stdout(command: &mut Command) -> String {
     String::from_utf8(ok(command).stdout).unwrap()
 }
 
-/// ferris for the M2 Ultra, with a profile of two thousand tokens. Its attention stays on the processor, and its experts
+/// ferris for the M2 Ultra, with a profile of two thousand tokens. Its attention stays on the CPU, and its experts
 /// are too small for a launch: so nothing is asked of coremltools.
 struct Case {
     folder: tempfile::TempDir,
@@ -139,7 +139,7 @@ fn what_cannot_be_simulated_is_said() {
     assert!(code == 1 && said.contains("which has no static graphs"), "{said}");
 }
 
-/// A machine with figures of nobody, and a link that nothing of a paged plan passes.
+/// A machine with invented figures, and a link that nothing of a paged plan passes.
 fn machine(flash: f64) -> String {
     let source = "source = \"a test\"";
     format!(
@@ -263,7 +263,7 @@ fn experts_on_flash_are_simulated_by_the_runtime() {
     assert!(code == 2 && said.contains("do not fit into a context of 256"), "{said}");
 }
 
-/// ferris with ReLU in its gates, for a phone, its experts on the processor and what its neurons do counted.
+/// ferris with ReLU in its gates, for a phone, its experts on the CPU and what its neurons do counted.
 fn relu_on_a_phone(folder: &std::path::Path) -> PathBuf {
     let source = ferris().parent().unwrap().join("ferris-relu");
     let setup = Setup { format: "f16", chunk: 64, batch: &[1], context: 256 };

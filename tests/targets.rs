@@ -48,7 +48,7 @@ fn every_target_compiles_families_here() {
                 .symbols()
                 .filter(|s| s.is_definition() && s.is_global())
                 .map(|s| s.name().unwrap())
-                // Apple's linker wants an underscore in front of C's names.
+                // Apple's linker wants an underscore before C's names.
                 .map(|s| if apple { s.strip_prefix('_').unwrap() } else { s })
                 .collect();
             let plan = fs::read(bundle.join("plan.bin")).unwrap();
@@ -62,7 +62,7 @@ fn every_target_compiles_families_here() {
     }
 }
 
-/// A target of this machine's kind with features that no processor has together.
+/// A target of this machine's kind with features that no CPU has together.
 fn impossible(folder: &Path) -> PathBuf {
     let features = match std::env::consts::ARCH {
         "x86_64" => r#""avx2", "fma", "tbm", "avx512f", "amx-complex""#,
@@ -124,7 +124,7 @@ fn a_processor_without_the_features_is_refused_by_their_names() {
         let features: Vec<&str> = features.iter().map(String::as_str).collect();
         let lacking = moec_runtime::platform::cpu::missing(&features);
         if lacking.is_empty() {
-            assert_eq!(target, "sapphire-rapids", "no processor has these features");
+            assert_eq!(target, "sapphire-rapids", "no CPU has these features");
             continue;
         }
         let (bundle, _) = build("olmoe", target, folder.path(), &[]);
@@ -230,7 +230,7 @@ fn a_mac_gets_its_code_and_a_script_that_links_there() {
     assert!(script.contains("MACOSX_DEPLOYMENT_TARGET=14.0\n") && !script.contains('@'), "{script}");
 }
 
-/// Formats that are there for the codes of a checkpoint are the processor's and the graphics processor's: static graphs have their own.
+/// Formats that are there for the codes of a checkpoint are the CPU's and the GPU's: static graphs have their own.
 #[test]
 fn codes_of_a_checkpoint_are_refused_where_graphs_are_static() {
     let folder = tempfile::tempdir().unwrap();

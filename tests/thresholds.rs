@@ -1,4 +1,4 @@
-//! Thresholds of gates behind SiLU: what they cost is measured and said, a limit is kept, and what is skipped is what is set to 0.
+//! Thresholds of gates after SiLU: what they cost is measured and said, a limit is kept, and what is skipped is what is set to 0.
 //! `MOEC_BLESS=1` writes the loss curve of `docs/neurons.md` anew.
 #![allow(
     clippy::unwrap_used,
@@ -48,7 +48,7 @@ impl Case {
         path
     }
 
-    /// Builds ferris with its profile and these keys under `[experts]` and behind.
+    /// Builds ferris with its profile and these keys under `[experts]` and after that.
     fn build(&self, experts: &str, name: &str) -> Command {
         let profile = self.path("t.trace");
         let toml =
@@ -64,7 +64,7 @@ impl Case {
         serde_json::from_slice(&ok(&mut command).stdout).unwrap()
     }
 
-    /// What the evaluation text says of a bundle beside another.
+    /// Evaluation of a bundle beside another on text.
     fn eval(&self, name: &str, against: &str, windows: usize) -> Value {
         let text = ferris().join("eval/text.txt").display().to_string();
         let against = self.path(against).display().to_string();
@@ -85,7 +85,7 @@ fn quality(case: &Case) -> String {
 }
 
 fn number(v: &Value) -> f64 {
-    v.as_f64().unwrap_or_else(|| panic!("{v} is no number"))
+    v.as_f64().unwrap_or_else(|| panic!("{v} is not a number"))
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn half_of_the_neurons_are_skipped_and_that_is_said() {
     {
         assert_eq!(plan(name).contains("neuron_up"), neurons, "{name}");
         assert_eq!(plan(name).contains("_cats_at"), name != "exact.moec", "{name}");
-        // What low gates wake no sketch bounds.
+        // No sketch bounds what low gates activate.
         assert!(!plan(name).contains("sketched"), "{name}");
         ok(case.moec("verify").arg(case.path(name)).arg("--quiet"));
     }
@@ -130,7 +130,7 @@ fn half_of_the_neurons_are_skipped_and_that_is_said() {
     assert!(off.abs() < 0.02 * lost && number(&neurons["same_choice"]) > 0.99, "{neurons}, {whole}");
 }
 
-/// What `explain` says of the share of neurons that count as 0.
+/// Decision of `explain` on the share of neurons that count as 0.
 fn decided(explained: &Value) -> Value {
     let all = explained["decisions"].as_array().unwrap();
     all.iter().find(|d| d["subject"] == "neurons of experts").unwrap().clone()

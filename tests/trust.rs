@@ -1,4 +1,4 @@
-//! Where a bundle comes from and what is checked of it: the manifest's own hash, signatures, and `moec verify --static`, which
+//! Origin of a bundle and its checks: the manifest's own hash, signatures, and `moec verify --static`, which
 //! executes nothing.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![cfg(unix)]
@@ -71,7 +71,7 @@ impl Case {
         serde_json::from_slice(&fs::read(self.at("b/manifest.json")).unwrap()).unwrap()
     }
 
-    /// Replaces a file as somebody does who can write to the bundle: hashes in plan and manifest follow.
+    /// Replaces a file as an attacker does who can write to the bundle: hashes in plan and manifest follow.
     fn forge(&self, file: &str, bytes: &[u8]) {
         fs::write(self.at("b").join(file), bytes).unwrap();
         let mut plan = Plan::decode(&fs::read(self.at("b/plan.bin")).unwrap()).unwrap();
@@ -173,10 +173,13 @@ fn signatures() {
     }
     for key in ["me", "model.toml", "b/plan.bin"] {
         let (_, said) = fails(&mut with(key));
-        assert!(said.contains(key) && (said.contains("no public key") || said.contains("no text")), "{said}");
+        assert!(
+            said.contains(key) && (said.contains("not a public key") || said.contains("not text")),
+            "{said}"
+        );
     }
     let (_, said) = fails(&mut case.sign(&["b", "--key", "me.pub"]));
-    assert!(said.contains("`me.pub` is no secret key"), "{said}");
+    assert!(said.contains("`me.pub` is not a secret key"), "{said}");
 
     // A file that changed, with a manifest that says so, and one without.
     let plan = fs::read(case.at("b/plan.txt")).unwrap();
@@ -203,14 +206,14 @@ fn signatures() {
     assert!(said.contains("experts.bin` was changed"), "{said}");
     fs::write(case.at("b/weights/experts.bin"), weights).unwrap();
 
-    // What nobody has signed.
+    // An unsigned bundle.
     fs::write(case.at("b/artifacts/extra"), "x").unwrap();
     let (_, said) = fails(&mut with("me.pub"));
     assert!(said.contains("`artifacts/extra`") && said.contains("does not cover"), "{said}");
     assert!(text(&mut case.moec("verify", &[])).contains("`artifacts/extra`"), "a stranger is not said");
     fs::remove_file(case.at("b/artifacts/extra")).unwrap();
 
-    // A signature that is none, cut off at every length, and one for another manifest.
+    // A signature that is invalid, cut off at every length, and one for another manifest.
     let path = case.at("b/manifest.json.minisig");
     let whole = fs::read(&path).unwrap();
     for cut in [0, 1, 20, 60, 100, 150, whole.len() - 20] {
@@ -265,7 +268,7 @@ fn the_minisign_tool_agrees() {
     ok(&mut case.moec("verify", &["--static", "--key", "theirs.pub"]));
 }
 
-/// Somebody has put other code into the kernels, and hashes that fit. It must not run unless it is asked to.
+/// An attacker has put other code into the kernels, and hashes that fit. It must not run unless it is asked to.
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn static_verification_executes_nothing() {
@@ -283,7 +286,7 @@ fn static_verification_executes_nothing() {
     };
     assert!(!traps.is_empty());
     for at in traps {
-        // `ud2`: whoever comes here dies of SIGILL.
+        // `ud2`: a thread that comes here dies of SIGILL.
         code[at..at + 2].copy_from_slice(&[0x0f, 0x0b]);
     }
     case.forge("artifacts/kernels.o", &code);
@@ -342,7 +345,7 @@ fn static_verification_reads_everything() {
 
         let graph = fs::read(case.at("b/artifacts/graph.moe")).unwrap();
         case.forge("artifacts/graph.moe", &graph[..graph.len() / 2]);
-        refused(&["graph.moe` is no graph"]);
+        refused(&["graph.moe` is not a graph"]);
         case.forge("artifacts/graph.moe", &graph);
         fs::write(case.at("b/weights/extra"), "x").unwrap();
         refused(&["`weights/extra`"]);

@@ -1,4 +1,4 @@
-//! What is no file, and what does not belong to a checkpoint: refused at once, whatever it is put in place of; and signals,
+//! Entries that are no files, and files that do not belong to a checkpoint: refused at once, whatever they are put in place of; and signals,
 //! which are heard from the first moment on.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![cfg(unix)]
@@ -197,9 +197,9 @@ fn a_tokenizer_is_checked_before_it_is_built_in() {
     let path = case.path("hf/tokenizer.json");
     let whole = fs::read(&path).unwrap();
     fs::write(&path, &whole[..whole.len() / 2]).unwrap();
-    says(&case, &["`tokenizer.json` is no tokenizer that can be used"]);
+    says(&case, &["`tokenizer.json` is not a tokenizer that can be used"]);
     fs::write(&path, "{}").unwrap();
-    says(&case, &["`tokenizer.json` is no tokenizer that can be used"]);
+    says(&case, &["`tokenizer.json` is not a tokenizer that can be used"]);
 
     let mut more: serde_json::Value = serde_json::from_slice(&whole).unwrap();
     let added = serde_json::json!({"id": 2048, "content": "<|more|>", "single_word": false, "lstrip": false,
@@ -272,7 +272,7 @@ fn special_tokens_are_those_of_the_model() {
     let said = String::from_utf8(ok(&mut case.build()).stderr).unwrap();
     assert!(said.contains("`eos_token_id` names token 2048, but the model has 2048 tokens"), "{said}");
     fs::remove_dir_all(case.path("out.moec")).unwrap();
-    // What would be put in front of every text is not.
+    // What would be put before every text is not.
     fs::write(&path, "{\"bos_token_id\": 2048}").unwrap();
     fs::write(case.path("hf/tokenizer_config.json"), "{\"add_bos_token\": true}").unwrap();
     says(&case, &["`bos_token_id` is 2048, but the model has 2048 tokens", "add_bos_token"]);
@@ -303,7 +303,7 @@ fn a_signal_ends_a_build_at_any_moment() {
         let done = end(child);
         let said = String::from_utf8(done.stderr).unwrap();
         let (code, number) = if name == "INT" { (130, 2) } else { (143, 15) };
-        // In front of the first line of `main` the system ends it; at the end it is too late.
+        // Before the first line of `main` the system ends it; at the end it is too late.
         let early = done.status.signal() == Some(number) && said.is_empty();
         let heard = done.status.code() == Some(code) && said == "error: interrupted\n";
         let late = done.status.success() && case.path("out.moec/manifest.json").exists();

@@ -7,7 +7,7 @@ use moec_ir::text::parse_plan;
 use moec_ir::verify;
 use moec_runtime::Program;
 
-/// Stands for every kernel; nobody calls it.
+/// Stands for every kernel; it is never called.
 unsafe extern "C" fn kernel(_: *const *mut u8, _: i64, _: i64, _: i64, _: *mut u8) {}
 
 fuzz_target!(|bytes: &[u8]| {

@@ -8,7 +8,7 @@ use moec_profile::loads::loads;
 use moec_profile::overlap::overlap;
 use moec_profile::{Profile, file};
 
-/// A file whose header fits what is in it, so that mutations reach behind the checksum. The input is the
+/// A file whose header fits what is in it, so that mutations reach after the checksum. The input is the
 /// stored form as it is before it is deflated; stored blocks need no compressor.
 fn wrapped(stored: &[u8]) -> Vec<u8> {
     let mut bytes = file::MAGIC.to_vec();

@@ -64,7 +64,7 @@ fuzz_target!(
             let json = serde_json::from_str::<Value>(&said).or_else(|e| {
                 if e.to_string().contains("out of range") { Ok(Value::Null) } else { Err(e) }
             });
-            assert!(json.is_ok(), "{said:?} is no JSON, of {grammar:?}");
+            assert!(json.is_ok(), "{said:?} is not valid JSON, of {grammar:?}");
         }
     }
 );

@@ -7,7 +7,7 @@ use serde_json::Value;
 /// another token than that of a run by itself stands, that run must have found it less likely by no more than this, in nats.
 pub(crate) const GAP: f64 = 0.125;
 
-/// What was answered.
+/// Answer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Answer {
     /// All of it.
@@ -16,7 +16,7 @@ pub(crate) struct Answer {
     pub(crate) tokens: Vec<String>,
     /// For each token, others that might have stood there, and how much less likely they were, in nats.
     pub(crate) others: Vec<Vec<(String, f64)>>,
-    /// Why it ended.
+    /// Reason that it ended.
     pub(crate) finish: String,
 }
 
@@ -36,7 +36,7 @@ impl Answer {
         Ok(answer)
     }
 
-    /// Where this answer leaves that of a run by itself, and how much less likely that run found the token here, in nats; `None` where
+    /// Place where this answer leaves that of a run by itself, and how much less likely that run found the token here, in nats; `None` where
     /// the two are equal. What follows such a token cannot be compared.
     ///
     /// # Errors

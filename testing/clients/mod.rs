@@ -1,5 +1,5 @@
 //! Clients of a server that come and go at random, and what holds meanwhile: what is refused is refused by name, and every answer
-//! that is awaited is right, as somebody says who knows the model.
+//! that is awaited is right, according to a caller that knows the model.
 
 #![allow(dead_code, unused_imports, reason = "each program uses a part of it")]
 
@@ -13,9 +13,9 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Where texts are continued.
+/// Endpoint that continues texts.
 pub(crate) const COMPLETIONS: &str = "/v1/completions";
-/// Where conversations are answered.
+/// Endpoint that answers conversations.
 pub(crate) const CHAT: &str = "/v1/chat/completions";
 
 /// Numbers that are random enough (xorshift), the same for the same client.
@@ -37,20 +37,20 @@ impl Random {
 
 /// A request, and which one of those whose answers are known.
 pub(crate) struct Case {
-    /// Where it is asked.
+    /// Endpoint.
     pub(crate) path: &'static str,
     /// The request, without `stream`.
     pub(crate) body: Value,
-    /// What whoever drew it knows it by.
+    /// Identifier that its creator gave it.
     pub(crate) key: usize,
 }
 
-/// Who knows what is right.
+/// Reference model.
 pub(crate) trait Model: Sync {
     /// A request whose answer is known.
     fn case(&self, random: &mut Random) -> Case;
 
-    /// What is wrong with an answer.
+    /// Fails if an answer is wrong.
     fn judge(&self, case: &Case, answer: &Answer) -> Result<(), String>;
 
     /// A request that takes all slots for as long as it can, as a stream.
@@ -60,7 +60,7 @@ pub(crate) trait Model: Sync {
     fn too_large(&self) -> usize;
 }
 
-/// What a client does: its name, how often among the others, and what makes it fail.
+/// Act of a client: its name, how often among the others, and what makes it fail.
 type Act = (&'static str, u32, fn(&Clients<'_>, &mut Random) -> Result<(), String>);
 
 /// Everything that clients do.
@@ -78,24 +78,24 @@ const ACTS: &[Act] = &[
 
 /// Clients that ask at once, for a while.
 pub(crate) struct Clients<'a> {
-    /// Where the server listens.
+    /// Address of the server.
     pub(crate) address: &'a str,
-    /// Who knows what is right.
+    /// Reference model.
     pub(crate) model: &'a dyn Model,
-    /// How many.
+    /// Number of clients.
     pub(crate) many: u32,
-    /// How long they go on.
+    /// Duration.
     pub(crate) time: Duration,
     /// Requests that were sent away since too many waited.
     pub(crate) sent_away: AtomicU64,
 }
 
-/// What came of it.
+/// Result.
 #[derive(Debug, Default)]
 pub(crate) struct Done {
-    /// How often each thing was done.
+    /// Number of times that each thing was done.
     pub(crate) acts: Vec<(&'static str, u64)>,
-    /// What went wrong, the first of each client.
+    /// Failures, the first of each client.
     pub(crate) failures: Vec<String>,
 }
 

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// What clients ask for.
+/// Load of the clients.
 #[derive(Clone, Copy)]
 struct Load {
     clients: u64,
@@ -27,7 +27,7 @@ struct Load {
     how: How,
 }
 
-/// How tokens are chosen.
+/// Sampling options.
 #[derive(Clone, Copy)]
 enum How {
     /// The most probable one.
@@ -60,7 +60,7 @@ impl How {
     }
 }
 
-/// What came of one answer.
+/// Times of one answer.
 struct Times {
     tokens: u64,
     first: f64,
@@ -153,7 +153,7 @@ fn one(address: &str, load: Load, nth: u64) -> Result<Times, String> {
     if times.tokens == load.tokens { Ok(times) } else { Err(format!("{} tokens came", times.tokens)) }
 }
 
-/// The ids of a prompt, like nobody else's (SplitMix64).
+/// The ids of a prompt, unlike any other's (SplitMix64).
 fn prompt(load: Load, nth: u64) -> Vec<u64> {
     let mut x = load.seed.wrapping_mul(1 << 20).wrapping_add(nth).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let ids = std::iter::repeat_with(|| {

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long an answer may take.
+/// Time that an answer may take.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 /// Bytes of requests that a client that never reads writes at most.
 const UNREAD: usize = 256 << 10;
@@ -21,7 +21,7 @@ const UNREAD: usize = 256 << 10;
 /// A request: its path and its body.
 pub(crate) type Post = (&'static str, String);
 
-/// What is done to a server.
+/// Attack on a server.
 pub(crate) enum Attack {
     /// Requests, all at once. Each gets one of these statuses.
     Requests { make: fn() -> Vec<Post>, statuses: &'static [u16] },

@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 
 /// Kilobytes of address space that a server may take, so that a case that goes wrong does not take the machine.
 const ADDRESS_SPACE: &str = "6291456";
-/// How long a server may finish what has begun, before the second signal.
+/// Time that a server may finish what has begun, before the second signal.
 const FIRST_SIGNAL: Duration = Duration::from_secs(2);
-/// How long it may live after the second.
+/// Time that it may live after the second.
 const SECOND_SIGNAL: Duration = Duration::from_secs(10);
 
 /// One row of the table.
@@ -49,7 +49,7 @@ pub(crate) struct Bundle {
     pub(crate) scratch: PathBuf,
 }
 
-/// What a case showed.
+/// Outcome of a case.
 #[derive(Default)]
 pub(crate) struct Outcome {
     /// Statuses of answers, or what took their place.
@@ -74,7 +74,7 @@ impl Bundle {
         let stderr = self.scratch.join("stderr");
         let mut command = self.moec();
         command.stderr(fs::File::create(&stderr).map_err(|e| e.to_string())?);
-        // With `--exact`, the other client's answers are the same whoever asks beside it.
+        // With `--exact`, the other client's answers are the same whatever other clients request.
         command
             .arg("run")
             .arg(folder)
@@ -150,7 +150,7 @@ pub(crate) fn play(case: &Case, bundle: &Bundle) -> Result<Outcome, String> {
     Ok(outcome)
 }
 
-/// What a build or a server said that ended at once: fine where it refuses the file that the case gave it.
+/// Output of a build or a server that ended at once: fine where it refuses the file that the case gave it.
 fn refused(attack: &Attack, said: &str) -> Result<String, String> {
     let file = match attack {
         Attack::Template { .. } => "template",
@@ -164,7 +164,7 @@ fn refused(attack: &Attack, said: &str) -> Result<String, String> {
     Err(said.chars().take(400).collect())
 }
 
-/// What a server's standard error says at its end.
+/// Standard error of a server at its end.
 fn ended(bundle: &Bundle) -> String {
     let said = fs::read_to_string(bundle.scratch.join("stderr")).unwrap_or_default();
     let from = said.len().saturating_sub(400);

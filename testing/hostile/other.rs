@@ -18,7 +18,7 @@ pub(crate) struct Other {
     address: String,
     /// The right answer: the one from before.
     expected: Value,
-    /// How long an answer took at most.
+    /// Longest time of an answer.
     pub(crate) slowest: Duration,
 }
 

@@ -171,7 +171,7 @@ impl List {
 /// Those families of which some states fold all tokens together.
 pub const FOLDED: [&str; 2] = ["qwen3_next", "qwen3_5_moe"];
 
-/// Checkpoints that are compiled and run for processors alone: six of them with every change, all with `--all`.
+/// Checkpoints that are compiled and run for CPUs alone: six of them with every change, all with `--all`.
 pub fn late_ones() -> impl Iterator<Item = &'static str> {
     CHECKPOINTS.iter().filter(|of| !List::Families.has(of) && of.family == of.name).map(|of| of.name)
 }

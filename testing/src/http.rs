@@ -8,9 +8,9 @@ use std::time::Duration;
 use ureq::http::{HeaderMap, request};
 use ureq::{Agent, BodyReader};
 
-/// How long a server may take to begin an answer.
+/// Time that a server may take to begin an answer.
 const PATIENCE: Duration = Duration::from_mins(2);
-/// How long an answer may take.
+/// Time that an answer may take.
 const WHOLE: Duration = Duration::from_mins(10);
 
 /// Every status is an answer, and no connection is used twice.
@@ -134,7 +134,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// What the events of a stream say; `None` where it is none, or does not end with `[DONE]`.
+    /// Events of a stream; `None` where it is none, or does not end with `[DONE]`.
     pub fn events(&self) -> Option<Vec<&str>> {
         let events = self.body.split("\n\n").filter(|event| !event.is_empty());
         let mut events: Vec<&str> =
@@ -153,7 +153,7 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// What the next event of a stream says; `None` behind the last one, which is `[DONE]`.
+    /// Next event of a stream; `None` after the last one, which is `[DONE]`.
     ///
     /// # Errors
     /// The connection or the answer ends before that.

@@ -1,4 +1,4 @@
-//! What tests need of a machine, and how they say that it is missing.
+//! Needs of tests on a machine, and reports that one is missing.
 //!
 //! A test that cannot run here is no test that passed. It asks a [`Need`] first, and returns where that is not met:
 //!
@@ -51,7 +51,7 @@ pub struct Skip {
     pub need: String,
     /// Test program and test.
     pub test: String,
-    /// Why it is missing, where somebody knows; else empty.
+    /// Reason that it is missing, where that is known; else empty.
     pub why: String,
 }
 
@@ -113,7 +113,7 @@ impl Need {
         let _ = (&file).write_all(format!("{skip}\n").as_bytes());
     }
 
-    /// What is said of a test.
+    /// Report of a test.
     fn line(&self, test: &str, why: &str) -> String {
         let why = if why.is_empty() { String::new() } else { format!(": {why}") };
         format!("skipped: {test}: needs {} ({}){why}", self.what, self.help)
@@ -123,7 +123,7 @@ impl Need {
 /// Whether `names`, as in `MOEC_REQUIRE`, are names of needs.
 ///
 /// # Errors
-/// The first that is none.
+/// The first that is invalid.
 pub fn check(names: &str) -> Result<(), String> {
     let unknown = names.split(',').map(str::trim).find(|n| !n.is_empty() && Need::find(n).is_none());
     unknown.map_or(Ok(()), |name| Err(name.to_owned()))
@@ -149,7 +149,7 @@ impl std::str::FromStr for Skip {
 fn test() -> String {
     let program = std::env::args_os().next().unwrap_or_default();
     let program = Path::new(&program).file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    // Cargo puts a hash behind the name.
+    // Cargo puts a hash after the name.
     let program = program.rsplit_once('-').map_or(program.as_str(), |(name, _)| name);
     let thread = std::thread::current();
     format!("{program} {}", thread.name().unwrap_or("(a thread of a test)"))

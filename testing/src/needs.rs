@@ -6,17 +6,17 @@ use std::process::{Command, Stdio};
 /// Something that not every machine has.
 #[derive(Debug)]
 pub struct Need {
-    /// What `MOEC_REQUIRE` calls it.
+    /// Name in `MOEC_REQUIRE`.
     pub name: &'static str,
-    /// What it is.
+    /// Description.
     pub what: &'static str,
-    /// What helps where it is missing.
+    /// Remedy where it is missing.
     pub help: Help,
     /// Whether it is here. What only a test can find out stands as [`by_the_test`].
     pub(crate) find: fn() -> bool,
 }
 
-/// What helps where a need is missing.
+/// Remedy where a need is missing.
 #[derive(Debug)]
 pub enum Help {
     /// Packages of Debian and Ubuntu.
@@ -46,14 +46,14 @@ pub static COREML: Need = Need {
 /// QNN, with its emulator of the Hexagon tensor processor.
 pub static QNN: Need =
     Need { name: "qnn", what: "QNN's library", help: Help::Command("cargo xtask qnn"), find: qnn };
-/// What runs ONNX models.
+/// Runtime of ONNX models.
 pub static ONNXRUNTIME: Need = Need {
     name: "onnxruntime",
     what: "a Python with onnxruntime",
     help: Help::Command("cargo xtask qnn"),
     find: || onnxruntime().is_some_and(|python| starts(python, &["-c", "import numpy, onnxruntime"])),
 };
-/// What writes GGUF files.
+/// Writer of GGUF files.
 pub static GGUF: Need = Need {
     name: "gguf",
     what: "a Python with the gguf package",
@@ -67,7 +67,7 @@ pub static OPENAI: Need = Need {
     help: Help::Command("cargo xtask openai"),
     find: || openai().is_some_and(|python| starts(python, &["-c", "import openai"])),
 };
-/// What checks workflows of public CI.
+/// Checker of workflows of public CI.
 pub static ACTIONLINT: Need = Need {
     name: "actionlint",
     what: "actionlint",
@@ -168,25 +168,25 @@ pub static EXCHANGE: Need = Need {
 /// x86-64-v3.
 pub static AVX2: Need = Need {
     name: "avx2",
-    what: "a processor with AVX2 (x86-64-v3)",
+    what: "a CPU with AVX2 (x86-64-v3)",
     help: Help::Machine("another machine"),
     find: by_the_test,
 };
 /// x86-64-v4.
 pub static AVX512: Need = Need {
     name: "avx512",
-    what: "a processor with AVX-512 (x86-64-v4)",
+    what: "a CPU with AVX-512 (x86-64-v4)",
     help: Help::Machine("another machine"),
     find: by_the_test,
 };
-/// What is not emulated where AMX is.
+/// CPU features of Sapphire Rapids beside AMX, which are not emulated.
 pub static SAPPHIRE_RAPIDS: Need = Need {
     name: "sapphire_rapids",
-    what: "a processor with what Sapphire Rapids has beside AMX",
+    what: "a CPU with what Sapphire Rapids has beside AMX",
     help: Help::Machine("another machine"),
     find: by_the_test,
 };
-/// Tile registers, of the processor's own.
+/// Tile registers, of the CPU's own.
 pub static AMX: Need = Need {
     name: "amx",
     what: "a system that permits AMX",
@@ -229,7 +229,7 @@ pub static NEEDS: [&Need; 24] = [
     &AMX,
 ];
 
-/// Only whoever uses it finds out: [`Need::of`] is told.
+/// Only a test that uses it finds out: [`Need::of`] is told.
 fn by_the_test() -> bool {
     true
 }
@@ -268,7 +268,7 @@ pub fn openai() -> Option<PathBuf> {
     from("MOEC_OPENAI").or_else(|| Some(cache()?.join("openai/bin/python")))
 }
 
-/// What checks workflows, if it is here: `MOEC_ACTIONLINT`, the one that `cargo xtask actionlint` installs, or that on the path.
+/// Checker of workflows, if it is here: `MOEC_ACTIONLINT`, the one that `cargo xtask actionlint` installs, or that on the path.
 pub fn actionlint() -> Option<PathBuf> {
     let installed = from("MOEC_ACTIONLINT").or_else(|| Some(cache()?.join("actionlint/bin/actionlint")));
     let path = installed.filter(|path| path.is_file()).unwrap_or_else(|| PathBuf::from("actionlint"));

@@ -5,7 +5,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-/// How long a server may take to listen.
+/// Time that a server may take to listen.
 const START: Duration = Duration::from_mins(2);
 
 /// A server. Where it is let go it is killed.
@@ -42,7 +42,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Where it listens: host and port.
+    /// Its address: host and port.
     pub fn address(&self) -> &str {
         &self.address
     }

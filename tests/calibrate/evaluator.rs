@@ -16,10 +16,10 @@ use std::collections::{BTreeMap, HashMap};
 /// Sums of squares and counts per matrix of a weight, by its name.
 type Sums = BTreeMap<String, (Vec<f64>, Vec<u64>)>;
 
-/// What every matrix read, row by row, by its name and with its expert.
+/// Rows that every matrix read, by its name and with its expert.
 type Rows = BTreeMap<String, Vec<(usize, Vec<f32>)>>;
 
-/// What the evaluator's values are in one call of `n` rows from position `start`.
+/// Evaluator's values in one call of `n` rows from position `start`.
 struct Call<'a> {
     module: &'a Module,
     graph: &'a Graph,
@@ -92,7 +92,7 @@ impl Call<'_> {
     }
 }
 
-/// What routers and attention did, layer by layer.
+/// Observations of routers and attention, layer by layer.
 #[derive(Default)]
 struct Behaviour {
     /// Experts of every token, chunk by chunk.
@@ -159,7 +159,7 @@ impl Behaviour {
     }
 }
 
-/// What the evaluator says of the texts' one window.
+/// Evaluator's results on the texts' one window.
 fn reference(module: &Module, source: &dyn moec_ir::Source, ids: &[u32]) -> (Sums, Behaviour, Rows) {
     let graph = &module.entries[0];
     let (rows, out) = (graph.kind.rows(), graph.ty(Graph::ROWS).rows());

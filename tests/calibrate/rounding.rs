@@ -67,7 +67,7 @@ fn a_build_rounds_with_its_profile() {
     case.nothing_left(&["t.txt", "t.trace"]);
 }
 
-/// What importance is for: the rounding error that the calibrated inputs see gets smaller. On perplexity it
+/// Importance lowers the rounding error that the calibrated inputs see. On perplexity it
 /// tells only over more text than a test should read; docs/benchmarks.md has those figures.
 #[test]
 fn importance_lowers_the_error_on_the_calibrated_inputs() {

@@ -15,7 +15,7 @@ fn function(name: &str, f: &Function, package: &Package, attention: bool) -> BTr
                 let id = op.arg("weight").unwrap();
                 let constant = f.constant(id).unwrap_or_else(|| panic!("{name}: a weight that is computed"));
                 assert!(matches!(constant.ty.shape[..], [_, _, 1, 1]), "{name}: {:?}", constant.ty.shape);
-                // Experts side by side are matrices one behind the other.
+                // Experts side by side are matrices one after the other.
                 let groups = op.arg("groups").and_then(|id| f.constant(id)?.integers(&package.weights));
                 let groups = groups.map_or(1, |g| g[0] as usize);
                 let bytes = constant.bytes(&package.weights);

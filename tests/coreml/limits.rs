@@ -1,4 +1,4 @@
-//! What is over a limit, and packages that are not what they should be.
+//! Parts over a limit, and invalid packages.
 
 use super::*;
 use moec_runtime::bundle::BundleReader;

@@ -77,7 +77,7 @@ fn parts_say_what_their_functions_take() {
             let mask = fixed[2].inputs.iter().find(|p| p.name == "mask").unwrap();
             assert_eq!((fixed[2].fixed_start(), &*mask.shape), (Some(24), &[1, 1, 32, 56][..]));
             for (cut, graph) in part.cuts.iter().zip(&c.module.entries) {
-                // The part begins behind the norm and ends in front of the residual.
+                // The part begins after the norm and ends before the residual.
                 let norm = &graph.nodes[graph.def(cut.x).unwrap().0 as usize].op;
                 assert!(matches!(norm, Op::RmsNorm { .. } | Op::LayerNorm { .. }), "{family}");
                 let residual = graph.nodes.iter().find(|n| n.inputs.contains(&cut.y.into())).unwrap();

@@ -1,4 +1,4 @@
-//! What packages store where the device file allows it: codes with scales, and caches written at fixed places.
+//! Stored forms that a device file allows: codes with scales, and caches written at fixed places.
 //!
 //! The device files are called `m2-ultra`, so that what opens a bundle finds a device of that name.
 
@@ -59,7 +59,7 @@ fn packages_of_codes_agree_with_the_processor_that_has_the_same_codes() {
         ok(case.build(&device(&case, &[CODES, COUNT]), "codes.moec").envs(found.clone()));
         let (dense, halves) = stored(&case, "halves.moec", &ids);
         let (small, codes) = stored(&case, "codes.moec", &ids);
-        // The same codes on the processor, in f32.
+        // The same codes on the CPU, in f32.
         fs::write(
             &case.toml,
             fs::read_to_string(&case.toml)
@@ -72,7 +72,7 @@ fn packages_of_codes_agree_with_the_processor_that_has_the_same_codes() {
         let cpu = logits(&case, "cpu.moec", &ids);
         let (same, other) = (apart(&codes, &cpu), apart(&halves, &cpu));
         println!(
-            "{format}: {dense} bytes in f16, {small} as codes; {same:.1e} from the processor, f16 {other:.1e}"
+            "{format}: {dense} bytes in f16, {small} as codes; {same:.1e} from the CPU, f16 {other:.1e}"
         );
         assert!((small as f64) < share * dense as f64, "{format}: {small} of {dense} bytes");
         // Rows that are no whole groups stay in f16, unrounded, so that not all is the same.

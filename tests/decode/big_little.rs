@@ -60,7 +60,7 @@ fn the_little_model_is_the_one_with_fewer_experts() {
     }
 }
 
-/// What the little pass has left at a position, the full one replaces to the bit, in every format of the cache.
+/// The full pass replaces the little pass's keys and values at a position to the bit, in every format of the cache.
 #[test]
 fn decoding_again_leaves_nothing_of_the_little_pass() {
     for (family, caches) in MIXTURES.map(|f| (f, caches(f))) {

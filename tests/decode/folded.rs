@@ -45,7 +45,7 @@ fn folded_states_go_on_alone_together_and_from_a_file() {
             Saved::open(&path, engine.program()).unwrap().restore(engine, 1).unwrap();
             assert!(go_on(engine, 1) == of_slot, "{family}: the file holds another state");
             near(&of_slot[9], &want[19], "from a file");
-            // Only a snapshot knows what a state was, and nobody has made one.
+            // Only a snapshot knows what a state was, and there is none.
             let refused = engine.rewind(1, 12).unwrap_err().to_string();
             assert!(refused.contains("layers.0.mixer."), "{refused}");
             engine.rewind(1, 0).unwrap();

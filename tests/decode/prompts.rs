@@ -43,7 +43,7 @@ fn no_numbers_are_left_in_a_slot() {
         let bad: Vec<u32> = good.iter().copied().chain([BAD; 25]).collect();
         assert!(generated(engine, &bad).is_err());
         assert_eq!(generated(engine, &good).unwrap(), want);
-        // One that nobody waited for.
+        // One that no caller waited for.
         engine.reset(0).unwrap();
         let unread = engine.prefill(0, 0, &bad[..20], Want::None, &mut |_, _| Ok(()));
         assert!(
@@ -54,7 +54,7 @@ fn no_numbers_are_left_in_a_slot() {
     });
 }
 
-/// Logits behind a prompt that is read in parts with these ends, each as a part of the whole or as a prompt by itself.
+/// Logits after a prompt that is read in parts with these ends, each as a part of the whole or as a prompt by itself.
 fn in_parts(engine: &mut Engine<'_>, prompt: &[u32], ends: &[usize], of_whole: bool) -> Vec<u32> {
     engine.reset(0).unwrap();
     let mut bits = Vec::new();

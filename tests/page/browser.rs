@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// How long the browser, or what a page waits for, may take.
+/// Time that the browser, or what a page waits for, may take.
 const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A browser with one page. It ends with the value.

@@ -21,7 +21,7 @@ pub(super) const FAILURES: [(&str, &str); 3] = [
     ("Break off", "the connection ended before the answer did"),
 ];
 
-/// What it has seen.
+/// Requests that it has seen.
 #[derive(Default)]
 pub(super) struct Seen {
     /// Bodies of requests for answers.

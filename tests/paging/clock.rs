@@ -1,4 +1,4 @@
-//! What is simulated is what ships: a run and its simulation over the same routing decide the same, in the same order and at the
+//! Simulations are of the runtime that ships: a run and its simulation over the same routing decide the same, in the same order and at the
 //! same moments, where both have modelled units; and what a run decided on a real disk follows from what it has heard.
 
 use super::*;
@@ -10,7 +10,7 @@ use moec_sim::flash::Link;
 use moec_sim::paging::{Scene, simulate};
 use std::sync::Arc;
 
-/// Sequences of a run, tokens of a prompt and tokens decoded behind it.
+/// Sequences of a run, tokens of a prompt and tokens decoded after it.
 const SEQUENCES: usize = 4;
 const PROMPT: usize = 23;
 const DECODE: usize = 64;
@@ -37,7 +37,7 @@ fn journal() -> &'static Journal {
     Box::leak(Box::new(Journal::new(1 << 22)))
 }
 
-/// Prompts, and tokens one by one that nobody has chosen: so that routing changes.
+/// Prompts, and arbitrary tokens one by one, so that routing changes.
 fn read(engine: &mut Engine<'_>) {
     let id = |i: usize| (i * i * 37 + i * 11) as u32 % 2048;
     for sequence in 0..SEQUENCES {

@@ -1,4 +1,4 @@
-//! Experts that are there before anybody asks: those that recorded routing used most, from the start, and guests that the next
+//! Experts that are there before they are requested: those that recorded routing used most, from the start, and guests that the next
 //! layer is likely to ask for. The logits are the same, and less is read, or sooner.
 
 use super::*;
@@ -50,7 +50,7 @@ fn recorded_routing_fills_the_cache_and_changes_no_logits() {
             assert_eq!(without.preloaded, 0);
             assert!(with.preloaded <= u64::from(frames), "{policy}: {with:?}");
             if ahead == 0 {
-                // Whoever is read at the start counts as on the way.
+                // Experts that are read at the start count as on the way.
                 assert!(with.misses < without.misses, "{policy}: {} and {}", with.misses, without.misses);
             }
         }

@@ -62,7 +62,7 @@ fn pinned_experts_change_no_logits() {
             for waits in [false, true] {
                 with_pins(&bundle, case, pins(pinned), paging(case, None), |engine| {
                     if waits {
-                        // Nobody has asked for anything.
+                        // No expert was requested.
                         let report = until(engine, |r| r.preloaded == u64::from(pinned));
                         assert!(
                             report.hits == 0 && report.misses == 0 && report.flash.bytes > 0,
@@ -75,7 +75,7 @@ fn pinned_experts_change_no_logits() {
                     assert!(report.preloaded <= u64::from(pinned), "{report:?}");
                     assert!(report.pinned_bytes < report.frame_bytes, "{report:?}");
                     if frames == 96 {
-                        // Whoever was read stays, and nobody is read twice.
+                        // An expert that was read stays, and none is read twice.
                         let read = report.misses + report.ahead + u64::from(report.pinned);
                         assert!(read <= 96, "{case:?}: {report:?}");
                     }

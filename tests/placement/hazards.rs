@@ -91,7 +91,7 @@ fn without_dependencies(plan: &mut Plan, e: usize, here: &str, [own, between]: [
     }
 }
 
-/// Takes out each barrier in turn, of a plan whose processor says by barriers alone what its steps wait for.
+/// Takes out each barrier in turn, of a plan whose CPU says by barriers alone what its steps wait for.
 fn without_barriers(plan: &mut Plan, e: usize, here: &str, count: &mut Count) {
     let conflicts = conflicts(plan, &plan.entries[e]);
     let stated = plan.entries[e].clone();
@@ -136,7 +136,7 @@ fn ended_before(entry: &Entry) -> Vec<Vec<bool>> {
         let previous = (0..i).rev().find(|&j| entry.steps[j].unit == step.unit);
         let mut own = vec![false; n];
         if let Some(j) = previous {
-            // Threads of the processor take their steps in order, and meet at barriers. Another unit ends each before the next.
+            // Threads of the CPU take their steps in order, and meet at barriers. Another unit ends each before the next.
             join(&mut own, if step.unit != 0 || step.barrier { &done[j] } else { &before[j] });
         }
         // Only what other units do is waited for at the step itself.

@@ -14,7 +14,7 @@ use std::fs;
 /// Attention, dense networks and the head.
 const ASKED: &str = "[placement]\nattention = \"npu\"\n";
 
-/// Logits of a bundle's emulated unit, or of a processor's bundle.
+/// Logits of a bundle's emulated unit, or of a CPU's bundle.
 fn logits(built: &Tiny, how: &str) -> Vec<f32> {
     let out = built.bundle().with_file_name("logits.safetensors");
     let ids = expected(&checkpoint(&built.model)).ids;
@@ -89,7 +89,7 @@ fn attention_that_networks_cannot_compute_is_refused_by_name() {
     }
 }
 
-/// What no profile can change is said before one is asked for.
+/// Errors that no profile can change come before one is required.
 #[test]
 fn attention_is_refused_without_a_profile_too() {
     for (model, why) in

@@ -56,7 +56,7 @@ fn hot_neurons_by_batch_become_networks_that_share_weights_and_verify() {
             *found.entry(package).or_default() += 1;
             let error = f["error"]["relative"].as_f64().unwrap();
             assert!(error > 0.0 && error < 0.03 && f["refused"] == false, "{f}");
-            // With what the processor adds it is the whole expert; the worst of all is reported.
+            // With what the CPU adds it is the whole expert; the worst of all is reported.
             let together = f["function"].as_str().unwrap().starts_with("hot and cold, batch ");
             assert_eq!(f["experts"], if together { EXPERTS } else { 1 }, "{f}");
         }
@@ -87,7 +87,7 @@ fn hot_neurons_by_batch_become_networks_that_share_weights_and_verify() {
     assert!(bytes(hot, "codes") > 0 && bytes(hot, "codes") < bytes(hot, "prompt_bytes"), "{hot}");
     let explained = ok(case.moec("explain").arg(case.path("a.moec"))).stdout;
     let explained = String::from_utf8(explained).unwrap();
-    assert!(explained.contains("in networks, beside the processor, which takes the others"), "{explained}");
+    assert!(explained.contains("in networks, beside the CPU, which takes the others"), "{explained}");
     assert!(explained.contains("hot neurons: asked for by `placement.hot`"), "{explained}");
     let inspected = String::from_utf8(ok(case.moec("inspect").arg(case.path("a.moec"))).stdout).unwrap();
     assert!(inspected.contains("held twice"), "{inspected}");
@@ -115,10 +115,10 @@ fn hot_neurons_by_batch_become_networks_that_share_weights_and_verify() {
         let (code, said) = fails(case.moec("verify").arg(case.path("b.moec")));
         assert!(code == 1 && said.contains(expected) && said.contains("layers.0.hot"), "{said}");
     }
-    // So they are without executing anything, since the processor's are the others.
+    // So they are without executing anything, since the CPU's are the others.
     case.forge("b.moec", "artifacts/layers.0.hot.qnn/neurons.bin", &swapped);
     let (code, said) = fails(case.moec("verify").arg("--static").arg(case.path("b.moec")));
-    assert!(code == 1 && said.contains("the Graph leaves other neurons to the processor"), "{said}");
+    assert!(code == 1 && said.contains("the Graph leaves other neurons to the CPU"), "{said}");
 }
 
 /// A row that activates few hot neurons has a tiny spread of its own: networks of one row are held against that of all rows.
@@ -139,7 +139,7 @@ fn networks_of_small_batches_are_held_against_the_spread_of_all_rows() {
     assert!(executed.count() > EXPERTS, "{report}");
 }
 
-/// Layers with hot neurons, by entry point that decodes. A set of them is a step of the unit, and the processor, which waits for it where
+/// Layers with hot neurons, by entry point that decodes. A set of them is a step of the unit, and the CPU, which waits for it where
 /// both are added, has steps in between.
 fn divided(bundle: &Path) -> Vec<usize> {
     let bundle = Bundle::open(bundle).unwrap();
@@ -197,7 +197,7 @@ fn logits(built: &Tiny) -> Vec<f32> {
     all
 }
 
-/// What a build decodes with hot neurons in networks is what it decodes without, up to what these round.
+/// Decoding with hot neurons in networks gives what it gives without, up to what these round.
 #[test]
 fn decoding_by_hot_and_cold_neurons_gives_what_whole_experts_give() {
     for model in ["smallthinker_4b", "turbosparse_mixtral"] {
@@ -266,7 +266,7 @@ fn hot_neurons_compute_on_the_emulator() {
         if !f["package"].as_str().unwrap().ends_with(".hot.qnn") {
             continue;
         }
-        // What two units give together nobody else executes.
+        // What two units compute together no other executes.
         let Some(checks) = f["checks"].as_array() else {
             let error = f["error"]["relative"].as_f64().unwrap();
             assert!(f["experts"] == 8 && error > 0.0 && error < 0.03, "{f}");

@@ -1,4 +1,4 @@
-//! What QNN's library makes of bundles, and what its emulator and onnxruntime compute of them.
+//! QNN's library on bundles, and the results of its emulator and of onnxruntime.
 
 use super::{Case, PHONE, Tiny, files};
 use crate::support::{FAMILIES, distance, fails, list, logits_file, moec, ok};
@@ -57,7 +57,7 @@ impl Built {
         serde_json::from_slice(&ok(command.arg(self.case.path("a.moec")).arg("--json")).stdout).unwrap()
     }
 
-    /// What `moec verify` says of a bundle that is wrong.
+    /// Error of `moec verify` on an invalid bundle.
     fn refused(&self) -> String {
         let (code, said) = fails(self.moec("verify").arg(self.case.path("a.moec")));
         assert_eq!(code, 1, "{said}");

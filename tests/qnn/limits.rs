@@ -1,4 +1,4 @@
-//! What is larger than a graph may be comes in parts that are not.
+//! Parts that are larger than a graph may be come in pieces that are not.
 
 use super::{Tiny, files, without_costs};
 use crate::support::ok;

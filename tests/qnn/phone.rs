@@ -1,4 +1,4 @@
-//! A phone's `run`, executed in an emulator of its processor: what is the processor's computes what it does elsewhere, and graphs go to a
+//! A phone's `run`, executed in an emulator of its CPU: what is the CPU's computes what it does elsewhere, and graphs go to a
 //! library that stands in for QNN's.
 
 #[path = "../../targets/qnn/unit/tests/fake/mod.rs"]
@@ -24,10 +24,10 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
-/// Where Debian has the libraries of the system.
+/// Folder where Debian has the libraries of the system.
 const SYSTEM: &str = "/usr/aarch64-linux-gnu";
 
-/// What links programs for a phone, and executes them here.
+/// Tools that link programs for a phone, and execute them here.
 fn cross() -> Option<&'static Cross> {
     AARCH64.of(match Toolchain::find("aarch64-unknown-linux-gnu") {
         Ok(Toolchain { cross: Some(cross), .. }) if cross.emulated() && Path::new(SYSTEM).is_dir() => {
@@ -49,7 +49,7 @@ fn run(cross: &Cross, bundle: &Path) -> Command {
     command
 }
 
-/// Every graph is found in its context and executed behind it, in the order of the steps; a bundle without the library, or without a
+/// Every graph is found in its context and executed after it, in the order of the steps; a bundle without the library, or without a
 /// context, says so.
 #[test]
 fn run_executes_contexts_in_its_own_process() {
@@ -112,7 +112,7 @@ fn run_executes_contexts_in_its_own_process() {
     assert_eq!(info["target"]["missing_units"], serde_json::json!([]), "{info}");
 }
 
-/// What a unit is told and asked.
+/// Calls of a unit.
 #[derive(Clone, Debug, PartialEq)]
 enum Event {
     Prepare(Vec<usize>),

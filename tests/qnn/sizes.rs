@@ -100,7 +100,7 @@ fn sizes_beside_limits_stand_in_the_page() {
         fs::write(&page, format!("{head}{}\n{table}{}{tail}", MARKS[0], MARKS[1])).unwrap();
         return;
     }
-    // Another processor calibrates to somewhat other groups and shares.
+    // Another CPU calibrates to somewhat other groups and shares.
     let near = |a: &str, b: &str| match (a.parse::<f64>(), b.parse::<f64>()) {
         (Ok(a), Ok(b)) => (a - b).abs() <= 0.1 * a.max(b) + 0.01,
         _ => a == b,

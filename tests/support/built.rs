@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// Puts what `moec build TOML ARGS` makes at `bundle`: a copy, which the test may change.
 ///
-/// Equal files of a model that lies in the tree are built once for every moec, by whoever asks first, in cargo's folder for what tests
+/// Equal files of a model that lies in the tree are built once for every moec, by the first test that asks, in cargo's folder for what tests
 /// leave. Tests of building itself have no use for this.
 pub fn built(toml: &Path, args: &[&str], bundle: &Path) {
     shared("build", toml, &[args, &["--no-run"]].concat(), bundle);
@@ -74,7 +74,7 @@ fn all() -> PathBuf {
     if !own.exists() {
         for other in fs::read_dir(&folder).into_iter().flatten().flatten() {
             if other.path() != own {
-                // Somebody beside this one may do the same.
+                // Another process may do the same.
                 let _ = fs::remove_dir_all(other.path());
             }
         }

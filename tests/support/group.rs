@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// What the files of a version are called.
+/// File names of a version.
 #[derive(Debug)]
 struct Version {
     limit: &'static str,
@@ -33,7 +33,7 @@ static V2: Version = Version {
     kills: "memory.events",
 };
 
-/// Where groups can be made.
+/// Folder where groups can be made.
 fn hierarchy() -> Result<(PathBuf, &'static Version)> {
     for line in fs::read_to_string("/proc/mounts")?.lines() {
         let [_, path, kind, options, ..] = line.split(' ').collect::<Vec<_>>()[..] else { continue };
@@ -120,7 +120,7 @@ impl Drop for Group {
     }
 }
 
-/// Drops a file from the page cache, so that whoever reads it next is who pays for it.
+/// Drops a file from the page cache, so that its next reader pays for it.
 pub fn forget(path: &Path) {
     use std::os::fd::AsRawFd as _;
     let file = fs::File::open(path).expect("a file of the bundle");

@@ -1,4 +1,4 @@
-//! What the end-to-end tests share: running the real binary, reading reference outputs.
+//! Common parts of the end-to-end tests: running the real binary, reading reference outputs.
 #![allow(
     dead_code,
     unused_imports,
@@ -153,7 +153,7 @@ pub fn table_format(format: &str) -> &str {
     if matches!(format, "q4o" | "q4c") { "q8" } else { format }
 }
 
-/// What a `model.toml` of the tests says.
+/// A `model.toml` of the tests.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup<'a> {
     /// Format of every class; q8 for the embeddings where it is none of tables.
@@ -222,7 +222,7 @@ fn floats(tensors: &SafeTensors<'_>, name: &str) -> Vec<f32> {
     t.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("four bytes"))).collect()
 }
 
-/// What a command that must succeed says on its standard output: one JSON value.
+/// Standard output of a command that must succeed: one JSON value.
 pub fn json_of(command: &mut Command) -> serde_json::Value {
     serde_json::from_slice(&ok(command).stdout).expect("one JSON value")
 }
@@ -265,7 +265,7 @@ pub fn tree(folder: &Path) -> Vec<(String, Vec<u8>)> {
     out
 }
 
-/// Where `cargo xtask coreml` has put what writes packages; a test that needs it is skipped where it has not.
+/// Paths where `cargo xtask coreml` has put what writes packages; a test that needs it is skipped where it has not.
 pub fn coreml() -> Option<[(&'static str, PathBuf); 2]> {
     let cache = moec_base::cache_dir::path().expect("there is a cache folder");
     COREML.of(moec_coreml::helper::Helper::find(&cache))?;

@@ -20,7 +20,7 @@ pub fn on_terminal(command: &mut Command) -> (ExitStatus, String) {
         )
     };
     assert_eq!(opened, 0, "a terminal can be had");
-    // SAFETY: both were just opened, and nobody else owns them.
+    // SAFETY: both were just opened, and nothing else owns them.
     let (ours, theirs) = unsafe { (OwnedFd::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs)) };
     command.env("TERM", "xterm-256color").env_remove("MOEC_NO_PROGRESS").env_remove("NO_COLOR");
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::from(theirs));

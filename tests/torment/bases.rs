@@ -1,4 +1,4 @@
-//! What is damaged: the golden checkpoints, a piece of the demo model, and bundles of them, built once for all cases.
+//! Files to damage: the golden checkpoints, a piece of the demo model, and bundles of them, built once for all cases.
 
 use super::case::coreml_once;
 use super::judge::{Listing, listing};
@@ -37,7 +37,7 @@ pub(crate) struct Recipe {
     pub(crate) name: &'static str,
     source: Source,
     target: &'static str,
-    /// What stands in `model.toml` beside source and shapes.
+    /// Keys of `model.toml` beside source and shapes.
     keys: &'static str,
     /// Whether it takes what `cargo xtask coreml` installs.
     packages: bool,
@@ -72,7 +72,7 @@ const fn recipe(name: &'static str, source: Source, keys: &'static str) -> Recip
     Recipe { name, source, target: "native", keys, packages: false }
 }
 
-/// What `model.toml` says of a checkpoint in the folder `hf`, `keys` aside.
+/// `model.toml` of a checkpoint in the folder `hf`, `keys` aside.
 pub(crate) fn usual(keys: &str) -> String {
     format!(
         "[model]\nsource = \"hf\"\n[shapes]\nmax_context = 64\nprefill_chunk = 16\ndecode_batch = [1]\n{keys}"

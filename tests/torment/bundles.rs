@@ -61,7 +61,7 @@ fn damaged(rng: &mut Rng, bytes: &mut Vec<u8>) -> String {
     }
 }
 
-/// What describes code: the plan and the object.
+/// Damages what describes code: the plan and the object.
 pub(crate) fn code(rng: &mut Rng, place: &mut Place) -> String {
     let file = Path::new(*rng.pick(&["plan.bin", "plan.bin", "plan.bin", "artifacts/kernels.o"]));
     let mut bytes = fs::read(place.subject.join(file)).unwrap();

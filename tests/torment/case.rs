@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// What is damaged.
+/// Base that is damaged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Base {
     Checkpoint(Source),
@@ -23,12 +23,12 @@ pub(crate) enum Base {
 /// A kind of damage.
 #[derive(Debug)]
 pub(crate) struct Kind {
-    /// What `--only` takes.
+    /// Name for `--only`.
     pub(crate) name: &'static str,
     /// Does it, and says what was done.
     damage: fn(&mut Rng, &mut Place) -> String,
     checkpoints: bool,
-    /// What bundles that were damaged so are asked; nothing: they are not damaged so.
+    /// Commands for bundles that were damaged so; nothing: they are not damaged so.
     bundles: &'static [&'static [Verb]],
 }
 
@@ -50,7 +50,7 @@ pub(crate) const KINDS: [Kind; 12] = [
     Kind { name: "code", damage: bundles::code, checkpoints: false, bundles: &[&verbs::READING] },
 ];
 
-/// Where a case lies.
+/// Folders of a case.
 #[derive(Debug)]
 pub(crate) struct Place {
     folder: TempDir,
@@ -62,7 +62,7 @@ pub(crate) struct Place {
     pub(crate) outside: PathBuf,
     /// A `model.toml` with every key, for a checkpoint.
     pub(crate) template: String,
-    /// A file that is cut while the verb runs.
+    /// A file that is cut while the subcommand runs.
     pub(crate) later: Option<Cut>,
 }
 
@@ -220,7 +220,7 @@ impl Case {
     }
 }
 
-/// What writes packages, where it is installed; asked once, since it is said where it is not.
+/// Tools that write packages, where they are installed; asked once, since it is said where they are not.
 pub(crate) fn coreml_once() -> Option<&'static [(&'static str, PathBuf); 2]> {
     static FOUND: std::sync::OnceLock<Option<[(&'static str, PathBuf); 2]>> = std::sync::OnceLock::new();
     FOUND.get_or_init(coreml).as_ref()

@@ -84,7 +84,7 @@ pub(crate) fn missing(rng: &mut Rng, place: &mut Place) -> String {
     format!("`{}` is missing", file.display())
 }
 
-/// What stands in a file's place: name, and how it is put there. The file itself is gone by then; a copy is outside.
+/// Replacement of a file: name, and how it is put there. The file itself is gone by then; a copy is outside.
 type Instead = (&'static str, fn(&Path, &Path));
 
 const INSTEAD: [Instead; 12] = [
@@ -113,7 +113,7 @@ const INSTEAD: [Instead; 12] = [
     }),
 ];
 
-/// Where the file itself goes that something stands in place of.
+/// Path of the file itself when something is in its place.
 fn original(copy: &Path) -> PathBuf {
     copy.with_extension("original")
 }
@@ -147,7 +147,7 @@ const NAMES: [&[u8]; 8] = [
 pub(crate) fn named(rng: &mut Rng, place: &mut Place) -> String {
     let name = OsStr::from_bytes(rng.pick::<&[u8]>(&NAMES));
     if rng.below(3) == 0 {
-        // A file that nobody asked for, beside the others.
+        // An extra file, beside the others.
         fs::write(place.subject.join(name), "a note").unwrap();
         return format!("a file `{}` beside the others", name.to_string_lossy().escape_debug());
     }
@@ -161,7 +161,7 @@ pub(crate) fn named(rng: &mut Rng, place: &mut Place) -> String {
     format!("a folder `{}`", name.to_string_lossy().escape_debug())
 }
 
-/// A file of weights is cut while the verb reads it.
+/// A file of weights is cut while the subcommand reads it.
 pub(crate) fn cut(rng: &mut Rng, place: &mut Place) -> String {
     let files: Vec<_> = all(place).into_iter().filter(|f| weights(f)).collect();
     let file = rng.pick(&files);

@@ -1,4 +1,4 @@
-//! What must hold of a command that met damaged files.
+//! Verdict on a command that met damaged files.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,14 +17,14 @@ const MEMORY: u64 = 1536 << 10;
 /// Longest file that a process may write, in blocks of 512 or 1024 bytes, as the shell counts.
 const FILE: u64 = 128 << 11;
 
-/// How a command ended.
+/// Outcome of a command.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
     /// Exit code, unless a signal ended it.
     pub(crate) code: Option<i32>,
     /// The signal.
     pub(crate) signal: Option<i32>,
-    /// What it said on stderr.
+    /// Its standard error.
     pub(crate) said: String,
     /// Whether it had to be killed.
     pub(crate) hung: bool,
@@ -63,7 +63,7 @@ pub(crate) fn run(command: &Command, meanwhile: impl FnOnce()) -> Outcome {
     Outcome { code, signal, said, hung: ended.is_none() }
 }
 
-/// What is wrong with how a command ended.
+/// Fails if a command ended in a way that it must not.
 pub(crate) fn verdict(outcome: &Outcome) -> Result<(), String> {
     let said = &outcome.said;
     let wrong = |why: String| Err(format!("{why}; it said:\n{}", shortened(said)));
@@ -102,7 +102,7 @@ fn shortened(said: &str) -> String {
     lines[from..].iter().flat_map(|l| "    ".chars().chain(l.chars().take(300)).chain(['\n'])).collect()
 }
 
-/// What lies in a folder: of every entry its kind, length, time and target.
+/// Listing of a folder: of every entry its kind, length, time and target.
 pub(crate) type Listing = BTreeMap<PathBuf, (u32, u64, i64, i64, Option<PathBuf>)>;
 
 /// Lists a folder without opening a file.
@@ -126,7 +126,7 @@ pub(crate) fn listing(folder: &Path) -> Listing {
     out
 }
 
-/// What changed between two listings, beside what lies below the paths `may`.
+/// Changes between two listings, beside what lies below the paths `may`.
 pub(crate) fn changes(before: &Listing, after: &Listing, may: &[PathBuf]) -> Vec<String> {
     let shown = |path: &Path, what: &str| format!("`{}` {what}", path.display());
     let gone = before.keys().filter(|p| !after.contains_key(*p)).map(|p| (p, "is gone"));

@@ -45,7 +45,7 @@ pub(crate) fn plant(place: &Place) {
     }
 }
 
-/// What a bundle must not hold: the secret, and the numbers of the norms outside, as f32.
+/// Bytes that a bundle must not hold: the secret, and the numbers of the norms outside, as f32.
 pub(crate) fn secrets() -> [Vec<u8>; 2] {
     [SECRET.as_bytes().to_vec(), [0, 0, MARK[0], MARK[1]].repeat(16)]
 }
@@ -81,7 +81,7 @@ pub(crate) fn header(rng: &mut Rng, place: &mut Place) -> String {
             let mut bad = usual;
             let at = rng.below(bad.len());
             bad[at] = 0xff;
-            ("a header that is no UTF-8".to_owned(), whole(bad.len() as u64, &bad, data))
+            ("a header that is not valid UTF-8".to_owned(), whole(bad.len() as u64, &bad, data))
         }
         4 => {
             let kind =

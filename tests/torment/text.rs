@@ -6,7 +6,7 @@ use super::rng::Rng;
 use std::fs;
 use std::ops::Range;
 
-/// What stands in place of a value of JSON.
+/// Replacements of a value of JSON.
 const WILD: [&str; 22] = [
     "0",
     "-1",
@@ -45,7 +45,7 @@ fn wild(rng: &mut Rng) -> String {
     }
 }
 
-/// Where the values of a JSON text stand that are no objects and no lists, and where its keys stand.
+/// Places of the values of a JSON text that are no objects and no lists, and of its keys.
 fn places(text: &str) -> (Vec<Range<usize>>, Vec<Range<usize>>) {
     let (mut values, mut keys) = (Vec::new(), Vec::new());
     let bytes = text.as_bytes();
@@ -131,7 +131,7 @@ pub(crate) fn json(rng: &mut Rng, place: &mut Place) -> String {
     format!("`{}`: {said}", file.display())
 }
 
-/// What stands behind a key of `model.toml`.
+/// Replacements of a value of `model.toml`.
 const VALUES: [&str; 32] = [
     "0",
     "1",

@@ -1,16 +1,16 @@
-//! What is asked of damaged files.
+//! Commands that are run on damaged files.
 
 use super::case::Place;
 use super::rng::Rng;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// A verb and its arguments. `HF` stands for the checkpoint's folder, `IN` for the bundle's.
+/// A subcommand and its arguments. `HF` stands for the checkpoint's folder, `IN` for the bundle's.
 #[derive(Debug)]
 pub(crate) struct Verb {
     pub(crate) name: &'static str,
     args: &'static [&'static str],
-    /// What may be there afterwards, if it succeeds.
+    /// Path that may be there afterwards, if it succeeds.
     pub(crate) makes: Option<&'static str>,
 }
 
@@ -22,10 +22,10 @@ const fn making(name: &'static str, args: &'static [&'static str], makes: &'stat
     Verb { name, args, makes: Some(makes) }
 }
 
-/// Where `build` puts its bundle.
+/// Name of the bundle of `build`.
 pub(crate) const BUILT: &str = "out.moec";
 
-/// Verbs of a checkpoint; `build` more than once, since most is read there.
+/// Subcommands of a checkpoint; `build` more than once, since most is read there.
 pub(crate) const OF_CHECKPOINTS: [Verb; 9] = [
     making("init", &["init", "HF", "-o", "out.toml"], "out.toml"),
     verb("inspect", &["inspect", "HF"]),
@@ -61,7 +61,7 @@ pub(crate) const OF_CHECKPOINTS: [Verb; 9] = [
     verb("verify --source", &["verify", "BASE", "--source", "HF"]),
 ];
 
-/// Verbs of a bundle that execute nothing of it.
+/// Subcommands of a bundle that execute nothing of it.
 pub(crate) const READING: [Verb; 6] = [
     verb("inspect", &["inspect", "IN"]),
     verb("inspect --json", &["inspect", "IN", "--json"]),
@@ -71,7 +71,7 @@ pub(crate) const READING: [Verb; 6] = [
     verb("simulate", &["simulate", "IN", "--prompt", "32", "--decode", "2"]),
 ];
 
-/// Verbs of a bundle that execute it.
+/// Subcommands of a bundle that execute it.
 pub(crate) const EXECUTING: [Verb; 6] = [
     verb("verify", &["verify", "IN"]),
     verb("generate", &["run", "IN", "generate", "--ids", "1,2,3", "-n", "4"]),

@@ -31,7 +31,7 @@ pub(crate) struct Known {
     judged: Judged,
 }
 
-/// What was judged so far.
+/// Judgements so far.
 #[derive(Default)]
 struct Judged {
     same: AtomicU64,
@@ -89,7 +89,7 @@ impl Known {
         if self.exact { "with `--exact`" } else { "without `--exact`" }
     }
 
-    /// What was judged.
+    /// Judgements, in words.
     pub(crate) fn said(&self) -> String {
         let of = |n: &AtomicU64| n.load(Ordering::Relaxed);
         let Judged { same, tokens, other, widest } = &self.judged;
@@ -150,14 +150,14 @@ fn words(text: &str, i: usize) -> String {
     part.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// What `run generate` says.
+/// Output of `run generate`.
 fn generated(args: &Args, prompt: &str, n: usize) -> Result<String, String> {
     let mut command = args.verb("generate");
     command.args(["--json", "--ignore-eos", "--prompt", prompt, "-n", &n.to_string()]);
     text_of(&mut command, "")
 }
 
-/// What `run chat` says.
+/// Output of `run chat`.
 fn said(args: &Args, message: &str, n: usize) -> Result<String, String> {
     let mut command = args.verb("chat");
     command.args(["--json", "--temperature", "0", "-n", &n.to_string(), "--template"]).arg(&args.template);

@@ -27,10 +27,10 @@ use std::time::{Duration, Instant};
 const CLIENTS: u32 = 64;
 /// Bytes that a body may have.
 const BODY: usize = 64 << 10;
-/// How long a server may take for what it has to do at once, while 64 others ask.
+/// Time that a server may take for what it has to do at once, while 64 others ask.
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// What is given on the command line.
+/// Arguments of the command line.
 struct Args {
     /// The `run` of a bundle.
     run: PathBuf,
@@ -38,7 +38,7 @@ struct Args {
     template: PathBuf,
     /// A text whose parts are continued.
     text: PathBuf,
-    /// How long it takes, both halves together.
+    /// Duration, both halves together.
     time: Duration,
 }
 
@@ -50,7 +50,7 @@ impl Args {
         Some(Self { run: run.into(), template: template.into(), text: text.into(), time })
     }
 
-    /// A verb of the bundle, with as many threads as the server has.
+    /// A subcommand of the bundle, with as many threads as the server has.
     fn verb(&self, verb: &str) -> Command {
         let mut command = Command::new(&self.run);
         command.args([verb, "--threads", "2"]);
@@ -119,7 +119,7 @@ fn slots(at: &str, known: &Known) -> Result<String, String> {
     let start = Instant::now();
     while metric(at, "moec_sequences_running")? + metric(at, "moec_sequences_waiting")? > 0.0 {
         if start.elapsed() > PATIENCE {
-            return Err("sequences run that nobody waits for".to_owned());
+            return Err("sequences run that no client waits for".to_owned());
         }
         std::thread::sleep(Duration::from_millis(10));
     }

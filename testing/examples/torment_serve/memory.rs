@@ -1,4 +1,4 @@
-//! What the server has of memory: looked at all the while, and held against what it promises.
+//! Memory of the server: looked at all the while, and held against what it promises.
 
 use crate::Args;
 use moec_testing::server::memory;
@@ -10,9 +10,9 @@ use std::time::Duration;
 
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(100);
-/// What the server has beside what `run info` names, as docs/serve.md says: the program, the tokenizer, and what 64 clients say and hear.
+/// Memory of the server beside what `run info` names, as docs/serve.md says: the program, the tokenizer, and what 64 clients say and hear.
 const OWN: u64 = 48 << 20;
-/// What the last quarter may have more than the first: what allocators keep for threads that come and go.
+/// Allowed growth from the first quarter to the last: what allocators keep for threads that come and go.
 const GROWTH: u64 = 4 << 20;
 
 /// Looks at a process until it is told to stop.
@@ -36,7 +36,7 @@ impl Watch {
         Self { stop, thread }
     }
 
-    /// What was seen, in bytes.
+    /// Observed sizes, in bytes.
     pub(crate) fn stop(self) -> Vec<u64> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap_or_default()
