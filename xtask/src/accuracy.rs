@@ -1,4 +1,4 @@
-//! `cargo xtask accuracy`: what numbers of few bits cost on text, on the processor and in networks for Hexagon (PowerInfer-2, §7.6
+//! `cargo xtask accuracy`: what numbers of few bits cost on text, on the CPU and in networks for Hexagon (PowerInfer-2, §7.6
 //! with Table 7, in kind).
 //!
 //! The model of golden/models/ferris-relu is calibrated and built with its experts in every format; what it makes of text
@@ -116,7 +116,7 @@ fn measured(moec: &Path, bundle: &Path, exact: &Path, text: &Path) -> Result<Row
 /// The rows as Markdown: perplexity with its increase, and how often the next token is the same.
 fn table(rows: &[(&str, &str, Vec<Row>)]) -> String {
     let mut out = String::from(
-        "| experts | processor | networks | same next token | divergence | Table 7: Bamboo 7B and Qwen2 7B |\n|---|---|---|---|---|---|\n",
+        "| experts | CPU | networks | same next token | divergence | Table 7: Bamboo 7B and Qwen2 7B |\n|---|---|---|---|---|---|\n",
     );
     let reference = rows.first().and_then(|r| r.2.first()).map_or(1.0, |r| r.perplexity);
     for (name, paper, found) in rows {

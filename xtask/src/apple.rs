@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 const TRIPLE: &str = "aarch64-apple-darwin";
-/// What ships, and what reads and checks packages.
+/// Crates that ship, and those that read and check packages.
 const CRATES: [&str; 4] = ["moec-runtime", "moec-service", "moec-coreml-unit", "moec-coreml"];
 
 /// A compiler, and whether the standard library is to be built with it.
@@ -63,14 +63,14 @@ impl Route {
         all.into_iter().filter_map(Self::of).min_by_key(|route| route.build)
     }
 
-    /// What a compiler of this machine can do.
+    /// Abilities of a compiler of this machine.
     fn of(rustc: Rustc) -> Option<Self> {
         let version = rustc.version()?;
         let (library, source) = (rustc.has_library(TRIPLE), rustc.has_source());
         Self::by(rustc, version, library, source)
     }
 
-    /// What a compiler can do with what it has.
+    /// Abilities of a compiler with what it has.
     fn by(rustc: Rustc, version: String, library: bool, source: bool) -> Option<Self> {
         (library || source).then_some(Self { rustc, version, build: !library })
     }

@@ -29,7 +29,7 @@ pub(crate) fn install(missing: &str, packages: &[&str]) -> Result<(), Failed> {
     shell::run(&mut command)
 }
 
-/// What installs packages, in words.
+/// Command that installs packages, in words.
 pub(crate) fn as_root(packages: &[&str]) -> String {
     format!("on Debian and Ubuntu, as root: {}", shown(&command(packages)))
 }

@@ -18,7 +18,7 @@ const ARCHIVES: [(&str, &str, &str); 5] = [
     ("ffi", "libffi.a", "libffi-dev"),
 ];
 
-/// Where the binding to LLVM has the linker look before all of the system's folders.
+/// Variable with the folder where the binding to LLVM has the linker look before all of the system's folders.
 pub(crate) const VARIABLE: &str = "LLVM_SYS_SYSTEM_LIBRARY_DIRS";
 
 /// A folder with these archives and no shared library, which a linker takes what it is asked for from if it looks there first.
@@ -61,7 +61,7 @@ fn place(archive: &str, package: &str) -> Result<PathBuf, Failed> {
     find(archive).ok_or_else(missing)
 }
 
-/// Where the C compiler's linker finds an archive.
+/// Path where the C compiler's linker finds an archive.
 fn find(archive: &str) -> Option<PathBuf> {
     // The compiler gives back the name alone where there is none.
     let said = PathBuf::from(output(program("cc").arg(format!("-print-file-name={archive}")))?);

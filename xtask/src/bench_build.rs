@@ -16,14 +16,14 @@ use std::time::Instant;
 
 const FOLDER: &str = "target/bench-build";
 const JSON: &str = "bench/build.json";
-/// Where the system is told to forget cached files.
+/// File that makes the system drop cached files.
 const DROP_CACHES: &str = "/proc/sys/vm/drop_caches";
-/// How often each is done.
+/// Number of times that each is done.
 const TURNS: usize = 3;
-/// What is done: copying, packing in every format, and packing where an earlier bundle has it all.
+/// Measured acts: copying, packing in every format, and packing where an earlier bundle has it all.
 const WHAT: [&str; 5] = ["copy", "bf16", "q8", "q4", "q4 again"];
 
-/// What was measured of one of [`WHAT`].
+/// Measurements of one of [`WHAT`].
 #[derive(Default)]
 struct Row {
     /// Seconds, of files that the system has cached, and of files that it has not.

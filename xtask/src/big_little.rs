@@ -14,7 +14,7 @@ const FERRIS: &str = "golden/models/ferris";
 const FOLDER: &str = "target/big-little";
 const MARKS: [&str; 2] = ["<!-- big-little -->", "<!-- /big-little -->"];
 
-/// What a run may take where experts are on flash: little more than the least that works.
+/// Memory of a run where experts are on flash: little more than the least that works.
 const BUDGET: &str = "29 MiB";
 
 /// Thresholds; 1 is the full model.
@@ -26,7 +26,7 @@ const PROMPTS: usize = 4;
 const TOKENS: &str = "192";
 const ROUNDS: usize = 5;
 
-/// What was measured of one γ.
+/// Measurements of one γ.
 #[derive(Clone, Debug, Default)]
 struct Row {
     gamma: &'static str,

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::fs;
 
 const PAGE: &str = "ARCHITECTURE.md";
-/// What stands before and after the picture.
+/// Marks before and after the picture.
 const MARKS: [&str; 2] = ["<!-- crates: `cargo xtask crates` -->\n", "<!-- /crates -->"];
 
 /// Crates, and those of the workspace that each depends on.
@@ -25,7 +25,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     Ok(())
 }
 
-/// What stands before the picture, the picture, and what stands after it.
+/// Text before the picture, the picture, and the text after it.
 fn parts(page: &str) -> Option<(&str, &str, &str)> {
     let [open, close] = MARKS;
     let (before, rest) = page.split_once(open)?;
@@ -51,7 +51,7 @@ fn arrows() -> Result<Arrows, Failed> {
     Ok(read(&said))
 }
 
-/// What `cargo tree --depth 1 --prefix depth` says: `0` before each crate, `1` before what it depends on.
+/// Parses the output of `cargo tree --depth 1 --prefix depth`: `0` before each crate, `1` before what it depends on.
 fn read(said: &str) -> Arrows {
     let mut all = Arrows::new();
     let mut of = None;

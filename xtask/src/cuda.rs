@@ -1,7 +1,7 @@
 //! `cargo xtask cuda`: NVIDIA's assembler of PTX, which writes machine code beside the PTX of bundles, and which tests ask whether it takes the
 //! kernels that moec writes.
 //!
-//! It comes in a package of PyPI and may not be given on, so that it goes into moec's cache folder, for whoever runs this.
+//! It comes in a package of PyPI and may not be given on, so that it goes into moec's cache folder, of the user who runs this.
 //! Bundles are whole without it: drivers assemble PTX by themselves.
 
 use crate::shell::{self, Failed, cache_dir, output, program, stage};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// The package, its version, and its file for Linux on x86-64, as PyPI has it.
 const PACKAGE: &str = "nvidia-cuda-nvcc-cu12==12.9.86";
 const HASH: &str = "5d6a0d32fdc7ea39917c20065614ae93add6f577d840233237ff08e9a38f58f0";
-/// Where the assembler is in the package.
+/// Path of the assembler in the package.
 const PTXAS: &str = "nvidia/cuda_nvcc/bin/ptxas";
 
 /// Installs it, and asks it for its version.
@@ -56,7 +56,7 @@ fn install(home: &Path, ptxas: &Path) -> Result<(), Failed> {
     let from = find(&venv).ok_or_else(|| Failed::new(format!("{PACKAGE} has no {PTXAS}")))?;
     fs::copy(&from, ptxas).map_err(|e| failed(&from, e))?;
     executable(ptxas).map_err(|e| failed(ptxas, e))?;
-    // The rest of the package is a compiler that nobody asks for.
+    // The rest of the package is a compiler that is not needed.
     fs::remove_dir_all(&venv).map_err(|e| failed(&venv, e))
 }
 

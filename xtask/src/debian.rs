@@ -15,7 +15,7 @@ export LD_LIBRARY_PATH="$here/usr/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LI
 exec "$here/usr/bin/rustc" "$@"
 "#;
 
-/// Where the compiler stands in a folder that [`unpack`] has filled.
+/// Path of the compiler in a folder that [`unpack`] has filled.
 pub(crate) fn rustc(folder: &Path) -> PathBuf {
     folder.join("bin/rustc")
 }

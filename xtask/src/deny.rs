@@ -74,7 +74,7 @@ mod tests {
         if licence.starts_with('(') { licence.split(" AND ").all(any) } else { any(licence) }
     }
 
-    /// What `cargo xtask deny` checks of all targets, and in the other workspaces, holds for what this machine builds without cargo-deny.
+    /// Licences that `cargo xtask deny` checks of all targets, and in the other workspaces, are checked here without cargo-deny for this machine's crates.
     #[test]
     fn licences_of_all_crates_are_allowed() {
         let text = fs::read_to_string(root().join("deny.toml")).unwrap();

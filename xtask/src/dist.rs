@@ -27,16 +27,16 @@ const COMPLETIONS: [(&str, &str); 3] = [
     ("zsh", "zsh/site-functions/_moec"),
     ("fish", "fish/vendor_completions.d/moec.fish"),
 ];
-/// Where documents belong.
+/// Folder of documents.
 const DOCUMENTATION: &str = "share/doc/moec";
 /// Debian's package of the C library, which every program needs.
 const GLIBC: &str = "libc6";
 /// The licences of what is linked into the program, among its documents.
 const NOTICES: &str = "THIRD-PARTY.txt";
-/// What is packed beside the program.
+/// Files that are packed beside the program.
 const DOCUMENTS: [&str; 4] = ["README.md", "CHANGELOG.md", "LICENSE-MIT", "LICENSE-APACHE"];
 
-/// What was asked for.
+/// Parsed options.
 struct Options {
     binary: Option<PathBuf>,
     out: PathBuf,
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &[String]) -> Result<(), Failed> {
     };
     let binary = options.binary.clone().map_or_else(built, Ok)?;
     let said = shell::output(program(&binary).arg("--version"))
-        .ok_or_else(|| Failed::new(format!("`{}` is no moec that runs here", binary.display())))?;
+        .ok_or_else(|| Failed::new(format!("`{}` is not a moec that runs here", binary.display())))?;
     let version = said.split(' ').nth(1).unwrap_or("0").to_owned();
     let machine = std::env::consts::ARCH;
     let name = format!("moec-{version}-{machine}-linux");
@@ -192,7 +192,7 @@ fn pack(parent: &Path, name: &str, tarball: &Path, epoch: &str) -> Result<(), Fa
     fs::rename(&packed, tarball).map_err(|e| failed("move", &packed, &e))
 }
 
-/// What a program is linked to.
+/// Libraries that a program is linked to.
 struct Needs {
     libraries: Vec<String>,
     /// With the version that is the least of them, where one is known.

@@ -17,7 +17,7 @@ const OPTIONS: [(&str, &str); 3] = [
 /// The target that needs LLVM, and the feature that it has.
 const PROFILE: &str = "profile";
 
-/// What cargo-fuzz passes where no sanitizer is wanted.
+/// Flags that cargo-fuzz passes where no sanitizer is wanted.
 const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
      -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
      -Cllvm-args=-sanitizer-coverage-trace-compares -Cllvm-args=-simplifycfg-branch-fold-threshold=0 \
@@ -26,7 +26,7 @@ const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-leve
 /// Longest input, in bytes; longest time of one, in seconds; most memory, in MiB.
 const LIMITS: [&str; 3] = ["-max_len=65536", "-timeout=60", "-rss_limit_mb=4096"];
 
-/// What is to be run.
+/// Targets to run.
 #[derive(Debug, PartialEq, Eq)]
 struct Selection {
     names: Vec<String>,

@@ -75,7 +75,7 @@ mod seconds {
     pub(super) const GRACE: u64 = 5;
 }
 
-/// What was asked for.
+/// Parsed options.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Options {
     report: Option<PathBuf>,
@@ -163,13 +163,13 @@ impl Programs {
     }
 }
 
-/// What was found so far.
+/// Report so far.
 struct Report {
     /// The file that has it, too.
     at: PathBuf,
     text: String,
     failed: Vec<String>,
-    /// When no further part begins.
+    /// Time when no further part begins.
     end: Option<Instant>,
 }
 
@@ -201,7 +201,7 @@ impl Report {
             stage("Failed", name);
             self.failed.push(name.to_owned());
         }
-        // Whoever ends this has what was found by then; at the end a file that cannot be written is an error.
+        // A user who ends this has what was found by then; at the end a file that cannot be written is an error.
         let _ = self.save();
         passed
     }

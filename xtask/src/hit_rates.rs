@@ -62,7 +62,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     into_page(BENCHMARKS, MARKS, &out)
 }
 
-/// What `moec inspect` says of the routing of a model.
+/// Output of `moec inspect` on the routing of a model.
 fn replays(moec: &Path, source: &Path, folder: &Path) -> Result<String, Failed> {
     let (toml, trace) = (folder.join("model.toml"), folder.join("model.trace"));
     let failed = |e: std::io::Error| Failed::new(format!("`{}`: {e}", toml.display()));

@@ -16,7 +16,7 @@ pub(crate) struct Llvm {
     minor: u32,
     /// Version in full.
     pub(crate) version: String,
-    /// Where it is installed.
+    /// Folder that it is installed in.
     pub(crate) prefix: PathBuf,
     /// Whether the binding finds it by itself, being `llvm-config-N` on the path.
     on_path: bool,
@@ -88,7 +88,7 @@ impl Llvm {
         vec!["--no-default-features".into(), "--features".into(), features]
     }
 
-    /// Where the binding finds it. Nothing is set where nothing is needed, so that cargo called by hand
+    /// Variable by which the binding finds it. Nothing is set where nothing is needed, so that cargo called by hand
     /// shares what was built.
     pub(crate) fn environment(&self) -> Option<(String, PathBuf)> {
         let variable = format!("LLVM_SYS_{}{}_PREFIX", self.major, self.minor);

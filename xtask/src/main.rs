@@ -45,6 +45,7 @@ mod suite;
 mod tools;
 mod torment;
 mod venv;
+mod words;
 
 use shell::Failed;
 use std::process::ExitCode;
@@ -114,6 +115,11 @@ const COMMANDS: &[Command] = &[
     ("dist", "pack moec: a tarball, a Debian package, checksums; takes options, `--help` lists them", || {
         dist::run(&options())
     }),
+    (
+        "words",
+        "seek phrases that have a plainer word, and docstrings that begin with a question word; takes options",
+        || words::run(&options()),
+    ),
     ("size", "count the lines of every crate, and fail where one has more than `size.txt` allows", size::run),
     (
         "quality",
@@ -122,7 +128,7 @@ const COMMANDS: &[Command] = &[
     ),
     (
         "accuracy",
-        "measure what INT8 and INT4 cost on text, on the processor and in networks for Hexagon, for docs/qnn-networks.md; some ten minutes",
+        "measure what INT8 and INT4 cost on text, on the CPU and in networks for Hexagon, for docs/qnn-networks.md; some ten minutes",
         accuracy::run,
     ),
     (
@@ -225,7 +231,7 @@ const COMMANDS: &[Command] = &[
     ("help", "this list", help),
 ];
 
-/// What stands behind the command.
+/// Arguments after the command.
 fn options() -> Vec<String> {
     std::env::args().skip(2).collect()
 }
@@ -267,6 +273,7 @@ fn main() -> ExitCode {
                     | "torment"
                     | "torment-serve"
                     | "trimoe"
+                    | "words"
             ) =>
         {
             one

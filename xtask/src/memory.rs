@@ -25,15 +25,15 @@ attention = \"bf16\"
 embeddings = \"bf16\"
 ";
 
-/// What every run does: a prompt, and tokens after it, several times.
+/// Arguments of every run: a prompt, and tokens after it, several times.
 const BENCH: [&str; 8] = ["bench", "--json", "--prompt", "128", "--gen", "32", "--repeat", "3"];
 
-/// Where weights lie.
+/// Places of weights.
 const WEIGHTS: [&str; 2] = ["own", "mapped"];
 
 /// Free memory, in bytes, at which the page cache counts as full: the kernel keeps about as much.
 const NONE_FREE: u64 = 400 << 20;
-/// How often all of it is measured.
+/// Number of times that all of it is measured.
 const TURNS: usize = 3;
 
 /// A state of memory: its name, and what brings it about.
@@ -56,7 +56,7 @@ const STATES: [State; 4] = [
     }),
 ];
 
-/// What was measured of one run.
+/// Measurements of one run.
 #[derive(Clone, Copy, Debug)]
 struct MeasuredRun {
     prefill: f64,

@@ -10,9 +10,9 @@ use std::{env, fs};
 
 /// The notices of `run`, which travel in `runner/` of every bundle.
 const OF_RUN: &str = "compiler/bundle/runner/THIRD-PARTY.txt";
-/// Where bundles run.
+/// Targets of bundles.
 const TARGETS: [&str; 3] = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "aarch64-apple-darwin"];
-/// How names of files with licences begin, in lower case.
+/// Prefixes of the names of files with licences, in lower case.
 const FILES: [&str; 6] = ["license", "licence", "copying", "copyright", "notice", "unlicense"];
 
 const HEAD: &str = "Licences of third parties
@@ -36,7 +36,7 @@ pub(crate) fn run() -> Result<(), Failed> {
 pub(crate) struct Crate {
     pub(crate) name: String,
     pub(crate) version: String,
-    /// What its manifest says: an SPDX expression, or names between slashes.
+    /// Licence in its manifest: an SPDX expression, or names between slashes.
     pub(crate) licence: String,
 }
 
@@ -137,7 +137,7 @@ fn offers_mit(licence: &str) -> bool {
     !licence.contains(" AND ") && licence.replace('/', " OR ").split(" OR ").any(|one| one.trim() == "MIT")
 }
 
-/// Where cargo unpacks what it takes from registries.
+/// Folders where cargo unpacks what it takes from registries.
 fn sources() -> Result<Vec<PathBuf>, Failed> {
     let home = env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| env::home_dir().map(|home| home.join(".cargo")));
@@ -148,7 +148,7 @@ fn sources() -> Result<Vec<PathBuf>, Failed> {
     Ok(entries.flatten().map(|entry| entry.path()).collect())
 }
 
-/// What Debian says of the packages that files belong to: the licences of libraries that are linked into a program.
+/// Licences, by Debian, of the packages that files belong to: of libraries that are linked into a program.
 pub(crate) fn of_system(files: &[PathBuf]) -> Result<String, Failed> {
     let mut said = String::new();
     let mut packages = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! What moec embeds, made of what moec itself links.
+//! Objects that moec embeds, made of what moec itself links.
 
 use crate::llvm::Llvm;
 use crate::shell::{self, Failed, cargo, root, shown, stage, target_dir};
@@ -39,7 +39,7 @@ pub(crate) fn share(profile: &str, llvm: &Llvm) -> Result<(), Failed> {
     Ok(())
 }
 
-/// What cargo, and tests that call it, are to see.
+/// Environment for cargo, and for tests that call it.
 pub(crate) fn environment() -> Option<(&'static str, &'static PathBuf)> {
     LIBRARY.get().map(|library| (GIVEN, library))
 }

@@ -1,7 +1,7 @@
 //! `cargo xtask qnn`: QNN, Qualcomm's library for the Hexagon tensor processor, with its emulator.
 //!
 //! It comes in a package of PyPI and may not be given on, so that it goes into a virtual environment in moec's cache folder,
-//! for whoever runs this. Beside it goes onnxruntime, which executes what is written as ONNX. moec links neither.
+//! for the user who runs this. Beside it goes onnxruntime, which executes what is written as ONNX. moec links neither.
 
 use crate::apt;
 use crate::shell::{self, Failed, cache_dir, output, program, stage};
@@ -17,7 +17,7 @@ const HASHES: [&str; 4] = [
     "1cdbc216f3cd9c24036ab376aef5367bafc88c041305c661967ccc9a96f7400e",
     "bed42d6af493d371b866b2478dc6f8fa7d2f5c9b5cef4aa1752ec1943afd01e2",
 ];
-/// What executes ONNX.
+/// Package that executes ONNX.
 const ONNXRUNTIME: &str = "onnxruntime==1.32.0";
 
 /// Succeeds in a Python that the package has a file for, and gives its version.
@@ -72,7 +72,7 @@ fn python(venv: &Path) -> PathBuf {
     venv.join("bin/python")
 }
 
-/// Where everything is; or what is wrong.
+/// Paths of all parts, or the fault.
 fn check(venv: &Path) -> Result<String, String> {
     let mut command = program(python(venv));
     command.args(["-c", CHECK, PACKAGE, ONNXRUNTIME]).stdin(Stdio::null());
@@ -116,13 +116,13 @@ fn install(venv: &Path) -> Result<(), Failed> {
     shell::run(&mut library).map_err(offline)
 }
 
-/// What pip is to install, and nothing else.
+/// Packages that pip is to install, and nothing else.
 fn requirements() -> String {
     let hashes: Vec<String> = HASHES.iter().map(|hash| format!(" --hash=sha256:{hash}")).collect();
     format!("{PACKAGE}{}\n", hashes.concat())
 }
 
-/// What the loader names where it is missing.
+/// Library that the loader names where it is missing.
 const ATOMIC: &str = "libatomic";
 
 /// The one library of the system's that is not on every machine.

@@ -46,7 +46,7 @@ const MODELS: &[(&str, &[Build])] = &[
     ),
 ];
 
-/// What was measured of a build.
+/// Measurements of a build.
 struct Row {
     model: &'static str,
     name: &'static str,
@@ -64,7 +64,9 @@ pub(crate) fn run(args: &[String]) -> Result<(), Failed> {
         ["--capacities"] => false,
         ["--help" | "-h"] => {
             println!("cargo xtask quality [--capacities]");
-            println!("--capacities  measure what static capacities cost alone, not what formats and roundings do");
+            println!(
+                "--capacities  measure what static capacities cost alone, not what formats and roundings do"
+            );
             return Ok(());
         }
         _ => {
@@ -178,14 +180,14 @@ fn table(rows: &[Row]) -> String {
     out
 }
 
-/// Mean of all numbers behind `"key":` in the output of moec; `None`: there is none.
+/// Mean of all numbers after `"key":` in the output of moec; `None`: there is none.
 fn mean(json: &str, key: &str) -> Option<f64> {
     let found: Vec<f64> =
         json.match_indices(&format!("\"{key}\":")).filter_map(|(at, _)| number(&json[at..], key)).collect();
     (!found.is_empty()).then(|| found.iter().sum::<f64>() / found.len() as f64)
 }
 
-/// The number behind `"key":` in the output of moec.
+/// The number after `"key":` in the output of moec.
 pub(crate) fn number(json: &str, key: &str) -> Option<f64> {
     let (_, rest) = json.split_once(&format!("\"{key}\":"))?;
     let end = rest.find([',', '}', '\n']).unwrap_or(rest.len());

@@ -1,4 +1,4 @@
-//! What storing weights in fewer bits costs in quality, by format and rounding: a table that `cargo xtask quality` prints.
+//! Loss of quality by storing weights in fewer bits, by format and rounding: a table that `cargo xtask quality` prints.
 
 use crate::quality::number;
 use crate::shell::{self, Failed, program, stage};

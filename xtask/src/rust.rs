@@ -24,7 +24,7 @@ impl Rustc {
         toolchains(&list).into_iter().map(Self::Rustup).collect()
     }
 
-    /// What it says to a question.
+    /// Its answer to a question.
     fn ask(&self, args: &[&str]) -> Option<String> {
         let mut command = match self {
             Self::Own => program("rustc"),

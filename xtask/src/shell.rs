@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// Why a command failed, with what to do where that is known.
+/// Failure of a command, with the remedy where it is known.
 #[derive(Debug)]
 pub(crate) struct Failed {
     message: String,
@@ -49,7 +49,7 @@ pub(crate) fn cache_dir() -> Result<PathBuf, Failed> {
         .ok_or_else(|| Failed::new("there is no cache folder").hint("set `MOEC_CACHE` to one"))
 }
 
-/// Where cargo builds.
+/// Folder that cargo builds in.
 pub(crate) fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }
@@ -105,7 +105,7 @@ pub(crate) fn run(command: &mut Command) -> Result<(), Failed> {
     Ok(())
 }
 
-/// What a command prints to stdout, if it can be run and succeeds.
+/// Standard output of a command, if it can be run and succeeds.
 pub(crate) fn output(command: &mut Command) -> Option<String> {
     let out = command.stderr(Stdio::null()).stdin(Stdio::null()).output().ok()?;
     out.status.success().then(|| String::from_utf8_lossy(&out.stdout).trim_end().to_owned())

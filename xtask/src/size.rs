@@ -1,6 +1,6 @@
 //! `cargo xtask size`: non-blank lines of what is written by hand, by crate, held against `size.txt`.
 //!
-//! A row that grows past `size.txt` fails: whoever means it writes the new number there, with the reason behind it. There is no
+//! A row that grows past `size.txt` fails: a change that means it writes the new number there, with the reason for it. There is no
 //! total to reach.
 
 use crate::shell::{Failed, root};
@@ -19,7 +19,7 @@ const GENERATED: &[&str] = &["golden/snapshots", "bench/results"];
 
 /// Prints the rows, those that grew marked.
 pub(crate) fn run() -> Result<(), Failed> {
-    let (found, held) = (measure(&root())?, read(&root())?);
+    let (found, held) = (measure(&root())?, rows(&root(), FILE)?);
     let mut text = String::new();
     for (row, lines) in &found {
         let was = held.get(row).copied();
@@ -38,7 +38,7 @@ pub(crate) fn run() -> Result<(), Failed> {
 
 const HINT: &str = "make it smaller, or write the number and the reason into `size.txt`";
 
-/// What `size.txt` does not allow.
+/// Violations of `size.txt`.
 fn wrong(found: &BTreeMap<String, usize>, held: &BTreeMap<String, usize>) -> Vec<String> {
     let grown = found.iter().filter_map(|(row, &lines)| match held.get(row) {
         Some(&most) if lines <= most => None,
@@ -49,9 +49,9 @@ fn wrong(found: &BTreeMap<String, usize>, held: &BTreeMap<String, usize>) -> Vec
     grown.chain(gone.map(|row| format!("`{FILE}` has a row {row}, and nothing lies there"))).collect()
 }
 
-/// The rows of `size.txt`: a crate's folder and its lines; what follows is the reason.
-fn read(root: &Path) -> Result<BTreeMap<String, usize>, Failed> {
-    let path = root.join(FILE);
+/// Rows of a file such as `size.txt`: a crate's folder and its number; what follows is the reason.
+pub(crate) fn rows(root: &Path, file: &str) -> Result<BTreeMap<String, usize>, Failed> {
+    let path = root.join(file);
     let text = fs::read_to_string(&path).map_err(|e| Failed::new(format!("{}: {e}", path.display())))?;
     let rows = text.lines().filter(|l| !l.is_empty() && !l.starts_with('#'));
     let row = |line: &str| {
@@ -59,11 +59,11 @@ fn read(root: &Path) -> Result<BTreeMap<String, usize>, Failed> {
         let lines = words.next().and_then(|n| n.parse().ok());
         words.next().zip(lines).map(|(row, lines)| (row.to_owned(), lines))
     };
-    rows.map(|line| row(line).ok_or_else(|| Failed::new(format!("{FILE}: `{line}` is not a row")))).collect()
+    rows.map(|line| row(line).ok_or_else(|| Failed::new(format!("{file}: `{line}` is not a row")))).collect()
 }
 
-/// Non-blank lines of tracked files, by the innermost folder with a `Cargo.toml`, else by the first folder.
-fn measure(root: &Path) -> Result<BTreeMap<String, usize>, Failed> {
+/// Names of all tracked files.
+pub(crate) fn tracked(root: &Path) -> Result<Vec<String>, Failed> {
     let output = Command::new("git").args(["ls-files", "-z"]).current_dir(root).output();
     let output = output.map_err(|e| Failed::new(format!("git ls-files: {e}")))?;
     if !output.status.success() {
@@ -71,9 +71,14 @@ fn measure(root: &Path) -> Result<BTreeMap<String, usize>, Failed> {
             Failed::new("git ls-files failed").hint("lines are counted of tracked files, in a checkout")
         );
     }
-    let names = String::from_utf8_lossy(&output.stdout).into_owned();
+    let names = String::from_utf8_lossy(&output.stdout);
+    Ok(names.split('\0').filter(|name| !name.is_empty()).map(str::to_owned).collect())
+}
+
+/// Non-blank lines of tracked files, by the innermost folder with a `Cargo.toml`, else by the first folder.
+fn measure(root: &Path) -> Result<BTreeMap<String, usize>, Failed> {
     let mut rows = BTreeMap::new();
-    for name in names.split('\0').filter(|name| counts(name)) {
+    for name in tracked(root)?.iter().filter(|name| counts(name)) {
         // A file that was deleted and is tracked yet has no lines.
         let Ok(text) = fs::read_to_string(root.join(name)) else { continue };
         let lines = text.lines().filter(|l| !l.trim().is_empty()).count();
@@ -89,7 +94,8 @@ fn counts(name: &str) -> bool {
     ENDINGS.contains(&ending) && !GENERATED.iter().any(|folder| path.starts_with(folder))
 }
 
-fn row_of(root: &Path, name: &str) -> String {
+/// Row of a file: the innermost folder with a `Cargo.toml`, else the first folder.
+pub(crate) fn row_of(root: &Path, name: &str) -> String {
     let folders = || Path::new(name).ancestors().skip(1).filter(|f| !f.as_os_str().is_empty());
     let of_crate = folders().find(|f| root.join(f).join("Cargo.toml").is_file());
     let row = of_crate.or_else(|| folders().last()).map_or_else(|| PathBuf::from("."), Path::to_owned);
@@ -106,7 +112,7 @@ mod tests {
         if !root().join(".git").exists() {
             return;
         }
-        let wrong = wrong(&measure(&root()).unwrap(), &read(&root()).unwrap());
+        let wrong = wrong(&measure(&root()).unwrap(), &rows(&root(), FILE).unwrap());
         assert!(wrong.is_empty(), "{}\nhint: {HINT}", wrong.join("\n"));
     }
 

@@ -10,7 +10,7 @@ pub(crate) use programs::files;
 
 use crate::llvm::Llvm;
 use crate::shell::{self, Failed, cargo, output, program, shown, stage};
-use crate::{apple, cross, prebuilt, setup, tools};
+use crate::{apple, cross, prebuilt, setup, tools, words};
 use moec_testing::REQUIRE;
 use report::Stages;
 use std::process::Command;
@@ -28,7 +28,7 @@ const OPTIONS: [(&str, &str); 4] = [
     ("--jobs", "N: how many programs run side by side [default: one for each core, while memory is free]"),
 ];
 
-/// What is to be run.
+/// Selection of tests.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Selection {
     /// Names of programs and parts of tests' names; none stands for all.
@@ -103,6 +103,9 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failed> {
     let llvm = stages.timed("setup", setup::run)?;
     let mut skipped = Vec::new();
     stages.timed("what moec embeds", || prebuilt::share("dev", &llvm))?;
+    if selection.names.is_empty() {
+        stages.timed("words", words::check)?;
+    }
     if selection.fast {
         let mut check = cargo("check", Some(&llvm));
         check.args(["--workspace", "--all-targets", "--locked"]);
@@ -143,7 +146,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failed> {
     if good { Ok(()) } else { Err(Failed::new("tests failed")) }
 }
 
-/// What is looked at without running any test. Gives what could not be.
+/// Runs the checks that need no test. Gives those that could not run.
 fn checks(llvm: &Llvm, stages: &mut Stages) -> Result<Vec<String>, Failed> {
     let mut skipped = Vec::new();
     if has("fmt") {

