@@ -119,7 +119,7 @@ def follow(run, child, group, start, tokens, limit):
             moment, held = Moment(seen - start, run.moments[-1].read if run.moments else 0), {}
         run.rss = max(run.rss, held.get("VmHWM", 0))
         run.anonymous = max(run.anonymous, group.anonymous() or 0)
-        # Ids are printed whole, the comma in front of them.
+        # Ids are printed whole, the comma before them.
         while len(run.moments) < run.text.count(",") + 1:
             run.moments.append(moment)
 

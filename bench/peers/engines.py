@@ -60,7 +60,7 @@ LLAMA = ("gguf", "safetensors", "tokenizers")
 PEERS = {
     "llama": Peer(
         "llama.cpp", "llama-cpp-python", "llama.py", ("bf16", "q8", "q4"), "llama", LLAMA, cmake="-DGGML_NATIVE=ON",
-        note="compiled by clang for this processor; weights mapped, repacked where it does so by default; flash "
+        note="compiled by clang for this CPU; weights mapped, repacked where it does so by default; flash "
         "attention on its default; f16 cache; n_batch = n_ubatch = 512",
     ),
     "llama-read": Peer(
@@ -76,7 +76,7 @@ PEERS = {
                 'foreach(name NUMBER COMMIT COMPILER TARGET)\n  set(BUILD_${name} 0)\nendforeach()\n'
                 'configure_file("common/build-info.cpp.in" "common/build-info.cpp" @ONLY)\n',
         },
-        note="a third party's package of it, compiled by clang for this processor; it knows no OLMoE, so the same "
+        note="a third party's package of it, compiled by clang for this CPU; it knows no OLMoE, so the same "
         "weights under the name qwen3moe, which differs in norms alone; 8 and 4 bits repacked at load time (`-rtr`), "
         "fused gate and up (`-fmoe`), flash attention; f16 cache; n_batch = n_ubatch = 512",
     ),
@@ -253,7 +253,7 @@ class Worker(Process):
         self.name, self.peer = name, peer
 
     def version(self):
-        """Its version; refuses a build that uses more of the processor than the row says."""
+        """Its version; refuses a build that uses more of the CPU than the row says."""
         found = self.do("version")
         too_much = [f for f in self.peer.lacks if f"{f} = 1" in found.get("system", "")]
         if too_much:

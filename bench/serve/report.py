@@ -8,7 +8,7 @@ HOW = {"greedy": "at temperature 0", "sampled": "at temperature 0.7", "schema": 
 
 def conditions(results):
     c, m = results["conditions"], results["machine"]
-    peer = f"llama-server of the source that llama-cpp-python {results['llama_cpp_python']} carries, compiled by clang for this processor, "
+    peer = f"llama-server of the source that llama-cpp-python {results['llama_cpp_python']} carries, compiled by clang for this CPU, "
     peer += "continuous batching on its default, f16 cache" if results["llama_cpp_python"] else ""
     if results["failure"]:
         peer = f"llama-server: {results['failure']}"
@@ -17,7 +17,7 @@ def conditions(results):
         f"read, the median of what was measured between the turns; the load before was {c['load_before']:.1f}.", "",
         f"Random weights in the shapes of OLMoE-1B-7B, {c['layers']} layers, every matrix in {FORMAT[c['format']]} (routers and norms f32), "
         f"{c['threads']} threads. Each client asks {times(c['answers'])}, with a prompt of {c['prompt']} token ids "
-        f"that nobody else has, and gets {c['gen']} tokens {HOW[c.get('how', 'greedy')]} as a stream. {c['repeat']} turns of each server, alternating: medians of "
+        f"that no other has, and gets {c['gen']} tokens {HOW[c.get('how', 'greedy')]} as a stream. {c['repeat']} turns of each server, alternating: medians of "
         f"rates, percentiles of all times of all turns. {peer}.",
     ]
 

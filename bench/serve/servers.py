@@ -39,7 +39,7 @@ class Tools:
         return python
 
     def server(self):
-        """The program; compiled first, for this processor, where it is missing."""
+        """The program; compiled first, for this CPU, where it is missing."""
         program = self.folder / "build" / "bin" / "llama-server"
         if not self.ready.exists():
             self.check("llama-server")
