@@ -426,13 +426,18 @@ fn requests_that_cannot_be_met() {
     // What fits is said, in numbers that the user gave.
     let (code, said) = run(&["generate", "--ids", "1,2", "-n", "99999999"]);
     assert_eq!(code, 2, "{said}");
-    for words in ["the prompt takes 2 tokens and 99999999 are to follow", "holds 64", "up to 62 fit"] {
+    for words in
+        ["the context holds 64 tokens; the prompt has 2, and 99999999 more are requested", "up to 62 fit"]
+    {
         assert!(said.contains(words), "`{words}` is missing: {said}");
     }
     ok(moec().arg("run").arg(case.output()).args(["generate", "--ids", "1,2", "-n", "62"]));
     let full = vec!["1"; 64].join(",");
     let (_, said) = run(&["generate", "--ids", &full, "-n", "1"]);
-    assert!(said.contains("64 tokens and 1 are to follow") && said.contains("shorten the prompt"), "{said}");
+    assert!(
+        said.contains("the prompt has 64, and 1 more are requested") && said.contains("shorten the prompt"),
+        "{said}"
+    );
     let logits = case.folder.path().join("logits.safetensors");
     let (_, said) = run(&["logits", "--ids", &long, "--out", logits.to_str().unwrap()]);
     assert!(said.contains("65") && said.contains("64") && !logits.exists(), "{said}");

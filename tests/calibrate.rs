@@ -188,7 +188,7 @@ fn a_build_refuses_a_profile_that_is_not_its_models() {
     assert!(code == 1 && said.contains("x.trace") && said.contains("another model"), "{said}");
     fs::write(case.path("x.trace"), "no profile").unwrap();
     let (code, said) = build();
-    assert!(code == 1 && said.contains("x.trace") && said.contains("no profile"), "{said}");
+    assert!(code == 1 && said.contains("x.trace") && said.contains("not a profile"), "{said}");
     fs::remove_file(case.path("x.trace")).unwrap();
     let (code, said) = build();
     assert!(code == 1 && said.contains("x.trace") && said.contains("moec calibrate"), "{said}");

@@ -356,7 +356,7 @@ fn what_goes_wrong_has_a_name() {
     refused(&|p| p.refuse = Some((404, "RevisionNotFound")), &["has no revision `main`"]);
     refused(
         &|p| p.refuse = Some((404, "RepoNotFound")),
-        &["there is no model `someone/tiny`", "no file or folder here"],
+        &["there is no model `someone/tiny`", "is not a local path"],
     );
     refused(&|p| p.refuse = Some((503, "")), &["status 503"]);
     // A small file first: once it is in the cache it is not fetched again.

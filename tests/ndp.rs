@@ -254,7 +254,7 @@ fn streams_are_printed() {
     settings.bind(|| insta::assert_snapshot!("gpt_oss-spr-ndp@streams", first));
     fs::write(folder.path().join("x.streams"), b"moecdimm, or not").unwrap();
     let (_, said) = fails(moec().arg("inspect").arg(folder.path().join("x.streams")));
-    assert!(said.contains("no file of command streams") && said.contains("version"), "{said}");
+    assert!(said.contains("not a file of command streams") && said.contains("version"), "{said}");
 }
 
 /// Invalid device files and artifacts are refused by name.

@@ -173,7 +173,10 @@ fn signatures() {
     }
     for key in ["me", "model.toml", "b/plan.bin"] {
         let (_, said) = fails(&mut with(key));
-        assert!(said.contains(key) && (said.contains("no public key") || said.contains("no text")), "{said}");
+        assert!(
+            said.contains(key) && (said.contains("not a public key") || said.contains("not text")),
+            "{said}"
+        );
     }
     let (_, said) = fails(&mut case.sign(&["b", "--key", "me.pub"]));
     assert!(said.contains("`me.pub` is not a secret key"), "{said}");

@@ -299,7 +299,7 @@ fn refusals() {
         ("generate --ids 1 --timeline /no/such/folder/x", 1, &["error: cannot create `/no/such/folder/x`"]),
         ("logits --ids 1", 2, &["--out"]),
         ("logits --ids 1 --out /no/such/folder/x", 1, &["error: cannot create `/no/such/folder/x`"]),
-        ("bench --prompt 60 --gen 10", 2, &["10 are to follow, but the context holds 64"]),
+        ("bench --prompt 60 --gen 10", 2, &["10 more are requested"]),
     ];
     for (args, status, words) in cases {
         let done = run(args);

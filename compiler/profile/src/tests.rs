@@ -135,8 +135,8 @@ fn what_is_no_profile_is_refused() {
     assert_eq!(Profile::decode(&whole).unwrap(), example());
     let longer = [stored.as_slice(), &[0]].concat();
     for (words, bytes) in [
-        ("no profile", b"MOECTRX\n".to_vec()),
-        ("no profile", Vec::new()),
+        ("not a profile", b"MOECTRX\n".to_vec()),
+        ("not a profile", Vec::new()),
         ("ends in its header", whole[..30].to_vec()),
         ("version 1", wrapped(1, len, &stored)),
         ("length", wrapped(file::VERSION, u64::MAX, &stored)),

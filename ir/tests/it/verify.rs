@@ -498,7 +498,7 @@ fn bad_placements_are_refused() {
     refuse_placement("experts[3]: group 4", |p| p.experts[0].experts[3].group = 4);
     refuse_placement("capacity 32", |p| p.experts[0].experts[0].capacity = 32);
     refuse_placement("capacity 16 in tier None", |p| p.experts[0].experts[0].tier = None);
-    refuse_placement("a load", |p| p.experts[0].experts[0].load = Some(f32::NAN));
+    refuse_placement("an invalid load", |p| p.experts[0].experts[0].load = Some(f32::NAN));
     refuse_placement("fallback None", |p| p.experts[0].experts[0].fallback = None);
     refuse_placement("fallback Some(1)", |p| p.experts[0].experts[0].fallback = Some(1));
     refuse_placement("fallback Some(0)", |p| p.overflow = Overflow::Prune);

@@ -44,7 +44,7 @@ fn a_clock_that_is_given() {
     let now = chrono::Local.with_ymd_and_hms(2024, 7, 26, 12, 0, 0).single().map(|now| now.fixed_offset());
     assert_eq!(template.render(&Render { now, ..Render::default() }).unwrap(), "26 July 2024");
     let bad = Template::new("{{ strftime_now('%!') }}", &BTreeMap::new()).unwrap();
-    assert!(bad.render(&Render::default()).unwrap_err().what.contains("no format of a time"));
+    assert!(bad.render(&Render::default()).unwrap_err().what.contains("not a format of a time"));
 }
 
 #[test]

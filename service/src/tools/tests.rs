@@ -230,14 +230,14 @@ fn broken_calls_are_named() {
     broken("Qwen", "<tool_call>{\"name\": \"f\", </tool_call>", "line 1 column");
     broken("Qwen", "<tool_call>{\"name\": 1}</tool_call>", "no name");
     broken("Qwen", "<tool_call>{\"name\": \"f\"", "no end");
-    broken("Qwen", "<tool_call>{\"name\": \"f\", \"arguments\": [1]}</tool_call>", "no JSON object");
-    broken("Mistral", "[TOOL_CALLS] {\"name\": \"f\"}", "no list");
+    broken("Qwen", "<tool_call>{\"name\": \"f\", \"arguments\": [1]}</tool_call>", "not a JSON object");
+    broken("Mistral", "[TOOL_CALLS] {\"name\": \"f\"}", "not a list");
     broken("DeepSeek", "<｜tool▁call▁begin｜>f {}<｜tool▁call▁end｜>", "tool▁sep");
     broken("GLM-4.5", "<tool_call>f<arg_key>a</arg_key>3</tool_call>", "<arg_value>");
     broken("Qwen3-Coder", "<tool_call><function=f><parameter=a>3</function></tool_call>", "</parameter>");
     broken("Qwen3-Coder", "<tool_call><function=>\n</function></tool_call>", "no name");
     broken("Kimi-K2", "<|tool_call_begin|>functions.f:0 {}<|tool_call_end|>", "argument_begin");
-    broken("gpt-oss", "<|channel|>commentary to=functions.f<|message|>[]<|call|>", "no JSON object");
+    broken("gpt-oss", "<|channel|>commentary to=functions.f<|message|>[]<|call|>", "not a JSON object");
 }
 
 #[test]

@@ -106,7 +106,7 @@ pub(crate) fn conversations(at: &str) {
         (json!({"messages": [{"content": "a"}]}), "no `role`"),
         (json!({"messages": [{"role": "robot", "content": "a"}]}), "`messages[0].role` is `robot`"),
         (json!({"messages": messages, "tools": [tool], "parallel_tool_calls": 1}), "true or false"),
-        (json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), "no text"),
+        (json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), "not text"),
         (json!({"messages": messages, "top_logprobs": 2}), "wants `logprobs`"),
         (json!({"messages": messages, "tools": [{"type": "x"}]}), "tools[0]"),
         (json!({"messages": messages, "tool_choice": "required"}), "no `tools`"),

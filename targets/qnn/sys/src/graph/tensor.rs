@@ -183,7 +183,7 @@ mod tests {
             let why = part(&file, offset, len).unwrap_err().to_string();
             assert!(why.contains("and it has 10"), "{why}");
         }
-        assert!(part(folder.path(), 0, 0).unwrap_err().to_string().contains("no regular file"));
+        assert!(part(folder.path(), 0, 0).unwrap_err().to_string().contains("not a regular file"));
         assert!(matches!(part(&folder.path().join("none"), 0, 0), Err(Error::Io { .. })));
     }
 }
