@@ -64,7 +64,9 @@ pub(crate) fn run(args: &[String]) -> Result<(), Failed> {
         ["--capacities"] => false,
         ["--help" | "-h"] => {
             println!("cargo xtask quality [--capacities]");
-            println!("--capacities  measure what static capacities cost alone, not what formats and roundings do");
+            println!(
+                "--capacities  measure what static capacities cost alone, not what formats and roundings do"
+            );
             return Ok(());
         }
         _ => {
