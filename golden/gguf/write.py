@@ -17,6 +17,7 @@ import shutil
 from pathlib import Path
 
 import gguf
+import late
 import numpy as np
 from safetensors.numpy import save_file
 
@@ -27,6 +28,8 @@ ARCHITECTURES = {
     "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE, "phimoe": gguf.MODEL_ARCH.PHIMOE,
     "gpt_oss": gguf.MODEL_ARCH.GPT_OSS, "smallthinker": gguf.MODEL_ARCH.SMALLTHINKER,
 }
+# Parts of names whose tensors the converter never rounds.
+EXACT = ("ffn_gate_inp", "_norm.", "conv")
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 
 
@@ -240,18 +243,28 @@ def main():
     parser.add_argument("--decoded", type=Path)
     args = parser.parse_args()
     config = json.loads((args.checkpoint / "config.json").read_text())
-    arch = ARCHITECTURES[config["model_type"]]
-    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+    config = config.get("text_config", config)
+    tensors = load(args.checkpoint / "model.safetensors")
+    if config["model_type"] in late.FAMILIES:
+        arch, of_tensors, of_keys = late.FAMILIES[config["model_type"]]
+        given, layers = of_tensors(config, tensors), late.layers_of(config)
+        keys = lambda writer: of_keys(writer, config)
+    else:
+        arch, layers = ARCHITECTURES[config["model_type"]], config["num_hidden_layers"]
+        given = stored(config, tensors, args.old)
+        keys = lambda writer: metadata(writer, config, args.old)
+    names = gguf.get_tensor_name_map(arch, layers)
     kind = gguf.GGMLQuantizationType[args.type]
     writer = gguf.GGUFWriter(args.out, gguf.MODEL_ARCH_NAMES[arch], split_max_tensors=args.split)
     writer.add_type("model")
-    metadata(writer, config, args.old)
+    keys(writer)
     vocabulary(writer, args.checkpoint, args.pre)
     decoded = {}
-    for hf, t in stored(config, load(args.checkpoint / "model.safetensors"), args.old):
-        name = names.get_name(hf, try_suffixes=(".weight", ".bias"))
+    for hf, t in given:
+        own = hf.startswith(("blk.", "rope_freqs"))
+        name = hf if own else names.get_name(hf, try_suffixes=(".weight", ".bias"))
         assert name, hf
-        exact = t.ndim == 1 or "ffn_gate_inp" in name or name.endswith(".bias")
+        exact = t.ndim == 1 or any(part in name for part in EXACT) or not name.endswith(".weight")
         fits = t.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
         use = gguf.GGMLQuantizationType.F32 if exact else kind if fits else gguf.GGMLQuantizationType.F16
         t = np.ascontiguousarray(t)

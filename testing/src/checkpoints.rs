@@ -39,7 +39,8 @@ const NO_GRAPH: (List, &str) = (List::Graphs, "a graph keeps no state that folds
 const ONE_SPELLING: (List, &str) =
     (List::Version5, "its configuration is the repository's own, not transformers'");
 const NO_GGUF: (List, &str) = (List::Gguf, "llama.cpp has no architecture for it");
-const GGUF_UNREAD: (List, &str) = (List::Gguf, "the importer does not read its architecture yet");
+const GGUF_LATE: (List, &str) =
+    (List::Gguf, "`GGUF_OF_2026` has it, where the gguf package knows an architecture for it");
 
 /// Of families whose parts are those of others: what those show with every unit and form holds for these, too.
 const fn late(name: &'static str) -> Checkpoint {
@@ -51,7 +52,7 @@ const fn late(name: &'static str) -> Checkpoint {
             (List::Mixtures, ALIKE),
             (List::Graphs, ALIKE),
             KNOWN_GRAPHS,
-            GGUF_UNREAD,
+            GGUF_LATE,
             (List::Version5, "`published.json` beside it is the other spelling"),
         ],
     )
@@ -80,8 +81,8 @@ pub const CHECKPOINTS: [Checkpoint; 44] = [
         family: "turbosparsemixtral",
         ..row("turbosparse_mixtral", &[KNOWN_GRAPHS, ONE_SPELLING, NO_GGUF])
     },
-    row("qwen3_next", &[NO_GRAPH, KNOWN_GRAPHS, GGUF_UNREAD]),
-    row("qwen3_5_moe", &[NO_GRAPH, KNOWN_GRAPHS, GGUF_UNREAD]),
+    row("qwen3_next", &[NO_GRAPH, KNOWN_GRAPHS, GGUF_LATE]),
+    row("qwen3_5_moe", &[NO_GRAPH, KNOWN_GRAPHS, GGUF_LATE]),
     Checkpoint {
         family: "qwen3_5_moe",
         ..row(
@@ -91,7 +92,7 @@ pub const CHECKPOINTS: [Checkpoint; 44] = [
                 (List::Mixtures, "as above"),
                 NO_GRAPH,
                 KNOWN_GRAPHS,
-                GGUF_UNREAD,
+                GGUF_LATE,
                 (List::Version5, "a configuration of the publisher"),
             ],
         )
@@ -186,5 +187,31 @@ pub const GRAPHS: [&str; List::Graphs.len()] = List::Graphs.names();
 pub const PACKAGED: [&str; List::Packaged.len()] = List::Packaged.names();
 /// [`List::Gguf`].
 pub const GGUF_WRITTEN: [&str; List::Gguf.len()] = List::Gguf.names();
+/// Those of 2026 for which the gguf package knows an architecture; `golden/gguf/late.py` writes them.
+pub const GGUF_OF_2026: [&str; 22] = [
+    "qwen3_next",
+    "qwen3_5_moe",
+    "lfm2_moe",
+    "gemma4",
+    "nemotron_h",
+    "granitemoehybrid",
+    "granitemoe",
+    "granitemoeshared",
+    "glm4_moe_lite",
+    "mistral4",
+    "ernie4_5_moe",
+    "minimax_m2",
+    "kimi_linear",
+    "llama4",
+    "hunyuan_v1_moe",
+    "dots1",
+    "jamba",
+    "afmoe",
+    "step3p7",
+    "mimo_v2_flash",
+    "exaone_moe",
+    "solar_open",
+];
+
 /// [`List::Version5`].
 pub const VERSION_5: [&str; List::Version5.len()] = List::Version5.names();

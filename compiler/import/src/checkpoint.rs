@@ -5,7 +5,7 @@ use super::encodings;
 use super::quantised;
 use super::{Config, ModelSpec, chat, sampling, tokenizer};
 use moec_base::error::{Error, Result};
-use moec_ir::{Encoding, Format, Leaf};
+use moec_ir::{Axis, Elementwise, Encoding, Format, Leaf};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -137,12 +137,17 @@ impl Checkpoint {
         file.map_or_else(|| self.container.index(), |file| &file.name)
     }
 
-    /// The order in which a tensor's rows are those of Hugging Face, where they are stored in another.
-    pub(super) fn order(&self, tensor: &str) -> Option<Vec<u32>> {
+    /// The order in which a tensor's rows or columns are those of Hugging Face, where they are stored in another.
+    pub(super) fn order(&self, tensor: &str) -> Option<(Axis, Vec<u32>)> {
         self.container.order(tensor)
     }
 
-    /// Recorder of the requested tensors, where there are none.
+    /// The function that a tensor's numbers went through before they were stored.
+    pub(super) fn mapped(&self, tensor: &str) -> Option<Elementwise> {
+        self.container.mapped(tensor)
+    }
+
+    /// Where there are no tensors, what records which ones are requested.
     pub(super) fn asked(&self) -> Option<&containers::asked::Asked> {
         self.container.asked()
     }

@@ -261,9 +261,11 @@ impl<'a> Base<'a> {
     /// # Errors
     /// As [`Self::rms_norm`].
     pub fn norm_weight(&self, name: &str, width: &Dim) -> Result<WeightExpr> {
-        let weight = self.tensors.take(name, &[width])?;
-        let map = Elementwise::PlusOne;
-        Ok(if self.zero_centred { WeightExpr::Map { map, of: Box::new(weight) } } else { weight })
+        if self.zero_centred {
+            self.tensors.take_mapped(name, &[width], Elementwise::PlusOne)
+        } else {
+            self.tensors.take(name, &[width])
+        }
     }
 
     /// Reads the layers one by one.

@@ -6,7 +6,7 @@ use super::encodings::squeezed;
 use super::quantised::{self, Way, named};
 use super::spec::{Norm, Projection};
 use moec_base::error::{Error, Result};
-use moec_ir::{Encoding, Leaf, WeightExpr};
+use moec_ir::{Axis, Elementwise, Encoding, Leaf, WeightExpr};
 use std::cell::RefCell;
 use std::collections::HashMap;
 
@@ -139,6 +139,28 @@ impl<'a> Tensors<'a> {
     /// # Errors
     /// It is missing, has another shape, or is stored in a way that is not supported.
     pub fn take(&self, name: &str, want: &[&Dim]) -> Result<WeightExpr> {
+        match self.checkpoint.mapped(name) {
+            Some(map) => Err(Error::bug(format!("`{name}` is stored behind {}", map.name()))),
+            None => self.stored(name, want),
+        }
+    }
+
+    /// Takes a tensor whose numbers go through a function, which may have been done before they were stored. It may have axes of 1 more,
+    /// or fewer, than it is wanted with.
+    ///
+    /// # Errors
+    /// As [`Self::take`].
+    pub fn take_mapped(&self, name: &str, want: &[&Dim], map: Elementwise) -> Result<WeightExpr> {
+        let of = self.squeezed(name, want)?;
+        match self.checkpoint.mapped(name) {
+            None => Ok(WeightExpr::Map { map, of: Box::new(of) }),
+            Some(done) if done == map => Ok(of),
+            Some(other) => Err(Error::bug(format!("`{name}` is stored behind {}", other.name()))),
+        }
+    }
+
+    /// A tensor as it is stored, its rows and columns in the order of Hugging Face.
+    fn stored(&self, name: &str, want: &[&Dim]) -> Result<WeightExpr> {
         let shape: Vec<usize> = want.iter().map(|d| d.n).collect();
         if let Some(asked) = self.checkpoint.asked() {
             asked.add(name, &shape);
@@ -171,7 +193,8 @@ impl<'a> Tensors<'a> {
         let leaf = Leaf { tensor: name.to_owned(), shape, encoding: Encoding::Plain };
         let leaf = WeightExpr::Leaf(leaf);
         Ok(match self.checkpoint.order(name) {
-            Some(order) => WeightExpr::Arrange { order, of: Box::new(leaf) },
+            Some((Axis::Rows, order)) => WeightExpr::Arrange { order, of: Box::new(leaf) },
+            Some((Axis::Cols, order)) => columns(&order, &leaf),
             None => leaf,
         })
     }
@@ -181,13 +204,21 @@ impl<'a> Tensors<'a> {
     /// # Errors
     /// As [`Self::take`].
     pub fn take_squeezed(&self, name: &str, want: &[&Dim]) -> Result<WeightExpr> {
+        match self.checkpoint.mapped(name) {
+            Some(_) => self.take(name, want),
+            None => self.squeezed(name, want),
+        }
+    }
+
+    /// As [`Self::stored`], of a tensor that may have other axes of 1.
+    fn squeezed(&self, name: &str, want: &[&Dim]) -> Result<WeightExpr> {
         if self.checkpoint.asked().is_some() {
-            return self.take(name, want);
+            return self.stored(name, want);
         }
         let stored = self.checkpoint.tensor(name)?.shape.as_slice();
         let sizes: Vec<usize> = want.iter().map(|d| d.n).collect();
         if stored == sizes || squeezed(stored).count() != squeezed(&sizes).count() {
-            return self.take(name, want);
+            return self.stored(name, want);
         }
         let one = Dim::new(1, "an axis of one");
         let mut rest = want.iter().filter(|d| d.n != 1);
@@ -195,7 +226,7 @@ impl<'a> Tensors<'a> {
             .iter()
             .map(|&n| if n == 1 { &one } else { rest.next().copied().unwrap_or(&one) })
             .collect();
-        match self.take(name, &whole)? {
+        match self.stored(name, &whole)? {
             WeightExpr::Leaf(leaf) => Ok(WeightExpr::Leaf(Leaf { shape: sizes, ..leaf })),
             other => Ok(other),
         }
@@ -271,6 +302,19 @@ impl<'a> Tensors<'a> {
         let weight = self.take(&format!("{name}.weight"), &[width])?;
         Ok(Norm::Layer { eps, weight, bias: self.take(&format!("{name}.bias"), &[width])? })
     }
+}
+
+/// The columns of a weight in another order; runs of them are read together.
+fn columns(order: &[u32], of: &WeightExpr) -> WeightExpr {
+    let run = |run: &[u32]| WeightExpr::Slice {
+        axis: Axis::Cols,
+        start: run.first().map_or(0, |&first| first as usize),
+        step: 1,
+        len: run.len(),
+        of: Box::new(of.clone()),
+    };
+    let runs = order.chunk_by(|a, b| a.checked_add(1) == Some(*b)).map(run);
+    WeightExpr::Concat { axis: Axis::Cols, of: runs.collect() }
 }
 
 /// Taps of a convolution that looks back, by the first of the keys that is there.

@@ -38,6 +38,11 @@ pub(super) const SLOW: &[(&str, &str, &str)] = &[
         "a build for each of twenty-five families; six of them are built, and the evaluator computes all",
     ),
     (
+        "gguf",
+        "all_architectures_of_2026",
+        "a build for each of twenty-one; four of them are built, and the evaluator computes half of all",
+    ),
+    (
         "predictors",
         "the_page_says_what_predictors_gain_and_cost",
         "a table of a page; the other tests of predictors hold what each of them finds",
@@ -55,6 +60,7 @@ pub(super) const IN_PART: &[(&str, &str)] = &[
     ("moec-cpu/amx", "half of the pairs of a kernel and a machine with tiles"),
     ("moec-codegen/object", "every second machine that has a part of the others' instructions"),
     ("moec-codegen/simt", "two of three generations of each kernel in NVIDIA's assembler"),
+    ("moec-import/import", "every second architecture of GGUF files of 2026"),
     ("qnn", "every second family on the emulator of Hexagon"),
     ("aarch64", "every second family in each format, and every second pair of formats against x86"),
 ];

@@ -9,6 +9,7 @@ use super::config::Config;
 use super::encodings::{ENCODINGS, Encoding};
 use indexmap::IndexMap;
 use moec_base::error::{Error, Result};
+use moec_ir::{Axis, Elementwise};
 use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -62,9 +63,14 @@ pub trait Container: fmt::Debug + Send + Sync {
     /// Every tensor by its name in the spelling of Hugging Face, by file and then in the order of its data.
     fn tensors(&self) -> &IndexMap<String, Tensor>;
 
-    /// The order in which its rows are those of Hugging Face, where they are stored in another: row `r` is the stored row
-    /// `order[r]`, and each is there once.
-    fn order(&self, _tensor: &str) -> Option<Vec<u32>> {
+    /// The order in which its rows or columns are those of Hugging Face, where they are stored in another: index `i` is the stored
+    /// index `order[i]`, and each is there once.
+    fn order(&self, _tensor: &str) -> Option<(Axis, Vec<u32>)> {
+        None
+    }
+
+    /// The function that its numbers went through before they were stored: they are what a family makes of those of Hugging Face.
+    fn mapped(&self, _tensor: &str) -> Option<Elementwise> {
         None
     }
 

@@ -28,14 +28,18 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     })
 }
 
-/// The expert of a layer for every token: gate and up in one matrix.
+/// The expert of a layer for every token: gate and up in one matrix, or in two.
 pub(super) fn shared(b: &Base<'_>, layer: usize) -> Result<Option<Shared>> {
     let Some(inner) = b.config.opt_count(&["shared_intermediate_size"])?.filter(|s| s.n > 0) else {
         return Ok(None);
     };
     let inner = Dim::from(inner);
     let at = format!("{}.shared_mlp", b.layer(layer));
-    let both = b.tensors.take(&format!("{at}.input_linear.weight"), &[&inner.twice(), &b.hidden])?;
+    let both = format!("{at}.input_linear.weight");
+    if b.tensors.has(&format!("{at}.gate_proj.weight")) {
+        return Ok(Some(Shared { mlp: b.mlp(&at, &inner, false)?, gate: None }));
+    }
+    let both = b.tensors.take(&both, &[&inner.twice(), &b.hidden])?;
     let half = |start| Projection {
         weight: WeightExpr::Slice {
             axis: Axis::Rows,

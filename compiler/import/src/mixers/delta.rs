@@ -182,26 +182,33 @@ impl Base<'_> {
         let channels = keys.twice().plus(&values);
         let weight = |name: &str| format!("{at}.{name}.weight");
         let plain = |weight| Projection { weight, bias: None };
-        let grouped = weight("in_proj_qkvz");
-        let [qkv, gate, beta, decay] = if t.has(&grouped) {
-            let all = t.take(&grouped, &[&channels.plus(&values), hidden])?;
-            let both = t.take(&weight("in_proj_ba"), &[&heads.twice(), hidden])?;
-            let (n, each) = (key_heads.n, heads.n / key_heads.n);
+        // Each of the two may be one tensor, where what belongs to a key head is together.
+        let (all, both) = (weight("in_proj_qkvz"), weight("in_proj_ba"));
+        let (n, each) = (key_heads.n, heads.n / key_heads.n);
+        let part = |of: &WeightExpr, start, len| rows_of_heads(of, n, start, len);
+        let [qkv, gate] = if t.has(&all) {
+            let all = t.take(&all, &[&channels.plus(&values), hidden])?;
             let wide = each * value.n;
-            let part = |of: &WeightExpr, start, len| rows_of_heads(of, n, start, len);
             let of = [part(&all, 0, key.n), part(&all, key.n, key.n), part(&all, 2 * key.n, wide)];
             let qkv = WeightExpr::Concat { axis: Axis::Rows, of: of.into() };
-            [qkv, part(&all, 2 * key.n + wide, wide), part(&both, 0, each), part(&both, each, each)]
+            [qkv, part(&all, 2 * key.n + wide, wide)]
         } else {
             [
                 t.take(&weight("in_proj_qkv"), &[&channels, hidden])?,
                 t.take(&weight("in_proj_z"), &[&values, hidden])?,
+            ]
+        };
+        let [beta, decay] = if t.has(&both) {
+            let both = t.take(&both, &[&heads.twice(), hidden])?;
+            [part(&both, 0, each), part(&both, each, each)]
+        } else {
+            [
                 t.take(&weight("in_proj_b"), &[&heads, hidden])?,
                 t.take(&weight("in_proj_a"), &[&heads, hidden])?,
             ]
         };
         let conv = by_channel(t, &weight("conv1d"), &channels, &taps)?;
-        let rate = t.take(&format!("{at}.A_log"), &[&heads])?;
+        let rate = t.take_mapped(&format!("{at}.A_log"), &[&heads], Elementwise::NegExp)?;
         let bias = Some(t.take(&format!("{at}.dt_bias"), &[&heads])?);
         Ok(GatedDelta {
             key_heads: key_heads.n,
@@ -215,7 +222,7 @@ impl Base<'_> {
             gate_by: Activation::Silu,
             decay: vec![Projection { weight: decay, bias }],
             decay_by: Decay::Softplus,
-            rate: WeightExpr::Map { map: Elementwise::NegExp, of: Box::new(rate) },
+            rate,
             beta: plain(beta),
             norm: (self.eps, t.take(&weight("norm"), &[&value])?),
             out: t.projection(&format!("{at}.out_proj"), hidden, &values, false)?,
@@ -260,12 +267,11 @@ impl Base<'_> {
             let weight = t.take(&name(&format!("{part}_b_proj.weight")), &[&wide, dim])?;
             Ok(vec![t.projection(&narrow, dim, hidden, false)?, Projection { weight, bias }])
         };
-        let rate = t.take_squeezed(&name("A_log"), &[heads])?;
         let (map, decay_by) = match bound {
             Some(bound) => (Elementwise::Exp, Decay::Sigmoid { bound }),
             None => (Elementwise::NegExp, Decay::Softplus),
         };
-        let rate = WeightExpr::Map { map, of: Box::new(rate) };
+        let rate = t.take_mapped(&name("A_log"), &[heads], map)?;
         Ok(GatedDelta {
             key_heads: heads.n,
             heads: heads.n,

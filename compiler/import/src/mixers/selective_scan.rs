@@ -129,8 +129,7 @@ impl Base<'_> {
             bias: input.bias.as_ref().map(|bias| cut(bias, Axis::Cols, start, channels.n)),
         };
         let norm = |part: &str, width| t.take(&name(&format!("{part}_layernorm.weight")), &[width]);
-        let rate = t.take(&name("A_log"), &[channels, state])?;
-        let rate = WeightExpr::Map { map: Elementwise::NegExp, of: Box::new(rate) };
+        let rate = t.take_mapped(&name("A_log"), &[channels, state], Elementwise::NegExp)?;
         Ok(SelectiveScan {
             channels: channels.n,
             state: state.n,

@@ -156,8 +156,7 @@ impl Base<'_> {
             )));
         }
         step.bias = Some(t.take(&name("dt_bias"), &[heads])?);
-        let rate =
-            WeightExpr::Map { map: Elementwise::NegExp, of: Box::new(t.take(&name("A_log"), &[heads])?) };
+        let rate = t.take_mapped(&name("A_log"), &[heads], Elementwise::NegExp)?;
         let skip = WeightExpr::Repeat { each: dim.n, of: Box::new(t.take(&name("D"), &[heads])?) };
         Ok(StateSpace {
             heads: heads.n,

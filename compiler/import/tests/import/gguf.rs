@@ -5,7 +5,7 @@
 mod builder;
 
 use super::support::{Folder, distance, expected, golden, logits, numbers, packed, refusal, shapes};
-use builder::{Builder, F32, TEXT, U32, text};
+use builder::{ARRAY, Builder, F32, TEXT, U32, array, text};
 use moec_cpu::Weighting;
 use moec_import::ImportOptions;
 use moec_import::lower::lower;
@@ -13,7 +13,7 @@ use moec_ir::types::GROUP;
 use moec_ir::{Format, WeightClass};
 use moec_runtime::serving::text::Text;
 use moec_testing::GGUF;
-use moec_testing::checkpoints::GGUF_WRITTEN;
+use moec_testing::checkpoints::{GGUF_OF_2026, GGUF_WRITTEN};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -48,6 +48,40 @@ fn the_same_weights_give_the_same_logits() {
         assert_eq!(got, logits(&checkpoint, &ids, 16), "{family}");
         assert!(distance(&got, &want) < 2e-3, "{family}");
     }
+}
+
+/// A checkpoint of 2026 as GGUF can say it: Llama 4's chunks and the growth of its queries are llama.cpp's own.
+fn sayable(family: &str) -> Option<TempDir> {
+    let changed = Folder::golden(family).set("attention_chunk_size", 8192).set("floor_scale", 8192);
+    (family == "llama4").then(|| changed.write())
+}
+
+/// What the converter does to each architecture is undone: the logits are transformers', and those of the safetensors but for what
+/// the file rounds (rates of decay, frequencies).
+#[test]
+fn architectures_of_2026() {
+    if !GGUF.here() {
+        return;
+    }
+    let mut failed = Vec::new();
+    for (i, family) in moec_testing::every_second(GGUF_OF_2026.into_iter().enumerate()) {
+        let done = std::panic::catch_unwind(|| {
+            let changed = sayable(family);
+            let checkpoint = changed.as_ref().map_or_else(|| of(family), |folder| folder.path().to_owned());
+            let folder = write(&checkpoint, &["--type", ["F32", "BF16"][i / 2 % 2]]);
+            let (ids, reference) = expected(&of(family));
+            let got = logits(&folder.path().join("model.gguf"), &ids, 16);
+            let plain = logits(&checkpoint, &ids, 16);
+            let want = if changed.is_some() { &plain } else { &reference };
+            println!("{family}: {:e} {:e}", distance(&got, want), distance(&got, &plain));
+            assert!(distance(&got, want) < 1e-4, "{family}: {}", distance(&got, want));
+            assert!(distance(&got, &plain) < 1e-4, "{family}: {}", distance(&got, &plain));
+        });
+        if done.is_err() {
+            failed.push(family);
+        }
+    }
+    assert!(failed.is_empty(), "{failed:?}");
 }
 
 #[test]
@@ -297,21 +331,65 @@ fn files_that_are_refused() {
     insta::assert_snapshot!(all.join("\n"));
 }
 
+/// What later architectures have and need, each by its name.
+#[test]
+fn models_of_2026_that_are_refused() {
+    let count = |builder: Builder, key: &str, n: u32| builder.key(key, U32, &n.to_le_bytes());
+    let list = |builder: Builder, key: &str, numbers: &[u32]| {
+        let numbers: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
+        builder.key(key, ARRAY, &[array(U32, (numbers.len() / 4) as u64), numbers].concat())
+    };
+    let one = |builder: Builder, tensor: &str| builder.tensor(tensor, &[4], 0, &[0; 16]);
+    let kv = |architecture: &str, layers: u32, numbers: &[u32]| {
+        list(small(architecture, 2, layers), &format!("{architecture}.attention.head_count_kv"), numbers)
+    };
+    let gemma = count(kv("gemma4", 2, &[1, 1]), "gemma4.attention.key_length", 4);
+    let factors: Vec<u8> = [1.0_f32, 3.0].iter().flat_map(|x| x.to_le_bytes()).collect();
+    let jamba = ["blk.0.attn_q.weight", "blk.1.attn_q.weight"].into_iter().fold(small("jamba", 2, 3), one);
+    let warm =
+        small("deepseek2", 2, 1).key("deepseek2.attention.temperature_scale", F32, &0.1_f32.to_le_bytes());
+    let cases = [
+        ("a size is missing", small("qwen3next", 2, 1)),
+        ("experts are missing", small("minimax-m2", 0, 1)),
+        ("another routing", count(small("minimax-m2", 2, 1), "minimax-m2.expert_gating_func", 1)),
+        ("heads that differ", kv("dots1", 2, &[1, 2])),
+        ("too few heads", kv("lfm2moe", 3, &[1, 2])),
+        (
+            "heads that are no twice",
+            count(kv("mimo2", 2, &[2, 3]), "mimo2.attention.sliding_window_pattern", 2),
+        ),
+        ("layers at no distance", jamba),
+        ("chunks", count(small("llama4", 2, 1), "llama4.attention.sliding_window", 0)),
+        ("queries that grow", warm),
+        ("frequencies", gemma.tensor("rope_freqs.weight", &[2], 0, &factors)),
+        ("a tensor is missing", count(small("minimax-m2", 2, 1), "minimax-m2.rope.dimension_count", 4)),
+        ("a shape", small("minimax-m2", 2, 1).tensor("blk.0.ffn_gate_exps.weight", &[8, 4, 2], 0, &[0; 256])),
+    ];
+    let all: Vec<String> =
+        cases.iter().map(|(name, file)| format!("# {name}\n{}\n", said(&file.build()))).collect();
+    insta::assert_snapshot!(all.join("\n"));
+}
+
 /// A small llama of one layer, with so many experts; its tensors are missing.
 fn llama(experts: u32) -> Builder {
-    let mut builder =
-        model("llama").key("llama.attention.layer_norm_rms_epsilon", F32, &1e-5_f32.to_le_bytes());
+    small("llama", experts, 1)
+}
+
+/// A small model of an architecture.
+fn small(architecture: &str, experts: u32, layers: u32) -> Builder {
+    let eps = format!("{architecture}.attention.layer_norm_rms_epsilon");
+    let mut builder = model(architecture).key(&eps, F32, &1e-5_f32.to_le_bytes());
     for (key, n) in [
         ("vocab_size", 4_u32),
         ("embedding_length", 256),
-        ("block_count", 1),
+        ("block_count", layers),
         ("attention.head_count", 2),
         ("context_length", 16),
         ("feed_forward_length", 4),
         ("expert_count", experts),
         ("expert_used_count", 1),
     ] {
-        builder = builder.key(&format!("llama.{key}"), U32, &n.to_le_bytes());
+        builder = builder.key(&format!("{architecture}.{key}"), U32, &n.to_le_bytes());
     }
     builder
 }

@@ -132,6 +132,15 @@ impl<'a> Keys<'a> {
         self.typed(key, "a list of numbers", |v| v.as_array()?.iter().map(|v| v.as_f64()).collect())
     }
 
+    /// A list of whole numbers, or of truth values as 1 and 0, if there.
+    ///
+    /// # Errors
+    /// Anything else.
+    pub(super) fn counts(&self, key: &str) -> Result<Option<Vec<u64>>> {
+        let count = |v: Value<'_>| v.as_u64().or(v.as_bool().map(u64::from)).filter(|n| *n <= MAX);
+        self.typed(key, "a list of whole numbers", |v| v.as_array()?.iter().map(count).collect())
+    }
+
     /// The error for a value that this version does not know, naming those that it does.
     pub(super) fn unsupported(&self, key: &str, value: &str, supported: &[&str]) -> Error {
         Error::limit(format!("{} is `{value}`, which is not supported", self.name(key)))

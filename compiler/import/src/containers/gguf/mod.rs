@@ -1,8 +1,8 @@
 //! GGUF files, one or several that belong together: metadata and tensors of llama.cpp, given in the spelling of Hugging Face.
 //!
-//! Each architecture is a row of [`architectures`]: how its tensors are called, and which keys its configuration has. Experts
-//! lie one after the other in one tensor; each is given as a tensor of its own, a part of the bytes of all. Numbers stay as they
-//! are stored, and [`encodings`] says how they are decoded.
+//! Each architecture is a row of [`architectures`]: how its tensors are called, what its converter did to them, and which keys its
+//! configuration has. Experts lie behind each other in one tensor; each is given as a tensor of its own, a part of the bytes of all.
+//! Numbers stay as they are stored, and [`encodings`] says how they are decoded; what else was done to a tensor is a [`Change`].
 
 mod architectures;
 mod encodings;
@@ -20,7 +20,8 @@ use indexmap::IndexMap;
 use keys::Keys;
 use moec_base::error::{Error, Result};
 use moec_gguf::Header;
-use names::{Names, Placed};
+use moec_ir::{Axis, Elementwise};
+use names::{Change, Names, Placed, Sizes};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -43,8 +44,9 @@ struct Gguf {
     /// One for each of the files.
     maps: Vec<Map>,
     tensors: IndexMap<String, Tensor>,
-    /// Heads of the matrices whose rows are paired as llama.cpp rotates them.
-    paired: HashMap<String, usize>,
+    /// The orders of rows and columns, and the functions that numbers went through, of tensors where there is one.
+    orders: HashMap<String, (Axis, Vec<u32>)>,
+    mapped: HashMap<String, Elementwise>,
 }
 
 impl Gguf {
@@ -76,16 +78,17 @@ impl Gguf {
             }
         }
         let model = settings::Model { keys, tensors: &stored, maps: &maps };
-        let config = Config::of(&first.name, settings::config(row.settings, &model)?);
-        let heads = config.opt_size(&["num_attention_heads"])?.map_or(0, |s| s.n);
-        let kv_heads = config.opt_size(&["num_key_value_heads"])?.map_or(heads, |s| s.n);
-        let experts = config.opt_size(&["num_experts"])?.map_or(0, |s| s.n);
-        let names = Names { naming: row.naming, heads, kv_heads, experts };
-        let (mut tensors, mut paired) = (IndexMap::new(), HashMap::new());
+        let config = Config::of(&first.name, settings::config(row, &model)?);
+        let names = Names::new(row.naming, sizes(&config)?, stored.keys().copied());
+        let (mut tensors, mut orders, mut mapped) = (IndexMap::new(), HashMap::new(), HashMap::new());
         for (name, (file, tensor)) in &stored {
-            for Placed { name: hf, shape, bytes, heads } in names.place(tensor) {
+            for Placed { name: hf, shape, bytes, changes } in names.place(tensor) {
+                orders.extend(names.order(&changes, &shape).map(|order| (hf.clone(), order)));
+                mapped.extend(changes.iter().filter_map(|change| match change {
+                    Change::Mapped(map) => Some((hf.clone(), *map)),
+                    _ => None,
+                }));
                 let of = Tensor { file: *file, dtype: tensor.kind.name.to_owned(), shape, bytes };
-                paired.extend(heads.map(|heads| (hf.clone(), heads)));
                 if tensors.contains_key(&hf) {
                     return Err(Error::input(format!("`{name}` in `{}` is there twice", files[*file].name))
                         .because(format!("another tensor is `{hf}`, too")));
@@ -93,7 +96,7 @@ impl Gguf {
                 tensors.insert(hf, of);
             }
         }
-        Ok(Self { path: path.to_owned(), config, files, maps, tensors, paired })
+        Ok(Self { path: path.to_owned(), config, files, maps, tensors, orders, mapped })
     }
 
     /// The header of the first file, which has the metadata.
@@ -102,6 +105,23 @@ impl Gguf {
         let (file, map) = first.ok_or_else(|| Error::bug("a checkpoint of no files"))?;
         Ok((&file.name, read(&file.name, map)?))
     }
+}
+
+/// The sizes that names and orders follow from.
+fn sizes(config: &Config) -> Result<Sizes> {
+    let size = |key| -> Result<usize> { Ok(config.opt_size(&[key])?.map_or(0, |s| s.n)) };
+    let heads = size("num_attention_heads")?;
+    Ok(Sizes {
+        heads,
+        kv_heads: config.opt_size(&["num_key_value_heads"])?.map_or(heads, |s| s.n),
+        experts: size("num_experts")?,
+        delta: [
+            size("linear_num_key_heads")?,
+            size("linear_num_value_heads")?,
+            size("linear_key_head_dim")?,
+            size("linear_value_head_dim")?,
+        ],
+    })
 }
 
 /// Reads the header of a file.
@@ -123,9 +143,12 @@ impl Container for Gguf {
         &self.tensors
     }
 
-    fn order(&self, tensor: &str) -> Option<Vec<u32>> {
-        let (heads, stored) = (*self.paired.get(tensor)?, self.tensors.get(tensor)?);
-        names::order(heads, *stored.shape.first()?)
+    fn order(&self, tensor: &str) -> Option<(Axis, Vec<u32>)> {
+        self.orders.get(tensor).cloned()
+    }
+
+    fn mapped(&self, tensor: &str) -> Option<Elementwise> {
+        self.mapped.get(tensor).copied()
     }
 
     fn bytes(&self, tensor: &Tensor) -> Option<&[u8]> {

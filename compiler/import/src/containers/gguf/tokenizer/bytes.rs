@@ -7,7 +7,7 @@ use moec_base::error::{Error, Result};
 use serde_json::{Value, json};
 
 const MERGES: &str = "tokenizer.ggml.merges";
-const PRE: &str = "tokenizer.ggml.pre";
+pub(super) const PRE: &str = "tokenizer.ggml.pre";
 
 /// The parts of a tokenizer of bytes.
 ///

@@ -10,6 +10,8 @@ pub(super) struct Split {
     pub(super) composed: bool,
     /// Whether a word that is a token is taken without merging.
     pub(super) whole_words: bool,
+    /// Whether the first token stands in front of texts where the file does not say.
+    pub(super) begins: bool,
     /// Whether digits stand by themselves.
     digits: bool,
     /// Expressions, each applied to what the one before left; none stands for GPT-2's own.
@@ -23,17 +25,35 @@ const THREE_DIGITS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L
 /// Words split where small letters are followed by large ones.
 const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
+/// As Qwen's, with marks as parts of words.
+const MARKED: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Words split where small letters are followed by large ones, single digits, and no endings of their own.
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Words with the spaces between them.
+const SPACED: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+";
+
 const PLAIN: Split =
-    Split { names: &[], composed: false, whole_words: false, digits: false, expressions: &[] };
+    Split { names: &[], composed: false, whole_words: false, begins: false, digits: false, expressions: &[] };
 
 /// Every way that is known.
-static SPLITS: [Split; 8] = [
+static SPLITS: [Split; 13] = [
     Split { names: &["gpt-2", "gpt2"], ..PLAIN },
     Split { names: &["olmo"], composed: true, ..PLAIN },
     Split { names: &["starcoder", "refact", "command-r", "smollm"], digits: true, ..PLAIN },
     Split { names: &["qwen2", "deepseek-r1-qwen"], composed: true, expressions: &[QWEN], ..PLAIN },
-    Split { names: &["glm4", "chatglm-bpe"], expressions: &[THREE_DIGITS], ..PLAIN },
-    Split { names: &["gpt-4o"], expressions: &[O200K], ..PLAIN },
+    Split { names: &["hunyuan", "solar-open"], expressions: &[QWEN], ..PLAIN },
+    Split { names: &["qwen35"], composed: true, expressions: &[MARKED], ..PLAIN },
+    Split { names: &["glm4", "chatglm-bpe", "dbrx", "smaug-bpe"], expressions: &[THREE_DIGITS], ..PLAIN },
+    Split {
+        names: &["llama-bpe", "llama3", "llama-v3", "lfm2", "pixtral"],
+        whole_words: true,
+        begins: true,
+        expressions: &[THREE_DIGITS],
+        ..PLAIN
+    },
+    Split { names: &["gpt-4o", "llama4", "minimax-m2"], expressions: &[O200K], ..PLAIN },
+    Split { names: &["tekken"], whole_words: true, begins: true, expressions: &[TEKKEN], ..PLAIN },
+    Split { names: &["exaone-moe"], expressions: &[SPACED], ..PLAIN },
     // Letters are those that have a case: the tokenizer lists them one by one.
     Split {
         names: &["deepseek-llm"],

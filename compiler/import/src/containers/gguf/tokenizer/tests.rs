@@ -89,12 +89,17 @@ fn file(pre: &str, words: &[&str]) -> Vec<u8> {
 #[test]
 fn texts_are_split_as_each_tokenizer_does() {
     const WORDS: [&str; 6] = ["1234", "aB", ".\n", "don't", " x", "(a"];
-    let rows: [(&str, [usize; 6]); 8] = [
+    let rows: [(&str, [usize; 6]); 13] = [
         ("gpt-2", [1, 1, 2, 3, 1, 2]),
         ("olmo", [1, 1, 2, 3, 1, 2]),
         ("smollm", [4, 1, 2, 3, 1, 2]),
         ("qwen2", [4, 1, 1, 3, 1, 1]),
+        ("hunyuan", [4, 1, 1, 3, 1, 1]),
+        ("qwen35", [4, 1, 1, 3, 1, 1]),
         ("glm4", [2, 1, 1, 3, 1, 1]),
+        ("llama-bpe", [2, 1, 1, 3, 1, 1]),
+        ("tekken", [4, 2, 1, 3, 1, 1]),
+        ("exaone-moe", [4, 1, 1, 3, 1, 1]),
         ("gpt-4o", [2, 2, 1, 1, 1, 1]),
         ("deepseek-llm", [4, 1, 2, 3, 1, 2]),
         ("deepseek-v3", [2, 1, 1, 3, 1, 1]),
@@ -104,6 +109,16 @@ fn texts_are_split_as_each_tokenizer_does() {
         let text = read(&Header::read(&bytes).unwrap());
         let counts = WORDS.map(|word| text.encode(word).unwrap().len());
         assert_eq!(counts, want, "{pre}");
+    }
+}
+
+/// Where the file does not say, llama.cpp puts the first token in front of what some ways split.
+#[test]
+fn how_texts_begin_where_nothing_is_said() {
+    for (pre, begins) in [("llama-bpe", true), ("tekken", true), ("qwen2", false), ("gpt-4o", false)] {
+        let bytes = file(pre, &[]);
+        let config = config(&Keys::new("sample", &Header::read(&bytes).unwrap())).unwrap();
+        assert_eq!(config["add_bos_token"], begins, "{pre}");
     }
 }
 
