@@ -102,6 +102,18 @@ fn late(families: impl Iterator<Item = &'static str>) {
     }
 }
 
+/// The delta rule with one decay for each head and for each channel, in chunks of rows that are computed together, with and without
+/// rows left over.
+#[test]
+fn delta_rules_in_long_chunks() {
+    for family in ["bailing_hybrid", "kimi_linear", "qwen3_5_moe"] {
+        for chunk in [20, 48] {
+            let setup = Setup { format: "f32", chunk, batch: &[1], context: 96 };
+            compare(&checkpoint(family), "native", setup, false);
+        }
+    }
+}
+
 #[test]
 fn six_families_of_2026() {
     late(["gemma4", "glm4_moe_lite", "jamba", "kimi_linear", "minimax_m2", "nemotron_h"].into_iter());

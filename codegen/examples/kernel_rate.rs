@@ -6,7 +6,7 @@
 
 use moec_codegen::jit::Loaded;
 use moec_codegen::pack::packed_bytes;
-use moec_codegen::spec::{ExpertGateUp, Linear};
+use moec_codegen::spec::{DeltaRule, ExpertGateUp, Linear};
 use moec_codegen::{
     ByteDot, Compute, KernelSpec, Machine, RowForm, Schedule, WeightOrder, apart, compile, packed_words,
 };
@@ -227,6 +227,39 @@ fn measure(machine: &Machine, probe: &Probe, threads: usize) -> Outcome {
     Ok(())
 }
 
+/// The gated delta rule in the shapes of Qwen3.6-35B-A3B. Its arithmetic is what the rule needs row by row: what the state
+/// says of a key, its change, and the query.
+fn delta(name: &'static str, n: usize, [by_channel, chunked]: [bool; 2]) -> Probe {
+    let [key_heads, heads, key, value] = [16, 32, 128, 128];
+    let decays = if by_channel { heads * key } else { heads };
+    // Queries, keys and values are columns of the same rows, as the convolution leaves them.
+    let mixed = 2 * key_heads * key + heads * value;
+    let ld = [mixed, mixed, mixed, decays, heads];
+    let out_ld = heads * value;
+    let rule =
+        DeltaRule { rows: n, key_heads, heads, key, value, corrects: true, by_channel, chunked, ld, out_ld };
+    let state = heads * key * value;
+    let floats = |count: usize, x: f32| Operand::Ints(vec![x.to_bits().cast_signed(); count]);
+    Probe {
+        name,
+        spec: rule.into(),
+        n,
+        operations: 6.0 * (n * state) as f64,
+        bytes: 8.0 * state as f64,
+        operands: vec![
+            floats(state, 0.0),
+            floats(n * mixed, 0.05),
+            floats(n * mixed, 0.05),
+            floats(n * mixed, 0.5),
+            floats(n * decays, -0.1),
+            floats(n * heads, 0.5),
+            Operand::Ints((0..n as i32).collect()),
+            Operand::Ints(vec![0; n]),
+            Operand::Words(n * out_ld),
+        ],
+    }
+}
+
 /// Words in cache lines.
 fn lines(words: &[u32]) -> Vec<Line> {
     let line = |chunk: &[u32]| Line::new(std::array::from_fn(|i| chunk.get(i).copied().unwrap_or(0)));
@@ -337,6 +370,10 @@ fn main() -> Outcome {
         linear("linear bf16 pairs, 512 rows", 512, 2048, 2048, Bf16, Pairs),
         linear("linear q8 i8, 512 rows", 512, 2048, 2048, Q8, I8),
         linear("linear q4 i8, 512 rows", 512, 2048, 2048, Q4, I8),
+        delta("delta rule, row by row", 512, [false, false]),
+        delta("delta rule, in chunks", 512, [false, true]),
+        delta("delta rule by channel, row by row", 512, [true, false]),
+        delta("delta rule by channel, in chunks", 512, [true, true]),
         experts("experts bf16, 1 token each", 16, 1, Bf16, F32),
         experts("experts bf16, 64 tokens each", 64, 64, Bf16, F32),
         experts("experts bf16 pairs, 64 tokens each", 64, 64, Bf16, Pairs),

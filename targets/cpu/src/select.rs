@@ -207,7 +207,19 @@ impl CpuTarget {
                 };
                 let by_channel = node.value(4)?.0.cols() != heads;
                 let ld = node.row_distances()?;
-                let rule = DeltaRule { rows, key_heads, heads, key, value, corrects, by_channel, ld, out_ld };
+                let chunked = !node.apart;
+                let rule = DeltaRule {
+                    rows,
+                    key_heads,
+                    heads,
+                    key,
+                    value,
+                    corrects,
+                    by_channel,
+                    chunked,
+                    ld,
+                    out_ld,
+                };
                 s.kernel(rule, inputs(8), 1);
             }
             Op::SelectiveScan => {

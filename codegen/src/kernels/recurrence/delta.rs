@@ -4,7 +4,10 @@
 //! The columns of a head's state do not meet. A work item has a panel of them, which stays in the first-level cache from row to
 //! row, and goes over it twice: once for what the state says of the key, once to change it and to ask it the query. In decoding
 //! every state is read and written once, which is what its memory allows.
+//!
+//! Of a prompt whole chunks of rows are computed together ([`chunk`]).
 
+use super::chunk::{self, Chunk, Scratch};
 use super::in_order;
 use crate::dsl::{F, I, Kb, P, Span};
 use crate::kernels::{Kernel, Rule};
@@ -16,6 +19,8 @@ use moec_ir::plan::{CacheOrder, Grid, Results};
 pub(super) const VECTORS: usize = 2;
 /// Rows of the state that are summed apart, to hide the latency of additions.
 const SUMS: usize = 4;
+/// Columns of a work item that computes chunks, at least a panel: they share what a chunk has of its head.
+const COLUMNS: usize = 128;
 
 /// `[state, q, k, v, decay, beta, pos i32, slot i32, out]`. The state is f32, ordered as [`delta_order`] says.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,6 +39,8 @@ pub struct DeltaRule {
     pub corrects: bool,
     /// Whether every channel of a key has a decay of its own, or a head one.
     pub by_channel: bool,
+    /// Whether rows of one sequence that follow each other are computed together where there are enough.
+    pub chunked: bool,
     /// Row distances of `q`, `k`, `v`, `decay` and `beta`.
     pub ld: [usize; 5],
     /// Row distance of `out`.
@@ -58,6 +65,7 @@ impl Kernel for DeltaRule {
     fn name(&self, s: &mut Symbol, _isa: &Isa) {
         s.word(self.kind()).num("t", self.rows).num("kh", self.key_heads).num("h", self.heads);
         s.num("k", self.key).num("v", self.value).flag("channels", self.by_channel);
+        s.flag("chunked", self.chunked);
         for (tag, ld) in ["q", "x", "y", "g", "b"].into_iter().zip(self.ld) {
             s.num(tag, ld);
         }
@@ -65,8 +73,7 @@ impl Kernel for DeltaRule {
     }
 
     fn grid(&self, isa: &Isa) -> Grid {
-        let tiles = self.heads * self.value.div_ceil(columns(isa));
-        Grid::Tiles { rows: self.rows as u32, tiles: tiles as u32 }
+        Grid::Tiles { rows: self.rows as u32, tiles: (self.heads * self.parts(isa)) as u32 }
     }
 
     fn args(&self) -> usize {
@@ -77,9 +84,10 @@ impl Kernel for DeltaRule {
         Results::new([0, 8]).unwrap_or_default()
     }
 
-    /// Factors of decay of every channel of a key.
+    /// Factors of decay of every channel of a key; before them what a chunk keeps.
     fn scratch_bytes(&self, isa: &Isa) -> usize {
-        if self.by_channel { (self.key + isa.lanes) * 4 } else { 0 }
+        let factors = if self.by_channel { self.key + isa.lanes } else { 0 };
+        (self.chunk_words(isa) + factors) * 4
     }
 
     fn rules(&self, _isa: &Isa) -> Vec<Rule> {
@@ -103,59 +111,123 @@ impl Kernel for DeltaRule {
     }
 
     fn write<'k>(&self, k: &'k Kb<'k>) {
-        let &Self { rows, key_heads, heads, key, value, corrects, by_channel, ld, out_ld } = self;
-        let (state, out) = (k.arg(0), k.arg(8));
-        let [q_ld, k_ld, v_ld, decay_ld, beta_ld] = ld;
-        let width = columns(&k.isa);
-        let panels = value.div_ceil(width);
-        in_order(k, rows, [k.arg(6), k.arg(7)], |tile, row, slot| {
-            let (head, panel) = (tile.div(k.i(panels as i64)), tile.rem(k.i(panels as i64)));
-            let of_key = head.div(k.i((heads / key_heads.max(1)) as i64)) * key;
-            let query = k.arg(1).words(row * q_ld + of_key);
-            let keys = k.arg(2).words(row * k_ld + of_key);
-            let first = panel * width;
-            let column = head * value + first;
-            let values = k.arg(3).words(row * v_ld + column);
-            let beta = k.arg(5).words(row * beta_ld + head).load().splat();
-            let decay = k.arg(4).words(row * decay_ld);
-            let decay = if by_channel {
-                let (decay, factors) = (decay.words(head * key), k.scratch());
-                k.columns(key, |c, span| {
-                    factors.words(c).store_vec(decay.words(c).load_vec(span).exp(), span);
+        let (parts, places) = (self.parts(&k.isa), [k.arg(6), k.arg(7)]);
+        if !self.chunked {
+            in_order(k, self.rows, places, |tile, row, slot| {
+                let (head, panel) = (tile.div(k.i(parts as i64)), tile.rem(k.i(parts as i64)));
+                self.step(k, head, panel, row, slot);
+            });
+            return;
+        }
+        let chunk = chunk::rows(&k.isa);
+        k.tiles(self.rows, |tile, first, end| {
+            let (head, part) = (tile.div(k.i(parts as i64)), tile.rem(k.i(parts as i64)));
+            let from = part * self.item_panels(&k.isa);
+            let end_panel = (from + self.item_panels(&k.isa)).min(k.i(self.panels(&k.isa) as i64));
+            let panels = [from, end_panel];
+            let [pos, slot] = places.map(|p| move |row: I<'k>| p.words(row).load_int());
+            k.fold(first, end, 1, &[first], |row, next| {
+                // The row that comes after what is computed at this one, if that is not computed yet.
+                let due = row.ge(next[0]);
+                let here = slot(row);
+                let whole = (0..chunk).fold((row + chunk).lt(end + 1), |whole, i| {
+                    let row = (row + i).min(end - 1);
+                    whole.and(pos(row).ge(k.i(0))).and(slot(row).equals(here))
                 });
-                Decay::Channels(factors)
-            } else {
-                Decay::Head(decay.words(head).load().splat().exp())
-            };
-            let s = state.words((slot * heads + head) * (panels * width * key) + panel * (width * key));
-            let s = Panel { k, at: s, width, key };
-            // What the state says of the key is taken off what it is to say: `v − kᵀ S`.
-            let said = corrects.then(|| {
-                s.sums(|i, vector, sum| decay.of(s.row(i, vector), i).fma(keys.words(i).load().splat(), sum))
+                k.when(due, || {
+                    let together = || {
+                        let state = k.arg(0).words((here * self.heads + head) * self.head_words(&k.isa));
+                        Chunk { rule: self, k, first: row, head, state }.compute(panels);
+                    };
+                    k.branch(whole, together, || {
+                        k.when(pos(row).ge(k.i(0)), || {
+                            k.each(panels[0], panels[1], 1, |panel| self.step(k, head, panel, row, here));
+                        });
+                    });
+                });
+                vec![due.pick_int(whole.pick_int(row + chunk, row + 1), next[0])]
             });
-            let span = |v: usize| k.span_before(k.i(value as i64) - first - v * k.lanes());
-            let change: Vec<F<'k>> = (0..VECTORS)
-                .map(|v| {
-                    let x = values.words(v * k.lanes()).load_vec(span(v));
-                    said.as_ref().map_or(x, |said| x - said[v]) * beta
-                })
-                .collect();
-            let asked = s.sums(|i, vector, sum| {
-                let old = decay.of(s.row(i, vector), i);
-                let new = keys.words(i).load().splat().fma(change[vector], old);
-                s.place(i, vector).store_vec(new, Span::Full);
-                new.fma(query.words(i).load().splat(), sum)
-            });
-            for (v, y) in asked.into_iter().enumerate() {
-                out.words(row * out_ld + column).words(v * k.lanes()).store_vec(y, span(v));
-            }
         });
+    }
+}
+
+impl DeltaRule {
+    /// Panels of a head's state.
+    fn panels(&self, isa: &Isa) -> usize {
+        self.value.div_ceil(columns(isa))
+    }
+
+    /// Work items of a head.
+    fn parts(&self, isa: &Isa) -> usize {
+        self.panels(isa).div_ceil(self.item_panels(isa))
+    }
+
+    /// Panels of a work item.
+    fn item_panels(&self, isa: &Isa) -> usize {
+        if self.chunked { (COLUMNS / columns(isa)).max(1) } else { 1 }
+    }
+
+    /// Words of a head's state.
+    fn head_words(&self, isa: &Isa) -> usize {
+        self.panels(isa) * columns(isa) * self.key
+    }
+
+    /// Words of scratch that chunks take.
+    fn chunk_words(&self, isa: &Isa) -> usize {
+        if self.chunked { Scratch::new(isa, self.key).words } else { 0 }
+    }
+
+    /// One row, for one panel of a head's state.
+    fn step<'k>(&self, k: &'k Kb<'k>, head: I<'k>, panel: I<'k>, row: I<'k>, slot: I<'k>) {
+        let &Self { key_heads, heads, key, value, corrects, by_channel, ld, out_ld, .. } = self;
+        let [q_ld, k_ld, v_ld, decay_ld, beta_ld] = ld;
+        let (state, out) = (k.arg(0), k.arg(8));
+        let width = columns(&k.isa);
+        let of_key = head.div(k.i((heads / key_heads.max(1)) as i64)) * key;
+        let query = k.arg(1).words(row * q_ld + of_key);
+        let keys = k.arg(2).words(row * k_ld + of_key);
+        let first = panel * width;
+        let column = head * value + first;
+        let values = k.arg(3).words(row * v_ld + column);
+        let beta = k.arg(5).words(row * beta_ld + head).load().splat();
+        let decay = k.arg(4).words(row * decay_ld);
+        let decay = if by_channel {
+            let (decay, factors) = (decay.words(head * key), k.scratch().words(self.chunk_words(&k.isa)));
+            k.columns(key, |c, span| {
+                factors.words(c).store_vec(decay.words(c).load_vec(span).exp(), span);
+            });
+            Decay::Channels(factors)
+        } else {
+            Decay::Head(decay.words(head).load().splat().exp())
+        };
+        let at = state.words((slot * heads + head) * self.head_words(&k.isa) + panel * (width * key));
+        let s = Panel { k, at, width, key };
+        // What the state says of the key is taken off what it is to say: `v − kᵀ S`.
+        let said = corrects.then(|| {
+            s.sums(|i, vector, sum| decay.of(s.row(i, vector), i).fma(keys.words(i).load().splat(), sum))
+        });
+        let span = |v: usize| k.span_before(k.i(value as i64) - first - v * k.lanes());
+        let change: Vec<F<'k>> = (0..VECTORS)
+            .map(|v| {
+                let x = values.words(v * k.lanes()).load_vec(span(v));
+                said.as_ref().map_or(x, |said| x - said[v]) * beta
+            })
+            .collect();
+        let asked = s.sums(|i, vector, sum| {
+            let old = decay.of(s.row(i, vector), i);
+            let new = keys.words(i).load().splat().fma(change[vector], old);
+            s.place(i, vector).store_vec(new, Span::Full);
+            new.fma(query.words(i).load().splat(), sum)
+        });
+        for (v, y) in asked.into_iter().enumerate() {
+            out.words(row * out_ld + column).words(v * k.lanes()).store_vec(y, span(v));
+        }
     }
 }
 
 /// Factors of the rows of a state.
 #[derive(Clone, Copy)]
-enum Decay<'k> {
+pub(super) enum Decay<'k> {
     /// One for all of them.
     Head(F<'k>),
     /// One for each, in memory.
@@ -164,7 +236,7 @@ enum Decay<'k> {
 
 impl<'k> Decay<'k> {
     /// Part of row `i` of the state, decayed.
-    fn of(self, x: F<'k>, i: I<'k>) -> F<'k> {
+    pub(super) fn of(self, x: F<'k>, i: I<'k>) -> F<'k> {
         match self {
             Self::Head(factor) => x * factor,
             Self::Channels(factors) => x * factors.words(i).load().splat(),

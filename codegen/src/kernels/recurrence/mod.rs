@@ -1,6 +1,7 @@
 //! Kernels that go through the rows of a call in order, since each row changes the state that the next one reads: one file
 //! each. Work items are cut by channels and heads alone.
 
+mod chunk;
 mod conv;
 mod delta;
 mod scan;
