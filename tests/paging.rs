@@ -58,8 +58,7 @@ const USUAL: Case =
 
 fn paging(case: Case, wrap: Option<Wrap>) -> Paging {
     let flash = flash::Options { reader: case.reader, ..flash::Options::default() };
-    let (journal, units) = (None, None);
-    Paging { flash, ahead: case.ahead, budget: None, preload: true, record: true, wrap, journal, units }
+    Paging { flash, ahead: case.ahead, budget: None, preload: true, wrap, hooks: None }
 }
 
 /// Logits of a prompt in chunks, then of greedy tokens, then of two sequences side by side.

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
 use moec_runtime::offload::flash::{
-    BLOCK, Buffers, Choice, Class, Event, Extent, ExtentTable, FileEntry, Flash, ManualClock, Options,
+    BLOCK, Buffers, Choice, Class, Clock, Disk, Event, Extent, ExtentTable, FileEntry, Flash, Options,
     Priority, Read, ReadError, ReadFault, SystemClock, Ticket, checksum,
 };
 use moec_runtime::{Error, Fault};
@@ -12,7 +12,7 @@ use moec_sim::flash::fault::{Faulty, Gate, Injected};
 use moec_testing::IO_URING;
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -32,6 +32,28 @@ fn has_rings() -> bool {
 /// The readers of this machine.
 fn readers() -> impl Iterator<Item = Choice> {
     has_rings().then_some(Choice::Uring).into_iter().chain([Choice::Threads])
+}
+
+/// A clock that goes only as far as it is put.
+#[derive(Debug, Default)]
+struct ManualClock(AtomicU64);
+
+impl ManualClock {
+    /// Puts the clock forward.
+    fn advance(&self, by: Duration) {
+        self.0.fetch_add(by.as_nanos() as u64, Ordering::SeqCst);
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Duration {
+        Duration::from_nanos(self.0.load(Ordering::SeqCst))
+    }
+
+    // Nobody says when the clock is put forward, so it is looked at often.
+    fn until(&self, moment: Duration) -> Duration {
+        if moment <= self.now() { Duration::ZERO } else { Duration::from_millis(1) }
+    }
 }
 
 /// A file of extents, each at the next multiple of 4096.

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
 use moec_runtime::offload::flash::{
-    Buffers, Choice, Class, Event, Extent, ExtentTable, FileEntry, Flash, Options, Priority, SystemClock,
-    checksum,
+    Buffers, Choice, Class, Disk, Event, Extent, ExtentTable, FileEntry, Flash, Options, Priority,
+    SystemClock, checksum,
 };
 use moec_testing::IO_URING;
 use std::alloc::{GlobalAlloc, Layout, System};

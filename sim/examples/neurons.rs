@@ -8,7 +8,7 @@
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::print_stdout)]
 
-use moec_runtime::offload::flash::{Buffers, FileEntry, Flash, Options, SystemClock};
+use moec_runtime::offload::flash::{Buffers, Disk, FileEntry, Flash, Options, SystemClock};
 use moec_runtime::offload::neurons::Shape;
 use moec_sim::flash::measure::Scratch;
 use moec_sim::neuron_store::{Compute, Memory, NeuronStore, Row, Work, classes, extents};

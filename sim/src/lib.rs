@@ -4,7 +4,6 @@
 //! them by what recorded routing says ([`cache`], [`resident`], [`neurons::plan`]), and a simulation runs them on modelled units under
 //! virtual time ([`paging`], [`flash`]).
 //!
-//! * [`least_read()`]: the bound of a run that was recorded.
 //! * [`cache`]: replays of recorded routing, Belady's bound, the choice of a policy, synthetic routing.
 //! * [`draw_experts`]: how many tokens of a step choose each expert, drawn by shares.
 //! * [`resident`]: which experts stay under two budgets, the host's memory and the GPU's.
@@ -17,7 +16,6 @@
 
 #![allow(clippy::cast_possible_truncation, reason = "numerics of policies and counters")]
 
-mod bound;
 pub mod cache;
 mod draw;
 pub mod flash;
@@ -27,5 +25,4 @@ pub mod paging;
 pub mod resident;
 pub mod systems;
 
-pub use bound::least_read;
 pub use draw::draw_experts;

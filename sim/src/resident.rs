@@ -1,8 +1,7 @@
 //! Resident experts under two budgets, the host's memory and the GPU's: by replays of recorded routing.
 
-use crate::cache::{SHARES, hottest};
-use moec_runtime::offload::cache::{CacheError, Key, Setting, Trace, grid};
-use moec_runtime::schedule::cached::{Level, Levels, Moved};
+use crate::cache::{Level, Levels, Moved, SHARES, Trace, TraceError, grid, hottest};
+use moec_runtime::offload::cache::{CacheError, Key, Setting};
 
 /// Time of a use of an expert, in microseconds, by where it is; and of a transfer that no step waits for.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -62,10 +61,10 @@ pub struct Resident {
 /// taken; of equals the first, with the larger share.
 ///
 /// # Errors
-/// [`CacheError::TooShort`] for a trace of fewer than two tokens.
-pub fn resident(trace: &Trace, [host, gpu]: [u64; 2], prices: &Prices) -> Result<Resident, CacheError> {
+/// [`TraceError::TooShort`] for a trace of fewer than two tokens.
+pub fn resident(trace: &Trace, [host, gpu]: [u64; 2], prices: &Prices) -> Result<Resident, TraceError> {
     if trace.tokens() < 2 {
-        return Err(CacheError::TooShort { found: trace.tokens(), least: 2 });
+        return Err(TraceError::TooShort { found: trace.tokens(), least: 2 });
     }
     let half = trace.tokens() / 2;
     let (seen, rest) = (trace.part(0..half), trace.part(half..trace.tokens()));

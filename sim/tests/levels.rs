@@ -1,9 +1,8 @@
 //! Three levels, and who stays on them.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 
-use moec_runtime::offload::cache::{CachedLayer, ExpertIndex, Key, Setting, Trace};
-use moec_runtime::schedule::cached::{Level, Levels, Moved};
-use moec_sim::cache::synthetic;
+use moec_runtime::offload::cache::{CachedLayer, ExpertIndex, Key, Setting};
+use moec_sim::cache::{Level, Levels, Moved, Trace, synthetic};
 use moec_sim::resident::{Prices, Uses, replay, resident};
 use std::collections::BTreeSet;
 

@@ -3,7 +3,7 @@
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
-use moec_runtime::offload::flash::{Buffers, Choice, FileEntry, Flash, Options, Read, SystemClock};
+use moec_runtime::offload::flash::{Buffers, Choice, Disk, FileEntry, Flash, Options, Read, SystemClock};
 use moec_runtime::offload::neurons::Shape;
 use moec_runtime::{Error, Result};
 use moec_sim::flash::fault::{Faulty, Gate, Injected};

@@ -2,7 +2,8 @@
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 
 use moec_runtime::offload::cache::{Cache, CachedLayer, Event, ExpertIndex};
-use moec_runtime::offload::neurons::{Activations, Shape};
+use moec_runtime::offload::neurons::Shape;
+use moec_sim::neurons::Activations;
 use moec_sim::neurons::replay::replay;
 use moec_sim::neurons::synthetic::Recipe;
 use moec_sim::neurons::{Bundle, Job, Order, Phases, RowFormat, simulate};

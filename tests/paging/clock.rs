@@ -3,12 +3,10 @@
 
 use super::*;
 use moec_ir::paging::Paging as Planned;
-use moec_runtime::offload::flash::{Clock, Priority, Reader};
+use moec_runtime::offload::flash::Priority;
 use moec_runtime::offload::paging::decider::{Decision, How};
-use moec_runtime::offload::paging::{Journal, Units};
 use moec_sim::flash::Link;
-use moec_sim::paging::{Scene, simulate};
-use std::sync::Arc;
+use moec_sim::paging::{Journal, Observed, Scene, Units, simulate};
 
 /// Sequences of a run, tokens of a prompt and tokens decoded after it.
 const SEQUENCES: usize = 4;
@@ -20,8 +18,8 @@ const DECODE: usize = 64;
 struct Slow;
 
 impl Units for Slow {
-    fn device(&self, bytes: Option<Box<dyn Reader>>) -> (Box<dyn Reader>, Arc<dyn Clock>) {
-        Link { latency: Duration::from_micros(80), bytes_per_second: 0.9e9, depth: 8 }.device(bytes)
+    fn link(&self) -> Link {
+        Link { latency: Duration::from_micros(80), bytes_per_second: 0.9e9, depth: 8 }
     }
 
     fn between(&self, layer: usize, rows: usize) -> Duration {
@@ -33,9 +31,8 @@ impl Units for Slow {
     }
 }
 
-fn journal() -> &'static Journal {
-    Box::leak(Box::new(Journal::new(1 << 22)))
-}
+/// Lines of a journal, at most.
+const LINES: usize = 1 << 22;
 
 /// Prompts, and arbitrary tokens one by one, so that routing changes.
 fn read(engine: &mut Engine<'_>) {
@@ -63,13 +60,13 @@ fn live(
     let planned = own.clone();
     let unit = bundle.unit().unwrap();
     let program = Program::new(plan, &|s| unit.resolve(s)).unwrap();
-    let journal = journal();
-    let how = Paging { journal: Some(journal), units, ..paging(case, None) };
+    let observed: &'static Observed = Box::leak(Box::new(Observed::new(LINES, units)));
+    let how = Paging { hooks: Some(observed), ..paging(case, None) };
     let options = Options { threads: Some(case.threads), paging: Some(how), ..Options::default() };
     let mut engine = Engine::open(&program, &bundle.folder, options).unwrap();
     read(&mut engine);
     let report = engine.paging().unwrap();
-    (journal, planned, report)
+    (&observed.journal, planned, report)
 }
 
 fn matrices(bundle: &Bundle) -> Vec<[u64; 2]> {
@@ -132,15 +129,17 @@ fn a_run_and_its_simulation_decide_the_same() {
     let matrices = matrices(&bundle);
     let mut seen = [0_usize; 6];
     for case in CASES {
+        // Under virtual time all lanes together are one unit.
+        let case = Case { threads: 1, ..case };
         let (ran, planned, report) = live(&bundle, case, Some(&Slow));
-        let simulated = journal();
+        let simulated = Journal::new(LINES);
         let scene = Scene {
             paging: &planned,
             elsewhere: &[],
             matrices: &matrices,
             ahead: case.ahead,
             preload: true,
-            journal: Some(simulated),
+            journal: Some(&simulated),
         };
         let asks = ran.asks();
         assert_eq!(asks.len(), matrices.len() * SEQUENCES * (PROMPT.div_ceil(20) + DECODE), "{case:?}");

@@ -4,8 +4,7 @@
 use super::output;
 use moec_base::error::{Error, Result};
 use moec_profile::Profile;
-use moec_runtime::offload::cache::Trace;
-use moec_sim::cache::{Choice, Pin, Reason, Row, Tally, choose};
+use moec_sim::cache::{Choice, Pin, Reason, Row, Tally, Trace, choose};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::str::FromStr;

@@ -21,8 +21,9 @@ use moec_ir::Module;
 use moec_ir::placement::Placement;
 use moec_ir::plan::{Cached, ExpertCosts, ExpertLayer, ExpertPolicy, Plan};
 use moec_profile::Profile;
-use moec_runtime::offload::cache::{Key, Setting, Trace};
+use moec_runtime::offload::cache::{Key, Setting};
 use moec_runtime::schedule::{Keeps, System};
+use moec_sim::cache::Trace;
 use moec_sim::resident::{Prices, resident};
 use moec_sim::systems::{self, MOEC};
 

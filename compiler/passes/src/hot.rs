@@ -14,7 +14,7 @@ use moec_family::{HotBatch, HotLayer, LayerExperts};
 use moec_ir::placement::Placement;
 use moec_ir::{EntryKind, Module, Node, Op, Operand};
 use moec_profile::{NeuronCounts, Profile};
-use moec_runtime::offload::neurons::Activations;
+use moec_sim::neurons::Activations;
 use moec_sim::neurons::plan::{Tables, hot_share, time_of};
 use moec_sim::neurons::synthetic::Independent;
 use moec_sim::neurons::{NeuronError, Recorded};

@@ -13,9 +13,9 @@ use moec_device::{Bandwidth, Memory};
 use moec_ir::plan::{ALIGN, PagedLayer, Paging, Plan, Segment};
 use moec_ir::{Graph, Op, Operand};
 use moec_profile::Profile;
-use moec_runtime::offload::cache::{CacheError, Key, Setting, Trace};
+use moec_runtime::offload::cache::{Key, Setting};
 use moec_runtime::offload::flash::{BLOCK, LARGEST_BLOCK};
-use moec_sim::cache::{self, Choice, Pin};
+use moec_sim::cache::{self, Choice, Pin, Trace, TraceError};
 
 /// Frames that are there for experts that pass through. With fewer than two nothing could be read while another is computed.
 const SPARE: u32 = 2;
@@ -348,7 +348,7 @@ fn kept(wanted: Wanted<'_>, trace: Option<&Trace>, capacity: u64) -> Result<Kept
                 return Ok(Kept { policy: row.setting, percent: row.pinned, pinned, choice: Some(choice) });
             }
             // A short text says nothing of policies.
-            Err(CacheError::TooShort { .. }) => {}
+            Err(TraceError::TooShort { .. }) => {}
             Err(e) => return Err(Error::bug(e.to_string())),
         }
     }

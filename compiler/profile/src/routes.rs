@@ -8,7 +8,8 @@
 
 use super::{MOST, Routing, Wrong};
 use bincode::{Decode, Encode};
-use moec_runtime::offload::cache::{CachedLayer, ExpertIndex, Trace};
+use moec_runtime::offload::cache::{CachedLayer, ExpertIndex};
+use moec_sim::cache::Trace;
 
 /// Tokens that are kept at most.
 pub const TOKENS: usize = 1 << 13;

@@ -7,7 +7,7 @@ use moec_base::error::{Error, Result};
 use moec_bundle::read::Bundle;
 use moec_family::{StreamRun, StreamScene};
 use moec_ir::plan::Scheduled;
-use moec_runtime::offload::cache::Trace;
+use moec_sim::cache::Trace;
 use moec_targets::families;
 
 /// Tokens of each sequence that are decoded by default.

@@ -9,11 +9,10 @@ use moec_cpu::FLASH;
 use moec_device::{Device, Memory, Unit, UnitKind};
 use moec_ir::plan::{Arg, Builtin, Code, Entry, PagedLayer, Plan, RowSpace, Step};
 use moec_ir::{EntryKind, Module, Op};
-use moec_runtime::offload::flash::{Clock, Options, Reader};
-use moec_runtime::offload::paging::Units;
+use moec_runtime::offload::flash::Options;
 use moec_sim::flash::Link;
+use moec_sim::paging::Units;
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Number of the model, and its source.
@@ -162,8 +161,8 @@ impl<'a> Costs<'a> {
 }
 
 impl Units for Costs<'_> {
-    fn device(&self, bytes: Option<Box<dyn Reader>>) -> (Box<dyn Reader>, Arc<dyn Clock>) {
-        self.link.device(bytes)
+    fn link(&self) -> Link {
+        self.link
     }
 
     /// Time between layers; what follows the last experts of a call is counted with the beginning of the next one.

@@ -10,10 +10,9 @@ use moec_costs::timeline::{Span, Task, Timeline, What, queues};
 use moec_cpu::FLASH;
 use moec_ir::op::Score;
 use moec_ir::plan::{PagedLayer, Paging, Plan, Segment};
-use moec_runtime::offload::cache::Trace;
 use moec_runtime::offload::cache::prefetch::DEPTH;
-use moec_runtime::offload::paging::journal::Ask;
-use moec_sim::paging::{Did, Scene, SimulatedRun, simulate};
+use moec_sim::cache::Trace;
+use moec_sim::paging::{Ask, Did, Scene, SimulatedRun, simulate};
 use std::time::Duration;
 
 /// Tokens that are decoded by default.

@@ -10,9 +10,8 @@ use super::systems::{
 };
 use crate::recorded::Recorded;
 use moec_base::{Error, Result};
-use moec_runtime::offload::cache::Trace;
 use moec_runtime::schedule::{Order, Solver};
-use moec_sim::cache::{optimum, replay};
+use moec_sim::cache::{Trace, optimum, replay};
 
 /// Size of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

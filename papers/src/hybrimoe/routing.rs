@@ -9,8 +9,8 @@ use super::models::Model;
 use crate::random::Random;
 use crate::recorded::{ALL, Recorded};
 use moec_base::{Error, Result};
-use moec_runtime::offload::cache::{CachedLayer, ExpertIndex, Trace};
-use moec_sim::cache::synthetic;
+use moec_runtime::offload::cache::{CachedLayer, ExpertIndex};
+use moec_sim::cache::{Trace, synthetic};
 
 /// The domain, of [`ALL`], that placement is chosen by.
 pub const SEEN: &str = "c4";

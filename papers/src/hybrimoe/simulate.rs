@@ -10,11 +10,11 @@ use super::routing::{FORESIGHT, expected, loads};
 use super::systems::{Keeps, System};
 use crate::random::Random;
 use moec_base::{Error, Result};
-use moec_runtime::offload::cache::{Cache, Event, Key, Setting, Trace};
+use moec_runtime::offload::cache::{Cache, Event, Key, Setting};
 use moec_runtime::schedule::cached::prefetch::{Outlook, Prefetch, plan};
 use moec_runtime::schedule::timelines::{Divider, Free, Task};
 use moec_runtime::schedule::{Solver, Unit};
-use moec_sim::cache::uses;
+use moec_sim::cache::{Trace, uses};
 use std::ops::Range;
 
 /// Case to simulate.

@@ -9,7 +9,7 @@ use crate::hybrimoe::models::Model;
 use crate::hybrimoe::routing::{RUN, trace};
 use crate::recorded::Recorded;
 use moec_base::{Error, Result};
-use moec_runtime::offload::cache::Trace;
+use moec_sim::cache::Trace;
 
 /// Frequency with which the little pass's routers name what the big pass asks for, where the big pass asks its own routers. "More than 80 %"
 /// (§III-B).

@@ -11,8 +11,9 @@ use super::systems::System;
 use crate::hybrimoe::models::Model;
 use crate::random::Random;
 use moec_base::{Error, Result};
-use moec_runtime::offload::cache::{Cache, Event, Key, Setting, Trace};
+use moec_runtime::offload::cache::{Cache, Event, Key, Setting};
 use moec_runtime::schedule::timelines::{Divider, Free, Task};
+use moec_sim::cache::Trace;
 use std::collections::HashMap;
 
 /// Case to simulate.

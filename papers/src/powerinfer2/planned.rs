@@ -6,7 +6,7 @@ use super::dense::{CLUSTER, LONG, PAGED, bundle};
 use super::in_memory::InMemory;
 use super::models::{CHANNEL, GROUPED, Model, PREDICTOR, TOGETHER};
 use super::phone::{Cluster, Memory, Phone};
-use moec_runtime::offload::neurons::Activations;
+use moec_sim::neurons::Activations;
 use moec_sim::neurons::plan::{Share, Tables, hot_share};
 use moec_sim::neurons::{NeuronError, Recorded};
 

@@ -1,6 +1,6 @@
 //! States of the sequences in slots, and the file of one.
 
-mod cannot;
+pub(crate) mod cannot;
 pub mod saved;
 mod snapshots;
 #[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]

@@ -9,7 +9,8 @@
 //! reach it. The bound is one of bytes; hits count wholly resident experts, and bound nothing.
 
 use super::replay::{Replay, Tally};
-use moec_runtime::offload::cache::{Id, Trace};
+use super::trace::Trace;
+use moec_runtime::offload::cache::Id;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 

@@ -5,7 +5,8 @@ use super::belady::optimum;
 use super::pin::{self, SHARES};
 use super::replay::{Replay, Tally, replay};
 use super::runs::{FOLDS, FoldedRow, Row, sum};
-use moec_runtime::offload::cache::{CacheError, Key, Setting, Trace, grid};
+use super::{Trace, TraceError, grid};
+use moec_runtime::offload::cache::{CacheError, Key, Setting};
 
 /// Fewest tokens of a stretch.
 const FOLD_TOKENS: usize = 16;
@@ -93,11 +94,11 @@ impl Choice {
 /// must gain on LRU. Where the caller says how much is pinned, the best setting with that share is taken.
 ///
 /// # Errors
-/// [`CacheError::TooShort`].
-pub fn choose(trace: &Trace, capacity: u64, pin: Pin) -> Result<Choice, CacheError> {
+/// [`TraceError::TooShort`].
+pub fn choose(trace: &Trace, capacity: u64, pin: Pin) -> Result<Choice, TraceError> {
     let least = FOLDS * FOLD_TOKENS;
     if trace.tokens() < least {
-        return Err(CacheError::TooShort { found: trace.tokens(), least });
+        return Err(TraceError::TooShort { found: trace.tokens(), least });
     }
     let run = |setting: Setting| {
         let Replay { folds, .. } = replay(trace, capacity, &setting, FOLDS)?;

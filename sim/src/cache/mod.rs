@@ -2,13 +2,21 @@
 
 pub mod belady;
 mod choose;
+mod error;
+mod grid;
+mod levels;
 mod pin;
 mod replay;
 mod runs;
 pub mod synthetic;
+mod trace;
 
 pub use belady::optimum;
 pub use choose::{Choice, MARGIN, Pin, Reason, choose};
+pub use error::TraceError;
+pub use grid::grid;
+pub use levels::{Level, Levels, Moved};
 pub use pin::{SHARES, hottest, hottest_share, uses};
 pub use replay::{Replay, Tally, replay, replay_pinned};
 pub use runs::Row;
+pub use trace::{Step, Trace};

@@ -2,7 +2,8 @@
 
 use super::replay::{fold, replay_pinned};
 use super::runs::{FOLDS, FoldedRow, Row};
-use moec_runtime::offload::cache::{CacheError, Key, Setting, Trace};
+use super::trace::Trace;
+use moec_runtime::offload::cache::{CacheError, Key, Setting};
 
 /// Percent of the cache that a choice tries to pin.
 pub const SHARES: &[u8] = &[25, 50, 75, 90];

@@ -1,6 +1,7 @@
 //! Runs recorded routing through a cache, and counts.
 
-use moec_runtime::offload::cache::{Cache, CacheError, Event, Key, Setting, Trace};
+use super::trace::Trace;
+use moec_runtime::offload::cache::{Cache, CacheError, Event, Key, Setting};
 use std::ops::AddAssign;
 
 /// Counts of a replay.

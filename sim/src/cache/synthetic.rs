@@ -7,7 +7,8 @@
 //! how far choices repeat, without a change in popularity. The router scores are the softmax of `z`: as in real
 //! models, a score just below those chosen says that the expert may be next.
 
-use moec_runtime::offload::cache::{CacheError, ExpertIndex, Trace};
+use super::{Trace, TraceError};
+use moec_runtime::offload::cache::{CacheError, ExpertIndex};
 use moec_runtime::serving::sampler::SplitMix64;
 
 /// Popularity of experts by layer.
@@ -57,8 +58,8 @@ pub fn trace(
     persistence: f64,
     tokens: usize,
     seed: u64,
-) -> Result<Trace, CacheError> {
-    let wrong = |what: String| CacheError::Experts(what);
+) -> Result<Trace, TraceError> {
+    let wrong = |what: String| TraceError::from(CacheError::Experts(what));
     if !(0.0..1.0).contains(&persistence) {
         return Err(wrong(format!("the persistence must be from 0 to below 1, not {persistence}")));
     }

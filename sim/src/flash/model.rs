@@ -30,13 +30,6 @@ pub struct Link {
 }
 
 impl Link {
-    /// The device behind it under virtual time that begins at 0; `bytes` reads them. What [`moec_runtime::offload::paging::Units::device`]
-    /// asks for.
-    pub fn device(self, bytes: Option<Box<dyn Reader>>) -> (Box<dyn Reader>, Arc<dyn Clock>) {
-        let clock = Arc::new(VirtualClock::default());
-        (Box::new(Modelled::new(self, Arc::clone(&clock), bytes)), clock)
-    }
-
     /// Reads in flight.
     fn depth(&self) -> u32 {
         self.depth.clamp(1, MOST)

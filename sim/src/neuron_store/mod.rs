@@ -16,7 +16,7 @@ pub use layout::{Memory, classes, extents};
 
 use crate::neurons::{NeuronError, Next, Order, Pipeline, Stage};
 use moec_runtime::error::{Error, Result};
-use moec_runtime::offload::flash::{Event, Flash, Priority};
+use moec_runtime::offload::flash::{Disk, Event, Flash, Priority};
 use moec_runtime::offload::neurons::{Counts, Regions, Segmented, Shape};
 use state::{Flow, GATE, REST, Side, State, Want, run};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -49,7 +49,7 @@ impl NeuronStore {
         let sides = [side(shape.gate, memory.gates)?, side(shape.rest, memory.rests)?];
         let per = 1 + usize::from(shape.rest > 0);
         let needed: u64 = classes(shape, memory).iter().map(|c| u64::from(c.count)).sum();
-        if flash.table().extents().len() != per * sides[GATE].kept.len()
+        if flash.queue().table().extents().len() != per * sides[GATE].kept.len()
             || (flash.buffers().len() as u64) < needed
         {
             return Err(Error::plan("the table or the buffers of flash are those of other neurons"));

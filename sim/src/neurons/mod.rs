@@ -1,6 +1,7 @@
 //! Experts by neurons: how they lie on flash, which are hot, in which order their clusters are read and computed, and traces to
 //! replay them on (PowerInfer-2). The cache is the runtime's ([`moec_runtime::offload::neurons`]).
 
+mod activations;
 pub mod bundle;
 mod error;
 pub mod pipeline;
@@ -10,6 +11,7 @@ pub mod replay;
 mod simulate;
 pub mod synthetic;
 
+pub use activations::{Activations, Recorder};
 pub use bundle::{Bundle, Phases, RatesByBlock, RowFormat};
 pub use error::NeuronError;
 pub use pipeline::{Next, Order, Pipeline, Stage, Task};

@@ -1,7 +1,7 @@
 //! Requests of a layer's steps, by a trace, and the part of them that memory lacks: one replay for each number of hot neurons.
 
 use super::error::NeuronError;
-use moec_runtime::offload::neurons::Activations;
+use crate::neurons::Activations;
 use moec_runtime::offload::neurons::{Part, Regions, Segmented, Shape};
 
 /// A trace of a layer's steps: each token of it stands for a batch ([`Activations::batched`]).

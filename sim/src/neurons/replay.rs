@@ -5,7 +5,7 @@
 
 use super::error::NeuronError;
 use crate::cache::belady::{Belady, next_uses};
-use moec_runtime::offload::neurons::Activations;
+use crate::neurons::Activations;
 use moec_runtime::offload::neurons::{Part, Regions, Segmented, Shape};
 
 /// Bytes read per token, in the same memory.

@@ -5,7 +5,7 @@
 //! neurons (§7.2.4).
 
 use super::error::NeuronError;
-use moec_runtime::offload::neurons::Activations;
+use crate::neurons::Activations;
 use moec_runtime::serving::sampler::SplitMix64;
 
 /// Recipe of a trace.

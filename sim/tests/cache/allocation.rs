@@ -3,7 +3,8 @@
 use super::*;
 use moec_ir::op::Score;
 use moec_runtime::offload::cache::prefetch::{Candidate, Look, plan};
-use moec_runtime::offload::cache::{Cache, Key, Ranking, grid};
+use moec_runtime::offload::cache::{Cache, Key, Ranking};
+use moec_sim::cache::grid;
 use moec_sim::cache::synthetic::trace as synthetic;
 use std::alloc::{GlobalAlloc, Layout as Block, System};
 use std::cell::Cell;

@@ -1,9 +1,8 @@
 //! Choices, and reasons for none.
 
 use super::*;
-use moec_runtime::offload::cache::CacheError;
 use moec_sim::cache::synthetic::trace as synthetic;
-use moec_sim::cache::{MARGIN, Pin, Reason, Row, SHARES, choose, hottest_share, replay_pinned};
+use moec_sim::cache::{MARGIN, Pin, Reason, Row, SHARES, TraceError, choose, hottest_share, replay_pinned};
 
 /// Popularity that falls like 1/n, in each of three layers.
 fn skewed(n: usize) -> moec_sim::cache::synthetic::Popularity {
@@ -54,7 +53,7 @@ fn a_cache_for_everything_needs_no_choice() {
 #[test]
 fn a_short_trace_decides_nothing() {
     let trace = synthetic(&experts(1, 4, 1), &vec![(0, vec![1.0; 4])], 0.0, 63, 1).unwrap();
-    assert_eq!(choose(&trace, 2, Pin::Auto), Err(CacheError::TooShort { found: 63, least: 64 }));
+    assert_eq!(choose(&trace, 2, Pin::Auto), Err(TraceError::TooShort { found: 63, least: 64 }));
 }
 
 #[test]

@@ -11,8 +11,8 @@ mod settings;
 mod synthetic;
 mod warm;
 
-use moec_runtime::offload::cache::{CachedLayer, Event, ExpertIndex, Setting, Trace};
-use moec_sim::cache::{Tally, replay};
+use moec_runtime::offload::cache::{CachedLayer, Event, ExpertIndex, Setting};
+use moec_sim::cache::{Tally, Trace, replay};
 
 /// Layers of equal experts, of which `k` are used, of one byte each.
 pub(crate) fn experts(layers: usize, experts: usize, k: usize) -> ExpertIndex {

@@ -1,8 +1,8 @@
 //! Invariants on every trace.
 
 use super::*;
-use moec_runtime::offload::cache::{Cache, Key, grid};
-use moec_sim::cache::optimum;
+use moec_runtime::offload::cache::{Cache, Key};
+use moec_sim::cache::{grid, optimum};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,7 +1,8 @@
 //! Settings and traces: read, written, refused.
 
 use super::*;
-use moec_runtime::offload::cache::{CacheError, POLICIES, Scope, grid};
+use moec_runtime::offload::cache::{CacheError, POLICIES, Scope};
+use moec_sim::cache::grid;
 
 #[test]
 fn a_setting_is_its_text() {

@@ -8,6 +8,8 @@ use super::gates::{self, GateSample};
 use super::neurons::{Network, Neurons};
 use super::products::Products;
 use super::record::Recorder;
+use super::roles::{begins_network, experts_wide, gate_of, joins_stream, value};
+use super::rows::{StridedRows, Table, number};
 use moec_base::error::{Error, Result};
 use moec_ir::op::{DispatchLayout, Glu};
 use moec_ir::plan::{Arg, Entry, Place, RowSpace};
@@ -16,26 +18,9 @@ use moec_profile::correlations::{WIDEST, block_for};
 use moec_profile::samples::{self, Sample};
 use moec_profile::{Chunk, Correlations, Moments, NeuronCounts, Routes, Routing, Saliency, Trace};
 use moec_runtime::{Moment, StepView};
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-/// Numbers in memory: rows of `cols` that are `stride` apart.
-#[derive(Clone, Copy, Debug)]
-struct StridedRows {
-    buffer: u32,
-    column: usize,
-    cols: usize,
-    stride: usize,
-}
-
-/// A dispatch table in memory.
-#[derive(Clone, Copy, Debug)]
-struct Table {
-    rows: StridedRows,
-    layout: DispatchLayout,
-}
-
-/// Values to observe around a step.
+/// What to look at around a step.
 #[derive(Clone, Copy, Debug)]
 enum Tap {
     /// The input of a matrix, or of one matrix per head, before the step.
@@ -597,126 +582,5 @@ impl Sum {
 fn add_squares(sums: &mut [f32], row: &[u8]) {
     for (sum, x) in sums.iter_mut().zip(row.chunks_exact(4).map(number)) {
         *sum += x * x;
-    }
-}
-
-pub(super) fn number(b: &[u8]) -> f32 {
-    f32::from_le_bytes([b[0], b[1], b[2], b[3]])
-}
-
-fn word(b: &[u8]) -> i32 {
-    i32::from_le_bytes([b[0], b[1], b[2], b[3]])
-}
-
-/// Rows, while the run stands still.
-struct SeenRows<'v> {
-    bytes: Cow<'v, [u8]>,
-    at: StridedRows,
-}
-
-impl StridedRows {
-    fn see<'v>(self, view: &'v StepView<'_>) -> Option<SeenRows<'v>> {
-        Some(SeenRows { bytes: view.buffer(self.buffer)?, at: self })
-    }
-}
-
-impl SeenRows<'_> {
-    fn row(&self, i: usize) -> Option<&[u8]> {
-        let first = i.checked_mul(self.at.stride)?.checked_add(self.at.column)?.checked_mul(4)?;
-        self.bytes.get(first..first.checked_add(self.at.cols * 4)?)
-    }
-}
-
-/// A dispatch table, while the run stands still.
-struct SeenTable<'v> {
-    bytes: Cow<'v, [u8]>,
-    layout: DispatchLayout,
-}
-
-impl Table {
-    fn see<'v>(self, view: &'v StepView<'_>) -> Option<SeenTable<'v>> {
-        Some(SeenTable { bytes: view.buffer(self.rows.buffer)?, layout: self.layout })
-    }
-}
-
-impl SeenTable<'_> {
-    fn word(&self, i: usize) -> Option<usize> {
-        usize::try_from(word(self.bytes.get(i * 4..i * 4 + 4)?)).ok()
-    }
-
-    /// Every active expert with its slots.
-    fn each(&self, mut f: impl FnMut(usize, std::ops::Range<usize>) -> Option<()>) -> Option<()> {
-        for active in 0..self.word(0)? {
-            let start = self.word(self.layout.start() + active)?;
-            let end = self.word(self.layout.start() + active + 1)?;
-            f(self.word(self.layout.expert() + active)?, start..end)?;
-        }
-        Some(())
-    }
-}
-
-/// Matrices of experts whose inputs have products of their own.
-fn experts_wide(module: &Module, graph: &Graph) -> usize {
-    let of = |n: &Node| match (&n.op, n.inputs.get(2)) {
-        (Op::ExpertFfn { .. }, Some(&Operand::Weight(id))) => module.weight(id).lead(),
-        _ => 0,
-    };
-    graph.nodes.iter().map(of).sum()
-}
-
-/// Whether what a node reads goes into a feed-forward network, the head or attention: such rows say how wide activations after them
-/// are.
-fn begins_network(graph: &Graph, node: &Node) -> bool {
-    let normed = || match node.inputs.first() {
-        Some(&Operand::Value(v)) => {
-            let from = graph.def(v).and_then(|id| graph.nodes.get(id.0 as usize));
-            from.is_some_and(|n| matches!(n.op, Op::RmsNorm { .. } | Op::LayerNorm { .. }))
-        }
-        _ => false,
-    };
-    match node.scope.role() {
-        Role::Network | Role::Head => gate_of(graph, node).is_none(),
-        Role::Attention => normed(),
-        // No graph of a unit reads the rows of other mixers.
-        Role::Mixer | Role::Other => false,
-    }
-}
-
-/// Whether a node adds the output of attention, or of another mixer of tokens, to the residual stream, which no mixer of the layer
-/// gives. A mixer may add numbers of its own before.
-fn joins_stream(graph: &Graph, node: &Node) -> bool {
-    let outside = |input: &Operand| match *input {
-        Operand::Value(v) => {
-            let from = graph.def(v).and_then(|id| graph.nodes.get(id.0 as usize));
-            from.is_none_or(|n| n.scope.layer != node.scope.layer || !n.scope.role().mixes_tokens())
-        }
-        _ => false,
-    };
-    matches!(node.op, Op::Add) && node.scope.role().mixes_tokens() && node.inputs.first().is_some_and(outside)
-}
-
-/// The gate of the network whose down matrix `node` multiplies by; `None` of any other matrix. As lowered, gate and up
-/// projections are matrices of their own.
-fn gate_of(graph: &Graph, node: &Node) -> Option<Glu> {
-    let def = |operand: &Operand| match *operand {
-        Operand::Value(v) => graph.nodes.get(graph.def(v)?.0 as usize),
-        _ => None,
-    };
-    let product = def(node.inputs.first()?).filter(|_| node.scope.role() == Role::Network)?;
-    match product.op {
-        Op::LinearGlu { glu, .. } | Op::Glu(glu) => Some(glu),
-        Op::Mul => product.inputs.iter().filter_map(def).find_map(|n| match n.op {
-            Op::Act(activation) => Some(Glu::Gated(activation)),
-            _ => None,
-        }),
-        Op::Act(activation) => Some(Glu::Ungated(activation)),
-        _ => None,
-    }
-}
-
-fn value(node: &Node, input: usize) -> Result<ValueId> {
-    match node.inputs.get(input) {
-        Some(&Operand::Value(v)) => Ok(v),
-        _ => Err(Error::bug(format!("`{}` reads no value", node.op.name()))),
     }
 }

@@ -11,6 +11,8 @@ mod gates;
 mod neurons;
 mod products;
 mod record;
+mod roles;
+mod rows;
 pub(crate) mod texts;
 
 pub use cache::{Weighed, entry, expert_use, importance, profile};

@@ -78,7 +78,7 @@ impl Products {
     ) -> Option<()> {
         self.rows.clear();
         for row in rows {
-            self.rows.extend(row?.chunks_exact(4).map(super::collect::number));
+            self.rows.extend(row?.chunks_exact(4).map(super::rows::number));
         }
         *self.tokens.get_mut(lead)? += (self.rows.len() / self.cols.max(1)) as u64;
         let of_one = self.sums.len() / self.tokens.len().max(1);

@@ -14,14 +14,6 @@ pub enum CacheError {
         /// Expert.
         expert: usize,
     },
-    /// Routing that does not fit the model.
-    #[error("token {token} does not fit the model: {what}")]
-    Routing {
-        /// Index of the token in the trace.
-        token: usize,
-        /// Part that does not fit.
-        what: String,
-    },
     /// A policy that is not in the table.
     #[error("there is no cache policy `{found}`; there are {known}")]
     NoPolicy {
@@ -47,13 +39,5 @@ pub enum CacheError {
         expert: u16,
         /// Reason.
         what: String,
-    },
-    /// A trace too short to decide on.
-    #[error("a trace of {found} tokens is too short to choose a cache policy on: {least} are the least")]
-    TooShort {
-        /// Tokens.
-        found: usize,
-        /// Tokens that are needed.
-        least: usize,
     },
 }

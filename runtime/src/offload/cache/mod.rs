@@ -3,7 +3,6 @@
 //! * [`ExpertIndex`] says what there is to cache; [`Cache`] keeps count of what is resident and asks a [`Policy`] for
 //!   victims. [`POLICIES`] is the table of policies with their parameters; a [`Setting`] is one of them with
 //!   values. [`Ranking`] turns a router's logits into the scores that policies read.
-//! * A [`Trace`] is recorded routing, token by token.
 //! * Some experts may be pinned ([`Cache::with_pinned`]), which never go.
 //! * A cache need not begin empty: [`Cache::warm`] takes what recorded routing used most.
 //! * [`prefetch`] weighs experts that may be wanted soon.
@@ -26,7 +25,6 @@ mod ranking;
 mod resident;
 mod setting;
 mod table;
-mod trace;
 mod warm;
 
 pub use error::CacheError;
@@ -34,6 +32,5 @@ pub use experts::{CachedLayer, ExpertIndex, Key};
 pub use policy::{Id, Pins, Policy};
 pub use ranking::Ranking;
 pub use resident::{Cache, Event};
-pub use setting::{Setting, grid};
+pub use setting::Setting;
 pub use table::{POLICIES, Parameter, PolicyInfo, Scope};
-pub use trace::{Step, Trace};

@@ -39,24 +39,6 @@ impl Setting {
     }
 }
 
-/// Every setting of the parameters' grids, in the order of the table: for each policy the usual values first.
-/// Without scores, those policies that need none.
-pub fn grid(scored: bool) -> Vec<Setting> {
-    let mut all = Vec::new();
-    for (policy, info) in POLICIES.iter().enumerate().filter(|(_, p)| scored || !p.scored) {
-        let mut values: Vec<Vec<f64>> = vec![Vec::new()];
-        for parameter in info.parameters {
-            let with =
-                |v: &f64| values.iter().map(|old| [old.as_slice(), &[*v]].concat()).collect::<Vec<_>>();
-            values = parameter.grid.iter().flat_map(with).collect();
-        }
-        for &scope in info.scopes {
-            all.extend(values.iter().map(|values| Setting { policy, values: values.clone(), scope }));
-        }
-    }
-    all
-}
-
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.info().name)?;

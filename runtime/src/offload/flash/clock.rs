@@ -1,6 +1,5 @@
 //! Clock for threads that wait for reads.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Tells the time since some moment in the past; never runs backwards.
@@ -28,27 +27,5 @@ impl Clock for SystemClock {
 
     fn until(&self, moment: Duration) -> Duration {
         moment.saturating_sub(self.now())
-    }
-}
-
-/// A clock that goes only as far as it is put.
-#[derive(Debug, Default)]
-pub struct ManualClock(AtomicU64);
-
-impl ManualClock {
-    /// Puts the clock forward.
-    pub fn advance(&self, by: Duration) {
-        self.0.fetch_add(by.as_nanos() as u64, Ordering::SeqCst);
-    }
-}
-
-impl Clock for ManualClock {
-    fn now(&self) -> Duration {
-        Duration::from_nanos(self.0.load(Ordering::SeqCst))
-    }
-
-    // There is no event when the clock is put forward, so it is polled often.
-    fn until(&self, moment: Duration) -> Duration {
-        if moment <= self.now() { Duration::ZERO } else { Duration::from_millis(1) }
     }
 }

@@ -5,7 +5,7 @@
 //! * [`reader`]: one attempt to read one block; [`uring`] and [`threads`] are the two ways to do it, and [`open`] takes one.
 //! * `scheduler`: extents cut into blocks, the urgent ones first; what failed is read again or ends in an
 //!   error that names file and extent.
-//! * [`handle`]: [`Flash`], which does that on a thread of its own, or under virtual time on that of its caller.
+//! * [`worker`]: that by turns; [`handle`]: [`Flash`], which takes them on a thread of its own, and [`Disk`], what others see of it.
 //!
 //! Invariant: bytes are handed out only after all of them were read and their checksum, where they have one, agreed. Where checksums are turned off,
 //! that holds for extents of which a read has failed on the way.
@@ -25,12 +25,14 @@ mod scheduler;
 pub mod threads;
 #[cfg(target_os = "linux")]
 pub mod uring;
+pub mod worker;
 
 pub use buffer::{Buffer, Buffers, Class, Loaded};
-pub use clock::{Clock, ManualClock, SystemClock};
+pub use clock::{Clock, SystemClock};
 pub use error::{ReadError, ReadFault};
 pub use event::{Event, MAX_PARTS, Priority, Ticket};
 pub use extent::{BLOCK, Extent, ExtentTable, FileEntry, checksum, checksum_after};
-pub use handle::{Flash, Stats, Wrapped};
+pub use handle::{Disk, Flash};
 pub use options::{Choice, LARGEST_BLOCK, Options, SMALLEST_BLOCK};
 pub use reader::{Done, Read, Reader, Wake};
+pub use worker::{DiskQueue, Stats, Worker};

@@ -4,15 +4,12 @@
 //! active ones are needed.
 //!
 //! * [`cache`]: memory in three regions, fixed, hot by clusters and cold by neurons, whose borders move with the batch size.
-//! * [`Activations`]: which neurons tokens use, as a run records it.
 //!
 //! Nothing here reads, waits or looks at a clock: events come in, decisions go out, for memory that is real and for
 //! memory that is simulated.
 
-mod activations;
 pub mod cache;
 mod error;
 
-pub use activations::Activations;
 pub use cache::{Counts, Event, Found, Part, Regions, Segmented, Shape};
 pub use error::NeuronError;

@@ -4,15 +4,16 @@
 //! has flash do what the decider says. Frames are the buffers of flash, by index.
 
 use super::decider::{Asked, Decider, Decision, Event, News, Seen};
-use super::journal::Journal;
 use crate::error::{Error, Result};
 use crate::offload::cache::Key;
-use crate::offload::flash::{self, Flash, Loaded, Priority, ReadError, Ticket};
+use crate::offload::flash::{self, Disk, Loaded, Priority, ReadError, Ticket};
 use crate::platform::memory::Addr;
 use std::time::Duration;
 
 /// Looks on.
 pub trait Watch {
+    /// The decider was told an event, and has decided.
+    fn heard(&mut self, now: Duration, event: &Event<'_>);
     /// A decision, before it is carried out; `base` is the first byte of its frame, where it has one that is being filled.
     fn decided(&mut self, decision: &Decision, base: Option<Addr>);
     /// A read that began at `since` has ended now.
@@ -40,19 +41,17 @@ pub struct Desk {
     bases: Vec<Option<Addr>>,
     /// Reason that a requested expert could not be read.
     pub error: Option<Box<ReadError>>,
-    journal: Option<&'static Journal>,
 }
 
 impl Desk {
     /// For as many frames as flash has buffers.
-    pub fn new(decider: Decider, frames: usize, journal: Option<&'static Journal>) -> Self {
+    pub fn new(decider: Decider, frames: usize) -> Self {
         Self {
             decider,
             flights: vec![None; frames],
             loaded: std::iter::repeat_with(|| None).take(frames).collect(),
             bases: vec![None; frames],
             error: None,
-            journal,
         }
     }
 
@@ -60,7 +59,7 @@ impl Desk {
     ///
     /// # Errors
     /// A layer that there is not; a reader that has broken down.
-    pub fn ask(&mut self, flash: &Flash, asked: Asked<'_>, watch: &mut dyn Watch) -> Result<()> {
+    pub fn ask(&mut self, flash: &dyn Disk, asked: Asked<'_>, watch: &mut dyn Watch) -> Result<()> {
         // A call that was given up is over: its reads are given up as well.
         self.error = None;
         let stats = flash.stats();
@@ -72,14 +71,14 @@ impl Desk {
     ///
     /// # Errors
     /// A reader that has broken down.
-    pub fn take_news(&mut self, flash: &Flash, watch: &mut dyn Watch) -> Result<()> {
+    pub fn take_news(&mut self, flash: &dyn Disk, watch: &mut dyn Watch) -> Result<()> {
         while let Some(event) = flash.poll() {
             self.hear(flash, event, watch)?;
         }
         Ok(())
     }
 
-    fn hear(&mut self, flash: &Flash, event: flash::Event, watch: &mut dyn Watch) -> Result<()> {
+    fn hear(&mut self, flash: &dyn Disk, event: flash::Event, watch: &mut dyn Watch) -> Result<()> {
         match event {
             flash::Event::Arrived { ticket, extent } => {
                 let (frame, part) = (ticket.buffer() as u32, (extent % 2) as u8);
@@ -89,7 +88,7 @@ impl Desk {
                 let at = ticket.buffer();
                 if let Some(flight) = self.flights[at].take() {
                     self.loaded[at] = Some(loaded);
-                    watch.read(flight.key, flight.priority, flight.since, flash.clock().now());
+                    watch.read(flight.key, flight.priority, flight.since, flash.now());
                 } else {
                     // It was given up too late. Its frame is free as soon as the decider hears of it.
                     drop(loaded);
@@ -118,17 +117,14 @@ impl Desk {
     ///
     /// # Errors
     /// A reader that has broken down.
-    pub fn news(&mut self, flash: &Flash, news: News, watch: &mut dyn Watch) -> Result<()> {
+    pub fn news(&mut self, flash: &dyn Disk, news: News, watch: &mut dyn Watch) -> Result<()> {
         self.tell(flash, Event::News(news), watch)
     }
 
-    fn tell(&mut self, flash: &Flash, event: Event<'_>, watch: &mut dyn Watch) -> Result<()> {
-        let now = flash.clock().now();
+    fn tell(&mut self, flash: &dyn Disk, event: Event<'_>, watch: &mut dyn Watch) -> Result<()> {
+        let now = flash.now();
         self.decider.hear(now, event)?;
-        if let Some(journal) = self.journal {
-            journal.heard(now, &event);
-            journal.said(self.decider.said());
-        }
+        watch.heard(now, &event);
         let mut refused = Ok(());
         let mut lost = Vec::new();
         for i in 0..self.decider.said().len() {
@@ -157,7 +153,7 @@ impl Desk {
     }
 
     /// Has flash do what was decided. The frame of a read that it refuses comes with the error.
-    fn carry_out(&mut self, flash: &Flash, decision: Decision, now: Duration) -> (u32, Result<()>) {
+    fn carry_out(&mut self, flash: &dyn Disk, decision: Decision, now: Duration) -> (u32, Result<()>) {
         match decision {
             Decision::Load { frame, key, first, parts, priority } => {
                 let extent = 2 * self.decider.id(key) as u32 + u32::from(first);

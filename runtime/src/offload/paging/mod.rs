@@ -2,11 +2,11 @@
 //!
 //! * [`decider`]: which frame holds which expert, what is read next, and what is evicted. It follows a [`crate::offload::cache::Cache`], and does
 //!   nothing itself. `ahead`: which experts of the next layers are read before they are asked for.
-//! * `desk`: what is decided is carried out, on flash; [`journal`]: and written down.
+//! * `desk`: what is decided is carried out, on flash.
 //! * `pager`: who may be used, for lanes that compute. `stage`: the experts of one layer in one call, in the order in which they
 //!   are computed.
 //! * `neurons`: instead of whole experts, neurons one by one.
-//! * [`units`]: what units are taken to do, under virtual time.
+//! * [`Hooks`]: what simulations and tests put around all that.
 //!
 //! Memory has three regions: weights outside of experts, which are mapped; pinned experts, which are read when the store is
 //! opened and stay; and frames that a policy shares among the other experts.
@@ -18,13 +18,12 @@
 mod ahead;
 pub mod decider;
 pub mod desk;
-pub mod journal;
+mod hooks;
 mod neurons;
 mod options;
 mod pager;
 mod stage;
 mod tables;
-pub mod units;
 
 use crate::bundle::BundleFiles;
 use crate::bundle::program::Program;
@@ -46,11 +45,10 @@ use std::path::Path;
 use std::sync::Arc;
 use tables::Tables;
 
-pub use journal::Journal;
+pub use hooks::Hooks;
 pub use options::{Paging, Wrap};
+pub use pager::Report;
 pub(crate) use pager::{Above, Pager};
-pub use pager::{Report, Used};
-pub use units::Units;
 
 /// Weights outside of experts mapped, experts on flash.
 pub(crate) struct PagedStore {
@@ -118,9 +116,10 @@ pub(crate) fn open(
         Some(wrap) => (wrap.0)(reader),
         None => reader,
     };
-    let flash = match options.units {
-        None => Flash::with_reader(table, buffers, &how, Arc::new(SystemClock::default()), wrap)?,
-        Some(units) => Flash::on_caller(table, buffers, &how, &|bytes| units.device(bytes), Some(&wrap))?,
+    let hooked = options.hooks.map_or(Ok(None), |hooks| hooks.disk(&table, &buffers, &how))?;
+    let flash = match hooked {
+        Some(disk) => disk,
+        None => Arc::new(Flash::with_reader(table, buffers, &how, Arc::new(SystemClock::default()), wrap)?),
     };
     let matrices = |l: &plan::PagedLayer| {
         if paging.by_neurons() { [0, neurons::addresses(program, l)] } else { [l.experts as usize; 2] }

@@ -1,7 +1,6 @@
 //! Options of experts on flash.
 
-use super::journal::Journal;
-use super::units::Units;
+use super::hooks::Hooks;
 use crate::error::Result;
 use crate::offload::flash::{self, Reader};
 use std::fmt;
@@ -17,14 +16,10 @@ pub struct Paging {
     pub ahead: usize,
     /// Whether the cache begins with what recorded routing used most, as far as the plan says.
     pub preload: bool,
-    /// Whether a report has what tokens used ([`super::Used`]), for replays.
-    pub record: bool,
-    /// Put before the reader, for tests.
+    /// Put in front of the reader, for tests.
     pub wrap: Option<Wrap>,
-    /// Journal that all events and decisions are written to.
-    pub journal: Option<&'static Journal>,
-    /// Units whose time counts, and not that of this machine: the run computes what it computes, under virtual time.
-    pub units: Option<&'static dyn Units>,
+    /// What simulations and tests put around a run.
+    pub hooks: Option<&'static dyn Hooks>,
 }
 
 /// Something to be put before a reader.
@@ -45,15 +40,6 @@ impl Paging {
     pub fn from_env() -> Result<Self> {
         let flash = super::usual_flash()?;
         let ahead = crate::offload::cache::prefetch::DEPTH;
-        Ok(Self {
-            flash,
-            budget: None,
-            ahead,
-            preload: true,
-            record: false,
-            wrap: None,
-            journal: None,
-            units: None,
-        })
+        Ok(Self { flash, budget: None, ahead, preload: true, wrap: None, hooks: None })
     }
 }

@@ -17,10 +17,6 @@ pub(super) struct Stage {
     left: [Vec<AtomicUsize>; 2],
     /// Pieces that an expert is cut into, so that lanes share it.
     pub(super) pieces: usize,
-    /// Rows of an expert, on average.
-    pub(super) rows: f64,
-    /// Experts that are computed, by part, counted in order: under virtual time.
-    ended: [AtomicUsize; 2],
 }
 
 impl Stage {
@@ -34,8 +30,6 @@ impl Stage {
             split: false,
             left: [counters(), counters()],
             pieces: 1,
-            rows: 1.0,
-            ended: [AtomicUsize::new(0), AtomicUsize::new(0)],
         }
     }
 
@@ -47,7 +41,6 @@ impl Stage {
         self.ids.clear();
         self.streamed.clear();
         self.split = false;
-        self.ended = [AtomicUsize::new(0), AtomicUsize::new(0)];
     }
 
     /// Adds the expert at a place in the dispatch table.
@@ -67,15 +60,5 @@ impl Stage {
     pub(super) fn computed(&self, at: usize, part: usize) -> bool {
         // Acquire and release: what other lanes read of the expert they have read before the last one lets it go.
         self.left[part].get(at).is_some_and(|left| left.fetch_sub(1, Ordering::AcqRel) == 1)
-    }
-
-    /// The expert at `at` is done with, for a part.
-    pub(super) fn end(&self, at: usize, part: usize) {
-        self.ended[part].store(at + 1, Ordering::Release);
-    }
-
-    /// Whether all experts before `at` are done with, for a part, where they are in turn.
-    pub(super) fn is_turn(&self, at: usize, part: usize) -> bool {
-        self.ended[part].load(Ordering::Acquire) == at
     }
 }

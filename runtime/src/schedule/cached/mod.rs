@@ -2,13 +2,10 @@
 //!
 //! * [`Director`] says who computes a layer's experts, by [`timelines`](super::timelines), who is brought into which frame, and when.
 //! * [`prefetch`] weighs experts of the next layers by what the simulated layer gains from having them on the GPU (§IV-C).
-//! * [`Levels`] keeps count of experts on flash, in the host's memory and on the GPU: two caches, one inside of the other (§IV-D).
 
 pub mod director;
-mod levels;
 pub mod prefetch;
 #[cfg(test)]
 mod tests;
 
 pub use director::Director;
-pub use levels::{Level, Levels, Moved};

@@ -4,7 +4,7 @@ use super::arrival::{Arrival, Why};
 use super::order::{PIECE, Piece, Pieces};
 use super::page_cache::PageCache;
 use crate::error::{Error, Result};
-use crate::offload::flash::{Buffer, Buffers, Event, Flash, Priority};
+use crate::offload::flash::{Buffer, Buffers, Disk, Event, Flash, Priority};
 use crate::platform::available::available;
 use crate::platform::cpu;
 use crate::weights::RESERVE;

@@ -19,7 +19,7 @@ mod page_cache;
 use crate::bundle::program::Program;
 use crate::bundle::{BundleFile, BundleFiles};
 use crate::error::{Error, Result};
-use crate::offload::flash::{self, Buffers, Class, Extent, ExtentTable, FileEntry, Flash, SystemClock};
+use crate::offload::flash::{self, Buffers, Class, Disk, Extent, ExtentTable, FileEntry, Flash, SystemClock};
 use crate::offload::paging::{self, Wrap};
 use crate::platform::memory::Addr;
 use crate::weights::store::{Addresses, CheckLevel, Store};

@@ -5,7 +5,7 @@ use super::super::pipeline::Order;
 use super::super::simulate::{Job, simulate};
 use super::super::synthetic::Recipe;
 use super::*;
-use moec_runtime::offload::neurons::Activations;
+use crate::neurons::Activations;
 use proptest::prelude::*;
 
 /// 14336 neurons of 8 KiB, activity falling with a power of the rank, NPU and CPU at the paper's rates (§2.3.1).

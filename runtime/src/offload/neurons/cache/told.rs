@@ -89,9 +89,4 @@ impl Counts {
         }
         found
     }
-
-    /// Share of the questions that needed a read; 0 of none.
-    pub fn miss_rate(&self) -> f64 {
-        if self.asked == 0 { 0.0 } else { (self.loads + self.streams) as f64 / self.asked as f64 }
-    }
 }

@@ -20,13 +20,13 @@ mod state;
 
 use super::pager::Report;
 use super::tables::Tables;
-use super::{Paging, on_flash};
+use super::{Hooks, Paging, on_flash};
 use crate::bundle::BundleFiles;
 use crate::bundle::program::Program;
 use crate::error::{Error, Result};
 use crate::exec::timeline::{Timeline, What};
 use crate::exec::unit::{Half, Lane, Launch, StepFault};
-use crate::offload::flash::{Class, Event, Flash, Priority};
+use crate::offload::flash::{Class, Disk, Event, Priority};
 use crate::offload::neurons::{Regions, Segmented, Shape};
 use crate::platform::memory::{Addr, Region};
 use moec_ir::bundle::{BLOCK, Bundle};
@@ -81,7 +81,7 @@ impl Lie {
 
 /// Neurons on flash and in frames.
 pub(crate) struct NeuronPager {
-    flash: Flash,
+    flash: Arc<dyn Disk>,
     layers: Vec<Layer>,
     lie: Lie,
     state: Mutex<State>,
@@ -91,6 +91,7 @@ pub(crate) struct NeuronPager {
     /// Nanoseconds that the first lane has waited.
     stalled: AtomicU64,
     timeline: OnceLock<Arc<Timeline>>,
+    hooks: Option<&'static dyn Hooks>,
 }
 
 /// Bytes of the buffers that units are read into: what the plan's spare frames are for.
@@ -122,7 +123,7 @@ impl NeuronPager {
     pub(super) fn new(
         (program, files): (&Program, &BundleFiles),
         paging: &plan::Paging,
-        flash: Flash,
+        flash: Arc<dyn Disk>,
         tables: Arc<Tables>,
         options: &Paging,
     ) -> Result<Self> {
@@ -155,8 +156,7 @@ impl NeuronPager {
             frame_bytes: cold + flash.buffers().bytes() as u64,
             ..Report::default()
         };
-        let record = options.record.then_some(shape);
-        let state = State::new(cache, frames, tables, &layers, record);
+        let state = State::new(cache, frames, tables, &layers);
         Ok(Self {
             flash,
             layers,
@@ -166,6 +166,7 @@ impl NeuronPager {
             report,
             stalled: AtomicU64::new(0),
             timeline: OnceLock::new(),
+            hooks: options.hooks,
         })
     }
 
@@ -181,7 +182,6 @@ impl NeuronPager {
         Report {
             hits: state.hits,
             misses: state.misses,
-            used: state.used(),
             flash: self.flash.stats(),
             stalled: Duration::from_nanos(self.stalled.load(Ordering::Relaxed)),
             ..self.report.clone()
@@ -228,8 +228,10 @@ impl NeuronPager {
             state.forget();
         }
         state.need(self.lie, layer, self.layers[layer], needs, lanes);
-        if rows == 1 {
-            state.record(self.layers[layer].first, layer == 0, layer + 1 == self.layers.len());
+        if let Some(hooks) = self.hooks {
+            let stage = &state.stage;
+            let mut needed = (0..stage.len()).map(|at| (stage.expert(at), stage.units(at)));
+            hooks.needs(layer, rows, &mut needed);
         }
         state.begin_part(self.lie, &self.layers, 0);
         self.ask(&mut state);

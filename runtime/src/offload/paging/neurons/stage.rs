@@ -127,6 +127,11 @@ impl Stage {
         self.ranges.get(place).cloned().unwrap_or_default()
     }
 
+    /// The same, themselves.
+    pub(super) fn units(&self, place: usize) -> &[u32] {
+        self.units.get(self.needed(place)).unwrap_or_default()
+    }
+
     /// A unit of these.
     pub(super) fn unit(&self, at: usize) -> u32 {
         self.units[at]

@@ -5,17 +5,13 @@ use super::{Layer, Lie, enter, layer_of};
 use crate::error::{Error, Result};
 use crate::exec::unit::Half;
 use crate::offload::flash::{ReadError, Ticket};
-use crate::offload::neurons::{Activations, Event, Found, Part, Segmented, Shape};
-use crate::offload::paging::Used;
+use crate::offload::neurons::{Event, Found, Part, Segmented};
 use crate::offload::paging::tables::Tables;
 use crate::platform::memory::Region;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-/// Most tokens whose neurons are recorded.
-const RECORDED: usize = 1 << 12;
-
-/// Place of a unit.
+/// Where a unit is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Slot {
     /// On flash.
@@ -50,26 +46,15 @@ pub(super) struct State {
     pub(super) misses: u64,
     /// Experts of this layer's call whose units were counted.
     counted: usize,
-    /// Units by token, where they are recorded.
-    recorded: Option<(Shape, Activations)>,
-    token: Vec<(u32, Vec<u32>)>,
 }
 
 impl State {
-    pub(super) fn new(
-        cache: Segmented,
-        frames: Region,
-        tables: Arc<Tables>,
-        layers: &[Layer],
-        record: Option<Shape>,
-    ) -> Self {
+    pub(super) fn new(cache: Segmented, frames: Region, tables: Arc<Tables>, layers: &[Layer]) -> Self {
         let shape = cache.shape();
         let units = shape.matrices as usize * shape.neurons as usize;
-        let Shape { matrices, neurons, gate, .. } = shape;
-        let count = cache.regions().cold / gate.max(1);
-        let none = Activations { matrices, neurons, tokens: Vec::new() };
+        let count = cache.regions().cold / shape.gate.max(1);
         Self {
-            stage: Stage::new(layers, neurons),
+            stage: Stage::new(layers, shape.neurons),
             cache,
             frames,
             tables,
@@ -84,8 +69,6 @@ impl State {
             hits: 0,
             misses: 0,
             counted: 0,
-            recorded: record.map(|shape| (shape, none)),
-            token: Vec::new(),
         }
     }
 
@@ -114,27 +97,6 @@ impl State {
     pub(super) fn need(&mut self, lie: Lie, index: usize, layer: Layer, needs: &Needs<'_>, lanes: usize) {
         self.stage.set(lie, index, layer, needs, lanes);
         self.counted = 0;
-    }
-
-    /// Writes down what one token needs of this layer.
-    pub(super) fn record(&mut self, first: u32, begins: bool, ends: bool) {
-        let Some((_, all)) = &mut self.recorded else { return };
-        if begins {
-            self.token.clear();
-        }
-        for place in 0..self.stage.len() {
-            let units = self.stage.needed(place).map(|at| self.stage.unit(at)).collect();
-            self.token.push((first + self.stage.expert(place), units));
-        }
-        if ends && all.tokens.len() < RECORDED {
-            all.tokens.push(std::mem::take(&mut self.token));
-        }
-    }
-
-    /// Recorded uses.
-    pub(super) fn used(&self) -> Option<Used> {
-        let (shape, activations) = self.recorded.clone()?;
-        Some(Used::Neurons { activations, shape, capacity: self.cache.regions().cold })
     }
 
     /// A part of the layer begins, with as many experts as fit.

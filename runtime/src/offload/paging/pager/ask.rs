@@ -1,17 +1,13 @@
 //! A layer asks for its experts, and for those of the next layers.
 
-use super::{Pager, State};
+use super::Pager;
 use crate::error::Result;
 use crate::offload::paging::decider::{self, Scores, Seen};
-use crate::offload::paging::units::rows_each;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Most tokens that are recorded.
-const RECORDED: usize = 1 << 14;
-
-/// Request of a step.
+/// What a step asks for.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::offload::paging) struct Asked<'a> {
     pub(in crate::offload::paging) layer: usize,
@@ -41,9 +37,8 @@ impl Pager {
         let Asked { layer, active, beside, rows, k, scores, lanes } = asked;
         let mut stage = self.stage.write().unwrap_or_else(PoisonError::into_inner);
         stage.clear(lanes);
-        stage.rows = rows_each(rows, k, active.len());
-        if let Some(units) = self.units {
-            self.flash.pass(units.between(layer, rows));
+        if let Some(hooks) = self.hall.hooks {
+            hooks.asks(layer, rows);
         }
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -62,28 +57,12 @@ impl Pager {
             stalled: Duration::from_nanos(self.stalled.load(Ordering::Relaxed)),
             flash: Seen::default(),
         };
-        state.desk.ask(&self.flash, asked, &mut &self.hall)?;
+        state.desk.ask(&*self.flash, asked, &mut &self.hall)?;
         let decider = &state.desk.decider;
         stage.split = decider.split();
         for turn in decider.order() {
             stage.push(turn.place, turn.id, turn.passes);
         }
-        if rows == 1 {
-            self.record(state, layer);
-        }
         Ok(())
-    }
-
-    /// Records the experts that a token has chosen.
-    fn record(&self, state: &mut State, layer: usize) {
-        let Some((trace, token)) = &mut state.record else { return };
-        if layer == 0 {
-            token.clear();
-        }
-        token.extend(state.desk.decider.chosen());
-        if layer + 1 == self.hall.places.len() && trace.tokens() < RECORDED {
-            // A token whose layers were not all seen is no token.
-            let _ = trace.push(token, &[]);
-        }
     }
 }

@@ -13,18 +13,18 @@ mod ask;
 mod lanes;
 mod report;
 
-use super::decider::{Decider, Decision, How, News};
+use super::decider::{Decider, Decision, Event, How, News};
 use super::desk::{Desk, Watch};
+use super::hooks::Hooks;
 use super::options::Paging;
 use super::stage::Stage;
 use super::tables::Tables;
-use super::units::Units;
 use crate::bundle::program::Program;
 use crate::error::{Error, Result};
 use crate::exec::timeline::{Timeline, What};
 use crate::exec::unit::Half;
-use crate::offload::cache::{CachedLayer, ExpertIndex, Key, Trace};
-use crate::offload::flash::{Flash, Priority};
+use crate::offload::cache::Key;
+use crate::offload::flash::{Disk, Priority};
 use crate::platform::memory::Addr;
 use moec_ir::plan;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -32,7 +32,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 pub(super) use ask::Asked;
-pub use report::{Report, Used};
+pub use report::Report;
 
 /// A memory whose experts are those of this one, too.
 pub(crate) trait Above: Send + Sync {
@@ -55,21 +55,18 @@ struct Place {
 /// Mutable state, under one lock.
 struct State {
     desk: Desk,
-    /// Routing so far, and of the token under way.
-    record: Option<(Trace, Vec<u16>)>,
-    /// Constant part of the report.
+    /// What does not change any more.
     report: Report,
 }
 
 /// Experts on flash and in frames.
 pub(crate) struct Pager {
-    flash: Flash,
+    flash: Arc<dyn Disk>,
     hall: Hall,
     state: Mutex<State>,
     stage: RwLock<Stage>,
     /// Nanoseconds that the first lane has waited.
     stalled: AtomicU64,
-    units: Option<&'static dyn Units>,
 }
 
 /// View that lanes read without a lock.
@@ -85,13 +82,14 @@ struct Hall {
     timeline: OnceLock<Arc<Timeline>>,
     /// Listener for experts that leave memory.
     above: OnceLock<Arc<dyn Above>>,
+    hooks: Option<&'static dyn Hooks>,
 }
 
 impl Pager {
     pub(super) fn new(
         program: &Program,
         paging: &plan::Paging,
-        flash: Flash,
+        flash: Arc<dyn Disk>,
         tables: Arc<Tables>,
         options: &Paging,
     ) -> Result<Self> {
@@ -112,7 +110,6 @@ impl Pager {
         let how =
             How { bytes: &bytes, elsewhere: &elsewhere, ahead: options.ahead, preload: options.preload };
         let decider = Decider::new(paging, how)?;
-        let record = options.record.then(|| recorder(&places)).transpose()?;
         let report = Report {
             reader: flash.describe().to_owned(),
             policy: paging.policy.clone(),
@@ -133,18 +130,18 @@ impl Pager {
             broken: AtomicBool::new(false),
             timeline: OnceLock::new(),
             above: OnceLock::new(),
+            hooks: options.hooks,
         };
-        let desk = Desk::new(decider, flash.buffers().len(), options.journal);
+        let desk = Desk::new(decider, flash.buffers().len());
         let pager = Self {
             hall,
-            state: Mutex::new(State { desk, record, report }),
+            state: Mutex::new(State { desk, report }),
             stage: RwLock::new(Stage::new(most)),
             stalled: AtomicU64::new(0),
-            units: options.units,
             flash,
         };
         // A reader that has broken down is told to the first step, which asks anew.
-        let _ = pager.lock().desk.news(&pager.flash, News::Began, &mut &pager.hall);
+        let _ = pager.lock().desk.news(&*pager.flash, News::Began, &mut &pager.hall);
         Ok(pager)
     }
 
@@ -175,16 +172,8 @@ impl Pager {
 
     /// Hears what flash has to tell.
     fn take_news(&self, state: &mut State) -> Result<()> {
-        state.desk.take_news(&self.flash, &mut &self.hall)
+        state.desk.take_news(&*self.flash, &mut &self.hall)
     }
-}
-
-/// For routing of these layers; all experts of one byte: what counts is experts.
-fn recorder(places: &[Place]) -> Result<(Trace, Vec<u16>)> {
-    let layers: Vec<CachedLayer> =
-        places.iter().map(|p| CachedLayer { experts: p.experts, k: p.k, bytes: 1 }).collect();
-    let experts = ExpertIndex::new(&layers).map_err(Error::plan)?;
-    Ok((Trace::new(experts, false), Vec::new()))
 }
 
 impl Hall {
@@ -213,7 +202,16 @@ impl Hall {
 }
 
 impl Watch for &Hall {
+    fn heard(&mut self, now: Duration, event: &Event<'_>) {
+        if let Some(hooks) = self.hooks {
+            hooks.heard(now, event);
+        }
+    }
+
     fn decided(&mut self, decision: &Decision, base: Option<Addr>) {
+        if let Some(hooks) = self.hooks {
+            hooks.decided(decision);
+        }
         match *decision {
             Decision::Use { key, part, first, .. } => {
                 let Some(base) = base else { return };

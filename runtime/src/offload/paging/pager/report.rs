@@ -1,37 +1,12 @@
 //! Statistics of the store.
 
 use super::Pager;
-use crate::offload::cache::Trace;
 use crate::offload::flash::Stats;
-use crate::offload::neurons::{Activations, Shape};
 use crate::offload::paging::decider::Counts;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Uses of recorded tokens, and the cache that was there for them.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Used {
-    /// Whole experts, all of one byte in the trace.
-    Experts {
-        /// Experts of every token.
-        trace: Trace,
-        /// Experts that the cache holds.
-        capacity: u64,
-        /// Bytes of an expert, on average.
-        bytes: u64,
-    },
-    /// Neurons.
-    Neurons {
-        /// Neurons of every token.
-        activations: Activations,
-        /// Cacheable neurons.
-        shape: Shape,
-        /// Bytes of the cache.
-        capacity: u64,
-    },
-}
-
-/// Statistics of the store since it was opened.
+/// What the store did since it was opened.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
     /// Experts that were asked for and in memory, or on their way.
@@ -52,8 +27,6 @@ pub struct Report {
     pub reader: String,
     /// Policy of the cache with its parameters.
     pub policy: String,
-    /// Uses of the tokens that were decoded one by one, where they were recorded ([`super::super::Paging::record`]).
-    pub used: Option<Used>,
     /// Most bytes of one read.
     pub block_bytes: u32,
     /// Bytes that the run may take.
@@ -83,21 +56,8 @@ impl Pager {
             let Counts { hits, misses, foreseen, ahead, streamed, preloaded } = state.desk.decider.counts();
             Report { hits, misses, foreseen, ahead, streamed, preloaded, ..state.report.clone() }
         };
-        report.used = self.used();
         report.flash = self.flash.stats();
         report.stalled = Duration::from_nanos(self.stalled.load(Ordering::Relaxed));
         report
-    }
-
-    /// Recorded uses.
-    fn used(&self) -> Option<Used> {
-        let state = self.lock();
-        let (trace, _) = state.record.as_ref()?;
-        let bytes: u64 = self.hall.places.iter().map(|p| p.bytes * p.experts as u64).sum();
-        Some(Used::Experts {
-            trace: trace.clone(),
-            capacity: state.desk.decider.capacity(),
-            bytes: bytes / (self.hall.keys.len() as u64).max(1),
-        })
     }
 }

@@ -7,7 +7,7 @@
 //! The host's cache hears of every expert that is used. The GPU's hears of those that it held or that were transferred for a layer: the
 //! scheduler says which, and what the CPU computes does not come by itself.
 
-use crate::offload::cache::{Cache, CacheError, Event, ExpertIndex, Key, Setting};
+use moec_runtime::offload::cache::{Cache, CacheError, Event, ExpertIndex, Key, Setting};
 
 /// Level of the nearest copy of an expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

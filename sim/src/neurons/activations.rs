@@ -1,6 +1,10 @@
 //! Recorded activations: neurons that tokens use.
 
+use super::replay::replay;
+use moec_runtime::offload::neurons::Shape;
+use moec_runtime::offload::paging::Hooks;
 use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 
 /// The routed experts of every token and layer, with their active neurons.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,6 +63,62 @@ impl Activations {
             of.into_iter().map(sorted).collect()
         };
         Self { tokens: (0..steps).map(step).collect(), ..*self }
+    }
+}
+
+/// Hooks of a run whose neurons are read from flash: writes down what tokens need that are decoded one by one. What is read together
+/// is one neuron.
+#[derive(Debug)]
+pub struct Recorder {
+    /// First expert of every layer, counted over all layers.
+    firsts: Vec<u32>,
+    recorded: Mutex<Recorded>,
+}
+
+/// Tokens so far, and the one under way.
+#[derive(Debug)]
+struct Recorded {
+    activations: Activations,
+    token: Vec<(u32, Vec<u32>)>,
+}
+
+impl Recorder {
+    /// For layers of so many experts, of which none has more than `neurons`.
+    pub fn new(experts: &[u32], neurons: u32) -> Self {
+        let mut matrices = 0;
+        let first = |n: &u32| {
+            matrices += n;
+            matrices - n
+        };
+        let firsts = experts.iter().map(first).collect();
+        let activations = Activations { matrices, neurons, tokens: Vec::new() };
+        Self { firsts, recorded: Mutex::new(Recorded { activations, token: Vec::new() }) }
+    }
+
+    /// Neurons that a cache of `frames` which knows what comes (Belady's) would have read, and those that tokens used in all; none where
+    /// nothing was recorded.
+    pub fn least_read(&self, frames: u32) -> Option<(u64, u64)> {
+        let recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
+        let Activations { matrices, neurons, ref tokens } = recorded.activations;
+        let shape = Shape { matrices, neurons, cluster: neurons, gate: 1, rest: 0 };
+        let least = replay(&recorded.activations, shape, frames.into(), 0).ok()?.least;
+        let used: u64 = tokens.iter().flatten().map(|(_, units)| units.len() as u64).sum();
+        Some(((least * tokens.len() as f64).round() as u64, used))
+    }
+}
+
+impl Hooks for Recorder {
+    fn needs<'a>(&self, layer: usize, rows: usize, needed: &mut dyn Iterator<Item = (u32, &'a [u32])>) {
+        let Some(first) = self.firsts.get(layer).filter(|_| rows == 1) else { return };
+        let mut recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
+        let Recorded { activations, token } = &mut *recorded;
+        if layer == 0 {
+            token.clear();
+        }
+        token.extend(needed.map(|(expert, units)| (first + expert, units.to_vec())));
+        if layer + 1 == self.firsts.len() {
+            activations.tokens.push(std::mem::take(token));
+        }
     }
 }
 

@@ -1,11 +1,11 @@
 //! Journal of a decider's events and decisions: to be read, replayed, or compared.
 //!
-//! Off by default ([`super::Paging::journal`]). Told again, the events give the same decisions ([`Journal::again`]);
+//! Told again, the events give the same decisions ([`Journal::again`]);
 //! what of them is routing ([`Journal::asks`]) is what a simulation starts from.
 
-use super::decider::{Asked, Decider, Decision, Event, How, News, Scores, Seen};
-use crate::error::Result;
 use moec_ir::plan;
+use moec_runtime::Result;
+use moec_runtime::offload::paging::decider::{Asked, Decider, Decision, Event, How, News, Scores, Seen};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -136,16 +136,17 @@ impl Journal {
             Event::Asked(asked) => Heard::Asked(Ask::of(&asked), asked.stalled, asked.flash),
             Event::News(news) => Heard::News(news),
         };
-        self.add(std::iter::once(Line::Heard(now, heard)));
+        self.add(Line::Heard(now, heard));
     }
 
-    pub(super) fn said(&self, decisions: &[Decision]) {
-        self.add(decisions.iter().map(|&d| Line::Said(d)));
+    pub(super) fn decided(&self, decision: &Decision) {
+        self.add(Line::Said(*decision));
     }
 
-    fn add(&self, more: impl Iterator<Item = Line>) {
+    fn add(&self, line: Line) {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
-        let room = self.most.saturating_sub(lines.len());
-        lines.extend(more.take(room));
+        if lines.len() < self.most {
+            lines.push(line);
+        }
     }
 }

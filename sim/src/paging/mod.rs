@@ -1,25 +1,48 @@
 //! A run that computes nothing and reads nothing: recorded routing on modelled units, under virtual time.
 //!
 //! The desk, the decider, the cache and its policy, and the scheduler of flash are those of a run; modelled are the device
-//! after the scheduler ([`crate::flash::Modelled`]) and the computing units ([`Units`]). A run under virtual time takes the same
-//! turns ([`moec_runtime::offload::paging::Paging::units`]), so that both decide the same.
+//! behind the scheduler ([`crate::flash::Modelled`]) and whoever computes ([`Units`]). A run of one lane under virtual time
+//! ([`Observed`]) takes the same turns, so that both decide the same.
 
+mod journal;
+mod observed;
+
+use crate::flash::{Link, VirtualDisk};
 use moec_ir::plan;
 use moec_runtime::offload::cache::Key;
 use moec_runtime::offload::flash::{
-    self, BLOCK, Buffers, Class, Extent, ExtentTable, FileEntry, Flash, Options, Priority,
+    self, BLOCK, Buffers, Class, Disk, Extent, ExtentTable, FileEntry, Options, Priority,
 };
-use moec_runtime::offload::paging::decider::{Asked, Counts, Decider, Decision, How, News, Seen};
+use moec_runtime::offload::paging::decider::{Asked, Counts, Decider, Decision, Event, How, News, Seen};
 use moec_runtime::offload::paging::desk::{Desk, Watch};
-use moec_runtime::offload::paging::journal::{Ask, Journal};
-use moec_runtime::offload::paging::units::{Units, rows_each};
 use moec_runtime::platform::memory::Addr;
 use moec_runtime::{Error, Result};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Scene to simulate.
+pub use journal::{Ask, Heard, Journal, Line};
+pub use observed::Observed;
+
+/// Modelled units: a disk that experts come from, and one that computes, whose lanes work together as one.
+pub trait Units: Sync + std::fmt::Debug {
+    /// What the disk is behind.
+    fn link(&self) -> Link;
+
+    /// Time from the last expert of the layer before to the moment when a layer asks for its own, in a call of so many rows.
+    /// For the first layer: from the last expert of the call before.
+    fn between(&self, layer: usize, rows: usize) -> Duration;
+
+    /// Time to compute a part (0: gate and up; 1: down) of an expert of a layer for so many rows, which may be a mean.
+    fn expert(&self, layer: usize, part: usize, rows: f64) -> Duration;
+}
+
+/// Rows that each of the active experts of a call has on average.
+fn rows_each(rows: usize, k: usize, active: usize) -> f64 {
+    (rows * k) as f64 / active.max(1) as f64
+}
+
+/// What is simulated.
 #[derive(Clone, Copy, Debug)]
 pub struct Scene<'a> {
     /// Experts, frames and policy of the plan.
@@ -32,8 +55,8 @@ pub struct Scene<'a> {
     pub ahead: usize,
     /// Whether the cache begins with what recorded routing used most.
     pub preload: bool,
-    /// Journal that events and decisions are written to.
-    pub journal: Option<&'static Journal>,
+    /// Where events and decisions are written down.
+    pub journal: Option<&'a Journal>,
 }
 
 /// Work of a unit.
@@ -88,16 +111,15 @@ pub fn simulate<'a>(
     let buffers = Buffers::new(&[Class { bytes: paging.frame_bytes, count }])?;
     let options = Options { block_bytes: paging.block_bytes, ..Options::default() };
     let table = Arc::new(table(paging, matrices)?);
-    let flash = Flash::on_caller(table, buffers, &options, &|bytes| units.device(bytes), None)?;
-    let clock = Arc::clone(flash.clock());
-    let mut desk = Desk::new(decider, count as usize, journal);
-    let mut watch = Reads(on);
+    let flash = VirtualDisk::new(table, buffers, &options, units.link(), false)?;
+    let mut desk = Desk::new(decider, count as usize);
+    let mut watch = Reads { on, journal };
     let mut run = SimulatedRun::default();
     desk.news(&flash, News::Began, &mut watch)?;
     for ask in asks {
-        let begin = clock.now();
+        let begin = flash.now();
         flash.pass(units.between(ask.layer, ask.rows));
-        (watch.0)(Did::Between { layer: ask.layer }, begin, clock.now());
+        (watch.on)(Did::Between { layer: ask.layer }, begin, flash.now());
         desk.take_news(&flash, &mut watch)?;
         desk.ask(&flash, Asked { ..ask.asked(run.stalled, Seen::default()) }, &mut watch)?;
         let rows = rows_each(ask.rows, ask.k, ask.active.len());
@@ -105,7 +127,7 @@ pub fn simulate<'a>(
             for at in 0..desk.decider.order().len() {
                 let turn = desk.decider.order()[at];
                 let key = desk.decider.keys()[turn.id];
-                let begin = clock.now();
+                let begin = flash.now();
                 while !desk.decider.is_ready(turn.id, part) {
                     if !flash.news(None) {
                         return Err(Error::plan(format!(
@@ -115,32 +137,45 @@ pub fn simulate<'a>(
                     }
                     desk.take_news(&flash, &mut watch)?;
                 }
-                let there = clock.now();
+                let there = flash.now();
                 run.stalled += there.saturating_sub(begin);
                 if there > begin {
-                    (watch.0)(Did::Wait(key), begin, there);
+                    (watch.on)(Did::Wait(key), begin, there);
                 }
                 flash.pass(units.expert(ask.layer, part, rows));
-                (watch.0)(Did::Expert(key), there, clock.now());
+                (watch.on)(Did::Expert(key), there, flash.now());
                 if turn.passes && (desk.decider.split() || part == 1) {
                     desk.news(&flash, News::Computed { at, part: part as u8 }, &mut watch)?;
                 }
             }
         }
     }
-    run.wall = clock.now();
+    run.wall = flash.now();
     (run.counts, run.flash) = (desk.decider.counts(), flash.stats());
     Ok(run)
 }
 
-/// Tells of reads.
-struct Reads<'a>(&'a mut dyn FnMut(Did, Duration, Duration));
+/// Tells of reads, and writes down the rest.
+struct Reads<'a> {
+    on: &'a mut dyn FnMut(Did, Duration, Duration),
+    journal: Option<&'a Journal>,
+}
 
 impl Watch for Reads<'_> {
-    fn decided(&mut self, _: &Decision, _: Option<Addr>) {}
+    fn heard(&mut self, now: Duration, event: &Event<'_>) {
+        if let Some(journal) = self.journal {
+            journal.heard(now, event);
+        }
+    }
+
+    fn decided(&mut self, decision: &Decision, _: Option<Addr>) {
+        if let Some(journal) = self.journal {
+            journal.decided(decision);
+        }
+    }
 
     fn read(&mut self, key: Key, priority: Priority, since: Duration, now: Duration) {
-        (self.0)(Did::Read { key, ahead: priority == Priority::Prefetch }, since, now);
+        (self.on)(Did::Read { key, ahead: priority == Priority::Prefetch }, since, now);
     }
 }
 

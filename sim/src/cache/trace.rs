@@ -1,7 +1,7 @@
 //! Recorded routing, token by token.
 
-use super::error::CacheError;
-use super::experts::ExpertIndex;
+use super::error::TraceError;
+use moec_runtime::offload::cache::ExpertIndex;
 use std::ops::Range;
 
 /// Experts that every token chose in every layer, and the largest scores of its router, if they were recorded.
@@ -72,10 +72,10 @@ impl Trace {
     /// Adds a token: the experts of all layers one after the other, and their largest scores likewise.
     ///
     /// # Errors
-    /// [`CacheError::Routing`] for another number of them than the model has, an expert that is not there or is
+    /// [`TraceError::Routing`] for another number of them than the model has, an expert that is not there or is
     /// there twice, and scores that are not shares in descending order. Nothing is added then.
-    pub fn push(&mut self, chosen: &[u16], ranked: &[(u16, f32)]) -> Result<(), CacheError> {
-        let wrong = |what: String| CacheError::Routing { token: self.tokens, what };
+    pub fn push(&mut self, chosen: &[u16], ranked: &[(u16, f32)]) -> Result<(), TraceError> {
+        let wrong = |what: String| TraceError::Routing { token: self.tokens, what };
         let layers = self.experts.layers().len();
         let (k, ranks) = (self.chosen_at[layers], self.ranked_at[layers]);
         if chosen.len() != k || ranked.len() != ranks {

@@ -1,0 +1,77 @@
+//! A run that is looked at, and that modelled units may give the time.
+
+use super::{Journal, Units, rows_each};
+use crate::flash::VirtualDisk;
+use moec_runtime::Result;
+use moec_runtime::exec::unit::Half;
+use moec_runtime::offload::flash::{Buffers, Disk, ExtentTable, Options};
+use moec_runtime::offload::paging::Hooks;
+use moec_runtime::offload::paging::decider::{Decision, Event};
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// Hooks of one run: what its decider hears and says is written down. With units their time counts, and not the machine's: the run computes
+/// what it computes, on one lane.
+pub struct Observed {
+    /// What was heard and said.
+    pub journal: Journal,
+    units: Option<&'static dyn Units>,
+    disk: OnceLock<Arc<VirtualDisk>>,
+    /// Rows of an expert of the layer that has asked last.
+    rows: Mutex<f64>,
+}
+
+impl Observed {
+    /// For as many lines of a journal.
+    pub fn new(lines: usize, units: Option<&'static dyn Units>) -> Self {
+        Self { journal: Journal::new(lines), units, disk: OnceLock::new(), rows: Mutex::new(1.0) }
+    }
+
+    fn pass(&self, time: impl FnOnce(&dyn Units, f64) -> Duration) {
+        if let (Some(units), Some(disk)) = (self.units, self.disk.get()) {
+            let rows = *self.rows.lock().unwrap_or_else(PoisonError::into_inner);
+            disk.pass(time(units, rows));
+        }
+    }
+}
+
+impl fmt::Debug for Observed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Observed").field("units", &self.units).finish_non_exhaustive()
+    }
+}
+
+impl Hooks for Observed {
+    fn disk(
+        &self,
+        table: &Arc<ExtentTable>,
+        buffers: &Arc<Buffers>,
+        options: &Options,
+    ) -> Result<Option<Arc<dyn Disk>>> {
+        let Some(units) = self.units else { return Ok(None) };
+        let disk = VirtualDisk::new(Arc::clone(table), Arc::clone(buffers), options, units.link(), true)?;
+        let disk = Arc::clone(self.disk.get_or_init(|| Arc::new(disk)));
+        Ok(Some(disk))
+    }
+
+    fn asks(&self, layer: usize, rows: usize) {
+        self.pass(|units, _| units.between(layer, rows));
+    }
+
+    fn computed(&self, half: Half) {
+        self.pass(|units, rows| units.expert(half.layer, half.part, rows));
+    }
+
+    fn heard(&self, now: Duration, event: &Event<'_>) {
+        if let Event::Asked(asked) = event {
+            let rows = rows_each(asked.rows, asked.k, asked.active.len());
+            *self.rows.lock().unwrap_or_else(PoisonError::into_inner) = rows;
+        }
+        self.journal.heard(now, event);
+    }
+
+    fn decided(&self, decision: &Decision) {
+        self.journal.decided(decision);
+    }
+}
