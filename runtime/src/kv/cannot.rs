@@ -1,6 +1,7 @@
-//! What states cannot do, as errors.
+//! What states cannot do, as errors, and the plans that are refused for it.
 
-use crate::error::{Error, Hint};
+use crate::error::{Error, Hint, Result};
+use moec_ir::plan::{GraphDecl, Plan, StateBuf};
 use moec_ir::state::StateKind;
 use std::fmt;
 
@@ -96,4 +97,61 @@ impl Cannot {
             Self::Draft => "leave out `--speculate`",
         }
     }
+}
+
+/// The state that goes back least far, of those that need snapshots for it.
+fn least(plan: &Plan) -> Option<&StateBuf> {
+    plan.states.iter().filter(|s| s.kind.needs_snapshots()).min_by_key(|s| s.snapshots)
+}
+
+/// What a plan's states cannot do, in the name of the one that goes back least far.
+pub(super) fn refusal(plan: &Plan, cannot: Cannot) -> Error {
+    let (state, kind) = least(plan).map(|s| (s.name.clone(), s.kind)).unwrap_or_default();
+    cannot.error(&state, kind)
+}
+
+/// Refuses a plan whose sequences cannot go back by a token, as tokens that are decoded twice do.
+///
+/// # Errors
+/// [`Error::State`].
+pub(crate) fn check_snapshots(plan: &Plan) -> Result<()> {
+    match least(plan) {
+        Some(state) if state.snapshots == 0 => Err(refusal(plan, Cannot::Snapshot)),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a plan whose sequences cannot be copied from slot to slot.
+///
+/// # Errors
+/// [`Error::State`], by the name of the static graph, or of the state that lies in another memory.
+pub(crate) fn check_fork(plan: &Plan) -> Result<()> {
+    check_own(plan, Cannot::Fork)
+}
+
+/// Refuses a plan of whose states some lie beside the processor's memory: they cannot do this.
+///
+/// # Errors
+/// As [`check_fork`].
+pub(super) fn check_own(plan: &Plan, cannot: Cannot) -> Result<()> {
+    let of_graph = |g: &GraphDecl| (format!("{} {}", g.package, g.function), StateKind::Cache);
+    let graph = plan.graphs.iter().find(|g| g.stateful).map(of_graph);
+    let elsewhere = plan.states.iter().find(|s| s.memory != 0).map(|s| (s.name.clone(), s.kind));
+    graph.or(elsewhere).map_or(Ok(()), |(state, kind)| Err(cannot.error(&state, kind)))
+}
+
+/// How many tokens of a sequence can be guessed, taken at once, and taken back: what rings hold beside what they see.
+///
+/// # Errors
+/// [`Error::State`] for a state that folds tokens together without room for a snapshot, or that another unit keeps.
+pub(crate) fn most_guesses(plan: &Plan) -> Result<usize> {
+    check_own(plan, Cannot::Draft)?;
+    if plan.snapshots_of_slot() == 0 && least(plan).is_some() {
+        return Err(refusal(plan, Cannot::Draft));
+    }
+    let room = |s: &StateBuf| match s.kind {
+        StateKind::Ring { window } => Some((s.shape[2] as usize).saturating_sub(window as usize)),
+        _ => None,
+    };
+    Ok(plan.states.iter().filter_map(room).min().unwrap_or(usize::MAX))
 }

@@ -1,6 +1,6 @@
 //! What slots hold of their sequences: states, and the file of one.
 
-mod cannot;
+pub(crate) mod cannot;
 pub mod saved;
 mod snapshots;
 #[allow(clippy::cast_possible_truncation, reason = "indices and sizes of a verified plan")]

@@ -9,7 +9,7 @@
 use crate::bundle::program::Program;
 use crate::error::{Error, Result};
 use crate::exec::engine::Engine;
-use crate::kv::states::check_snapshots;
+use crate::kv::cannot::check_snapshots;
 use moec_ir::EntryKind;
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::exec::engine::Engine;
-use crate::kv::states::most_guesses;
+use crate::kv::cannot::most_guesses;
 use crate::serving::big_little::{Decoder, Fallbacks};
 use crate::serving::sampler::{LogProbabilities, Sampler};
 pub use crate::serving::scheduler::check_room;

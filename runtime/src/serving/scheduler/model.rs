@@ -4,7 +4,7 @@ use super::slots::{Means, Sharing};
 use crate::bundle::program::Program;
 use crate::error::{Error, Result};
 use crate::exec::engine::{self, Engine, Want};
-use crate::kv::states;
+use crate::kv::cannot;
 use crate::serving::big_little::Decoder;
 use moec_ir::EntryKind;
 
@@ -78,7 +78,7 @@ fn means(program: &Program, exact: bool, reduced: bool) -> Means {
     } else {
         Sharing::All
     };
-    let fork = states::check_fork(program).is_ok();
+    let fork = cannot::check_fork(program).is_ok();
     let snapshots = program.states.iter().any(|s| s.kind.needs_snapshots());
     Means { sharing, chunk, turn: engine::turn(program), fork, snapshots }
 }
@@ -138,7 +138,7 @@ impl Model for Served<'_, '_> {
     }
 
     fn guesses(&self) -> usize {
-        let most = states::most_guesses(self.engine.program()).unwrap_or(0);
+        let most = cannot::most_guesses(self.engine.program()).unwrap_or(0);
         if self.exact { 0 } else { most.min(self.engine.most_rows().saturating_sub(1)) }
     }
 

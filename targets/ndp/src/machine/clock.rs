@@ -47,16 +47,6 @@ impl Bus {
     pub fn trimoe() -> Self {
         Self::new(&Modules::trimoe(), Timing::trimoe(), Options::default())
     }
-
-    /// GB/s that are read.
-    pub fn read_gbs(&self) -> f64 {
-        f64::from(LINE) / self.read_ns
-    }
-
-    /// The same DIMM while the host reads, too, and the unit takes so many times as long ([`moec_dram::Together`]).
-    pub fn slowed(self, by: f64) -> Self {
-        Self { read_ns: self.read_ns * by, write_ns: self.write_ns * by, ..self }
-    }
 }
 
 /// A channel of such DIMMs.

@@ -1,0 +1,182 @@
+//! Packed weights of a plan: where they lie in their files, and how.
+
+use crate::bundle::{Bundle, PARTS};
+use crate::plan::ALIGN;
+use crate::types::{Format, GROUP};
+use bincode::{Decode, Encode};
+
+/// How a packed weight lies in its file.
+///
+/// A panel holds `nr` output channels, its columns, in an order that follows the format:
+/// * `f32`, `f16`: `[K][nr]`.
+/// * `bf16`: pairs, `[⌈K/2⌉][nr][2]`: two consecutive input channels in one 32-bit word.
+/// * `q8`: per group of 32 input channels `[8][nr][4]` codes (i8), then `nr` bf16 scales.
+/// * `q4`: per group `[4][nr][4]` bytes, then `nr` bf16 scales. Byte `(i, column, j)` holds the codes of the
+///   group's channels `4i + j` (low nibble) and `16 + 4i + j` (high nibble), each plus 8.
+/// * `q8h`, `q4h`: as `q8` and `q4`, with scales of f16.
+/// * `mxfp4`: as `q4`, a code being its place in [`E2M1`](crate::types::E2M1).
+/// * `q4c`: as `q4` without the groups' scales; behind the last group, `nr` f32 scales.
+/// * `q4o`: as `q4c`, where the code of an outlier is 0 throughout. Behind the last panel of a matrix stand its outliers,
+///   in the order of panels and columns: for each panel and once more, how many come before it (u32); for each outlier its
+///   column in the panel (u32); for each outlier its codes (i8, whole groups); zeros up to a multiple of [`ALIGN`]. Its
+///   scale stands in the panel.
+///
+/// A row of a row-major grouped weight holds its codes in order (half a byte each: per group 16 bytes, byte `j` the codes
+/// of `j` and `16 + j`), then its scales. What pads a panel, a pair or a group is zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub enum Layout {
+    /// Row-major `[lead, rows, cols]`.
+    Rows,
+    /// Panels of `nr` output channels: `[lead][⌈N/nr⌉]` panels, zero-padded.
+    Panels {
+        /// Output channels per panel.
+        nr: u32,
+    },
+    /// As `Panels`, but every panel holds `nr/2` gate channels, then the `nr/2` up channels of the same
+    /// outputs: `[lead][⌈I/(nr/2)⌉]` panels.
+    GluPanels {
+        /// Columns per panel.
+        nr: u32,
+    },
+    /// Bundles of neurons, `[lead, rows, 3H]`, a row after the other: [`Bundle`].
+    Neurons {
+        /// Whether every bundle begins with a sketch of its gate.
+        sketch: bool,
+    },
+    /// Gates of neurons by themselves, `[lead, rows, H]`: as in a [`Bundle`], a row after the other.
+    Gates,
+    /// Up and down of neurons by themselves, `[lead, rows, 2H]`: as in a [`Bundle`], [`Bundle::rest_pitch`] bytes from one
+    /// neuron to the next. Behind all neurons of a matrix their scales, where these lie by themselves
+    /// ([`Bundle::scales_apart`]): of up and of down of each, [`Bundle::rest_scales_bytes`] bytes.
+    Rests,
+}
+
+impl Layout {
+    /// Rows of a matrix that are stored, those included that pad the last panel; `None` where the layout does
+    /// not fit.
+    pub const fn stored_rows(self, rows: u64) -> Option<u64> {
+        match self {
+            Self::Rows | Self::Neurons { .. } | Self::Gates | Self::Rests => Some(rows),
+            Self::Panels { nr } if nr > 0 => rows.div_ceil(nr as u64).checked_mul(nr as u64),
+            Self::GluPanels { nr } if nr > 0 && nr % 2 == 0 && rows.is_multiple_of(2) => {
+                (rows / 2).div_ceil(nr as u64 / 2).checked_mul(nr as u64)
+            }
+            Self::Panels { .. } | Self::GluPanels { .. } => None,
+        }
+    }
+
+    /// Panels of a matrix of `rows` rows; 0 in rows, and `None` where the layout does not fit.
+    pub const fn panels(self, rows: u64) -> Option<u64> {
+        match (self, self.stored_rows(rows)) {
+            (Self::Rows | Self::Neurons { .. } | Self::Gates | Self::Rests, Some(_)) => Some(0),
+            (Self::Panels { nr } | Self::GluPanels { nr }, Some(stored)) => Some(stored / nr as u64),
+            (_, None) => None,
+        }
+    }
+
+    /// Whether rows lie one after the other, and not in panels.
+    pub const fn is_by_rows(self) -> bool {
+        matches!(self, Self::Rows | Self::Neurons { .. } | Self::Gates | Self::Rests)
+    }
+
+    /// Parts of a row, each of which is stored as a row of its own.
+    pub const fn parts(self) -> usize {
+        match self {
+            Self::Neurons { .. } => PARTS,
+            Self::Rests => PARTS - 1,
+            Self::Rows | Self::Panels { .. } | Self::GluPanels { .. } | Self::Gates => 1,
+        }
+    }
+
+    /// Bytes of a matrix, padding of the last panel and outliers included; `None` where that overflows or the layout fits
+    /// neither the rows nor the format.
+    pub fn matrix_bytes(self, format: Format, rows: u64, cols: usize) -> Option<u64> {
+        if format.is_by_channel() && self.is_by_rows() {
+            return None;
+        }
+        let panels = self.stored_rows(rows)?.checked_mul(self.row_bytes(format, cols) as u64)?;
+        panels.checked_add(self.outlier_bytes(format, rows, cols)?)
+    }
+
+    /// Bytes of the outliers behind a matrix's panels: 0 where a matrix of so many rows has none.
+    pub fn outlier_bytes(self, format: Format, rows: u64, cols: usize) -> Option<u64> {
+        match format.outliers(usize::try_from(rows).ok()?) as u64 {
+            0 => Some(0),
+            count => {
+                let codes = (cols as u64).checked_next_multiple_of(GROUP as u64)?.checked_add(4)?;
+                let table = self.panels(rows)?.checked_add(1)?.checked_mul(4)?;
+                count.checked_mul(codes)?.checked_add(table)?.checked_next_multiple_of(ALIGN)
+            }
+        }
+    }
+
+    /// Bytes of one stored row, scales that lie elsewhere included.
+    pub const fn row_bytes(self, format: Format, cols: usize) -> usize {
+        match self {
+            Self::Rows => format.row_bytes(cols),
+            Self::Panels { .. } | Self::GluPanels { .. } => format.column_bytes(cols),
+            Self::Neurons { sketch } => Bundle { format, hidden: cols / PARTS, sketch }.bytes(),
+            Self::Gates => Bundle { format, hidden: cols, sketch: false }.part_bytes(),
+            Self::Rests => Bundle { format, hidden: cols / (PARTS - 1), sketch: false }.rest_stored_bytes(),
+        }
+    }
+}
+
+/// A packed weight.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Segment {
+    /// Name of the weight in the Graph.
+    pub name: String,
+    /// Index into [`crate::plan::Plan::files`].
+    pub file: u32,
+    /// Offset in the file, a multiple of [`ALIGN`].
+    pub offset: u64,
+    /// Size, without what lies between its matrices.
+    pub bytes: u64,
+    /// Bytes from one matrix (expert, head) to the next.
+    pub pitch: u64,
+    /// Shape of the weight in the Graph.
+    pub shape: Vec<u32>,
+    /// Number format.
+    pub format: Format,
+    /// Order of the numbers.
+    pub layout: Layout,
+}
+
+impl Segment {
+    /// Shape as `(lead, rows, cols)`, 1 where absent.
+    pub fn extents(&self) -> (u32, u32, u32) {
+        let axis = |i: usize| self.shape.iter().rev().nth(i).copied().unwrap_or(1);
+        (axis(2), axis(1), axis(0))
+    }
+
+    /// Bytes that shape, format and layout need, padding of the last panel included; `None` where that
+    /// overflows or the layout does not fit the shape.
+    pub fn packed_bytes(&self) -> Option<u64> {
+        u64::from(self.extents().0).checked_mul(self.matrix_bytes()?)
+    }
+
+    /// As [`Segment::packed_bytes`], of one matrix.
+    pub fn matrix_bytes(&self) -> Option<u64> {
+        let (_, rows, cols) = self.extents();
+        let whole = (cols as usize).is_multiple_of(self.layout.parts());
+        self.layout.matrix_bytes(self.format, u64::from(rows), cols as usize).filter(|_| whole)
+    }
+
+    /// The bundle that its up and down are of, where its layout is [`Layout::Rests`].
+    pub fn rests(&self) -> Option<Bundle> {
+        let hidden = self.extents().2 as usize / (PARTS - 1);
+        (self.layout == Layout::Rests).then_some(Bundle { format: self.format, hidden, sketch: false })
+    }
+
+    /// Where matrix `i` begins in the file; `None` where there is none.
+    pub fn matrix_offset(&self, i: u32) -> Option<u64> {
+        let at = u64::from(i).checked_mul(self.pitch)?.checked_add(self.offset)?;
+        (i < self.extents().0).then_some(at)
+    }
+
+    /// The end of its last matrix in the file; `None` where that overflows.
+    pub fn end(&self) -> Option<u64> {
+        self.matrix_offset(self.extents().0.checked_sub(1)?)?.checked_add(self.matrix_bytes()?)
+    }
+}

@@ -1,0 +1,135 @@
+//! Static graphs of a plan: functions of artifacts, and what they compute of it.
+
+use crate::op::{Attributes, attributes};
+use crate::placement::Overflow;
+use crate::text::ops::{Parsed, Reader, Word, Writer};
+use bincode::{Decode, Encode};
+
+attributes! {
+    /// A tensor at the boundary of a static graph: f16, dense, the last axis inner.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+    pub struct Port as "port" {
+        /// Name in the function's signature.
+        pub name: String,
+        /// Extents.
+        pub shape: [u32; 4],
+    }
+}
+
+impl Port {
+    /// Numbers in it, or `None` where that overflows.
+    pub fn checked_elements(&self) -> Option<usize> {
+        self.shape.iter().try_fold(1_usize, |n, &extent| n.checked_mul(extent as usize))
+    }
+
+    /// Numbers in it, of a port that [`crate::verify::plan`] accepts.
+    pub fn elements(&self) -> usize {
+        self.checked_elements().unwrap_or(usize::MAX)
+    }
+}
+
+attributes! {
+    /// A static graph: a function of an artifact that a unit beside the processor executes.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+    pub struct GraphDecl {
+        /// Path of the artifact, relative to the bundle.
+        pub package: String,
+        /// Function in it.
+        pub function: String,
+        /// What it takes, in order.
+        pub inputs: Vec<Port>,
+        /// What it gives, in order.
+        pub outputs: Vec<Port>,
+        /// Whether the artifact keeps a state for each sequence slot.
+        pub stateful: bool,
+    }
+}
+
+impl GraphDecl {
+    /// Where rows stand that an attention's graph takes, if that is fixed: it has no `write`, and its mask ends behind
+    /// its last row.
+    pub fn fixed_start(&self) -> Option<u32> {
+        let port = |name: &str| self.inputs.iter().find(|p| p.name == name);
+        match (port("mask"), port("write")) {
+            (Some(mask), None) => mask.shape[3].checked_sub(mask.shape[2]),
+            _ => None,
+        }
+    }
+}
+
+attributes! {
+    /// Experts of one layer that static graphs compute.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+    pub struct ExpertSet {
+        /// Layer.
+        pub layer: u32,
+        /// What happens to rows past an expert's capacity.
+        pub overflow: Overflow,
+        /// Rows that each expert of the layer has room for; 0: no graph has it.
+        pub capacities: Vec<u32>,
+        /// Groups, each one graph of rows `[experts · capacity, hidden, 1, 1]`, the experts one after the other.
+        pub groups: Vec<GraphGroup>,
+        /// Of which neurons, where not of all: one graph for each expert, for calls that decode.
+        pub hot: Option<HotNeurons>,
+    }
+}
+
+attributes! {
+    /// The hot neurons of a layer's experts for a batch (PowerInfer-2, §4.1.3): graphs compute them, kernels the others, and the sums
+    /// are added.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+    pub struct HotNeurons as "hot" {
+        /// Rows of the entry points that they are for, and so the capacity of each expert: no row is past it.
+        pub batch: u32,
+        /// Neurons of each expert.
+        pub neurons: u32,
+    }
+}
+
+attributes! {
+    /// A part of an entry point that static graphs compute, its experts aside: attention, a dense network, the head. All of
+    /// its graphs take the same rows; the channels of their results follow each other in `y`.
+    ///
+    /// A graph has an input `x[T, inputs, 1, 1]` and results `[T, n, 1, 1]`; one of attention has besides `angles[T, R, 1, 1]`
+    /// where it rotates, `mask[1, 1, T, C]` and `write[1, 1, C, T]`, with `C` the positions of its state.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+    pub struct GraphPart {
+        /// Indices into [`crate::plan::Plan::graphs`].
+        pub graphs: Vec<u32>,
+        /// Channels of `x`.
+        pub inputs: u32,
+        /// Channels of `y`.
+        pub outputs: u32,
+        /// What attention has besides.
+        pub attention: Option<PartAttention>,
+    }
+}
+
+attributes! {
+    /// Attention of a [`GraphPart`].
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+    pub struct PartAttention as "attention" {
+        /// Channels of `angles`; 0: nothing rotates.
+        pub angles: u32,
+        /// Positions of the state, `C`.
+        pub context: u32,
+        /// Tokens that a row sees, its own included, if not all.
+        pub window: Option<u32>,
+        /// Whether every row is a sequence of its own: each then has a call of its own.
+        pub apart: bool,
+    }
+}
+
+attributes! {
+    /// Experts of one graph. Groups of the same experts, one behind the other, are sizes of one graph, ascending: a call takes
+    /// the first that holds its rows.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+    pub struct GraphGroup as "group" {
+        /// Index into [`crate::plan::Plan::graphs`].
+        pub graph: u32,
+        /// Rows of each expert.
+        pub capacity: u32,
+        /// Experts in the order of the rows.
+        pub experts: Vec<u32>,
+    }
+}

@@ -1,0 +1,240 @@
+//! Steps of a plan: what runs, on which rows, with which addresses.
+
+use crate::op::{Attributes, FETCHED, attributes};
+use crate::results::Results;
+use crate::text::ops::{Parsed, Reader, Word, Writer};
+use bincode::{Decode, Encode};
+
+/// A kernel of the object code.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct KernelRef {
+    /// Symbol.
+    pub symbol: String,
+    /// Arguments that it writes.
+    pub results: Results,
+}
+
+/// A function that the runtime itself brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub enum Builtin {
+    /// `[pos, inv_freq, (inv_freq_long), out]`: angles of RoPE. See [`crate::Op::RopeAngles`].
+    RopeAngles {
+        /// Half the rotated channels: length of `inv_freq`.
+        half: u32,
+        /// Bits of the f32 attention factor.
+        scale: u32,
+        /// LongRoPE: tokens after which the long frequencies hold, and the bits of their factor.
+        long: Option<(u32, u32)>,
+    },
+    /// `[ids, out, (a table per unit)]`: groups slots by expert. See [`crate::op::DispatchLayout`].
+    Dispatch {
+        /// Rows that the table is laid out for.
+        rows: u32,
+        /// Experts per token.
+        k: u32,
+        /// Experts.
+        experts: u32,
+        /// Whether an id may be −1, which is served elsewhere.
+        partial: bool,
+        /// Where several units compute its experts.
+        candidates: Option<Candidates>,
+    },
+    /// `[from, to]`, or of slots `[table, from, to]`: elements of four bytes cross a link, from the memory of `from` to that
+    /// of `to`. The table lies in memory 0.
+    Copy {
+        /// Elements of a row, or in all.
+        words: u32,
+        /// Which rows.
+        span: Span,
+    },
+    /// `[ids, added, stay, rest]`: which choices find room. See [`crate::Op::LimitCapacity`].
+    LimitCapacity {
+        /// Index into [`crate::plan::Plan::sets`], which holds the capacities.
+        set: u32,
+        /// Experts per token.
+        k: u32,
+        /// Channels of `added`.
+        channels: u32,
+    },
+    /// `[x, table, y]`: runs the graphs of a set on the rows that the table gives their experts. See
+    /// [`crate::Op::ExpertFfn`] with `fixed`.
+    Experts {
+        /// Index into [`crate::plan::Plan::sets`].
+        set: u32,
+        /// Rows that the table is laid out for.
+        rows: u32,
+        /// Experts per token.
+        k: u32,
+        /// Channels of a row of `x` and of `y`, and from one row to the next.
+        hidden: u32,
+    },
+    /// `[scores, (scores of layers ahead), table]`: asks the store for the experts that the table names. See
+    /// [`crate::Op::Fetch`].
+    Fetch {
+        /// Index into [`Paging::layers`].
+        layer: u32,
+        /// Rows that the table is laid out for.
+        rows: u32,
+        /// Experts per token that the table is laid out for, up to those of the layer.
+        k: u32,
+        /// Elements from one row of each operand's scores to the next; 0 where there is none.
+        strides: [u32; FETCHED],
+    },
+    /// `[table, (lists of awake neurons)]`: asks the store for up and down of the neurons that a step behind `neuron_gate` has
+    /// listed ([`crate::bundle::awake_words`]), or without lists for all neurons of the experts that the table names.
+    Wake {
+        /// Index into [`Paging::layers`].
+        layer: u32,
+        /// Rows that the table is laid out for.
+        rows: u32,
+        /// Experts per token that the table is laid out for.
+        k: u32,
+    },
+    /// `[x, table, gate and up, down, (their biases), y]`: runs the streams of a set on the rows that the table gives their
+    /// experts. See [`crate::Op::ExpertFfn`].
+    Streams {
+        /// Index into [`crate::plan::Plan::streams`].
+        set: u32,
+        /// Rows that the table is laid out for.
+        rows: u32,
+        /// Experts per token.
+        k: u32,
+    },
+    /// The operands of a kernel of threads, in its order: launches it. Which of them it writes the kernel knows.
+    Launch {
+        /// Index into [`crate::plan::Plan::launches`].
+        kernel: u32,
+    },
+    /// `[x, y]`, or of attention `[x, (angles), pos, slot, y]`: runs the graphs of a part.
+    Part {
+        /// Index into [`crate::plan::Plan::parts`].
+        part: u32,
+    },
+}
+
+attributes! {
+    /// Units of the experts of a `dispatch`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+    pub struct Candidates as "units" {
+        /// Index into [`ExpertPlacement::layers`].
+        pub layer: u32,
+        /// Number of its units, each of which gets a table.
+        pub units: u32,
+    }
+}
+
+/// Rows that a copy moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub enum Span {
+    /// The rows of the step, as many as are valid.
+    Rows,
+    /// Everything, as one row.
+    Whole,
+    /// The slots of the experts of a dispatch table that is laid out so.
+    Slots {
+        /// Rows.
+        rows: u32,
+        /// Experts per token.
+        k: u32,
+        /// Experts.
+        experts: u32,
+    },
+}
+
+impl Builtin {
+    /// How many of its arguments, the last ones, it writes; 0 of a launch, whose kernel writes some of them. `Fetch` and
+    /// `Wake` leave their last argument as it is, but what reads it comes after them, as if they wrote it.
+    pub const fn results(self) -> usize {
+        match self {
+            Self::Launch { .. } => 0,
+            Self::Dispatch { candidates: Some(candidates), .. } => 1 + candidates.units as usize,
+            Self::RopeAngles { .. }
+            | Self::Dispatch { candidates: None, .. }
+            | Self::Copy { .. }
+            | Self::Experts { .. }
+            | Self::Streams { .. }
+            | Self::Fetch { .. }
+            | Self::Wake { .. }
+            | Self::Part { .. } => 1,
+            Self::LimitCapacity { .. } => 2,
+        }
+    }
+}
+
+/// Code of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub enum Code {
+    /// Index into [`crate::plan::Plan::kernels`].
+    Kernel(u32),
+    /// Part of the runtime; runs on one thread.
+    Builtin(Builtin),
+}
+
+/// One argument: an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub enum Arg {
+    /// Buffer of the entry, plus bytes into it (a slice of its columns).
+    Buffer(u32, u32),
+    /// Segment of the plan.
+    Segment(u32),
+    /// Addresses of the matrices of a segment, one after the other: those of experts may be anywhere. Of a segment whose
+    /// layout is [`Layout::Rests`]: of its rows, matrix after matrix, each followed by that of the row's scales where these
+    /// lie by themselves ([`Bundle::rest_addresses`]).
+    Matrices(u32),
+    /// State of the plan.
+    State(u32),
+}
+
+/// Which rows of an entry a step walks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub enum RowSpace {
+    /// The valid token rows.
+    Tokens,
+    /// The rows whose logits are wanted.
+    Outputs,
+}
+
+/// How many work items a step has, given `n` valid rows. Threads share the items.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub enum Grid {
+    /// One item, one thread.
+    One,
+    /// `⌈n / rows⌉ · tiles`: item `i` is row block `i % blocks`, tile `i / blocks`.
+    Tiles {
+        /// Rows per block.
+        rows: u32,
+        /// Tiles (panels, heads).
+        tiles: u32,
+    },
+    /// `A · tiles` with `A` the active experts of the dispatch table in argument `table`: item `i` is
+    /// active expert `i / tiles`, tile `i % tiles`.
+    Experts {
+        /// Index of the argument that holds the dispatch table.
+        table: u32,
+        /// Tiles per expert.
+        tiles: u32,
+    },
+}
+
+/// One launch.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Step {
+    /// Index into [`crate::plan::Plan::units`].
+    pub unit: u32,
+    /// What runs.
+    pub code: Code,
+    /// Addresses that it gets, in the kernel's order.
+    pub args: Vec<Arg>,
+    /// Rows that it walks.
+    pub rows: RowSpace,
+    /// Work items.
+    pub grid: Grid,
+    /// Whether every earlier step of its unit must have ended on all of the unit's threads before this one starts. Units
+    /// beside the processor execute their steps one after the other, and need none.
+    pub barrier: bool,
+    /// Steps of this entry whose results it reads or whose buffers it overwrites, ascending. For those of other units it
+    /// waits.
+    pub deps: Vec<u32>,
+    /// Node of the entry's Graph that this step, perhaps with others, computes.
+    pub node: u32,
+}

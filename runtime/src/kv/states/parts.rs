@@ -1,0 +1,89 @@
+//! Where the parts of a state lie: slots, snapshots, blocks, heads.
+
+use crate::platform::memory::Region;
+use moec_ir::plan::StateBuf;
+use moec_ir::state::{CacheHead, CacheOrder, StateKind};
+
+/// A state into which all tokens are folded: only a snapshot brings it back.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Folded {
+    /// Where it begins in the region.
+    pub(super) at: usize,
+    /// Bytes of a slot, and of a snapshot.
+    pub(super) slot: usize,
+    /// Bytes of all slots; snapshots follow them.
+    pub(super) live: usize,
+}
+
+/// Values of a cache or ring, in blocks of tokens.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Values {
+    /// Where it begins in the region.
+    pub(super) at: usize,
+    pub(super) heads: usize,
+    /// Bytes of a head of a slot.
+    pub(super) head: usize,
+    /// Positions that it holds.
+    pub(super) rows: usize,
+    /// Tokens of a block.
+    pub(super) block: usize,
+    /// Bytes of a block.
+    pub(super) bytes: usize,
+}
+
+impl Values {
+    /// Of a state that begins at `at`; `None` where it has no values in blocks, and where its extents overflow.
+    pub(super) fn of(state: &StateBuf, at: usize) -> Option<Self> {
+        let CacheOrder::Values { block, .. } = state.order else { return None };
+        let kept = matches!(state.kind, StateKind::Cache | StateKind::Ring { .. });
+        let (head, heads) = (state.head(), state.shape[1] as usize);
+        let (block, rows) = (block as usize, head.ctx);
+        let bytes = CacheHead { ctx: block, ..head }.bytes()?;
+        let head = head.bytes()?;
+        (kept && block > 0).then_some(Self { at, heads, head, rows, block, bytes })
+    }
+
+    /// Clears the block of a slot that begins with a position; `None` where it lies outside of the region.
+    pub(super) fn clear(&self, region: &mut Region, (slot, pos): (u32, usize)) -> Option<()> {
+        let slot = self.at + slot as usize * self.heads * self.head;
+        let block = pos / self.block * self.bytes;
+        (0..self.heads).try_for_each(|h| region.zero(slot + h * self.head + block, self.bytes))
+    }
+}
+
+impl Folded {
+    /// Where a slot lies.
+    pub(super) fn live(&self, slot: u32) -> usize {
+        self.at + slot as usize * self.slot
+    }
+
+    /// Where a slot lies, and a place of the pool.
+    pub(super) fn places(&self, slot: u32, place: u32) -> (usize, usize) {
+        (self.live(slot), self.at + self.live + place as usize * self.slot)
+    }
+}
+
+/// Bytes of what each head of a state holds of `tokens` tokens, and where the heads of both slots begin in it; `None` where
+/// that lies outside of the state.
+///
+/// Every order of a cache has its tokens in panels or blocks, one after the other: the first tokens are the first bytes, as
+/// many as a head of so many tokens has. Any other kind is copied whole.
+pub(super) fn heads(
+    state: &StateBuf,
+    from: u32,
+    to: u32,
+    tokens: usize,
+) -> Option<(usize, impl Iterator<Item = (usize, usize)>)> {
+    let [slots, heads, ctx, _] = state.shape.map(|n| n as usize);
+    let head = state.head();
+    let filled = match state.kind {
+        StateKind::Cache => tokens,
+        StateKind::Ring { .. } | StateKind::Recurrent | StateKind::Convolution => ctx,
+    };
+    let (whole, bytes) = (head.bytes()?, CacheHead { ctx: filled, ..head }.bytes()?);
+    let slot = whole.checked_mul(heads)?;
+    let fits = filled <= ctx && slot.checked_mul(slots).is_some();
+    let [from, to] = [from, to].map(|s| s as usize);
+    let starts = (0..heads).map(move |h| (from * slot + h * whole, to * slot + h * whole));
+    (fits && from.max(to) < slots).then_some((bytes, starts))
+}
