@@ -297,7 +297,7 @@ fn what_does_not_fit_is_refused_by_name() {
     assert!(said.contains("`link`") && said.contains("from `vram` to `ram`"), "{said}");
 }
 
-/// Which experts leave the processor is decided by layer, and `explain` says why: what was asked for, or what they cost.
+/// Which experts leave the CPU is decided by layer, and `explain` says why: what was asked for, or what they cost.
 #[test]
 fn explain_says_why_experts_left_the_processor() {
     let folder = tempfile::tempdir().unwrap();
@@ -310,7 +310,7 @@ fn explain_says_why_experts_left_the_processor() {
     assert!(half.contains("units of experts (home)") && half.contains("4 of 8 on `mirror`"), "{half}");
     assert!(half.contains("the share that `placement.experts` asks for"), "{half}");
     let auto = explained("auto", "");
-    let costs = ["as placed", "all on the processor", "µs"];
+    let costs = ["as placed", "all on the cpu", "µs"];
     assert!(costs.iter().all(|c| auto.contains(c)), "{auto}");
 }
 

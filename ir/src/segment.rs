@@ -15,8 +15,8 @@ use bincode::{Decode, Encode};
 ///   group's channels `4i + j` (low nibble) and `16 + 4i + j` (high nibble), each plus 8.
 /// * `q8h`, `q4h`: as `q8` and `q4`, with scales of f16.
 /// * `mxfp4`: as `q4`, a code being its place in [`E2M1`](crate::types::E2M1).
-/// * `q4c`: as `q4` without the groups' scales; behind the last group, `nr` f32 scales.
-/// * `q4o`: as `q4c`, where the code of an outlier is 0 throughout. Behind the last panel of a matrix stand its outliers,
+/// * `q4c`: as `q4` without the groups' scales; after the last group, `nr` f32 scales.
+/// * `q4o`: as `q4c`, where the code of an outlier is 0 throughout. After the last panel of a matrix stand its outliers,
 ///   in the order of panels and columns: for each panel and once more, how many come before it (u32); for each outlier its
 ///   column in the panel (u32); for each outlier its codes (i8, whole groups); zeros up to a multiple of [`ALIGN`]. Its
 ///   scale stands in the panel.
@@ -46,7 +46,7 @@ pub enum Layout {
     /// Gates of neurons by themselves, `[lead, rows, H]`: as in a [`Bundle`], a row after the other.
     Gates,
     /// Up and down of neurons by themselves, `[lead, rows, 2H]`: as in a [`Bundle`], [`Bundle::rest_pitch`] bytes from one
-    /// neuron to the next. Behind all neurons of a matrix their scales, where these lie by themselves
+    /// neuron to the next. After all neurons of a matrix their scales, where these lie by themselves
     /// ([`Bundle::scales_apart`]): of up and of down of each, [`Bundle::rest_scales_bytes`] bytes.
     Rests,
 }
@@ -98,7 +98,7 @@ impl Layout {
         panels.checked_add(self.outlier_bytes(format, rows, cols)?)
     }
 
-    /// Bytes of the outliers behind a matrix's panels: 0 where a matrix of so many rows has none.
+    /// Bytes of the outliers after a matrix's panels: 0 where a matrix of so many rows has none.
     pub fn outlier_bytes(self, format: Format, rows: u64, cols: usize) -> Option<u64> {
         match format.outliers(usize::try_from(rows).ok()?) as u64 {
             0 => Some(0),

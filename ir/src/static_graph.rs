@@ -29,7 +29,7 @@ impl Port {
 }
 
 attributes! {
-    /// A static graph: a function of an artifact that a unit beside the processor executes.
+    /// A static graph: a function of an artifact that a unit beside the CPU executes.
     #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
     pub struct GraphDecl {
         /// Path of the artifact, relative to the bundle.
@@ -46,7 +46,7 @@ attributes! {
 }
 
 impl GraphDecl {
-    /// Where rows stand that an attention's graph takes, if that is fixed: it has no `write`, and its mask ends behind
+    /// Where rows stand that an attention's graph takes, if that is fixed: it has no `write`, and its mask ends after
     /// its last row.
     pub fn fixed_start(&self) -> Option<u32> {
         let port = |name: &str| self.inputs.iter().find(|p| p.name == name);
@@ -121,7 +121,7 @@ attributes! {
 }
 
 attributes! {
-    /// Experts of one graph. Groups of the same experts, one behind the other, are sizes of one graph, ascending: a call takes
+    /// Experts of one graph. Groups of the same experts, one after the other, are sizes of one graph, ascending: a call takes
     /// the first that holds its rows.
     #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
     pub struct GraphGroup as "group" {

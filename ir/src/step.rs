@@ -80,7 +80,7 @@ pub enum Builtin {
         /// Elements from one row of each operand's scores to the next; 0 where there is none.
         strides: [u32; FETCHED],
     },
-    /// `[table, (lists of awake neurons)]`: asks the store for up and down of the neurons that a step behind `neuron_gate` has
+    /// `[table, (lists of active neurons)]`: asks the store for up and down of the neurons that a step after `neuron_gate` has
     /// listed ([`crate::bundle::awake_words`]), or without lists for all neurons of the experts that the table names.
     Wake {
         /// Index into [`Paging::layers`].
@@ -100,7 +100,7 @@ pub enum Builtin {
         /// Experts per token.
         k: u32,
     },
-    /// The operands of a kernel of threads, in its order: launches it. Which of them it writes the kernel knows.
+    /// The operands of a GPU kernel, in its order: launches it. Which of them it writes the kernel knows.
     Launch {
         /// Index into [`crate::plan::Plan::launches`].
         kernel: u32,
@@ -230,7 +230,7 @@ pub struct Step {
     /// Work items.
     pub grid: Grid,
     /// Whether every earlier step of its unit must have ended on all of the unit's threads before this one starts. Units
-    /// beside the processor execute their steps one after the other, and need none.
+    /// beside the CPU execute their steps one after the other, and need none.
     pub barrier: bool,
     /// Steps of this entry whose results it reads or whose buffers it overwrites, ascending. For those of other units it
     /// waits.

@@ -50,7 +50,7 @@ impl Clock for ManualClock {
         Duration::from_nanos(self.0.load(Ordering::SeqCst))
     }
 
-    // Nobody says when the clock is put forward, so it is looked at often.
+    // No signal says when the clock is put forward, so it is looked at often.
     fn until(&self, moment: Duration) -> Duration {
         if moment <= self.now() { Duration::ZERO } else { Duration::from_millis(1) }
     }

@@ -140,7 +140,7 @@ impl<'a> Tensors<'a> {
     /// It is missing, has another shape, or is stored in a way that is not supported.
     pub fn take(&self, name: &str, want: &[&Dim]) -> Result<WeightExpr> {
         match self.checkpoint.mapped(name) {
-            Some(map) => Err(Error::bug(format!("`{name}` is stored behind {}", map.name()))),
+            Some(map) => Err(Error::bug(format!("`{name}` is stored after {}", map.name()))),
             None => self.stored(name, want),
         }
     }
@@ -155,7 +155,7 @@ impl<'a> Tensors<'a> {
         match self.checkpoint.mapped(name) {
             None => Ok(WeightExpr::Map { map, of: Box::new(of) }),
             Some(done) if done == map => Ok(of),
-            Some(other) => Err(Error::bug(format!("`{name}` is stored behind {}", other.name()))),
+            Some(other) => Err(Error::bug(format!("`{name}` is stored after {}", other.name()))),
         }
     }
 

@@ -185,7 +185,7 @@ impl Homes {
 
 /// Gives attention and experts their units, and says so in the placement; where shapes are dynamic throughout, it makes one. A run
 /// takes at most `budget` bytes of the memory of the unit that experts are for. `decisions` gets one for each layer some of whose
-/// experts leave the processor, or could have.
+/// experts leave the CPU, or could have.
 ///
 /// # Errors
 /// A unit that the device has not, or that does not run what it is asked to.
@@ -456,7 +456,7 @@ fn regroup(table: &mut ExpertTable) {
 /// What an expert costs, way of its rows included, in µs a call.
 struct Cost {
     expert: u32,
-    /// On the processor.
+    /// On the CPU.
     here: f64,
     /// On the cheapest unit beside it whose memory has room; none if there is no such unit.
     there: Option<f64>,
@@ -464,7 +464,7 @@ struct Cost {
     unit: Option<u32>,
 }
 
-/// The costs of experts, and which of them cost less on another unit than on the processor, each with the cheapest, as far as memories
+/// The costs of experts, and which of them cost less on another unit than on the CPU, each with the cheapest, as far as memories
 /// have room. `rows` are expected per call; `able` are the units that run the experts. What has no table of times is not chosen.
 #[allow(clippy::too_many_arguments, reason = "all are read once, from one place")]
 fn cheaper(
@@ -509,7 +509,7 @@ fn cheaper(
     costs
 }
 
-/// Which experts of a layer left the processor, and why; none where nothing was asked and nothing compared.
+/// Which experts of a layer left the CPU, and why; none where nothing was asked and nothing compared.
 fn decision(
     list: &UnitList<'_>,
     table: &ExpertTable,
@@ -532,8 +532,8 @@ fn decision(
     let taken = if taken.is_empty() { format!("all on `{}`", named(0)) } else { taken.join(", ") };
     let why = match &wanted.experts {
         _ if wanted.policy.is_some() => "whole layers, as far as the unit's memory has room",
-        Home::Auto if chosen.len() < costs.len() => "the others cost less on the processor, or find no room",
-        Home::Auto => "they cost less there than on the processor",
+        Home::Auto if chosen.len() < costs.len() => "the others cost less on the CPU, or find no room",
+        Home::Auto => "they cost less there than on the CPU",
         Home::Share(..) => {
             "the share that `placement.experts` asks for, those that are chosen most often first"
         }
@@ -544,7 +544,7 @@ fn decision(
     let mut all = Decision::new("home", "units of experts", taken, why).in_layer(table.layer);
     if !costs.is_empty() {
         all = all.with(&[
-            ("all_on_the_processor_us", sum(&mut costs.iter().map(|c| c.here))),
+            ("all_on_the_cpu_us", sum(&mut costs.iter().map(|c| c.here))),
             ("as_placed_us", sum(&mut costs.iter().map(|c| c.unit.and(c.there).unwrap_or(c.here)))),
         ]);
         if costs.iter().all(|c| c.there.is_some()) {

@@ -174,7 +174,7 @@ impl<'p> Engine<'p> {
         self.follow()
     }
 
-    /// Begins to load what nobody has asked for, once, if it is to be loaded. That is when the first token is out: the first
+    /// Begins to load what no step has asked for, once, if it is to be loaded. That is when the first token is out: the first
     /// prompt reads most of what is ever needed, in the order of its steps, and decoding would ask for the rest piece by piece.
     fn begin_preload(&mut self) {
         if std::mem::take(&mut self.preload) {

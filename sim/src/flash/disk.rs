@@ -1,4 +1,4 @@
-//! A modelled disk under virtual time: the queue and the scheduler are the runtime's, their turns are taken by whoever waits, so that the same
+//! A modelled disk under virtual time: the queue and the scheduler are the runtime's, their turns are taken by the thread that waits, so that the same
 //! questions are answered at the same moments.
 
 use super::clock::VirtualClock;

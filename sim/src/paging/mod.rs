@@ -1,7 +1,7 @@
 //! A run that computes nothing and reads nothing: recorded routing on modelled units, under virtual time.
 //!
 //! The desk, the decider, the cache and its policy, and the scheduler of flash are those of a run; modelled are the device
-//! behind the scheduler ([`crate::flash::Modelled`]) and whoever computes ([`Units`]). A run of one lane under virtual time
+//! after the scheduler ([`crate::flash::Modelled`]) and the unit that computes ([`Units`]). A run of one lane under virtual time
 //! ([`Observed`]) takes the same turns, so that both decide the same.
 
 mod journal;
@@ -26,7 +26,7 @@ pub use observed::Observed;
 
 /// Modelled units: a disk that experts come from, and one that computes, whose lanes work together as one.
 pub trait Units: Sync + std::fmt::Debug {
-    /// What the disk is behind.
+    /// Scheduler that the disk serves.
     fn link(&self) -> Link;
 
     /// Time from the last expert of the layer before to the moment when a layer asks for its own, in a call of so many rows.

@@ -13,7 +13,7 @@ pub(super) fn experts_wide(module: &Module, graph: &Graph) -> usize {
     graph.nodes.iter().map(of).sum()
 }
 
-/// Whether what a node reads goes into a feed-forward network, the head or attention: such rows say how wide activations behind them
+/// Whether what a node reads goes into a feed-forward network, the head or attention: such rows say how wide activations after them
 /// are.
 pub(super) fn begins_network(graph: &Graph, node: &Node) -> bool {
     let normed = || match node.inputs.first() {

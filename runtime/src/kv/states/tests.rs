@@ -2,7 +2,7 @@
 
 use super::*;
 use moec_ir::Format;
-use moec_ir::plan::CacheOrder;
+use moec_ir::plan::{CacheOrder, StateBuf};
 
 #[test]
 fn what_a_static_graph_keeps_is_not_copied() {

@@ -27,7 +27,7 @@ pub trait Disk: Send + Sync {
     /// Waits for an event, at most as long as said (none: for ever). Returns whether there is something to [`Disk::poll`].
     fn news(&self, at_most: Option<Duration>) -> bool;
 
-    /// The time of whoever waits for it, since some moment in the past.
+    /// The time of the thread that waits for it, since some moment in the past.
     fn now(&self) -> Duration;
 
     /// Which reader it is and what it has, for people.

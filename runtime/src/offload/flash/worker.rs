@@ -1,5 +1,5 @@
 //! What a disk is asked for and what it tells, and the turns in which that is done: on a thread ([`super::Flash`]), or on that of
-//! whoever waits, where time is not the machine's.
+//! the thread that waits, where time is not the machine's.
 
 use super::buffer::{Buffer, Buffers};
 use super::clock::Clock;
@@ -313,7 +313,7 @@ impl Worker {
         self.shared.news.notify_all();
     }
 
-    /// Tells everybody that there will be no more reads.
+    /// Tells all lanes that there will be no more reads.
     fn broken(&mut self, errno: i32) {
         let mut inbox = lock(&self.shared.inbox);
         inbox.broken = Some(errno);

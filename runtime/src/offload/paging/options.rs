@@ -16,7 +16,7 @@ pub struct Paging {
     pub ahead: usize,
     /// Whether the cache begins with what recorded routing used most, as far as the plan says.
     pub preload: bool,
-    /// Put in front of the reader, for tests.
+    /// Put before the reader, for tests.
     pub wrap: Option<Wrap>,
     /// What simulations and tests put around a run.
     pub hooks: Option<&'static dyn Hooks>,

@@ -1,7 +1,7 @@
 //! GGUF files, one or several that belong together: metadata and tensors of llama.cpp, given in the spelling of Hugging Face.
 //!
 //! Each architecture is a row of [`architectures`]: how its tensors are called, what its converter did to them, and which keys its
-//! configuration has. Experts lie behind each other in one tensor; each is given as a tensor of its own, a part of the bytes of all.
+//! configuration has. Experts lie one after another in one tensor; each is given as a tensor of its own, a part of the bytes of all.
 //! Numbers stay as they are stored, and [`encodings`] says how they are decoded; what else was done to a tensor is a [`Change`].
 
 mod architectures;

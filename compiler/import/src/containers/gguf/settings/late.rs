@@ -456,6 +456,7 @@ pub(in super::super) fn mimo_v2_flash(model: &Model<'_>, s: &mut Settings) -> Re
     // The window of the file does not count the token itself.
     let before = s.remove("sliding_window");
     put(s, "sliding_window_size", before);
+    put(s, "hybrid_layer_pattern", Some(of.iter().map(|&slides| u8::from(slides)).collect::<Vec<_>>()));
     sparse(model, s)?;
     const HEADS: &str = ".attention.head_count_kv";
     let kv = model.by_layer(HEADS)?.ok_or_else(|| keys.missing(HEADS))?;

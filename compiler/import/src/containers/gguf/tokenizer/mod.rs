@@ -35,7 +35,7 @@ const DEFINED: u64 = 4;
 /// Values that cannot be.
 pub(super) fn config(keys: &Keys<'_>) -> Result<Map<String, Value>> {
     let mut map = Map::new();
-    // llama.cpp puts the first token in front of pieces, and of bytes that some ways split, where nothing is said.
+    // llama.cpp puts the first token before pieces, and of bytes that some ways split, where nothing is said.
     let of_split = keys.text(bytes::PRE)?.and_then(splits::find).is_some_and(|split| split.begins);
     let begins = keys.flag(BOS)?.unwrap_or(keys.text(MODEL)? == Some("llama") || of_split);
     map.insert("add_bos_token".to_owned(), begins.into());

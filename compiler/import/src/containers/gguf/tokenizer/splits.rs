@@ -10,7 +10,7 @@ pub(super) struct Split {
     pub(super) composed: bool,
     /// Whether a word that is a token is taken without merging.
     pub(super) whole_words: bool,
-    /// Whether the first token stands in front of texts where the file does not say.
+    /// Whether the first token stands before texts where the file does not say.
     pub(super) begins: bool,
     /// Whether digits stand by themselves.
     digits: bool,

@@ -112,7 +112,7 @@ fn texts_are_split_as_each_tokenizer_does() {
     }
 }
 
-/// Where the file does not say, llama.cpp puts the first token in front of what some ways split.
+/// Where the file does not say, llama.cpp puts the first token before what some ways split.
 #[test]
 fn how_texts_begin_where_nothing_is_said() {
     for (pre, begins) in [("llama-bpe", true), ("tekken", true), ("qwen2", false), ("gpt-4o", false)] {
