@@ -22,7 +22,7 @@ const LEFT_OUT: &[&str] = &["golden", "bench/results", "xtask/src/words.rs"];
 /// Words that a docstring does not begin with: it says what the item is, or what it does.
 const QUESTIONS: &[&str] =
     &["What", "How", "Where", "Who", "When", "Which", "Why", "Whose", "Whom", "Whoever"];
-/// Words before or after a phrase among which an exception is sought.
+/// Words before or after a phrase, in its clause, among which an exception is sought.
 const NEAR: usize = 4;
 
 /// A phrase, what to write in its place, and words near it that excuse it: it then has another sense.
@@ -34,7 +34,7 @@ const TABLE: &[Row] = &[
     Row("processors", "CPUs", &["tensor", "logits"]),
     Row("graphics unit", "GPU", &[]),
     Row("neural unit", "NPU", &[]),
-    Row("gpu of nvidia's", "NVIDIA GPU", &[]),
+    Row("GPU of nvidia's", "NVIDIA GPU", &[]),
     Row("gpus of nvidia's", "NVIDIA GPUs", &[]),
     Row("kernel of threads", "GPU kernel", &[]),
     Row("kernels of threads", "GPU kernels", &[]),
@@ -67,7 +67,7 @@ const TABLE: &[Row] = &[
             "controllers",
             "bus",
             "queue", // in hardware and design
-            "pci",
+            "PCI",
             "reader",
             "device",
         ],
@@ -122,7 +122,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failed> {
                 let _ = writeln!(text, "{:>8}  {row}", of.len());
             }
             let all: usize = found.questions.values().map(Vec::len).sum();
-            print!("{text}{all:>8}  all together\n");
+            println!("{text}{all:>8}  all together");
             Ok(())
         }
         ["--lower"] => {
@@ -189,7 +189,7 @@ fn seek(root: &Path) -> Result<Found, Failed> {
         let Ok(text) = fs::read_to_string(root.join(path)) else { continue };
         let prose = if ending == "rs" { prose_of_rust(&text) } else { prose_of_page(&text, ending == "md") };
         found.phrases.extend(phrases(&prose).into_iter().map(|(at, row)| {
-            let line = 1 + prose[..at].iter().filter(|&&b| b == b'\n').count();
+            let line = prose[..at].split(|&b| b == b'\n').count();
             format!("{name}:{line}: \"{}\": write {}", row.0, row.1)
         }));
         if ending == "rs" {
@@ -363,7 +363,7 @@ fn mask_code(out: &mut [u8]) {
     }
 }
 
-/// A word of a text: its place, itself in lower case, and whether only blanks part it from the word before.
+/// A word of a text: its place, itself in lower case unless it is all capitals, and whether only blanks part it from the word before.
 struct Word {
     at: usize,
     text: String,
@@ -381,7 +381,10 @@ fn words(prose: &[u8]) -> Vec<Word> {
     while i < prose.len() {
         if part(i) {
             let end = (i..prose.len()).find(|&at| !part(at)).unwrap_or(prose.len());
-            let text = String::from_utf8_lossy(&prose[i..end]).trim_matches('\'').to_ascii_lowercase();
+            let text = String::from_utf8_lossy(&prose[i..end]).trim_matches('\'').to_owned();
+            // Capitals alone are a placeholder (`VERB`) or an abbreviation.
+            let capitals = text.len() > 1 && !text.contains(|c: char| c.is_ascii_lowercase());
+            let text = if capitals { text } else { text.to_ascii_lowercase() };
             found.push(Word { at: i, text, joined });
             (i, joined) = (end, true);
         } else {
@@ -407,8 +410,9 @@ fn phrases(prose: &[u8]) -> Vec<(usize, &'static Row)> {
             if rest.len() + 1 != len || !rest.iter().zip(of).all(|(w, of)| w.joined && w.text == of) {
                 continue;
             }
-            let near = &words[i.saturating_sub(NEAR)..(i + len + NEAR).min(words.len())];
-            if !near.iter().any(|w| row.2.contains(&&*w.text)) {
+            let before = (i.saturating_sub(NEAR)..i).rev().take_while(|&at| words[at + 1].joined);
+            let after = (i + len..(i + len + NEAR).min(words.len())).take_while(|&at| words[at].joined);
+            if !before.chain(after).any(|at| row.2.contains(&&*words[at].text)) {
                 found.push((word.at, row));
             }
         }
@@ -443,7 +447,7 @@ fn nobody(c: char, s: &'static str) -> &str {
 
     #[test]
     fn code_and_links_of_pages_are_left_out() {
-        let text = "Nobody's [exec/processor.rs](behind.md) and `whom`.\n```\nwhoever\n```\nThat is\nnone; behind a proxy, but behind it.\n";
+        let text = "Nobody's [exec/processor.rs](behind.md) and `whom`.\n```\nwhoever\n```\nThat is\nnone; behind a proxy. But behind it.\n";
         assert_eq!(found(&prose_of_page(text, true)), ["nobody's", "that is none", "behind"]);
     }
 
@@ -451,7 +455,7 @@ fn nobody(c: char, s: &'static str) -> &str {
     fn the_line_of_a_phrase_is_the_one_it_begins_on() {
         let prose = prose_of_rust("//! A\n//! b in\n//! front\n");
         let at = phrases(&prose)[0].0;
-        assert_eq!(prose[..at].iter().filter(|&&b| b == b'\n').count(), 1);
+        assert_eq!(prose[..at].split(|&b| b == b'\n').count(), 2);
     }
 
     #[test]

@@ -108,7 +108,7 @@ impl Recorder {
 }
 
 impl Hooks for Recorder {
-    fn needs<'a>(&self, layer: usize, rows: usize, needed: &mut dyn Iterator<Item = (u32, &'a [u32])>) {
+    fn needs(&self, layer: usize, rows: usize, needed: &mut dyn Iterator<Item = (u32, &[u32])>) {
         let Some(first) = self.firsts.get(layer).filter(|_| rows == 1) else { return };
         let mut recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
         let Recorded { activations, token } = &mut *recorded;

@@ -37,5 +37,5 @@ pub trait Hooks: Sync + fmt::Debug {
     fn decided(&self, _decision: &Decision) {}
 
     /// Where neurons are read: these experts of a layer, in a call of so many rows, need these units of them.
-    fn needs<'a>(&self, _layer: usize, _rows: usize, _needed: &mut dyn Iterator<Item = (u32, &'a [u32])>) {}
+    fn needs(&self, _layer: usize, _rows: usize, _needed: &mut dyn Iterator<Item = (u32, &[u32])>) {}
 }
