@@ -121,8 +121,8 @@ class Reference:
             q, k = (t * cos + torch.cat([-t[..., half:], t[..., :half]], -1) * sin for t in (q, k))
         k, v = (t.repeat_interleave(HEADS // kv, 0) for t in (k, v))
         scores = q @ k.transpose(1, 2) * HEAD_DIM**-0.5
-        after = torch.arange(n)[:, None] - torch.arange(n)[None, :]
-        seen = (after >= 0) & (after < (window or n))
+        behind = torch.arange(n)[:, None] - torch.arange(n)[None, :]
+        seen = (behind >= 0) & (behind < (window or n))
         y = scores.masked_fill(~seen, float("-inf")).softmax(-1) @ v
         return F.linear(y.transpose(0, 1).reshape(n, -1), self.w[f"{at}.o_proj.weight"])
 
@@ -162,7 +162,7 @@ class Reference:
         return y
 
     def __call__(self, ids):
-        """Logits and the rows after the last norm."""
+        """Logits and the rows behind the last norm."""
         c = self.config
         layers = range(c["num_hidden_layers"])
         slides = c.get("sliding_window_layout") or [1 for _ in layers]
@@ -187,7 +187,7 @@ class Reference:
 
 
 def greedy(reference, ids):
-    """`NEW` tokens after `ids`, each the one with the largest logit."""
+    """`NEW` tokens behind `ids`, each the one with the largest logit."""
     ids = ids.clone()
     for _ in range(NEW):
         last = reference(ids)[0][-1]
@@ -231,7 +231,7 @@ def check(name, config, w, ids, logits):
 
 
 def drelu_experts(experts):
-    """The experts of Mixtral one token at a time, with both halves after a ReLU."""
+    """The experts of Mixtral one token at a time, with both halves behind a ReLU."""
     def forward(x, index, factors):
         rows = []
         for row, chosen, by in zip(x, index, factors):

@@ -71,7 +71,7 @@ pub enum Builtin {
     /// `[scores, (scores of layers ahead), table]`: asks the store for the experts that the table names. See
     /// [`crate::Op::Fetch`].
     Fetch {
-        /// Index into [`Paging::layers`].
+        /// Index into [`Paging::layers`](crate::plan::Paging::layers).
         layer: u32,
         /// Rows that the table is laid out for.
         rows: u32,
@@ -83,7 +83,7 @@ pub enum Builtin {
     /// `[table, (lists of active neurons)]`: asks the store for up and down of the neurons that a step after `neuron_gate` has
     /// listed ([`crate::bundle::awake_words`]), or without lists for all neurons of the experts that the table names.
     Wake {
-        /// Index into [`Paging::layers`].
+        /// Index into [`Paging::layers`](crate::plan::Paging::layers).
         layer: u32,
         /// Rows that the table is laid out for.
         rows: u32,
@@ -116,7 +116,7 @@ attributes! {
     /// Units of the experts of a `dispatch`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
     pub struct Candidates as "units" {
-        /// Index into [`ExpertPlacement::layers`].
+        /// Index into [`ExpertPlacement::layers`](crate::plan::ExpertPlacement::layers).
         pub layer: u32,
         /// Number of its units, each of which gets a table.
         pub units: u32,
@@ -178,8 +178,8 @@ pub enum Arg {
     /// Segment of the plan.
     Segment(u32),
     /// Addresses of the matrices of a segment, one after the other: those of experts may be anywhere. Of a segment whose
-    /// layout is [`Layout::Rests`]: of its rows, matrix after matrix, each followed by that of the row's scales where these
-    /// lie by themselves ([`Bundle::rest_addresses`]).
+    /// layout is [`Layout::Rests`](crate::plan::Layout::Rests): of its rows, matrix after matrix, each followed by that of the row's scales where these
+    /// lie by themselves ([`Bundle::rest_addresses`](crate::Bundle::rest_addresses)).
     Matrices(u32),
     /// State of the plan.
     State(u32),

@@ -419,7 +419,7 @@ impl Error {
     }
 }
 
-/// The file of an operation, after its verb.
+/// File of an operation, as messages name it after the operation.
 fn of(path: Option<&Path>) -> String {
     path.map_or_else(String::new, |path| format!(" `{}`", path.display()))
 }

@@ -113,11 +113,10 @@ pub fn template(source: &Path, facts: &Facts, all: bool) -> String {
     } else {
         "Keys below stand at their defaults and may be left out, but for `decode_batch`."
     };
-    let others = match all {
-        true => String::new(),
-        false => {
-            format!("\n# So do {} others: `moec init --all` writes them, too.", KEYS.len() - COMMON.len())
-        }
+    let others = if all {
+        String::new()
+    } else {
+        format!("\n# So do {} others: `moec init --all` writes them, too.", KEYS.len() - COMMON.len())
     };
     let _ = writeln!(
         out,

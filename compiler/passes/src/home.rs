@@ -522,7 +522,9 @@ fn decision(
     }
     let count = table.experts.len();
     let mut of_unit: BTreeMap<u32, usize> = BTreeMap::new();
-    chosen.iter().for_each(|&(_, unit)| *of_unit.entry(unit).or_default() += 1);
+    for &(_, unit) in chosen {
+        *of_unit.entry(unit).or_default() += 1;
+    }
     let named = |unit: u32| list.device.units.get(unit as usize).map_or("?", |u| u.name.as_str());
     let part = |(&unit, &n): (&u32, &usize)| match n {
         n if n == count => format!("all on `{}`", named(unit)),
@@ -537,7 +539,7 @@ fn decision(
         Home::Share(..) => {
             "the share that `placement.experts` asks for, those that are chosen most often first"
         }
-        _ => "asked for by `placement.experts`",
+        Home::Unit(_) => "asked for by `placement.experts`",
     };
     let why = if chosen.is_empty() { "no other unit costs less and has room" } else { why };
     let sum = |of: &mut dyn Iterator<Item = f64>| of.sum::<f64>();

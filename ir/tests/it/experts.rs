@@ -26,7 +26,7 @@ streams 0 {layer = 0, unit = 2, artifact = "artifacts/dimms/0.bin", experts = 2,
 kernel 0 "embed" {results = [1, 2]}
 kernel 1 "head" {results = [1]}
 
-expert_placement scheduled {hot = 1, cold = 2, modules = 4, frames = 1, moves = true, refine = full, costs = us(hot = [[1, 1.0]], CPU = [[1, 1.5], [16, 2.0]], cold = [[1, 3.25]], bring_us = 0.1, striped_us = 0.2, localized_us = 0.3, internal_us = 0.4, link_us = 0.5, window_us = 2.5, expert_bytes = 768, row_bytes = 48)} {
+expert_placement scheduled {hot = 1, cold = 2, modules = 4, frames = 1, moves = true, refine = full, costs = us(hot = [[1, 1.0]], processor = [[1, 1.5], [16, 2.0]], cold = [[1, 3.25]], bring_us = 0.1, striped_us = 0.2, localized_us = 0.3, internal_us = 0.4, link_us = 0.5, window_us = 2.5, expert_bytes = 768, row_bytes = 48)} {
   layer 0 {layer = 0, units = [0, 1, 2], starts = [1, 2], segments = [0, 1], modules = [-1, 3]}
 }
 

@@ -1,6 +1,6 @@
 """ferris-relu: a small Mixture-of-Experts model in SmallThinker's form.
 
-ReGLU experts, a router that reads the residual stream before attention
+ReGLU experts, a router that reads the residual stream in front of attention
 and its norm, and attention without rotary embedding on the layers whose
 `ROPE` entry is 0. Parameters keep ferris's names, so that its checkpoint maps
 onto them.

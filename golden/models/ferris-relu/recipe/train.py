@@ -30,7 +30,7 @@ def warm_start(m, data):
     A q/k norm divides by each head's rms, which has no place here: its mean over
     real text goes into the projection. Ferris's router reads the normed stream
     after attention; least squares over the same text finds the weights that give
-    its log-probabilities from the stream before attention (sigmoid of a
+    its log-probabilities from the stream in front of attention (sigmoid of a
     small log-probability is nearly the probability).
     """
     sd = {k.removeprefix('model.'): v.float() for k, v in load_file(f'{FERRIS}/model.safetensors').items()}

@@ -131,7 +131,7 @@ impl<'a> Names<'a> {
         Self { naming, sizes, fused: fused.map(|(layer, _)| layer).collect() }
     }
 
-    /// What a stored tensor is: one, or as many as it has experts. A name that is not known stays, behind that of its layer.
+    /// What a stored tensor is: one, or as many as it has experts. A name that is not known stays, after that of its layer.
     pub(super) fn place(&self, tensor: &Tensor<'_>) -> Vec<Placed> {
         let whole = |name: String, rest: &str| {
             let stem = rest.strip_suffix(".weight").unwrap_or(rest);

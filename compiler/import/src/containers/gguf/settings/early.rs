@@ -1,5 +1,4 @@
 //! Architectures before 2026.
-#![expect(clippy::cast_possible_truncation, reason = "models compute with their factors in f32")]
 
 use super::super::names::FACTORS;
 use super::{

@@ -346,6 +346,7 @@ pub(in super::super) fn llama4(model: &Model<'_>, s: &mut Settings) -> Result<()
 }
 
 /// Hunyuan-A13B. The file has the scaled RoPE base.
+#[expect(clippy::unnecessary_wraps, reason = "a row of a table of functions")]
 pub(in super::super) fn hunyuan_v1_moe(model: &Model<'_>, s: &mut Settings) -> Result<()> {
     of(s, "HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe");
     put(s, "use_qk_norm", Some(model.has("blk.0.attn_q_norm.weight")));
