@@ -51,7 +51,8 @@ const SERVE: &str = "sh -c 'demo.moec/run serve --port 0 & sleep 2; kill -TERM $
 
 /// Commands that lack an argument, or need other files than their neighbours: as they stand, and as they are run.
 const ROWS: &[(&str, &str)] = &[
-    ("moec SUBCOMMAND --help", "moec build --help"),
+    ("moec VERB --help", "moec build --help"),
+    ("BUNDLE/run VERB …", "demo.moec/run info"),
     ("BUNDLE/run SUBCOMMAND …", "demo.moec/run info"),
     ("BUNDLE/run SUBCOMMAND --help", "demo.moec/run info --help"),
     ("model.moec/run chat", CHAT),

@@ -234,7 +234,9 @@ fn held(context: &Context<'_>) -> Result<Choice> {
         return Ok(Choice::under_budget());
     }
     let needed = weights::needed(program, cpu::threads(None)?);
-    let cached = MovingStore::cached(program, &BundleFiles::open(program, context.bundle)?)?;
+    // A bundle is described without its weights, too.
+    let files = BundleFiles::open(program, context.bundle).ok();
+    let cached = files.map_or(Ok(None), |files| MovingStore::cached(program, &files))?;
     weights::choose(Weights::Auto, false, needed, cached, available())
 }
 

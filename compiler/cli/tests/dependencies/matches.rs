@@ -38,6 +38,7 @@ const MATCHERS: [(&str, &str, &str); 27] = [
     ("compiler/costs/src/model.rs", "Op", "what a layer computes, as numbers"),
     ("compiler/import/src/quantised/decode.rs", "Format", "formats that checkpoints hold"),
     ("compiler/measure/src/calibrate/collect.rs", "Op", "what is recorded at which operator"),
+    ("compiler/measure/src/calibrate/roles.rs", "Op", "what is recorded at which operator"),
     ("compiler/measure/src/verify/", "Op", "errors that each operator may have"),
     ("compiler/passes/src/", "Op", "a pass rewrites, places or lays out the operators that it is about"),
     ("compiler/passes/src/rewrite/rules.rs", "Format", "formats that rules keep"),

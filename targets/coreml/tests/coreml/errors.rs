@@ -115,7 +115,7 @@ fn a_manifest_must_lead_to_a_model() {
     assert!(refused(&saved).contains("Manifest.json` is missing"));
     let saved = weighted().save();
     saved.write(MODEL, &[0xFF; 12]);
-    assert!(refused(&saved).contains("no Core ML model"));
+    assert!(refused(&saved).contains("not a Core ML model"));
     saved.write(MODEL, &vec![0; (16 << 20) + 1]);
     assert!(refused(&saved).contains("more than 16777216"));
 }

@@ -222,7 +222,7 @@ fn contexts_that_are_others_are_refused_by_name() {
         assert!(words.iter().all(|w| said.contains(w)), "{name}: {said}");
     }
     let said = refused(&library, folder.path(), &[graph("../a.qnn", "one")]);
-    assert!(said.contains("no place below `artifacts/`"), "{said}");
+    assert!(said.contains("not a place below `artifacts/`"), "{said}");
 }
 
 #[test]
