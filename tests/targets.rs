@@ -94,7 +94,7 @@ fn gpu_experts_require_a_gpu_with_known_costs() {
             device.to_str().unwrap(),
             vec![
                 "`--gpu-experts 50%` cannot be used with",
-                "what an expert costs on `cpu`",
+                "no measured expert costs of `cpu`",
                 "moec profile-device",
                 "leave `--gpu-experts` out",
             ],

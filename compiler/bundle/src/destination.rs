@@ -50,7 +50,7 @@ pub fn look(path: &Path, shown: &Path) -> Result<Standing> {
         Ok(meta) => meta,
     };
     if !meta.is_dir() {
-        let what = if meta.is_symlink() { "a link" } else { "no folder" };
+        let what = if meta.is_symlink() { "a link" } else { "not a folder" };
         return Err(Error::usage(format!("`{shown}` exists and is {what}"))
             .hint("name another folder with `-o`: only an earlier bundle is replaced"));
     }
