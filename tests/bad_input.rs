@@ -199,7 +199,7 @@ fn an_output_that_is_something_else() {
     fs::write(case.output().join("thesis.txt"), "years of work").unwrap();
     let (code, said) = fails(&mut case.build());
     assert_eq!(code, 2);
-    assert!(said.contains("is not a bundle"), "{said}");
+    assert!(said.contains("is not a moec bundle"), "{said}");
     assert_eq!(tree(&case.output()), [("thesis.txt".to_owned(), b"years of work".to_vec())]);
 }
 

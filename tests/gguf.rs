@@ -141,7 +141,7 @@ fn codes_stay_what_they_are() {
         let folder = tempfile::tempdir().unwrap();
         let model = write(&source, folder.path(), &["--type", kind]);
         let toml = folder.path().join("model.toml");
-        ok(moec().arg("init").arg(&model).arg("-o").arg(&toml));
+        ok(moec().args(["init", "--all"]).arg(&model).arg("-o").arg(&toml));
         let text = fs::read_to_string(&toml).unwrap();
         for class in ["experts", "attention", "embeddings"] {
             assert!(text.contains(&format!("\n{class} = \"{format}\"")), "{kind}: {text}");

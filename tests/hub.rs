@@ -378,7 +378,10 @@ fn what_goes_wrong_has_a_name() {
     );
     assert!(!hub.blobs().iter().any(|p| p.extension().is_some()), "{:?}", hub.blobs());
     let (_, said) = fails(hub.init("other/model").arg("--offline"));
-    assert!(said.contains("is not in the cache") && said.contains("it holds `someone/tiny`"), "{said}");
+    assert!(
+        said.contains("is not in the cache") && said.contains("the cache holds `someone/tiny`"),
+        "{said}"
+    );
     let (_, said) = fails(hub.init(MODEL).env("HF_ENDPOINT", "http://127.0.0.1:1"));
     assert!(said.contains("does not answer") && said.contains("--offline"), "{said}");
     let (_, said) = fails(hub.init(MODEL).env("HF_ENDPOINT", "huggingface"));

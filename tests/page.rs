@@ -156,6 +156,6 @@ fn a_thinking_template_on_the_page() {
     let mut page = Browser::open(&format!("http://{}/", server.address()));
     page.ask("The borrow checker");
     let state = page.text(STATE);
-    let out: u32 = state.split(" out").next().unwrap().rsplit(' ').next().unwrap().parse().unwrap();
+    let out: u32 = state.split(" generated").next().unwrap().rsplit(' ').next().unwrap().parse().unwrap();
     assert!(out > 16, "{state}");
 }

@@ -143,7 +143,11 @@ fn core_ml_packages_are_written_with_coremltools() {
 /// Code of a source: no comments, nothing of the tests at its end, and not the field's term for memory that a backend is called after.
 fn code(text: &str) -> String {
     let own = text.split("#[cfg(test)]\nmod tests").next().unwrap();
-    own.lines().map(|line| line.split("//").next().unwrap()).collect::<Vec<_>>().join("\n").replace("NDP DIMMs", "")
+    own.lines()
+        .map(|line| line.split("//").next().unwrap())
+        .collect::<Vec<_>>()
+        .join("\n")
+        .replace("NDP DIMMs", "")
 }
 
 /// The words of code or a name: `moec_cuda_unit::NATIVE` has four.
