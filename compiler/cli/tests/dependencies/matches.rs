@@ -27,7 +27,7 @@ const CLOSED: [Closed; 4] = [
 ];
 
 /// Other files, or folders of files, that match on an enum, and the reason.
-const MATCHERS: [(&str, &str, &str); 27] = [
+const MATCHERS: [(&str, &str, &str); 28] = [
     ("codegen/src/dsl/", "Format", "loads and stores of numbers"),
     ("codegen/src/kernels/", "Format", "code that reads each format"),
     ("codegen/src/pack/", "Format", "order and rounding of packed weights"),
