@@ -299,7 +299,7 @@ fn what_does_not_fit_is_refused_by_name() {
 
 /// Which experts leave the CPU is decided by layer, and `explain` says why: what was asked for.
 #[test]
-fn explain_says_why_experts_left_the_processor() {
+fn explain_says_why_experts_left_the_cpu() {
     let folder = tempfile::tempdir().unwrap();
     build(&checkpoint("olmoe"), folder.path(), "half", PLACES[1].1);
     let said = ok(moec().arg("explain").arg(folder.path().join("half"))).stdout;
@@ -310,7 +310,7 @@ fn explain_says_why_experts_left_the_processor() {
 
 /// Where some experts compute nothing, the others are divided nowhere: each that asks for it is told which layer, and what to do.
 #[test]
-fn experts_beside_some_that_compute_nothing_stay_on_the_processor() {
+fn experts_beside_some_that_compute_nothing_stay_on_the_cpu() {
     let folder = tempfile::tempdir().unwrap();
     let toml = folder.path().join("model.toml");
     let source = checkpoint("longcat_flash");

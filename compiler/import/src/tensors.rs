@@ -145,12 +145,23 @@ impl<'a> Tensors<'a> {
         }
     }
 
-    /// Takes a tensor whose numbers go through a function, which may have been done before they were stored. It may have axes of 1 more,
-    /// or fewer, than it is wanted with.
+    /// Takes a tensor whose numbers go through a function, which may have been applied before they were stored. Then it may also have
+    /// axes of 1 more, or fewer, than `want`.
     ///
     /// # Errors
     /// As [`Self::take`].
     pub fn take_mapped(&self, name: &str, want: &[&Dim], map: Elementwise) -> Result<WeightExpr> {
+        match self.checkpoint.mapped(name) {
+            None => Ok(WeightExpr::Map { map, of: Box::new(self.stored(name, want)?) }),
+            Some(_) => self.take_mapped_squeezed(name, want, map),
+        }
+    }
+
+    /// As [`Self::take_mapped`], of a tensor that may have other axes of 1 however it is stored.
+    ///
+    /// # Errors
+    /// As [`Self::take`].
+    pub fn take_mapped_squeezed(&self, name: &str, want: &[&Dim], map: Elementwise) -> Result<WeightExpr> {
         let of = self.squeezed(name, want)?;
         match self.checkpoint.mapped(name) {
             None => Ok(WeightExpr::Map { map, of: Box::new(of) }),

@@ -453,12 +453,12 @@ fn regroup(table: &mut ExpertTable) {
     }
 }
 
-/// What an expert costs, way of its rows included, in µs a call.
+/// Expected µs of an expert in a call, the way of its rows there and back included.
 struct Cost {
     expert: u32,
     /// On the CPU.
     here: f64,
-    /// On the cheapest unit beside it whose memory has room; none if there is no such unit.
+    /// On the cheapest unit beside it whose memory has room; none without such a unit.
     there: Option<f64>,
     /// That unit, where it is cheaper.
     unit: Option<u32>,
@@ -533,6 +533,7 @@ fn decision(
     let taken: Vec<String> = of_unit.iter().map(part).collect();
     let taken = if taken.is_empty() { format!("all on `{}`", named(0)) } else { taken.join(", ") };
     let why = match &wanted.experts {
+        _ if chosen.is_empty() => "no other unit costs less and has room",
         _ if wanted.policy.is_some() => "whole layers, as far as the unit's memory has room",
         Home::Auto if chosen.len() < costs.len() => "the others cost less on the CPU, or find no room",
         Home::Auto => "they cost less there than on the CPU",
@@ -541,16 +542,14 @@ fn decision(
         }
         Home::Unit(_) => "asked for by `placement.experts`",
     };
-    let why = if chosen.is_empty() { "no other unit costs less and has room" } else { why };
-    let sum = |of: &mut dyn Iterator<Item = f64>| of.sum::<f64>();
     let mut all = Decision::new("home", "units of experts", taken, why).in_layer(table.layer);
     if !costs.is_empty() {
         all = all.with(&[
-            ("all_on_the_cpu_us", sum(&mut costs.iter().map(|c| c.here))),
-            ("as_placed_us", sum(&mut costs.iter().map(|c| c.unit.and(c.there).unwrap_or(c.here)))),
+            ("all_on_the_cpu_us", costs.iter().map(|c| c.here).sum()),
+            ("as_placed_us", costs.iter().map(|c| c.unit.and(c.there).unwrap_or(c.here)).sum()),
         ]);
         if costs.iter().all(|c| c.there.is_some()) {
-            all = all.with(&[("all_beside_it_us", sum(&mut costs.iter().filter_map(|c| c.there)))]);
+            all = all.with(&[("all_beside_it_us", costs.iter().filter_map(|c| c.there).sum())]);
         }
     }
     Some(all)

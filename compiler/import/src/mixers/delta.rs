@@ -198,7 +198,7 @@ impl Base<'_> {
                 t.take(&weight("in_proj_z"), &[&values, hidden])?,
             ]
         };
-        let [beta, decay] = if t.has(&both) {
+        let [beta, decay] = if t.has(&both) || t.has(&all) {
             let both = t.take(&both, &[&heads.twice(), hidden])?;
             [part(&both, 0, each), part(&both, each, each)]
         } else {
@@ -271,7 +271,7 @@ impl Base<'_> {
             Some(bound) => (Elementwise::Exp, Decay::Sigmoid { bound }),
             None => (Elementwise::NegExp, Decay::Softplus),
         };
-        let rate = t.take_mapped(&name("A_log"), &[heads], map)?;
+        let rate = t.take_mapped_squeezed(&name("A_log"), &[heads], map)?;
         Ok(GatedDelta {
             key_heads: heads.n,
             heads: heads.n,

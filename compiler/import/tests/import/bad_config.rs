@@ -274,7 +274,7 @@ fn layers_of_the_delta_rule_that_do_not_fit() {
         }
     }
     let mut folder = Folder::golden("qwen3_next");
-    folder.tensors.insert("model.layers.1.linear_attn.A_log".into(), Tensor::f32(&[2, 2], &[0.0; 4]));
+    folder.tensors.insert("model.layers.1.linear_attn.A_log".into(), Tensor::f32(&[4, 1], &[0.0; 4]));
     said.push(refusal(folder.write().path()));
     insta::assert_snapshot!(said.join("\n"));
 }

@@ -232,7 +232,7 @@ impl<'a> Collector<'a> {
     fn router(&mut self, graph: &Graph, node: &Node, desc: &moec_ir::op::RouterDesc) -> Result<()> {
         if desc.zero.is_some() {
             return Err(Error::limit("a model is not calibrated some of whose experts compute nothing")
-                .hint("build it without a `profile`: what a profile is for, experts in graphs or on flash, it has not"));
+                .hint("build it without a `profile`: static graphs and reads from flash, which take one, do not run such a model"));
         }
         let at = graph.nodes.iter().position(|n| std::ptr::eq(n, node));
         let last = self.entry.steps.iter().rposition(|s| Some(s.node as usize) == at);
