@@ -1,4 +1,4 @@
-//! Entries that are no files, and files that do not belong to a checkpoint: refused at once, whatever they are put in place of; and signals,
+//! Entries that are not files, and files that do not belong to a checkpoint: refused at once, whatever they are put in place of; and signals,
 //! which are heard from the first moment on.
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 #![cfg(unix)]

@@ -45,7 +45,7 @@ fn wild(rng: &mut Rng) -> String {
     }
 }
 
-/// Places of the values of a JSON text that are no objects and no lists, and of its keys.
+/// Places of the values of a JSON text other than objects and lists, and of its keys.
 fn places(text: &str) -> (Vec<Range<usize>>, Vec<Range<usize>>) {
     let (mut values, mut keys) = (Vec::new(), Vec::new());
     let bytes = text.as_bytes();

@@ -116,7 +116,7 @@ pub fn group_layer(
         }
         let fits = units.npu.graph_limit().map_or(usize::MAX, |limit| (limit / size.bytes.max(1)) as usize);
         let g = match (options.group, options.home) {
-            // What runs on the CPU is no graph.
+            // What runs on the CPU is not a graph.
             (wanted, Wish::Processor) => wanted.unwrap_or(members.len()),
             (Some(wanted), _) => check(table, wanted.min(members.len()), fits, size, units)?,
             (None, home) => {

@@ -39,7 +39,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Reason for a unit of experts whose unit is not fixed.
 pub const ASSIGNED: &str = "assigned anew in every step";
 
-/// Units of nodes and experts that are no static graphs.
+/// Units of nodes and experts outside of static graphs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Homes {
     /// Units of the plan.
@@ -75,7 +75,7 @@ impl Default for Homes {
 }
 
 impl Homes {
-    /// Everything that is no static graph on the CPU of a device.
+    /// Everything outside of static graphs on the CPU of a device.
     pub fn at_home(list: &UnitList<'_>) -> Self {
         let (units, memories, links) = list.for_plan();
         Self { units, memories, links, ..Self::default() }

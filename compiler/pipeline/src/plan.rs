@@ -23,7 +23,7 @@ pub(super) fn layout(given: &Inputs<'_>, module: &Module, placed: &Placed) -> Re
     let draft =
         layout::layout(module, given.model_info()?, given.target, cache, &artifacts, statics, homes, paged)?;
     let mut plan = draft.plan;
-    // What bounds the experts of a host build is no placement of its own.
+    // The bounds of the experts of a host build are not a placement of its own.
     let divided = given.units.is_some() || !given.list.free.is_empty();
     if let Some(placement) = placed.placement.as_ref().filter(|_| divided) {
         plan.placement = placement.clone();

@@ -43,7 +43,7 @@ impl Gates {
         Self { layer, weight, bins: vec![0; BINS] }
     }
 
-    /// Counts a gate after SiLU. What is no number is not counted.
+    /// Counts a gate after SiLU. NaN is not counted.
     pub fn add(&mut self, silu: f32) {
         if !silu.is_nan() {
             self.bins[place(f64::from(silu.abs())).0] += 1;

@@ -348,7 +348,7 @@ impl Parser {
                         self.held.replace_range(..bytes, "[");
                         self.called(call.map(|call| vec![call]), text, events);
                     }
-                    // What a model says after the list is no part of it.
+                    // Text of a model after the list is not part of it.
                     calls::Element::End => {
                         self.held.drain(..bytes);
                         self.state = State::In(Kind::Nothing, closes);

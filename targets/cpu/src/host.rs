@@ -43,7 +43,7 @@ impl HostUnit {
     /// Loads an object that was compiled for `target`.
     ///
     /// # Errors
-    /// A feature that this CPU lacks, or bytes that are no object for it.
+    /// A feature that this CPU lacks, or bytes that are not an object for it.
     pub fn load(object: &[u8], target: &TargetInfo) -> Result<Self, HostError> {
         Self::load_with(object, target, &[])
     }

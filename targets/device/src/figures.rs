@@ -84,7 +84,7 @@ pub struct Unit {
     /// Cores, or what comes closest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<u32>,
-    /// Source of the unit's facts that are no figures: its cores, its generation, the organisation of its modules.
+    /// Source of the unit's facts that are not figures: its cores, its generation, the organisation of its modules.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
     /// Microseconds to start one step.

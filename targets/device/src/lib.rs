@@ -43,7 +43,7 @@ pub struct Device {
     pub name: String,
     /// Description, in a line.
     pub description: String,
-    /// Target family of its units that are no CPUs.
+    /// Target family of its units other than CPUs.
     pub family: String,
     /// LLVM triple, or [`NATIVE`].
     pub triple: String,

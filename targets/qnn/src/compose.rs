@@ -9,7 +9,7 @@ use moec_qnn_sys::{self as sys, DType, Data, GraphSpec, Scalar};
 use moec_runtime::bundle::BundleReader;
 use thiserror::Error;
 
-/// Reason that a network is no graph of the library.
+/// Reason that a network is not a graph of the library.
 #[derive(Debug, Error)]
 pub enum ComposeError {
     /// The library's crate refuses it.

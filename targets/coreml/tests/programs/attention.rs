@@ -97,7 +97,7 @@ impl<'a> Reference<'a> {
     }
 }
 
-/// Inputs by the runtime for rows at `start ..`, of which `valid` are no padding.
+/// Inputs by the runtime for rows at `start ..`, of which `valid` are not padding.
 fn inputs(a: &Attention, chunk: Chunk, start: usize, valid: usize, window: Option<usize>) -> [Vec<f32>; 3] {
     let rows = |t| start + t;
     let seen = chunk.start.map_or(CONTEXT, |s| s + chunk.rows);

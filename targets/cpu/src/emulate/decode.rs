@@ -56,7 +56,7 @@ pub(super) enum Op {
     Dot(Dot, [u8; 3]),
 }
 
-/// Reason that bytes are no AMX instruction.
+/// Reason that bytes are not an AMX instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unknown {
     /// They end before the instruction does.

@@ -9,7 +9,7 @@ mod variable;
 
 use crate::module::{Instruction, Module};
 
-/// Reason that a text is no module, and its place.
+/// Reason that a text is not a module, and the place.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{line}:{column}: {message}\n  | {text}\n  help: {hint}")]
 pub struct SyntaxError {

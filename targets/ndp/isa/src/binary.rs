@@ -21,7 +21,7 @@ pub const VERSION: u32 = 1;
 /// Instead of an event, where there is none.
 const NO_EVENT: u8 = 0xff;
 
-/// Reason that bytes are no stream, and the place.
+/// Reason that bytes are not a stream, and the place.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// Other bytes than [`MAGIC`] at the beginning.

@@ -24,7 +24,7 @@ pub(crate) trait Fields {
     fn glu(&mut self, kind: &mut Glu) -> Result<(), Self::Error>;
     /// `to striped`
     fn layout(&mut self, label: &'static str, layout: &mut Layout) -> Result<(), Self::Error>;
-    /// Separator before the next operand, where it is no comma.
+    /// Separator before the next operand, where it is not a comma.
     fn separator(&mut self, separator: Separator) -> Result<(), Self::Error>;
 }
 

@@ -8,7 +8,7 @@ mod print;
 
 use crate::stream::{Instruction, Stream};
 
-/// Reason that a text is no stream, and the place.
+/// Reason that a text is not a stream, and the place.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{line}:{column}: {message}\n  help: {hint}")]
 pub struct SyntaxError {

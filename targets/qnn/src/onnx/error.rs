@@ -1,4 +1,4 @@
-//! Reasons that a network is no ONNX model, or a model no network.
+//! Reasons that a network is not an ONNX model, or a model not a network.
 
 use crate::net::NetworkError;
 use thiserror::Error;

@@ -1,4 +1,4 @@
-//! Messages for texts that are no modules, and for modules that cannot be executed.
+//! Messages for texts that are not modules, and for modules that cannot be executed.
 
 use crate::common::kernel;
 use moec_ptx::{parse, verify};
