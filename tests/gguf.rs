@@ -174,6 +174,45 @@ fn codes_stay_what_they_are() {
     }
 }
 
+/// A model whose matrices are stored in types of two bits and fewer, among others, builds in every format to the weights of its numbers
+/// in F32, and gives the same tokens; `inspect` names the types.
+#[test]
+fn every_type_of_block_gives_the_tokens_of_its_numbers() {
+    if !GGUF.here() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let [stored, decoded] = ["model.gguf", "decoded.gguf"].map(|name| folder.path().join(name));
+    let mut python = clean(Command::new(moec_testing::gguf().unwrap()));
+    ok(python.arg(root().join("gguf/tests/samples/model.py")).arg(&stored).arg(&decoded));
+    let inspected = ok(moec().args(["inspect", "--json"]).arg(&stored));
+    let said: serde_json::Value = serde_json::from_slice(&inspected.stdout).unwrap();
+    let types: Vec<_> = said["stored_as"].as_object().unwrap().keys().map(String::as_str).collect();
+    for name in ["Q2_K", "Q3_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"] {
+        assert!(types.contains(&name), "{name}: {types:?}");
+    }
+    for name in ["IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "NVFP4", "MXFP4"] {
+        assert!(types.contains(&name), "{name}: {types:?}");
+    }
+    let ids = list(&(0..24).map(|i| i * 11 % 64).collect::<Vec<u32>>());
+    for format in ["f32", "q8"] {
+        let setup = Setup { format, chunk: 16, batch: &[1], context: 64 };
+        let [ours, theirs] = [&stored, &decoded].map(|source| {
+            let folder = tempfile::tempdir().unwrap();
+            let bundle = build(source, folder.path(), setup);
+            let run = |arguments: &[&str]| ok(moec().arg("run").arg(&bundle).args(arguments)).stdout;
+            let said = run(&["generate", "--ids", &ids, "-n", "24", "--json"]);
+            let said: serde_json::Value = serde_json::from_slice(&said).unwrap();
+            let mut weights = tree(&bundle);
+            weights.retain(|(name, _)| name.contains("weights"));
+            (said["ids"].clone(), weights)
+        });
+        assert_eq!(ours.0, theirs.0, "{format}");
+        assert_eq!(ours.0.as_array().unwrap().len(), 24, "{format}");
+        assert!(!ours.1.is_empty() && ours.1 == theirs.1, "{format}: other weights");
+    }
+}
+
 #[test]
 fn a_damaged_file_is_refused() {
     let folder = tempfile::tempdir().unwrap();

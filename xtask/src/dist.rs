@@ -156,9 +156,13 @@ fn tree_of(binary: &Path, tree: &Path) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Licences of the crates in the program, and, where LLVM is a part of it, of LLVM and what that asks for.
+/// The licence of the grids of GGUF's types.
+const GGML: &str = include_str!("../../gguf/LICENSE-ggml");
+
+/// Licences of the crates in the program, of what it has from ggml, and, where LLVM is a part of it, of LLVM and what that asks for.
 fn licences(needs: &Needs) -> Result<String, Failed> {
-    let crates = notices::text(&notices::linked(&["moec"], &[])?)?;
+    let mut crates = notices::text(&notices::linked(&["moec"], &[])?)?;
+    crates += &notices::section("ggml, grids of GGUF's types", GGML);
     if needs.libraries.iter().any(|name| name.starts_with("libLLVM")) {
         return Ok(crates);
     }

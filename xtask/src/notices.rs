@@ -109,9 +109,14 @@ pub(crate) fn text(crates: &[Crate]) -> Result<String, Failed> {
     texts.sort_by(|a, b| a.1.cmp(&b.1).then(a.0.cmp(&b.0)));
     for (text, mut names) in texts {
         names.dedup();
-        let _ = write!(said, "\n{}\n{}\n\n{}\n", "-".repeat(80), names.join(", "), text.trim());
+        said += &section(&names.join(", "), &text);
     }
     Ok(said)
+}
+
+/// The text of a licence below the names of what it is for.
+pub(crate) fn section(names: &str, text: &str) -> String {
+    format!("\n{}\n{names}\n\n{}\n", "-".repeat(80), text.trim())
 }
 
 /// The texts of a crate that are to be kept: those of MIT where that is offered, and notices, else all.
@@ -169,7 +174,7 @@ pub(crate) fn of_system(files: &[PathBuf]) -> Result<String, Failed> {
         let text =
             fs::read(&path).map_err(|e| Failed::new(format!("cannot read `{}`: {e}", path.display())))?;
         let text = String::from_utf8_lossy(&text).into_owned();
-        let _ = write!(said, "\n{}\n{package}, linked statically\n\n{}\n", "-".repeat(80), text.trim());
+        said += &section(&format!("{package}, linked statically"), &text);
     }
     Ok(said)
 }

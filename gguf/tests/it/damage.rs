@@ -1,6 +1,7 @@
 //! Headers that lie, one mistake each: what is said of it.
 
 use super::builder::*;
+use moec_gguf::types::TYPES;
 use moec_gguf::{Error, Header};
 
 /// Error of a file.
@@ -102,6 +103,29 @@ fn alignments_that_cannot_be() {
     }
     let file = Builder::default().key("general.alignment", TEXT, &text("32")).build();
     assert_eq!(said(&file), "`general.alignment` is a text, expected a whole number");
+}
+
+#[test]
+fn rows_of_half_a_block_and_bytes_cut_short() {
+    for kind in &TYPES {
+        let (block, bytes) = (kind.block as u64, kind.bytes);
+        if block > 1 {
+            let want = format!(
+                "tensor `t` has rows of {} numbers, which are not whole blocks of {block} ({})",
+                block / 2,
+                kind.name
+            );
+            assert_eq!(one(&[block / 2, 2], kind.id, 0, bytes), want);
+        }
+        assert_eq!(
+            one(&[block, 2], kind.id, 0, 2 * bytes - 1),
+            format!(
+                "tensor `t` ends at byte {} of the data, of which the file has {}",
+                2 * bytes,
+                2 * bytes - 1
+            )
+        );
+    }
 }
 
 #[test]

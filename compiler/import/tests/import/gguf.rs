@@ -7,6 +7,7 @@ mod builder;
 use super::support::{Folder, distance, expected, golden, logits, numbers, packed, refusal, shapes};
 use builder::{ARRAY, Builder, F32, TEXT, U32, array, text};
 use moec_cpu::Weighting;
+use moec_gguf::Header;
 use moec_import::ImportOptions;
 use moec_import::lower::lower;
 use moec_ir::types::GROUP;
@@ -90,6 +91,56 @@ fn quantised_weights_mean_what_the_package_says() {
             let got = logits(&folder.path().join("model.gguf"), &ids[..20], 16);
             assert_eq!(got, logits(&folder.path().join("decoded"), &ids[..20], 16), "{family} in {kind}");
         }
+    }
+}
+
+/// The small model of many types, and the same in F32: `model.gguf` and `decoded.gguf`.
+fn of_many_types() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(moec_testing::gguf().unwrap());
+    command.arg(golden("../gguf/tests/samples/model.py").canonicalize().unwrap());
+    command.args(["model.gguf", "decoded.gguf"]).env("PYTHONDONTWRITEBYTECODE", "1");
+    let out = command.current_dir(folder.path()).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    folder
+}
+
+#[test]
+fn every_type_of_block_means_what_the_package_says() {
+    if !GGUF.here() {
+        return;
+    }
+    let folder = of_many_types();
+    let [stored, decoded] = ["model.gguf", "decoded.gguf"].map(|name| folder.path().join(name));
+    let ids: Vec<u32> = (0..20).map(|i| i * 7 % 64).collect();
+    assert_eq!(logits(&stored, &ids, 16), logits(&decoded, &ids, 16));
+}
+
+/// A scale that is not a number is an error with the tensor's name and the place: in IQ1_S, IQ2_XS and TQ2_0.
+#[test]
+fn scales_that_are_not_finite() {
+    if !GGUF.here() {
+        return;
+    }
+    let folder = of_many_types();
+    let path = folder.path().join("model.gguf");
+    let file = fs::read(&path).unwrap();
+    let header = Header::read(&file).unwrap();
+    for (tensor, name, at) in [
+        ("blk.0.attn_q.weight", "model.layers.0.self_attn.q_proj.weight", 0),
+        ("blk.0.attn_output.weight", "model.layers.0.self_attn.o_proj.weight", 0),
+        ("blk.1.attn_output.weight", "model.layers.1.self_attn.o_proj.weight", 64),
+    ] {
+        let bytes = header.tensors().iter().find(|t| t.name == tensor).unwrap().bytes.clone();
+        let mut changed = file.clone();
+        changed[bytes][at..at + 2].copy_from_slice(&half::f16::NAN.to_le_bytes());
+        fs::write(&path, changed).unwrap();
+        let (checkpoint, spec) = moec_import::open(&path, &ImportOptions::default()).unwrap();
+        let module = lower(&spec, &shapes(64, 16)).unwrap();
+        let weight = module.weights.iter().find(|w| w.expr.leaves().any(|leaf| leaf.tensor == name)).unwrap();
+        let mut out = vec![0.0; weight.cols()];
+        let error = weight.expr.read(0, 0..1, 0..weight.cols(), &checkpoint, &mut out).unwrap_err();
+        assert_eq!(error.to_string(), format!("tensor `{name}` in `model.gguf` is NaN at [0, 0]"));
     }
 }
 
@@ -309,7 +360,7 @@ fn files_that_are_refused() {
             "more experts than in its tensors",
             llama(1 << 20).tensor("blk.0.ffn_gate_exps.weight", &[8, 4, 2], 0, &[0; 256]).build(),
         ),
-        ("a type", llama(1).tensor("blk.0.ffn_gate_exps.weight", &[256, 4, 1], 10, &[0; 336]).build()),
+        ("a type", llama(1).tensor("blk.0.ffn_gate_exps.weight", &[256, 4, 1], 15, &[0; 1168]).build()),
         ("a shape", llama(1).tensor("blk.0.ffn_gate_exps.weight", &[32, 4, 1], 8, &[0; 136]).build()),
         (
             "two of a name",

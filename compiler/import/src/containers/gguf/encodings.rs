@@ -1,39 +1,30 @@
 //! How GGUF stores numbers, one row for each type that is decoded. What is plain is decoded by the rows of other containers.
 
-use crate::encodings::coded::{Block, e2m1, half_power, take};
+use crate::encodings::coded::{Block, Take, e2m1, half_power, take};
 use crate::encodings::{Encoding, Same, Taken, plain};
 use half::f16;
-use moec_gguf::quants;
+use moec_gguf::types::Type;
 use moec_ir::Format;
 
-/// A type in blocks of `block` numbers and `bytes` bytes.
-const fn blocks(
-    name: &'static str,
-    block: usize,
-    bytes: usize,
-    decode: crate::encodings::Decode,
-) -> Encoding {
-    Encoding { title: name, dtype: name, block, bytes, decode, same: None }
+/// The encoding of a type that is decoded.
+#[expect(clippy::panic, reason = "the compiler evaluates it, and stops there")]
+const fn of(name: &str) -> Encoding {
+    match Type::named(name) {
+        Some(&Type { name, block, bytes, decode: Some(decode), .. }) => {
+            Encoding { title: name, dtype: name, block, bytes, decode, same: None }
+        }
+        _ => panic!("a type that is not decoded"),
+    }
 }
 
-const Q4_0: Encoding = Encoding {
-    same: Some(Same { format: Format::Q4h, taken: Taken::Coded(take_q4_0) }),
-    ..blocks("Q4_0", 32, 18, quants::q4_0)
-};
-const Q4_1: Encoding = blocks("Q4_1", 32, 20, quants::q4_1);
-const Q5_0: Encoding = blocks("Q5_0", 32, 22, quants::q5_0);
-const Q5_1: Encoding = blocks("Q5_1", 32, 24, quants::q5_1);
-const Q8_0: Encoding = Encoding {
-    same: Some(Same { format: Format::Q8h, taken: Taken::Coded(take_q8_0) }),
-    ..blocks("Q8_0", 32, 34, quants::q8_0)
-};
-const Q4_K: Encoding = blocks("Q4_K", 256, 144, quants::q4_k);
-const Q5_K: Encoding = blocks("Q5_K", 256, 176, quants::q5_k);
-const Q6_K: Encoding = blocks("Q6_K", 256, 210, quants::q6_k);
-const MXFP4: Encoding = Encoding {
-    same: Some(Same { format: Format::Mxfp4, taken: Taken::Coded(take_mxfp4) }),
-    ..blocks("MXFP4", 32, 17, quants::mxfp4)
-};
+/// The same, whose codes and scales a format of weights holds.
+const fn coded(name: &str, format: Format, take: Take) -> Encoding {
+    Encoding { same: Some(Same { format, taken: Taken::Coded(take) }), ..of(name) }
+}
+
+const Q4_0: Encoding = coded("Q4_0", Format::Q4h, take_q4_0);
+const Q8_0: Encoding = coded("Q8_0", Format::Q8h, take_q8_0);
+const MXFP4: Encoding = coded("MXFP4", Format::Mxfp4, take_mxfp4);
 
 /// A block at its place in a row, whose scale is an f16.
 fn with_f16<const N: usize>(stored: &[u8], i: usize) -> Option<(&[u8; N], u16, f32)> {
@@ -75,8 +66,34 @@ fn take_mxfp4(stored: &[u8], from: usize, out: &mut [[u8; 3]]) -> bool {
 }
 
 /// Every type that is read.
-pub(super) const ENCODINGS: [&Encoding; 12] =
-    [&plain::F32, &plain::F16, &plain::BF16, &Q8_0, &Q4_0, &Q4_1, &Q5_0, &Q5_1, &Q4_K, &Q5_K, &Q6_K, &MXFP4];
+pub(super) const ENCODINGS: [&Encoding; 26] = [
+    &plain::F32,
+    &plain::F16,
+    &plain::BF16,
+    &Q8_0,
+    &Q4_0,
+    &of("Q4_1"),
+    &of("Q5_0"),
+    &of("Q5_1"),
+    &of("Q2_K"),
+    &of("Q3_K"),
+    &of("Q4_K"),
+    &of("Q5_K"),
+    &of("Q6_K"),
+    &of("IQ1_S"),
+    &of("IQ1_M"),
+    &of("IQ2_XXS"),
+    &of("IQ2_XS"),
+    &of("IQ2_S"),
+    &of("IQ3_XXS"),
+    &of("IQ3_S"),
+    &of("IQ4_NL"),
+    &of("IQ4_XS"),
+    &of("TQ1_0"),
+    &of("TQ2_0"),
+    &MXFP4,
+    &of("NVFP4"),
+];
 
 #[cfg(test)]
 mod tests {
