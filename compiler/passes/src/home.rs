@@ -21,9 +21,11 @@
 //! No result changes: every expert computes the same rows, wherever it lives, and `combine` adds them in the order of the
 //! router's choices.
 
+mod leaving;
+
 use crate::decisions::Decision;
+use leaving::Leaving;
 use moec_base::error::{Error, Result};
-use moec_config::Home;
 use moec_costs::units::{Free, Named, UnitList};
 use moec_family::Streams;
 use moec_ir::placement::{ExpertGroup, ExpertRow, OpPlace, Placement};
@@ -32,7 +34,6 @@ use moec_ir::plan::{
 };
 use moec_ir::{Graph, Module, Node, Op, Operand, Role, StateId, ValueId, Weight, WeightId};
 use moec_profile::loads::Loads;
-use moec_runtime::schedule::Keeps;
 use moec_targets::families;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -184,8 +185,8 @@ impl Homes {
 }
 
 /// Gives attention and experts their units, and says so in the placement; where shapes are dynamic throughout, it makes one. A run
-/// takes at most `budget` bytes of the memory of the unit that experts are for. `decisions` gets one for each layer some of whose
-/// experts leave the CPU, or could have.
+/// takes at most `budget` bytes of the memory of the unit that experts are for. With the units comes a decision for each layer some of
+/// whose experts leave the CPU, or could have.
 ///
 /// # Errors
 /// A unit that the device has not, or that does not run what it is asked to.
@@ -196,8 +197,8 @@ pub fn home(
     wanted: &moec_config::Homes,
     budget: Option<u64>,
     loads: Option<&Loads>,
-    decisions: &mut Vec<Decision>,
-) -> Result<Homes> {
+) -> Result<(Homes, Vec<Decision>)> {
+    let mut decisions = Vec::new();
     let mut homes = Homes::at_home(list);
     let attention = list.named("attention", &wanted.attention)?.and_then(|index| list.free(index));
     let named = list.named("experts", &wanted.experts)?;
@@ -205,7 +206,7 @@ pub fn home(
         promise(&mut homes, list, named, budget)?;
     }
     if list.free.is_empty() {
-        return Ok(homes);
+        return Ok((homes, decisions));
     }
     let placed = placement.get_or_insert(Placement::dynamic(expert_tables(module)?));
     placed.units = list.device.units.iter().map(|u| u.name.clone()).collect();
@@ -219,66 +220,19 @@ pub fn home(
         homes.mixer = free.index;
         assign(module, placed, free, Role::Mixer, "asked for by `placement.mixer`")?;
     }
-    // What is taken of each memory so far.
-    let mut room: BTreeMap<u32, u64> = BTreeMap::new();
+    let mut taken = BTreeMap::new();
     for role in [Role::Attention, Role::Mixer] {
-        *room.entry(homes.memory(homes.of_role(role))).or_default() += states(module, role);
+        *taken.entry(homes.memory(homes.of_role(role))).or_default() += states(module, role);
     }
-    let chunk = loads.map_or(1, |l| l.chunk);
-    let count = placed.experts.len();
-    for layer in 0..count {
+    let mut leaving = Leaving { module, list, wanted, named, layers: placed.experts.len(), taken };
+    for layer in 0..leaving.layers {
         let table = &placed.experts[layer];
-        let load = loads.and_then(|l| l.layers.iter().find(|l| l.layer == table.layer));
-        let mut popular: Vec<u32> = (0..table.experts.len() as u32).collect();
-        popular.retain(|&e| table.experts[e as usize].unit == 0);
-        let seen = |e: u32| load.and_then(|l| l.chosen.get(e as usize)).copied().unwrap_or(0);
-        popular.sort_by_key(|&e| (std::cmp::Reverse(seen(e)), e));
-        let mut costs = Vec::new();
-        let chosen: Vec<(u32, u32)> = match (&wanted.experts, named.and_then(|n| list.free(n))) {
-            // Where memory computes, `place` gives an expert several homes.
-            (Home::Auto, _) if list.modules => Vec::new(),
-            // Where a unit has frames, `frames` does.
-            _ if wanted.policy.is_some_and(|s| s.keeps != Keeps::Layers) => Vec::new(),
-            (_, free) if wanted.policy.is_some() => {
-                let free = free.or(list.free.first().copied());
-                let free = free.ok_or_else(|| Error::bug("a policy without a unit"))?;
-                let whole = size(module, table.layer).bytes * table.experts.len() as u64;
-                let taken = room.entry(homes.memory(free.index)).or_default();
-                let fits = match wanted.experts {
-                    Home::Share(_, percent) => layer < (count * usize::from(percent) + 50) / 100,
-                    _ => taken.saturating_add(whole) <= most(&homes, free.index),
-                };
-                // After the first layer that does not fit, none does.
-                *taken = if fits { taken.saturating_add(whole) } else { u64::MAX };
-                popular.iter().filter(|_| fits).map(|&e| (e, free.index)).collect()
-            }
-            (Home::Auto, _) => {
-                let sizes = size(module, table.layer);
-                let rows = |e: u32| match load {
-                    Some(l) => l.mean(e as usize, chunk),
-                    None => f64::from(table.k) / table.experts.len().max(1) as f64,
-                };
-                let runs = |f: &&Free<'_>| takes_experts(module, table.layer, **f).is_ok();
-                let able: Vec<Free<'_>> = list.free.iter().filter(runs).copied().collect();
-                costs = cheaper(list, &able, &homes, &popular, sizes, &rows, &mut room);
-                costs.iter().filter_map(|c| Some((c.expert, c.unit?))).collect()
-            }
-            (Home::Share(_, percent), Some(free)) => {
-                let count = (table.experts.len() * usize::from(*percent)).div_ceil(100);
-                popular.iter().take(count).map(|&e| (e, free.index)).collect()
-            }
-            (Home::Share(name, _), None) => {
-                return Err(Error::input(format!("`experts` under `[placement]` gives `{name}` a share"))
-                    .hint("name a unit beside the CPU: the others stay with the CPU"));
-            }
-            (_, Some(free)) => popular.iter().map(|&e| (e, free.index)).collect(),
-            (_, None) => Vec::new(),
-        };
-        if let Some(free) = chosen.first().and_then(|&(_, unit)| list.free(unit)) {
+        let choice = leaving.choose(layer, table, loads, &homes)?;
+        if let Some(free) = choice.experts.first().and_then(|&(_, unit)| list.free(unit)) {
             takes_experts(module, table.layer, free)?;
         }
-        take(placed, layer, &chosen, &mut homes);
-        decisions.extend(decision(list, &placed.experts[layer], wanted, &chosen, &costs));
+        decisions.extend(leaving.decision(table, &choice));
+        take(placed, layer, &choice.experts, &mut homes);
     }
     let rest = match rest {
         Named::Unit(free) => Some((free, "asked for by `placement.rest`")),
@@ -298,7 +252,7 @@ pub fn home(
         }
     }
     expert_rows(module, placed, &homes);
-    Ok(homes)
+    Ok((homes, decisions))
 }
 
 /// Nodes of the rest that its unit computes.
@@ -451,108 +405,6 @@ fn regroup(table: &mut ExpertTable) {
             }
         }
     }
-}
-
-/// Expected µs of an expert in a call, the way of its rows there and back included.
-struct Cost {
-    expert: u32,
-    /// On the CPU.
-    here: f64,
-    /// On the cheapest unit beside it whose memory has room; none without such a unit.
-    there: Option<f64>,
-    /// That unit, where it is cheaper.
-    unit: Option<u32>,
-}
-
-/// The costs of experts, and which of them cost less on another unit than on the CPU, each with the cheapest, as far as memories
-/// have room. `rows` are expected per call; `able` are the units that run the experts. What has no table of times is not chosen.
-#[allow(clippy::too_many_arguments, reason = "all are read once, from one place")]
-fn cheaper(
-    list: &UnitList<'_>,
-    able: &[Free<'_>],
-    homes: &Homes,
-    popular: &[u32],
-    size: Size,
-    rows: &dyn Fn(u32) -> f64,
-    room: &mut BTreeMap<u32, u64>,
-) -> Vec<Cost> {
-    let device = list.device;
-    let processor = device.units.iter().find(|u| u.kind == moec_device::UnitKind::Cpu);
-    let mut costs = Vec::new();
-    for &expert in popular {
-        let n = rows(expert);
-        let Some(here) = processor.and_then(|p| p.matmul_us(n, size.weights as f64)) else { break };
-        let cost = |free: &Free<'_>| {
-            let own = free.unit.matmul_us(n, size.weights as f64)? + free.unit.launch_us();
-            let bytes = n * size.hidden as f64 * 4.0;
-            let crossing = match (device.processor_memory(), device.memory_of(free.unit)) {
-                (Some(home), Some(there)) => {
-                    device.transfer_us(home, there, bytes)? + device.transfer_us(there, home, bytes)?
-                }
-                _ => 0.0,
-            };
-            Some(own + crossing)
-        };
-        let fits = |free: &&Free<'_>, room: &BTreeMap<u32, u64>| {
-            let memory = homes.memory(free.index);
-            let taken = room.get(&memory).copied().unwrap_or(0).saturating_add(size.bytes);
-            memory == 0 || taken <= most(homes, free.index)
-        };
-        let best = able.iter().filter(|f| fits(f, room)).filter_map(|f| Some((cost(f)?, f.index)));
-        let best = best.min_by(|a, b| a.0.total_cmp(&b.0));
-        let unit = best.filter(|(us, _)| *us < here).map(|(_, unit)| unit);
-        if let Some(unit) = unit {
-            *room.entry(homes.memory(unit)).or_default() += size.bytes;
-        }
-        costs.push(Cost { expert, here, there: best.map(|(us, _)| us), unit });
-    }
-    costs
-}
-
-/// Which experts of a layer left the CPU, and why; none where nothing was asked and nothing compared.
-fn decision(
-    list: &UnitList<'_>,
-    table: &ExpertTable,
-    wanted: &moec_config::Homes,
-    chosen: &[(u32, u32)],
-    costs: &[Cost],
-) -> Option<Decision> {
-    if chosen.is_empty() && costs.is_empty() {
-        return None;
-    }
-    let count = table.experts.len();
-    let mut of_unit: BTreeMap<u32, usize> = BTreeMap::new();
-    for &(_, unit) in chosen {
-        *of_unit.entry(unit).or_default() += 1;
-    }
-    let named = |unit: u32| list.device.units.get(unit as usize).map_or("?", |u| u.name.as_str());
-    let part = |(&unit, &n): (&u32, &usize)| match n {
-        n if n == count => format!("all on `{}`", named(unit)),
-        n => format!("{n} of {count} on `{}`", named(unit)),
-    };
-    let taken: Vec<String> = of_unit.iter().map(part).collect();
-    let taken = if taken.is_empty() { format!("all on `{}`", named(0)) } else { taken.join(", ") };
-    let why = match &wanted.experts {
-        _ if chosen.is_empty() => "no other unit costs less and has room",
-        _ if wanted.policy.is_some() => "whole layers, as far as the unit's memory has room",
-        Home::Auto if chosen.len() < costs.len() => "the others cost less on the CPU, or find no room",
-        Home::Auto => "they cost less there than on the CPU",
-        Home::Share(..) => {
-            "the share that `placement.experts` asks for, those that are chosen most often first"
-        }
-        Home::Unit(_) => "asked for by `placement.experts`",
-    };
-    let mut all = Decision::new("home", "units of experts", taken, why).in_layer(table.layer);
-    if !costs.is_empty() {
-        all = all.with(&[
-            ("all_on_the_cpu_us", costs.iter().map(|c| c.here).sum()),
-            ("as_placed_us", costs.iter().map(|c| c.unit.and(c.there).unwrap_or(c.here)).sum()),
-        ]);
-        if costs.iter().all(|c| c.there.is_some()) {
-            all = all.with(&[("all_beside_it_us", costs.iter().filter_map(|c| c.there).sum())]);
-        }
-    }
-    Some(all)
 }
 
 /// One expert of a layer.

@@ -102,8 +102,8 @@ pub(super) fn home(given: &Inputs<'_>, module: &Module, placed: &mut Placed) -> 
     };
     let loads = placed.loads.as_ref().or(known.as_ref());
     let (wanted, budget) = (&given.config.placement, given.config.memory.device_budget);
-    let decisions = &mut placed.of_experts;
-    placed.homes = home::home(module, &mut placed.placement, &given.list, wanted, budget, loads, decisions)?;
+    (placed.homes, placed.of_experts) =
+        home::home(module, &mut placed.placement, &given.list, wanted, budget, loads)?;
     Ok(())
 }
 
