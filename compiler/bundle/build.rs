@@ -56,8 +56,9 @@ const LEAKS: &[&str] = &[
 /// Flags that leave out sections that `main` does not reach; linkers that cannot do it link everything.
 const PARTIAL_LINKS: &[&[&str]] = &[&["-Wl,--gc-sections,--entry=main"], &[]];
 
-/// Compression of what is embedded, of 10.
+/// Compression of what is embedded, of 10: for a moec that is kept, and for one that is built to be tried.
 const EFFORT: u8 = 9;
+const LITTLE_EFFORT: u8 = 1;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -72,17 +73,17 @@ fn main() -> Result<()> {
     }
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../..").canonicalize()?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
-    let library = if let Some(given) = env::var_os(GIVEN) {
+    let (library, effort) = if let Some(given) = env::var_os(GIVEN) {
         println!("cargo::rerun-if-changed={}", given.display());
-        PathBuf::from(given)
+        (PathBuf::from(given), LITTLE_EFFORT)
     } else {
         let library = library(&root, &kept(&out))?;
         watch(&root, &library.with_extension("d"))?;
-        library
+        (library, EFFORT)
     };
     let object = out.join("prebuilt.o");
     link(&library, &object)?;
-    let packed = miniz_oxide::deflate::compress_to_vec(&fs::read(&object)?, EFFORT);
+    let packed = miniz_oxide::deflate::compress_to_vec(&fs::read(&object)?, effort);
     fs::write(out.join("prebuilt.o.deflate"), packed)?;
     fs::remove_file(&object)?;
     println!("cargo::rustc-cfg=prebuilt");

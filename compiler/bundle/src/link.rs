@@ -4,6 +4,7 @@
 //! takes the C compiler of the system, for the linker and the start of a C program, and neither rustc nor
 //! cargo, no cache, no network. What is linked depends on no folder: the same inputs give the same bytes.
 
+use super::toolchain::Linker;
 use moec_base::error::{Error, Result, io_error};
 use moec_base::interrupt;
 use moec_base::paths::KERNELS;
@@ -38,12 +39,11 @@ pub const fn is_prebuilt() -> bool {
     RUNTIME.is_some()
 }
 
-/// Links `run` of the bundle in `root`, where its kernels lie, with the C compiler `cc`. `table` is the object that
-/// names them.
+/// Links `run` of the bundle in `root`, where its kernels lie. `table` is the object that names them.
 ///
 /// # Errors
 /// A linker that fails, with what it said.
-pub fn link(root: &Path, table: &[u8], cc: &str) -> Result<()> {
+pub fn link(root: &Path, table: &[u8], Linker { cc, flag }: Linker) -> Result<()> {
     let packed = RUNTIME.ok_or_else(|| Error::bug("this moec carries no runtime"))?;
     let runtime = miniz_oxide::inflate::decompress_to_vec(packed)
         .map_err(|e| Error::bug("the embedded runtime is damaged").because(e))?;
@@ -56,7 +56,7 @@ pub fn link(root: &Path, table: &[u8], cc: &str) -> Result<()> {
     });
     let mut command = Command::new(cc);
     command.args([table_at?, root.join(KERNELS), runtime_at?]).args(FLAGS).args(LIBRARIES);
-    command.arg("-o").arg(root.join("run"));
+    command.args(flag).arg("-o").arg(root.join("run"));
     let said = interrupt::output(&mut command)
         .map_err(|e| Error::environment(format!("cannot start `{cc}`")).because(e))?;
     if !said.status.success() {

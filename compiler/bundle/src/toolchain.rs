@@ -93,12 +93,32 @@ impl Cross {
 
 /// C compilers that link the precompiled runtime; the first that is there is taken.
 const C_COMPILERS: [&str; 3] = ["cc", "gcc", "clang"];
+/// Flag that takes LLVM's linker in place of the C compiler's own: on the runtime's object it takes a fifth of the time of GNU's.
+const LLD: &str = "-fuse-ld=lld";
+
+/// Linker of the precompiled runtime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Linker {
+    /// The C compiler.
+    pub cc: &'static str,
+    /// Flag for LLVM's linker, where the C compiler finds that.
+    pub flag: Option<&'static str>,
+}
+
+impl Linker {
+    /// The first C compiler that is there, and LLVM's linker where there is one.
+    fn find() -> Option<Self> {
+        let there = |cc: &&str| said(&(*cc).into(), &["--version"]).is_some();
+        let cc = C_COMPILERS.into_iter().find(there)?;
+        Some(Self { cc, flag: said(&cc.into(), &[LLD, "-Wl,--version"]).map(|_| LLD) })
+    }
+}
 
 /// Way in which `run` is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Route {
-    /// This C compiler links the precompiled runtime.
-    Prebuilt(&'static str),
+    /// The precompiled runtime is linked.
+    Prebuilt(Linker),
     /// Cargo builds the generated crate.
     Cargo(Toolchain),
 }
@@ -122,8 +142,7 @@ impl Route {
         if !Self::is_linked_here(triple, from_source) {
             return Toolchain::find(triple).map(Self::Cargo);
         }
-        let there = |cc: &&&str| said(&(**cc).into(), &["--version"]).is_some();
-        C_COMPILERS.iter().find(there).map(|cc| Self::Prebuilt(cc)).ok_or(Missing::C)
+        Linker::find().map(Self::Prebuilt).ok_or(Missing::C)
     }
 }
 

@@ -137,11 +137,11 @@ pub fn write(
     let route = route.transpose();
     if let Ok(Some(route)) = &route {
         let built = match route {
-            Route::Prebuilt(cc) => {
+            Route::Prebuilt(linker) => {
                 let _phase = progress.phase("Linking", "`run`");
                 let table = c.target.table(&plan, &encoded);
                 let table = table.map_err(|e| Error::bug("the table does not compile").because(e))?;
-                link::link(root, &table, cc)
+                link::link(root, &table, *linker)
             }
             Route::Cargo(tools) => cargo::build(root, (&generated, more), tools, progress),
         };
