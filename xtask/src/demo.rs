@@ -28,7 +28,12 @@ pub(crate) fn run() -> Result<(), Failed> {
     step(&shown(&generate), &mut generate)?;
     let mut bench = program(bundle.join("run"));
     bench.arg("bench");
-    step(&shown(&bench), &mut bench)
+    step(&shown(&bench), &mut bench)?;
+    stage(
+        "Next",
+        "`cargo xtask install` puts an optimised `moec` on the path; README, \"A model of your own\", goes on",
+    );
+    Ok(())
 }
 
 /// Says a command line and runs it.

@@ -68,6 +68,7 @@ const COMMANDS: &[Command] = &[
         }
         Ok(())
     }),
+    ("install", "put moec on the path: cargo install, with the LLVM that is here", setup::install),
     (
         "coreml",
         "install what writes Core ML packages: coremltools in a folder of its own, and the helper",

@@ -2,17 +2,17 @@
 
 use crate::apt;
 use crate::llvm::{Llvm, VERSIONS};
-use crate::shell::{self, Failed, cargo, output, program, stage};
+use crate::shell::{self, Failed, cargo, output, program, shown, stage};
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Finds LLVM and a C compiler. Where one is missing it is installed on Debian and Ubuntu, by root.
+/// Finds LLVM and a C compiler with a C++ library. Where one is missing it is installed on Debian and Ubuntu, by root.
 pub(crate) fn run() -> Result<Llvm, Failed> {
     let (llvm, cc) = (Llvm::find(), has_cc());
     let llvm = match llvm {
         Some(llvm) if cc => llvm,
         llvm => {
-            install(llvm.is_none(), !cc)?;
+            fetch(llvm.is_none(), !cc)?;
             llvm.or_else(Llvm::find).ok_or_else(|| Failed::new("LLVM is still not found"))?
         }
     };
@@ -28,21 +28,39 @@ pub(crate) fn moec() -> Result<PathBuf, Failed> {
     Ok(shell::target_dir().join("release/moec"))
 }
 
+/// Installs moec where cargo puts programs, with the LLVM that is here.
+pub(crate) fn install() -> Result<(), Failed> {
+    let llvm = run()?;
+    let mut install = cargo("install", None);
+    install.args(["--locked", "--path", "compiler/cli"]).envs(llvm.environment());
+    if llvm.is_other() {
+        let features = format!("llvm{},prebuilt", llvm.major);
+        install.args(["--no-default-features", "--features", &features]);
+    }
+    stage("Running", &shown(&install));
+    shell::run(&mut install)
+}
+
+/// Whether there is a C compiler, on Linux with the C++ library, which LLVM's code is linked with.
 fn has_cc() -> bool {
-    output(program("cc").arg("--version")).is_some()
+    const LIBRARY: &str = "libstdc++.so";
+    // A compiler that has no such file gives the name back.
+    let found = output(program("cc").arg(format!("-print-file-name={LIBRARY}")));
+    found.is_some_and(|path| !cfg!(target_os = "linux") || path.trim() != LIBRARY)
 }
 
 /// Installs packages with apt, or says what to install.
-fn install(llvm: bool, cc: bool) -> Result<(), Failed> {
+fn fetch(llvm: bool, cc: bool) -> Result<(), Failed> {
     let missing = match (llvm, cc) {
-        (true, true) => "LLVM and a C compiler are missing",
+        (true, true) => "LLVM and a C and C++ compiler are missing",
         (true, false) => "LLVM is missing",
-        _ => "a C compiler is missing",
+        _ => "a C and C++ compiler is missing",
     };
     let majors = VERSIONS.map(|(major, _)| major.to_string()).join(", ");
     if !apt::is_here() {
-        return Err(Failed::new(missing)
-            .hint(format!("install LLVM ({majors}) with its headers and shared library, and a C compiler")));
+        return Err(Failed::new(missing).hint(format!(
+            "install LLVM ({majors}) with its headers and shared library, and a C and C++ compiler"
+        )));
     }
     let root = apt::is_root();
     if root {
@@ -58,7 +76,7 @@ fn install(llvm: bool, cc: bool) -> Result<(), Failed> {
         })?);
     }
     if cc {
-        packages.extend(["gcc".into(), "libc6-dev".into()]);
+        packages.extend(["gcc".into(), "g++".into(), "libc6-dev".into()]);
     }
     let packages: Vec<&str> = packages.iter().map(String::as_str).collect();
     apt::install(missing, &packages)

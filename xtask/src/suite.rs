@@ -111,10 +111,14 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failed> {
         check.args(["--workspace", "--all-targets", "--locked"]);
         stages.timed("check", || step(&mut check))?;
     } else if selection.names.is_empty() {
-        skipped.extend(
-            stages.timed("tools", || cross::run().into_iter().chain(tools::run()).collect::<Vec<_>>()),
-        );
-        skipped.extend(checks(&llvm, &mut stages)?);
+        // Tools are fetched while cores check: no check needs any.
+        skipped.extend(std::thread::scope(|scope| {
+            let tools = scope.spawn(|| cross::run().into_iter().chain(tools::run()).collect::<Vec<_>>());
+            let mut skipped = checks(&llvm, &mut stages)?;
+            let missing = stages.timed("waiting for tools", || tools.join());
+            skipped.extend(missing.map_err(|_| Failed::new("what installs tools panicked"))?);
+            Ok::<_, Failed>(skipped)
+        })?);
     }
     let programs = stages.timed("build", || programs::build(&llvm, &selection))?;
     let (jobs, mut left_out) = programs::jobs(&programs, &selection)?;
