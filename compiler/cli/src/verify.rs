@@ -12,7 +12,8 @@ use std::time::Instant;
 /// Execute a bundle's artifacts against the reference, and report the error
 ///
 /// Checks every file against its hash, then runs every compiled step on this machine beside the reference
-/// evaluator. A bundle is a program, and this executes it: of bundles that you do not trust, use `--static`, which executes
+/// evaluator; of a bundle for another architecture its static graphs, or where it has none the same steps compiled for this
+/// machine. A bundle is a program, and this executes it: of bundles that you do not trust, use `--static`, which executes
 /// nothing. Hashes and plan are checked against damage, not against malice: who can change a file can change its hash, too.
 /// Against that there are signatures (`--key`), and the manifest's own SHA-256, which is printed to be compared.
 #[derive(Clone, Debug, clap::Args)]

@@ -190,7 +190,7 @@ pub const KEYS: &[Key] = &[
         range: "a size such as \"4.5 GiB\" or \"900 MiB\", or \"\" for none",
         help: &[
             "Most memory that a run may take, the kernel's page cache included. Experts that do not fit stay on flash",
-            "and are cached. Without it all weights are mapped.",
+            "and are cached. Without it no expert is read again.",
         ],
         set: |c, v| {
             let text = v.text()?;

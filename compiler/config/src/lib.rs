@@ -412,7 +412,7 @@ pub struct Quality {
 pub struct Memory {
     /// Storage of the KV cache.
     pub kv_cache: KvCache,
-    /// Bytes that a run may take; experts that do not fit stay on flash. `None`: all weights are mapped.
+    /// Bytes that a run may take; experts that do not fit stay on flash. `None`: none leaves memory.
     pub budget: Option<u64>,
     /// Bytes that a run may take of the memory whose frames experts are brought into; `None`: its capacity.
     pub device_budget: Option<u64>,

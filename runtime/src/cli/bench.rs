@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::exec::engine::{Engine, Memory};
 use crate::serving::best_of::best_of;
 use crate::serving::big_little::Decoder;
-use crate::serving::generate::{Request, check_room, generate, rate};
+use crate::serving::generate::{Request, check_context, generate, rate};
 use crate::serving::sampler::{Sampler, Sampling};
 use crate::serving::scheduler::{Choose, Done, End, Event, Job, Scheduler, Setting};
 use crate::weights::{Demand, Held};
@@ -35,7 +35,7 @@ pub(super) fn run(
     let prompt = args.prompt.unwrap_or_else(|| 512.min(max / 2).max(1));
     let n = args.r#gen.unwrap_or_else(|| 64.min(max.saturating_sub(prompt)).max(1));
     let what = Task { prompt, n, batch: args.batch };
-    check_room(prompt, n, max)?;
+    check_context(prompt, n, max)?;
     let slots = context.program.model.slots;
     if let Some(many) = args.best_of.filter(|&many| many > slots as usize) {
         return Err(Error::few_slots(many, slots).into());
@@ -171,7 +171,7 @@ fn answer(engine: &mut Engine<'_>, io: &mut Io<'_>) -> Result<(), Failure> {
                 return Err(Failure::Use { what, hint });
             }
         };
-        check_room(prompt, n, max)?;
+        check_context(prompt, n, max)?;
         let what = Task { prompt, n, batch };
         let times = [once(engine, what)?];
         let mut value = Report::new(engine, what, &times).json();

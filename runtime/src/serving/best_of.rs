@@ -6,7 +6,7 @@
 use crate::error::{Error, Result};
 use crate::exec::engine::Engine;
 use crate::serving::big_little::{Decoder, Fallbacks};
-use crate::serving::generate::{Request, check_room, rate};
+use crate::serving::generate::{Request, check_context, rate};
 use crate::serving::sampler::{Sampler, Sampling};
 use crate::serving::scheduler::{Choose, Done, End, Event, Job, Scheduler, Setting};
 use std::cell::RefCell;
@@ -110,7 +110,7 @@ pub fn best_of_into(
     let Request { slot: first, prompt, n, .. } = *request;
     *out = BestOf { prompt: prompt.len(), ..BestOf::default() };
     let model = &engine.program().model;
-    check_room(prompt.len(), n, model.max_context as usize)?;
+    check_context(prompt.len(), n, model.max_context as usize)?;
     let slots = model.slots;
     let room = slots.saturating_sub(first) as usize;
     if many > room {

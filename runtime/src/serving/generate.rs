@@ -5,7 +5,7 @@ use crate::exec::engine::Engine;
 use crate::kv::cannot::most_guesses;
 use crate::serving::big_little::{Decoder, Fallbacks};
 use crate::serving::sampler::{LogProbabilities, Sampler};
-pub use crate::serving::scheduler::check_room;
+pub use crate::serving::scheduler::check_context;
 use crate::serving::scheduler::{Done, End, Event, Job, Scheduler, Setting, Sharing};
 use crate::serving::speculate::Speculated;
 use std::time::Duration;
@@ -77,7 +77,7 @@ pub struct Way<'w> {
 /// said. `on_token` gets each id as it is chosen; its error ends the work.
 ///
 /// # Errors
-/// Before any work: what [`check_room`] and [`Engine::prefill`] refuse. Then: [`crate::Error::Interrupted`],
+/// Before any work: what [`check_context`] and [`Engine::prefill`] refuse. Then: [`crate::Error::Interrupted`],
 /// logits that are no numbers, and what `on_token` returns.
 pub fn generate(
     engine: &mut Engine<'_>,
@@ -103,7 +103,7 @@ pub fn generate_by(
 ) -> Result<(Generation, Speculated)> {
     let Request { slot, prompt, n, end } = *request;
     let Way { held, guesses, mut read } = way;
-    check_room(prompt.len(), n, engine.program().model.max_context as usize)?;
+    check_context(prompt.len(), n, engine.program().model.max_context as usize)?;
     if guesses > 0 {
         most_guesses(engine.program())?;
     }

@@ -117,7 +117,7 @@ impl Options {
             let message = "the prompt is empty; hint: give a text in `prompt` or `messages`";
             return Err(ApiError::new(axum::http::StatusCode::BAD_REQUEST, message));
         }
-        moec_runtime::serving::generate::check_room(prompt, 1, context)?;
+        moec_runtime::serving::generate::check_context(prompt, 1, context)?;
         let left = context - prompt;
         Ok(self.tokens.map_or(left, |n| n.min(left)))
     }

@@ -13,7 +13,7 @@ use crate::kv::saved::{self, Saved};
 use crate::platform::regular;
 use crate::serving::best_of::{BestOf, best_of_into};
 use crate::serving::big_little::Decoder;
-use crate::serving::generate::{Generation, Request, Way, check_room, generate_by};
+use crate::serving::generate::{Generation, Request, Way, check_context, generate_by};
 use crate::serving::sampler::{Sampler, Sampling};
 use crate::serving::speculate::Speculated;
 use crate::serving::stops::{self, Stops, Until};
@@ -51,7 +51,7 @@ pub(super) fn run(
         (tokenizer.encode(&text)?, Some(tokenizer))
     };
     let n = args.n.unwrap_or_else(|| DEFAULT_TOKENS.min(max.saturating_sub(prompt.len())).max(1));
-    check_room(prompt.len(), n, max)?;
+    check_context(prompt.len(), n, max)?;
     let decoder = decoder(context, args)?;
     let many = args.best_of.unwrap_or(1);
     if many > model.slots as usize {

@@ -8,7 +8,7 @@ use std::time::Duration;
 ///
 /// # Errors
 /// [`Error::Usage`] for an empty prompt, else [`Error::Limit`].
-pub fn check_room(prompt: usize, n: usize, max: usize) -> Result<()> {
+pub fn check_context(prompt: usize, n: usize, max: usize) -> Result<()> {
     match prompt.saturating_add(n) {
         _ if prompt == 0 => Err(Error::empty_prompt()),
         _ if prompt > max => Err(Error::context("the prompt has", prompt, max)),

@@ -32,7 +32,7 @@ use crate::exec::engine::{Engine, Want};
 use crate::serving::big_little::Decoder;
 use crate::serving::sampler::LogProbabilities;
 use crate::serving::speculate::Speculated;
-pub use job::{Choose, End, Event, Id, Job, check_room};
+pub use job::{Choose, End, Event, Id, Job, check_context};
 use model::{Model, Served};
 pub use slots::Sharing;
 use std::collections::BTreeMap;
@@ -160,7 +160,7 @@ impl<'e, 'p, 'j> Scheduler<'e, 'p, 'j> {
     /// Takes in the sequences of a job, and gives their names in the order of its choosers.
     ///
     /// # Errors
-    /// [`Error::Limit`] where too many wait; [`Error::Limit`] for more sequences than there are slots; what [`check_room`] refuses, by
+    /// [`Error::Limit`] where too many wait; [`Error::Limit`] for more sequences than there are slots; what [`check_context`] refuses, by
     /// positions of the context; [`Error::Usage`].
     pub fn submit(&mut self, job: Job<'j>) -> Result<Vec<Id>> {
         let program = self.inner.model.engine.program();
@@ -258,7 +258,7 @@ impl<'j, M: Model> Inner<'j, M> {
     fn submit(&mut self, job: Job<'j>, of_plan: u32) -> Result<Vec<Id>> {
         let Job { prompt, choosers, n, end, limit, guesses } = job;
         // The last token is given away and never computed with.
-        check_room(prompt.len(), n.saturating_sub(1), self.context)?;
+        check_context(prompt.len(), n.saturating_sub(1), self.context)?;
         let (many, slots) = (choosers.len(), self.core.slots().len());
         if many > slots {
             return Err(Error::few_slots(many + (of_plan as usize).saturating_sub(slots), of_plan));
