@@ -8,6 +8,7 @@ use crate::bundle::BundleReader;
 use crate::bundle::program::Program;
 use crate::error::{Error, Result};
 use crate::exec::engine::{Engine, Memory};
+use crate::platform::busy::{Busy, Others};
 use crate::serving::best_of::best_of;
 use crate::serving::big_little::Decoder;
 use crate::serving::generate::{Request, check_context, generate, rate};
@@ -52,8 +53,10 @@ pub(super) fn run(
     // A warm-up: pages come from disk, threads start.
     let (first, _) = once(&mut engine, Task { n: n.min(4), ..what })?;
     engine.settle()?;
+    let before = Busy::now();
     let times = (0..args.repeat).map(|_| once(&mut engine, what)).collect::<Result<Vec<_>>>()?;
-    let report = Report { first: Some(opened + first), ..Report::new(&engine, what, &times) };
+    let others = before.and_then(|before| before.others(Busy::now()));
+    let report = Report { first: Some(opened + first), others, ..Report::new(&engine, what, &times) };
     let did = engine.paging();
     if args.json {
         let mut value = report.json();
@@ -86,6 +89,9 @@ pub(super) fn run(
     let known = if args.batch > 1 { &lines[..lines.len() - 1] } else { &lines[..] };
     for (what, value) in known {
         io.say(&format!("{what:15} {value}\n"))?;
+    }
+    if let Some(warning) = others.and_then(|others| others.warning(engine.threads())) {
+        io.say(&format!("{:15} {warning}\n", "warning"))?;
     }
     if let Some(did) = &did {
         io.say(&format!("{}\n", paging::line(did)))?;
@@ -216,6 +222,8 @@ struct Report {
     decode: Option<f64>,
     /// From before the engine was opened until all prompts of the first measurement had been read, where that was timed.
     first: Option<Duration>,
+    /// CPU time of other programs meanwhile, where it was measured.
+    others: Option<Others>,
     memory: Memory,
     held: Held,
     /// Bytes that a decode call of one sequence must read.
@@ -251,6 +259,7 @@ impl Report {
             prefill: rate(prompt * batch, median(times.iter().map(|t| t.0).collect())),
             decode: rate(n * batch, median(times.iter().map(|t| t.1).collect())),
             first: None,
+            others: None,
             memory,
             held: engine.weights(),
             bytes_per_call: weights + cached_bytes(engine.program(), prompt + n / 2),
@@ -267,6 +276,8 @@ impl Report {
             "prefill_tokens_per_s": self.prefill,
             "decode_tokens_per_s": self.decode,
             "first_token_seconds": self.first.map(|t| t.as_secs_f64()),
+            "cores": self.others.map(|others| others.cores),
+            "cores_used_by_others": self.others.map(|others| others.used),
             "peak_memory_bytes": crate::platform::cpu::peak_memory(),
             "weights": {
                 "own": self.held.own,

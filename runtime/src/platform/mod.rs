@@ -1,6 +1,7 @@
 //! The machine and its system: CPUs, memory, files of others.
 
 pub(crate) mod available;
+pub mod busy;
 pub mod cpu;
 pub mod mapped;
 pub mod memory;

@@ -56,6 +56,10 @@ pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
             .hint(format!("{hint}report all of this with the output of `moec doctor`, and `{}`", version()))
     })?;
     right &= found.is_right();
+    let threads = moec_runtime::platform::cpu::threads(None).unwrap_or_else(|_| moec_runtime::platform::cpu::cores());
+    if let Some(warning) = found.others.and_then(|others| others.warning(threads)) {
+        progress.warn(&warning);
+    }
     if args.json {
         output::json(&value(&found))?;
     } else {
@@ -100,6 +104,8 @@ fn value(f: &Found) -> Value {
         "tokens": {"same": f.tokens.0, "of": f.tokens.1},
         "largest_distance_of_a_logit": f.distance,
         "decode_tokens_per_s": f.tokens_per_s,
+        "cores": f.others.map(|others| others.cores),
+        "cores_used_by_others": f.others.map(|others| others.used),
         "build_s": f.build_s,
     })
 }
@@ -118,6 +124,7 @@ mod tests {
             distance: 1e-4,
             near: 2e-3,
             tokens_per_s: None,
+            others: None,
         };
         assert!(line(&wrong).contains("WRONG"));
     }

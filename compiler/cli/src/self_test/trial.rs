@@ -6,6 +6,7 @@ use moec_base::scratch::Scratch;
 use moec_base::{Error, Result};
 use moec_bundle::read::Bundle;
 use moec_device::NATIVE;
+use moec_runtime::platform::busy::{Busy, Others};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use std::ffi::OsStr;
@@ -56,6 +57,8 @@ pub(super) struct Found {
     /// Its tolerance.
     pub(super) near: f32,
     pub(super) tokens_per_s: Option<f64>,
+    /// CPU time of other programs while it ran, where it was measured.
+    pub(super) others: Option<Others>,
 }
 
 impl Found {
@@ -141,7 +144,9 @@ impl Trials {
         progress.stage("Running", "it");
         let (prompt, rest) = self.ids.split_at(PROMPT.min(self.ids.len()));
         let n = rest.len().to_string();
+        let before = Busy::now();
         let made = object(self.run(&bundle).args(["generate", "--json", "--ids", &list(prompt), "-n", &n]))?;
+        let others = before.and_then(|before| before.others(Busy::now()));
         let got = made["ids"].as_array().map(Vec::as_slice).unwrap_or_default();
         let same =
             got.iter().zip(rest).take_while(|(got, want)| got.as_u64() == Some(u64::from(**want))).count();
@@ -156,6 +161,7 @@ impl Trials {
             distance: distance(&last_row(&file, self.logits.len())?, &self.logits),
             near: trial.near,
             tokens_per_s: made["decode_tokens_per_s"].as_f64(),
+            others,
         })
     }
 
@@ -278,6 +284,7 @@ mod tests {
             distance,
             near,
             tokens_per_s: None,
+            others: None,
         };
         assert!(found(64, 1e-4, NEAR).is_right());
         assert!(!found(63, 1e-4, NEAR).is_right());
