@@ -253,6 +253,19 @@ fn the_cache_is_where_moec_cache_says() {
     assert!(said.contains(folder.path().to_str().unwrap()), "`MOEC_CACHE` names the cache folder: {said}");
 }
 
+/// `doctor` and `targets` agree on what this machine runs.
+#[test]
+fn doctor_lists_the_targets_that_run_here() {
+    let read = |command: &str| object(moec().args([command, "--json"])).unwrap();
+    let doctor = read("doctor");
+    let found = doctor["checks"].as_array().unwrap().iter().find(|c| c["name"] == "processor").unwrap();
+    let listed = found["found"].as_str().unwrap().split_once(", runs ").unwrap().1.split(", ");
+    let targets = read("targets");
+    let here = targets.as_array().unwrap().iter().filter(|t| t["runs_here"] == true);
+    let here: Vec<&str> = here.map(|t| t["name"].as_str().unwrap()).collect();
+    assert_eq!(listed.collect::<Vec<_>>(), here);
+}
+
 /// One small bundle, and everything that scripts read of it and of what is measured.
 #[test]
 fn what_is_written_and_printed_has_its_keys() {

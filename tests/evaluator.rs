@@ -30,7 +30,8 @@ fn the_verdict_is_data() {
         let output = ok(moec().arg("verify").arg(&bundle).args(args));
         (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
     };
-    let (whole, _) = says(&[]);
+    let (whole, stages) = says(&[]);
+    assert!(stages.contains("Finished") && !stages.contains("is OK"), "the verdict is said twice: {stages}");
     let head = whole.lines().find(|l| l.starts_with("entry point")).unwrap();
     for column in ["own error", "up to", "summed error"] {
         assert!(head.contains(column), "{head}");

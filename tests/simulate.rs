@@ -72,6 +72,11 @@ fn a_bundle_is_simulated() {
     for name in ["this bundle", "coreml-cpu", "coreml-naive", "anemll", "ours-base", "ours-tg"] {
         assert!(text.contains(name), "{text}");
     }
+    let legend: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("system  ")).collect();
+    for (name, words) in [("this bundle", "plan"), ("anemll", "(project)"), ("ours-tg", "NPUMoE (paper)")] {
+        let said = legend.iter().any(|line| line.starts_with(name) && line.contains(words));
+        assert!(said, "`{name}` is not explained:\n{text}");
+    }
     let trace: Value = serde_json::from_str(&fs::read_to_string(case.path("t.json")).unwrap()).unwrap();
     let events = trace["traceEvents"].as_array().unwrap();
     let of = |pid: u64, ph: &str| events.iter().filter(|e| e["pid"] == pid && e["ph"] == ph).count();

@@ -130,6 +130,10 @@ fn signatures() {
     let (_, said) = fails(&mut case.moec("verify", &["--static", "--key", "me.pub"]));
     assert!(said.contains("me.pub"), "{said}");
 
+    for args in [&["b"][..], &["b", "--key", "nowhere"]] {
+        let (_, said) = fails(&mut case.sign(args));
+        assert!(said.contains("`moec sign --new-key FILE` makes a pair of keys"), "{said}");
+    }
     let pair = json(&mut case.sign(&["--new-key", "me", "--json"]));
     assert_eq!(pair["public_key"], "me.pub");
     let mode = fs::metadata(case.at("me")).unwrap().permissions().mode();

@@ -76,8 +76,9 @@ pub fn check(bundle: &Bundle, key: &Path) -> Result<Signed> {
 /// # Errors
 /// A changed file, a file that is no key, a wrong password, a signature that cannot be written.
 pub fn sign(bundle: &Bundle, key: &Path, password: &dyn Fn() -> Result<String>) -> Result<Signed> {
-    bundle.manifest.check(&bundle.folder, true)?;
+    // Before minutes of hashing: a key that cannot be used is an error at once.
     let secret = secret(key, password)?;
+    bundle.manifest.check(&bundle.folder, true)?;
     let comment = format!("file:{MANIFEST} sha256:{}", digest(&bundle.manifest_bytes));
     let failed = |e| Error::environment("cannot sign").because(e);
     let signature = minisign::sign(
@@ -119,11 +120,12 @@ pub fn new_key(path: &Path) -> Result<(PathBuf, String)> {
 }
 
 fn secret(key: &Path, password: &dyn Fn() -> Result<String>) -> Result<SecretKey> {
-    let parsed = SecretKeyBox::from_string(&text_of(key)?);
+    const HINT: &str = "`moec sign --new-key FILE` makes a pair of keys";
+    let parsed = SecretKeyBox::from_string(&text_of(key).map_err(|e| e.hint(HINT))?);
     let no_key = |e: minisign::PError| {
         Error::input(format!("`{}` is not a secret key, or its password is another", key.display()))
             .because(e)
-            .hint("`moec sign --new-key FILE` makes a pair of keys")
+            .hint(HINT)
     };
     let parsed = parsed.map_err(no_key)?;
     match parsed.clone().into_unencrypted_secret_key() {

@@ -114,7 +114,7 @@ fn processor() -> Found {
     let here: Vec<_> = BUILT_IN
         .iter()
         .filter_map(|(name, _)| Device::find(name).ok())
-        .filter(|d| d.is_host() && targets::lacks(d).is_empty())
+        .filter(|d| targets::runs_here(d).unwrap_or(false))
         .map(|d| d.name)
         .collect();
     Found::new(Status::Ok, format!("{}, runs {}", std::env::consts::ARCH, here.join(", ")), "")

@@ -56,7 +56,7 @@ A first model:
 
 Environment:
   MOEC_CACHE        folder for what later builds can use (default: ~/.cache/moec)
-  MOEC_NO_PROGRESS  no progress bars
+  MOEC_NO_PROGRESS  no progress bars, and no lines in their place
   NO_COLOR          no colours";
 
 /// Ahead-of-time compiler for Mixture-of-Experts language models

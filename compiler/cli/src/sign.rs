@@ -24,7 +24,7 @@ A signature, and what others do with it:
 #[command(after_help = AFTER)]
 pub struct Args {
     /// The bundle
-    #[arg(required_unless_present = "new_key", requires = "key")]
+    #[arg(required_unless_present = "new_key")]
     pub bundle: Option<PathBuf>,
     /// Secret key to sign with
     ///
@@ -70,7 +70,10 @@ pub fn run(args: &Args) -> Result<()> {
                 ],
             )
         }
-        _ => return Err(Error::usage("nothing to do").hint("`moec sign BUNDLE --key FILE`")),
+        _ => {
+            return Err(Error::usage("a bundle is signed with a secret key")
+                .hint("`moec sign BUNDLE --key FILE`; `moec sign --new-key FILE` makes a pair of keys"));
+        }
     };
     if args.json { output::json(&value) } else { output::data(&output::table(&rows)) }
 }

@@ -17,6 +17,7 @@ use moec_simulate::bundle::{BUNDLE, Request, Simulated, simulate};
 use moec_simulate::paged::{self, paged};
 use moec_simulate::perfetto;
 use moec_simulate::phone::phone;
+use moec_simulate::systems::System;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -308,15 +309,23 @@ fn one_text(device: &Device, s: &Simulated) -> String {
             times(&|o| o.cpu_us),
         ]);
     }
+    let mut legend = vec![vec!["system".to_owned(), "description".to_owned()]];
+    legend.extend(s.outcomes.iter().map(|(name, _)| vec![(*name).to_owned(), described(name).to_owned()]));
     let decoded = if s.decode == 0 { String::new() } else { format!(", then {} decoded", s.decode) };
     format!(
-        "{}: a prompt of {} tokens in chunks of {}{decoded}; loads: {}\n\n{}",
+        "{}: a prompt of {} tokens in chunks of {}{decoded}; loads: {}\n\n{}\n{}",
         device.name,
         s.prompt,
         s.chunk,
         s.loads,
-        output::table(&rows)
+        output::table(&rows),
+        output::table(&legend)
     )
+}
+
+/// What a system of the table is.
+fn described(name: &str) -> &'static str {
+    System::named(name).map_or("moec, with the placement of the bundle's plan", |system| system.legend)
 }
 
 fn ms(us: f64) -> String {
@@ -327,6 +336,7 @@ fn one_json(device: &Device, s: &Simulated) -> Value {
     let system = |(name, o): &(&'static str, Outcome)| {
         json!({
             "system": name,
+            "description": described(name),
             "latency_s": o.timeline.wall_us * 1e-6,
             "energy_j": {"cpu": o.energy.cpu_j, "npu": o.energy.npu_j, "memory": o.energy.memory_j,
                          "total": o.energy.total_j()},

@@ -91,8 +91,16 @@ impl<'a> Here<'a> {
     }
 }
 
+/// Whether this machine has the CPU and all units of a device.
+///
+/// # Errors
+/// A unit of an unknown family.
+pub(super) fn runs_here(device: &Device) -> Result<bool> {
+    Ok(Here::of(device)?.runs(device))
+}
+
 /// Features that this machine lacks to run code for the device. Of another architecture all are lacking.
-pub(super) fn lacks(device: &Device) -> Vec<&str> {
+fn lacks(device: &Device) -> Vec<&str> {
     let features: Vec<&str> = device.features.iter().map(String::as_str).collect();
     moec_runtime::platform::cpu::missing(&features)
 }

@@ -85,7 +85,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     }
     let failures = report.failures();
     if failures.is_empty() {
-        progress.finished(&format!("{} is OK", args.bundle.display()), start);
+        progress.finished("verification", start);
         return Ok(());
     }
     let error = Error::input(format!("`{}` is out of tolerance", args.bundle.display()));

@@ -9,10 +9,11 @@ use moec_costs::model::Model;
 use moec_costs::request::{placed, prompt};
 use moec_costs::run::{Outcome, Scene};
 use moec_costs::units::Units;
-use moec_device::Device;
+use moec_device::{BUILT_IN, Device};
 use moec_ir::placement::Placement;
 use moec_profile::Profile;
 use moec_profile::loads::{LayerLoads, Loads, loads};
+use moec_targets::families;
 
 /// Options of a bundle's simulation.
 #[derive(Clone, Copy, Debug)]
@@ -57,13 +58,14 @@ pub fn simulate(bundle: &Bundle, request: &Request<'_>) -> Result<Simulated> {
         return Err(Error::input(format!(
             "the bundle is for `{target}`, which has no static graphs"
         ))
-        .hint(
-            "a bundle for `m2-ultra` or `m2-max` can be simulated, and one with `[memory] budget`; `moec steps` times one of this machine",
-        ));
+        .hint(format!(
+            "bundles for {} can be simulated, and those with `[memory] budget`; `moec steps` times one of this machine",
+            targets(|d| has_npu(d) || has_ndp_dimms(d))
+        )));
     }
     let units = Units::of(device).ok_or_else(|| {
         Error::input(format!("`{}` has no neural processing unit", device.name))
-            .hint("`--target m2-ultra` and `--target m2-max` have one")
+            .hint(format!("targets with one are {}", targets(has_npu)))
     })?;
     if units.names() != placement.units {
         return Err(Error::input(format!(
@@ -103,6 +105,23 @@ pub fn simulate(bundle: &Bundle, request: &Request<'_>) -> Result<Simulated> {
     }
     let tokens = prompt.tokens();
     Ok(Simulated { chunk, prompt: tokens, decode, loads: seen.origin, outcomes })
+}
+
+/// Names of the built-in targets that fit, in words.
+fn targets(fits: impl Fn(&Device) -> bool) -> String {
+    let names = BUILT_IN.iter().map(|(name, _)| *name);
+    let fitting = names.filter(|name| Device::find(name).is_ok_and(|device| fits(&device)));
+    fitting.map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}
+
+/// Whether a device has a neural processing unit.
+fn has_npu(device: &Device) -> bool {
+    Units::of(device).is_some()
+}
+
+/// Whether a device has memory that computes.
+fn has_ndp_dimms(device: &Device) -> bool {
+    device.units.iter().any(|unit| families::of(unit, device).is_ok_and(|family| family.streams().is_some()))
 }
 
 /// One chunk of mean loads, as the profile that a bundle was built with gave them.
@@ -159,6 +178,12 @@ experts {layer = 3, k = 1, tiers = [32]} {
   expert 1 {capacity = 32, group = 0, unit = 1, tier = 0, fallback = 0}
 }
 "#;
+
+    #[test]
+    fn hints_name_every_target_that_can_be_simulated() {
+        assert_eq!(targets(has_npu), "`m2-ultra`, `m2-max`, `snapdragon-8-gen-3`, `snapdragon-8-plus-gen-1`");
+        assert_eq!(targets(has_ndp_dimms), "`h100-spr-ndp`, `spr-ndp`");
+    }
 
     #[test]
     fn a_placement_says_where_calls_run() {

@@ -26,6 +26,8 @@ pub struct System {
     /// Whether decoding takes the cheaper unit by the device's tables, as pass `reside` does; else it runs where
     /// prompts do.
     pub decode_by_cost: bool,
+    /// What it is, for a legend: the paper or project, and what it does with experts.
+    pub legend: &'static str,
     /// Source of this description.
     pub source: &'static str,
 }
@@ -68,6 +70,7 @@ pub const OURS: System = System {
     attention: Queue::Npu,
     experts: ExpertExecution::Graphs { shapes: TIERED, group: None, home: Wish::Auto, resident: true },
     decode_by_cost: true,
+    legend: "NPUMoE (paper) with everything that moec decides",
     source: "Table 2; tiers, groups and homes by the passes tier, group and reside, one size to a graph",
 };
 
@@ -77,6 +80,7 @@ pub const COREML_CPU: System = System {
     attention: Queue::Cpu,
     experts: ExpertExecution::Dynamic,
     decode_by_cost: false,
+    legend: "Core ML (Apple) on the CPU alone, a baseline of NPUMoE's paper",
     source: "Table 2, Core ML (CPU only)",
 };
 
@@ -91,6 +95,7 @@ pub const COREML_NAIVE: System = System {
         resident: false,
     },
     decode_by_cost: false,
+    legend: "Core ML (Apple) as it schedules by default: one padded graph per expert, none kept on the NPU; a baseline of NPUMoE's paper",
     source: "Table 2, Core ML (naive); one graph per expert, padded (Table 4, Padding), nothing kept resident",
 };
 
@@ -100,6 +105,7 @@ pub const ANEMLL: System = System {
     attention: Queue::Npu,
     experts: ExpertExecution::Dynamic,
     decode_by_cost: false,
+    legend: "ANEMLL (project): dense blocks on the NPU, experts on the CPU; a baseline of NPUMoE's paper",
     source: "Table 2, ANEMLL",
 };
 
@@ -114,6 +120,7 @@ pub const BASE: System = System {
         resident: true,
     },
     decode_by_cost: true,
+    legend: "NPUMoE (paper) without its mechanisms: one graph per expert, all with the capacity of the busiest expert",
     source: "§5.8, Ours-base; the fixed shape is not stated, this is the least that drops nothing",
 };
 
@@ -126,6 +133,7 @@ pub const BASE_CHUNK: System = System {
         home: Wish::Graphs,
         resident: true,
     },
+    legend: "the same with the capacity of a whole chunk",
     source: "§5.8, Ours-base; the fixed shape is not stated, this is the most that a chunk can need",
     ..BASE
 };
@@ -134,6 +142,7 @@ pub const BASE_CHUNK: System = System {
 pub const TIERS: System = System {
     name: "ours-t",
     experts: ExpertExecution::Graphs { shapes: TIERED, group: Some(1), home: Wish::Graphs, resident: true },
+    legend: "NPUMoE (paper) with three capacities (tiers), still one graph per expert",
     source: "§5.8, Ours-T",
     ..BASE
 };
@@ -142,6 +151,7 @@ pub const TIERS: System = System {
 pub const GROUPS: System = System {
     name: "ours-tg",
     experts: ExpertExecution::Graphs { shapes: TIERED, group: None, home: Wish::Graphs, resident: true },
+    legend: "NPUMoE (paper) with tiers, and several experts to a graph (groups)",
     source: "§5.8, Ours-TG",
     ..BASE
 };
