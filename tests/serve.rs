@@ -289,7 +289,10 @@ fn requests_are_logged_where_that_is_wanted() {
         assert!(lines[0].contains(part), "{part}: {text}");
     }
     assert!(
-        lines[1].contains("status=404") && !lines[1].contains("tokens") && !text.contains("secret"),
+        lines[1].contains("status=404 error=\"unknown endpoint\"")
+            && !lines[0].contains("error=")
+            && !lines[1].contains("tokens")
+            && !text.contains("secret"),
         "{text}"
     );
     let text = log(&["--log", "json"]);
@@ -302,5 +305,6 @@ fn requests_are_logged_where_that_is_wanted() {
     );
     assert!(first["prompt_tokens"].as_u64() > Some(2), "{first}");
     let [start, end] = ["first_token_ms", "total_ms"].map(|name| first[name].as_f64().unwrap());
-    assert!(start <= end && first["timestamp"].is_string(), "{first}");
+    assert!(start <= end && first["timestamp"].is_string() && first["error"].is_null(), "{first}");
+    assert_eq!(lines[1]["error"], "unknown endpoint", "{text}");
 }

@@ -212,7 +212,7 @@ fn an_end_token_ends_text_but_not_ids() {
 fn a_seed_is_a_text() {
     let draw = |seed: u32| {
         run(&format!(
-            "generate --ids 1,2,3 -n 20 --temperature 30 --top-p 0.9 --top-k 50 --seed {seed} --quiet"
+            "generate --ids 1,2,3 -n 20 --temperature 2 --top-p 0.9 --top-k 50 --seed {seed} --quiet"
         ))
         .out
     };
@@ -235,10 +235,11 @@ fn refusals() {
         ("generate --ids 1,x", 2, &["error: invalid value 'x'"]),
         ("generate --ids 1 --prompt a", 2, &["error: ", "cannot be used with"]),
         ("generate --ids 1 --temperature -1", 2, &["--temperature"]),
-        ("generate --ids 1 --temperature nan", 2, &["must be a number from 0 to 100"]),
-        ("generate --ids 1 --temperature 101", 2, &["must be a number from 0 to 100"]),
-        ("generate --ids 1 --top-p -0.1", 2, &["must be a number from 0 to 1"]),
-        ("generate --ids 1 --top-p 1.1", 2, &["must be a number from 0 to 1"]),
+        ("generate --ids 1 --temperature nan", 2, &["must be a number from 0 to 2"]),
+        ("generate --ids 1 --temperature 9", 2, &["must be a number from 0 to 2"]),
+        ("generate --ids 1 --top-p 0", 2, &["must be a number above 0, up to 1"]),
+        ("generate --ids 1 --top-p 1.1", 2, &["must be a number above 0, up to 1"]),
+        ("generate --ids 1 --presence-penalty 3", 2, &["must be a number from -2 to 2"]),
         ("generate --ids 1 -n 0", 2, &["must be a number from 1 up"]),
         ("generate --ids 1 -n 99999999999999999999", 2, &["must be 4294967295 at most"]),
         ("generate --ids 1 --threads 0", 2, &["must be a number from 1 to 1024"]),
@@ -366,7 +367,7 @@ fn the_best_of_several_sequences() {
         assert_eq!(done.status, 0, "{}", done.err);
         done
     };
-    let draw = "--ids 1,2,3 -n 12 --temperature 40 --top-k 60";
+    let draw = "--ids 1,2,3 -n 12 --temperature 2 --top-k 60";
     let single = |seed: u64| run(&format!("generate {draw} --seed {seed} --quiet")).out;
     let json: Value =
         serde_json::from_str(&run(&format!("generate {draw} --seed 7 --best-of 3 --json")).out).unwrap();
@@ -456,6 +457,10 @@ fn bench_and_info() {
     assert_eq!((json["prompt"].as_u64(), json["threads"].as_u64()), (Some(20), Some(2)));
     for key in ["prefill_tokens_per_s", "decode_tokens_per_s", "arena_bytes", "weight_bytes", "kv_bytes"] {
         assert!(json[key].as_f64().unwrap() > 0.0, "{key}");
+    }
+    if cfg!(target_os = "linux") && json["cores"].is_u64() {
+        let used = json["cores_used_by_others"].as_f64().unwrap();
+        assert!(used >= 0.0 && used <= json["cores"].as_f64().unwrap(), "{json}");
     }
     assert!(run("bench --repeat 1").out.starts_with("prefill"));
     let json: Value = serde_json::from_str(&run("info --json").out).unwrap();

@@ -47,7 +47,7 @@ fn an_interrupt_ends_cleanly() {
     assert_eq!(run("generate --ids 1,2 -n 40 --threads 1 --json"), (130, String::new(), String::new()));
 
     // Of several sequences the most probable so far; the fifth call is the last of a run with five tokens.
-    let draw = "generate --ids 1,2 --threads 1 --best-of 2 --temperature 40 --quiet";
+    let draw = "generate --ids 1,2 --threads 1 --best-of 2 --temperature 2 --quiet";
     let (status, five, _) = run(&format!("{draw} -n 5"));
     let note = "note: no sequence had come to its end; this is the most probable so far\n";
     assert_eq!(run(&format!("{draw} -n 40")), (130, five, note.to_owned()));

@@ -15,7 +15,7 @@ use std::ffi::OsString;
 use std::io::Read;
 use std::path::Path;
 
-const TEMPLATE: &str = "{% for m in messages %}[{{ m.role[0] }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[a]{% endif %}";
+const TEMPLATE: &str = "{% if shout is defined %}!{% endif %}{% for m in messages %}[{{ m.role[0] }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[a]{% endif %}";
 
 struct Done {
     status: u8,
@@ -117,7 +117,12 @@ fn a_full_context_drops_the_oldest_turns() {
         prompts.iter().all(|tokens| tokens + 8 <= 64)
             && answers.iter().all(|a| a["ids"].as_array().unwrap().len() == 8)
     );
-    assert!(done.err.contains("no longer sees the oldest turn"), "{}", done.err);
+    // Two turns fit after the first note: each note has more turns than the one before.
+    let notes: Vec<&str> =
+        done.err.lines().filter(|line| line.contains("no longer sees the oldest")).collect();
+    let counts: Vec<usize> =
+        notes.iter().map(|note| note.split(' ').find_map(|word| word.parse().ok()).unwrap_or(1)).collect();
+    assert!(counts.len() > 1 && counts.is_sorted_by(|a, b| a < b), "{notes:?}");
 }
 
 /// Defaults are the advice of the model's makers, and the seed of an answer gives it again.
@@ -128,7 +133,7 @@ fn defaults_are_those_of_the_model_and_seeds_are_shown() {
     let seeds = [of(""), of("")].map(|answer| answer["seed"].as_u64().unwrap());
     assert_ne!(seeds[0], seeds[1]);
     let (first, again) =
-        (of("--temperature 30"), |seed: &Value| of(&format!("--temperature 30 --seed {seed}")));
+        (of("--temperature 2"), |seed: &Value| of(&format!("--temperature 2 --seed {seed}")));
     assert_eq!(again(&first["seed"])["ids"], first["ids"]);
     assert_ne!(again(&json!(first["seed"].as_u64().unwrap() + 1))["ids"], first["ids"]);
     let advise = |text: &str| std::fs::write(dir.path().join("artifacts/sampling.json"), text).unwrap();
@@ -139,12 +144,12 @@ fn defaults_are_those_of_the_model_and_seeds_are_shown() {
     };
     advise(r#"{"do_sample": false}"#);
     assert_eq!(without_end(of("")), likeliest);
-    assert_ne!(without_end(of("--temperature 30 --seed 1")), likeliest);
-    advise(r#"{"temperature": 30, "top_k": 1}"#);
+    assert_ne!(without_end(of("--temperature 2 --seed 1")), likeliest);
+    advise(r#"{"temperature": 2, "top_k": 1}"#);
     assert_eq!(without_end(of("")), likeliest);
     assert_ne!(without_end(of("--top-k 0 --seed 1")), likeliest);
     let shown = chat(dir.path(), "--seed 9", "");
-    assert!(shown.err.contains("temperature 30, top_k 1; seed 9"), "{}", shown.err);
+    assert!(shown.err.contains("temperature 2, top_k 1; seed 9"), "{}", shown.err);
     advise("[]");
     let refused = chat(dir.path(), "", "hi\n");
     assert!(refused.status == 1 && refused.err.contains("sampling.json"), "{}", refused.err);
@@ -206,7 +211,12 @@ fn commands() {
     for (line, words) in [
         ("/nothing", "no command `/nothing`"),
         ("/set temperature hot", "`hot` is not a value of temperature"),
-        ("/set top_p 2", "top_p must be from 0 to 1"),
+        ("/set top_p 2", "top_p must be above 0, up to 1"),
+        ("/set temperature 9", "temperature must be from 0 to 2"),
+        ("/set nonsense", "`nonsense` cannot be set"),
+        ("/set nonsense 3", "seed; variables of the chat template: shout\n"),
+        ("/set", "`/set` takes a name and a value"),
+        ("/set shout", "`/set shout` takes a value"),
         ("/load /nowhere", "cannot read a conversation from `/nowhere`"),
         ("/regenerate", "no answer yet"),
         ("/save", "a file is to be named"),
@@ -216,15 +226,42 @@ fn commands() {
     }
 }
 
+/// Standard input that is no terminal: lines that fail are reported with their numbers, and the others are answered.
+#[test]
+fn wrong_lines_do_not_end_a_script() {
+    let dir = talking();
+    let long = "x".repeat(80);
+    let script = format!("hi\n/nothing\n{long}\n/set nonsense 3\n/set shout 1\n/reset\nho\n");
+    let done = chat(dir.path(), "--json -n 2 --regex [a-d]{2}", &script);
+    let answers = done.answers();
+    assert_eq!((done.status, answers.len()), (1, 2), "{}", done.err);
+    assert_eq!(answers[1]["prompt_tokens"], "![u]ho[a]".len(), "a variable of the template is set");
+    for words in ["line 2: there is no command", "line 3: the prompt has", "line 4: `nonsense`", "3 lines of"]
+    {
+        assert!(done.err.contains(words), "{words}: {}", done.err);
+    }
+}
+
+#[test]
+fn the_same_answer_at_temperature_0_is_explained() {
+    let dir = talking();
+    let again = |args: &str| chat(dir.path(), &format!("-n 3 --quiet {args}"), "hi\n/regenerate\n");
+    let done = again("--temperature 0");
+    let answers: Vec<&str> = done.out.lines().collect();
+    assert_eq!((done.status, answers[0]), (0, answers[1]));
+    assert!(done.err.contains("`/set temperature 0.8`"), "{}", done.err);
+    assert!(!again("--temperature 2").err.contains("/set temperature"));
+}
+
 #[test]
 fn stop_strings_are_not_printed() {
     let dir = talking();
-    let whole = chat(dir.path(), "-n 8 --quiet --regex [a-d]{8} --temperature 3 --seed 1", "hi\n").out;
+    let whole = chat(dir.path(), "-n 8 --quiet --regex [a-d]{8} --temperature 2 --seed 1", "hi\n").out;
     let stop = &whole[3..5];
     let at = whole.find(stop).unwrap();
     let done = chat(
         dir.path(),
-        &format!("-n 8 --quiet --regex [a-d]{{8}} --temperature 3 --seed 1 --stop {stop}"),
+        &format!("-n 8 --quiet --regex [a-d]{{8}} --temperature 2 --seed 1 --stop {stop}"),
         "hi\n",
     );
     assert_eq!(done.out, format!("{}\n", &whole[..at]));

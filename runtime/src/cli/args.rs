@@ -73,28 +73,28 @@ pub struct Common {
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
     /// Sampling temperature; 0 is greedy [default: 0; in `chat` what the model's makers advise, else 1]
-    #[arg(long, value_name = "T", value_parser = between(0f32..=100.0, "from 0 to 100"), allow_negative_numbers = true)]
+    #[arg(long, value_name = "T", value_parser = sampling("temperature"), allow_negative_numbers = true)]
     pub temperature: Option<f32>,
     /// Nucleus sampling: keep the most probable tokens with this cumulative probability [default: 1; in `chat` as advised]
-    #[arg(long, value_name = "P", value_parser = between(0f32..=1.0, "from 0 to 1"), allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", value_parser = sampling("top_p"), allow_negative_numbers = true)]
     pub top_p: Option<f32>,
     /// Keep only this many of the most probable tokens; 0 keeps all [default: 0; in `chat` as advised]
     #[arg(long, value_name = "K", allow_negative_numbers = true)]
     pub top_k: Option<usize>,
     /// Discard tokens less probable than this share of the most probable one; 0 keeps all [default: 0; in `chat` as advised]
-    #[arg(long, value_name = "P", value_parser = between(0f32..=1.0, "from 0 to 1"), allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", value_parser = sampling("min_p"), allow_negative_numbers = true)]
     pub min_p: Option<f32>,
     /// Draw from the most typical tokens, nearest to the entropy, that together have this probability [default: 1; in `chat` as advised]
-    #[arg(long, value_name = "P", value_parser = between(f32::MIN_POSITIVE..=1.0, "above 0, up to 1"), allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", value_parser = sampling("typical_p"), allow_negative_numbers = true)]
     pub typical_p: Option<f32>,
     /// Divide positive logits of tokens of the prompt and the answer by this, and multiply negative ones; 1 leaves them [default: 1; in `chat` as advised]
-    #[arg(long, value_name = "R", value_parser = between(f32::MIN_POSITIVE..=100.0, "above 0, up to 100"), allow_negative_numbers = true)]
+    #[arg(long, value_name = "R", value_parser = sampling("repetition_penalty"), allow_negative_numbers = true)]
     pub repetition_penalty: Option<f32>,
     /// Subtract this from the logit of every token of the answer [default: 0]
-    #[arg(long, value_name = "A", value_parser = between(-100f32..=100.0, "from -100 to 100"), allow_negative_numbers = true)]
+    #[arg(long, value_name = "A", value_parser = sampling("presence_penalty"), allow_negative_numbers = true)]
     pub presence_penalty: Option<f32>,
     /// Subtract this from the logit of a token once for every time that the answer has it [default: 0]
-    #[arg(long, value_name = "A", value_parser = between(-100f32..=100.0, "from -100 to 100"), allow_negative_numbers = true)]
+    #[arg(long, value_name = "A", value_parser = sampling("frequency_penalty"), allow_negative_numbers = true)]
     pub frequency_penalty: Option<f32>,
     /// Add to the logits of tokens: `42:1.5,7:-inf`
     #[arg(long, value_name = "ID:BIAS,…", value_delimiter = ',', value_parser = bias, allow_hyphen_values = true)]
@@ -275,6 +275,11 @@ fn bias(text: &str) -> Result<(u32, f32), String> {
     read(text).filter(|(_, bias)| !bias.is_nan() && *bias != f32::INFINITY).ok_or_else(|| {
         "must be a token id and a number below infinity, as in `42:1.5` or `7:-inf`".to_owned()
     })
+}
+
+/// Parser of a number of [`Sampling`].
+fn sampling(name: &'static str) -> impl Fn(&str) -> Result<f32, String> + Clone + Send + Sync + 'static {
+    move |text| Sampling::parse(name, text)
 }
 
 /// A parser of numbers in a range, which `words` describe. NaN is in none.

@@ -221,7 +221,7 @@ pub fn check(target: &TargetInfo) -> Result<()> {
 
 /// Remedy where code is for other machines than this one.
 const HERE: &str =
-    "build for this machine with `moec build --target native`, or run the bundle on one that has them";
+    "build for this machine with `moec build --target native`, or run the bundle on a machine of its target";
 
 /// Whether a triple is of this machine's architecture and operating system.
 pub fn is_of_this_machine(triple: &str) -> bool {

@@ -18,7 +18,12 @@ const COMMANDS: &[(&str, &str, &str, Do)] = &[
     ("help", "", "this list", help),
     ("reset", "", "start a new conversation with the same system message", reset),
     ("system", "TEXT", "start a new conversation with another system message, or with none", system),
-    ("regenerate", "", "answer the last message anew, with the next seed", regenerate),
+    (
+        "regenerate",
+        "",
+        "answer the last message anew, with the next seed; at temperature 0 the answer is the same",
+        regenerate,
+    ),
     ("set", "NAME VALUE", "set an option of sampling, or a variable of the template", set),
     ("save", "FILE", "write the conversation to a file, as JSON", save),
     ("load", "FILE", "go on with a conversation from a file", load),
@@ -38,13 +43,22 @@ pub(super) fn run(
     }
 }
 
-fn help(_: &mut Conversation<'_, '_, '_>, _: &str, io: &mut Io<'_>) -> Result<(), Failure> {
+fn help(chat: &mut Conversation<'_, '_, '_>, _: &str, io: &mut Io<'_>) -> Result<(), Failure> {
     for (name, takes, what, _) in COMMANDS {
         io.note(&format!("{:20} {what}", format!("/{name} {takes}")));
     }
-    let names: Vec<&str> = OPTIONS.iter().map(|(name, _)| *name).collect();
-    io.note(&format!("sampling parameters: {}", names.join(", ")));
+    io.note(&settable(chat)?);
     Ok(())
+}
+
+/// Everything that `/set` sets, in words.
+fn settable(chat: &Conversation<'_, '_, '_>) -> Result<String> {
+    let names: Vec<&str> = OPTIONS.iter().map(|(name, _)| *name).collect();
+    let variables = match chat.template.variables()? {
+        none if none.is_empty() => "none".to_owned(),
+        some => some.join(", "),
+    };
+    Ok(format!("sampling parameters: {}; variables of the chat template: {variables}", names.join(", ")))
 }
 
 fn reset(chat: &mut Conversation<'_, '_, '_>, _: &str, _: &mut Io<'_>) -> Result<(), Failure> {
@@ -64,6 +78,8 @@ fn regenerate(chat: &mut Conversation<'_, '_, '_>, _: &str, io: &mut Io<'_>) -> 
     let done = chat.answer(io);
     if done.is_err() {
         chat.messages.push(last);
+    } else if chat.how.temperature <= 0.0 && chat.messages.last() == Some(&last) {
+        io.note("note: the answer is the same: at temperature 0 each token is the most probable one; `/set temperature 0.8` samples others");
     }
     done
 }
@@ -90,13 +106,27 @@ const OPTIONS: &[(&str, Set)] = &[
 ];
 
 fn set(chat: &mut Conversation<'_, '_, '_>, text: &str, _: &mut Io<'_>) -> Result<(), Failure> {
-    let Some((name, value)) = text.split_once([' ', '=']) else {
-        return Err(Error::new("`/set` takes a name and a value")
+    let (name, value) = match text.split_once([' ', '=']) {
+        Some((name, value)) => (name, Some(value.trim())),
+        None => (text, None),
+    };
+    let option = OPTIONS.iter().find(|(known, _)| *known == name);
+    if option.is_none() && !chat.template.variables()?.iter().any(|known| known == name) {
+        let what = if name.is_empty() {
+            "`/set` takes a name and a value".to_owned()
+        } else {
+            format!(
+                "`{name}` cannot be set: it is neither a sampling parameter nor a variable of the chat template"
+            )
+        };
+        return Err(Error::new(what).hint(settable(chat)?).into());
+    }
+    let Some(value) = value else {
+        return Err(Error::new(format!("`/set {name}` takes a value"))
             .hint("as in `/set temperature 0.7`")
             .into());
     };
-    let value = value.trim();
-    let Some((_, put)) = OPTIONS.iter().find(|(known, _)| *known == name) else {
+    let Some((_, put)) = option else {
         chat.vars.insert(name.to_owned(), json_or_text(value));
         return Ok(());
     };

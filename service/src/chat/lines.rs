@@ -16,6 +16,8 @@ pub(super) enum Line {
     Text(String),
     /// An empty one, or an interrupt while it was written.
     Nothing,
+    /// One that is not a text.
+    Invalid(Failed),
     /// There are no more.
     End,
 }
@@ -44,9 +46,15 @@ impl Lines {
         Ok(Self::Terminal(Box::new(editor), path))
     }
 
-    /// Whether an error ends nothing: the user can go on.
-    pub(super) fn goes_on(&self) -> bool {
+    /// Whether they come from a terminal.
+    pub(super) fn is_terminal(&self) -> bool {
         matches!(self, Self::Terminal(..))
+    }
+
+    /// Whether an error ends the conversation, and not one line alone: an output that cannot be written, or an interrupt without a
+    /// terminal, where no prompt follows.
+    pub(super) fn ends_with(&self, error: &Failed) -> bool {
+        matches!(error, Failed::Output(_)) || matches!(error, Failed::Interrupted) && !self.is_terminal()
     }
 
     /// The next line.
@@ -91,7 +99,7 @@ fn piped(read: &mut Vec<u8>, io: &mut Io<'_>) -> Result<Line> {
     if line.is_empty() {
         return Ok(Line::End);
     }
-    let text = String::from_utf8(line).map_err(|_| Failed::not_utf8())?;
+    let Ok(text) = String::from_utf8(line) else { return Ok(Line::Invalid(Failed::not_utf8())) };
     let text = text.trim_end_matches(['\r', '\n']);
     Ok(if text.trim().is_empty() { Line::Nothing } else { Line::Text(text.to_owned()) })
 }

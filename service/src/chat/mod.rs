@@ -118,25 +118,40 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
         io.note(&chat.drawn());
     }
     let mut lines = Lines::open(io)?;
+    let (mut read, mut failed) = (0, 0);
     loop {
+        read += 1;
         let done = match lines.next(io)? {
-            Line::End => return Ok(()),
+            Line::End => break,
             Line::Nothing => Ok(()),
+            Line::Invalid(e) => Err(e.into()),
             Line::Text(line) => match line.strip_prefix('/') {
-                Some("quit" | "exit") => return Ok(()),
+                Some("quit" | "exit") => break,
                 Some(command) => commands::run(&mut chat, command, io),
                 None => chat.say(line, io),
             },
         };
-        match done {
-            Ok(()) => {}
-            Err(Failure::Other { what, hint }) if lines.goes_on() => io.error(&what, hint.as_deref()),
-            Err(Failure::Error(e)) if lines.goes_on() && !matches!(e, moec_runtime::Error::Output(_)) => {
-                io.error(&e.to_string(), e.hint().as_deref());
-            }
-            Err(e) => return Err(e),
+        // A line that fails does not end the conversation.
+        let (what, hint) = match done {
+            Ok(()) => continue,
+            Err(Failure::Error(e)) if lines.ends_with(&e) => return Err(e.into()),
+            Err(Failure::Error(e)) => (e.to_string(), e.hint()),
+            Err(Failure::Other { what, hint }) => (what, hint),
+            Err(e @ Failure::Use { .. }) => return Err(e),
+        };
+        failed += 1;
+        if lines.is_terminal() {
+            io.error(&what, hint.as_deref());
+        } else {
+            io.error(&format!("line {read}: {what}"), hint.as_deref());
         }
     }
+    if lines.is_terminal() || failed == 0 {
+        return Ok(());
+    }
+    // A script learns it from the exit status.
+    let lines = if failed == 1 { "1 line".to_owned() } else { format!("{failed} lines") };
+    Err(Error::new(format!("{lines} of standard input failed")).into())
 }
 
 /// The template that is asked for, or the bundle's own.
@@ -271,8 +286,9 @@ impl Conversation<'_, '_, '_> {
                 format!("the prompt has {} tokens, and the context holds {}", prompt.ids.len(), self.max);
             return Err(Error::new(what).hint("shorten it, or start a new conversation with `/reset`"));
         }
-        let out = self.messages[before..self.first].iter().filter(|m| m.role == "user").count();
-        if out > 0 {
+        if self.first > before {
+            // All that are left out, so that each note has a larger number.
+            let out = self.messages[..self.first].iter().filter(|m| m.role == "user").count();
             let turns = if out == 1 { "turn".to_owned() } else { format!("{out} turns") };
             io.note(&format!("note: the context is full: the model no longer sees the oldest {turns}"));
         }
@@ -311,7 +327,7 @@ impl Conversation<'_, '_, '_> {
         Ok(())
     }
 
-    fn report(&self, said: &Said<'_>, done: &Answer, io: &mut Io<'_>) -> Result<()> {
+    fn report(&self, said: &Said<'_>, done: &Answer, io: &mut Io<'_>) -> Result<(), Failure> {
         if self.json {
             let report = json!({
                 "text": said.message.content,

@@ -19,8 +19,8 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 
-/// Roles of messages, beside `developer`, which is `system`.
-const ROLES: [&str; 5] = ["system", "user", "assistant", "tool", "function"];
+/// Roles of messages. `developer` is OpenAI's newer name of `system`.
+const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
 /// Variables of templates that stand at the top of requests.
 const VARIABLES: [&str; 2] = ["reasoning_effort", "enable_thinking"];
 
@@ -138,7 +138,6 @@ fn message(value: &Value, at: &str) -> Answer<Value> {
     let mut out = value.clone();
     match fields.string("role").map_err(|e| e.at(at))? {
         None => return Err(ApiError::bad(at, format!("`{at}` has no `role`"))),
-        // OpenAI's newer name for it.
         Some("developer") => out["role"] = json!("system"),
         Some(role) if ROLES.contains(&role) => {}
         Some(role) => {
@@ -590,6 +589,8 @@ mod tests {
             let read = message(&json!({"role": role, "content": "a"}), "messages[0]");
             assert_eq!(read.ok().as_ref().and_then(|m| m["role"].as_str()), expected);
         }
+        let unknown = message(&json!({"role": "robot", "content": "a"}), "messages[0]").unwrap_err();
+        assert!(unknown.message.contains("it may be `system`, `developer`, `user`"), "{}", unknown.message);
     }
 
     /// Two calls, letter by letter: the first piece of each has its name, and the others its arguments. Where only one may be, the answer

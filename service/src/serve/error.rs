@@ -18,6 +18,10 @@ pub(super) struct ApiError {
     pub(super) code: Option<&'static str>,
 }
 
+/// Message of an error response, for the log.
+#[derive(Clone, Debug)]
+pub(super) struct Reason(pub(super) String);
+
 /// Result of a request.
 pub(super) type Answer<T> = Result<T, ApiError>;
 
@@ -97,6 +101,7 @@ impl From<Error> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, axum::Json(self.json())).into_response();
+        response.extensions_mut().insert(Reason(self.message.clone()));
         if self.is_passing() {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER));
         }

@@ -1,5 +1,6 @@
 //! A line on standard error for each request, where that is wanted.
 
+use super::error::Reason;
 use axum::body::{Body, Bytes};
 use axum::extract::Request;
 use axum::http::Method;
@@ -103,8 +104,14 @@ pub(super) async fn log(mut request: Request, next: Next) -> Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let response = next.run(request).await;
     let status = response.status().as_u16();
-    let line = Line { record, method, path, status };
+    let error = reason(&response);
+    let line = Line { record, method, path, status, error };
     response.map(|body| Body::new(Logged { body, line }))
+}
+
+/// Message of an error response.
+fn reason(response: &Response) -> Option<String> {
+    response.extensions().get().map(|Reason(message)| message.clone())
 }
 
 /// Fields that are logged with its end.
@@ -113,11 +120,13 @@ struct Line {
     method: Method,
     path: String,
     status: u16,
+    /// Message of an error response.
+    error: Option<String>,
 }
 
 impl Line {
     fn write(&self, complete: bool) {
-        let Self { record, method, path, status } = self;
+        let Self { record, method, path, status, error } = self;
         let ms = |time: Duration| (time.as_secs_f64() * 1e4).round() / 10.0;
         let prompt = record.prompt_tokens.load(Ordering::Relaxed);
         let cached = record.cached_tokens.load(Ordering::Relaxed);
@@ -126,6 +135,7 @@ impl Line {
             %method,
             path,
             status,
+            error = error.as_deref(),
             prompt_tokens = (prompt > 0).then_some(prompt),
             cached_tokens = (prompt > 0).then_some(cached),
             completion_tokens = (prompt > 0).then_some(completion),
@@ -171,5 +181,38 @@ impl hyper::body::Body for Logged {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::error::ApiError;
+    use super::*;
+    use axum::response::IntoResponse as _;
+    use std::io::{Read as _, Seek as _};
+
+    #[test]
+    fn a_refused_request_is_logged_with_its_reason() {
+        for (json, expected) in [(false, r#"error="`n` is wrong""#), (true, r#""error":"`n` is wrong""#)] {
+            let mut file = tempfile::tempfile().unwrap();
+            let lines = tracing_subscriber::fmt().with_writer(Mutex::new(file.try_clone().unwrap()));
+            let dispatch: Dispatch =
+                if json { lines.json().flatten_event(true).into() } else { lines.with_ansi(false).into() };
+            let refused = ApiError::bad("n", "`n` is wrong").into_response();
+            let write = |response: &Response| {
+                let (record, method, path) = (Arc::default(), Method::POST, "/v1".to_owned());
+                let status = response.status().as_u16();
+                Line { record, method, path, status, error: reason(response) }.write(true);
+            };
+            tracing::dispatcher::with_default(&dispatch, || {
+                write(&refused);
+                write(&"fine".into_response());
+            });
+            let mut text = String::new();
+            file.rewind().unwrap();
+            file.read_to_string(&mut text).unwrap();
+            let lines: Vec<&str> = text.lines().collect();
+            assert!(lines.len() == 2 && lines[0].contains(expected) && !lines[1].contains("error"), "{text}");
+        }
     }
 }

@@ -66,6 +66,7 @@ impl Options {
         for (name, of) in NUMBERS {
             if let Some(x) = fields.number(name)? {
                 *of(&mut sampling) = x;
+                sampling.check().map_err(|e| ApiError { param: Some(name.to_owned()), ..e.into() })?;
             }
         }
         sampling.top_k = fields.integer("top_k", 0, u32::MAX as usize)?.unwrap_or(sampling.top_k);

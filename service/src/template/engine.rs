@@ -51,6 +51,21 @@ impl Engine {
         Ok(Self { env, source: prepared, tokens })
     }
 
+    /// Names of its variables beside the conversation and the special tokens, in alphabetical order.
+    pub fn variables(&self) -> Vec<String> {
+        let known = ["messages", "tools", "documents", "add_generation_prompt"];
+        let template = self.env.template_from_named_str(NAME, &self.source);
+        let names = template.map(|template| template.undeclared_variables(false)).unwrap_or_default();
+        let own = |name: &String| {
+            !known.contains(&name.as_str())
+                && self.tokens.iter().all(|(token, _)| token != name)
+                && self.env.globals().all(|(global, _)| global != name)
+        };
+        let mut names: Vec<String> = names.into_iter().filter(own).collect();
+        names.sort_unstable();
+        names
+    }
+
     /// The prompt for a conversation.
     ///
     /// # Errors

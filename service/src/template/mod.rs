@@ -150,6 +150,14 @@ impl Template {
         Ok(self.ask(None)?.err())
     }
 
+    /// Names of its variables, beside the conversation and the special tokens: `enable_thinking` and the like.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    pub fn variables(&self) -> Result<Vec<String>> {
+        Ok(self.ask(None)??.split_whitespace().map(str::to_owned).collect())
+    }
+
     /// Its source.
     pub fn source(&self) -> &str {
         &self.source
@@ -163,7 +171,7 @@ impl Template {
         self.ask(Some(request))?
     }
 
-    /// Has it parsed, and rendered if there is something to render.
+    /// Has it parsed, and rendered if there is something to render; else gives the names of its variables.
     fn ask(&self, render: Option<&Render<'_>>) -> Result<Result<String>> {
         let request =
             Request { source: Cow::Borrowed(&self.source), tokens: Cow::Borrowed(&self.tokens), render };

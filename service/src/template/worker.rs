@@ -19,7 +19,7 @@ pub(super) const TIME: u64 = 4;
 /// Memory of a template, a conversation and its prompt.
 pub(super) const MEMORY: u64 = 512 << 20;
 
-/// Request to the process, any number of times. The reply is the prompt, or nothing where nothing is rendered.
+/// Request to the process, any number of times. The reply is the prompt, or the names of the variables where nothing is rendered.
 #[derive(Debug, Serialize)]
 pub(super) struct Request<'a> {
     pub(super) source: Cow<'a, str>,
@@ -104,5 +104,7 @@ pub(crate) fn serve(link: &mut Link) -> io::Result<()> {
 
 fn done(request: Received) -> crate::Result<String> {
     let engine = Engine::new(&request.source, &request.tokens)?;
-    request.render.map_or_else(|| Ok(String::new()), |render| engine.render(&render.borrowed()))
+    request
+        .render
+        .map_or_else(|| Ok(engine.variables().join(" ")), |render| engine.render(&render.borrowed()))
 }

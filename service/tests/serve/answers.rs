@@ -34,7 +34,7 @@ pub(crate) fn answers(at: &str) {
     assert_eq!(last["usage"]["prompt_tokens_details"]["cached_tokens"], 2, "the prompt lay in a slot");
     // Where no probability is wanted, the most probable token stays.
     let mut narrow = body.clone();
-    (narrow["temperature"], narrow["top_p"]) = (json!(50.0), json!(0));
+    (narrow["temperature"], narrow["top_p"]) = (json!(2.0), json!(1e-6));
     assert_eq!(complete(at, &narrow).json()["choices"][0]["text"], text);
     // More tokens than the context has room for are as many as it has.
     let most = json!({"prompt": prompt, "max_tokens": 1000, "temperature": 0, "ignore_eos": true});
@@ -44,7 +44,7 @@ pub(crate) fn answers(at: &str) {
         (&json!("length"), &json!(64))
     );
     // Without a temperature tokens are drawn, with a seed that is shown.
-    let mut drawn = json!({"prompt": prompt, "max_tokens": 20, "temperature": 30.0, "ignore_eos": true});
+    let mut drawn = json!({"prompt": prompt, "max_tokens": 20, "temperature": 2.0, "ignore_eos": true});
     let first = complete(at, &drawn).json();
     drawn["seed"] = first["seed"].clone();
     let again = complete(at, &drawn).json();
@@ -55,7 +55,7 @@ pub(crate) fn answers(at: &str) {
     drawn["seed"] = json!(null);
     assert_ne!(complete(at, &drawn).json()["seed"], first["seed"]);
     // Several prompts, several answers, a seed, log-probabilities: those of the library.
-    let body = json!({"prompt": [[1, 2, 3], [9, 8]], "n": 2, "max_tokens": 6, "temperature": 30.0, "seed": 5, "logprobs": 2,
+    let body = json!({"prompt": [[1, 2, 3], [9, 8]], "n": 2, "max_tokens": 6, "temperature": 2.0, "seed": 5, "logprobs": 2,
         "ignore_eos": true});
     let value = complete(at, &body).json();
     let choices = value["choices"].as_array().unwrap().clone();
@@ -63,7 +63,7 @@ pub(crate) fn answers(at: &str) {
     with_engine(&ENTRIES, 1, |engine| {
         for (i, choice) in choices.iter().enumerate() {
             let prompt: &[u32] = [&[1, 2, 3][..], &[9, 8]][i / 2];
-            let how = Sampling { temperature: 30.0, seed: 5 + i as u64, ..Sampling::GREEDY };
+            let how = Sampling { temperature: 2.0, seed: 5 + i as u64, ..Sampling::GREEDY };
             let request = Request { slot: 0, prompt, n: 6, end: &[] };
             let mut sampler = Sampler::new(how);
             let alone =

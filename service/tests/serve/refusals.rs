@@ -13,8 +13,15 @@ pub(crate) fn refusals(at: &str) {
     };
     let cases = [
         (json!({"prompt": "a", "temperature": "hot"}), 400, "temperature", "must be a number"),
-        (json!({"prompt": "a", "temperature": 101}), 400, "", "temperature must be from 0 to 100"),
-        (json!({"prompt": "a", "top_p": -0.5}), 400, "", "top_p must be from 0 to 1"),
+        (
+            json!({"prompt": "a", "temperature": 9}),
+            400,
+            "temperature",
+            "temperature must be from 0 to 2, not 9",
+        ),
+        (json!({"prompt": "a", "top_p": 0}), 400, "top_p", "top_p must be above 0, up to 1"),
+        (json!({"prompt": "a", "presence_penalty": 3}), 400, "presence_penalty", "from -2 to 2"),
+        (json!({"prompt": "a", "frequency_penalty": -2.1}), 400, "frequency_penalty", "from -2 to 2"),
         (json!({"prompt": "a", "n": 4}), 400, "n", "from 1 to 3"),
         (json!({"prompt": "a", "stop": 3}), 400, "stop", "array of strings"),
         (json!({"prompt": "a", "stop": ["b", "é".repeat(129)]}), 400, "stop", "hint: each may have 256"),

@@ -160,7 +160,7 @@ pub(crate) fn expected(prompt: &[u32], n: usize) -> (String, &'static str) {
 
 /// A request that takes all slots for as long as it can.
 pub(crate) fn long() -> Value {
-    json!({"prompt": [5, 6], "max_tokens": 60, "n": SLOTS, "temperature": 50.0, "stream": true, "ignore_eos": true})
+    json!({"prompt": [5, 6], "max_tokens": 60, "n": SLOTS, "temperature": 2.0, "stream": true, "ignore_eos": true})
 }
 
 /// A connection from an address of this machine.

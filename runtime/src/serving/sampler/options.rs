@@ -8,10 +8,9 @@ pub const MAX_LIKELIEST: usize = 20;
 /// Sampling options. The default is greedy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
-    /// Divides the logits; 0 chooses the largest one. 0 to 100.
+    /// Divides the logits; 0 chooses the largest one. 0 to 2.
     pub temperature: f32,
-    /// Only the most probable tokens that together have at least this probability stay; 0 keeps the most probable one (as OpenAI), 1 keeps all.
-    /// 0 to 1.
+    /// Only the most probable tokens that together have at least this probability stay; 1 keeps all. Above 0, up to 1.
     pub top_p: f32,
     /// Only this many of the most probable tokens stay; 0 keeps all.
     pub top_k: usize,
@@ -24,9 +23,9 @@ pub struct Sampling {
     /// 2019, "CTRL", §4.1; as transformers does it); 1 changes nothing. Above 0, up to 100.
     pub repetition_penalty: f32,
     /// Subtracted from the logit of every token that stands in the answer (as OpenAI and vLLM: the prompt does not count).
-    /// −100 to 100.
+    /// −2 to 2.
     pub presence_penalty: f32,
-    /// Subtracted from the logit of a token once for every time that it stands in the answer (as OpenAI and vLLM). −100 to 100.
+    /// Subtracted from the logit of a token once for every time that it stands in the answer (as OpenAI and vLLM). −2 to 2.
     pub frequency_penalty: f32,
     /// Added to the logits of these tokens; −∞ forbids one. Ids after the vocabulary change nothing.
     pub bias: Vec<(u32, f32)>,
@@ -45,15 +44,16 @@ impl Default for Sampling {
 /// A number of [`Sampling`]: its name, its value, whether that is in its range, and the range in words.
 type Bounded = (&'static str, fn(&Sampling) -> f32, fn(f32) -> bool, &'static str);
 
-/// Ranges of the numbers.
+/// Ranges of the numbers, wherever they come from: requests, `/set`, the command line, a checkpoint. Those that OpenAI's API has are its own,
+/// but for a `top_p` of 0, which vLLM refuses, too.
 const RANGES: [Bounded; 7] = [
-    ("temperature", |s| s.temperature, |x| (0.0..=100.0).contains(&x), "from 0 to 100"),
-    ("top_p", |s| s.top_p, |x| (0.0..=1.0).contains(&x), "from 0 to 1"),
+    ("temperature", |s| s.temperature, |x| (0.0..=2.0).contains(&x), "from 0 to 2"),
+    ("top_p", |s| s.top_p, |x| x > 0.0 && x <= 1.0, "above 0, up to 1"),
     ("min_p", |s| s.min_p, |x| (0.0..=1.0).contains(&x), "from 0 to 1"),
     ("typical_p", |s| s.typical_p, |x| x > 0.0 && x <= 1.0, "above 0, up to 1"),
     ("repetition_penalty", |s| s.repetition_penalty, |x| x > 0.0 && x <= 100.0, "above 0, up to 100"),
-    ("presence_penalty", |s| s.presence_penalty, |x| (-100.0..=100.0).contains(&x), "from -100 to 100"),
-    ("frequency_penalty", |s| s.frequency_penalty, |x| (-100.0..=100.0).contains(&x), "from -100 to 100"),
+    ("presence_penalty", |s| s.presence_penalty, |x| (-2.0..=2.0).contains(&x), "from -2 to 2"),
+    ("frequency_penalty", |s| s.frequency_penalty, |x| (-2.0..=2.0).contains(&x), "from -2 to 2"),
 ];
 
 impl Sampling {
@@ -71,6 +71,16 @@ impl Sampling {
         seed: 0,
         log_probabilities: None,
     };
+
+    /// Parses the number of that name.
+    ///
+    /// # Errors
+    /// The text is not a number of its range, which the error names.
+    pub(crate) fn parse(name: &str, text: &str) -> Result<f32, String> {
+        let bounded = RANGES.iter().find(|(known, ..)| *known == name);
+        let (_, _, fits, range) = bounded.ok_or_else(|| format!("`{name}` is not a sampling parameter"))?;
+        text.parse().ok().filter(|&x| fits(x)).ok_or_else(|| format!("must be a number {range}"))
+    }
 
     /// Fails if a number is out of its range, whatever its source.
     ///

@@ -200,12 +200,13 @@ fn options_out_of_range_are_named() {
     hot().check().unwrap();
     let bad = [
         (Sampling { temperature: f32::NAN, ..hot() }, "temperature"),
-        (Sampling { top_p: -0.1, ..hot() }, "top_p"),
+        (Sampling { temperature: 2.1, ..hot() }, "temperature must be from 0 to 2"),
+        (Sampling { top_p: 0.0, ..hot() }, "top_p must be above 0, up to 1"),
         (Sampling { min_p: 1.5, ..hot() }, "min_p"),
         (Sampling { typical_p: -1.0, ..hot() }, "typical_p"),
         (Sampling { repetition_penalty: 0.0, ..hot() }, "repetition_penalty"),
         (Sampling { presence_penalty: f32::INFINITY, ..hot() }, "presence_penalty"),
-        (Sampling { frequency_penalty: 101.0, ..hot() }, "frequency_penalty"),
+        (Sampling { frequency_penalty: 2.1, ..hot() }, "frequency_penalty"),
         (Sampling { bias: vec![(3, f32::NAN)], ..hot() }, "logit_bias"),
         (Sampling { log_probabilities: Some(21), ..hot() }, "log_probabilities"),
     ];
