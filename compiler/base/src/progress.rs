@@ -38,7 +38,13 @@ impl Progress {
         let draws = !quiet && wanted && std::io::stderr().is_terminal();
         let target = if draws { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         let reports = !quiet && wanted && !draws;
-        Self { quiet, verbose: verbose && !quiet, bars: MultiProgress::with_draw_target(target), draws, reports }
+        Self {
+            quiet,
+            verbose: verbose && !quiet,
+            bars: MultiProgress::with_draw_target(target),
+            draws,
+            reports,
+        }
     }
 
     /// Says nothing.

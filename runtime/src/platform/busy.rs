@@ -108,7 +108,9 @@ mod tests {
     #[test]
     fn time_of_other_programs_is_what_is_left_of_the_cores() {
         let machine = |user: u64, idle: u64| {
-            format!("cpu  9 9 9 9\ncpu0 {user} 0 0 {idle} 5 0 0 0 7 7\ncpu1 {user} 0 0 {idle} 5 0 0 0 0 0\ncpu2 900 0 0 9 0 0 0 0\nintr 1\n")
+            format!(
+                "cpu  9 9 9 9\ncpu0 {user} 0 0 {idle} 5 0 0 0 7 7\ncpu1 {user} 0 0 {idle} 5 0 0 0 0 0\ncpu2 900 0 0 9 0 0 0 0\nintr 1\n"
+            )
         };
         let process = |own: u64| format!("1 (a ) b) S 0 0 0 0 0 0 0 0 0 0 {own} 0 0 0 20 0");
         let before = Busy::parse(&machine(100, 100), &process(10), "0-1\n").unwrap();

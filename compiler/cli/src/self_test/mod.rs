@@ -56,7 +56,8 @@ pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
             .hint(format!("{hint}report all of this with the output of `moec doctor`, and `{}`", version()))
     })?;
     right &= found.is_right();
-    let threads = moec_runtime::platform::cpu::threads(None).unwrap_or_else(|_| moec_runtime::platform::cpu::cores());
+    let threads =
+        moec_runtime::platform::cpu::threads(None).unwrap_or_else(|_| moec_runtime::platform::cpu::cores());
     if let Some(warning) = found.others.and_then(|others| others.warning(threads)) {
         progress.warn(&warning);
     }
