@@ -2,6 +2,7 @@
 
 use crate::shell::{self, Failed, output, program, shown, stage};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Whether this system has apt.
 pub(crate) fn is_here() -> bool {
@@ -13,8 +14,12 @@ pub(crate) fn is_root() -> bool {
     output(program("id").arg("-u")).is_some_and(|id| id == "0")
 }
 
-/// Fetches the lists of packages.
+/// Fetches the lists of packages, once in a run of this program.
 pub(crate) fn update() -> Result<(), Failed> {
+    static UPDATED: AtomicBool = AtomicBool::new(false);
+    if UPDATED.swap(true, Ordering::Relaxed) {
+        return Ok(());
+    }
     stage("Updating", "the lists of apt");
     shell::run(program("apt-get").args(["update", "-qq"]))
 }
@@ -25,6 +30,7 @@ pub(crate) fn install(missing: &str, packages: &[&str]) -> Result<(), Failed> {
     if !is_root() || !is_here() {
         return Err(Failed::new(missing).hint(as_root(packages)));
     }
+    update()?;
     stage("Installing", &packages.join(", "));
     shell::run(&mut command)
 }

@@ -20,6 +20,10 @@ const HASHES: [&str; 4] = [
 /// Package that executes ONNX.
 const ONNXRUNTIME: &str = "onnxruntime==1.32.0";
 
+const MISSING: &str = "no Python of 3.11 to 3.14 with virtual environments";
+/// Debian's package of virtual environments.
+const PACKAGES: [&str; 1] = ["python3-venv"];
+
 /// Succeeds in a Python that the package has a file for, and gives its version.
 const FITS: &str = "
 import ensurepip, platform, sys
@@ -85,11 +89,11 @@ fn check(venv: &Path) -> Result<String, String> {
 
 fn install(venv: &Path) -> Result<(), Failed> {
     let names = ["python3", "/usr/bin/python3", "python3.14", "python3.13", "python3.12", "python3.11"];
-    let found = names.into_iter().find_map(|name| Some((name, output(program(name).args(["-c", FITS]))?)));
-    let Some((name, version)) = found else {
-        return Err(Failed::new("no Python of 3.11 to 3.14 with virtual environments")
-            .hint(apt::as_root(&["python3-venv"])));
-    };
+    let find = || names.into_iter().find_map(|name| Some((name, output(program(name).args(["-c", FITS]))?)));
+    if find().is_none() {
+        apt::install(MISSING, &PACKAGES)?;
+    }
+    let (name, version) = find().ok_or_else(|| Failed::new(MISSING).hint(apt::as_root(&PACKAGES)))?;
     stage("Found", &format!("Python {} ({name})", version.trim()));
     stage("Creating", &venv.display().to_string());
     shell::run(program(name).args(["-m", "venv", "--clear"]).arg(venv))?;

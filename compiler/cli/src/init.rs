@@ -45,22 +45,14 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     for warning in &spec.warnings {
         progress.warn(warning);
     }
+    let limits = checkpoint.limits(&spec)?;
+    for limit in &limits {
+        progress.stage("Note", limit);
+    }
     let facts = facts::of(&spec, &|leaf| checkpoint.format(leaf));
-    let text = moec_config::template(&seen_from(&args.output, &source)?, &facts, args.all);
+    let text = moec_config::template(&seen_from(&args.output, &source)?, &facts, args.all, &[]);
     let shown = args.output.display();
-    let opened = OpenOptions::new()
-        .write(true)
-        .truncate(true)
-        .create(args.force)
-        .create_new(!args.force)
-        .open(&args.output);
-    opened.and_then(|mut f| f.write_all(text.as_bytes())).map_err(|e| {
-        if e.kind() == ErrorKind::AlreadyExists {
-            return Error::usage(format!("`{shown}` exists already"))
-                .hint("`--force` replaces it, `-o` names another");
-        }
-        Error::environment(format!("`{shown}` cannot be written")).because(e)
-    })?;
+    write(&args.output, &text, args.force)?;
     progress.stage(
         "Created",
         &format!("`{shown}` for {} with {} parameters", spec.title, human::count(facts.parameters)),
@@ -74,13 +66,30 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
             "parameters": facts.parameters,
             "active_parameters": facts.active_parameters,
             "warnings": spec.warnings,
+            "limits": limits,
         }))?;
     }
     Ok(())
 }
 
+/// Writes a `model.toml`.
+///
+/// # Errors
+/// The file is there already and not to be replaced, or cannot be written.
+pub(crate) fn write(path: &Path, text: &str, force: bool) -> Result<()> {
+    let shown = path.display();
+    let opened = OpenOptions::new().write(true).truncate(true).create(force).create_new(!force).open(path);
+    opened.and_then(|mut f| f.write_all(text.as_bytes())).map_err(|e| {
+        if e.kind() == ErrorKind::AlreadyExists {
+            return Error::usage(format!("`{shown}` exists already"))
+                .hint("`--force` replaces it, `-o` names another");
+        }
+        Error::environment(format!("`{shown}` cannot be written")).because(e)
+    })
+}
+
 /// The path that is meant: one that exists, or where a model with that name was fetched to.
-fn source(given: &Path, offline: bool, progress: &Progress) -> Result<PathBuf> {
+pub(crate) fn source(given: &Path, offline: bool, progress: &Progress) -> Result<PathBuf> {
     let name = given.to_str().filter(|_| !given.exists()).and_then(hub::Name::parse);
     // Whatever else is given is a path, and opening it says what is wrong.
     let Some(name) = name else { return Ok(given.to_owned()) };
@@ -94,7 +103,7 @@ fn source(given: &Path, offline: bool, progress: &Progress) -> Result<PathBuf> {
 
 /// The path of `target` as seen from the folder of `file`: relative where both have a common ancestor below
 /// the root, so that the two can be moved together.
-fn seen_from(file: &Path, target: &Path) -> Result<PathBuf> {
+pub(crate) fn seen_from(file: &Path, target: &Path) -> Result<PathBuf> {
     let whole = |path: &Path| {
         path.canonicalize()
             .map_err(|e| Error::environment(format!("`{}` cannot be resolved", path.display())).because(e))

@@ -579,16 +579,19 @@ impl Config {
         if !self.decode.big_little {
             return Ok(None);
         }
-        let wrong = |what: String| Error::input(format!("`{}`: {what}", self.path.display()));
+        let wrong =
+            |key, what: String| Error::input(format!("`{}`: {what}", read::place(&self.path, "decode", key)));
         let off = "set `big_little = false` under `[decode]`";
         let Some(k) = experts else {
             return Err(wrong(
+                "big_little",
                 "`decode.big_little` is true, but the model has no experts to leave out".into(),
             )
             .hint(off));
         };
         if k < 2 {
             return Err(wrong(
+                "big_little",
                 "`decode.big_little` is true, but the model takes one expert per token: there is nothing less".into(),
             )
             .hint(off));
@@ -596,10 +599,11 @@ impl Config {
         match self.decode.little {
             None => Ok(Some(k.div_ceil(2))),
             Some(little) if little < k => Ok(Some(little)),
-            Some(little) => {
-                Err(wrong(format!("`decode.little` is {little}, but the model takes {k} experts per token"))
-                    .hint(format!("set it to {} or less; {} is the default", k - 1, k.div_ceil(2))))
-            }
+            Some(little) => Err(wrong(
+                "little",
+                format!("`decode.little` is {little}, but the model takes {k} experts per token"),
+            )
+            .hint(format!("set it to {} or less; {} is the default", k - 1, k.div_ceil(2)))),
         }
     }
 
@@ -619,7 +623,7 @@ impl Config {
         if max_context > model_max {
             return Err(Error::input(format!(
                 "`{}`: `shapes.max_context` is {max_context}, but the model ends at {model_max}",
-                self.path.display()
+                read::place(&self.path, "shapes", "max_context")
             ))
             .hint(format!("set it to {model_max} or less (`max_position_embeddings` in `config.json`)")));
         }

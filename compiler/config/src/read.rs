@@ -4,6 +4,7 @@ use super::value::{Value, Wrong};
 use super::{Config, KEYS, Key};
 use moec_base::{Error, Result};
 use moec_device::nearest;
+use moec_runtime::platform::regular;
 use std::fmt;
 use std::path::Path;
 use toml::Spanned;
@@ -71,6 +72,17 @@ pub(super) fn read(text: &str, path: &Path) -> Result<(Config, At)> {
         }
     }
     Ok((config, source_at))
+}
+
+/// `file:line:column` of a key's value, for errors that are found after the file was read; the file alone where the key is
+/// not there.
+pub(super) fn place(path: &Path, section: &str, key: &str) -> String {
+    let file = path.display().to_string();
+    let Ok(text) = regular::read_text(path, regular::SETTINGS) else { return file };
+    let Ok(table) = DeTable::parse(&text) else { return file };
+    let keys = table.get_ref().get(section).and_then(|s| s.get_ref().as_table());
+    let value = keys.and_then(|keys| keys.get(key));
+    value.map_or(file.clone(), |value| format!("{file}:{}", At::of(&text, value.span().start)))
 }
 
 /// Keys and values as they stand in the file.

@@ -1,7 +1,7 @@
 //! The `model.toml` that `moec init` writes: keys with what they do and the model's own figures.
 #![expect(clippy::cast_possible_truncation, reason = "an estimate in bytes")]
 
-use super::{Activations, DEFAULT_MAX_CONTEXT, KEYS, Rounding, Size, Weights};
+use super::{Activations, DEFAULT_MAX_CONTEXT, KEYS, Key, Rounding, Size, Weights};
 use moec_base::human;
 use moec_cpu::gains;
 use moec_ir::{Format, WeightClass};
@@ -105,8 +105,10 @@ const BATCHES: &str = "[1, 2, 4]";
 
 /// The text of a `model.toml` for the checkpoint in `source`, a path seen from the file's folder. It builds
 /// as it stands and says nothing but defaults, sizes for several clients, and the formats that hold what the checkpoint stores in
-/// codes. `all`: with every key, not only those that people change.
-pub fn template(source: &Path, facts: &Facts, all: bool) -> String {
+/// codes. `all`: with every key, not only those that people change. `set`: values in place of those, by section and key.
+pub fn template(source: &Path, facts: &Facts, all: bool, set: &[(&str, &str, String)]) -> String {
+    let value_of =
+        |key: &Key| set.iter().find(|(s, k, _)| (*s, *k) == (key.section, key.name)).map(|(.., v)| v);
     let mut out = String::new();
     let defaults = if WeightClass::ALL.into_iter().any(|class| facts.taken(class).is_some()) {
         "Keys below stand at their defaults and may be left out, but for `decode_batch`, and formats of weights that are taken over."
@@ -133,7 +135,8 @@ pub fn template(source: &Path, facts: &Facts, all: bool) -> String {
         facts.experts_per_token,
     );
     let mut section = "";
-    for key in KEYS.iter().filter(|k| all || COMMON.contains(&(k.section, k.name))) {
+    let written = |k: &&Key| all || COMMON.contains(&(k.section, k.name)) || value_of(k).is_some();
+    for key in KEYS.iter().filter(written) {
         if key.section != section {
             section = key.section;
             let _ = write!(out, "\n[{section}]\n");
@@ -148,6 +151,7 @@ pub fn template(source: &Path, facts: &Facts, all: bool) -> String {
             let _ = writeln!(out, "# {line}");
         }
         let value = match (section, key.name) {
+            _ if let Some(value) = value_of(key) => value.clone(),
             ("model", "source") => toml::Value::from(source.to_string_lossy().as_ref()).to_string(),
             ("shapes", "max_context") => facts.max_context.min(DEFAULT_MAX_CONTEXT).to_string(),
             ("shapes", "decode_batch") => BATCHES.to_owned(),

@@ -120,6 +120,13 @@ fn shapes_follow_the_models_own_limit() {
     assert_eq!(parse("").unwrap().shapes_for(131_072).unwrap().max_context, 4096);
     let e = parse("[shapes]\nmax_context = 4097").unwrap().shapes_for(4096).expect_err("too long");
     assert_eq!(e.message, "`dir/model.toml`: `shapes.max_context` is 4097, but the model ends at 4096");
+    // Of a file that exists, the message has line and column.
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.toml");
+    std::fs::write(&path, "[model]\nsource = \".\"\n[shapes]\nmax_context = 4097\n").unwrap();
+    let e = Config::load(&path).unwrap().shapes_for(4096).expect_err("too long");
+    let at = format!("`{}:4:15`: `shapes.max_context` is 4097, but the model ends at 4096", path.display());
+    assert_eq!(e.message, at);
 }
 
 #[test]
@@ -313,7 +320,7 @@ fn whose_fault_it_is() {
 #[test]
 fn the_template_says_the_defaults() {
     for all in [true, false] {
-        let text = template(Path::new("."), &facts(), all);
+        let text = template(Path::new("."), &facts(), all, &[]);
         let read = parse(&text).unwrap();
         let mut plain = parse("[shapes]\ndecode_batch = [1, 2, 4]").unwrap();
         assert_eq!(read.shapes_for(2048).unwrap(), plain.shapes_for(2048).unwrap());
@@ -332,7 +339,7 @@ fn the_template_says_the_defaults() {
 #[test]
 fn the_template_takes_over_what_is_stored_in_codes() {
     let stored = vec![(WeightClass::Experts, Format::Mxfp4), (WeightClass::Embeddings, Format::Q8h)];
-    let text = template(Path::new("."), &Facts { stored, ..facts() }, true);
+    let text = template(Path::new("."), &Facts { stored, ..facts() }, true, &[]);
     let read = parse(&text).unwrap().weights;
     assert_eq!((read.experts, read.attention, read.embeddings), (Format::Mxfp4, Format::Bf16, Format::Q8h));
     let said: Vec<&str> =
@@ -343,7 +350,7 @@ fn the_template_takes_over_what_is_stored_in_codes() {
 #[test]
 fn the_template_bears_any_folder_name() {
     for name in ["a b", "quo\"te", "back\\slash", "líne", "new\nline", "#"] {
-        let text = template(Path::new(name), &Facts { family: "evil\n[x]".into(), ..facts() }, false);
+        let text = template(Path::new(name), &Facts { family: "evil\n[x]".into(), ..facts() }, false, &[]);
         assert_eq!(parse(&text).unwrap().model.source, Path::new("dir").join(name));
     }
 }

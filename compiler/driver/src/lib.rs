@@ -113,6 +113,9 @@ pub fn build(
     let before = mix.into_iter().chain(thresholds.into_iter().flatten());
     compiled.decisions.decisions.splice(..0, before);
     check_size(&compiled, config.weights.size)?;
+    if let Some(note) = idle(&compiled.plan, &device) {
+        progress.stage("Note", &note);
+    }
     moec_base::interrupt::check()?;
     let entry = profile.as_ref().map(|profile| calibrate::entry(&config, profile)).transpose()?;
     let from_source = request.from_source || families::needs_cargo(&device);
@@ -192,7 +195,9 @@ fn check(inputs: &Inputs<'_>, progress: &Progress) -> Result<()> {
     let (checkpoint, spec) = (inputs.checkpoint()?, inputs.spec()?);
     spec.warnings.iter().for_each(|w| progress.warn(w));
     inputs.list.check(&inputs.config.placement)?.iter().for_each(|note| progress.warn(note));
-    inputs.tokenizer()?;
+    for limit in checkpoint.limits(spec)? {
+        progress.stage("Note", &limit);
+    }
     check_templates(checkpoint, progress)?;
     check_sampling(checkpoint)?;
     first_token(checkpoint, spec)?;
@@ -246,6 +251,21 @@ fn mixed(inputs: &mut Inputs<'_>, progress: &Progress) -> Result<Vec<Decision>> 
             Ok(decisions)
         }
     }
+}
+
+/// The accelerators of the device that no step of the plan runs on, in a sentence for the user; `None` where there are none.
+fn idle(plan: &Plan, device: &Device) -> Option<String> {
+    let works = |name: &str| {
+        let steps = plan.entries.iter().flat_map(|entry| &entry.steps);
+        steps.filter_map(|step| plan.units.get(step.unit as usize)).any(|unit| unit.name == name)
+    };
+    let idle = device.units.iter().filter(|unit| unit.kind != UnitKind::Cpu && !works(&unit.name));
+    let idle: Vec<_> = idle.map(|unit| format!("`{}`", unit.name)).collect();
+    let names = (!idle.is_empty()).then(|| idle.join(", "))?;
+    Some(format!(
+        "nothing runs on {names} of `{}`: `moec explain BUNDLE` prints the costs, `[placement]` in `model.toml` decides otherwise",
+        device.name
+    ))
 }
 
 /// Compares the packed weights with the size that the user gives.

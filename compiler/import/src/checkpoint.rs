@@ -106,6 +106,24 @@ impl Checkpoint {
         Ok(read.as_deref())
     }
 
+    /// What a run of the model cannot do, since the checkpoint lacks files for it; a sentence each.
+    ///
+    /// # Errors
+    /// Those files are there and cannot be read.
+    pub fn limits(&self, spec: &ModelSpec) -> Result<Vec<String>> {
+        if self.tokenizer(spec)?.is_none() {
+            let text = "the checkpoint has no tokenizer (`tokenizer.json`): `run` takes token ids (`--ids`) and no text; \
+                        `chat` and `serve` cannot be used";
+            return Ok(vec![text.to_owned()]);
+        }
+        if self.chat_templates()?.is_none() {
+            let text = "the checkpoint has no chat template: `run generate` and `/v1/completions` continue texts; \
+                        `run chat` and `/v1/chat/completions` cannot be used";
+            return Ok(vec![text.to_owned()]);
+        }
+        Ok(Vec::new())
+    }
+
     /// SHA-256 over the names, types and shapes of the tensors and their places in the files.
     pub fn fingerprint(&self) -> String {
         use std::fmt::Write as _;
