@@ -21,6 +21,7 @@ mod device;
 mod documents;
 mod evaluator;
 mod filetests;
+mod fit;
 mod fuse;
 mod gguf;
 mod golden;

@@ -17,6 +17,7 @@ pub mod doctor;
 pub mod eval;
 pub mod explain;
 pub mod facts;
+pub mod fit;
 mod heat;
 pub mod init;
 pub mod inspect;
@@ -89,6 +90,7 @@ struct Global {
 enum Verb {
     Init(init::Args),
     Calibrate(calibrate::Args),
+    Fit(fit::Args),
     Build(build::Args),
     Inspect(inspect::Args),
     Explain(explain::Args),
@@ -158,6 +160,7 @@ impl Verb {
         match self {
             Self::Init(args) => init::run(args, progress),
             Self::Calibrate(args) => calibrate::run(args, progress),
+            Self::Fit(args) => fit::run(args, progress),
             Self::Build(args) => build::run(args, progress),
             Self::Inspect(args) => inspect::run(args),
             Self::Explain(args) => explain::run(args),

@@ -6,7 +6,7 @@ use std::{fs, path::Path};
 /// Bytes of memory that a process may take without taking it from others: of the machine, and of the control groups that
 /// this process is in. `None`: the system does not say.
 #[cfg(target_os = "linux")]
-pub(crate) fn available() -> Option<u64> {
+pub fn available() -> Option<u64> {
     let read = |path: &Path| fs::read_to_string(path).ok();
     let machine = field(&read(Path::new("/proc/meminfo"))?, "MemAvailable:")?.saturating_mul(1024);
     let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
@@ -15,7 +15,7 @@ pub(crate) fn available() -> Option<u64> {
 
 /// This system does not say.
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn available() -> Option<u64> {
+pub fn available() -> Option<u64> {
     None
 }
 

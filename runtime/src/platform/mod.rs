@@ -1,6 +1,6 @@
 //! The machine and its system: CPUs, memory, files of others.
 
-pub(crate) mod available;
+pub mod available;
 pub mod busy;
 pub mod cpu;
 pub mod mapped;

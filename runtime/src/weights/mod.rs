@@ -7,7 +7,7 @@ pub mod store;
 use crate::bundle::program::Program;
 use crate::error::{Error, Limit, Result, mib};
 use crate::platform::memory::{HUGE_PAGE, Region, size};
-use moec_ir::plan::{StateBuf, StateKind};
+use moec_ir::plan::{Plan, StateBuf, StateKind};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -87,7 +87,7 @@ impl Choice {
 }
 
 /// Bytes that a run with weights of its own takes: these in huge pages, and what the plan names, with a full KV cache.
-pub(crate) fn needed(program: &Program, threads: usize) -> u64 {
+pub fn needed(program: &Plan, threads: usize) -> u64 {
     let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
     let page = HUGE_PAGE as u64;
     let used = |i: usize| program.segments.iter().any(|s| s.file as usize == i);

@@ -1,7 +1,7 @@
 //! `moec report`: a bundle as one page for a browser.
 
 mod page;
-mod speed;
+pub(crate) mod speed;
 pub(super) mod summary;
 
 use crate::output;

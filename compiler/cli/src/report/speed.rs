@@ -120,7 +120,7 @@ impl Machine {
     }
 
     /// Of a device, the figures of one of its cores, and the cores of this machine where it is the device.
-    fn new(device: &Device, figures: &Figures, here: Option<usize>, plan: &Plan) -> Self {
+    pub(crate) fn new(device: &Device, figures: &Figures, here: Option<usize>, plan: &Plan) -> Self {
         let mut assumptions = Vec::new();
         let mut note = |what, value: String, source: &str| {
             assumptions.push(Assumption { what, value, source: source.to_owned() });
